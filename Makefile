@@ -1,9 +1,10 @@
 # PG selects PostgreSQL majors, e.g. `make test PG=17` or `make test-regress PG="17 18"`.
-# Each is made available by tools/postgres; nothing that is installed on the machine is changed,
-# except by `make install`.
+# tools/postgres provides each of them. Nothing installed on the machine is changed, except by `make
+# install`.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-unit test-regress test-recovery test-upgrade install bench lint tidy fuzz deb sbom image image-test docker-demo
+.PHONY: help setup demo test test-all test-unit test-regress test-recovery test-upgrade \
+	install bench lint tidy fuzz deb sbom image image-test docker-demo
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,7 +59,8 @@ image: ## the container image pagevault:PG; IMAGE_ARGS go to docker build
 	@set -e; for pg in $(or $(PG),17); do tools/image $$pg $(IMAGE_ARGS); done
 
 image-test: ## tests of that image
-	@PAGEVAULT_IMAGE=$${PAGEVAULT_IMAGE:-pagevault:$(or $(PG),17)} cargo test --locked -p pagevault-tests --test image
+	@PAGEVAULT_IMAGE=$${PAGEVAULT_IMAGE:-pagevault:$(or $(PG),17)} \
+		cargo test --locked -p pagevault-tests --test image
 
 docker-demo: ## PostgreSQL in a container with its master key in a Vault beside it, step by step
 	@tools/docker-demo $(or $(PG),17)

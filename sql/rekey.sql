@@ -1,4 +1,4 @@
--- What rekey jobs look like. They stand in the keystore, not in tables.
+-- The view of rekey jobs, which are in the keystore, not in tables.
 
 CREATE VIEW pagevault.rekey_jobs AS
     SELECT j.job,

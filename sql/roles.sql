@@ -1,8 +1,8 @@
--- What must be so before anything of ours is made. This runs with the schema pagevault in its search path, so
--- until that schema is known to be clean every name and operator says where it is from.
+-- Checks before any object of the extension is created. This runs with the schema pagevault in its
+-- search path, so until that schema is known to be clean, all names and operators are qualified.
 
--- Whoever owns the schema owns what is in it; and what somebody put there might be taken for PostgreSQL's own
--- by the statements that follow.
+-- The owner of the schema would own its contents, and the following statements could confuse
+-- existing objects in it with PostgreSQL's own.
 DO $$
 DECLARE
     schema_owner pg_catalog.oid;
@@ -20,7 +20,8 @@ BEGIN
            AND classid OPERATOR(pg_catalog.<>) 3079::pg_catalog.oid) -- pg_extension
     THEN
         trouble := 'is not empty';
-    -- Who may create something there could do so while this runs; unless the schema was made just now, by this command.
+    -- Users with CREATE could create objects while this runs, unless this command has just created
+    -- the schema.
     ELSIF EXISTS (
         SELECT FROM pg_catalog.pg_namespace n, pg_catalog.aclexplode(n.nspacl) a
          WHERE n.nspname OPERATOR(pg_catalog.=) 'pagevault'::pg_catalog.name
@@ -39,9 +40,10 @@ BEGIN
 END
 $$;
 
--- The role that manages providers and keys and may remove encryption. Roles belong to the cluster, so
--- a second database finds it there; but nobody is to have it for having made it before. From PostgreSQL 16 on who
--- makes a role without being superuser is its administrator: ADMIN, without INHERIT and SET (CreateRole in user.c).
+-- The role that manages providers and keys and may remove encryption. Roles belong to the cluster,
+-- so in a second database the role exists already. But creating it in advance must not give any
+-- rights. From PostgreSQL 16 on, a user who creates a role without being superuser gets ADMIN on
+-- it, without INHERIT and SET (CreateRole in user.c).
 DO $$
 DECLARE
     maker pg_catalog.name;

@@ -1,4 +1,4 @@
--- Views, what everything is for, and all grants.
+-- Views, all comments, and all grants.
 
 CREATE VIEW pagevault.status AS
     SELECT * FROM pagevault.status_rows();
@@ -49,7 +49,7 @@ CREATE VIEW pagevault.stats AS
     SELECT * FROM pagevault.stats_rows();
 COMMENT ON VIEW pagevault.stats IS 'pages that were encrypted and decrypted since the server started, and how long that took';
 
--- What everything is for. docs/reference.md is made of this (and of the descriptions of settings).
+-- Comments. docs/reference.md is generated from these and from the descriptions of settings.
 
 COMMENT ON COLUMN pagevault.status.loaded IS 'the server has loaded pagevault at its start';
 COMMENT ON COLUMN pagevault.status.state IS 'no_master_key, unlocked, locked or not_loaded';
@@ -180,7 +180,8 @@ COMMENT ON FUNCTION pagevault.data_key_rows() IS 'Serves the view data_keys.';
 COMMENT ON FUNCTION pagevault.relation_rows() IS 'Serves the view relations.';
 COMMENT ON FUNCTION pagevault.rekey_job_rows() IS 'Serves the view rekey_jobs.';
 
--- Nothing is anybody's, whatever default privileges said (ALTER DEFAULT PRIVILEGES), but for what follows.
+-- Revoke everything that default privileges granted (ALTER DEFAULT PRIVILEGES), except the grants
+-- below.
 DO $$
 DECLARE
     command text;
@@ -206,19 +207,19 @@ BEGIN
 END
 $$;
 
--- PUBLIC: reading, and nothing of keys or providers.
+-- PUBLIC: reading, without information about keys or providers.
 GRANT USAGE ON SCHEMA pagevault TO PUBLIC;
 GRANT SELECT ON pagevault.status, pagevault.data_keys, pagevault.relations TO PUBLIC;
 GRANT EXECUTE ON FUNCTION
     pagevault.status_rows(), pagevault.data_key_rows(), pagevault.relation_rows(), pagevault.is_encrypted(regclass)
     TO PUBLIC;
 
--- Who monitors: what differs from the policy, what is on disk, what it costs.
+-- Monitoring: drift, state on disk, cost.
 GRANT SELECT ON pagevault.drift, pagevault.stats TO pg_monitor, pagevault_admin;
 GRANT EXECUTE ON FUNCTION pagevault.drift(boolean), pagevault.verify(regclass), pagevault.stats_rows()
     TO pg_monitor, pagevault_admin;
 
--- Who manages keys. Those that change anything ask for the role once more.
+-- Key management. Functions that change something check the role again.
 GRANT SELECT ON pagevault.providers, pagevault.database_keys TO pagevault_admin;
 GRANT EXECUTE ON FUNCTION
     pagevault.provider_rows(), pagevault.database_key_rows(),
@@ -229,7 +230,7 @@ GRANT EXECUTE ON FUNCTION
     pagevault.rotate_database_key(), pagevault.rotate_wal_key(), pagevault.unlock()
     TO pagevault_admin;
 
--- It writes, so it is not PUBLIC's: owners have the statement SECURITY LABEL, or may be granted this.
+-- Not for PUBLIC, because it writes: owners have SECURITY LABEL, or can be granted this.
 GRANT EXECUTE ON FUNCTION pagevault.encrypt(regclass, text) TO pagevault_admin;
 GRANT EXECUTE ON FUNCTION
     pagevault.decrypt(regclass), pagevault.encrypt_catalogs(),
@@ -240,7 +241,8 @@ GRANT EXECUTE ON FUNCTION
     pagevault.shred_former_files(text)
     TO pagevault_admin;
 
--- Jobs are watched by who monitors, and waited for by owners (each asks whose relation it is).
+-- Monitoring can see jobs, and owners can wait for them (each function checks the relation's
+-- owner).
 GRANT SELECT ON pagevault.rekey_jobs TO pg_monitor, pagevault_admin;
 GRANT EXECUTE ON FUNCTION pagevault.rekey_job_rows() TO pg_monitor, pagevault_admin;
 GRANT EXECUTE ON FUNCTION

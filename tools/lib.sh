@@ -1,15 +1,15 @@
 # shellcheck shell=bash
-# shellcheck disable=SC2034  # what looks unused is for the scripts that source this
-# What every script in tools/ shares: where things live, how they talk, how they become root.
+# shellcheck disable=SC2034  # scripts that source this use these variables
+# Common parts of the scripts in tools/: paths, messages, running as root.
 
 set -euo pipefail
 
-# Whoever calls `make test` calls us from within make. Makefiles of others are not a part of ours: PostgreSQL's generates its
-# headers only if it is the first one.
+# `make test` calls these scripts from within make. Other projects' makefiles must not inherit its
+# variables: PostgreSQL's generates its headers only if it is the top-level make.
 unset MAKELEVEL MAKEFLAGS MFLAGS
 
-# Everything that is built or fetched lives outside the checkout, so that a fresh checkout is quick
-# and so that the unprivileged user that runs test servers can reach it.
+# Builds and downloads are outside the checkout, so that a new checkout starts quickly, and so that
+# the unprivileged user of test servers can read them.
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 if [ "$(id -u)" = 0 ]; then
     cache=${PAGEVAULT_CACHE:-/var/cache/pagevault}
@@ -19,24 +19,24 @@ fi
 mkdir -p "$cache"
 chmod a+rx "$cache"
 
-# cargo-pgrx keeps its list of servers here, not in the developer's own ~/.pgrx.
+# cargo-pgrx's list of servers is here, not in the developer's ~/.pgrx.
 export PGRX_HOME=${PGRX_HOME:-$cache/pgrx}
 export PATH=$cache/bin:${CARGO_HOME:-$HOME/.cargo}/bin:$PATH
 
-# PostgreSQL refuses to run as root; this user runs the servers then.
+# PostgreSQL refuses to run as root; then this user runs the servers.
 server_user=pagevault
 
 # Majors that pagevault supports, oldest first.
 all_versions="15 16 17 18"
 
-# All but the extension, for cargo. What is built and tested is built and tested as a whole: cargo chooses the features of a
-# dependency for those packages that it is given, and builds it anew for others.
+# All crates except the extension, for cargo. They are always built and tested together: cargo
+# selects features of dependencies for the given packages, and rebuilds the dependencies for others.
 whole=(--workspace --exclude pagevault)
 
 say() { printf '%s\n' "pagevault: $*" >&2; }
 die() { say "$*"; exit 1; }
 
-# as_root CMD...: runs CMD as root, through sudo when we are not.
+# as_root CMD...: runs CMD as root, with sudo if necessary.
 as_root() {
     if [ "$(id -u)" = 0 ]; then
         "$@"
@@ -47,12 +47,13 @@ as_root() {
     fi
 }
 
-# installed PACKAGE: is this Debian package there?
+# installed PACKAGE: is this Debian package installed?
 installed() {
     [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]
 }
 
-# apt_install REASON PACKAGE...: installs what is missing and says why. Without apt it only says it.
+# apt_install REASON PACKAGE...: installs missing packages and prints the reason. Without apt it
+# only prints them.
 apt_install() {
     local reason=$1 missing=() package
     shift
@@ -69,12 +70,12 @@ apt_install() {
     if [ -z "$(find /var/lib/apt/lists -maxdepth 1 -name '*_Packages*' -mtime -1 2>/dev/null)" ]; then
         progress "apt-get update" "$cache/log/apt-update.log" apt_update
     fi
-    # Somebody else's apt may be at work, unattended upgrades for one: it is waited for.
+    # Wait for another apt process, such as unattended upgrades.
     progress "apt-get install" "$cache/log/apt.log" as_root env DEBIAN_FRONTEND=noninteractive \
         apt-get -qq -y -o DPkg::Lock::Timeout=600 --no-install-recommends install "${missing[@]}"
 }
 
-# apt_update: apt-get waits for dpkg's lock if it is told to, for the one of its lists it does not.
+# apt_update: apt-get can wait for dpkg's lock, but not for that of its lists.
 apt_update() {
     local said waited=0
     until said=$(as_root env LC_ALL=C apt-get -qq update 2>&1); do
@@ -86,8 +87,8 @@ apt_update() {
     done
 }
 
-# progress TEXT LOG CMD...: runs CMD with its output in LOG; a line every 15 s says it is alive,
-# and when it fails the end of LOG is shown.
+# progress TEXT LOG CMD...: runs CMD with its output in LOG. Prints a line every 15 s, and the end
+# of LOG if CMD fails.
 progress() {
     local text=$1 log=$2 start=$SECONDS pid
     shift 2
@@ -107,7 +108,8 @@ progress() {
     say "$text: done in $((SECONDS - start)) s"
 }
 
-# as_server CMD...: runs CMD as the user that owns test servers: us, or server_user when we are root.
+# as_server CMD...: runs CMD as the user of test servers: the current one, or server_user if that is
+# root.
 as_server() {
     if [ "$(id -u)" = 0 ]; then
         (cd / && setpriv --reuid "$server_user" --regid "$server_user" --clear-groups -- \
@@ -117,7 +119,7 @@ as_server() {
     fi
 }
 
-# server_dir DIR: makes an empty directory that only the server user can enter.
+# server_dir DIR: creates an empty directory that only the server user can access.
 server_dir() {
     rm -rf "$1"
     mkdir -p "$1"
@@ -125,7 +127,7 @@ server_dir() {
     if [ "$(id -u)" = 0 ]; then chown "$server_user:" "$1"; fi
 }
 
-# mirror: the archive this machine's own apt uses for its Debian release.
+# mirror: the archive that this machine's apt uses for its Debian release.
 mirror() {
     local release
     release=$(. /etc/os-release && echo "${VERSION_CODENAME:-}")
@@ -134,8 +136,8 @@ mirror() {
         awk -v release="$release" '$1 == release && $2 == "main" { print $3; exit }'
 }
 
-# other_suites KIND SUITES...: makes `apt_options` those with which apt-get knows these suites of Debian, their sources
-# (deb-src) or their packages (deb), and nothing else.
+# other_suites KIND SUITES...: sets `apt_options` so that apt-get uses only these suites of Debian:
+# their sources (deb-src) or packages (deb).
 other_suites() {
     local kind=$1 archive keyring=/usr/share/keyrings/debian-archive-keyring.gpg signed="" suite
     shift
@@ -155,8 +157,8 @@ other_suites() {
     apt-get "${apt_options[@]}" update
 }
 
-# debian_source PACKAGE DIR SUITES...: unpacks the newest source of a package in these suites into DIR,
-# as its authors published it.
+# debian_source PACKAGE DIR SUITES...: unpacks the newest source of a package in these suites into
+# DIR, as published by its authors.
 debian_source() {
     local package=$1 into=$2 apt_options
     shift 2
@@ -169,7 +171,8 @@ debian_source() {
     rm -rf "$into.fetch"
 }
 
-# debian_package PACKAGE DIR SUITES...: unpacks the newest build of a package in these suites into DIR.
+# debian_package PACKAGE DIR SUITES...: unpacks the newest build of a package in these suites into
+# DIR.
 debian_package() {
     local package=$1 into=$2 apt_options
     shift 2

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# shellcheck disable=SC2034  # what looks unused is for the scripts that source this
-# What demonstrations say and how: steps, remarks, checks that stop them.
+# shellcheck disable=SC2034  # scripts that source this use these variables
+# Output of demonstrations: headings, remarks, and checks that stop them.
 
 bold="" cyan="" red="" plain=""
 if [ -t 1 ] && [ -z "${NO_COLOR:-}" ]; then
@@ -18,11 +18,11 @@ fail() {
     failure=$*
     exit 1
 }
-# check WHAT EXPECTED ACTUAL: says ok, or stops the demo.
+# check WHAT EXPECTED ACTUAL: prints ok, or stops the demo.
 check() {
     [ "$2" = "$3" ] || fail "$1: expected \"$2\", got \"$3\""
     ok "$1"
 }
-# shown COMMAND...: a shell command as its reader would type it.
+# shown COMMAND...: prints a shell command like a prompt.
 shown() { printf '    %s$ %s%s\n' "$cyan" "$*" "$plain"; }
 indent() { sed 's/^/    /'; }

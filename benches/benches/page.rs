@@ -1,13 +1,13 @@
-//! What sealing, opening and checksumming one 8 KiB page costs, next to memcpy and to OpenSSL's
-//! XTS.
+//! The cost of sealing, opening and checksumming one 8 KiB page, compared with memcpy and with
+//! OpenSSL's XTS.
 //!
 //! `cargo bench -p pagevault-benches --bench page`
 //!
-//! Pages and keys stay in the first-level cache. The subjects take turns within each round, so that
-//! a change of clock frequency or a noisy neighbour hits all alike. Each figure is given twice: the
-//! minimum over the rounds, which is what the code can do and repeats well even on a shared
-//! machine, and the median, which is what it did. `taskset -c 1` before the command keeps the
-//! benchmark on one core.
+//! Pages and keys stay in the first-level cache. The subjects take turns within each round, so a
+//! change of clock frequency or other load on the machine affects all of them equally. Each figure
+//! is given twice: the minimum over the rounds, which shows what the code can do and repeats well
+//! even on a shared machine, and the median. `taskset -c 1` before the command keeps the benchmark
+//! on one core.
 #![allow(clippy::print_stdout, reason = "a benchmark prints its table")]
 
 use std::hint::black_box;
@@ -23,14 +23,14 @@ use pagevault_cipher::{
     Backend, CipherId, DataKey, DataKeyVersion, Fork, PAGE_SIZE, Page, PageKey, page,
 };
 
-/// Rounds, and passes over the page within a round: a round of one subject takes about a tenth of
-/// a millisecond, short against the scheduler's time slice.
+/// Number of rounds, and of passes over the page within a round. A round of one subject takes about
+/// a tenth of a millisecond, which is short compared with the scheduler's time slice.
 const ROUNDS: usize = 4000;
 const PASSES: u32 = 50;
 
 const VERSION: DataKeyVersion = DataKeyVersion::FIRST;
 
-/// One line of the table: a name and what is done to the page.
+/// One line of the table: a name and an operation on the page.
 struct Subject {
     name: String,
     pass: Box<dyn FnMut(&mut Page)>,
@@ -103,7 +103,7 @@ fn memcpy() -> Subject {
     })
 }
 
-/// AES without any mode, a yardstick for the modes: the `aes` crate on all blocks of a page.
+/// AES without a mode, as a reference for the modes: the `aes` crate on all blocks of a page.
 fn aes_alone() -> Subject {
     let cipher = Aes256Enc::new(&Array([1; 32]));
     Subject::new("aes-256, blocks alone (aes crate)", move |page| {
@@ -132,7 +132,7 @@ fn page_subjects(
             page::seal(page, &seal_key, VERSION, 1, Fork::Main, checksums);
         }),
         Subject::new(name("open"), move |page| {
-            // The mark is set anew on each pass: opening takes it away.
+            // The mark is set again in each pass, because opening clears it.
             page[11] = 1;
             let _ = black_box(page::open(page, &open_key, 1, Fork::Main, checksums));
         }),
@@ -151,7 +151,7 @@ fn openssl_subjects(cipher: CipherId) -> Result<[Subject; 2], Box<dyn std::error
     open.decrypt_init(Some(algorithm), Some(data_key.expose()), None)?;
     openssl_matches(algorithm, &data_key)?;
 
-    // The context is kept and only the tweak is set, the cheapest way to use EVP.
+    // The context is reused and only the tweak is set, which is the cheapest way to use EVP.
     let tweak = [7; 16];
     let mut out = Box::new([0; PAGE_SIZE]);
     let seal_pass = move |page: &mut Page| {
@@ -175,7 +175,7 @@ fn openssl_subjects(cipher: CipherId) -> Result<[Subject; 2], Box<dyn std::error
     ])
 }
 
-/// A comparison is only worth something if both sides do the same.
+/// Verifies that both sides compute the same; otherwise the comparison would be meaningless.
 fn openssl_matches(algorithm: &CipherRef, data_key: &DataKey) -> Result<(), ErrorStack> {
     let key = PageKey::new(data_key);
     let plain: Page = [0x5a; PAGE_SIZE];

@@ -1,8 +1,8 @@
-//! Instructions that one page takes through the cipher, counted by callgrind: the same on any
-//! machine of an architecture, however noisy.
+//! Instructions that the cipher executes for one page, counted by callgrind. The count is the same
+//! on all machines of an architecture, whatever their load.
 //!
-//! Valgrind knows no AVX-512, so what is counted on x86-64 is at most the code for AES-NI or VAES
-//! on 256 bits; the name of the code that ran is part of the result's.
+//! Valgrind does not emulate AVX-512, so on x86-64 it counts at most the code for AES-NI or VAES on
+//! 256 bits. The name of the code path is part of the result's name.
 
 use std::collections::BTreeMap;
 use std::hint::black_box;
@@ -38,7 +38,7 @@ impl PagePath {
                     page::seal(page, &key, DataKeyVersion::FIRST, block, Fork::Main, true);
                 }
                 "open" => {
-                    // The mark is set anew each time: opening takes it away.
+                    // The mark is set again each time, because opening clears it.
                     content[11] = 1;
                     page::open(black_box(&mut content), &key, block, Fork::Main, true)?;
                 }
@@ -50,10 +50,11 @@ impl PagePath {
     }
 }
 
-/// Few and many pages: their difference leaves out what starting the program takes.
+/// A small and a large number of pages. The difference excludes the start of the program.
 const PAGES: [u32; 2] = [64, 1064];
 
-/// For each cipher, both ways, with checksums. The names say architecture and code path.
+/// For each cipher, sealing and opening, with checksums. The names contain architecture and code
+/// path.
 pub(crate) fn instructions() -> Result<BTreeMap<String, f64>> {
     let mut found = BTreeMap::new();
     for cipher in CipherId::ALL {
@@ -78,15 +79,15 @@ fn count_of(operation: &str, cipher: &str, pages: u32) -> Result<(f64, String)> 
         .args(["page-path", operation, cipher, &pages.to_string()])
         .output()
         .context("run valgrind (Debian package valgrind; --without-callgrind does without)")?;
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    ensure!(output.status.success(), "valgrind: {}\n{said}", output.status);
-    parse(&said).with_context(|| format!("understand what valgrind says:\n{said}"))
+    let report = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(output.status.success(), "valgrind: {}\n{report}", output.status);
+    parse(&report).with_context(|| format!("parse the output of valgrind:\n{report}"))
 }
 
-fn parse(said: &str) -> Option<(f64, String)> {
-    let line = said.lines().find(|line| line.contains("Collected :"))?;
+fn parse(report: &str) -> Option<(f64, String)> {
+    let line = report.lines().find(|line| line.contains("Collected :"))?;
     let count = line.rsplit(':').next()?.split_ascii_whitespace().next()?.parse().ok()?;
-    let backend = said.lines().find_map(|line| line.strip_prefix("backend: "))?;
+    let backend = report.lines().find_map(|line| line.strip_prefix("backend: "))?;
     Some((count, backend.to_owned()))
 }
 
@@ -95,10 +96,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_valgrind_says_is_understood() {
-        let said =
+    fn valgrind_output_is_parsed() {
+        let report =
             "==12== Callgrind\nbackend: aes-ni\n==12== Events    : Ir\n==12== Collected : 123456\n";
-        assert_eq!(parse(said), Some((123_456.0, "aes-ni".to_owned())));
+        assert_eq!(parse(report), Some((123_456.0, "aes-ni".to_owned())));
         assert_eq!(parse("==12== Collected : x\nbackend: a"), None);
     }
 }

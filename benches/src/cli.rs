@@ -15,7 +15,7 @@ use crate::suites::Suite;
 use crate::variants::Variant;
 use crate::{callgrind, compare, gate, report};
 
-/// What pagevault's encryption costs, measured beside stock PostgreSQL on this machine.
+/// The cost of pagevault's encryption, measured against stock PostgreSQL on this machine.
 #[derive(Parser)]
 #[command(version)]
 pub(crate) struct Arguments {
@@ -67,7 +67,7 @@ pub(crate) struct RunArguments {
     /// How much
     #[arg(long, value_enum, default_value = "quick")]
     profile: Profile,
-    /// What to compare; the first is the yardstick
+    /// What to compare; the first is the baseline
     #[arg(long, value_enum, value_delimiter = ',')]
     variants: Option<Vec<Variant>>,
     /// Rounds of each cell; 6 or more for an interval of 95 %
@@ -165,7 +165,7 @@ impl Command {
     }
 }
 
-/// A reader that has gone away is no error.
+/// A closed pipe is no error.
 #[allow(clippy::print_stdout, reason = "what the program is for")]
 fn print(text: &str) {
     use std::io::Write;
@@ -239,7 +239,7 @@ impl RunArguments {
         let target = match &self.connect {
             Some(connection) => Target::Existing {
                 connection: connection.clone(),
-                // Only its client programs are wanted; without it, those on the path.
+                // Only its client programs are needed; without it, those in PATH are used.
                 installation: self.server.installation().ok(),
             },
             None => Target::Own {

@@ -5,8 +5,8 @@ use std::fmt::Write;
 use crate::results::{COMPARED, Contender, Results};
 use crate::statistics::Estimate;
 
-/// What moved between two runs, for every contender of every cell that both have. Absolute figures
-/// of different machines say nothing about each other; ratios to the yardstick of the same run do.
+/// Changes between two runs, for each contender of each cell that both contain. Absolute figures of
+/// different machines cannot be compared; ratios to the baseline of the same run can.
 pub(crate) fn table(before: &Results, after: &Results) -> String {
     let mut text = String::new();
     for (name, results) in [("before", before), ("after", after)] {
@@ -77,7 +77,7 @@ fn row(text: &mut String, cell: &str, before: &Contender, after: &Contender, fig
     );
 }
 
-/// What may be said: only intervals that do not meet tell of a change.
+/// The conclusion: only disjoint intervals show a change.
 fn verdict(old: Estimate, new: Estimate, more_is_better: bool) -> &'static str {
     let higher = new.low > old.high;
     let lower = new.high < old.low;

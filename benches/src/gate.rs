@@ -11,7 +11,7 @@ use crate::results::Results;
 
 const SCHEMA: u32 = 1;
 
-/// Bands by name of the figure, see [`figures`].
+/// Bands, by name of the figure; see [`figures`].
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Baseline {
     schema: u32,
@@ -34,9 +34,9 @@ const COUNTS: [&str; 2] = ["pages_sealed", "pages_opened"];
 
 const INSTRUCTIONS: &str = "instructions ";
 
-/// Everything that can have a band; elapsed time cannot, it depends on who else uses the machine.
-/// `CELL CONTENDER FIGURE`, the ratio of processor time as `cpu_us-ratio`, and `instructions
-/// ARCHITECTURE BACKEND OPERATION CIPHER`.
+/// All figures that can have a band. Elapsed time cannot, because it depends on the load of the
+/// machine. Names are `CELL CONTENDER FIGURE`, with the ratio of processor time as `cpu_us-ratio`,
+/// and `instructions ARCHITECTURE BACKEND OPERATION CIPHER`.
 fn figures(results: &Results) -> BTreeMap<String, f64> {
     let mut found = BTreeMap::new();
     for cell in &results.cells {
@@ -57,7 +57,8 @@ fn figures(results: &Results) -> BTreeMap<String, f64> {
     found
 }
 
-/// How far a figure may go: wide where time plays a part, narrow where only the code does.
+/// The band around a value: wide for figures that depend on time, narrow for those that depend on
+/// code only.
 fn band_around(name: &str, value: f64) -> Band {
     let (below, above, slack) = if name.starts_with(INSTRUCTIONS) {
         (0.97, 1.03, 0.0)
@@ -65,8 +66,8 @@ fn band_around(name: &str, value: f64) -> Band {
         let noise = value.max(1.0) / value;
         (0.40, 2.50 * noise, 0.0)
     } else {
-        // What is written depends a little on how often the background writer and autovacuum come
-        // round.
+        // The number of written pages depends slightly on when the background writer and autovacuum
+        // run.
         (0.70, 1.30, 0.1)
     };
     let round =
@@ -89,7 +90,7 @@ impl Baseline {
         std::fs::write(path, text).with_context(|| format!("write {}", path.display()))
     }
 
-    /// A baseline whose bands lie around these results.
+    /// A baseline with bands around these results.
     pub(crate) fn around(results: &Results) -> Baseline {
         let bands = figures(results)
             .into_iter()
@@ -101,8 +102,8 @@ impl Baseline {
         Baseline { schema: SCHEMA, bands }
     }
 
-    /// A figure that is outside, or was not measured, fails the gate. Instructions of another code
-    /// path than the machine's are left out, by name.
+    /// A figure that is outside its band or was not measured fails the gate. Instruction counts of
+    /// code paths that this machine does not use are skipped, and named.
     pub(crate) fn judge(&self, results: &Results) -> Verdict {
         let found = figures(results);
         let mut passed = true;
@@ -155,7 +156,7 @@ mod tests {
     use crate::results::tests::example;
 
     #[test]
-    fn what_made_the_baseline_passes() {
+    fn results_of_the_baseline_pass() {
         let verdict = Baseline::around(&example()).judge(&example());
         assert!(verdict.passed, "{}", verdict.text);
     }

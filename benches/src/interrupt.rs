@@ -1,4 +1,4 @@
-//! Ctrl-C ends the servers too, and removes what they hold on disk.
+//! On Ctrl-C, stops the servers and removes their files.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -9,7 +9,7 @@ use pagevault_tests::process;
 /// Directories of running clusters, each with its `data` inside.
 static CLUSTERS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
-/// From now on an interrupt kills the servers that were announced, and ends the program.
+/// From now on an interrupt kills the servers of the registered directories and ends the program.
 pub(crate) fn install() -> Result<()> {
     ctrlc::set_handler(|| {
         for directory in CLUSTERS.lock().unwrap_or_else(PoisonError::into_inner).iter() {
@@ -22,7 +22,7 @@ pub(crate) fn install() -> Result<()> {
     Ok(())
 }
 
-/// Announces the directory of a cluster.
+/// Registers the directory of a cluster.
 pub(crate) fn watch(directory: &Path) {
     CLUSTERS.lock().unwrap_or_else(PoisonError::into_inner).push(directory.to_owned());
 }

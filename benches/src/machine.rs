@@ -1,4 +1,4 @@
-//! What the machine is and how much of it there is to use.
+//! The machine, and its available memory and disk space.
 
 use std::path::Path;
 
@@ -9,18 +9,18 @@ use serde::{Deserialize, Serialize};
 pub(crate) struct Machine {
     pub(crate) cpu: String,
     pub(crate) cores: usize,
-    /// How the cipher runs here (`pagevault_cipher::Backend`).
+    /// Code path of the cipher on this machine (`pagevault_cipher::Backend`).
     pub(crate) cipher: String,
     pub(crate) memory_mb: u64,
-    /// Memory that was free for use when the run began.
+    /// Free memory when the run began.
     pub(crate) available_mb: u64,
-    /// Room for data directories when the run began.
+    /// Free disk space for data directories when the run began.
     pub(crate) disk_mb: u64,
     pub(crate) kernel: String,
 }
 
 impl Machine {
-    /// This machine, with data directories to be made below `directory`.
+    /// Describes this machine; data directories will be below `directory`.
     pub(crate) fn here(directory: &Path) -> Machine {
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
         let memory = read("/proc/meminfo");

@@ -1,15 +1,15 @@
-//! What encryption costs, measured beside stock PostgreSQL on the machine at hand.
+//! The cost of encryption, measured against stock PostgreSQL on this machine.
 //!
 //! ```text
-//!   cli            what was asked for
-//!   plan           how much of it: profiles, sweeps, and what the machine can hold
-//!     suites/      cells: what is loaded, and what one round of work is
-//!   runner         all cells, round by round, the servers in turn
-//!     servers      one server for each variant
-//!     meter        what a round cost: processor time, pages, WAL, counters of pagevault
-//!   results        the JSON file; statistics: ratios with intervals
-//!   report/        terminal, Markdown, HTML
-//!   compare, gate  one result against another, or against bands
+//!    cli      command line
+//!    plan     amount of work: profiles, sweeps, limits of the machine
+//!    suites/  cells: what is loaded, and the work of one round
+//!    runner   all cells, round by round, with the servers in turn
+//!    servers  one server for each variant
+//!    meter    the cost of a round: processor time, pages, WAL, counters of pagevault
+//!    results  the JSON file; statistics: ratios with intervals
+//!    report/  terminal, Markdown, HTML
+//!    compare, gate  compares results with one another, or with bands
 //! ```
 
 mod callgrind;

@@ -1,4 +1,4 @@
-//! What a round of work cost the server.
+//! The cost of a round of work to the server.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use crate::processes::{Usage, usage};
 use crate::results::{Counters, Sample};
 use crate::servers::Side;
 
-/// What the work itself says of a round.
+/// Work and time of a round, as reported by the workload.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Outcome {
     pub(crate) work: f64,
@@ -18,7 +18,7 @@ pub(crate) struct Outcome {
     pub(crate) p95_ms: Option<f64>,
 }
 
-/// A measurement under way.
+/// A running measurement.
 pub(crate) struct Meter {
     monitor: Client,
     before: Snapshot,
@@ -40,7 +40,7 @@ impl Meter {
         Ok(Meter { monitor, before })
     }
 
-    /// What the work left in shared buffers is written now and counts too, but not as elapsed time.
+    /// Writes the dirty pages in shared buffers now, so that they count, but not as elapsed time.
     pub(crate) fn checkpoint(&mut self) -> Result<()> {
         Ok(self.monitor.batch_execute("CHECKPOINT")?)
     }
@@ -101,7 +101,7 @@ fn snapshot(side: &Side, monitor: &mut Client) -> Result<Snapshot> {
     Ok(Snapshot { usage: None, wal: row.get(0), hit: row.get(1), read: row.get(2), cipher })
 }
 
-/// `pagevault.stats`; `None` where the installed version has no such view.
+/// Rows of `pagevault.stats`; `None` if the installed version has no such view.
 fn counters(monitor: &mut Client) -> Result<Option<BTreeMap<String, Counters>>> {
     let there: bool =
         monitor.query_one("SELECT to_regclass('pagevault.stats') IS NOT NULL", &[])?.get(0);

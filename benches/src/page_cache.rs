@@ -1,5 +1,4 @@
-//! The kernel's cache of file contents: filling it with a cluster's relations, and emptying it of
-//! them.
+//! The kernel's page cache: loading a cluster's relations into it, and dropping them from it.
 
 use std::fs::File;
 use std::io::Read;
@@ -31,8 +30,8 @@ pub(crate) fn fill(data_directory: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Asks the kernel to forget all relations. It does so for pages that are on disk already, so a
-/// checkpoint belongs before; whether it obeyed shows in the bytes that are read from disk
+/// Asks the kernel to drop all relations from its cache. It drops only pages that are already on
+/// disk, so checkpoint first. Whether it did so shows in the number of bytes read from disk
 /// afterwards.
 pub(crate) fn empty(data_directory: &Path) -> Result<()> {
     for path in relation_files(data_directory) {

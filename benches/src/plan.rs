@@ -1,21 +1,20 @@
-//! How much is measured: what a profile means, what was asked for instead, and what the machine can
-//! hold.
+//! The amount of work: defaults of the profile, options of the command line, limits of the machine.
 
 use crate::machine::Machine;
 
 /// Bytes of a pgbench database per unit of scale: heap and primary key of 100,000 accounts, MB.
 const MB_PER_SCALE: u64 = 15;
 
-/// Where the pages are that a workload asks for.
+/// Where the pages of a workload are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Stratum {
     /// All in shared buffers.
     Shared,
     /// Few in shared buffers, all in the kernel's page cache.
     Cache,
-    /// Few in shared buffers; the page cache is emptied of them before each round.
+    /// Few in shared buffers; they are dropped from the page cache before each round.
     Disk,
-    /// Wherever an existing cluster has them.
+    /// Unknown: wherever an existing cluster has them.
     #[value(skip)]
     AsIs,
 }
@@ -30,7 +29,7 @@ impl Stratum {
         }
     }
 
-    /// `shared_buffers` in MB that makes this stratum of so much data.
+    /// `shared_buffers` in MB that produces this stratum for this much data.
     pub(crate) fn shared_buffers(self, data_mb: u64) -> u64 {
         match self {
             Stratum::Shared => data_mb * 13 / 10 + 64,
@@ -39,7 +38,7 @@ impl Stratum {
     }
 }
 
-/// How long a run of pgbench is.
+/// Length of a run of pgbench.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Length {
     Seconds(u32),
@@ -53,11 +52,11 @@ pub(crate) enum Profile {
     Quick,
     /// An hour or two: sweeps of clients and scale.
     Standard,
-    /// For a machine of its own and a night.
+    /// A night, on a dedicated machine.
     Full,
 }
 
-/// All numbers of a run.
+/// All parameters of a run.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
     pub(crate) rounds: usize,
@@ -72,24 +71,25 @@ pub(crate) struct Plan {
     /// Rows of the table of `statements`, and single INSERTs.
     pub(crate) rows: u64,
     pub(crate) inserts: u32,
-    /// All statements, cold as well, instead of some.
+    /// All statements, also cold, instead of a selection.
     pub(crate) all_statements: bool,
     /// Numbers of encrypted relations in `startup` and `ddl`.
     pub(crate) keys: Vec<u32>,
     /// Size of the table of `rekey`.
     pub(crate) rekey_mb: u64,
-    /// Transactions to be recovered.
+    /// Number of transactions to recover.
     pub(crate) recovery: u32,
     /// Rows of each of sysbench's four tables.
     pub(crate) sysbench_rows: u64,
     /// pgbench's `-M`.
     pub(crate) protocol: String,
-    /// Servers that hold the same data at once.
+    /// Number of servers that hold the same data at the same time.
     pub(crate) sides: u64,
-    /// The cluster is not ours: nothing of it can be set, so sweeps of settings are left out.
+    /// The cluster was not created by this program. Its settings cannot be changed, so sweeps of
+    /// settings are left out.
     pub(crate) existing: bool,
     pub(crate) machine: Machine,
-    /// What was made smaller, for the report.
+    /// Reductions, for the report.
     pub(crate) notes: Vec<String>,
 }
 
@@ -155,7 +155,7 @@ impl Plan {
         }
     }
 
-    /// Seconds that one round of pgbench is expected to take, for the time left.
+    /// Expected duration of one round of pgbench in seconds, to estimate the remaining time.
     pub(crate) fn round_seconds(&self) -> f64 {
         match self.length {
             Length::Seconds(seconds) => f64::from(seconds),
@@ -163,7 +163,7 @@ impl Plan {
         }
     }
 
-    /// A scale that all servers together can hold, where `wanted` is too large; the plan notes it.
+    /// Reduces a scale to one that all servers together can hold, and notes it in the plan.
     pub(crate) fn capped_scale(&mut self, wanted: u32, stratum: Stratum) -> u32 {
         let most = most_scale(&self.machine, self.sides, stratum);
         if u64::from(wanted) <= most {
@@ -188,8 +188,8 @@ pub(crate) fn scale_mb(scale: u32) -> u64 {
     u64::from(scale) * MB_PER_SCALE
 }
 
-/// The largest scale of which this many servers can hold a copy: on disk with WAL beside it, and
-/// where the stratum needs that, in memory (shared buffers, and the page cache below them).
+/// The largest scale that this many servers can hold: on disk including WAL, and, if the stratum
+/// needs it, in memory (shared buffers and the page cache).
 fn most_scale(machine: &Machine, sides: u64, stratum: Stratum) -> u64 {
     const WAL_MB: u64 = 1024;
     let room = (machine.disk_mb * 8 / 10).saturating_sub(sides * WAL_MB);
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_is_not_capped() {
+    fn a_scale_that_fits_is_not_capped() {
         let mut plan = Plan::new(Profile::Quick, 4, &machine(24_000, 100_000));
         assert_eq!(plan.capped_scale(100, Stratum::Shared), 100);
         assert!(plan.notes.is_empty());

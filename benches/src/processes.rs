@@ -1,14 +1,14 @@
-//! Processor time and disk traffic of a server, from `/proc`: the postmaster, its live children,
-//! and those that have ended (which the kernel adds to their parent).
+//! Processor time and disk traffic of a server, from `/proc`: the postmaster, its running children,
+//! and ended children, which the kernel adds to their parent.
 
 use rustix::process::Pid;
 
-/// What all processes of a server have used since it was started.
+/// Resources used by all processes of a server since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Usage {
     /// User and system time, seconds.
     pub(crate) cpu_seconds: f64,
-    /// Bytes fetched from and sent to block devices; `None` without the right to look.
+    /// Bytes read from and written to block devices; `None` without permission to read them.
     pub(crate) io: Option<[f64; 2]>,
 }
 
@@ -21,7 +21,7 @@ struct Stat {
     ticks: [u64; 4],
 }
 
-/// Understands a line of `/proc/PID/stat` (proc_pid_stat(5)); the name may hold blanks and
+/// Parses a line of `/proc/PID/stat` (proc_pid_stat(5)); the name may contain blanks and
 /// parentheses.
 fn parse_stat(line: &str) -> Option<Stat> {
     let (head, tail) = line.rsplit_once(')')?;
@@ -39,7 +39,7 @@ fn stat(pid: i32) -> Option<Stat> {
     parse_stat(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 
-/// The postmaster of a backend on this machine.
+/// The postmaster of a local backend.
 pub(crate) fn postmaster_of(backend: i32) -> Option<Pid> {
     let backend = stat(backend)?;
     let postgres = |name: &str| name == "postgres" || name == "postmaster";
@@ -71,11 +71,12 @@ fn io(pid: i32) -> Option<[f64; 2]> {
     Some([field("read_bytes:")?, field("write_bytes:")?])
 }
 
-/// What the server has used so far.
+/// Resources used by the server so far.
 pub(crate) fn usage(postmaster: Pid) -> Option<Usage> {
     let postmaster = postmaster.as_raw_nonzero().get();
     let ticks_per_second = rustix::param::clock_ticks_per_second() as f64;
-    // A process that ends while it is counted would be missed, or counted again with its parent.
+    // A process that ends during the count would be missed, or counted twice (again with its
+    // parent).
     for _ in 0..50 {
         let members = family(postmaster);
         let mut ticks = 0;
@@ -83,7 +84,7 @@ pub(crate) fn usage(postmaster: Pid) -> Option<Usage> {
         for &pid in &members {
             let Some(stat) = stat(pid) else { continue };
             ticks += stat.ticks.iter().sum::<u64>();
-            // Of a process that has ended but was not waited for, nobody may read it.
+            // The I/O counters of a zombie process are not readable.
             traffic = traffic.zip(io(pid)).map(|(sum, one)| [sum[0] + one[0], sum[1] + one[1]]);
         }
         if members == family(postmaster) {
@@ -100,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_with_blanks_and_parentheses_is_understood() {
+    fn a_name_with_blanks_and_parentheses_is_parsed() {
         let line =
             "77 (postgres: a) b) S 12 77 77 0 -1 4194560 1 2 3 4 50 60 700 800 20 0 1 0 9 10";
         let stat = parse_stat(line).expect("a line of stat");

@@ -1,4 +1,4 @@
-//! What a run found, as it stands in the JSON file (docs/benchmarks.md describes the fields).
+//! The results of a run, as in the JSON file (docs/benchmarks.md describes the fields).
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::machine::Machine;
 use crate::statistics::{Estimate, median, paired_ratio};
 
-/// Changes whenever a reader of the file must know.
+/// Incremented for each incompatible change of the file.
 pub(crate) const SCHEMA: u32 = 1;
 
 /// One run.
@@ -21,15 +21,15 @@ pub(crate) struct Results {
     pub(crate) program: String,
     /// Time of the server at the start, UTC.
     pub(crate) taken: String,
-    /// What the server says of its version.
+    /// The server's version string.
     pub(crate) postgres: String,
     /// Major version.
     pub(crate) major: u32,
     pub(crate) machine: Machine,
     pub(crate) profile: String,
-    /// What a reader must know: caps, failures, what this machine cannot do.
+    /// Notes for readers: reductions, failures, limits of this machine.
     pub(crate) notes: Vec<String>,
-    /// Instructions for one page, from callgrind, by operation.
+    /// Instructions per page, from callgrind, by operation.
     #[serde(default)]
     pub(crate) instructions: BTreeMap<String, f64>,
     pub(crate) cells: Vec<Cell>,
@@ -41,22 +41,22 @@ pub(crate) struct Cell {
     /// Unique; suite and parameters, with slashes between them.
     pub(crate) id: String,
     pub(crate) suite: String,
-    /// What is counted as work: `transaction`, `MB`, ...
+    /// Unit of work: `transaction`, `MB` and so on.
     pub(crate) unit: String,
     pub(crate) parameters: BTreeMap<String, String>,
-    /// The first is the yardstick of the others.
+    /// The first is the baseline for the others.
     pub(crate) contenders: Vec<Contender>,
     #[serde(default)]
     pub(crate) notes: Vec<String>,
 }
 
-/// What one contender did in a cell.
+/// The measurements of one contender in a cell.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Contender {
     pub(crate) name: String,
     /// Medians over the rounds, by name of the figure.
     pub(crate) figures: BTreeMap<String, f64>,
-    /// To the yardstick: `rate` (more is better) and `cpu_us` (less is better).
+    /// Ratios to the baseline: `rate` (more is better) and `cpu_us` (less is better).
     pub(crate) ratios: BTreeMap<String, Estimate>,
     /// One per round.
     pub(crate) rounds: Vec<Sample>,
@@ -66,26 +66,26 @@ pub(crate) struct Contender {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Sample {
-    /// How much was done, in the cell's unit.
+    /// Amount of work, in the cell's unit.
     pub(crate) work: f64,
     /// Elapsed time.
     pub(crate) seconds: f64,
     pub(crate) latency_ms: Option<f64>,
     pub(crate) p95_ms: Option<f64>,
-    /// Processor time of all server processes, the checkpoint that follows included.
+    /// Processor time of all server processes, including the checkpoint afterwards.
     pub(crate) cpu_seconds: Option<f64>,
-    /// Pages found in shared buffers, and not found there.
+    /// Pages found in shared buffers, and pages not found there.
     pub(crate) blocks_hit: Option<f64>,
     pub(crate) blocks_read: Option<f64>,
     pub(crate) wal_bytes: Option<f64>,
-    /// Traffic with the disks.
+    /// Disk traffic.
     pub(crate) read_bytes: Option<f64>,
     pub(crate) written_bytes: Option<f64>,
-    /// Counters of the extension by kind; `None` where they cannot be had.
+    /// The extension's counters by kind; `None` if unavailable.
     pub(crate) cipher: Option<BTreeMap<String, Counters>>,
 }
 
-/// What went through the cipher: a row of `pagevault.stats`.
+/// Pages and bytes encrypted and decrypted: a row of `pagevault.stats`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Counters {
     pub(crate) sealed: f64,
@@ -96,7 +96,7 @@ pub(crate) struct Counters {
     pub(crate) open_ms: f64,
 }
 
-/// A figure by name, and how a sample gives it. "Per unit" is per unit of work.
+/// Name of a figure, and how it is computed from a sample. "Per unit" is per unit of work.
 pub(crate) type Figure = (&'static str, fn(&Sample) -> Option<f64>);
 
 /// All figures of a contender.
@@ -124,7 +124,7 @@ pub(crate) const FIGURES: [Figure; 14] = [
     ("written_bytes", |sample| sample.per_unit(sample.written_bytes?)),
 ];
 
-/// The figures that ratios are made of.
+/// The figures that ratios are computed for.
 pub(crate) const COMPARED: [&str; 2] = ["rate", "cpu_us"];
 
 impl Sample {
@@ -142,8 +142,8 @@ impl Sample {
 }
 
 impl Contender {
-    /// Medians, and ratios to the rounds of the yardstick.
-    pub(crate) fn new(name: &str, rounds: Vec<Sample>, yardstick: &[Sample]) -> Contender {
+    /// Computes medians, and ratios to the rounds of the baseline.
+    pub(crate) fn new(name: &str, rounds: Vec<Sample>, baseline: &[Sample]) -> Contender {
         let figures = FIGURES
             .iter()
             .filter_map(|(name, of)| Some((*name, median(rounds.iter().filter_map(of))?)))
@@ -151,7 +151,7 @@ impl Contender {
             .collect();
         let ratio = |figure: &str| {
             paired_ratio(
-                yardstick
+                baseline
                     .iter()
                     .zip(&rounds)
                     .filter_map(|(base, own)| base.figure(figure).zip(own.figure(figure))),
@@ -256,7 +256,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read_back() {
+    fn results_survive_writing_and_reading() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("results.json");
         example().write(&path).expect("written");

@@ -1,4 +1,4 @@
-//! All cells, one after the other; within a cell round by round, the contenders in turn.
+//! Runs all cells one after the other. Each round of a cell measures all contenders in turn.
 
 use std::path::PathBuf;
 
@@ -13,7 +13,7 @@ use crate::servers::Sides;
 use crate::suites::{CellPlan, Suite};
 use crate::variants::Variant;
 
-/// Where servers come from.
+/// The servers to measure.
 pub(crate) enum Target {
     Own { installation: &'static Installation, variants: Vec<Variant> },
     Existing { connection: String, installation: Option<&'static Installation> },
@@ -25,11 +25,11 @@ pub(crate) struct Request {
     pub(crate) plan: Plan,
     pub(crate) profile: String,
     pub(crate) directory: PathBuf,
-    /// Written after every cell, so that an interrupted run keeps what it has.
+    /// Written after each cell, so that an interrupted run keeps its results.
     pub(crate) json: Option<PathBuf>,
 }
 
-/// Refuses an installation without the extension, in words.
+/// Refuses an installation without the extension, with a readable error.
 pub(crate) fn check_extension(installation: &Installation) -> Result<()> {
     let library = installation.library_directory().join("pagevault.so");
     let helper = installation.program("pagevault-keyring");
@@ -57,10 +57,10 @@ pub(crate) fn run(mut request: Request) -> Result<Results> {
         }
         cells.extend(suite.cells(&mut request.plan));
     }
-    // A cap may have made cells equal.
+    // Reductions may have made cells equal.
     let mut seen = std::collections::BTreeSet::new();
     cells.retain(|cell| seen.insert(cell.id.clone()));
-    // The keys of dropped tables stay in the keystore: cells with many keys come last.
+    // The keys of dropped tables stay in the keystore, so cells with many keys come last.
     cells.sort_by_key(|cell| cell.parameters.get("keys").and_then(|keys| keys.parse::<u32>().ok()));
     ensure!(!cells.is_empty(), "nothing to measure: {}", request.plan.notes.join("; "));
 
@@ -119,7 +119,7 @@ pub(crate) fn run(mut request: Request) -> Result<Results> {
     Ok(results)
 }
 
-/// Work done and to be done, in expected seconds, corrected by what the work done really took.
+/// Finished and total work in expected seconds; the actual time so far corrects the estimate.
 struct Progress {
     bar: ProgressBar,
     done: f64,
@@ -127,7 +127,7 @@ struct Progress {
     started: std::time::Instant,
 }
 
-/// Loading a data set and restarting all servers, before the rounds of a cell.
+/// Seconds to load a data set and restart all servers before the rounds of a cell.
 const PREPARING: f64 = 4.0;
 
 impl Progress {
@@ -137,11 +137,11 @@ impl Progress {
         Progress { bar, done: 0.0, total, started: std::time::Instant::now() }
     }
 
-    fn tell(&mut self, what: &str, seconds: f64) {
+    fn show(&mut self, what: &str, seconds: f64) {
         self.done += seconds;
         let share = self.done / self.total;
         let elapsed = self.started.elapsed().as_secs_f64();
-        // Before anything is known, what the plan expects.
+        // At the beginning there is no measured time yet: use the plan's estimate.
         let left = if share > 0.02 { elapsed / share - elapsed } else { self.total - self.done };
         self.bar.set_position((share * 1000.0) as u64);
         self.bar.set_message(format!("{} left  {what}", minutes(left)));
@@ -167,7 +167,7 @@ fn minutes(seconds: f64) -> String {
 fn measure(mut plan: CellPlan, sides: &mut Sides, progress: &mut Progress) -> Result<Cell> {
     let names = plan.workload.contenders(sides);
     let end = progress.done + expected(&plan, sides);
-    progress.tell(&format!("{}: making ready", plan.id), 0.0);
+    progress.show(&format!("{}: making ready", plan.id), 0.0);
     let result = rounds(&mut plan, &names, sides, progress);
     progress.done = end;
     let samples = result?;
@@ -207,7 +207,7 @@ fn rounds(
                 plan.rounds,
                 names[contender]
             );
-            progress.tell(&what, 0.0);
+            progress.show(&what, 0.0);
             let sample = plan
                 .workload
                 .round(sides, contender, round)
@@ -219,8 +219,8 @@ fn rounds(
     Ok(samples)
 }
 
-/// Who comes after whom changes, so that nobody always profits from what went before: each round
-/// begins with another contender, and every second one goes backwards.
+/// The order of the contenders in a round. It varies, so that none always profits from its
+/// predecessor: each round begins with another contender, and every second one goes backwards.
 fn order(round: usize, contenders: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..contenders).map(|place| (place + round) % contenders).collect();
     if round % 2 == 1 {
@@ -234,7 +234,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_round_has_everybody_once_and_places_change() {
+    fn every_round_has_each_contender_once_in_varying_order() {
         let mut first = std::collections::BTreeSet::new();
         for round in 0..8 {
             let mut order = order(round, 4);

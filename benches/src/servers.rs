@@ -1,5 +1,4 @@
-//! The servers that are compared: our own, one for each variant, or two databases of an existing
-//! cluster.
+//! The servers to compare: one created for each variant, or two databases of an existing cluster.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -21,20 +20,20 @@ use crate::variants::Variant;
 /// Settings of a cell, by name.
 pub(crate) type ServerSettings = BTreeMap<String, String>;
 
-/// One server, or one database of an existing one, on which work is done.
+/// One server, or one database of an existing cluster, to measure.
 pub(crate) struct Side {
     pub(crate) variant: Variant,
     config: postgres::Config,
     installation: Option<&'static Installation>,
     cluster: Option<Cluster>,
-    /// Of an existing cluster on this machine.
+    /// The postmaster of an existing cluster on this machine.
     foreign_postmaster: Option<Pid>,
     applied: ServerSettings,
     dataset: String,
 }
 
 impl Side {
-    /// Makes a cluster for `variant` below `directory` and starts it.
+    /// Creates a cluster for `variant` below `directory` and starts it.
     fn start(variant: Variant, directory: &Path) -> Result<Side> {
         let common = Settings::default()
             .within(directory)
@@ -74,12 +73,12 @@ impl Side {
         })
     }
 
-    /// The cluster, where it is our own.
+    /// The cluster, if this program created it.
     pub(crate) fn cluster(&self) -> Option<&Cluster> {
         self.cluster.as_ref()
     }
 
-    /// The cluster, for work that cannot be done on others'.
+    /// The cluster, or an error if it is not one that this program created.
     pub(crate) fn own_cluster(&self) -> Result<&Cluster> {
         self.cluster.as_ref().context("this needs servers of its own, not an existing cluster")
     }
@@ -95,12 +94,12 @@ impl Side {
         self.config.connect(NoTls).with_context(|| format!("connect to {}", self.variant.name()))
     }
 
-    /// Runs statements in a session of their own.
+    /// Runs statements in a new session.
     pub(crate) fn sql(&self, statements: &str) -> Result<()> {
         run_sql(&mut self.client()?, statements)
     }
 
-    /// First column of the first row, as text.
+    /// The first column of the first row, as text.
     pub(crate) fn text(&self, query: &str) -> Result<String> {
         text(&mut self.client()?, query)
     }
@@ -123,7 +122,7 @@ impl Side {
         command
     }
 
-    /// Where this side is, for programs that do not read the environment.
+    /// How to connect to this side, for programs that do not read the environment.
     pub(crate) fn address(&self) -> Address {
         let host = match self.config.get_hosts().first() {
             Some(Host::Tcp(name)) => name.clone(),
@@ -143,7 +142,8 @@ impl Side {
         }
     }
 
-    /// Restarts the server with these settings, unless it has them. Existing clusters keep theirs.
+    /// Restarts the server with these settings, if it does not have them. Existing clusters keep
+    /// theirs.
     pub(crate) fn configure(&mut self, settings: &ServerSettings) -> Result<()> {
         let Some(cluster) = &self.cluster else { return Ok(()) };
         let running = process::postmaster(&cluster.data_directory()).is_some();
@@ -161,13 +161,13 @@ impl Side {
         Ok(())
     }
 
-    /// Stops and starts the server: its shared buffers are empty then.
+    /// Stops and starts the server, which empties its shared buffers.
     pub(crate) fn restart(&self) -> Result<()> {
         self.own_cluster()?.restart()
     }
 
-    /// Makes sure that the database holds this data set and nothing else. `checked` names a table
-    /// that must be sealed exactly where the variant says so.
+    /// Ensures that the database contains this data set and nothing else. `checked` names a table
+    /// that must be encrypted exactly if the variant says so.
     pub(crate) fn dataset(
         &mut self,
         name: &str,
@@ -178,7 +178,8 @@ impl Side {
             return Ok(());
         }
         self.dataset.clear();
-        // In pieces: each table that is dropped stays locked until its transaction ends.
+        // In several transactions, because each dropped table stays locked until the end of its
+        // transaction.
         self.sql(
             "DO $$ DECLARE relation regclass; n int = 0; BEGIN
                 FOR relation IN SELECT oid FROM pg_class
@@ -205,7 +206,7 @@ impl Side {
         Ok(())
     }
 
-    /// The contents of the database are not what a data set promises any more.
+    /// Marks the database as containing something other than a data set.
     pub(crate) fn forget_dataset(&mut self) {
         self.dataset.clear();
     }
@@ -220,7 +221,7 @@ pub(crate) struct Address {
     pub(crate) password: Option<String>,
 }
 
-/// All that is compared; the first is the yardstick.
+/// All sides; the first is the baseline.
 pub(crate) struct Sides {
     pub(crate) all: Vec<Side>,
     existing: Option<postgres::Config>,
@@ -300,7 +301,7 @@ impl Sides {
         self.existing.is_none()
     }
 
-    /// The server whose relations are sealed, for what only that one can do.
+    /// The server whose relations are encrypted, for work that only it can do.
     pub(crate) fn sealing(&mut self) -> Result<&mut Side> {
         self.all
             .iter_mut()
@@ -308,7 +309,7 @@ impl Sides {
             .context("this needs the variant `relations`")
     }
 
-    /// Ends what was begun; returns what the servers complained of.
+    /// Stops the servers; returns their warnings and errors.
     pub(crate) fn finish(mut self) -> Vec<String> {
         let mut complaints = Vec::new();
         for side in self.all.drain(..) {

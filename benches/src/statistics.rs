@@ -1,16 +1,16 @@
 //! Medians, and ratios of paired rounds with a confidence interval.
 //!
-//! Round by round, all contenders do the same work one after the other, so what disturbs the
-//! machine for longer than a round disturbs all alike, and only the ratio within a round means
-//! anything. The estimate is that of Hodges and Lehmann on the logarithms of these ratios (the
-//! median of all their pairwise means), the interval that of Wilcoxon's signed-rank test, exact for
-//! the number of rounds. Neither assumes a normal distribution, and a single spoiled round moves
-//! neither much. With fewer than 6 rounds there is no 95 % interval: the range of the ratios is
-//! given, and how much confidence it carries.
+//! In each round, all contenders do the same work one after the other. Disturbances that last
+//! longer than a round therefore affect all of them equally, and only the ratio within a round is
+//! meaningful. The estimate is that of Hodges and Lehmann on the logarithms of these ratios (the
+//! median of all their pairwise means). The interval is that of Wilcoxon's signed-rank test, exact
+//! for the number of rounds. Neither assumes a normal distribution, and one outlier changes neither
+//! much. Fewer than 6 rounds give no 95 % interval: the result is then the range of the ratios,
+//! with its actual confidence.
 
 use serde::{Deserialize, Serialize};
 
-/// What is asked of an interval.
+/// Confidence of intervals.
 const CONFIDENCE: f64 = 0.95;
 
 /// A ratio with its interval.
@@ -24,11 +24,11 @@ pub(crate) struct Estimate {
     pub(crate) high: f64,
     /// Probability that the interval covers the ratio, 0 to 1.
     pub(crate) confidence: f64,
-    /// Rounds it is made of.
+    /// Number of rounds.
     pub(crate) rounds: usize,
 }
 
-/// The median; `None` of nothing.
+/// The median; `None` without values.
 pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     let mut values: Vec<f64> = values.into_iter().collect();
     values.sort_by(f64::total_cmp);
@@ -37,7 +37,7 @@ pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     Some((lower + upper) / 2.0)
 }
 
-/// The ratio of the second to the first value of each pair. Pairs that have no ratio are left out.
+/// The ratio of the second to the first value of each pair. Pairs without a ratio are left out.
 pub(crate) fn paired_ratio(pairs: impl IntoIterator<Item = (f64, f64)>) -> Option<Estimate> {
     let logs: Vec<f64> = pairs
         .into_iter()
@@ -61,11 +61,10 @@ pub(crate) fn paired_ratio(pairs: impl IntoIterator<Item = (f64, f64)>) -> Optio
     })
 }
 
-/// How many of the ordered pairwise means to leave out at each end, and the confidence that this
-/// gives.
+/// The number of ordered pairwise means to leave out at each end, and the resulting confidence.
 fn signed_rank_interval(rounds: usize) -> (usize, f64) {
     let most = rounds * (rounds + 1) / 2;
-    // In how many of the 2^n patterns of signs the positive ranks add up to each sum.
+    // The number of the 2^n patterns of signs in which the positive ranks add up to each sum.
     let mut ways = vec![0.0; most + 1];
     ways[0] = 1.0;
     for rank in 1..=rounds {
@@ -74,7 +73,8 @@ fn signed_rank_interval(rounds: usize) -> (usize, f64) {
         }
     }
     let patterns = 2.0_f64.powi(i32::try_from(rounds).unwrap_or(i32::MAX));
-    // Leaving out `cut` at each end misses when the statistic is `cut` or less, at either end.
+    // After leaving out `cut` at each end, the interval misses if the statistic is at most `cut`,
+    // at either end.
     let confidence = |cut: usize| 1.0 - 2.0 * ways[..=cut].iter().sum::<f64>() / patterns;
     let cut = (0..most / 2).take_while(|cut| confidence(*cut) >= CONFIDENCE).last().unwrap_or(0);
     (cut, confidence(cut).max(0.0))
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn one_spoiled_round_moves_little() {
+    fn one_outlier_changes_little() {
         let steady = [(100.0, 98.0); 8];
         let mut spoiled = steady;
         spoiled[3] = (100.0, 40.0);
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn drift_that_hits_all_alike_cancels() {
+    fn drift_that_affects_all_equally_cancels_out() {
         let pairs = [(100.0, 90.0), (50.0, 45.0), (200.0, 180.0)];
         let found = paired_ratio(pairs).expect("a ratio");
         assert!((found.ratio - 0.9).abs() < 1e-9 && found.high - found.low < 1e-9, "{found:?}");
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_ratio_is_left_out() {
+    fn pairs_without_a_ratio_are_left_out() {
         assert_eq!(paired_ratio([(0.0, 1.0), (1.0, 0.0)]), None);
         assert_eq!(paired_ratio([(0.0, 1.0), (2.0, 1.0)]).map(|found| found.rounds), Some(1));
     }

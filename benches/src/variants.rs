@@ -1,10 +1,10 @@
-//! What is compared.
+//! The variants to compare.
 
 use clap::ValueEnum;
 use pagevault_tests::Settings;
 use serde::{Deserialize, Serialize};
 
-/// A way to run the server, or in an existing cluster to make a database.
+/// A way to run the server, or to create a database in an existing cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Variant {
@@ -25,7 +25,7 @@ pub(crate) enum Variant {
 }
 
 impl Variant {
-    /// Those that have a server of their own; the first is the yardstick.
+    /// Variants with their own server; the first is the baseline.
     pub(crate) const OWN: [Variant; 4] =
         [Variant::Stock, Variant::Loaded, Variant::Relations, Variant::Everything];
 
@@ -40,17 +40,17 @@ impl Variant {
         }
     }
 
-    /// Whether tables made by the suites are sealed.
+    /// Whether tables created by the suites are encrypted.
     pub(crate) fn seals(self) -> bool {
         matches!(self, Variant::Relations | Variant::Everything | Variant::Encrypted)
     }
 
-    /// Whether the extension can be asked.
+    /// Whether the library is loaded.
     pub(crate) fn has_library(self) -> bool {
         !matches!(self, Variant::Stock)
     }
 
-    /// Settings for a server of this kind, apart from what all have.
+    /// Settings for a server of this variant, in addition to the common ones.
     pub(crate) fn settings(self, common: Settings) -> Settings {
         match self {
             Variant::Stock => common.without_preload(),

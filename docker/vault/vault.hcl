@@ -1,4 +1,4 @@
-# Vault of the demonstration. Its audit log is switched on by `setup`; OpenBao wants it declared here instead
+# Vault of the demonstration. `setup` turns on its audit log. OpenBao requires it here instead
 # (audit "file" "file" { options { file_path = "/vault/log/audit.log" } }).
 storage "raft" {
   path    = "/vault/data"

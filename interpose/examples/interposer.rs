@@ -1,5 +1,5 @@
-//! The library that tests/interposition.rs has its program load: plans and installs what the
-//! scenario says, and returns the text of the error, or null.
+//! The library that tests/interposition.rs loads into its test program. It plans and installs what
+//! the scenario names, and returns the text of the error, or null.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::mem::transmute;
@@ -53,8 +53,9 @@ extern "C" fn complete(x: c_int) -> c_int {
     forward(&ORIGINALS.complete, x)
 }
 
-/// Reads, and turns the bytes to upper case; only as many as the program asks for at a time: where
-/// its PLT entry is canonical (`Plan::got`), the standard library's reads come here too.
+/// Reads, and converts the bytes that were read to upper case. It converts no more than the program
+/// asks for at a time: where the program's PLT entry is canonical (`Plan::got`), reads of the
+/// standard library arrive here too.
 extern "C" fn read(fd: c_int, buffer: *mut c_void, size: usize) -> isize {
     let Some(code) = ORIGINALS.read.get() else { return -1 };
     // SAFETY: the field holds the `read` of the C library.
@@ -68,7 +69,7 @@ extern "C" fn read(fd: c_int, buffer: *mut c_void, size: usize) -> isize {
     got
 }
 
-/// Writes, and claims one byte more.
+/// Writes, and returns one byte more than it wrote.
 extern "C" fn pwrite(fd: c_int, buffer: *const c_void, size: usize, offset: i64) -> isize {
     let Some(code) = ORIGINALS.pwrite.get() else { return -1 };
     // SAFETY: the field holds the `pwrite` of the C library.
@@ -76,7 +77,7 @@ extern "C" fn pwrite(fd: c_int, buffer: *const c_void, size: usize, offset: i64)
     call(fd, buffer, size, offset) + 1
 }
 
-/// Seeks, and adds 1000 to the position.
+/// Seeks, and returns the position plus 1000.
 extern "C" fn lseek(fd: c_int, offset: i64, whence: c_int) -> i64 {
     let Some(code) = ORIGINALS.lseek.get() else { return -1 };
     // SAFETY: the field holds the `lseek` of the C library.
@@ -88,7 +89,7 @@ const READ: *const () = shelf_read as *const ();
 const WRITE: *const () = shelf_write as *const ();
 const ANCHORS: [&str; 2] = ["shelf_open", "shelf_close"];
 
-/// The whole plan; a scenario adds one thing that must make it fail.
+/// Plans and installs all replacements. A scenario adds one change that must make this fail.
 fn run(scenario: &str) -> Result<(), Error> {
     let executable = Executable::of_this_process()?;
     let mut plan = Plan::new(&executable);

@@ -1,8 +1,8 @@
 //! Reads a 64-bit little-endian ELF image: segments, exported symbols, GOT relocations.
 //!
-//! Pure: it sees an image only through [`Image`], never trusts an offset, a size or a count in it,
-//! and allocates nothing that the image does not back. Names and numbers as in the System V ABI
-//! (generic and processor supplements) and `elf.h`.
+//! Pure: the image is accessed only through [`Image`]. No offset, size or count in it is trusted,
+//! and nothing is allocated that the image does not back. Names and numbers are those of the System
+//! V ABI (generic and processor supplements) and `elf.h`.
 
 use std::ops::Range;
 
@@ -66,7 +66,7 @@ impl Machine {
     }
 }
 
-/// Bytes by the addresses they are linked at (before the load bias is added).
+/// The bytes of an image, by linked address (before the load bias is added).
 pub trait Image {
     /// The bytes from `address` on, or `None` if not all `len` of them lie in the image.
     fn bytes(&self, address: u64, len: u64) -> Option<&[u8]>;
@@ -83,7 +83,7 @@ pub struct Segment {
     pub file_offset: u64,
     /// Bytes in the file; the rest is zero.
     pub file_size: u64,
-    /// Mapped writable (RELRO takes the right away from a part later).
+    /// Mapped writable. RELRO later removes this right from a part.
     pub writable: bool,
     /// Mapped executable.
     pub executable: bool,
@@ -125,7 +125,7 @@ pub struct Symbol {
     pub size: u64,
 }
 
-/// The version of a symbol that an import asks for, and the library that is to provide it.
+/// The symbol version that an import requires, and the library that provides it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Version {
     /// Version name, such as `GLIBC_2.2.5`.
@@ -141,11 +141,11 @@ pub struct Import {
     pub name: Name,
     /// Address of the slot as linked.
     pub slot: u64,
-    /// Version asked for, if the image has version information.
+    /// Required version, if the image has version information.
     pub version: Option<Version>,
 }
 
-/// What this crate needs to know of an executable.
+/// The parts of an executable that this crate uses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Elf {
     /// The `PT_LOAD` segments.
@@ -158,7 +158,7 @@ pub struct Elf {
 }
 
 impl Elf {
-    /// Reads the program headers, then what they lead to in `image`.
+    /// Parses the program headers and the tables that they lead to in `image`.
     ///
     /// `bias` is the difference between run-time and linked addresses. glibc adds it to the
     /// pointers of the dynamic section in memory, musl does not: both are understood.
@@ -277,7 +277,7 @@ fn slice(bytes: &[u8], offset: u64, len: u64) -> Option<&[u8]> {
     bytes.get(start..start.checked_add(usize::try_from(len).ok()?)?)
 }
 
-// Callers hand in slices whose length they have checked.
+// Callers pass slices whose length they have checked.
 fn u16_at(bytes: &[u8], at: usize) -> u16 {
     u16::from_le_bytes([bytes[at], bytes[at + 1]])
 }

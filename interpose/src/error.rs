@@ -1,4 +1,4 @@
-//! Why a plan was refused. Every text fits the server's log: what, where, and the cause.
+//! Errors of planning and swapping. Each text fits the server's log: what, where, and the cause.
 
 use std::io;
 
@@ -6,16 +6,16 @@ use thiserror::Error;
 
 use crate::elf::ElfError;
 
-/// Why something could not be found, planned or swapped.
+/// Something could not be found, planned or swapped.
 ///
-/// Unless it is [`Error::NotRolledBack`], the process is as it was before.
+/// The process is unchanged, except after [`Error::NotRolledBack`].
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The memory map could not be read.
     #[error("cannot read /proc/self/maps: {0}")]
     Maps(#[source] io::Error),
-    /// The headers of the executable in memory are not understood.
+    /// The headers of the executable in memory cannot be parsed.
     #[error("cannot read the ELF headers of {executable}: {cause}")]
     Elf {
         /// Path of the executable.
@@ -44,7 +44,7 @@ pub enum Error {
         /// Path of the executable.
         executable: String,
     },
-    /// No place, or more than one, holds all members of a table.
+    /// Not exactly one place holds all members of a table.
     #[error(
         "cannot find table \"{table}\" in the read-only data of {executable}: \
          {places} places hold all its members within {window} words, expected one; {occurrences}"
@@ -61,7 +61,7 @@ pub enum Error {
         /// Each member and how often it occurs, for the log.
         occurrences: String,
     },
-    /// The one place that holds a table holds one of its members twice.
+    /// A member of a table occurs twice in the place of that table.
     #[error(
         "cannot tell which word of table \"{table}\" in {executable} is \"{symbol}\": \
          it occurs there more than once"
@@ -87,7 +87,7 @@ pub enum Error {
     Unresolved {
         /// Symbol name.
         symbol: String,
-        /// Version and library asked for.
+        /// Required version and library.
         version: String,
         /// Path of the executable.
         executable: String,
@@ -112,7 +112,7 @@ pub enum Error {
         /// Offset asked for.
         offset: usize,
     },
-    /// A word does not hold what it must.
+    /// A word does not hold the expected value.
     #[error("{what} at {address:#x} holds {found:#x}, expected {expected}")]
     Unexpected {
         /// Table member, field or slot.
@@ -124,13 +124,13 @@ pub enum Error {
         /// What it should be.
         expected: String,
     },
-    /// The replacement is null or is what it replaces.
+    /// The replacement is null or equal to the original.
     #[error("the replacement of {what} is null or the function itself")]
     BadReplacement {
         /// Table member, field or slot.
         what: String,
     },
-    /// Two parts of the plan want the same word.
+    /// Two parts of the plan replace the same word.
     #[error("{what} at {address:#x} is in the plan twice")]
     PlannedTwice {
         /// Table member, field or slot.
@@ -161,7 +161,7 @@ pub enum Error {
         #[source]
         cause: io::Error,
     },
-    /// A page that was read-only is writable after the swap, or the other way round.
+    /// The swap did not restore the protection of a page.
     #[error("the memory of {what} at {address:#x} does not have the protection it had before")]
     ProtectionChanged {
         /// Table member, field or slot.

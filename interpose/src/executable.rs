@@ -1,4 +1,4 @@
-//! The running program: where it is loaded, what it exports, what its words hold.
+//! The running program: its load address, its exports, and its memory.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::{self, NonNull};
@@ -12,7 +12,7 @@ use crate::maps::Maps;
 
 const WORD: usize = size_of::<usize>();
 
-/// The address of a function. The caller knows its signature and transmutes.
+/// The address of a function. The caller knows the signature and transmutes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Code(NonNull<()>);
 
@@ -60,7 +60,7 @@ pub struct Executable {
 impl Executable {
     /// Reads the headers of the running program in memory.
     ///
-    /// The file on disk plays no part: it may have been replaced since the program started.
+    /// The file on disk is not read: it may have been replaced since the program started.
     ///
     /// # Errors
     ///
@@ -184,7 +184,7 @@ impl Executable {
         Ok(Some(load(address)))
     }
 
-    /// Hands the read-only data to `search`: the segments that are never writable, and RELRO.
+    /// Passes the read-only data to `search`: the segments that are never writable, and RELRO.
     pub(crate) fn search_read_only<R>(
         &self,
         search: impl FnOnce(&[Region<'_>]) -> R,
@@ -256,7 +256,7 @@ fn main_program() -> (usize, &'static [u8]) {
     result
 }
 
-/// The running program as the parser sees it. Lives only while the headers are read.
+/// The memory of the running program, for the parser. Exists only while the headers are read.
 struct ProcessImage<'a> {
     bias: usize,
     maps: &'a Maps,

@@ -1,9 +1,9 @@
-//! Finds the one place where a set of words stands together.
+//! Finds the one place where a set of words occurs close together.
 //!
-//! A table of functions is private to its source file, but the functions in it are exported. One
-//! address may turn up by chance or by right elsewhere (in `.dynsym` of a program that is not
-//! position independent); all of them within a few words of each other do not, and if they do
-//! more than once, the search must not guess.
+//! A table of functions is private to its source file, but its functions are exported. A single
+//! address may also occur elsewhere, by chance or legitimately (in `.dynsym` of a program that is
+//! not position independent). All of them within a few words of each other occur only in the table.
+//! If they occur more than once, the search fails instead of guessing.
 
 /// Read-only memory as words.
 #[derive(Debug, Clone, Copy)]
@@ -14,14 +14,14 @@ pub struct Region<'a> {
     pub words: &'a [usize],
 }
 
-/// Why a search did not end in exactly one place.
+/// Why a search did not find exactly one place.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NotOnce {
     /// Places that hold every member close enough together.
     pub places: usize,
     /// How often each member occurs in all regions, in the order asked for.
     pub occurrences: Vec<usize>,
-    /// A member that stands in or next to the one place more than once.
+    /// A member that occurs more than once in the one place or next to it.
     pub repeated: Option<usize>,
 }
 
@@ -102,7 +102,7 @@ fn places(hits: &[Hit], members: usize, window: usize) -> Vec<&[Hit]> {
         if hit.index - place[0].index < window {
             places.push(place);
         }
-        // Without its first hit the run lacks that member: the next place is another one.
+        // Without its first hit the run lacks that member, so any further place is a different one.
         inside[hits[first].member] -= 1;
         missing += 1;
         first += 1;
@@ -178,7 +178,7 @@ mod tests {
         assert!(search(&[], &[2], 3).is_err());
     }
 
-    /// The definition, word by word, to compare with.
+    /// The definition, tested word by word, to compare the search with.
     fn by_definition(words: &[usize], members: &[usize], window: usize) -> bool {
         let mut covers = Vec::new();
         for start in 0..words.len() {

@@ -4,12 +4,14 @@
 //!
 //! - the function, once bound (always so in a `BIND_NOW` build);
 //! - an address in the program's own procedure linkage table (PLT), as long as a lazy slot has not
-//!   been used. Such a stub must not be forwarded to: it binds the slot anew and undoes the swap;
+//!   been used. Calls must not be forwarded to such a stub: it binds the slot again and thereby
+//!   undoes the swap;
 //! - the program's own PLT entry as the *canonical* address of the function, in a program that is
 //!   not position independent and takes the function's address. That entry jumps through the
-//!   `JUMP_SLOT`, hence, after the swap, to the replacement: forwarding to it never ends.
+//!   `JUMP_SLOT`, so after the swap it jumps to the replacement, and forwarding to it would never
+//!   end.
 //!
-//! In the last two cases the definition is asked of the dynamic linker.
+//! In the last two cases the dynamic linker is asked for the definition.
 
 use std::ffi::{CStr, CString, c_void};
 use std::ptr;
@@ -54,7 +56,7 @@ pub(crate) fn slots(exe: &Executable, symbol: &str) -> Result<Option<(Vec<Slot>,
     }
 }
 
-/// The definition an unbound slot would be bound to.
+/// The definition that an unbound slot would be bound to.
 fn definition(exe: &Executable, symbol: &str, import: &Import) -> Result<usize, Error> {
     let version = import.version;
     let name = CString::new(symbol).map_err(|_| unresolved(exe, symbol, version))?;
@@ -65,11 +67,12 @@ fn definition(exe: &Executable, symbol: &str, import: &Import) -> Result<usize, 
     let first = Some(look_up(libc::RTLD_DEFAULT, &name, None)).filter(elsewhere);
     let exact = Some(look_up(libc::RTLD_DEFAULT, &name, version_name.as_deref()))
         .filter(elsewhere)
-        // The global scope may answer with a canonical PLT entry: ask the library itself.
+        // The lookup in the global scope may return a canonical PLT entry: look in the library
+        // itself.
         .or_else(|| Some(in_library(library.as_deref()?, &name, version_name.as_deref())))
         .filter(elsewhere);
     match (first, exact) {
-        // A preloaded library without versions comes first, and dlvsym does not see it.
+        // A preloaded library without versions takes precedence, but dlvsym does not find it.
         (Some(first), Some(exact)) if object_of(first) != object_of(exact) => Ok(first),
         (_, Some(exact)) => Ok(exact),
         (Some(first), None) => Ok(first),
@@ -77,7 +80,7 @@ fn definition(exe: &Executable, symbol: &str, import: &Import) -> Result<usize, 
     }
 }
 
-/// Where the library that holds an address is loaded.
+/// The load address of the library that contains an address.
 fn object_of(address: usize) -> usize {
     // SAFETY: Dl_info is a plain structure of pointers and null is a valid value for each; dladdr
     // takes any address.

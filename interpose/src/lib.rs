@@ -1,9 +1,9 @@
-//! Redirects functions of the executable this process runs: all that a plan names, or none.
+//! Redirects functions of the executable of this process: all that a plan names, or none.
 //!
-//! A shared library that a server has loaded can find the functions the server exports, but the
+//! A shared library that a server has loaded can find the functions the server exports. But the
 //! server does not call them by name: it calls through tables of constants and through its global
-//! offset table (GOT). This crate finds those words, checks every one of them, and only then
-//! swaps all of them.
+//! offset table (GOT). This crate finds those words, checks every one of them, and only then swaps
+//! all of them.
 //!
 //! ```no_run
 //! use pagevault_interpose::{Executable, Expected, Plan};
@@ -26,16 +26,16 @@
 //!
 //! The parts, from pure to unsafe:
 //!
-//! | module | what |
+//! | module | subject |
 //! |---|---|
 //! | `elf` | program headers, dynamic symbols and GOT relocations, from bytes |
 //! | `maps` | `/proc/self/maps` |
 //! | `find` | the exactly-once search, over slices of words |
 //! | `executable` | the image of the running program, its functions and its objects |
-//! | `got` | the slots of an imported symbol and where they lead |
-//! | `patch` | the write window and the swap, with rollback |
+//! | `got` | the slots of an imported symbol and their targets |
+//! | `patch` | the swap: making pages writable, exchanging words, rollback |
 //! | `plan` | what is to be swapped, and the result |
-//! | `process_local` | state for the functions that stand in for others |
+//! | `process_local` | state for functions that may be entered again while they run |
 
 #[cfg(not(all(
     target_os = "linux",

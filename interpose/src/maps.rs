@@ -34,13 +34,13 @@ impl Maps {
     ///
     /// # Errors
     ///
-    /// The error of reading it; [`io::ErrorKind::InvalidData`] if a line is not understood.
+    /// The I/O error; [`io::ErrorKind::InvalidData`] if a line cannot be parsed.
     pub fn of_this_process() -> io::Result<Maps> {
         Maps::parse(&std::fs::read("/proc/self/maps")?)
             .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "unexpected line"))
     }
 
-    /// Parses the text of `/proc/self/maps`; `None` if a line is not understood.
+    /// Parses the text of `/proc/self/maps`; `None` if a line cannot be parsed.
     #[must_use]
     pub fn parse(text: &[u8]) -> Option<Maps> {
         let lines = text.split(|&byte| byte == b'\n').filter(|line| !line.is_empty());
@@ -67,7 +67,7 @@ impl Maps {
     }
 }
 
-/// `start-end rwxp offset device inode path`; the path may hold any byte.
+/// `start-end rwxp offset device inode path`; the path may contain any byte.
 fn mapping(line: &[u8]) -> Option<Mapping> {
     let mut fields = line.split(|&byte| byte == b' ');
     let addresses = std::str::from_utf8(fields.next()?).ok()?;

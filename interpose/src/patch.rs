@@ -1,7 +1,8 @@
-//! The swap: opens the pages, exchanges the words, closes the pages; or undoes all of it.
+//! The swap: makes the pages writable, exchanges the words, restores the protection; or undoes all
+//! of it.
 //!
-//! Read-only data and RELRO are private file mappings, so a write makes a copy of the page for
-//! this process and those it forks; the file is not touched.
+//! Read-only data and RELRO are private file mappings. A write therefore copies the page for this
+//! process and its children; the file does not change.
 
 use std::io;
 use std::ops::Range;
@@ -20,7 +21,7 @@ pub(crate) struct Patch {
     what: String,
     address: usize,
     expected: usize,
-    /// A second value that is right too: a lazy GOT slot may be bound at any time.
+    /// A second value that is also correct: a lazy GOT slot may be bound at any time.
     or: Option<usize>,
     new: usize,
 }
@@ -124,7 +125,7 @@ pub(crate) unsafe fn swap(patches: Vec<Patch>) -> Result<Vec<Swapped>, Error> {
 ///
 /// As [`swap`], which calls this with the real system.
 unsafe fn swap_on(system: &impl System, patches: Vec<Patch>) -> Result<Vec<Swapped>, Error> {
-    // A handler that runs in the middle would see half of the plan, or pages without a right.
+    // A handler that ran meanwhile would find half of the plan, or pages without a right.
     let _blocked = SignalsBlocked::new().map_err(Error::Signals)?;
     let maps = Maps::of_this_process().map_err(Error::Maps)?;
     let words: Vec<Swapped> =
@@ -204,7 +205,7 @@ pub(crate) fn verify(words: &[Swapped]) -> Result<(), Error> {
     Ok(())
 }
 
-/// What the swap asks of the system; a test makes it fail.
+/// The system calls of the swap. A test replaces them to make them fail.
 trait System {
     /// # Safety
     ///
@@ -235,10 +236,10 @@ impl System for Kernel {
     }
 }
 
-/// Neighbouring pages of the same protection that are opened for writing for a moment.
+/// Neighbouring pages of the same protection that are made writable for the swap.
 ///
-/// The right to execute is kept: in a program linked without separate code segments, read-only
-/// data shares its pages with code.
+/// The right to execute is kept: in a program linked without separate code segments, read-only data
+/// shares pages with code.
 struct Window<'a, S: System> {
     system: &'a S,
     pages: Range<usize>,
@@ -279,7 +280,8 @@ impl<S: System> Window<'_, S> {
 
 impl<S: System> Drop for Window<'_, S> {
     fn drop(&mut self) {
-        // Only an unwinding panic leaves a window open: `exchange_all` and `roll_back` close all.
+        // Only an unwinding panic leaves a window open: `exchange_all` and `roll_back` close
+        // theirs.
         let _ = self.close();
     }
 }
@@ -315,7 +317,7 @@ fn page_size() -> usize {
     usize::try_from(size).ok().filter(|size| size.is_power_of_two()).unwrap_or(4096)
 }
 
-/// Blocks all signals of this thread while it lives.
+/// Blocks all signals of this thread until it is dropped.
 struct SignalsBlocked {
     before: libc::sigset_t,
 }

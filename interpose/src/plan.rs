@@ -1,4 +1,4 @@
-//! Collects what is to be swapped, checks all of it, and has it swapped.
+//! Collects replacements, checks all of them, and installs them.
 
 use crate::error::Error;
 use crate::executable::{Code, Executable};
@@ -8,11 +8,11 @@ use crate::patch::{self, Patch};
 
 /// Two members of a table are at most this many words apart.
 ///
-/// PostgreSQL's `f_smgr` has 15 to 20. Symbols in `.dynsym` are three words each, so that even
-/// neighbours there do not pass for a table of twelve members or more.
+/// PostgreSQL's `f_smgr` has 15 to 20. Symbols in `.dynsym` take three words each, so even
+/// neighbouring symbols there are not taken for a table of twelve members or more.
 pub const TABLE_WINDOW: usize = 32;
 
-/// What a pointer must hold to be replaced.
+/// The value that a pointer must hold to be replaced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Expected {
     /// Any function of the executable itself.
@@ -21,7 +21,7 @@ pub enum Expected {
     Exactly(Code),
 }
 
-/// Replacements, each found and checked, none made yet.
+/// Replacements that were found and checked, but not made yet.
 #[derive(Debug)]
 pub struct Plan<'exe> {
     exe: &'exe Executable,
@@ -38,8 +38,9 @@ impl<'exe> Plan<'exe> {
     /// Replaces functions in a table of constants.
     ///
     /// The table is the one place in the executable's read-only data where the exported functions
-    /// named in `replaced` and `anchors` stand within [`TABLE_WINDOW`] words of each other, each
-    /// once. `table` is a name for messages. Name every member you know: the more, the safer.
+    /// named in `replaced` and `anchors` occur within [`TABLE_WINDOW`] words of each other, each
+    /// once. `table` is a name for messages. Name every member you know: more members make a wrong
+    /// match less likely.
     ///
     /// Returns the original functions in the order of `replaced`.
     ///
@@ -77,8 +78,8 @@ impl<'exe> Plan<'exe> {
     ///
     /// # Errors
     ///
-    /// [`Error::SymbolMissing`], [`Error::FieldOutside`], and [`Error::Unexpected`] if it does not
-    /// hold what is expected.
+    /// [`Error::SymbolMissing`], [`Error::FieldOutside`], and [`Error::Unexpected`] if the pointer
+    /// does not hold the expected value.
     pub fn pointer(
         &mut self,
         object: &str,
@@ -103,8 +104,8 @@ impl<'exe> Plan<'exe> {
         Ok(original)
     }
 
-    /// Requires the pointer at `offset` bytes into an exported object to be null: an assumption
-    /// about a structure that is checked before anything is swapped, and changes nothing.
+    /// Requires the pointer at `offset` bytes into an exported object to be null. This checks an
+    /// assumption about a structure before anything is swapped, and changes nothing.
     ///
     /// # Errors
     ///
@@ -118,15 +119,16 @@ impl<'exe> Plan<'exe> {
         }
     }
 
-    /// Replaces an imported function for calls by the executable itself: every GOT slot of it.
+    /// Replaces an imported function for calls by the executable itself, in all its GOT slots.
     ///
-    /// Returns the function the slots are or would be bound to, never a stub of the executable.
+    /// Returns the function that the slots are or would be bound to, never a stub of the
+    /// executable.
     ///
-    /// Calls made by libraries do not pass through these slots, with one exception: an executable
+    /// Calls made by libraries do not pass through these slots, with one exception. An executable
     /// that is not position independent and takes the function's address makes its own PLT entry
-    /// the canonical address, so that libraries which call through a pointer (the Rust standard
-    /// library among them) arrive at the replacement too. Hence a replacement must expect calls
-    /// from anywhere, and must itself call only the function returned here, never the symbol.
+    /// the canonical address. Libraries that call through a pointer (the Rust standard library
+    /// among them) then arrive at the replacement too. So a replacement must expect calls from
+    /// anywhere, and must itself call only the function returned here, never the symbol.
     ///
     /// # Errors
     ///
@@ -149,7 +151,7 @@ impl<'exe> Plan<'exe> {
         let mut patches = Vec::new();
         for Slot { address, value } in slots {
             let what = format!("the GOT slot of \"{symbol}\"");
-            // A call between plan and swap may bind a lazy slot: both values are right.
+            // A call between plan and swap may bind a lazy slot, so both values are correct.
             let patch = Patch::new(what.clone(), address, value, new)?;
             patches.push(patch.or_bound_to(original.address())?);
         }
@@ -159,19 +161,19 @@ impl<'exe> Plan<'exe> {
 
     /// Swaps everything, or nothing.
     ///
-    /// All words are compared with what was planned, then every page that needs it is made
-    /// writable, the words are swapped, read back, and the pages get their previous protection.
-    /// Signals are blocked meanwhile. Words in writable memory (lazy GOT slots) stay writable.
+    /// All words are compared with the plan. Then each page that needs it is made writable, the
+    /// words are swapped and read back, and the pages get their previous protection. Signals are
+    /// blocked meanwhile. Words in writable memory (lazy GOT slots) stay writable.
     ///
     /// # Errors
     ///
-    /// Any failure leaves the process as it was, but for [`Error::NotRolledBack`], after which it
-    /// must end.
+    /// A failure leaves the process unchanged, except for [`Error::NotRolledBack`], after which the
+    /// process must end.
     ///
     /// # Safety
     ///
-    /// - Each replacement has the signature and calling convention of what it replaces, and
-    ///   fulfils its contract towards every caller.
+    /// - Each replacement has the signature and calling convention of the original, and fulfils its
+    ///   contract towards every caller.
     /// - The library that holds the replacements is never unloaded.
     /// - No other thread runs.
     pub unsafe fn install(self) -> Result<Installed, Error> {
@@ -226,15 +228,15 @@ impl<'exe> Plan<'exe> {
     }
 }
 
-/// Proof that a plan was carried out.
+/// Proof that a plan was installed.
 #[derive(Debug)]
 pub struct Installed {
     patches: Vec<patch::Swapped>,
 }
 
 impl Installed {
-    /// Reads back every word and the protection of its page. A process that inherited the memory
-    /// by fork may call it too.
+    /// Reads back every word and the protection of its page. A process that inherited the memory by
+    /// fork may call this too.
     ///
     /// # Errors
     ///

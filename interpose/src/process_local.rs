@@ -1,26 +1,26 @@
-//! State of one process, for code that the process may enter in the midst of itself.
+//! State of one process, for code that may be entered again while it runs.
 //!
-//! A PostgreSQL process has one thread, so there is nobody to exclude by a lock. But our functions
-//! stand in for ones of the server and of the C library, and are entered again
+//! A PostgreSQL process has one thread, so no lock is needed. But our functions replace functions
+//! of the server and of the C library, and may be entered again
 //!
-//! - from within themselves: an error that is reported calls `emit_log_hook`, a look into a catalog
-//!   reads pages, the end of a transaction calls who asked for it;
-//! - from a signal handler that returns. Those of the server set flags and wake the process, at
-//!   most by `write` to a pipe: our `write` looks at a table of atomics and forwards it;
-//! - from a signal handler that does not. `quickdie` (postgres.c, 15 to 18) writes to the client
-//!   and ends the process. But `bgworker_die` (bgworker.c, 15 to 18), with which background workers
-//!   of others begin, raises FATAL wherever it strikes: hooks, callbacks of the transaction and
-//!   writes of WAL come after it, on top of whatever function of ours was interrupted. (What the
-//!   postmaster of 15 does in handlers, forking children among it, is none of these: it lets them
-//!   in only where it waits.)
+//! - from within themselves: reporting an error calls `emit_log_hook`, a catalog lookup reads
+//!   pages, the end of a transaction calls registered callbacks;
+//! - from a signal handler that returns. The server's handlers set flags and wake the process, at
+//!   most by `write` to a pipe. Our `write` reads a table of atomics and forwards the call;
+//! - from a signal handler that does not return. `quickdie` (postgres.c, 15 to 18) writes to the
+//!   client and ends the process. But `bgworker_die` (bgworker.c, 15 to 18), the initial handler of
+//!   other extensions' background workers, raises FATAL wherever the process happens to be. Hooks,
+//!   transaction callbacks and WAL writes then run on top of the interrupted function of ours. (The
+//!   handlers of the postmaster of 15, which also fork children, are not such a case: they are
+//!   admitted only where the postmaster waits.)
 //!
-//! So each value knows whether somebody is at it. Who comes second gets no reference to it but a
-//! panic: an ERROR where pgrx stands around our function, and in a critical section or where nobody
-//! does, the end of the process, after which the server starts anew from WAL. In a process that is
-//! about to end both are the end that it was about to have.
+//! So each value has a flag that says whether it is in use. A second use gets no reference but a
+//! panic. Within pgrx's guard the panic becomes an ERROR. In a critical section, or without the
+//! guard, it ends the process, and the server restarts and recovers from WAL. A process that was
+//! about to end anyway ends either way.
 //!
-//! One thread: a load and a store, which compilers may not move, are enough, and cost nothing that
-//! could be measured.
+//! With one thread, a load and a store that compilers may not reorder are enough. They cost nothing
+//! measurable.
 
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, Ordering::*, compiler_fence};
@@ -31,12 +31,12 @@ pub struct ProcessLocal<T> {
     is_in_use: AtomicBool,
 }
 
-// SAFETY: nothing is shared between threads, for there is one: PostgreSQL processes have no other,
-// and neither we nor the crates we use in them start any. What signal handlers share with the code
-// that they interrupt stands behind `is_in_use`.
+// SAFETY: nothing is shared between threads: PostgreSQL processes have only one, and neither we nor
+// the crates we use in them start any. What signal handlers share with the code that they interrupt
+// is guarded by `is_in_use`.
 unsafe impl<T> Sync for ProcessLocal<T> {}
 
-/// Somebody is at the value. Also given back when a panic unwinds.
+/// Marks the value as in use until it is dropped, also when a panic unwinds.
 struct InUse<'a>(&'a AtomicBool);
 
 impl Drop for InUse<'_> {
@@ -48,35 +48,37 @@ impl Drop for InUse<'_> {
 }
 
 impl<T> ProcessLocal<T> {
-    /// A value that each process starts with (inherited from the postmaster by fork).
+    /// The initial value in each process (inherited from the postmaster by fork).
     pub const fn new(value: T) -> Self {
         ProcessLocal { value: UnsafeCell::new(value), is_in_use: AtomicBool::new(false) }
     }
 
     #[inline]
-    fn use_it(&self) -> InUse<'_> {
+    fn acquire(&self) -> InUse<'_> {
         if self.is_in_use.load(Relaxed) {
             refuse();
         }
-        // A handler that strikes here, and returns, has given the value back.
+        // A handler that runs here and returns has released the value.
         self.is_in_use.store(true, Relaxed);
         compiler_fence(SeqCst);
         InUse(&self.is_in_use)
     }
 
-    /// Runs `f` with the value where it stands.
+    /// Runs `f` with a reference to the value.
     ///
-    /// `f` may panic, but must not be left by longjmp: the value would be in use for ever, and each
-    /// later call be refused. pgrx makes a panic of each ERROR that comes out of the functions that
-    /// it binds, so this concerns only those that are called past it. Where these may raise, take
-    /// the value out ([`ProcessLocal::get`], [`ProcessLocal::take`]) and call them without it.
+    /// `f` may panic, but must not be left by longjmp: the value would stay in use for ever, and
+    /// each later call would be refused. pgrx turns each ERROR of the functions that it binds into
+    /// a panic, so this concerns only functions that are called without its guard. Where these may
+    /// raise an error, take the value out ([`ProcessLocal::get`], [`ProcessLocal::take`]) and call
+    /// them without a reference to it.
     ///
     /// # Panics
-    /// When the value is in use, as all others here.
+    ///
+    /// If the value is in use. The other methods panic likewise.
     #[inline]
     pub fn with<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
-        let _in_use = self.use_it();
-        // SAFETY: whoever comes here before `_in_use` is dropped is refused.
+        let _in_use = self.acquire();
+        // SAFETY: any other use is refused until `_in_use` is dropped.
         f(unsafe { &mut *self.value.get() })
     }
 
@@ -89,20 +91,21 @@ impl<T> ProcessLocal<T> {
         self.with(|value| *value)
     }
 
-    /// Puts another value in its place.
+    /// Replaces the value.
     #[inline]
     pub fn set(&self, value: T) {
-        // What was there is dropped when nobody is at the value any more: that may run anything.
+        // The old value is dropped after the value is released, because its destructor may run
+        // anything.
         drop(self.replace(value));
     }
 
-    /// Puts another value in its place, which is returned.
+    /// Replaces the value and returns the old one.
     #[inline]
     pub fn replace(&self, value: T) -> T {
-        self.with(|there| std::mem::replace(there, value))
+        self.with(|current| std::mem::replace(current, value))
     }
 
-    /// Takes the value away, and leaves one of a new process.
+    /// Takes the value and leaves the default.
     #[inline]
     pub fn take(&self) -> T
     where
@@ -111,7 +114,7 @@ impl<T> ProcessLocal<T> {
         self.replace(T::default())
     }
 
-    /// Address of the value, for advice to the kernel.
+    /// Address of the value, for madvise(2).
     pub fn as_ptr(&self) -> *const T {
         self.value.get()
     }
@@ -135,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn values_come_and_go() {
+    fn values_can_be_set_read_and_taken() {
         let value = ProcessLocal::new(vec![1]);
         value.with(|list| list.push(2));
         assert_eq!(value.take(), [1, 2]);
@@ -148,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_gets_a_value_that_is_in_use() {
+    fn a_value_in_use_is_refused() {
         let value = ProcessLocal::new(1);
         value.with(|first| {
             assert!(is_refused(|| value.with(|second| *second = 2)));
@@ -160,14 +163,14 @@ mod tests {
     }
 
     #[test]
-    fn others_are_not_refused() {
+    fn another_value_is_not_refused() {
         let (one, other) = (ProcessLocal::new(1), ProcessLocal::new(2));
         one.with(|first| other.with(|second| std::mem::swap(first, second)));
         assert_eq!((one.get(), other.get()), (2, 1));
     }
 
     #[test]
-    fn a_panic_gives_the_value_back() {
+    fn a_panic_releases_the_value() {
         let value = ProcessLocal::new(1);
         assert!(is_refused(|| value.with(|_| panic!("expected"))));
         value.set(2);
@@ -175,13 +178,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_dropped_may_use_the_value() {
+    fn a_dropped_value_may_use_the_cell() {
         static VALUE: ProcessLocal<Option<Reader>> = ProcessLocal::new(None);
         static SEEN: AtomicUsize = AtomicUsize::new(0);
         struct Reader;
         impl Drop for Reader {
             fn drop(&mut self) {
-                VALUE.with(|there| SEEN.fetch_add(1 + usize::from(there.is_some()), Relaxed));
+                VALUE.with(|value| SEEN.fetch_add(1 + usize::from(value.is_some()), Relaxed));
             }
         }
         VALUE.set(Some(Reader));
@@ -190,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_signal_handler_is_refused_what_it_interrupts() {
+    fn a_signal_handler_is_refused_the_interrupted_value() {
         static VALUE: ProcessLocal<u64> = ProcessLocal::new(7);
         static OTHER: ProcessLocal<u64> = ProcessLocal::new(0);
         static REFUSED: AtomicUsize = AtomicUsize::new(0);
@@ -198,17 +201,17 @@ mod tests {
             REFUSED.fetch_add(usize::from(is_refused(|| VALUE.set(8))), Relaxed);
             OTHER.set(OTHER.get() + 1);
         }
-        // SAFETY: the handler stays; raise() runs it on this thread before it returns, so it meets
-        // the allocator and the panic machinery at rest.
-        let strike = || unsafe { libc::raise(libc::SIGUSR2) };
+        // SAFETY: the handler stays installed. raise() runs it on this thread before it returns, so
+        // the allocator and the panic machinery are not in use.
+        let interrupt = || unsafe { libc::raise(libc::SIGUSR2) };
         // SAFETY: a handler of the right signature, for a signal that nobody else here uses.
         unsafe { libc::signal(libc::SIGUSR2, handler as *const () as libc::sighandler_t) };
         VALUE.with(|value| {
-            strike();
+            interrupt();
             assert_eq!(*value, 7);
         });
         assert_eq!((VALUE.get(), OTHER.get(), REFUSED.load(Relaxed)), (7, 1, 1));
-        strike();
+        interrupt();
         assert_eq!((VALUE.get(), OTHER.get(), REFUSED.load(Relaxed)), (8, 2, 1));
     }
 }

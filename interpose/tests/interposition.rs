@@ -1,7 +1,7 @@
-//! Interposes on a program of its own, built in every way that moves tables and GOT slots about.
+//! Interposition in a test program, built in each way that moves tables and GOT slots.
 //!
-//! Needs a C compiler, and the example `interposer`, which `cargo test` builds (but for
-//! `cargo test --test`, which takes the one it finds).
+//! Needs a C compiler and the example `interposer`, which `cargo test` builds. `cargo test --test`
+//! uses the one it finds.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests, helpers included, may panic")]
 
@@ -145,7 +145,7 @@ fn forwards_and_restores_protections_in_every_build() {
 }
 
 #[test]
-fn unusual_links_work_too() {
+fn works_with_unusual_linker_options() {
     let odd: [&[&str]; 6] = [
         &["-fno-pie", "-no-pie", "-Wl,-z,noseparate-code", LAZY],
         &["-fno-pie", "-no-pie", "-Wl,-z,noseparate-code", NOW],
@@ -176,14 +176,14 @@ fn forwards_to_a_preloaded_library() {
     }
 }
 
-/// Each scenario adds to a good plan one thing that cannot be; the error says which and why.
+/// Each scenario adds one impossible step to a correct plan; the error names it and the reason.
 const REFUSED: [(&str, &[&str]); 13] = [
     ("symbol missing", &["cannot find function", "\"shelf_lend\"", "/program"]),
     ("not an export", &["cannot find function", "\"on_complete\"", "/program"]),
     ("library symbol", &["cannot find function", "\"getenv\"", "/program"]),
     (
         "table twice",
-        // 2, or 3 with .dynsym, where neighbours pass for a table of two members without PIE.
+        // 2, or 3 with .dynsym, where neighbours look like a table of two members without PIE.
         &["\"twins\"", " places hold all its members", "\"twin_left\" ", "\"twin_right\" "],
     ),
     ("table absent", &["\"shelves\"", "0 places", "\"lonely\" ", "\"shelf_open\" ", "/program"]),

@@ -1,9 +1,9 @@
-//! Before `main`: the library learns what it is for, and takes care that nobody else does.
+//! Before `main`: the library takes its briefing and hides it from other programs.
 //!
-//! The briefing lies in anonymous memory whose descriptor the program has inherited, its number in
-//! the environment. When it is read the memory is wiped, the descriptor closed, and both the number
-//! and the library are taken out of the environment: programs that this one runs, such as a
-//! `restore_command` or a single-user server, know nothing of it.
+//! The briefing is in anonymous memory. The program has inherited the descriptor, and its number is
+//! in the environment. After reading, the memory is wiped, the descriptor closed, and both the
+//! number and the library are removed from the environment. Programs that this one runs, such as a
+//! `restore_command` or a single-user server, see nothing of them.
 
 use std::collections::BTreeMap;
 use std::ffi::{CString, OsStr, c_int};
@@ -19,7 +19,7 @@ use zeroize::Zeroizing;
 
 use crate::{raw, say};
 
-/// What this program does, once it is known that it is ours.
+/// The task of this program, once it is known to be the one in the briefing.
 pub(crate) struct Work {
     pub(crate) role: Role,
     switches: Vec<Switch>,
@@ -28,7 +28,7 @@ pub(crate) struct Work {
 
 static WORK: OnceLock<Work> = OnceLock::new();
 
-/// What this program does; `None` in programs that are not ours.
+/// The task of this program; `None` in programs that the briefing does not name.
 pub(crate) fn work() -> Option<&'static Work> {
     WORK.get()
 }
@@ -56,8 +56,8 @@ static BEGIN: extern "C" fn() = begin;
 extern "C" fn begin() {
     let Some(number) = std::env::var_os(VARIABLE) else { return };
     let number = number.to_str().and_then(|number| number.parse().ok()).ok_or("it has no number");
-    // Also where the keys are for a program that this one runs: until then they lie behind its
-    // descriptor.
+    // Protect the process also if the keys are meant for a program that this one runs: until that
+    // starts, they can be read through the descriptor.
     if let Err(problem) = protect().and(number).and_then(take) {
         say(&format!("could not take over the keys for this program: {problem}"));
         // SAFETY: ends the process, which has begun nothing yet.
@@ -68,8 +68,7 @@ extern "C" fn begin() {
 /// Takes the briefing from its descriptor, if it is meant for this program.
 fn take(fd: c_int) -> Result<(), &'static str> {
     let bytes = read_all(fd).ok_or("it cannot be read")?;
-    // A program between the one that was started and the one that is meant has been at work here
-    // before.
+    // A program that ran between `exec` and the intended one may have read the bytes here already.
     let briefing = without_trace(|| Briefing::decode(&bytes));
     let briefing = briefing.map_err(|_| "it is not of this release")?;
     if matches!(briefing.role, Role::Probe) {
@@ -106,8 +105,8 @@ fn wipe(fd: c_int, length: usize) {
     unsafe { raw::pwrite(fd, zeros.as_ptr(), length, 0) };
 }
 
-/// No core dump of keys, no debugger of the same user, and nobody but root sees what descriptors
-/// there are (proc(5)).
+/// No core dump of keys, no debugger of the same user, and only root can list the descriptors
+/// (proc(5)).
 fn protect() -> Result<(), &'static str> {
     // SAFETY: numbers only; no memory is passed.
     match unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0) } {
@@ -116,10 +115,10 @@ fn protect() -> Result<(), &'static str> {
     }
 }
 
-/// An environment as it would be without us.
+/// Restores the environment as it would be without this library.
 fn hide() {
     let others = std::env::var_os("LD_PRELOAD").and_then(|list| {
-        // `exec` puts us first.
+        // `exec` puts this library first.
         let rest = list.as_bytes().split(|c| *c == b':').skip(1).collect::<Vec<_>>().join(&b':');
         CString::new(rest).ok().filter(|rest| !rest.is_empty())
     });

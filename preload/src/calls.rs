@@ -1,5 +1,5 @@
-//! The functions that stand in for the C library's. In programs that are not ours, and for files
-//! that are nothing to us, they are the system calls.
+//! Replacements of the C library's functions. In programs that the briefing does not name, and for
+//! files without a role here, they are plain system calls.
 
 use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
@@ -13,12 +13,12 @@ use crate::begin::{Work, work};
 use crate::files::{self, Opening, Segment};
 use crate::{keystore, raw, say, segment};
 
-/// What all functions that open a file do.
+/// The common part of all functions that open a file.
 ///
 /// # Safety
 /// `path` is a C string.
 unsafe fn open_at(directory: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
-    // SAFETY: the caller says that it is a C string, which stays during the call.
+    // SAFETY: the caller promises a C string, which is valid during the call.
     let path = unsafe { CStr::from_ptr(path) };
     let Some(work) = work().filter(|_| directory == libc::AT_FDCWD) else {
         return raw::openat(directory, path, flags, mode);
@@ -38,7 +38,7 @@ unsafe fn open_at(directory: c_int, path: *const c_char, flags: c_int, mode: mod
     }
 }
 
-/// Opens a segment. One that is written must be read as well.
+/// Opens a segment. One that is opened for writing is opened for reading too.
 fn open_segment(path: &CStr, flags: c_int, mode: mode_t) -> c_int {
     let access = if flags & libc::O_ACCMODE == libc::O_WRONLY {
         libc::O_RDWR
@@ -49,7 +49,7 @@ fn open_segment(path: &CStr, flags: c_int, mode: mode_t) -> c_int {
     if fd < 0 || files::opened(fd, path) {
         return fd;
     }
-    // Never a segment that should be sealed and is not.
+    // Never write a segment as plaintext that should be sealed.
     raw::close(fd);
     raw::set_errno(libc::EMFILE);
     -1
@@ -69,8 +69,8 @@ fn refuse(reason: &str) -> c_int {
     -1
 }
 
-/// The mode is a variadic argument in C; on the platforms that pagevault runs on it is passed as a
-/// named one would be, and looked at only where the flags say that it is there.
+/// The mode, which is a variadic argument in C. On the platforms of pagevault it is passed like a
+/// named one. It is read only if the flags say that it is present.
 fn mode_of(flags: c_int, mode: mode_t) -> mode_t {
     let has_mode = flags & libc::O_CREAT != 0 || flags & libc::O_TMPFILE == libc::O_TMPFILE;
     if has_mode { mode } else { 0 }
@@ -90,7 +90,9 @@ opens!(open open64);
 macro_rules! opens_at {
     ($($name:ident)*) => { $(
         #[unsafe(no_mangle)]
-        unsafe extern "C" fn $name(at: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
+        unsafe extern "C" fn $name(
+            at: c_int, path: *const c_char, flags: c_int, mode: mode_t,
+        ) -> c_int {
             // SAFETY: the program called us with a path that is a C string, as the C library asks.
             unsafe { open_at(at, path, flags, mode_of(flags, mode)) }
         }
@@ -98,7 +100,7 @@ macro_rules! opens_at {
 }
 opens_at!(openat openat64);
 
-/// `open` where the compiler knows that there is no mode.
+/// `open` without a mode, as known at compile time.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __open_2(path: *const c_char, flags: c_int) -> c_int {
     // SAFETY: the program called us with a path that is a C string, as the C library asks.
@@ -133,13 +135,13 @@ unsafe extern "C" fn unlink(path: *const c_char) -> c_int {
     raw::unlinkat(libc::AT_FDCWD, path, 0)
 }
 
-/// Who we are and what the descriptor is open on, if it is a segment.
+/// The task, and the segment that the descriptor refers to, if it is a segment.
 #[inline]
 fn ours(fd: c_int) -> Option<(&'static Work, Segment)> {
     files::segment(fd).and_then(|segment| Some((work()?, segment)))
 }
 
-/// Transfers at the position of the descriptor, and moves it behind what was transferred.
+/// Transfers at the position of the descriptor, and advances it by the number of bytes.
 fn at_position(fd: c_int, transfer: impl FnOnce(off_t) -> ssize_t) -> ssize_t {
     transfer::at_position(|| raw::position(fd), |to| raw::seek(fd, to), transfer)
 }
@@ -182,7 +184,7 @@ unsafe extern "C" fn write(fd: c_int, from: *const c_void, length: size_t) -> ss
     }
 }
 
-/// `read` where the compiler knows how large the memory is.
+/// `read` into a buffer whose size was known at compile time.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __read_chk(
     fd: c_int,
@@ -200,7 +202,9 @@ unsafe extern "C" fn __read_chk(
 macro_rules! preads {
     ($($name:ident)*) => { $(
         #[unsafe(no_mangle)]
-        unsafe extern "C" fn $name(fd: c_int, to: *mut c_void, length: size_t, at: off_t) -> ssize_t {
+        unsafe extern "C" fn $name(
+            fd: c_int, to: *mut c_void, length: size_t, at: off_t,
+        ) -> ssize_t {
             // SAFETY: the program called us with what the system call asks for; handed on.
             unsafe {
                 match ours(fd) {
@@ -215,7 +219,7 @@ preads!(pread pread64);
 
 macro_rules! checked_preads {
     ($($name:ident)*) => { $(
-        /// `pread` where the compiler knows how large the memory is.
+        /// `pread` into a buffer whose size was known at compile time.
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name(
             fd: c_int, to: *mut c_void, length: size_t, at: off_t, room: size_t,
@@ -233,7 +237,9 @@ checked_preads!(__pread_chk __pread64_chk);
 macro_rules! pwrites {
     ($($name:ident)*) => { $(
         #[unsafe(no_mangle)]
-        unsafe extern "C" fn $name(fd: c_int, from: *const c_void, length: size_t, at: off_t) -> ssize_t {
+        unsafe extern "C" fn $name(
+            fd: c_int, from: *const c_void, length: size_t, at: off_t,
+        ) -> ssize_t {
             // SAFETY: the program called us with what the system call asks for; handed on.
             unsafe {
                 match ours(fd) {
@@ -249,14 +255,20 @@ pwrites!(pwrite pwrite64);
 macro_rules! preadvs {
     ($($name:ident)*) => { $(
         #[unsafe(no_mangle)]
-        unsafe extern "C" fn $name(fd: c_int, vector: *const iovec, count: c_int, at: off_t) -> ssize_t {
+        unsafe extern "C" fn $name(
+            fd: c_int, vector: *const iovec, count: c_int, at: off_t,
+        ) -> ssize_t {
             // SAFETY: the program called us with what the system call asks for; handed on.
             unsafe {
                 match ours(fd) {
                     None => raw::preadv(fd, vector, count, at),
-                    Some((work, file)) => transfer::each_part(parts(vector, count), |part| part.iov_len, |part, done| {
-                        segment::pread(work, file, part.iov_base.cast(), part.iov_len, at + done as off_t)
-                    }),
+                    Some((work, file)) => {
+                        let length = |part: &&iovec| part.iov_len;
+                        transfer::each_part(parts(vector, count), length, |part, done| {
+                            let at = at + done as off_t;
+                            segment::pread(work, file, part.iov_base.cast(), part.iov_len, at)
+                        })
+                    }
                 }
             }
         }
@@ -267,14 +279,20 @@ preadvs!(preadv preadv64);
 macro_rules! pwritevs {
     ($($name:ident)*) => { $(
         #[unsafe(no_mangle)]
-        unsafe extern "C" fn $name(fd: c_int, vector: *const iovec, count: c_int, at: off_t) -> ssize_t {
+        unsafe extern "C" fn $name(
+            fd: c_int, vector: *const iovec, count: c_int, at: off_t,
+        ) -> ssize_t {
             // SAFETY: the program called us with what the system call asks for; handed on.
             unsafe {
                 match ours(fd) {
                     None => raw::pwritev(fd, vector, count, at),
-                    Some((work, file)) => transfer::each_part(parts(vector, count), |part| part.iov_len, |part, done| {
-                        segment::pwrite(work, file, part.iov_base.cast(), part.iov_len, at + done as off_t)
-                    }),
+                    Some((work, file)) => {
+                        let length = |part: &&iovec| part.iov_len;
+                        transfer::each_part(parts(vector, count), length, |part, done| {
+                            let at = at + done as off_t;
+                            segment::pwrite(work, file, part.iov_base.cast(), part.iov_len, at)
+                        })
+                    }
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! What a path is to us, and which descriptor is open on what.
+//! The role of each path, and the open descriptors of segments.
 
 use std::ffi::{CStr, CString, OsStr, c_int};
 use std::fs;
@@ -14,21 +14,21 @@ use pagevault_keystore::wal_timelines;
 use crate::begin::Work;
 use crate::raw;
 
-/// What is done on opening a file.
+/// What to do when a file is opened.
 pub(crate) enum Opening {
-    /// Nothing to us.
+    /// Pass the call to the system.
     Other,
-    /// A segment of WAL: reading opens its pages, writing seals them.
+    /// A WAL segment: reads open its pages, writes seal them.
     Segment,
-    /// Must not be written, for we cannot seal it; with the reason.
+    /// Refuse: the file would be written as plaintext. With the reason.
     Refused(&'static str),
-    /// A file of the keystore of a target of `pg_rewind` is replaced.
+    /// `pg_rewind` replaces a file of the keystore in its target.
     Keystore,
-    /// `pg_rewind` is about to finish: the new keystore has to be in place.
+    /// `pg_rewind` is about to finish: put the new keystore in place first.
     Control,
 }
 
-/// What the file at a path is to us.
+/// The role of the file at a path.
 pub(crate) fn opening(work: &Work, path: &CStr, flags: c_int) -> Opening {
     let path = Path::new(OsStr::from_bytes(path.to_bytes()));
     let name = path.file_name().unwrap_or_default().as_bytes();
@@ -53,7 +53,7 @@ pub(crate) fn opening(work: &Work, path: &CStr, flags: c_int) -> Opening {
                     Opening::Segment
                 }
                 (true, b"pg_control") if is_in("global") => Opening::Control,
-                // To be synced, files are opened without this flag.
+                // To sync them, `pg_rewind` opens files without this flag.
                 (true, _) if flags & libc::O_CREAT != 0 && is_in("pagevault") => Opening::Keystore,
                 _ => Opening::Other,
             }
@@ -61,13 +61,13 @@ pub(crate) fn opening(work: &Work, path: &CStr, flags: c_int) -> Opening {
     }
 }
 
-/// Whether a file is in a directory, however the two are spelt.
+/// Whether a file is in a directory; the paths may be spelled differently.
 pub(crate) fn is_in(path: &Path, directory: &Path) -> bool {
     let parent = path.parent().and_then(|parent| fs::canonicalize(parent).ok());
     parent.is_some() && parent == fs::canonicalize(directory).ok()
 }
 
-/// The parts of a segment's name; of one that is not finished too.
+/// The parts of a segment's name, with or without `.partial`.
 fn segment_name(name: &[u8]) -> Option<Name> {
     wal_segments::parse_name(name.strip_suffix(b".partial").unwrap_or(name))
 }
@@ -79,14 +79,14 @@ fn is_compressed_segment(name: &[u8]) -> bool {
             .any(|ending| name.strip_suffix(b".partial").unwrap_or(name).ends_with(ending))
 }
 
-/// Most descriptors that can be open on segments. A segment that gets a higher one is not opened.
+/// Number of descriptors that can refer to segments. A segment with a higher one is not opened.
 const DESCRIPTORS: usize = 4096;
 
-/// The number of the segment that each descriptor is open on, plus 1; 0 if it is not.
+/// For each descriptor the number of its segment plus 1; 0 if it does not refer to one.
 static SEGMENTS: [AtomicU64; DESCRIPTORS] = [const { AtomicU64::new(0) }; DESCRIPTORS];
 
-/// The timelines of these segments, and where they began (0 if that is not known: none begins
-/// there).
+/// The timelines of these segments, and the addresses where these timelines began (0 if unknown:
+/// none begins there).
 static TIMELINES: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(0) }; DESCRIPTORS];
 static BEGINS: [AtomicU64; DESCRIPTORS] = [const { AtomicU64::new(0) }; DESCRIPTORS];
 
@@ -100,8 +100,8 @@ pub(crate) struct Segment {
 }
 
 impl Segment {
-    /// Its first address, if its length is one that segments have: it is only known from that.
-    /// Files grow to it before they are written.
+    /// The address of its first byte. It follows from the size, so it is unknown until the file has
+    /// a size that segments have. Files grow to that size before they are written.
     pub(crate) fn base(self) -> Option<Lsn> {
         let size = raw::length(self.fd);
         let is_size = size.is_power_of_two() && (1 << 20..=1 << 30).contains(&size);
@@ -109,14 +109,13 @@ impl Segment {
         (is_size && low < (1 << 32) / size).then(|| self.name.start(size))
     }
 
-    /// Whether a page of a timeline, at its address, was left there by a parent of the segment's
-    /// timeline.
+    /// Whether a page of this timeline and address was left by a parent of the segment's timeline.
     pub(crate) fn has_left_over(self, timeline: u32, address: Lsn) -> bool {
         wal_timelines::is_left_over(timeline, address, self.name.timeline, || self.begin)
     }
 }
 
-/// What a descriptor is open on.
+/// The segment that a descriptor refers to.
 #[inline]
 pub(crate) fn segment(fd: c_int) -> Option<Segment> {
     let at = usize::try_from(fd).ok()?;
@@ -126,7 +125,7 @@ pub(crate) fn segment(fd: c_int) -> Option<Segment> {
     Some(Segment { fd, name: Name { timeline: TIMELINES[at].load(Relaxed), number }, begin })
 }
 
-/// A descriptor was opened on a segment. False if it is too high to be remembered.
+/// Remembers that a descriptor refers to a segment. False if the descriptor is too high.
 pub(crate) fn opened(fd: c_int, path: &CStr) -> bool {
     let name = path.to_bytes().rsplit(|c| *c == b'/').next().unwrap_or_default();
     let at = usize::try_from(fd).ok().filter(|at| *at < DESCRIPTORS);
@@ -142,8 +141,8 @@ pub(crate) fn opened(fd: c_int, path: &CStr) -> bool {
     true
 }
 
-/// Where a timeline began: from its history file, which stands beside the segments in `pg_wal` and
-/// in archives.
+/// Where a timeline began, from its history file, which is next to the segments in `pg_wal` and in
+/// archives.
 fn begin_beside(segment: &CStr, name: usize, timeline: u32) -> Option<Lsn> {
     let bytes = segment.to_bytes();
     let directory = bytes.get(..bytes.len().checked_sub(name)?).filter(|_| timeline > 1)?;
@@ -160,7 +159,7 @@ fn begin_beside(segment: &CStr, name: usize, timeline: u32) -> Option<Lsn> {
     wal_timelines::begin_of(tail.get(..usize::try_from(got).ok()?)?)
 }
 
-/// A descriptor is about to be closed, or was opened on something else.
+/// Called when a descriptor is about to be closed, or now refers to another file.
 #[inline]
 pub(crate) fn forget(fd: c_int) {
     let entry = usize::try_from(fd).ok().and_then(|fd| SEGMENTS.get(fd));

@@ -1,12 +1,13 @@
-//! `pg_rewind` replaces the files of the target's keystore by the source's, and that is right: keys
-//! that the target made after the timelines parted must go, for the source may have made others for
-//! the same files and versions. But `pg_rewind` does it while it still needs the target's WAL,
-//! and file by file. Killed in between, it would leave a target whose WAL cannot be read any more,
-//! and that could not be rewound again.
+//! Replaces the keystore of `pg_rewind`'s target in one step.
 //!
-//! So its files go beside the target's, under other names; and when it is about to write the
-//! control file, which is the last thing it does, they are looked at, and take the place of the
-//! target's.
+//! `pg_rewind` replaces the files of the target's keystore by the source's. That is correct: keys
+//! that the target made after the timelines diverged must go, because the source may have made
+//! other keys with the same versions. But `pg_rewind` does so file by file, while it still needs
+//! the target's WAL. If it were killed in between, the target's WAL could not be read any more, and
+//! the target could not be rewound again.
+//!
+//! So the new files are first written next to the target's, under other names. When `pg_rewind` is
+//! about to write the control file, which is its last step, they are checked and renamed.
 
 use std::collections::BTreeSet;
 use std::ffi::{CString, OsStr, OsString};
@@ -20,13 +21,13 @@ use pagevault_keystore::{Scope, log};
 
 use crate::raw;
 
-/// What names end in while their files wait.
+/// Suffix of new files until they are renamed.
 const WAITING: &str = ".rewind";
 
 struct Changes {
     replaced: BTreeSet<OsString>,
     removed: BTreeSet<OsString>,
-    /// They have been made.
+    /// The changes have been made.
     done: bool,
 }
 
@@ -37,7 +38,7 @@ fn changes() -> MutexGuard<'static, Changes> {
     CHANGES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Where the new content of a file of the keystore goes. `None` if the path has no name.
+/// The path for the new content of a keystore file. `None` if the path has no file name.
 pub(crate) fn replace(path: &[u8]) -> Option<CString> {
     let name = Path::new(OsStr::from_bytes(path)).file_name()?.to_owned();
     let mut changes = changes();
@@ -52,10 +53,11 @@ pub(crate) fn remove(path: &Path) {
     changes().removed.insert(name.to_owned());
 }
 
-/// Puts the new keystore in the place of the old one.
+/// Replaces the old keystore by the new one.
 ///
 /// # Errors
-/// In words, when the new one is not whole, or the system refuses.
+///
+/// Text: the new keystore is incomplete, or a system call failed.
 pub(crate) fn commit(target: &Path) -> Result<(), String> {
     let mut changes = changes();
     if changes.done {
@@ -80,7 +82,7 @@ pub(crate) fn commit(target: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Removes a file for good, past our own `unlink`.
+/// Removes a file by the system call, not by this library's `unlink`.
 fn remove_now(path: &Path) -> io::Result<()> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     if raw::unlinkat(libc::AT_FDCWD, &path, 0) == 0 {
@@ -90,7 +92,7 @@ fn remove_now(path: &Path) -> io::Result<()> {
     if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) }
 }
 
-/// That the new files are a keystore, and of the cluster that the old ones are of.
+/// Checks that the new files are a keystore, all with the same identity.
 fn check(directory: &Path, changes: &Changes) -> Result<(), String> {
     let cluster = log::file_name(Scope::CLUSTER);
     if !changes.replaced.contains(OsStr::new(&cluster)) {
@@ -109,7 +111,7 @@ fn check(directory: &Path, changes: &Changes) -> Result<(), String> {
     Ok(())
 }
 
-/// The keystore that a log belongs to.
+/// The keystore identity in a key log.
 fn identity(path: &Path, scope: Scope) -> Result<[u8; 16], String> {
     let unreadable = |error: &dyn std::fmt::Display| {
         format!("key file \"{}\" is not readable: {error}", path.display())

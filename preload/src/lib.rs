@@ -1,20 +1,20 @@
-//! What `pagevault-keyring exec` loads into PostgreSQL's own programs (`pg_waldump`, `pg_rewind`,
-//! ...), so that they read and write sealed WAL: it takes the place of `open`, `read`, `pwrite` and
-//! their like.
+//! The library that `pagevault-keyring exec` loads into PostgreSQL's own programs (`pg_waldump`,
+//! `pg_rewind` and others), so that they read and write sealed WAL. It replaces `open`, `read`,
+//! `pwrite` and similar functions.
 //!
 //! | module | subject |
 //! |---|---|
-//! | `begin` | before `main`: takes the briefing, hides every trace of it |
-//! | `calls` | the functions that stand in for the C library's |
-//! | `files` | what a path is to us, and which descriptor is open on what |
+//! | `begin` | before `main`: takes the briefing, hides it from other programs |
+//! | `calls` | the replacements of the C library's functions |
+//! | `files` | the role of each path, and the open descriptors of segments |
 //! | `segment` | reading and writing sealed WAL segments |
-//! | `keystore` | `pg_rewind` replaces the keystore of its target: all of it at once |
-//! | `raw` | the system calls themselves |
+//! | `keystore` | replaces the keystore of `pg_rewind`'s target in one step |
+//! | `raw` | the system calls |
 //!
-//! Programs whose name is not that of the briefing are left alone: the shell that runs a
+//! Programs with another name than the briefing says are left alone: the shell that runs a
 //! `restore_command` copies segments as they are.
 //!
-//! Linux only. The programs are single-threaded; what they fork inherits all that is here.
+//! Linux only. The programs are single-threaded; their children inherit this library's state.
 
 mod begin;
 mod calls;
@@ -23,7 +23,7 @@ mod keystore;
 mod raw;
 mod segment;
 
-/// Tells the user, on standard error.
+/// Prints a message on standard error.
 fn say(text: &str) {
     let line = format!("pagevault: {text}\n");
     // SAFETY: the bytes are those of the line, passed with its length.

@@ -1,6 +1,5 @@
-//! The system calls themselves. They need no look-up of the functions that ours stand in front of,
-//! and so work from the first moment on. All answer as the C library does: -1, and the cause in
-//! `errno`.
+//! System calls without the C library's wrappers, which this library replaces. They need no symbol
+//! lookup, so they work before `main`. All return -1 with the cause in `errno`, like the C library.
 
 use std::ffi::{CStr, c_int};
 
@@ -54,8 +53,7 @@ pub(crate) unsafe fn pwrite(fd: c_int, from: *const u8, length: usize, at: off_t
     unsafe { libc::syscall(libc::SYS_pwrite64, fd, from, length, at) as ssize_t }
 }
 
-/// The offset goes to the kernel in two halves, of which it uses the first where words have 64
-/// bits.
+/// The kernel takes the offset in two halves; where words have 64 bits it uses only the first.
 ///
 /// # Safety
 /// `vector` holds `count` parts, each of which is as it says.
@@ -69,7 +67,7 @@ pub(crate) unsafe fn preadv(
     unsafe { libc::syscall(libc::SYS_preadv, fd, vector, count as usize, at, 0) as ssize_t }
 }
 
-/// As [`preadv`].
+/// Like [`preadv`].
 ///
 /// # Safety
 /// The parts are as for [`preadv`]; they are read.
@@ -93,9 +91,9 @@ pub(crate) fn seek(fd: c_int, to: off_t) -> off_t {
     unsafe { libc::lseek(fd, to, libc::SEEK_SET) }
 }
 
-/// Length of an open file, 0 if it cannot be told.
+/// Length of an open file, 0 if unknown.
 pub(crate) fn length(fd: c_int) -> u64 {
-    // SAFETY: all zero is a valid value, and it is filled before it is looked at.
+    // SAFETY: all zero is a valid value, and fstat fills it before it is read.
     unsafe {
         let mut status: libc::stat = std::mem::zeroed();
         if libc::fstat(fd, &raw mut status) != 0 {

@@ -1,4 +1,4 @@
-//! Reading and writing sealed segments, from any byte to any other.
+//! Reading and writing any byte range of sealed segments.
 
 use std::cell::UnsafeCell;
 
@@ -11,14 +11,14 @@ use crate::begin::{NoKey, Work};
 use crate::files::Segment;
 use crate::{raw, say};
 
-/// `XLOG_BLCKSZ` of all packages there are.
+/// `XLOG_BLCKSZ` in all known packages of PostgreSQL.
 const PAGE: usize = 8192;
-/// Most pages in one go.
+/// Largest number of pages transferred at once.
 const RUN: usize = 64;
-/// Smallest segment there is: what is known of an address without the segment's size.
+/// Smallest segment size. Where the size is unknown, the address is known modulo this.
 const SMALLEST: u64 = 1 << 20;
 
-/// Private copies of pages, aligned as files are.
+/// Private copies of pages, aligned like files.
 #[repr(C, align(4096))]
 struct Scratch(UnsafeCell<[u8; RUN * PAGE]>);
 
@@ -50,7 +50,8 @@ impl wal_segments::Segment for Segment {
         self.has_left_over(timeline, address)
     }
 
-    /// The size of a segment that does not have it yet is told by its first page.
+    /// The address of page `at`. While the file does not have its full size, the first page gives
+    /// it.
     fn address(&self, at: u64, page: &[u8], offset: usize, bytes: &[u8]) -> Lsn {
         self.base().map_or_else(
             || {
@@ -75,8 +76,8 @@ pub(crate) unsafe fn pread(
     at: off_t,
 ) -> ssize_t {
     let Ok(at) = u64::try_from(at) else { return fail(libc::EINVAL) };
-    // SAFETY: the memory is as large as the caller says, and nobody else uses ours, for there is
-    // one thread.
+    // SAFETY: the caller promises that much memory, and nothing else uses the scratch memory,
+    // because there is one thread.
     let (to, scratch) =
         unsafe { (std::slice::from_raw_parts_mut(to, length), &mut *SCRATCH.0.get()) };
     wal_segments::read(work, &segment, scratch, PAGE, to, at).unwrap_or_else(|fault| refuse(&fault))
@@ -94,11 +95,11 @@ pub(crate) unsafe fn pwrite(
     at: off_t,
 ) -> ssize_t {
     let Ok(at) = u64::try_from(at) else { return fail(libc::EINVAL) };
-    // SAFETY: the memory is as large as the caller says, and nobody else uses ours, for there is
-    // one thread.
+    // SAFETY: the caller promises that much memory, and nothing else uses the scratch memory,
+    // because there is one thread.
     let (bytes, scratch) =
         unsafe { (std::slice::from_raw_parts(from, length), &mut *SCRATCH.0.get()) };
-    // New segments are filled with zeros first, which stay zeros, and give them their size.
+    // New segments are first filled with zeros, which stay zeros and give the file its size.
     if at >= raw::length(segment.fd) && wal::is_zero(bytes) {
         // SAFETY: the caller says that as many bytes are there.
         return unsafe { raw::pwrite(segment.fd, from, length, at as off_t) };

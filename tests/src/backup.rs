@@ -1,5 +1,5 @@
-//! Base backups by the functions that programs for backups use (`pg_backup_start`,
-//! `pg_backup_stop`): files are copied in any order, and it may take any time.
+//! Base backups by the functions that backup programs use (`pg_backup_start`, `pg_backup_stop`):
+//! files are copied in any order, which may take any time.
 
 use std::fs;
 use std::os::unix::fs::{lchown, symlink};
@@ -11,17 +11,17 @@ use tempfile::TempDir;
 
 use crate::Cluster;
 use crate::cluster::{run_sql, text};
-use crate::datafile::unless_gone;
+use crate::datafile::if_exists;
 use crate::fault::{STOP_AT, STOPPED};
 
 const KEYSTORE: &str = "pagevault";
 
-/// What is copied at the end, or is of the running server only.
+/// Copied at the end, or part of the running server only.
 const LEFT_OUT: [&str; 6] =
     [KEYSTORE, "pg_wal", "postmaster.pid", "postmaster.opts", STOP_AT, STOPPED];
 
-/// A base backup that has begun. It has the keystore as it was then, and all else as it is at the
-/// end: the worst order, for pages may be sealed under keys that only WAL brings.
+/// A base backup that has begun. It contains the keystore as of the start and everything else as of
+/// the end. This is the hardest order: pages may be sealed under keys that only WAL contains.
 pub struct Backup<'a> {
     server: &'a Cluster,
     session: Client,
@@ -29,10 +29,10 @@ pub struct Backup<'a> {
 }
 
 impl<'a> Backup<'a> {
-    /// Begins with a checkpoint, so no process may stand where it holds the keystore's lock.
+    /// Begins with a checkpoint, so no stopped process may hold the keystore's lock.
     ///
     /// # Errors
-    /// When the server refuses, or files cannot be copied.
+    /// When the server returns an error, or files cannot be copied.
     pub fn begin(server: &'a Cluster) -> Result<Backup<'a>> {
         let mut session = server.client()?;
         run_sql(&mut session, "SELECT pg_backup_start('a backup', true)")?;
@@ -41,8 +41,8 @@ impl<'a> Backup<'a> {
         Ok(Backup { server, session, kept })
     }
 
-    /// Copies the rest. The server over it is not started; it has the WAL that it needs, and
-    /// follows nobody.
+    /// Copies the remaining files. The new cluster's server is not started; it has the WAL that it
+    /// needs, and is not a standby.
     ///
     /// # Errors
     /// When the server has crashed since, or files cannot be copied.
@@ -61,8 +61,8 @@ impl<'a> Backup<'a> {
     }
 }
 
-/// A directory, with owners and modes. What a running server removes meanwhile is passed over, as
-/// `pg_basebackup` does.
+/// Copies a directory, with owners and modes. Files that a running server removes meanwhile are
+/// skipped, as `pg_basebackup` does.
 fn copy(from: &Path, to: &Path, left_out: &[&str]) -> Result<()> {
     fs::create_dir(to)?;
     for entry in fs::read_dir(from).with_context(|| format!("read {}", from.display()))? {
@@ -72,7 +72,7 @@ fn copy(from: &Path, to: &Path, left_out: &[&str]) -> Result<()> {
             continue;
         }
         let (source, target) = (entry.path(), to.join(&name));
-        let Some(kind) = unless_gone(entry.file_type())? else { continue };
+        let Some(kind) = if_exists(entry.file_type())? else { continue };
         if kind.is_dir() {
             if fs::exists(&source)? {
                 copy(&source, &target, &[])?;
@@ -80,7 +80,7 @@ fn copy(from: &Path, to: &Path, left_out: &[&str]) -> Result<()> {
         } else if kind.is_symlink() {
             symlink(fs::read_link(&source)?, &target)?;
             same_owner(&source, &target)?;
-        } else if unless_gone(fs::copy(&source, &target))?.is_some() {
+        } else if if_exists(fs::copy(&source, &target))?.is_some() {
             same_owner(from, &target)?;
         }
     }

@@ -1,4 +1,4 @@
-//! One throw-away cluster: data directory, server, connections and log.
+//! A temporary cluster: data directory, server, connections and log.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -11,7 +11,7 @@ use crate::initdb::initdb;
 use crate::installation::run;
 use crate::{DataFile, Installation, KeyFile, SqlError, log, process};
 
-/// How a cluster is made.
+/// How to create a cluster.
 #[derive(Clone, Debug)]
 pub struct Settings {
     checksums: bool,
@@ -57,15 +57,15 @@ impl Settings {
         self
     }
 
-    /// A cluster below this directory instead of the system's for temporary files; the server user
-    /// must be able to enter it.
+    /// A cluster below this directory instead of the system's directory for temporary files. The
+    /// server user needs access to it.
     #[must_use]
     pub fn within(mut self, directory: &Path) -> Self {
         self.within = Some(directory.to_owned());
         self
     }
 
-    /// A cluster of another installation than the one under test.
+    /// A cluster of an installation other than the one under test.
     #[must_use]
     pub fn on(mut self, installation: &'static Installation) -> Self {
         self.installation = Some(installation);
@@ -80,7 +80,7 @@ impl Settings {
     }
 }
 
-/// The ways to stop a server that keep its files in order, or not.
+/// How to stop a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StopMode {
     /// Disconnects clients, writes a checkpoint.
@@ -100,7 +100,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Makes a cluster and starts its server.
+    /// Creates a cluster and starts its server.
     ///
     /// # Errors
     /// When `initdb` or the start fails; the server log is in the message.
@@ -110,8 +110,8 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Makes a cluster whose server runs with pagevault, a key file with the key `main`, the
-    /// provider `local` for it, and the cluster's master key set.
+    /// Creates a cluster whose server runs with pagevault, a key file with the key `main`, the
+    /// provider `local` for it, and a master key of the cluster.
     ///
     /// # Errors
     /// When any of these steps fails.
@@ -124,7 +124,7 @@ impl Cluster {
         Ok((cluster, keys))
     }
 
-    /// Makes a cluster, its server not yet started.
+    /// Creates a cluster without starting its server.
     ///
     /// # Errors
     /// When `initdb` fails.
@@ -158,8 +158,8 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// A second cluster over a copy of a data directory, e.g. a restored backup: `fill` gets the
-    /// path of the data directory, which does not exist yet. The server is not started.
+    /// Creates a cluster from a copy of a data directory, for example a restored backup. `fill`
+    /// gets the path of the data directory, which does not exist yet. The server is not started.
     ///
     /// # Errors
     /// When `fill` fails.
@@ -176,13 +176,13 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// The PostgreSQL this cluster runs on.
+    /// The PostgreSQL installation of this cluster.
     #[must_use]
     pub fn installation(&self) -> &'static Installation {
         self.installation
     }
 
-    /// The directory that holds the data directory, the socket and the log; the server user's own.
+    /// The directory of the data directory, the socket and the log. The server user owns it.
     #[must_use]
     pub fn directory(&self) -> &Path {
         self.directory.path()
@@ -194,10 +194,10 @@ impl Cluster {
         self.directory.path().join("data")
     }
 
-    /// Makes a key file beside the data directory, with one key in it.
+    /// Creates a key file next to the data directory, with one key.
     ///
     /// # Errors
-    /// When `pagevault-keyring` refuses.
+    /// When `pagevault-keyring` fails.
     pub fn key_file(&self, file: &str, key: &str) -> Result<KeyFile> {
         KeyFile::create(self.installation, &self.directory.path().join(file), key)
     }
@@ -214,12 +214,12 @@ impl Cluster {
         std::fs::write(&path, text).context("write postgresql.conf")
     }
 
-    /// Announces a warning or error that the server log may hold: any line that contains `text`.
+    /// Permits warnings and errors in the server log that contain `text`.
     pub fn allow_log(&mut self, text: &str) {
         self.allowed.push(text.to_owned());
     }
 
-    /// What the server has logged so far.
+    /// The server log so far.
     #[must_use]
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.log_path()).unwrap_or_default()
@@ -232,7 +232,7 @@ impl Cluster {
     /// Starts the server and waits until it accepts connections.
     ///
     /// # Errors
-    /// When it does not within 120 s; the new part of its log is in the message.
+    /// When the server does not within 120 s; the message contains the new part of its log.
     pub fn start_server(&self) -> Result<()> {
         self.start_server_with(&[])
     }
@@ -289,14 +289,14 @@ impl Cluster {
         self.start_server()
     }
 
-    /// SIGKILL to every process of the cluster.
+    /// Sends SIGKILL to every process of the cluster.
     ///
     /// # Errors
     /// When a process survives.
     pub fn kill(&self) -> Result<()> {
         process::kill_all(&self.data_directory())?;
-        // Where nobody collects orphans a dead postmaster stays as a zombie, and the next one takes
-        // it for alive.
+        // If nothing reaps orphans, a dead postmaster stays as a zombie, and the next one believes
+        // that it is running.
         let locks = ["data/postmaster.pid", ".s.PGSQL.5432.lock"];
         for lock in locks.map(|name| self.directory.path().join(name)) {
             if lock.exists() {
@@ -306,10 +306,10 @@ impl Cluster {
         Ok(())
     }
 
-    /// [`Cluster::kill`] and a start, which recovers.
+    /// [`Cluster::kill`] and then a start, which recovers.
     ///
     /// # Errors
-    /// When the server does not come back.
+    /// When the server does not start again.
     pub fn crash(&self) -> Result<()> {
         self.kill()?;
         self.start_server()
@@ -318,7 +318,7 @@ impl Cluster {
     /// A connection to the database `postgres`.
     ///
     /// # Errors
-    /// When the server refuses it.
+    /// When the server refuses the connection.
     pub fn client(&self) -> Result<Client> {
         self.client_to("postgres")
     }
@@ -326,7 +326,7 @@ impl Cluster {
     /// A connection to the database `name`.
     ///
     /// # Errors
-    /// When the server refuses it.
+    /// When the server refuses the connection.
     pub fn client_to(&self, name: &str) -> Result<Client> {
         postgres::Config::new()
             .host_path(self.directory.path())
@@ -339,7 +339,7 @@ impl Cluster {
     /// Runs statements in a new connection.
     ///
     /// # Errors
-    /// When one of them fails; what the server said is in the message.
+    /// When one of them fails; the message contains the server's error.
     pub fn sql(&self, statements: &str) -> Result<()> {
         run_sql(&mut self.client()?, statements)
     }
@@ -352,7 +352,7 @@ impl Cluster {
         text(&mut self.client()?, query)
     }
 
-    /// The error that `statements` must end with.
+    /// Runs statements that must fail, and returns the error.
     ///
     /// # Errors
     /// When they succeed, or fail for a reason outside the server.
@@ -360,11 +360,11 @@ impl Cluster {
         expect_error(&mut self.client()?, statements)
     }
 
-    /// Changes settings in the running server; values as SHOW writes them. Returns once new
+    /// Changes settings in the running server; values as SHOW displays them. Returns as soon as new
     /// sessions have them.
     ///
     /// # Errors
-    /// When the server refuses one.
+    /// When the server rejects one.
     pub fn set(&self, settings: &[(&str, &str)]) -> Result<()> {
         for (name, value) in settings {
             self.sql(&format!("ALTER SYSTEM SET {name} = '{value}'"))?;
@@ -376,8 +376,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// The files of one relation on disk, all forks and segments, ordered by name. Says nothing of
-    /// what is still in the server's buffers: run CHECKPOINT first.
+    /// The files of one relation on disk, all forks and segments, ordered by name. They do not
+    /// contain changes that are only in shared buffers: run CHECKPOINT first.
     ///
     /// # Errors
     /// When there is no such relation or it has no storage.
@@ -387,7 +387,7 @@ impl Cluster {
         DataFile::find(&self.data_directory().join(path))
     }
 
-    /// The files of a table, its indexes, its TOAST table and that one's index.
+    /// The files of a table, its indexes, its TOAST table and the TOAST index.
     ///
     /// # Errors
     /// As [`Cluster::files`].
@@ -413,10 +413,10 @@ impl Cluster {
         Ok(files)
     }
 
-    /// Ends the test: stops the server in good order and checks its log.
+    /// Ends the test: stops the server cleanly and checks its log.
     ///
     /// # Errors
-    /// When the server does not stop, or logged a warning that was not announced.
+    /// When the server does not stop, or logged a warning that was not permitted.
     pub fn finish(mut self) -> Result<()> {
         if process::postmaster(&self.data_directory()).is_some() {
             self.stop(StopMode::Fast)?;
@@ -447,7 +447,7 @@ impl Drop for Cluster {
     }
 }
 
-/// Runs statements; what the server said goes into the error.
+/// Runs statements; the error contains the server's message.
 ///
 /// # Errors
 /// When one of them fails.
@@ -478,7 +478,7 @@ pub fn column(client: &mut Client, query: &str) -> Result<Vec<String>> {
         .collect())
 }
 
-/// The error that `statements` must end with.
+/// Runs statements that must fail, and returns the error.
 ///
 /// # Errors
 /// When they succeed, or fail for a reason outside the server.
@@ -492,7 +492,7 @@ pub fn expect_error(client: &mut Client, statements: &str) -> Result<SqlError> {
 fn described(error: &postgres::Error, statements: &str) -> anyhow::Error {
     let statements: String = statements.chars().take(300).collect();
     match SqlError::of(error) {
-        Some(said) => anyhow::anyhow!("{said}\n  in: {statements}"),
+        Some(output) => anyhow::anyhow!("{output}\n  in: {statements}"),
         None => anyhow::anyhow!("{error}\n  in: {statements}"),
     }
 }

@@ -1,7 +1,7 @@
-//! Relation files as they lie on disk, read with nothing of pagevault or PostgreSQL.
+//! Relation files on disk, read without code of pagevault or PostgreSQL.
 //!
-//! What is asserted about pages on disk must not come from the code that writes them; this is the
-//! page format of ARCHITECTURE.md once more, by hand.
+//! Assertions about pages on disk must not depend on the code that writes them, so this is an
+//! independent implementation of the page format of ARCHITECTURE.md.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// Bytes of a page.
+/// Bytes in a page.
 pub const PAGE_SIZE: usize = 8192;
 
-/// What a page on disk is.
+/// State of a page on disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PageState {
     /// All bytes zero: a page that PostgreSQL allocated and has not yet used.
@@ -24,7 +24,7 @@ pub enum PageState {
 }
 
 impl PageState {
-    /// Reads it off a page: the version is in the 13 bits of `pd_flags` (bytes 10-11, little
+    /// The state of a page: the version is in the 13 bits of `pd_flags` (bytes 10-11, little
     /// endian) that PostgreSQL never sets.
     #[must_use]
     pub fn of(page: &[u8]) -> PageState {
@@ -36,13 +36,13 @@ impl PageState {
     }
 }
 
-/// What was read of a file or directory; `None` if it is gone. A running server removes files
-/// between the look into a directory and the look into the file: a cache that it writes under a
-/// provisional name, say.
+/// The content of a file or directory; `None` if it no longer exists. A running server removes
+/// files between the listing of a directory and the reading of a file, for example a cache file
+/// that it writes under a temporary name.
 ///
 /// # Errors
 /// Every other failure.
-pub fn unless_gone<T, E: Into<anyhow::Error>>(read: Result<T, E>) -> Result<Option<T>> {
+pub fn if_exists<T, E: Into<anyhow::Error>>(read: Result<T, E>) -> Result<Option<T>> {
     match read.map_err(Into::into) {
         Ok(found) => Ok(Some(found)),
         Err(error) => match error.downcast_ref::<std::io::Error>() {
@@ -55,15 +55,15 @@ pub fn unless_gone<T, E: Into<anyhow::Error>>(read: Result<T, E>) -> Result<Opti
 /// One file of a relation: one fork, one segment.
 #[derive(Clone, Debug)]
 pub struct DataFile {
-    /// Where it is.
+    /// Its path.
     pub path: PathBuf,
 }
 
 impl DataFile {
-    /// All files of the relation whose first file is `main` (as `pg_relation_filepath` says).
+    /// All files of the relation whose first file is `main` (from `pg_relation_filepath`).
     ///
     /// # Errors
-    /// When the directory cannot be read or there is not even the first file.
+    /// When the directory cannot be read, or the first file does not exist.
     pub fn find(main: &Path) -> Result<Vec<DataFile>> {
         let directory = main.parent().context("a path with a directory")?;
         let stem = main.file_name().and_then(|name| name.to_str()).context("a file name")?;
@@ -99,7 +99,7 @@ impl DataFile {
         Ok(self.bytes()?.chunks_exact(PAGE_SIZE).map(PageState::of).collect())
     }
 
-    /// Whether the file holds `text`, in UTF-8 or UTF-16 of either byte order.
+    /// Whether the file contains `text`, in UTF-8 or UTF-16 of either byte order.
     ///
     /// # Errors
     /// When the file cannot be read.
@@ -124,7 +124,7 @@ impl DataFile {
         Ok(page)
     }
 
-    /// Writes one page behind the server's back; the server must be down.
+    /// Writes one page directly to the file; the server must be down.
     ///
     /// # Errors
     /// When the file cannot be written.
@@ -146,37 +146,37 @@ impl DataFile {
     }
 }
 
-/// Whether `bytes` holds `wanted` anywhere.
+/// Whether `bytes` contains `wanted`.
 #[must_use]
 pub fn holds(bytes: &[u8], wanted: &[u8]) -> bool {
-    behind(bytes, wanted).is_some()
+    after(bytes, wanted).is_some()
 }
 
-/// Whether `name`, a hyphen and a digit stand in `bytes`, as in rows that are named and counted. A
-/// short name alone may be there by chance: a hundred megabytes of ciphertext hold four given bytes
-/// once in forty times.
+/// Whether `bytes` contains `name`, a hyphen and a digit, as in rows that are named and numbered. A
+/// short name alone may occur by chance: a hundred megabytes of ciphertext contain four given bytes
+/// with a probability of one in forty.
 #[must_use]
 pub fn holds_numbered(bytes: &[u8], name: &str) -> bool {
     let wanted = format!("{name}-");
     let mut rest = bytes;
-    while let Some(behind) = behind(rest, wanted.as_bytes()) {
-        if behind.first().is_some_and(u8::is_ascii_digit) {
+    while let Some(after) = after(rest, wanted.as_bytes()) {
+        if after.first().is_some_and(u8::is_ascii_digit) {
             return true;
         }
-        rest = behind;
+        rest = after;
     }
     false
 }
 
-/// What follows the first `wanted` in `bytes`.
-fn behind<'a>(bytes: &'a [u8], wanted: &[u8]) -> Option<&'a [u8]> {
-    // Files of hundreds of megabytes: look only where the first byte matches.
+/// The bytes after the first occurrence of `wanted`.
+fn after<'a>(bytes: &'a [u8], wanted: &[u8]) -> Option<&'a [u8]> {
+    // Files have hundreds of megabytes: compare only where the first byte matches.
     let Some(&first) = wanted.first() else { return Some(bytes) };
     let mut rest = bytes;
     while let Some(at) = rest.iter().position(|byte| *byte == first) {
         rest = &rest[at..];
-        if let Some(behind) = rest.strip_prefix(wanted) {
-            return Some(behind);
+        if let Some(after) = rest.strip_prefix(wanted) {
+            return Some(after);
         }
         rest = &rest[1..];
     }
@@ -186,7 +186,7 @@ fn behind<'a>(bytes: &'a [u8], wanted: &[u8]) -> Option<&'a [u8]> {
 /// Fails unless every page of these files is sealed or zero, and at least one is sealed.
 ///
 /// # Errors
-/// Names the first page that is not.
+/// Names the first page that is neither.
 pub fn assert_sealed(files: &[DataFile]) -> Result<()> {
     let mut sealed = 0;
     for file in files {
@@ -204,7 +204,7 @@ pub fn assert_sealed(files: &[DataFile]) -> Result<()> {
     Ok(())
 }
 
-/// Fails unless no page of these files is sealed and at least one holds something.
+/// Fails unless no page of these files is sealed and at least one is not zero.
 ///
 /// # Errors
 /// Names the first page that is sealed.
@@ -227,7 +227,7 @@ pub fn assert_plain(files: &[DataFile]) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::{DataFile, PAGE_SIZE, PageState, holds, holds_numbered, unless_gone};
+    use super::{DataFile, PAGE_SIZE, PageState, holds, holds_numbered, if_exists};
 
     #[test]
     fn finds_bytes_anywhere() {
@@ -240,16 +240,16 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_gone_is_passed_over() {
+    fn only_missing_files_are_skipped() {
         let directory = tempfile::tempdir().unwrap();
         let gone = DataFile { path: directory.path().join("gone") };
-        assert_eq!(unless_gone(gone.contains_text("a")).unwrap(), None);
+        assert_eq!(if_exists(gone.contains_text("a")).unwrap(), None);
         let unreadable = DataFile { path: directory.path().to_owned() };
-        assert!(unless_gone(unreadable.contains_text("a")).is_err());
+        assert!(if_exists(unreadable.contains_text("a")).is_err());
     }
 
     #[test]
-    fn tells_pages_apart() {
+    fn distinguishes_page_states() {
         let mut page = vec![0; PAGE_SIZE];
         assert_eq!(PageState::of(&page), PageState::Zero);
         page[10] = 0b111;

@@ -1,10 +1,10 @@
-//! What a client sees of an error.
+//! Server errors as clients see them.
 
 use std::fmt;
 
 use postgres::error::DbError;
 
-/// The four parts of a server error that users read; compared as a whole in tests.
+/// The four parts of a server error that users read. Tests compare all of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SqlError {
     /// SQLSTATE, five characters.
@@ -18,7 +18,7 @@ pub struct SqlError {
 }
 
 impl SqlError {
-    /// Takes the server's part out of a client error; `None` when it did not come from the server.
+    /// The server's error within a client error; `None` if it did not come from the server.
     #[must_use]
     pub fn of(error: &postgres::Error) -> Option<SqlError> {
         error.as_db_error().map(SqlError::from)

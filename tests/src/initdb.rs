@@ -1,6 +1,6 @@
-//! New data directories. `initdb` takes longer than many a test; where `PAGEVAULT_TEMPLATES` names
-//! a directory of the server user, it runs once with checksums and once without, and what it made
-//! there is copied.
+//! New data directories. `initdb` takes longer than many tests. If `PAGEVAULT_TEMPLATES` names a
+//! directory of the server user, `initdb` runs once with checksums and once without, and the
+//! results are copied from there.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -16,10 +16,10 @@ use crate::installation::run;
 
 static MAKING: Mutex<()> = Mutex::new(());
 
-/// Makes the data directory `target`.
+/// Creates the data directory `target`.
 ///
 /// # Errors
-/// When `initdb` fails, or what it makes is not as we know it.
+/// When `initdb` fails, or its result has an unknown layout.
 pub(crate) fn initdb(
     installation: &Installation,
     target: &Path,
@@ -40,7 +40,7 @@ pub(crate) fn initdb(
         run(initdb.arg("-D").arg(target)).map(drop)
     };
     let templates = std::env::var_os("PAGEVAULT_TEMPLATES").map(PathBuf::from);
-    // In smaller segments there are several of them.
+    // With smaller segments there are several of them.
     let Some(templates) = templates.filter(|_| wal_segment_size.is_none()) else {
         return make(target);
     };
@@ -55,12 +55,12 @@ pub(crate) fn initdb(
         }
     }
     run(installation.command("/bin/cp").arg("-a").arg(&template).arg(target))?;
-    make_distinct(target).with_context(|| format!("make {} distinct", target.display()))
+    set_system_identifier(target).with_context(|| format!("make {} distinct", target.display()))
 }
 
-/// Gives a copy a system identifier of its own: in the control file, which has a checksum, and in
-/// the header of the only WAL segment, which has none (`XLogLongPageHeaderData`).
-fn make_distinct(data: &Path) -> Result<()> {
+/// Gives a copy its own system identifier: in the control file, which has a checksum, and in the
+/// header of the only WAL segment, which has none (`XLogLongPageHeaderData`).
+fn set_system_identifier(data: &Path) -> Result<()> {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
     let identifier = (since.as_secs() << 32)
         | u64::from(since.subsec_nanos()) ^ (u64::from(process::id()) << 12);
@@ -68,8 +68,8 @@ fn make_distinct(data: &Path) -> Result<()> {
 
     let file = data.join("global/pg_control");
     let mut control = fs::read(&file)?;
-    // `ControlFileData` begins with the identifier and ends with the checksum; how long it is
-    // differs by major.
+    // `ControlFileData` begins with the identifier and ends with the checksum; its size differs by
+    // major.
     let is_end = |end: &usize| {
         control.get(*end..end + 4) == Some(&crc32c::crc32c(&control[..*end]).to_le_bytes())
     };

@@ -1,4 +1,4 @@
-//! The PostgreSQL under test and the user that its servers run as.
+//! The PostgreSQL under test, and the user of its servers.
 
 use std::ffi::OsStr;
 use std::os::unix::process::CommandExt;
@@ -15,7 +15,7 @@ static CHOSEN: OnceLock<Result<Installation, String>> = OnceLock::new();
 pub struct Installation {
     /// Major version: 15 to 18.
     pub major: u32,
-    /// What `pg_config --version` says.
+    /// Output of `pg_config --version`.
     pub version: String,
     bindir: PathBuf,
     pkglibdir: PathBuf,
@@ -24,11 +24,11 @@ pub struct Installation {
 }
 
 impl Installation {
-    /// The installation that was given to [`Installation::select`], else the one that
+    /// The installation passed to [`Installation::select`], otherwise the one that
     /// `PAGEVAULT_PG_CONFIG` names.
     ///
     /// # Errors
-    /// When the variable is missing, the program does not answer, or we are root and the server
+    /// When the variable is missing, the program fails, or the tests run as root and the server
     /// user does not exist.
     pub fn get() -> Result<&'static Installation> {
         CHOSEN
@@ -37,19 +37,19 @@ impl Installation {
             .map_err(|error| anyhow::anyhow!("{error}"))
     }
 
-    /// Makes the installation of a `pg_config` the one that [`Installation::get`] returns; servers
-    /// run as `server_user` when we are root.
+    /// Selects the installation of a `pg_config` for [`Installation::get`]; servers run as
+    /// `server_user` if the tests run as root.
     ///
     /// # Errors
-    /// When one was chosen before, and as [`Installation::get`].
+    /// When one was selected before, and as [`Installation::get`].
     pub fn select(pg_config: &Path, server_user: &str) -> Result<&'static Installation> {
         let installation = Installation::open(pg_config.as_os_str(), server_user)?;
         ensure!(CHOSEN.set(Ok(installation)).is_ok(), "an installation is in use already");
         Installation::get()
     }
 
-    /// The installation that `PAGEVAULT_OLD_PG_CONFIG` names, to upgrade from; without it, the one
-    /// under test.
+    /// The installation to upgrade from: that of `PAGEVAULT_OLD_PG_CONFIG`, otherwise the one under
+    /// test.
     ///
     /// # Errors
     /// As [`Installation::get`].
@@ -101,26 +101,25 @@ impl Installation {
         self.bindir.join(name)
     }
 
-    /// Where this installation keeps the libraries of extensions.
+    /// The directory of the libraries of extensions.
     #[must_use]
     pub fn library_directory(&self) -> &Path {
         &self.pkglibdir
     }
 
-    /// Where this installation keeps the control files and scripts of extensions, in a folder
-    /// `extension`.
+    /// The directory that contains `extension`, the folder of control files and scripts.
     #[must_use]
     pub fn share_directory(&self) -> &Path {
         &self.sharedir
     }
 
-    /// Whether an extension is there to be created.
+    /// Whether CREATE EXTENSION can find an extension.
     #[must_use]
     pub fn has_extension(&self, name: &str) -> bool {
         self.sharedir.join("extension").join(format!("{name}.control")).exists()
     }
 
-    /// A command that runs a program of this installation as the server user, with no input and a
+    /// A command that runs a program of this installation as the server user, without input, with a
     /// neutral locale and time zone. `name` may also be an absolute path.
     #[must_use]
     pub fn command(&self, name: &str) -> Command {
@@ -138,10 +137,10 @@ impl Installation {
         command
     }
 
-    /// Gives `path` to the server user (only meaningful when we are root).
+    /// Makes the server user the owner of `path` (no effect unless the tests run as root).
     ///
     /// # Errors
-    /// When the file system refuses.
+    /// When the file system returns an error.
     pub fn give(&self, path: &Path) -> Result<()> {
         if let Some((uid, gid)) = self.server_user {
             std::os::unix::fs::chown(path, Some(uid), Some(gid))
@@ -164,10 +163,10 @@ fn server_user(name: &str) -> Result<(u32, u32)> {
     Ok((id("-u")?, id("-g")?))
 }
 
-/// Runs `command` to its end and returns what it printed on standard output.
+/// Runs `command` and returns its standard output.
 ///
 /// # Errors
-/// When it cannot be started or ends with anything but 0; both outputs are in the message.
+/// When it cannot be started or does not exit with 0; the message contains both outputs.
 pub fn run(command: &mut Command) -> Result<String> {
     let output = command.output().with_context(|| format!("run {command:?}"))?;
     if !output.status.success() {

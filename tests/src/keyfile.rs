@@ -1,4 +1,4 @@
-//! The file provider's keys, made and changed only by the real `pagevault-keyring`.
+//! Keys of the provider `file`, changed only by the real `pagevault-keyring`.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use crate::Installation;
 use crate::installation::run;
 
-/// A key file that a test can take away and bring back.
+/// A key file that a test can remove and restore.
 #[derive(Debug)]
 pub struct KeyFile {
     installation: &'static Installation,
@@ -15,10 +15,10 @@ pub struct KeyFile {
 }
 
 impl KeyFile {
-    /// Makes the file with one key in it, as the server user.
+    /// Creates the file with one key, as the server user.
     ///
     /// # Errors
-    /// When `pagevault-keyring` refuses.
+    /// When `pagevault-keyring` fails.
     pub fn create(installation: &'static Installation, path: &Path, key: &str) -> Result<KeyFile> {
         let file = KeyFile { installation, path: path.to_owned() };
         file.add_key(key)?;
@@ -28,7 +28,7 @@ impl KeyFile {
     /// Adds one more key.
     ///
     /// # Errors
-    /// When `pagevault-keyring` refuses.
+    /// When `pagevault-keyring` fails.
     pub fn add_key(&self, key: &str) -> Result<()> {
         run(self
             .installation
@@ -39,13 +39,13 @@ impl KeyFile {
         .map(drop)
     }
 
-    /// Where the file is.
+    /// Path of the file.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The statement that makes this file a provider.
+    /// The statement that adds this file as a provider.
     #[must_use]
     pub fn add_provider(&self, name: &str) -> String {
         format!(
@@ -58,18 +58,18 @@ impl KeyFile {
         self.path.with_extension("away")
     }
 
-    /// Takes the file away, as an outage of the provider.
+    /// Moves the file away, like an outage of the provider.
     ///
     /// # Errors
-    /// When it is not there.
+    /// When it does not exist.
     pub fn take_away(&self) -> Result<()> {
         std::fs::rename(&self.path, self.away()).context("take the key file away")
     }
 
-    /// Brings it back.
+    /// Moves the file back.
     ///
     /// # Errors
-    /// When it was not taken away.
+    /// When it was not moved away.
     pub fn bring_back(&self) -> Result<()> {
         std::fs::rename(self.away(), &self.path).context("bring the key file back")
     }

@@ -1,18 +1,18 @@
-//! Harness for the cluster tests: throw-away PostgreSQL servers and a view of what is in their
-//! files.
+//! Harness for the cluster tests: temporary PostgreSQL servers and access to their files.
 //!
 //! ```text
-//!   Installation   one PostgreSQL with pagevault installed (PAGEVAULT_PG_CONFIG)
-//!     Cluster      one data directory and its server: start, stop, crash, SQL, log
-//!       KeyFile    the file provider's keys, made by the real pagevault-keyring
-//!       DataFile   one file of a relation as it lies on disk, read without the server
-//!   leaks          values that must not be anywhere, and a scanner that knows them in disguise
+//!   Installation     one PostgreSQL with pagevault installed (PAGEVAULT_PG_CONFIG)
+//!     Cluster        one data directory and its server: start, stop, crash, SQL, log
+//!       KeyFile      keys of the provider `file`, made by the real pagevault-keyring
+//!       DataFile     one file of a relation on disk, read without the server
+//!   leaks            values that must not be on disk, and a scanner for their encodings
 //! ```
 //!
-//! Everything runs as the unprivileged user `PAGEVAULT_SERVER_USER` (default `pagevault`) when the
-//! tests run as root, because PostgreSQL refuses root; the tests themselves keep their rights and
-//! so can read every file. A test returns `anyhow::Result` and ends with [`Cluster::finish`], which
-//! checks that the server log holds no warning that the test did not announce.
+//! If the tests run as root, servers and programs run as the unprivileged user
+//! `PAGEVAULT_SERVER_USER` (default `pagevault`), because PostgreSQL refuses root. The tests
+//! themselves stay root and can read every file. A test returns `anyhow::Result` and ends with
+//! [`Cluster::finish`], which checks that the server log contains no warning except those that the
+//! test permits.
 
 pub mod backup;
 pub mod cluster;

@@ -1,9 +1,9 @@
-//! The server log is part of a test's result: a warning nobody announced fails it.
+//! The server log is part of a test's result: an unexpected warning fails the test.
 
 /// Severities that a healthy server does not write.
 const ALARMING: [&str; 3] = ["WARNING:  ", "FATAL:  ", "PANIC:  "];
 
-/// What servers say about their clients and their own stop and start; harmless anywhere.
+/// Normal messages about clients, start and stop; harmless in any test.
 const ORDINARY: [&str; 10] = [
     "the database system is starting up",
     "the database system is shutting down",
@@ -13,12 +13,12 @@ const ORDINARY: [&str; 10] = [
     "terminating connection due to unexpected postmaster exit",
     "terminating background worker",
     "connection to client lost",
-    // Which of the two a standby says depends on what it is at when its primary stops.
+    // Which of the two a standby logs depends on its activity when the primary stops.
     "could not receive data from WAL stream",
     "could not send data to WAL stream",
 ];
 
-/// The lines of `log` that are warnings or worse and contain none of `allowed`.
+/// The lines of `log` with severity WARNING or worse that contain none of `allowed`.
 #[must_use]
 pub fn alarms<'log>(log: &'log str, allowed: &[String]) -> Vec<&'log str> {
     log.lines()
@@ -33,7 +33,7 @@ mod tests {
     use super::alarms;
 
     #[test]
-    fn unannounced_warnings_are_alarms() {
+    fn unexpected_warnings_are_alarms() {
         let log = "12:00 [1] LOG:  ready\n12:00 [2] WARNING:  odd\n12:00 [3] FATAL:  the database \
                    system is starting up\n12:00 [4] PANIC:  bad";
         assert_eq!(alarms(log, &[]), ["12:00 [2] WARNING:  odd", "12:00 [4] PANIC:  bad"]);

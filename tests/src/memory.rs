@@ -1,5 +1,5 @@
-//! What a core dump of a process would hold, read without making one: `/proc/PID/mem`, by the flags
-//! of `/proc/PID/smaps`.
+//! The content of a core dump, without making one: `/proc/PID/mem`, by the flags of
+//! `/proc/PID/smaps`.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
@@ -9,17 +9,17 @@ use std::os::unix::fs::FileExt;
 use anyhow::{Context, Result};
 use rustix::process::{Pid, geteuid};
 
-/// Bytes of what is looked for: the half of an AES-256 key, or a round key.
+/// Length of a searched piece in bytes: half of an AES-256 key, or a round key.
 pub const PIECE: usize = 16;
 
-/// How much is read at once.
+/// Number of bytes read at once.
 const CHUNK: usize = 1 << 20;
 
-/// Whether we may read the memory of a process. Who is not root may not where only its ancestors
-/// may (Yama), which servers under test do not have.
+/// Whether the memory of a process can be read. Under Yama, users other than root may read only
+/// their descendants, and the servers under test are not descendants of the tests.
 ///
 /// # Errors
-/// When root may not.
+/// When the tests run as root and cannot read it.
 pub fn is_readable(pid: Pid) -> Result<bool> {
     match File::open(format!("/proc/{}/mem", pid.as_raw_nonzero())) {
         Err(error) if error.kind() == ErrorKind::PermissionDenied && !geteuid().is_root() => {
@@ -37,10 +37,10 @@ pub struct Mapping {
     end: u64,
     /// `[stack]`, `[heap]`, a file, or nothing.
     pub name: String,
-    /// Whether other processes see the same memory, by the number of its file.
+    /// The inode of the mapped file, if other processes share the memory.
     shared: Option<u64>,
     writable: bool,
-    /// Whether a core dump has it: `MADV_DONTDUMP` takes it out.
+    /// Whether a core dump contains it: `MADV_DONTDUMP` excludes it.
     pub dumped: bool,
 }
 
@@ -48,7 +48,7 @@ impl Mapping {
     /// All mappings of a process, ascending.
     ///
     /// # Errors
-    /// When the process is gone, or another user's.
+    /// When the process has ended, or belongs to another user.
     pub fn all(pid: Pid) -> Result<Vec<Mapping>> {
         let path = format!("/proc/{}/smaps", pid.as_raw_nonzero());
         let text = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
@@ -92,18 +92,18 @@ pub struct Pieces {
 /// A piece that was found.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Found {
-    /// Whose memory it was.
+    /// The process that contained it.
     pub process: String,
-    /// The name of the mapping, and how far from its end.
+    /// The name of the mapping, and the distance from its end.
     pub place: String,
     /// The name of the piece.
     pub piece: String,
-    /// Whether a core dump has it.
+    /// Whether a core dump contains it.
     pub dumped: bool,
 }
 
 impl Pieces {
-    /// Adds a secret: each of its whole pieces.
+    /// Adds a secret, split into pieces.
     pub fn add(&mut self, name: &str, secret: &[u8]) {
         self.beginnings.resize(1 << 16, false);
         for (number, piece) in secret.as_chunks::<PIECE>().0.iter().enumerate() {
@@ -112,7 +112,7 @@ impl Pieces {
         }
     }
 
-    /// How many there are.
+    /// Number of pieces.
     #[must_use]
     pub fn count(&self) -> usize {
         self.names.len()
@@ -122,8 +122,8 @@ impl Pieces {
     pub fn search(&self, bytes: &[u8]) -> Vec<(usize, &str)> {
         let mut found = Vec::new();
         for (page, at) in bytes.chunks(4096).zip((0..).step_by(4096)) {
-            // Most memory was never written to. A piece begins with something else than zeros, as
-            // far as chance goes.
+            // Most memory was never written to. A piece does not begin with zeros, except by
+            // chance.
             if page.iter().all(|byte| *byte == 0) {
                 continue;
             }
@@ -139,10 +139,10 @@ impl Pieces {
         found
     }
 
-    /// The pieces that are in the memory of these processes. What they share is read once.
+    /// The pieces found in the memory of these processes. Shared memory is read once.
     ///
     /// # Errors
-    /// When memory may not be read.
+    /// When memory cannot be read.
     pub fn in_memory(&self, processes: &[Pid]) -> Result<Vec<Found>> {
         let mut seen = HashSet::new();
         let mut found = Vec::new();
@@ -186,7 +186,7 @@ impl Pieces {
     }
 }
 
-/// What a process calls itself; `None` if it is gone.
+/// The title of a process; `None` if it has ended.
 fn title(pid: Pid) -> Option<String> {
     let words = fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).ok()?;
     let words = String::from_utf8_lossy(&words).replace('\0', " ");

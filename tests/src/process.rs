@@ -1,4 +1,4 @@
-//! Ending all processes of a cluster the hard way.
+//! Kills all processes of a cluster.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Process ids whose working directory is `data_directory`: every PostgreSQL process changes there,
-/// so this also finds those that lost their postmaster.
+/// Processes whose working directory is `data_directory`. Every PostgreSQL process changes to it,
+/// so this also finds those whose postmaster has died.
 #[must_use]
 pub fn processes_in(data_directory: &Path) -> Vec<Pid> {
-    // The kernel tells the working directory with all symbolic links resolved.
+    // The kernel reports the working directory with symbolic links resolved.
     let data_directory = data_directory.canonicalize().unwrap_or_else(|_| data_directory.into());
     let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
     entries
@@ -27,19 +27,19 @@ pub fn processes_in(data_directory: &Path) -> Vec<Pid> {
 #[must_use]
 pub fn postmaster(data_directory: &Path) -> Option<Pid> {
     let text = std::fs::read_to_string(data_directory.join("postmaster.pid")).ok()?;
-    // A single-user server writes its own with a minus.
+    // A single-user server writes its process id as a negative number.
     let number: i32 = text.lines().next()?.trim().parse().ok()?;
     Pid::from_raw(number.max(0))
 }
 
-/// SIGKILL to the postmaster and every process of the cluster, as a power cut would; returns when
-/// all of them are gone.
+/// Sends SIGKILL to the postmaster and every process of the cluster, like a power failure. Returns
+/// when all have ended.
 ///
 /// # Errors
-/// When processes are still there after 10 s.
+/// When processes still exist after 10 s.
 pub fn kill_all(data_directory: &Path) -> Result<()> {
-    // The postmaster holds still, so that it starts no recovery of its own, and goes last:
-    // processes that lose it end in good order, and remove their temporary files.
+    // The postmaster is stopped first, so that it does not start crash recovery, and killed last:
+    // processes that lose it exit cleanly and remove their temporary files.
     if let Some(postmaster) = postmaster(data_directory) {
         let _ = kill_process(postmaster, Signal::STOP);
         for pid in processes_in(data_directory).into_iter().filter(|pid| *pid != postmaster) {

@@ -1,4 +1,4 @@
-//! Standbys of a cluster: made by a base backup, streaming unless told otherwise.
+//! Standbys of a cluster, created by a base backup. By default they stream.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use anyhow::Result;
 use crate::Cluster;
 use crate::installation::run;
 
-/// What standbys say when their primary goes away, or they are promoted.
+/// Normal messages of standbys when their primary stops, or when they are promoted.
 pub(crate) const ORDINARY: [&str; 4] = [
     "terminating walreceiver process",
     "could not send end-of-streaming message to primary",
@@ -15,7 +15,7 @@ pub(crate) const ORDINARY: [&str; 4] = [
     "could not connect to the primary server",
 ];
 
-/// How a standby is made.
+/// How to create a standby.
 #[derive(Clone, Debug, Default)]
 pub struct Standby {
     name: Option<String>,
@@ -26,21 +26,21 @@ pub struct Standby {
 }
 
 impl Standby {
-    /// The name by which the primary knows it, for `synchronous_standby_names`.
+    /// The standby's name for `synchronous_standby_names`.
     #[must_use]
     pub fn named(mut self, name: &str) -> Self {
         self.name = Some(name.to_owned());
         self
     }
 
-    /// A physical slot of the primary that it uses; made if it is not there.
+    /// A physical slot of the primary; created if it does not exist.
     #[must_use]
     pub fn slot(mut self, slot: &str) -> Self {
         self.slot = Some(slot.to_owned());
         self
     }
 
-    /// It follows this archive, and nothing else.
+    /// The standby follows this archive, and does not stream.
     #[must_use]
     pub fn archive_only(mut self, archive: &Path) -> Self {
         self.archive = Some(archive.to_string_lossy().into_owned());
@@ -54,14 +54,14 @@ impl Standby {
         self
     }
 
-    /// One more line for its `postgresql.conf`.
+    /// One more line for the standby's `postgresql.conf`.
     #[must_use]
     pub fn conf(mut self, line: &str) -> Self {
         self.conf.push(line.to_owned());
         self
     }
 
-    /// Makes it, and starts it.
+    /// Creates and starts the standby.
     ///
     /// # Errors
     /// When the backup or the start fails.
@@ -71,7 +71,7 @@ impl Standby {
         Ok(standby)
     }
 
-    /// Makes it; its server is not started.
+    /// Creates the standby without starting its server.
     ///
     /// # Errors
     /// When the backup fails.
@@ -93,7 +93,7 @@ impl Standby {
         Ok(standby)
     }
 
-    /// Makes the server of `standby`, which is down, follow `primary` when it is started.
+    /// Configures a stopped `standby` to follow `primary` after its next start.
     ///
     /// # Errors
     /// When files cannot be written.
@@ -109,18 +109,22 @@ impl Standby {
             Some(archive) => standby.append_conf(&format!(
                 "primary_conninfo = ''\narchive_mode = off\nrestore_command = 'cp {archive}/%f %p'"
             ))?,
-            None => standby.append_conf(&format!(
-                "primary_conninfo = 'host={} user=postgres dbname=postgres{}'\nprimary_slot_name = '{}'",
-                primary.directory().display(),
-                self.name.as_ref().map(|name| format!(" application_name={name}")).unwrap_or_default(),
-                self.slot.as_deref().unwrap_or_default()
-            ))?,
+            None => {
+                let name = self.name.as_ref().map(|name| format!(" application_name={name}"));
+                standby.append_conf(&format!(
+                    "primary_conninfo = 'host={} user=postgres dbname=postgres{}'\n\
+                     primary_slot_name = '{}'",
+                    primary.directory().display(),
+                    name.unwrap_or_default(),
+                    self.slot.as_deref().unwrap_or_default()
+                ))?;
+            }
         }
         self.conf.iter().try_for_each(|line| standby.append_conf(line))
     }
 }
 
-/// A standby that streams from `primary`, started, with these lines in its configuration.
+/// Starts a standby that streams from `primary`, with these lines in its configuration.
 ///
 /// # Errors
 /// As [`Standby::start`].
@@ -128,7 +132,8 @@ pub fn standby_of(primary: &Cluster, conf: &[&str]) -> Result<Cluster> {
     conf.iter().fold(Standby::default(), |standby, line| standby.conf(line)).start(primary)
 }
 
-/// Waits until the standby has replayed all that the primary, which may be a standby, has by now.
+/// Waits until the standby has replayed the current WAL of the primary (which may be a standby
+/// too).
 ///
 /// # Errors
 /// When it has not within 60 s.
@@ -149,7 +154,7 @@ impl Cluster {
         run(program.args(["--checkpoint=fast", "-D"]).arg(target).args(options)).map(drop)
     }
 
-    /// Promotes a standby, and waits until it takes writes.
+    /// Promotes a standby, and waits until it accepts writes.
     ///
     /// # Errors
     /// When it does not.

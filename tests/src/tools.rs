@@ -1,4 +1,4 @@
-//! Programs: PostgreSQL's own, run against a cluster, and scripts that its server runs.
+//! Programs: PostgreSQL's own, run against a cluster, and scripts for its server.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
@@ -11,7 +11,8 @@ use crate::Cluster;
 use crate::installation::run;
 
 impl Cluster {
-    /// A client program of this installation, pointed at this cluster's database `postgres`.
+    /// A client program of this installation, with the environment to connect to the database
+    /// `postgres`.
     #[must_use]
     pub fn program(&self, name: &str) -> Command {
         let mut command = self.installation().command(name);
@@ -30,7 +31,7 @@ impl Cluster {
         run(self.program("pgbench").args(arguments))
     }
 
-    /// Starts `pgbench` in the background, its output thrown away; it ends when its server does.
+    /// Starts `pgbench` in the background without its output; it ends with its server.
     ///
     /// # Errors
     /// When it cannot be started.
@@ -51,17 +52,17 @@ impl Cluster {
         run(self.program("pg_checksums").arg("--check").arg("-D").arg(self.data_directory()))
     }
 
-    /// Stock `pg_basebackup` into `target`, which verifies page checksums on the way and fails on a
-    /// bad one, then `pg_verifybackup`.
+    /// Stock `pg_basebackup` into `target`, which verifies page checksums and fails on a bad one,
+    /// then `pg_verifybackup`.
     ///
     /// # Errors
-    /// When either finds anything wrong.
+    /// When either finds an error.
     pub fn base_backup(&self, target: &Path) -> Result<()> {
         run(self.program("pg_basebackup").args(["--checkpoint=fast", "-D"]).arg(target))?;
         run(self.program("pg_verifybackup").arg(target)).map(drop)
     }
 
-    /// Puts a shell script beside the data directory, to be run by the server. Returns its path.
+    /// Writes a shell script for the server next to the data directory. Returns its path.
     ///
     /// # Errors
     /// When it cannot be written.

@@ -1,5 +1,5 @@
-//! The version stands once, in the root `Cargo.toml`; prose that names it must agree. And what is
-//! built in containers is the whole workspace.
+//! The version is defined once, in the root `Cargo.toml`; documents that name it must agree.
+//! Container builds include the whole workspace.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ fn read(file: &str) -> String {
     std::fs::read_to_string(root().join(file)).unwrap()
 }
 
-/// The folders that `members` in the root `Cargo.toml` names.
+/// The directories in `members` of the root `Cargo.toml`.
 fn members() -> Vec<String> {
     let manifest = read("Cargo.toml");
     let line = manifest.lines().find_map(|line| line.strip_prefix("members = [")).unwrap();
@@ -33,7 +33,7 @@ fn documents_name_this_version() {
 }
 
 #[test]
-fn the_extension_takes_it_from_cargo() {
+fn the_extension_takes_its_version_from_cargo() {
     assert!(read("extension/pagevault.control").contains("default_version = '@CARGO_VERSION@'"));
     for member in members() {
         let own = !read(&format!("{member}/Cargo.toml")).contains("\nversion.workspace = true\n");
@@ -49,8 +49,8 @@ fn every_member_goes_into_a_container_build() {
     }
 }
 
-/// `ALTER EXTENSION pagevault UPDATE` needs a way from each released version to this one. Scripts
-/// lie where cargo-pgrx looks for them.
+/// `ALTER EXTENSION pagevault UPDATE` needs a path of scripts from each released version to this
+/// one. Scripts are where cargo-pgrx looks for them.
 #[test]
 fn scripts_lead_from_each_released_version_to_this_one() {
     const FIRST: &str = "0.1.0";

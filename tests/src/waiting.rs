@@ -1,4 +1,4 @@
-//! Waiting for what a server does by itself.
+//! Waiting for asynchronous work of a server.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use anyhow::{Result, bail, ensure};
 use crate::Cluster;
 
 impl Cluster {
-    /// Waits until `query` answers `expected`.
+    /// Waits until `query` returns `expected`.
     ///
     /// # Errors
     /// When it does not within 60 s.
@@ -18,7 +18,7 @@ impl Cluster {
         })
     }
 
-    /// Waits until the server has logged `text`.
+    /// Waits until the server log contains `text`.
     ///
     /// # Errors
     /// When it does not within 60 s.
@@ -29,7 +29,7 @@ impl Cluster {
         })
     }
 
-    /// Waits until `check` succeeds; `what` stands before its last error.
+    /// Waits until `check` succeeds; the error is `what` with its last error.
     ///
     /// # Errors
     /// When it does not within 60 s.

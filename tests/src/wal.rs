@@ -1,4 +1,4 @@
-//! WAL segments as they lie on disk, read without the server.
+//! WAL segments on disk, read without the server.
 
 use std::path::{Path, PathBuf};
 
@@ -10,20 +10,20 @@ pub const PAGE: usize = 8192;
 /// One segment.
 #[derive(Clone, Debug)]
 pub struct Segment {
-    /// Where it lies.
+    /// Its path.
     pub path: PathBuf,
-    /// What is in it.
+    /// Its content.
     pub bytes: Vec<u8>,
 }
 
-/// What a WAL page says of itself.
+/// State of a WAL page, from its header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WalPage {
-    /// Not written since the segment was made, or left from an earlier use of it.
+    /// Not written since the segment was created or recycled.
     Unused,
-    /// Without a mark.
+    /// Without a mark: plaintext.
     Plain,
-    /// Sealed with the key of this mark.
+    /// Sealed with the key that the mark names.
     Sealed(u16),
 }
 
@@ -51,7 +51,7 @@ impl Segment {
     /// Address of the first byte, from name and size.
     ///
     /// # Errors
-    /// When the name is not a segment's.
+    /// When the name is not that of a segment.
     pub fn address(&self) -> Result<u64> {
         let name = self.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         ensure!(name.len() == 24, "{name} is not the name of a segment");
@@ -59,7 +59,7 @@ impl Segment {
         Ok((part(8)? << 32) + part(16)? * self.bytes.len() as u64)
     }
 
-    /// What its pages say.
+    /// The states of its pages.
     ///
     /// # Errors
     /// As [`Segment::address`].

@@ -1,8 +1,8 @@
-//! Who else is there when a server crashes: a standby that has followed it, a restore from before,
-//! a restore from during. A crash test is not over before they agree: what the server does after
-//! its crash must be what they are told. Only where there is no WAL to tell them (`wal_level =
-//! minimal`), or nothing that they should know (unlogged and temporary tables), a crash is judged
-//! by the server alone.
+//! Other servers that verify a crash test: a standby that has followed the server, and restores of
+//! backups from before and during the crash. A crash test must also pass on these: the state after
+//! the crash must agree with the WAL that the server wrote. Only without such WAL (`wal_level =
+//! minimal`), or for data that WAL does not contain (unlogged and temporary tables), a test checks
+//! the server alone.
 
 use anyhow::{Context, Result, ensure};
 
@@ -11,19 +11,19 @@ use crate::datafile::PageState;
 use crate::standby::{ORDINARY, Standby, wait_for};
 use crate::{Cluster, StopMode};
 
-/// Servers that judge the crashes of another.
+/// Servers that verify the crashes of another.
 #[derive(Debug)]
 pub struct Witnesses {
     follows: Cluster,
-    /// As what backups are restored.
+    /// Configuration for restored backups.
     standby: Standby,
-    /// Base backups, whose servers are not started yet, and when each was taken.
+    /// Base backups with the moment of each; their servers are not started yet.
     backups: Vec<(String, Cluster)>,
 }
 
 impl Witnesses {
-    /// Attaches a standby to a server, and takes a base backup of it. It must keep its WAL
-    /// (`wal_keep_size`) as long as they are to follow.
+    /// Attaches a standby to a server, and takes a base backup of it. The server must keep its WAL
+    /// for both (`wal_keep_size`).
     ///
     /// # Errors
     /// When they cannot be made.
@@ -31,7 +31,7 @@ impl Witnesses {
         Witnesses::with(server, &[])
     }
 
-    /// As [`Witnesses::of`], with these lines in their configuration.
+    /// Like [`Witnesses::of`], with these lines in their configuration.
     ///
     /// # Errors
     /// When they cannot be made.
@@ -43,8 +43,8 @@ impl Witnesses {
         Ok(witnesses)
     }
 
-    /// Takes another base backup, `during` something, say. No process may stand where it holds the
-    /// keystore's lock: a backup begins with a checkpoint.
+    /// Takes another base backup; `during` describes the moment. No stopped process may hold the
+    /// keystore's lock, because a backup begins with a checkpoint.
     ///
     /// # Errors
     /// When the backup fails.
@@ -58,9 +58,9 @@ impl Witnesses {
         Ok(())
     }
 
-    /// Has all of them hear of what has happened since. Each answers these queries as the server
-    /// does, holds no page in plaintext of the families of these tables, crashes and answers again,
-    /// and takes writes when it is promoted.
+    /// Lets all witnesses replay the WAL so far. Each must return the same results for these
+    /// queries as the server, contain no plaintext page in these tables and their indexes and TOAST
+    /// tables, return the same after a crash, and accept writes after promotion.
     ///
     /// # Errors
     /// When one of them does not agree.
@@ -68,7 +68,7 @@ impl Witnesses {
         self.judge_and(server, queries, sealed, |_| Ok(()))
     }
 
-    /// As [`Witnesses::judge`]; `promoted` has something to say of each when it takes writes.
+    /// Like [`Witnesses::judge`]; `promoted` runs on each after its promotion.
     ///
     /// # Errors
     /// When one of them does not agree.
@@ -81,7 +81,7 @@ impl Witnesses {
     ) -> Result<()> {
         let wanted: Vec<_> =
             queries.iter().map(|query| server.text(query)).collect::<Result<_>>()?;
-        // Where they make their restart points.
+        // The witnesses make restart points at this checkpoint.
         server.sql("CHECKPOINT")?;
         for (_, backup) in &self.backups {
             backup.start_server()?;
@@ -103,7 +103,7 @@ impl Witnesses {
             promoted(&witness)?;
             witness.finish()
         };
-        // All at once: mostly each waits for its server.
+        // In parallel, because each mostly waits for its server.
         std::thread::scope(|scope| {
             let follows = [("all the time".to_owned(), self.follows)];
             let witnesses: Vec<_> = follows

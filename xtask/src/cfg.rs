@@ -7,7 +7,7 @@ pub(crate) enum Condition {
     All(Vec<Condition>),
     Any(Vec<Condition>),
     Not(Box<Condition>),
-    /// A name, and a value if it has one.
+    /// A name, with its value if it has one.
     Is(String, Option<String>),
 }
 
@@ -22,7 +22,7 @@ pub(crate) fn conditions(trees: &[Tree]) -> Vec<(usize, Condition)> {
     found
 }
 
-/// The condition of a `cfg` that begins here.
+/// The condition of a `cfg` that starts with these tokens.
 pub(crate) fn condition_at(here: &[Tree]) -> Option<Condition> {
     let (name, rest) = here.split_first()?;
     if !name.is("cfg") && !name.is("cfg_attr") {
@@ -58,10 +58,10 @@ impl Condition {
         }
     }
 
-    /// Whether it holds, given what is known of each name and value; `None` if that does not decide
+    /// Whether the condition holds, given the known names and values; `None` if they do not decide
     /// it.
     pub(crate) fn holds(&self, known: &dyn Fn(&str, Option<&str>) -> Option<bool>) -> Option<bool> {
-        // Of all: false as soon as one is false, true if all are true; of any: the other way round.
+        // `all` is false as soon as one is false, and true if all are true; `any` is the opposite.
         let fold = |conditions: &[Condition], decisive: bool| {
             let results: Vec<_> = conditions.iter().map(|inner| inner.holds(known)).collect();
             if results.contains(&Some(decisive)) {
@@ -80,7 +80,7 @@ impl Condition {
         }
     }
 
-    /// Whether it asks for the major version of PostgreSQL.
+    /// Whether the condition depends on the major version of PostgreSQL.
     pub(crate) fn asks_for_major(&self) -> bool {
         match self {
             Condition::All(conditions) | Condition::Any(conditions) => {
@@ -91,12 +91,13 @@ impl Condition {
         }
     }
 
-    /// Whether it holds in a build for this major; `None` if something else decides.
+    /// Whether the condition holds in a build for this major; `None` if it depends on something
+    /// else.
     pub(crate) fn holds_on(&self, built_for: u32) -> Option<bool> {
         self.holds(&|name, value| major(name, value).map(|major| major == built_for))
     }
 
-    /// Whether it holds in tests only.
+    /// Whether the condition holds only in tests.
     pub(crate) fn is_test_only(&self) -> bool {
         let in_build = |name: &str, value: Option<&str>| match (name, value) {
             ("test", None) | ("feature", Some("pg_test")) => Some(false),
@@ -121,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn conditions_are_found_wherever_they_stand() {
+    fn conditions_are_found_in_attributes_and_macros() {
         let text =
             "#[cfg(test)] fn f() {\n if cfg!(unix) {}\n m! { #[cfg_attr(not(test), inline)] }\n}";
         let lines: Vec<_> =
@@ -130,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_decides_only_where_it_matters() {
+    fn unknown_conditions_matter_only_where_they_decide() {
         let any = one("#[cfg(any(feature = \"pg15\", unix))] x");
         assert_eq!((any.holds_on(15), any.holds_on(16)), (Some(true), None));
         let all = one("#[cfg(all(not(feature = \"pg15\"), unix))] x");
@@ -138,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn tests_are_told_from_what_is_built() {
+    fn tests_are_distinguished_from_other_code() {
         assert!(one("#[cfg(any(test, feature = \"pg_test\"))] x").is_test_only());
         assert!(one("#[cfg(all(test, unix))] x").is_test_only());
         assert!(!one("#[cfg(not(test))] x").is_test_only());

@@ -1,6 +1,5 @@
-//! What broke a rule before there was the rule: xtask/exceptions.toml says how often in which file.
-//! The numbers may only fall, and are exact: where there is less to except, that is an error too,
-//! until the list says so.
+//! Violations that are older than their rule: xtask/exceptions.toml has their number for each file.
+//! The numbers may only fall, and they are exact: a number that is too high is an error too.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -12,12 +11,12 @@ use crate::rules::{EXCEPTIONS, Finding, RULES};
 use crate::workspace::Workspace;
 
 const HEAD: &str = "\
-# What `cargo xtask tidy` finds and lets pass: for each rule (xtask/src/rules), how often it is
-# broken in which file. The numbers may only fall. They are exact: whoever corrects something lets
-# `cargo xtask tidy --bless` write the list anew.
+# Known violations of the rules of `cargo xtask tidy`: for each rule (xtask/src/rules), their number
+# in each file. The numbers may only fall, and they are exact: after a correction, `cargo xtask tidy
+# --bless` writes the list again.
 ";
 
-/// What each rule finds, by its name.
+/// The findings of each rule, by its name.
 pub(crate) type Found = BTreeMap<&'static str, Vec<Finding>>;
 
 /// Runs all rules that may have exceptions.
@@ -25,7 +24,7 @@ pub(crate) fn find(workspace: &Workspace) -> Result<Found> {
     RULES.iter().map(|rule| Ok((rule.name, (rule.check)(workspace)?))).collect()
 }
 
-/// What the list does not except, and what it excepts in vain: with the rule's name.
+/// Findings that the list does not except, and unnecessary exceptions, with the rule's name.
 pub(crate) fn judge(workspace: &Workspace, found: Found) -> Result<Vec<(&'static str, Finding)>> {
     let (list, text) = read(workspace)?;
     let line_of = |entry: &Spanned<usize>| 1 + text[..entry.span().start].matches('\n').count();
@@ -69,7 +68,7 @@ pub(crate) fn judge(workspace: &Workspace, found: Found) -> Result<Vec<(&'static
     Ok(judged)
 }
 
-/// The list as it should be for what was found, and each number in it that is higher than before.
+/// The list for these findings, and each number in it that is higher than before.
 pub(crate) fn bless(workspace: &Workspace, found: &Found) -> Result<(String, Vec<String>)> {
     let (list, _) = read(workspace)?;
     let (mut text, mut raised) = (HEAD.to_owned(), Vec::new());
@@ -140,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn blessing_tells_what_it_raises() {
+    fn blessing_reports_the_numbers_that_it_raises() {
         let workspace = Workspace::of(&[(EXCEPTIONS, "[unsafe]\n\"a.rs\" = 1\n\"b.rs\" = 5\n")]);
         let (text, raised) = bless(&workspace, &found()).unwrap();
         assert_eq!(text, format!("{HEAD}\n[unsafe]\n\"a.rs\" = 2\n\"b.rs\" = 1\n"));

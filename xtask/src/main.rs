@@ -1,8 +1,7 @@
-//! Chores of this workspace.
+//! Tools for this workspace.
 //!
-//! `cargo xtask tidy` keeps the rules that are stated in prose elsewhere (CONTRIBUTING.md, "Tidy"):
-//! it prints each place where one is broken as `path:line: rule: message`, and fails if there is
-//! any. The modules in `rules` are the rules.
+//! `cargo xtask tidy` checks the rules in CONTRIBUTING.md ("Tidy"). It prints each violation as
+//! `path:line: rule: message`, and fails if there is any. Each rule is a module in `rules`.
 
 #![forbid(unsafe_code)]
 
@@ -23,7 +22,7 @@ use workspace::Workspace;
 const USAGE: &str = "\
 cargo xtask tidy            says where rules are broken
 cargo xtask tidy --bless    writes xtask/exceptions.toml and xtask/arrows.toml by what there is now
-cargo xtask tidy --arrows   shows which module uses which, and the circles among them";
+cargo xtask tidy --arrows   shows which module uses which, and the cycles among them";
 
 #[expect(clippy::print_stdout, reason = "what it finds is its output")]
 fn main() -> Result<ExitCode> {
@@ -50,7 +49,7 @@ fn main() -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Each place where a rule is broken, as it is printed.
+/// Each violation, as printed.
 fn broken(workspace: &Workspace) -> Result<Vec<String>> {
     let found = exceptions::find(workspace)?;
     let mut judged = exceptions::judge(workspace, found)?;
@@ -62,7 +61,7 @@ fn broken(workspace: &Workspace) -> Result<Vec<String>> {
     Ok(shown.collect())
 }
 
-/// Writes both lists, and says what is worse than before.
+/// Writes both lists, and reports what got worse.
 fn bless(workspace: &Workspace) -> Result<()> {
     let (list, raised) = exceptions::bless(workspace, &exceptions::find(workspace)?)?;
     for line in raised {

@@ -1,14 +1,14 @@
-//! Rust as trees of tokens: without comments, with the place of each token, and easier to match
+//! Rust as trees of tokens: without comments, with the position of each token, and easier to match
 //! than those of `proc_macro2`.
 
 use anyhow::{Result, anyhow};
 use proc_macro2::{Delimiter, LineColumn, TokenStream, TokenTree};
 
-/// A token, or what stands between two brackets.
+/// A token, or the content of brackets.
 pub(crate) struct Tree {
-    /// Where it begins; a column counts characters, from 0.
+    /// Position of its first character; columns count characters, from 0.
     pub(crate) start: LineColumn,
-    /// Where it ends.
+    /// Position after its last character.
     pub(crate) end: LineColumn,
     kind: Kind,
 }
@@ -20,7 +20,7 @@ enum Kind {
     Group(char, Vec<Tree>),
 }
 
-/// The tokens of a file. Doc comments are left out, as other comments are.
+/// The tokens of a file, without comments and doc comments.
 pub(crate) fn parse(text: &str) -> Result<Vec<Tree>> {
     let stream: TokenStream =
         text.parse().map_err(|error: proc_macro2::LexError| anyhow!("not Rust: {error}"))?;
@@ -35,7 +35,7 @@ fn convert(stream: TokenStream, lines: &[&str]) -> Vec<Tree> {
         let (start, end) = (token.span().start(), token.span().end());
         let kind = match token {
             TokenTree::Punct(mark) if mark.as_char() == '#' && is_comment(lines, start) => {
-                // `///` is `#` and `[doc = ""]` here, `//!` has a `!` between them.
+                // `///` appears here as `#` and `[doc = ""]`; `//!` has a `!` between them.
                 let inner = |next: &TokenTree| matches!(next, TokenTree::Punct(_));
                 tokens.next_if(inner);
                 tokens.next();
@@ -64,27 +64,27 @@ fn is_comment(lines: &[&str], at: LineColumn) -> bool {
 }
 
 impl Tree {
-    /// The line on which it begins.
+    /// The line on which it starts.
     pub(crate) fn line(&self) -> usize {
         self.start.line
     }
 
-    /// The name, if it is one.
+    /// The name, if the token is one.
     pub(crate) fn ident(&self) -> Option<&str> {
         if let Kind::Ident(name) = &self.kind { Some(name) } else { None }
     }
 
-    /// Whether it is this name or keyword.
+    /// Whether the token is this name or keyword.
     pub(crate) fn is(&self, name: &str) -> bool {
         self.ident() == Some(name)
     }
 
-    /// Whether it is this punctuation mark.
+    /// Whether the token is this punctuation mark.
     pub(crate) fn is_punct(&self, mark: char) -> bool {
         matches!(self.kind, Kind::Punct(found) if found == mark)
     }
 
-    /// What stands in brackets of this kind.
+    /// The content, if these are brackets of this kind.
     pub(crate) fn group(&self, bracket: char) -> Option<&[Tree]> {
         match &self.kind {
             Kind::Group(found, trees) if *found == bracket => Some(trees),
@@ -92,7 +92,7 @@ impl Tree {
         }
     }
 
-    /// The text of a string literal as it is written, between its quotes.
+    /// The text of a string literal as written, without its quotes.
     pub(crate) fn string(&self) -> Option<&str> {
         let Kind::Literal(text) = &self.kind else { return None };
         let text = text.trim_start_matches(['b', 'c', 'r']).trim_matches('#');
@@ -100,8 +100,8 @@ impl Tree {
     }
 }
 
-/// Calls `visit` at each token, within brackets too: with the token before it there, and the rest
-/// from it on.
+/// Calls `visit` for each token, also within brackets, with the preceding token and the tokens from
+/// this one on.
 pub(crate) fn walk<'t>(trees: &'t [Tree], visit: &mut dyn FnMut(Option<&'t Tree>, &'t [Tree])) {
     for (at, tree) in trees.iter().enumerate() {
         visit(at.checked_sub(1).map(|before| &trees[before]), &trees[at..]);
@@ -111,7 +111,7 @@ pub(crate) fn walk<'t>(trees: &'t [Tree], visit: &mut dyn FnMut(Option<&'t Tree>
     }
 }
 
-/// What follows, if `::` stands here.
+/// The tokens after `::`, if these begin with it.
 pub(crate) fn after_colons(trees: &[Tree]) -> Option<&[Tree]> {
     match trees {
         [first, second, rest @ ..] if first.is_punct(':') && second.is_punct(':') => Some(rest),

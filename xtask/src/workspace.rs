@@ -1,4 +1,4 @@
-//! The files of the checkout, as the rules see them.
+//! The files of the checkout, for the rules.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,19 +10,19 @@ use proc_macro2::LineColumn;
 
 use crate::tree::{self, Tree};
 
-/// What is not ours to judge, or was made by a program: found, but not read.
+/// Generated files: they exist for links, but are not read.
 const UNREAD: &[&str] = &["Cargo.lock", "fuzz/corpus", "tests/golden"];
 
-/// What git and building leave in the checkout.
+/// Files of git and of builds.
 const BUILT: &[&str] = &[".git", "target", "fuzz/artifacts"];
 
-/// Hidden directories that are ours; others belong to git, editors and the like.
+/// Hidden directories of the project; others belong to git, editors and the like.
 const HIDDEN: &[&str] = &[".cargo", ".ci", ".github"];
 
-/// All files, in the order of their paths.
+/// All files, ordered by path.
 pub(crate) struct Workspace {
     root: PathBuf,
-    /// Those that are text.
+    /// The text files.
     pub(crate) files: Vec<File>,
     /// Every file and directory.
     paths: BTreeSet<String>,
@@ -32,9 +32,9 @@ pub(crate) struct Workspace {
 pub(crate) struct File {
     /// Relative to the root, with `/`.
     pub(crate) path: String,
-    /// What it holds.
+    /// Its content.
     pub(crate) text: String,
-    /// Its tokens, if it is Rust.
+    /// Its tokens, if it contains Rust.
     pub(crate) trees: Vec<Tree>,
 }
 
@@ -81,7 +81,7 @@ impl Workspace {
         self.files.get(at)
     }
 
-    /// Those with Rust in them.
+    /// The files that contain Rust.
     pub(crate) fn rust(&self) -> impl Iterator<Item = &File> {
         self.files.iter().filter(|file| file.path.ends_with(".rs"))
     }
@@ -91,7 +91,7 @@ impl Workspace {
         self.paths.contains(path)
     }
 
-    /// Writes a file anew.
+    /// Writes a file.
     pub(crate) fn write(&self, path: &str, text: &str) -> Result<()> {
         fs::write(self.root.join(path), text).with_context(|| path.to_owned())
     }
@@ -107,7 +107,7 @@ impl File {
         Ok(File { path, text, trees })
     }
 
-    /// Its lines with their numbers, from 1.
+    /// The lines with their numbers, from 1.
     pub(crate) fn lines(&self) -> impl Iterator<Item = (usize, &str)> {
         self.text.lines().enumerate().map(|(index, line)| (index + 1, line))
     }
@@ -123,7 +123,7 @@ impl File {
         Strings(strings)
     }
 
-    /// Whether it is, or lies below, one of these paths.
+    /// Whether the file is, or is below, one of these paths.
     pub(crate) fn is_below(&self, paths: &[&str]) -> bool {
         paths.iter().any(|path| {
             self.path
@@ -133,11 +133,11 @@ impl File {
     }
 }
 
-/// Where strings stand.
+/// The positions of strings.
 pub(crate) struct Strings(Vec<Range<LineColumn>>);
 
 impl Strings {
-    /// Whether the character at this place is one of a string.
+    /// Whether the character at this position is part of a string.
     pub(crate) fn cover(&self, line: usize, column: usize) -> bool {
         self.0.iter().any(|string| string.contains(&LineColumn { line, column }))
     }
@@ -145,7 +145,7 @@ impl Strings {
 
 #[cfg(test)]
 impl Workspace {
-    /// One of these files, for tests of rules.
+    /// A workspace of these files, for tests of rules.
     pub(crate) fn of(files: &[(&str, &str)]) -> Workspace {
         let mut paths = BTreeSet::new();
         for (path, _) in files {

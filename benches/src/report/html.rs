@@ -1,4 +1,4 @@
-//! One self-contained page: plots, tables, and how to read them.
+//! One self-contained page: plots, tables, and an explanation of the figures.
 
 use std::fmt::Write;
 
@@ -43,7 +43,7 @@ pub(crate) fn report(all: &[Results]) -> Result<String> {
     Ok(page)
 }
 
-/// For text and attributes.
+/// Escapes text for HTML content and attributes.
 pub(crate) fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
@@ -78,7 +78,7 @@ fn head(page: &mut String, results: &Results) {
     }
 }
 
-/// Names of contenders of cells that have the usual ones, in order.
+/// Names of the contenders in cells with the usual contenders, in order.
 fn names(all: &[Results]) -> Vec<String> {
     let mut names = Vec::new();
     for contender in cells(all).flat_map(|cell| &cell.contenders) {
@@ -145,12 +145,12 @@ fn table(page: &mut String, cell: &Cell) {
     }
 }
 
-/// What a ratio adds or takes away, in percent.
+/// The difference from a ratio of 1, in percent.
 fn percent(contender: &Contender, figure: &str) -> Option<f64> {
     contender.ratio(figure).map(|estimate| (estimate.ratio - 1.0) * 100.0)
 }
 
-/// One series for each contender, from the cells that `point` finds something in.
+/// One series for each contender, from the cells for which `point` returns a value.
 fn series<'a>(
     cells: impl Iterator<Item = &'a Cell> + Clone,
     names: &[String],
@@ -209,7 +209,7 @@ fn plots(all: &[Results]) -> Vec<Plot> {
     plots
 }
 
-/// Rate, and what it costs, of cells that differ in the number of clients only.
+/// Rate, and cost, of cells that differ only in the number of clients.
 fn by_clients(plots: &mut Vec<Plot>, results: &Results, names: &[String], several: bool) {
     let one = std::slice::from_ref(results);
     let of = if several { format!("PostgreSQL {}: ", results.major) } else { String::new() };
@@ -239,7 +239,7 @@ fn by_clients(plots: &mut Vec<Plot>, results: &Results, names: &[String], severa
     }
 }
 
-/// The median of what the cells of a version add.
+/// The median overhead over the cells of a version.
 fn by_version(all: &[Results], names: &[String]) -> Plot {
     let series = names
         .iter()
@@ -269,7 +269,7 @@ fn by_version(all: &[Results], names: &[String]) -> Plot {
     }
 }
 
-/// Cells that differ in the number of clients only, by a name for them.
+/// A name for the group of cells that differ only in the number of clients.
 fn group_of(cell: &Cell) -> Option<String> {
     let clients = cell.parameter("clients")?;
     let parts: Vec<&str> = cell
@@ -302,7 +302,7 @@ mod tests {
     use crate::results::tests::example;
 
     #[test]
-    fn the_page_is_whole_and_needs_nothing_from_elsewhere() {
+    fn the_page_is_complete_and_self_contained() {
         let mut many = example();
         many.cells[0].parameters.insert("stratum".into(), "shared".into());
         let mut more = many.cells[0].clone();

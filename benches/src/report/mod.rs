@@ -1,4 +1,4 @@
-//! Results for people.
+//! Reports to read.
 
 pub(crate) mod html;
 mod markdown;
@@ -40,7 +40,7 @@ pub(crate) const HEADINGS: [&str; 12] = [
     "WAL bytes",
 ];
 
-/// One row of it.
+/// One row of that table.
 pub(crate) fn row(contender: &Contender) -> [String; HEADINGS.len()] {
     let figure = |name: &str| contender.figure(name).map_or_else(|| "-".into(), significant);
     let hit = contender.figure("hit_ratio").map_or_else(|| "-".into(), |hit| format!("{hit:.4}"));
@@ -60,7 +60,7 @@ pub(crate) fn row(contender: &Contender) -> [String; HEADINGS.len()] {
     ]
 }
 
-/// `0.987 [0.981, 0.994]`; the yardstick's own is just 1.
+/// `0.987 [0.981, 0.994]`; just 1 for the baseline itself.
 fn interval(estimate: Estimate) -> String {
     if [estimate.ratio, estimate.low, estimate.high] == [1.0; 3] {
         return "1".into();
@@ -68,7 +68,7 @@ fn interval(estimate: Estimate) -> String {
     format!("{:.3} [{:.3}, {:.3}]", estimate.ratio, estimate.low, estimate.high)
 }
 
-/// Four significant digits, or all before the point.
+/// Four significant digits, or all digits before the point.
 pub(crate) fn significant(value: f64) -> String {
     let digits = match value.abs() {
         0.0..0.0005 => return "0".into(),
@@ -81,7 +81,7 @@ pub(crate) fn significant(value: f64) -> String {
     format!("{value:.digits$}")
 }
 
-/// How the intervals of these results are to be read.
+/// How to read the intervals of these results.
 pub(crate) fn method(results: &[Results]) -> String {
     let rounds = results
         .iter()

@@ -1,10 +1,10 @@
-//! Plots as SVG that takes its colours from the page, so that they follow its light or dark theme.
+//! SVG plots that take their colours from the page, so that they follow its light or dark theme.
 
 use anyhow::{Result, anyhow};
 use plotters::coord::Shift;
 use plotters::prelude::*;
 
-/// What a plot shows of one contender.
+/// The points of one contender in a plot.
 pub(crate) struct Series {
     pub(crate) name: String,
     pub(crate) points: Vec<(f64, f64)>,
@@ -16,17 +16,16 @@ pub(crate) struct Plot {
     pub(crate) title: String,
     pub(crate) x: &'static str,
     pub(crate) y: &'static str,
-    /// Horizontal positions are equally far apart for equal ratios.
+    /// Logarithmic horizontal axis.
     pub(crate) log_x: bool,
-    /// Vertical values are differences: zero is shown and marked.
+    /// Vertical values are differences: zero is included and marked.
     pub(crate) around_zero: bool,
     pub(crate) series: Vec<Series>,
 }
 
 const SIZE: (u32, u32) = (560, 340);
 
-/// Colours that stand for the custom properties of the page's style; nothing else in a plot has
-/// them.
+/// Colours that represent custom properties of the page's style. Nothing else in a plot uses them.
 const PLACEHOLDERS: [(RGBColor, &str, &str); 9] = [
     (RGBColor(1, 1, 1), "#010101", "var(--ink)"),
     (RGBColor(1, 1, 2), "#010102", "var(--grid)"),
@@ -67,7 +66,7 @@ impl Plot {
         for (_, hex, variable) in PLACEHOLDERS {
             text = text.replace(hex, variable);
         }
-        // The page scales it.
+        // The page determines the size.
         let fixed = format!("width=\"{}\" height=\"{}\"", SIZE.0, SIZE.1);
         let label = format!("role=\"img\" aria-label=\"{}\"", super::html::escaped(&self.title));
         Ok(Some(text.replacen(&fixed, &label, 1)))
@@ -94,7 +93,7 @@ impl Plot {
             .map_err(text)?;
         let label = |value: &f64| {
             let value = if self.log_x { value.exp2() } else { *value };
-            // Versions and numbers of clients are whole.
+            // PostgreSQL versions and numbers of clients are integers.
             let whole = self.log_x || self.x == "PostgreSQL";
             let between = whole && (value - value.round()).abs() > 0.02;
             if between { String::new() } else { axis_number(value, right - left) }
@@ -136,7 +135,7 @@ impl Plot {
     }
 }
 
-/// The range of values with some room around it.
+/// The range of the values, with some padding.
 fn padded(values: impl Iterator<Item = f64>, share: f64, zero: bool) -> (f64, f64) {
     let start = if zero { (0.0, 0.0) } else { (f64::INFINITY, f64::NEG_INFINITY) };
     let (low, high) = values.fold(start, |(low, high), value| (low.min(value), high.max(value)));
@@ -144,7 +143,7 @@ fn padded(values: impl Iterator<Item = f64>, share: f64, zero: bool) -> (f64, f6
     (low - room, high + room)
 }
 
-/// As many decimals as tell the marks of an axis of this width apart.
+/// The number of decimals that distinguishes the marks of an axis of this width.
 fn axis_number(value: f64, width: f64) -> String {
     let digits = match width {
         0.0..0.02 => 4,
@@ -154,7 +153,7 @@ fn axis_number(value: f64, width: f64) -> String {
         _ => 0,
     };
     let text = format!("{value:.digits$}");
-    // Whole numbers stay whole.
+    // Integers stay without decimals.
     let whole =
         text.split_once('.').filter(|(_, decimals)| decimals.bytes().all(|digit| digit == b'0'));
     match whole {

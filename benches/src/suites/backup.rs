@@ -1,5 +1,5 @@
-//! pg_basebackup of a cluster with pgbench's tables, page verification and all, thrown away at the
-//! client.
+//! pg_basebackup of a cluster with pgbench's tables, with verification of pages. The client
+//! discards the backup.
 
 use std::process::Stdio;
 use std::time::Instant;

@@ -1,4 +1,4 @@
-//! What the number of keys costs: the start of the server, and CREATE TABLE. Stock has as many
+//! The cost of many keys: server start, and CREATE TABLE. Stock PostgreSQL has the same number of
 //! tables.
 
 use std::time::Instant;
@@ -49,7 +49,7 @@ fn cells(plan: &Plan, work: Work) -> Vec<CellPlan> {
     plan.keys.iter().map(cell).collect()
 }
 
-/// Tables without columns that could have an index or TOAST table, so one file and one key each.
+/// Creates tables without columns that need an index or TOAST table: one file and one key each.
 fn make_tables(side: &Side, number: u32) -> Result<()> {
     side.sql(&format!(
         "CREATE OR REPLACE PROCEDURE public.make() LANGUAGE plpgsql AS $$ BEGIN
@@ -100,7 +100,7 @@ fn create_tables(side: &Side) -> Result<Sample> {
     Ok(sample)
 }
 
-/// Until the server accepts a connection and has read one row of one of the tables.
+/// Measures until the server accepts a connection and has read one row of one of the tables.
 fn start(side: &Side, keys: u32) -> Result<Sample> {
     let cluster = side.own_cluster()?;
     cluster.stop(pagevault_tests::StopMode::Fast)?;

@@ -55,7 +55,7 @@ impl Suite {
         self.to_possible_value().map_or_else(|| "gate".into(), |value| value.get_name().to_owned())
     }
 
-    /// Whether it can be measured between two databases of an existing cluster.
+    /// Whether the suite can compare two databases of an existing cluster.
     pub(crate) fn fits_existing(self) -> bool {
         matches!(
             self,
@@ -87,41 +87,41 @@ impl Suite {
     }
 }
 
-/// A cell to be measured.
+/// A cell to measure.
 pub(crate) struct CellPlan {
     pub(crate) id: String,
     pub(crate) suite: String,
-    /// What is counted as work.
+    /// The unit of work.
     pub(crate) unit: &'static str,
     pub(crate) parameters: BTreeMap<String, String>,
-    /// Settings of the servers; equal ones one after the other save restarts.
+    /// Settings of the servers. Cells with equal settings in sequence save restarts.
     pub(crate) settings: ServerSettings,
     pub(crate) rounds: usize,
-    /// What one round of one contender is expected to take, for the time left.
+    /// Expected seconds of one round of one contender, to estimate the remaining time.
     pub(crate) seconds: f64,
     pub(crate) workload: Box<dyn Workload>,
 }
 
-/// What a cell does.
+/// The work of a cell.
 pub(crate) trait Workload {
-    /// Names of what is compared; the first is the yardstick.
+    /// Names of the contenders; the first is the baseline.
     fn contenders(&self, sides: &Sides) -> Vec<String> {
         sides.names()
     }
 
-    /// Makes ready, once; the servers have the cell's settings.
+    /// Prepares the data, once; the servers have the cell's settings.
     fn load(&mut self, sides: &mut Sides) -> Result<()>;
 
-    /// One round of one contender.
+    /// Runs one round of one contender.
     fn round(&mut self, sides: &mut Sides, contender: usize, round: usize) -> Result<Sample>;
 
-    /// What the report must say of this cell.
+    /// Notes on this cell for the report.
     fn notes(&self, _samples: &[Vec<Sample>]) -> Vec<String> {
         Vec::new()
     }
 }
 
-/// Parameters or settings from pairs.
+/// A map of parameters or settings.
 pub(crate) fn named<const N: usize>(pairs: [(&str, String); N]) -> BTreeMap<String, String> {
     pairs.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }

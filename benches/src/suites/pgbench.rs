@@ -15,7 +15,7 @@ pub(crate) enum Script {
     TpcB,
 }
 
-/// One cell of pgbench, in full.
+/// One cell of pgbench, with all parameters.
 #[derive(Clone, Debug)]
 pub(crate) struct Pgbench {
     pub(crate) suite: String,
@@ -23,7 +23,7 @@ pub(crate) struct Pgbench {
     pub(crate) scale: u32,
     pub(crate) clients: u32,
     pub(crate) stratum: Stratum,
-    /// MB, where the stratum shall not decide.
+    /// MB, if not determined by the stratum.
     pub(crate) shared_buffers: Option<u64>,
     pub(crate) synchronous_commit: bool,
     pub(crate) length: Length,
@@ -150,7 +150,7 @@ impl Workload for Pgbench {
             page_cache::empty(&cluster.data_directory())?;
         }
         let mut meter = Meter::start(side)?;
-        // All contenders of a round draw the same accounts.
+        // All contenders of a round access the same accounts.
         let outcome = self.run(side, self.length, round + 1)?;
         if self.script == Script::TpcB {
             meter.checkpoint()?;
@@ -177,8 +177,7 @@ fn prewarm(side: &Side) -> Result<()> {
     let by_extension = side.sql("CREATE EXTENSION IF NOT EXISTS pg_prewarm").and_then(|()| {
         side.sql(&format!("SELECT pg_prewarm(name::regclass) FROM (VALUES ({tables})) t (name)"))
     });
-    // Without that extension: a plain scan of a large table would go round in a ring of few
-    // buffers.
+    // Without pg_prewarm: no plain scan, because it would use only the few buffers of a ring.
     by_extension.or_else(|_| {
         side.sql(
             "SET enable_seqscan = off; SET enable_bitmapscan = off; SET enable_indexonlyscan = off;
@@ -187,7 +186,7 @@ fn prewarm(side: &Side) -> Result<()> {
     })
 }
 
-/// Understands pgbench's report.
+/// Parses pgbench's report.
 pub(super) fn parse(report: &str) -> Result<Outcome> {
     let number = |prefix: &str| -> Option<f64> {
         let rest = report.lines().find_map(|line| line.strip_prefix(prefix))?;
@@ -248,7 +247,7 @@ fn swept(
     cells
 }
 
-/// Short runs of a fixed number of transactions: what pages they need does not depend on the
+/// Short runs of a fixed number of transactions, so that the number of pages does not depend on the
 /// machine.
 pub(super) fn gate(plan: &mut Plan) -> Vec<CellPlan> {
     [
@@ -282,7 +281,7 @@ tps = 30506.000000 (without initial connection time)
 ";
 
     #[test]
-    fn a_report_of_pgbench_is_understood() {
+    fn a_report_of_pgbench_is_parsed() {
         let outcome = parse(REPORT).expect("a report");
         assert_eq!(outcome.work, 61012.0);
         assert_eq!(outcome.latency_ms, Some(0.131));

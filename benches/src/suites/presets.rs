@@ -1,5 +1,5 @@
-//! Set-ups of published measurements of encryption in PostgreSQL, so that tables can stand side by
-//! side.
+//! Parameters of published measurements of encryption in PostgreSQL, so that results can be
+//! compared.
 
 use super::CellPlan;
 use super::pgbench::{Pgbench, Script};

@@ -1,4 +1,4 @@
-//! How fast WAL is replayed: after a crash, and from an archive on top of a base backup.
+//! Speed of WAL replay: after a crash, and from an archive on top of a base backup.
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -69,7 +69,7 @@ fn lsn(side: &Side) -> Result<f64> {
     Ok(side.text(&format!("SELECT {LSN}"))?.parse()?)
 }
 
-/// All servers do the same transactions, are killed, and start.
+/// All servers run the same transactions, are killed, and start again.
 struct Crash {
     scale: u32,
     transactions: u32,
@@ -109,8 +109,8 @@ impl Workload for Crash {
     }
 }
 
-/// A base backup, transactions that are archived, and each round a server that replays them on a
-/// copy.
+/// A base backup and archived transactions. In each round a server replays them on a copy of the
+/// backup.
 struct Archive {
     scale: u32,
     transactions: u32,

@@ -1,6 +1,6 @@
-//! Rekeying: its speed and WAL beside VACUUM FULL of the same table, and what pgbench loses beside
-//! a job at the default throttle. All on the server `relations`; the operations are what is
-//! compared.
+//! Rekeying: its speed and WAL compared with VACUUM FULL of the same table, and how much a job at
+//! the default throttle slows pgbench. All of it runs on the server `relations`; the contenders are
+//! the operations.
 
 use std::time::Instant;
 
@@ -82,7 +82,8 @@ impl Workload for Speed {
 
     fn round(&mut self, sides: &mut Sides, contender: usize, _round: usize) -> Result<Sample> {
         let side = &*sides.sealing()?;
-        // Contenders come in any order: what an operation begins with is made first.
+        // Contenders come in any order, so first bring the table into the state that the operation
+        // needs.
         let sealed = side.text("SELECT pagevault.is_encrypted('rekeyed')")? == "t";
         let wanted = matches!(OPERATIONS[contender], "new-data-key" | "decrypt");
         let label = |sealed: bool| {
@@ -112,7 +113,7 @@ struct Beside {
     megabytes: u64,
     scale: u32,
     seconds: u32,
-    /// Rounds in which the job went on longer than pgbench, and all rounds with a job.
+    /// Rounds in which the job took longer than pgbench, and all rounds with a job.
     unfinished: u32,
     jobs: u32,
 }

@@ -14,12 +14,12 @@ use crate::plan::Plan;
 use crate::results::Sample;
 use crate::servers::Sides;
 
-/// One kind of statement: what is done to make ready, without being measured, and what is measured.
+/// One kind of statement: the unmeasured preparation, and the measured statement.
 struct Kind {
     name: &'static str,
     before: &'static str,
     work: Work,
-    /// Measured after a restart and with an empty page cache as well.
+    /// Also measured after a restart and with an empty page cache.
     cold: bool,
     /// Part of the profile `quick`.
     quick: bool,
@@ -27,7 +27,7 @@ struct Kind {
 
 enum Work {
     Sql(&'static str),
-    /// One INSERT after the other, each its own transaction.
+    /// INSERTs, each in its own transaction.
     Inserts,
     CopyIn,
 }
@@ -181,7 +181,7 @@ impl Workload for Statement {
         }
         side.sql("CHECKPOINT")?;
         if self.cold && side.cluster().is_some() {
-            // A restart empties shared buffers, the rest the kernel's cache.
+            // The restart empties shared buffers; then the page cache is emptied.
             side.restart()?;
             page_cache::empty(&side.own_cluster()?.data_directory())?;
         }

@@ -116,7 +116,7 @@ impl Workload for Sysbench {
     }
 }
 
-/// Understands sysbench's report.
+/// Parses sysbench's report.
 fn parse(report: &str) -> Result<Outcome> {
     let number = |prefix: &str| -> Option<f64> {
         let rest = report.lines().find_map(|line| line.trim().strip_prefix(prefix))?;
@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_report_of_sysbench_is_understood() {
+    fn a_report_of_sysbench_is_parsed() {
         let report = "SQL statistics:
     queries performed:
         read:                            2310

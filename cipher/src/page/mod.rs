@@ -19,8 +19,8 @@ pub use crate::layout::{PAGE_SIZE, Page, is_zero};
 use crate::lsn::Lsn;
 use crate::version::DataKeyVersion;
 
-/// Bytes of a page that are never encrypted. They suffice for [`version_of`], and for the proof that
-/// a file is encrypted.
+/// Bytes of a page that are never encrypted. They suffice for [`version_of`], and for the proof
+/// that a file is encrypted.
 pub const HEADER_SIZE: usize = 16;
 
 /// The version is stored above the bits of `pd_flags` that PostgreSQL uses.

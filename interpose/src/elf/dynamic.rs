@@ -1,4 +1,4 @@
-//! The dynamic section, and the tables it leads to: symbols, versions, relocations.
+//! The dynamic section and its tables: symbols, versions, relocations.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -29,7 +29,7 @@ pub(super) const RELOCATION: u64 = 24;
 /// Version indices have 15 bits (`VERSYM_VERSION`); an image with more entries is malformed.
 const MAX_VERSIONS: usize = 0x7fff;
 
-/// The dynamic section, and the tables it leads to.
+/// The dynamic section and its tables.
 pub(super) struct Reader<'a, I> {
     machine: Machine,
     image: &'a I,
@@ -96,7 +96,7 @@ impl<'a, I: Image> Reader<'a, I> {
             .collect())
     }
 
-    /// The dynamic section does not say how long its symbol table is; the hash table does.
+    /// The number of symbols. The dynamic section does not give it; the hash table does.
     fn symbol_count(&self) -> Result<u64, ElfError> {
         const WHAT: &str = "the symbol hash table";
         let word = |address: Option<u64>| {
@@ -119,7 +119,7 @@ impl<'a, I: Image> Reader<'a, I> {
         let Some(mut last) = last_bucket.filter(|&last| last >= first) else {
             return Ok(first);
         };
-        // The chain of the last bucket ends the table; bit 0 marks its end.
+        // The chain of the last bucket ends the table; bit 0 marks the end of a chain.
         loop {
             let at = buckets_at.checked_add((bucket_count + last - first) * 4);
             if word(at).ok_or(ElfError::OutOfBounds(WHAT))? & 1 == 1 {
@@ -180,7 +180,7 @@ impl<'a, I: Image> Reader<'a, I> {
         Ok(Some(Import { name: Name(symbol.name), slot, version }))
     }
 
-    /// The versions that the image asks for, by index (`Elf64_Verneed`, `Elf64_Vernaux`).
+    /// The symbol versions that the image requires, by index (`Elf64_Verneed`, `Elf64_Vernaux`).
     fn versions(&self) -> Result<HashMap<u16, Version>, ElfError> {
         const WHAT: &str = "the version requirements";
         let mut versions = HashMap::new();

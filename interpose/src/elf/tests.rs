@@ -50,7 +50,7 @@ impl File {
         self.words(at, &[value, size]);
     }
 
-    /// One import, an exported function and an exported object; a local symbol.
+    /// One import, one exported function, one exported object, and one local symbol.
     fn new(machine: u16, jump_slot: u64, gnu_hash: bool) -> File {
         let mut file = File(vec![0; SIZE]);
         file.put(0, b"\x7fELF\x02\x01\x01");
@@ -134,12 +134,12 @@ fn reads_both_machines_and_both_hash_tables() {
 }
 
 #[test]
-fn relocations_of_the_other_machine_are_no_slots() {
+fn relocations_of_another_machine_are_ignored() {
     let elf = Elf::parse_file(&File::new(62, 1026, true).0).unwrap();
     assert_eq!(elf.imports, []);
 }
 
-/// The image of `File` as a loader has placed it.
+/// The image of `File` after loading.
 struct Loaded<'a>(&'a [u8]);
 
 impl Image for Loaded<'_> {
@@ -167,7 +167,7 @@ fn dynamic_pointers_may_have_the_bias_added_or_not() {
 }
 
 #[test]
-fn says_what_is_missing_or_out_of_bounds() {
+fn names_what_is_missing_or_out_of_bounds() {
     let refused = |tag: u64, new_tag: u64, value: u64| {
         let mut file = File::new(62, 7, true);
         let at = (DYNAMIC..).step_by(16).find(|&at| u64_at(&file.0, at) == tag).unwrap();
@@ -198,7 +198,7 @@ proptest! {
         let _ = Elf::parse_file(&bytes);
     }
 
-    /// Sound but for a few words, so that every structure is reached with wrong contents.
+    /// Valid except for a few words, so that each structure is parsed with wrong contents.
     #[test]
     fn hostile_words_do_not_panic(
         gnu_hash in any::<bool>(),

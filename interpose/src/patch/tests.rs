@@ -66,7 +66,7 @@ impl Drop for Pages {
     }
 }
 
-/// The kernel, but some calls fail, or another writer comes first.
+/// The kernel, except that some calls fail, or another writer comes first.
 struct Faulty<F: Fn(usize) -> bool> {
     calls: Cell<usize>,
     fails: F,
@@ -181,7 +181,7 @@ fn code_stays_executable_while_its_page_is_open() {
     unsafe { Kernel.protect(&first, code) }.unwrap();
     let executable =
         |_| !Maps::of_this_process().unwrap().at(first.start).unwrap().protection.execute;
-    // Fails, hence rolls back, at the first call that finds the right to execute gone.
+    // Fails, and so rolls back, at the first call that lacks the right to execute.
     swap_with(executable, &pages).unwrap();
     assert_eq!(Maps::of_this_process().unwrap().at(first.start).unwrap().protection, code);
 }

@@ -84,7 +84,8 @@ observe(const char *when)
 	got += read_pointer(fd, bytes + 2, 2);
 	end = lseek(fd, 0, SEEK_END);
 	end += lseek_pointer(fd, 0, SEEK_END);
-	printf("%s shelf %d %d %d %d twin %d complete %d report %d wrote %zd read %zd %.4s end %ld\n", when,
+	printf("%s shelf %d %d %d %d twin %d complete %d report %d wrote %zd read %zd %.4s end %ld\n",
+		   when,
 		   shelf->open(100), shelf->read(100), shelf->write(100), shelf->close(100),
 		   twin->left(100) + twin->right(100), callbacks->complete(100), callbacks->report(100),
 		   wrote, got, bytes, (long) end);

@@ -1,4 +1,4 @@
-//! A server with fixed answers: for what no key server and no emulator does on demand.
+//! A server with fixed replies, for behaviour that no key server or emulator shows on demand.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -14,7 +14,7 @@ use serde_json::Value;
 pub struct Canned {
     /// `http://127.0.0.1:<port>`.
     pub endpoint: String,
-    seen: Arc<Mutex<Vec<Asked>>>,
+    seen: Arc<Mutex<Vec<Request>>>,
     sent: Arc<AtomicU64>,
 }
 
@@ -26,17 +26,17 @@ enum Flow {
 
 /// A request.
 #[derive(Clone, Debug)]
-pub struct Asked {
-    /// Its first line and its headers, as they came.
+pub struct Request {
+    /// Its first line and its headers, as received.
     pub head: String,
-    /// AWS's name of what is asked for, in lower case (`describekey`).
+    /// AWS's name of the requested action, in lower case (`describekey`).
     pub action: String,
-    /// What it said in JSON.
+    /// Its JSON body.
     pub body: Value,
 }
 
 impl Canned {
-    /// Answers each request with an error of AWS: HTTP status and code.
+    /// Replies to each request with an AWS error: HTTP status and code.
     ///
     /// # Errors
     /// When no port is free.
@@ -45,7 +45,7 @@ impl Canned {
         Canned::answer(status, "application/x-amz-json-1.1", body)
     }
 
-    /// Answers each request with any content.
+    /// Replies to each request with this content.
     ///
     /// # Errors
     /// When no port is free.
@@ -54,7 +54,7 @@ impl Canned {
         Canned::start(move |_| Some(answer.clone()))
     }
 
-    /// Points each request to another address.
+    /// Redirects each request to another address.
     ///
     /// # Errors
     /// When no port is free.
@@ -65,7 +65,7 @@ impl Canned {
         Canned::start(move |_| Some(answer.clone()))
     }
 
-    /// Answers by action: HTTP status and JSON.
+    /// Replies by action: HTTP status and JSON.
     ///
     /// # Errors
     /// When no port is free.
@@ -76,7 +76,7 @@ impl Canned {
         })
     }
 
-    /// Reads requests and never answers.
+    /// Reads requests and never replies.
     ///
     /// # Errors
     /// When no port is free.
@@ -84,7 +84,7 @@ impl Canned {
         Canned::start(|_| None)
     }
 
-    /// Answers by the path of the request: HTTP status, kind of content, content.
+    /// Replies by the path of the request: HTTP status, content type, content.
     ///
     /// # Errors
     /// When no port is free.
@@ -98,7 +98,7 @@ impl Canned {
         })
     }
 
-    /// Answers each request with this, headers and all.
+    /// Replies to each request with this text, which includes the headers.
     ///
     /// # Errors
     /// When no port is free.
@@ -107,7 +107,7 @@ impl Canned {
         Canned::serve(move |_| Flow::Whole(answer.clone()))
     }
 
-    /// Begins each answer as it is given here, and sends `piece` for ever.
+    /// Begins each reply with `head`, and then sends `piece` for ever.
     ///
     /// # Errors
     /// When no port is free.
@@ -115,7 +115,7 @@ impl Canned {
         Canned::pieces(head, piece, Duration::ZERO)
     }
 
-    /// The same, one piece each tenth of a second.
+    /// Like [`Canned::endless`], with one piece every tenth of a second.
     ///
     /// # Errors
     /// When no port is free.
@@ -132,7 +132,7 @@ impl Canned {
         Canned::serve(move |asked| answer(&asked.action).map_or(Flow::Silent, Flow::Whole))
     }
 
-    fn serve(answer: impl Fn(&Asked) -> Flow + Send + 'static) -> Result<Canned> {
+    fn serve(answer: impl Fn(&Request) -> Flow + Send + 'static) -> Result<Canned> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let endpoint = format!("http://{}", listener.local_addr()?);
         let seen = Arc::new(Mutex::new(Vec::new()));
@@ -157,26 +157,26 @@ impl Canned {
         Ok(Canned { endpoint, seen, sent })
     }
 
-    /// The requests that came.
+    /// The received requests.
     #[must_use]
-    pub fn seen(&self) -> Vec<Asked> {
+    pub fn seen(&self) -> Vec<Request> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// How many bytes of endless answers were taken.
+    /// Number of bytes of endless replies that were sent.
     #[must_use]
     pub fn sent(&self) -> u64 {
         self.sent.load(Ordering::Relaxed)
     }
 
-    /// How many requests came.
+    /// Number of received requests.
     #[must_use]
     pub fn requests(&self) -> usize {
         self.seen().len()
     }
 }
 
-/// Sends until nobody takes it any more.
+/// Sends until the connection is closed.
 fn flow(mut stream: &TcpStream, head: &str, piece: &str, pause: Duration, sent: &AtomicU64) {
     let mut next = head.as_bytes();
     while stream.write_all(next).is_ok() {
@@ -194,8 +194,8 @@ fn http(status: u16, kind: &str, body: &str) -> String {
     )
 }
 
-/// Reads to the end of the body.
-fn read_request(stream: &TcpStream) -> std::io::Result<Asked> {
+/// Reads a request with its body.
+fn read_request(stream: &TcpStream) -> std::io::Result<Request> {
     let mut reader = BufReader::new(stream);
     let mut length = 0;
     let mut action = String::new();
@@ -215,7 +215,7 @@ fn read_request(stream: &TcpStream) -> std::io::Result<Asked> {
             let mut body = Vec::new();
             reader.take(length).read_to_end(&mut body)?;
             let body = serde_json::from_slice(&body).unwrap_or_default();
-            return Ok(Asked { head, action, body });
+            return Ok(Request { head, action, body });
         }
     }
 }

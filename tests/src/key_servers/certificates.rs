@@ -1,4 +1,4 @@
-//! Certificates for servers and clients of tests, from an authority that lives as long as the test.
+//! Certificates for servers and clients of tests. Their authority exists only during the test.
 
 use anyhow::Result;
 use rcgen::{
@@ -6,17 +6,17 @@ use rcgen::{
     KeyUsagePurpose,
 };
 
-/// An authority.
+/// A certificate authority.
 pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
     pem: String,
 }
 
 impl Authority {
-    /// A new one.
+    /// A new authority.
     ///
     /// # Errors
-    /// When there is no randomness.
+    /// When random numbers are unavailable.
     pub fn new() -> Result<Authority> {
         let mut params = named("pagevault tests")?;
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);

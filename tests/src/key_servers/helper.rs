@@ -1,4 +1,4 @@
-//! `pagevault-keyring` as the server runs it: one request, one reply, as the server user.
+//! Runs `pagevault-keyring` like the server does: one request, one reply, as the server user.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -18,11 +18,11 @@ pub struct Provider {
     pub options: Value,
     /// Environment variables of the helper.
     pub environment: Vec<(String, String)>,
-    /// The server's data directory, as the helper is told.
+    /// The server's data directory, as passed to the helper.
     pub data_directory: PathBuf,
-    /// Whether it may run programs, as recorded with it.
+    /// Whether the provider may run programs, as recorded with it.
     pub programs: bool,
-    /// How long the helper may take.
+    /// Deadline of a request, in milliseconds.
     pub deadline_ms: u64,
 }
 
@@ -47,7 +47,7 @@ impl Provider {
         self
     }
 
-    /// The outcome of one action on one key.
+    /// Performs one action on one key and returns the outcome.
     ///
     /// # Errors
     /// When the helper gives no reply.
@@ -70,14 +70,14 @@ impl Provider {
         input.write_all(request.to_string().as_bytes())?;
         drop(input);
         let output = child.wait_with_output()?;
-        let said = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.success(), "{:?}: {said}", output.status);
-        ensure!(said.is_empty(), "the helper says: {said}");
+        let response = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "{:?}: {response}", output.status);
+        ensure!(response.is_empty(), "the helper says: {response}");
         let mut reply: Value = serde_json::from_slice(&output.stdout)?;
         Ok(reply["results"][0].take())
     }
 
-    /// Wraps `plaintext` and returns it in base64, with the version of the key.
+    /// Wraps `plaintext`; returns the result in base64, with the version of the key.
     ///
     /// # Errors
     /// When the provider refuses.
@@ -85,7 +85,7 @@ impl Provider {
         wrapped(&self.ask(key, context, json!({"wrap": {"plaintext": plaintext}}))?)
     }
 
-    /// Wraps `wrapped` again.
+    /// Rewraps `wrapped`.
     ///
     /// # Errors
     /// When the provider refuses.
@@ -119,10 +119,10 @@ impl Provider {
         outcome["rotated"]["key_version"].as_u64().with_context(|| format!("{outcome}"))
     }
 
-    /// What [`Provider::ask`] must fail with, as `class`.
+    /// Performs an action that must fail, with an error of `class`.
     ///
     /// # Errors
-    /// When it succeeds or fails otherwise; also when detail or hint are missing.
+    /// When it succeeds or fails otherwise; also when DETAIL or HINT is missing.
     pub fn refused(&self, key: &str, context: &str, action: Value, class: &str) -> Result<Value> {
         let mut outcome = self.ask(key, context, action)?;
         let failure = outcome["failed"].take();

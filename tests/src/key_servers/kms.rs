@@ -1,15 +1,15 @@
-//! Emulators of AWS KMS. None is right in everything, so tests choose:
+//! Emulators of AWS KMS. Neither behaves like AWS in everything, so each test chooses one:
 //!
 //! | | ministack | moto |
 //! |---|---|---|
-//! | another context | as AWS | as AWS |
-//! | damaged ciphertext | opens to something else: nothing authenticates it | as AWS |
-//! | ciphertext of another key than the one named | opens to something else | denied |
-//! | states of keys: disabled, pending deletion | as AWS | ignored |
-//! | IAM policies, signatures | as AWS, with [`Emulator::ministack_with_iam`] | another protocol's errors |
+//! | wrong context | as AWS | as AWS |
+//! | damaged ciphertext | decrypts to other plaintext: it is not authenticated | as AWS |
+//! | ciphertext of another key than the named one | decrypts to other plaintext | denied |
+//! | key states: disabled, pending deletion | as AWS | ignored |
+//! | IAM policies, signatures | as AWS, by [`Emulator::ministack_with_iam`] | errors differ |
 //! | multi-Region keys | as AWS | no replicas over HTTP |
-//! | ReEncrypt, on-demand rotation | not there | there |
-//! | TLS | not used here | there |
+//! | ReEncrypt, on-demand rotation | missing | available |
+//! | TLS | not used here | available |
 
 use std::fs::{self, File, Permissions};
 use std::net::TcpStream;
@@ -29,7 +29,7 @@ use super::{Server, free_port};
 use crate::Installation;
 use crate::installation::run;
 
-/// The region of everything here.
+/// The region of all tests.
 pub const REGION: &str = "eu-central-1";
 
 /// Credentials of the emulators' root user.
@@ -45,7 +45,7 @@ pub struct Emulator {
 }
 
 impl Emulator {
-    /// ministack as it comes: it believes everybody.
+    /// ministack with its defaults: it accepts any credentials.
     ///
     /// # Errors
     /// When it does not start.
@@ -53,7 +53,7 @@ impl Emulator {
         Emulator::start_ministack("false")
     }
 
-    /// ministack that checks signatures and policies.
+    /// ministack with verification of signatures and policies.
     ///
     /// # Errors
     /// When it does not start.
@@ -71,7 +71,7 @@ impl Emulator {
         })
     }
 
-    /// moto, which believes everybody.
+    /// moto, which accepts any credentials.
     ///
     /// # Errors
     /// When it does not start.
@@ -84,7 +84,7 @@ impl Emulator {
         })
     }
 
-    /// moto with TLS: certificate and key in PEM, and who issued the certificate.
+    /// moto with TLS: certificate and key in PEM, and the file of the certificate's issuer.
     ///
     /// # Errors
     /// When it does not start.
@@ -98,7 +98,7 @@ impl Emulator {
         })
     }
 
-    /// Where it listens.
+    /// Its URL.
     #[must_use]
     pub fn endpoint(&self) -> &str {
         &self.endpoint
@@ -107,7 +107,7 @@ impl Emulator {
     /// One call as root, by AWS's own client: service, operation, parameters.
     ///
     /// # Errors
-    /// When the emulator refuses.
+    /// When the emulator returns an error.
     pub fn aws(&self, service: &str, operation: &str, parameters: Value) -> Result<Value> {
         self.aws_in(REGION, service, operation, parameters)
     }
@@ -115,7 +115,7 @@ impl Emulator {
     /// [`aws`](Emulator::aws) in another region.
     ///
     /// # Errors
-    /// When the emulator refuses.
+    /// When the emulator returns an error.
     pub fn aws_in(
         &self,
         region: &str,
@@ -137,10 +137,10 @@ print(json.dumps(getattr(client, operation)(**json.loads(parameters)), default=s
         serde_json::from_str(&run(&mut command)?).context("understand AWS's reply")
     }
 
-    /// A new key; its ARN.
+    /// Creates a key and returns its ARN.
     ///
     /// # Errors
-    /// When the emulator refuses.
+    /// When the emulator returns an error.
     pub fn create_key(&self) -> Result<String> {
         let reply = self.aws("kms", "create_key", json!({"KeyUsage": "ENCRYPT_DECRYPT"}))?;
         let arn = reply["KeyMetadata"]["Arn"].as_str();
@@ -152,14 +152,14 @@ print(json.dumps(getattr(client, operation)(**json.loads(parameters)), default=s
     pub fn provider(&self, credentials: &Credentials) -> Provider {
         let options = json!({"region": REGION, "endpoint": self.endpoint,
             "insecure_loopback_http": true, "credentials_file": credentials.path()});
-        without_surroundings(Provider::new("aws_kms", options))
+        without_ambient_credentials(Provider::new("aws_kms", options))
     }
 }
 
-/// `provider` without the machine's own credentials.
+/// `provider` without credentials from the environment or the machine.
 #[must_use]
-pub fn without_surroundings(provider: Provider) -> Provider {
-    // Credentials and regions that are blank count as not set.
+pub fn without_ambient_credentials(provider: Provider) -> Provider {
+    // Empty variables count as unset.
     provider
         .env("AWS_EC2_METADATA_DISABLED", "true")
         .env("AWS_ACCESS_KEY_ID", "")
@@ -171,7 +171,7 @@ pub fn without_surroundings(provider: Provider) -> Provider {
 
 impl Drop for Emulator {
     fn drop(&mut self) {
-        // It has processes of its own.
+        // It has child processes.
         let group = Pid::from_child(&self.process);
         let _ = kill_process_group(group, Signal::KILL);
         let _ = self.process.wait();
@@ -183,12 +183,12 @@ fn start(
     ca_file: Option<PathBuf>,
     command: impl Fn(u16) -> Command,
 ) -> Result<Emulator> {
-    // Somebody else may be quicker with the port.
+    // Another process may take the port first.
     for _ in 0..5 {
         let port = free_port()?;
         let scheme = if ca_file.is_some() { "https" } else { "http" };
-        let said = tempfile::NamedTempFile::new()?;
-        let log = || File::options().append(true).open(said.path());
+        let output = tempfile::NamedTempFile::new()?;
+        let log = || File::options().append(true).open(output.path());
         let mut command = command(port);
         command.stdin(Stdio::null()).stdout(log()?).stderr(log()?).process_group(0);
         let mut emulator = Emulator {
@@ -201,11 +201,11 @@ fn start(
         loop {
             let is_bound = TcpStream::connect(("127.0.0.1", port)).is_ok();
             if let Some(status) = emulator.process.try_wait()? {
-                let said = fs::read_to_string(said.path())?;
-                if said.contains("in use") {
+                let output = fs::read_to_string(output.path())?;
+                if output.contains("in use") {
                     break;
                 }
-                bail!("{command:?}: {status}: {said}");
+                bail!("{command:?}: {status}: {output}");
             }
             if is_bound {
                 return Ok(emulator);
@@ -213,7 +213,7 @@ fn start(
             ensure!(
                 Instant::now() < deadline,
                 "{command:?} does not listen: {}",
-                fs::read_to_string(said.path())?
+                fs::read_to_string(output.path())?
             );
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -228,7 +228,7 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    /// Those of the emulators' root.
+    /// Those of the emulators' root user.
     ///
     /// # Errors
     /// When the file cannot be written.
@@ -236,7 +236,7 @@ impl Credentials {
         Credentials::of(ROOT.0, ROOT.1)
     }
 
-    /// An access key ID and its secret.
+    /// A file with this access key ID and secret.
     ///
     /// # Errors
     /// When the file cannot be written.
@@ -246,7 +246,7 @@ impl Credentials {
         ))
     }
 
-    /// Any content.
+    /// A file with any content.
     ///
     /// # Errors
     /// When the file cannot be written.
@@ -260,7 +260,7 @@ impl Credentials {
         Ok(credentials)
     }
 
-    /// Where it is.
+    /// Its path.
     #[must_use]
     pub fn path(&self) -> PathBuf {
         self.directory.path().join("credentials")

@@ -1,7 +1,7 @@
 //! Real key servers for tests: Vault or OpenBao, emulators of AWS KMS, a PKCS#11 token in software.
 //!
-//! `tools/key-servers` installs them and names them in the environment; what is not there is
-//! skipped, loudly ([`missing`]).
+//! `tools/key-servers` installs them and puts their paths into the environment. Tests of a missing
+//! server are skipped with a message ([`missing`]).
 
 pub mod canned;
 pub mod certificates;
@@ -22,22 +22,21 @@ use crate::Installation;
 /// Programs that a test may need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Server {
-    /// HashiCorp Vault or OpenBao: `PAGEVAULT_VAULT`, else `bao` or `vault` on the path.
+    /// HashiCorp Vault or OpenBao: `PAGEVAULT_VAULT`, else `bao` or `vault` in PATH.
     Vault,
-    /// ministack, an emulator of AWS that knows key states: the Python of its environment in
-    /// `PAGEVAULT_MINISTACK`.
+    /// ministack, an emulator of AWS with key states: `PAGEVAULT_MINISTACK` is the Python of its
+    /// environment.
     Ministack,
-    /// moto, an emulator of AWS that knows ReEncrypt: `moto_server` in `PAGEVAULT_MOTO`.
+    /// moto, an emulator of AWS with ReEncrypt: `moto_server` in `PAGEVAULT_MOTO`.
     Moto,
-    /// The command-line client of AWS, which talks to an emulator: `PAGEVAULT_AWS_CLI`, else `aws`
-    /// on the path.
+    /// The command-line client of AWS, for the emulators: `PAGEVAULT_AWS_CLI`, else `aws` in PATH.
     AwsCli,
-    /// SoftHSM2 and `pkcs11-tool` (OpenSC): on the path.
+    /// SoftHSM2 and `pkcs11-tool` (OpenSC), in PATH.
     SoftHsm,
 }
 
 impl Server {
-    /// The program, if this machine has it.
+    /// Path of the program, if it is installed.
     #[must_use]
     pub fn program(self) -> Option<PathBuf> {
         match self {
@@ -52,7 +51,7 @@ impl Server {
     }
 }
 
-/// What of `needed` this machine lacks, in words.
+/// Names those of `needed` that are not installed; `None` if all are.
 #[must_use]
 pub fn missing(needed: &[Server]) -> Option<String> {
     let lacking: Vec<String> = needed
@@ -72,7 +71,7 @@ fn on_path(name: &str) -> Option<PathBuf> {
     std::env::split_paths(&path).map(|directory| directory.join(name)).find(|file| file.is_file())
 }
 
-/// A port of 127.0.0.1 that is free at this moment.
+/// A port of 127.0.0.1 that is currently free.
 ///
 /// # Errors
 /// When there is none.
@@ -80,7 +79,7 @@ pub fn free_port() -> Result<u16> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
 
-/// Writes a file that belongs to the server user.
+/// Writes a file owned by the server user.
 ///
 /// # Errors
 /// When it cannot be written.

@@ -1,5 +1,5 @@
-//! A PKCS#11 token in software (SoftHSM2), used as the user guide says: by the example program,
-//! with OpenSC's `pkcs11-tool`.
+//! A PKCS#11 token in software (SoftHSM2), used as in the user guide: by the example program and
+//! OpenSC's `pkcs11-tool`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,17 +14,17 @@ use crate::installation::run;
 const EXAMPLE: &str =
     concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/examples/pkcs11/pagevault-pkcs11");
 
-/// Where distributions put the module.
+/// Paths of the module in several distributions.
 const MODULES: &[&str] = &[
     "/usr/lib/softhsm/libsofthsm2.so",
     "/usr/lib64/pkcs11/libsofthsm2.so",
     "/usr/lib/pkcs11/libsofthsm2.so",
 ];
 
-/// The token's user PIN: easy to find where it must not be.
+/// The token's user PIN. It is distinctive, so that leaks are found.
 pub const PIN: &str = "739154286";
 
-/// A token of its own with an AES key `db-kek`, and the example program installed for it.
+/// A new token with an AES key `db-kek`, and the example program installed for it.
 pub struct SoftHsm {
     directory: TempDir,
     module: &'static str,
@@ -50,8 +50,8 @@ impl SoftHsm {
         )?;
         token.set_pin(PIN)?;
         token.configure("pagevault", token.module, "")?;
-        // Not copied by this process, which other threads may fork while it has the file open for
-        // writing: such a file cannot be run.
+        // Not copied by this process: other threads may fork while it has the file open for
+        // writing, and then the file cannot be executed.
         run(Command::new("install").args(["-m", "755", EXAMPLE]).arg(token.program()))?;
         run(token.tool("softhsm2-util")?.args([
             "--init-token",
@@ -83,10 +83,10 @@ impl SoftHsm {
         json!({"wrap": program, "unwrap": program})
     }
 
-    /// Makes a key and returns what the token tells about it.
+    /// Creates a key and returns the token's description of it.
     ///
     /// # Errors
-    /// When the token refuses.
+    /// When the token returns an error.
     pub fn make_key(&self, name: &str) -> Result<String> {
         let id: String = name.bytes().map(|byte| format!("{byte:02x}")).collect();
         let made = self.with_token(&[
@@ -111,7 +111,7 @@ impl SoftHsm {
             .args(arguments))
     }
 
-    /// Another content for the example's configuration: token and module; `also` comes last.
+    /// Rewrites the configuration of the example program: token and module; `also` is appended.
     ///
     /// # Errors
     /// When it cannot be written.
@@ -130,7 +130,7 @@ impl SoftHsm {
         self.module
     }
 
-    /// Another content for the example's PIN file.
+    /// Rewrites the PIN file of the example program.
     ///
     /// # Errors
     /// When it cannot be written.
@@ -138,7 +138,7 @@ impl SoftHsm {
         self.write("pin", pin, 0o600)
     }
 
-    /// Writes a file beside the token's.
+    /// Writes a file next to the token.
     ///
     /// # Errors
     /// When it cannot be written.
@@ -146,7 +146,7 @@ impl SoftHsm {
         super::write_file(&self.path(name), content, mode).map(drop)
     }
 
-    /// A program that finds this token, as the server user.
+    /// A command that uses this token, as the server user.
     fn tool(&self, name: &str) -> Result<Command> {
         let path = super::on_path(name).with_context(|| format!("there is no {name}"))?;
         let path = path.to_str().context("path")?;

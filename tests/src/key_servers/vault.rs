@@ -1,4 +1,4 @@
-//! A real Vault or OpenBao: its own storage, its own certificates, unsealed with one key.
+//! A real Vault or OpenBao with its own storage and certificates, unsealed with one key.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -20,7 +20,7 @@ pub const POLICY: &str = include_str!("../../../docs/examples/vault/pagevault.hc
 
 const QUOTA: &str = "sys/quotas/rate-limit/slow";
 
-/// A server that a test can stop, seal, pause and bring back. Dropping it kills it.
+/// A server that a test can stop, seal, pause and restart. Dropping it kills it.
 pub struct Vault {
     program: PathBuf,
     is_openbao: bool,
@@ -31,23 +31,23 @@ pub struct Vault {
     unseal_key: String,
     root_token: String,
     authority: Arc<Authority>,
-    /// The server whose cluster this one joins.
+    /// The leader of the cluster that this server joins.
     leader: Option<String>,
 }
 
 impl Vault {
-    /// A server with the Transit engine at `transit`, the key `db-kek`, AppRole with the role
-    /// `db` that may use it, and an audit log.
+    /// A server with the Transit engine at `transit`, the key `db-kek`, AppRole with a role `db`
+    /// that may use it, and an audit log.
     ///
     /// # Errors
     /// When any of it fails.
     pub fn start() -> Result<Vault> {
         let vault = Vault::bare()?;
-        vault.furnish()?;
+        vault.set_up()?;
         Ok(vault)
     }
 
-    /// A server with nothing in it, unsealed.
+    /// An unsealed server without any of that.
     ///
     /// # Errors
     /// When it does not start.
@@ -73,7 +73,7 @@ impl Vault {
         Ok(vault)
     }
 
-    /// Another server of its cluster, unsealed: a standby.
+    /// Another server in the cluster of this one, unsealed: a standby.
     ///
     /// # Errors
     /// When it does not start or join.
@@ -84,13 +84,13 @@ impl Vault {
         vault.unseal_key.clone_from(&self.unseal_key);
         vault.root_token.clone_from(&self.root_token);
         vault.run_server()?;
-        // It joins in the background, and only then there is something to unseal.
+        // Joining happens in the background; only after it the server can be unsealed.
         let deadline = Instant::now() + Duration::from_secs(60);
         while vault.cli(&["operator", "unseal", &vault.unseal_key]).is_err() {
             ensure!(Instant::now() < deadline, "Vault does not join");
             std::thread::sleep(Duration::from_millis(100));
         }
-        vault.becomes_ready()?;
+        vault.wait_until_active()?;
         Ok(vault)
     }
 
@@ -124,13 +124,13 @@ impl Vault {
         Ok(vault)
     }
 
-    /// The program that it runs, which is its client as well.
+    /// The program of the server, which is also its client.
     #[must_use]
     pub fn program(&self) -> &Path {
         &self.program
     }
 
-    /// What a client finds in its environment to be this server's administrator.
+    /// Environment variables for a client that acts as this server's administrator.
     #[must_use]
     pub fn environment(&self) -> Vec<(String, String)> {
         let variables = |prefix: &str| {
@@ -143,7 +143,7 @@ impl Vault {
         [variables("VAULT"), variables("BAO")].concat()
     }
 
-    fn furnish(&self) -> Result<()> {
+    fn set_up(&self) -> Result<()> {
         if !self.is_openbao {
             let audit = format!("file_path={}", self.path("audit.log").display());
             self.cli(&["audit", "enable", "file", &audit])?;
@@ -153,10 +153,11 @@ impl Vault {
         self.make_key("db-kek")
     }
 
-    /// Makes a Transit key as pagevault wants it, and lets the role `db` use it.
+    /// Creates a Transit key with the properties that pagevault requires, and lets the role `db`
+    /// use it.
     ///
     /// # Errors
-    /// When Vault refuses.
+    /// When Vault returns an error.
     pub fn make_key(&self, name: &str) -> Result<()> {
         self.cli(&["write", &format!("transit/keys/{name}"), "derived=true"])?;
         self.write_policy(name, &POLICY.replace("db-kek", name))?;
@@ -175,16 +176,16 @@ impl Vault {
     /// Writes a policy.
     ///
     /// # Errors
-    /// When Vault refuses.
+    /// When Vault returns an error.
     pub fn write_policy(&self, name: &str, rules: &str) -> Result<()> {
         let file = self.write(&format!("{name}.hcl"), rules, 0o644)?;
         self.cli(&["policy", "write", name, &file.display().to_string()]).map(drop)
     }
 
-    /// Provider options: this server, and AppRole with fresh files of credentials.
+    /// Provider options: this server, and AppRole with new credential files.
     ///
     /// # Errors
-    /// When Vault refuses.
+    /// When Vault returns an error.
     pub fn approle(&self) -> Result<Value> {
         let role = self.cli(&["read", "-field=role_id", "auth/approle/role/db/role-id"])?;
         let secret =
@@ -203,7 +204,7 @@ impl Vault {
         Ok(self.options(json!({"token_file": file})))
     }
 
-    /// Provider options: this server and a way to log in.
+    /// Provider options: this server with this authentication.
     #[must_use]
     pub fn options(&self, auth: Value) -> Value {
         json!({"address": self.address(), "ca_file": self.path("ca.pem"), "auth": auth})
@@ -215,7 +216,7 @@ impl Vault {
         format!("https://127.0.0.1:{}", self.port)
     }
 
-    /// The Unix socket that it listens on as well.
+    /// The Unix socket on which it listens too.
     #[must_use]
     pub fn socket(&self) -> PathBuf {
         self.path("socket")
@@ -241,8 +242,7 @@ impl Vault {
         super::write_file(&self.path(name), content, mode)
     }
 
-    /// A certificate for clients, signed by the authority that signed the server's: certificate,
-    /// key.
+    /// A client certificate by the authority of the server's certificate: certificate, key.
     ///
     /// # Errors
     /// When it cannot be made.
@@ -250,7 +250,7 @@ impl Vault {
         self.authority.sign(name, &[])
     }
 
-    /// What Vault's audit log holds.
+    /// Content of Vault's audit log.
     ///
     /// # Errors
     /// When it cannot be read.
@@ -258,10 +258,10 @@ impl Vault {
         Ok(std::fs::read_to_string(self.path("audit.log"))?)
     }
 
-    /// Runs the command-line client with the root token and returns what it printed.
+    /// Runs the command-line client with the root token and returns its output.
     ///
     /// # Errors
-    /// When it fails; what it said is in the message.
+    /// When it fails; the message contains its output.
     pub fn cli(&self, arguments: &[&str]) -> Result<String> {
         let output = self.command()?.args(arguments).output()?;
         ensure!(
@@ -305,8 +305,8 @@ impl Vault {
             self.address()
         );
         if self.is_openbao {
-            // Who may call its API may not say which files it writes: audit logs are for its
-            // configuration.
+            // Clients of the API may not choose which files the server writes, so audit logs are
+            // set up in its configuration.
             configuration += &format!(
                 "audit \"file\" \"file\" {{\n  options {{ file_path = \"{}\" }}\n}}\n",
                 path("audit.log")
@@ -321,11 +321,11 @@ impl Vault {
             .stderr(Stdio::from(log))
             .spawn()?;
         let deadline = Instant::now() + Duration::from_secs(60);
-        // Sealed is 2, unsealed 0; 1 means that it does not answer yet.
+        // Exit status: 2 sealed, 0 unsealed, 1 no reply yet.
         while self.command()?.arg("status").output()?.status.code() == Some(1) {
             if let Some(status) = child.try_wait()? {
-                let said = std::fs::read_to_string(self.path("log")).unwrap_or_default();
-                bail!("Vault has ended: {status}: {said}");
+                let response = std::fs::read_to_string(self.path("log")).unwrap_or_default();
+                bail!("Vault has ended: {status}: {response}");
             }
             ensure!(Instant::now() < deadline, "Vault does not answer");
             std::thread::sleep(Duration::from_millis(50));
@@ -334,7 +334,7 @@ impl Vault {
         Ok(())
     }
 
-    /// Ends the server with SIGKILL.
+    /// Kills the server with SIGKILL.
     pub fn stop(&mut self) {
         if let Some(mut child) = self.child.take() {
             let _ = child.kill();
@@ -342,51 +342,51 @@ impl Vault {
         }
     }
 
-    /// Starts it again and unseals it.
+    /// Starts and unseals the server again.
     ///
     /// # Errors
-    /// When it does not come back.
+    /// When it does not start.
     pub fn restart(&mut self) -> Result<()> {
         self.run_server()?;
         self.unseal()
     }
 
-    /// Lets one request to Transit through each minute, until [`Vault::allow_requests`].
+    /// Limits Transit to one request a minute, until [`Vault::allow_requests`].
     ///
     /// # Errors
-    /// When Vault refuses.
+    /// When Vault returns an error.
     pub fn limit_requests(&self) -> Result<()> {
         let quota = ["path=transit", "rate=1", "interval=60s"];
         self.cli(&[&["write", QUOTA], &quota[..]].concat()).map(drop)
     }
 
-    /// Takes the limit away.
+    /// Removes the limit.
     ///
     /// # Errors
-    /// When Vault refuses.
+    /// When Vault returns an error.
     pub fn allow_requests(&self) -> Result<()> {
         self.cli(&["delete", QUOTA]).map(drop)
     }
 
-    /// Seals it.
+    /// Seals the server.
     ///
     /// # Errors
-    /// When Vault refuses.
+    /// When Vault returns an error.
     pub fn seal(&self) -> Result<()> {
         self.cli(&["operator", "seal"]).map(drop)
     }
 
-    /// Unseals it and waits until it is ready.
+    /// Unseals the server and waits until it is ready.
     ///
     /// # Errors
-    /// When Vault refuses.
+    /// When Vault returns an error.
     pub fn unseal(&self) -> Result<()> {
         self.cli(&["operator", "unseal", &self.unseal_key])?;
-        self.becomes_ready()
+        self.wait_until_active()
     }
 
-    /// Unsealed at once, it becomes active a moment later.
-    fn becomes_ready(&self) -> Result<()> {
+    /// Waits until the server is active, which happens shortly after unsealing.
+    fn wait_until_active(&self) -> Result<()> {
         let deadline = Instant::now() + Duration::from_secs(60);
         while self.cli(&["token", "lookup"]).is_err() {
             ensure!(
@@ -399,18 +399,19 @@ impl Vault {
         Ok(())
     }
 
-    /// Stops it from answering, connections are still taken; [`Vault::wake`] ends this.
+    /// Stops the process with SIGSTOP: connections are accepted but get no reply, until
+    /// [`Vault::wake`].
     ///
     /// # Errors
-    /// When it does not run.
+    /// When the server does not run.
     pub fn freeze(&self) -> Result<()> {
         self.signal(Signal::STOP)
     }
 
-    /// Lets it go on after [`Vault::freeze`].
+    /// Continues the process after [`Vault::freeze`].
     ///
     /// # Errors
-    /// When it does not run.
+    /// When the server does not run.
     pub fn wake(&self) -> Result<()> {
         self.signal(Signal::CONT)
     }

@@ -1,34 +1,37 @@
-//! Looking for values where they should not be: canaries, and a scanner that knows them in
-//! disguise.
+//! Searches for values where they should not be: canaries, and a scanner that recognizes them in
+//! many encodings.
 //!
-//! A [`Canary`] is a value that occurs nowhere else. The [`Scanner`] looks at every byte of files
+//! A [`Canary`] is a value that occurs nowhere else. The [`Scanner`] searches every byte of files
 //! for any piece of any spelling of it:
 //!
-//! | spelling | why |
+//! | spelling | reason |
 //! |---|---|
-//! | as stored, and backwards | tables, WAL; numbers in the order in which keys compare |
-//! | decimal, each byte by itself | constants in the parse trees of catalogs |
-//! | UTF-16, either byte order; hexadecimal; base64 at each of its three alignments | what programs make of it |
-//! | eight bytes in a row, or twelve with single bytes between them | what compression leaves: lz4 and zstd interrupt literals rarely, pglz with a control byte after every eight at the most |
+//! | as stored, and reversed | tables, WAL; numbers in the order in which keys compare |
+//! | decimal, each byte separately | constants in the parse trees of catalogs |
+//! | UTF-16 (both byte orders), hexadecimal, base64 (three alignments) | output of programs |
+//! | 8 bytes in a row, or 12 with gaps | compressed data |
 //!
-//! So canaries must not resemble anything: [`Canary::text`] makes them from a hash.
+//! Compression interrupts literals: lz4 and zstd rarely, pglz with a control byte after at most
+//! eight bytes. A gap is a single foreign byte.
+//!
+//! So canaries must not resemble other data: [`Canary::text`] derives them from a hash.
 
 mod scanner;
 mod spellings;
 
 pub use scanner::{Hit, Scanner, report};
 
-/// A value that is known by its bytes.
+/// A distinctive value, given by its bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Canary {
-    /// What it stands for, e.g. the path that it takes.
+    /// What the value represents, for example its path to disk.
     pub name: String,
     /// Its bytes, as they are stored.
     pub bytes: Vec<u8>,
 }
 
 impl Canary {
-    /// 32 letters and digits that only `name` has.
+    /// 32 letters and digits, unique for `name`.
     #[must_use]
     pub fn text(name: &str) -> Canary {
         const ALPHABET: &[u8; 32] = b"abcdefghijkmnopqrstuvwxyz2345679";
@@ -38,14 +41,14 @@ impl Canary {
         Canary { name: name.to_owned(), bytes }
     }
 
-    /// `count` bytes that only `name` has; at least eight, or they are not found.
+    /// `count` bytes, unique for `name`; fewer than eight are not found.
     #[must_use]
     pub fn binary(name: &str, count: usize) -> Canary {
         let bytes = hashes(name).flat_map(u64::to_le_bytes).take(count).collect();
         Canary { name: name.to_owned(), bytes }
     }
 
-    /// A 64-bit number that only `name` has, as PostgreSQL stores it.
+    /// A 64-bit number, unique for `name`, as stored by PostgreSQL.
     #[must_use]
     pub fn number(name: &str) -> (Canary, i64) {
         let canary = Canary::binary(name, 8);
@@ -72,7 +75,7 @@ impl Canary {
     }
 }
 
-/// Endless pseudorandom words that depend on `name` alone: FNV-1a, then splitmix64.
+/// Endless pseudorandom words that depend only on `name`: FNV-1a, then splitmix64.
 fn hashes(name: &str) -> impl Iterator<Item = u64> + use<> {
     let mut state = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)

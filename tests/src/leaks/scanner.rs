@@ -1,4 +1,4 @@
-//! Finding pieces of many values in many bytes, in one pass.
+//! Finds pieces of many values in many bytes, in one pass.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -6,31 +6,30 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 use super::{Canary, spellings};
-use crate::datafile::unless_gone;
+use crate::datafile::if_exists;
 
-/// So many bytes of a value in a row are a hit.
-const IN_A_ROW: usize = 8;
-/// So many are a hit, if there is never more than one foreign byte between what they are spelt
-/// with.
+/// This many consecutive bytes of a value are a hit.
+const CONSECUTIVE: usize = 8;
+/// This many bytes are a hit if never more than one foreign byte is between pieces.
 const WITH_GAPS: usize = 12;
 
-/// Pieces are recognised by so many bytes first.
+/// Length of the pieces that are looked up first.
 const GRAM: usize = 4;
-/// Every so many bytes of a file a gram is looked up: any piece that is a hit has, in the longest
-/// of its parts, [`STRIDE`] grams one after the other.
+/// A gram is looked up at every third byte of a file. The longest part of each hit contains
+/// [`STRIDE`] consecutive grams, so one of them is at such a position.
 const STRIDE: usize = 3;
 
-/// Bits of the filter that spares nearly every look-up.
+/// Number of bits of the filter that avoids nearly all lookups.
 const FILTER_BITS: u32 = 20;
 
 /// One place where a piece of a canary was found.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Hit {
-    /// Its name.
+    /// Name of the canary.
     pub canary: String,
-    /// How it was spelt.
+    /// Its spelling.
     pub spelling: &'static str,
-    /// Where in the bytes, about.
+    /// Approximate offset.
     pub offset: usize,
 }
 
@@ -38,15 +37,15 @@ struct Pattern {
     canary: usize,
     spelling: &'static str,
     bytes: Vec<u8>,
-    /// Bytes that it takes to spell one.
+    /// Bytes per byte of the value.
     width: usize,
 }
 
-/// Knows a number of canaries.
+/// Recognizes a number of canaries.
 pub struct Scanner {
     names: Vec<String>,
     patterns: Vec<Pattern>,
-    /// Where each gram stands: pattern and offset.
+    /// Positions of each gram: pattern and offset.
     grams: HashMap<[u8; GRAM], Vec<(usize, usize)>>,
     filter: Vec<bool>,
 }
@@ -82,14 +81,14 @@ impl Scanner {
         self.patterns.push(pattern);
     }
 
-    /// Every canary of which a piece is in `bytes`, once for each spelling.
+    /// Canaries of which `bytes` contains a piece, once for each spelling.
     #[must_use]
     pub fn scan(&self, bytes: &[u8]) -> Vec<Hit> {
         let mut found = HashSet::new();
         let mut hits = Vec::new();
         let mut at = 0;
-        // Written for builds without optimization, where every call counts: tests look at
-        // gigabytes.
+        // Optimized by hand for builds without optimization, where every call is expensive: tests
+        // scan gigabytes.
         while at + GRAM <= bytes.len() {
             let gram = [bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]];
             if self.filter[slot(gram)] {
@@ -114,13 +113,13 @@ impl Scanner {
     /// Scans all files below these directories, following symbolic links (tablespaces).
     ///
     /// # Errors
-    /// When a file that is not gone meanwhile cannot be read.
+    /// When an existing file cannot be read.
     pub fn scan_trees(&self, roots: &[&Path]) -> Result<BTreeMap<PathBuf, Vec<Hit>>> {
         let mut found = BTreeMap::new();
         let mut paths: Vec<PathBuf> = roots.iter().map(|root| root.to_path_buf()).collect();
         while let Some(path) = paths.pop() {
             if path.is_dir() {
-                for entry in unless_gone(std::fs::read_dir(&path))?.into_iter().flatten() {
+                for entry in if_exists(std::fs::read_dir(&path))?.into_iter().flatten() {
                     paths.push(entry?.path());
                 }
                 continue;
@@ -129,7 +128,7 @@ impl Scanner {
                 continue; // a socket
             }
             let read = std::fs::read(&path).with_context(|| format!("read {}", path.display()));
-            let Some(bytes) = unless_gone(read)? else { continue };
+            let Some(bytes) = if_exists(read)? else { continue };
             let hits = self.scan(&bytes);
             if !hits.is_empty() {
                 found.insert(path, hits);
@@ -139,7 +138,7 @@ impl Scanner {
     }
 }
 
-/// What was found, a line for each file, canary and spelling.
+/// The hits, one line for each file, canary and spelling.
 #[must_use]
 pub fn report(found: &BTreeMap<PathBuf, Vec<Hit>>) -> String {
     let mut text = String::new();
@@ -161,13 +160,13 @@ fn slot(gram: [u8; GRAM]) -> usize {
     (u32::from_le_bytes(gram).wrapping_mul(0x9e37_79b1) >> (32 - FILTER_BITS)) as usize
 }
 
-/// Whether enough of the pattern stands around `at` in `bytes`, where a gram of it begins, that at
-/// `offset`.
+/// Whether `bytes` contains enough of the pattern around `at`, where the gram at `offset` of the
+/// pattern begins.
 fn is_hit(pattern: &Pattern, offset: usize, bytes: &[u8], at: usize) -> bool {
     let (before, after) = pattern.bytes.split_at(offset);
     let forward = matching(after.iter(), bytes[at..].iter());
     let backward = matching(before.iter().rev(), bytes[..at].iter().rev());
-    backward.in_a_row + forward.in_a_row >= IN_A_ROW * pattern.width
+    backward.in_a_row + forward.in_a_row >= CONSECUTIVE * pattern.width
         || backward.total + forward.total >= WITH_GAPS * pattern.width
 }
 
@@ -176,8 +175,7 @@ struct Matching {
     total: usize,
 }
 
-/// How much of the pattern the bytes go on with, at once and with single foreign bytes between
-/// pieces.
+/// How many bytes match the pattern, without gaps and with single foreign bytes between pieces.
 fn matching<'a>(
     pattern: impl Iterator<Item = &'a u8>,
     mut bytes: impl Iterator<Item = &'a u8>,
@@ -215,7 +213,7 @@ mod tests {
         (canary, scanner)
     }
 
-    /// What is found when `piece` stands at each of a few places in noise.
+    /// Whether `piece` is found at each of a few positions in noise.
     fn found_everywhere(scanner: &Scanner, piece: &[u8]) -> bool {
         (100..109).all(|at| {
             let mut bytes = noise(300);
@@ -226,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn noise_is_nothing() {
+    fn noise_has_no_hits() {
         let (_, scanner) = scanner();
         assert_eq!(scanner.scan(&noise(1_000_000)), []);
         assert_eq!(scanner.scan(&[0; 10_000]), []);
@@ -244,16 +242,16 @@ mod tests {
     #[test]
     fn every_piece_of_eight_bytes_is_found_and_none_of_seven() {
         let (canary, scanner) = scanner();
-        for piece in canary.bytes.windows(IN_A_ROW) {
+        for piece in canary.bytes.windows(CONSECUTIVE) {
             assert!(found_everywhere(&scanner, piece));
         }
-        for piece in canary.bytes.windows(IN_A_ROW - 1) {
+        for piece in canary.bytes.windows(CONSECUTIVE - 1) {
             assert!(!found_everywhere(&scanner, piece));
         }
     }
 
-    /// pglz puts a control byte before every eight items; twelve literals in a row are found
-    /// wherever these bytes fall.
+    /// pglz puts a control byte before every eight items. Twelve literals in a row are found at any
+    /// position relative to these bytes.
     #[test]
     fn literals_of_pglz_are_found() {
         let (canary, scanner) = scanner();

@@ -1,4 +1,4 @@
-//! The forms in which a value may come to disk.
+//! The encodings in which a value may get to disk.
 
 const BASE64: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
@@ -30,7 +30,7 @@ pub(super) fn of(bytes: &[u8]) -> Vec<(&'static str, Vec<u8>)> {
     all
 }
 
-/// The part of a base64 text that depends on `bytes` alone, where they begin `shift` bytes after a
+/// The digits of a base64 text that depend only on `bytes`, if they begin `shift` bytes after a
 /// multiple of three.
 fn base64(bytes: &[u8], shift: usize) -> Vec<u8> {
     let mut padded = vec![0; shift];
@@ -42,7 +42,7 @@ fn base64(bytes: &[u8], shift: usize) -> Vec<u8> {
             | u16::from(padded.get(bit / 8 + 1).copied().unwrap_or_default());
         BASE64[usize::from(pair >> (10 - bit % 8)) & 63]
     };
-    // Digits that share bits with what stands before are not ours.
+    // Digits that share bits with the preceding bytes are left out.
     (((shift * 8).div_ceil(6))..digits).map(digit).collect()
 }
 

@@ -1,5 +1,6 @@
-//! Servers as pg_upgrade starts them: refused where encrypted files would go without their keys;
-//! and they never make a key for a file that will be replaced. The program itself: `upgrade`.
+//! Servers as started by pg_upgrade: they refuse to run if encrypted files would lose their keys,
+//! and never create a key for a file that will be replaced. The program itself is tested in
+//! `upgrade`.
 
 use anyhow::{Result, ensure};
 use pagevault_tests::{Cluster, Settings, StopMode};
@@ -18,16 +19,16 @@ fn a_cluster_with_encrypted_relations_is_not_upgraded() -> Result<()> {
     let Err(refused) = cluster.start_server_with(&BINARY_UPGRADE) else {
         anyhow::bail!("it starts for pg_upgrade");
     };
-    let said = format!("{refused:#}");
+    let output = format!("{refused:#}");
     ensure!(
-        said.contains("pg_upgrade alone would leave the keys of encrypted relations behind"),
-        "{said}"
+        output.contains("pg_upgrade alone would leave the keys of encrypted relations behind"),
+        "{output}"
     );
-    ensure!(said.contains("pagevault-keyring exec -- pg_upgrade"), "{said}");
+    ensure!(output.contains("pagevault-keyring exec -- pg_upgrade"), "{output}");
     cluster.start_server()?;
     ensure!(cluster.text("SELECT id FROM secret")? == "7", "the table");
 
-    // Nothing is left behind where nothing is encrypted.
+    // Once nothing is encrypted, it runs.
     cluster.set(&[("pagevault.data_catalog_encryption", "off")])?;
     for catalog in ["pg_statistic", "pg_statistic_ext_data", "pg_largeobject"] {
         cluster.sql(&format!("SELECT pagevault.decrypt('{catalog}')"))?;
@@ -53,13 +54,13 @@ fn no_key_is_made_for_a_file_that_pg_upgrade_replaces() -> Result<()> {
     cluster.sql(&label("TABLE t", "'encrypted'"))?;
     cluster.sql(&label("SCHEMA public", "'encrypted'"))?;
     ensure!(cluster.text("SELECT data_keys FROM pagevault.status")? == "0", "a key was made");
-    // Catalogs are the new cluster's own.
+    // The new cluster has its own catalogs.
     cluster.sql(&label("DATABASE postgres", "'encrypted'"))?;
     expect(&cluster, "pg_proc", "aes-256-xts")?;
     let plain = "SELECT pagevault.is_encrypted('pg_largeobject')";
     ensure!(cluster.text(plain)? == "f", "pg_largeobject is encrypted");
     expect(&cluster, "t", "plain")?;
-    // Afterwards there is drift, and nothing else.
+    // Afterwards there is drift, and no other difference.
     cluster.restart()?;
     expect(&cluster, "t", "plain")?;
     let heal = "SELECT fix FROM pagevault.drift WHERE relation = 't'::regclass";

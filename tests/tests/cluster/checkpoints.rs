@@ -1,6 +1,6 @@
-//! The keystore rides the checkpoint: what a power cut takes from a key file since the last
-//! checkpoint comes back from WAL, what lies before must be there, and neither waits for the other
-//! for ever.
+//! Key files and checkpoints. Records that a power failure removes from a key file are restored
+//! from WAL if they are newer than the last checkpoint; older ones must be in the file. Key files
+//! and checkpoints do not wait for each other indefinitely.
 
 use std::fs::{File, OpenOptions};
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use pagevault_tests::{Cluster, Settings, StopMode};
 
 use crate::assert_sealed;
 
-/// The file that holds the data keys of the database that tests connect to.
+/// The file of the data keys of the database that tests connect to.
 fn key_file(cluster: &Cluster) -> Result<PathBuf> {
     let database =
         cluster.text("SELECT oid FROM pg_database WHERE datname = current_database()")?;
@@ -27,7 +27,7 @@ fn cut(path: &PathBuf, length: u64) -> Result<()> {
     Ok(OpenOptions::new().write(true).open(path)?.set_len(length)?)
 }
 
-/// A cluster with an encrypted table from before a checkpoint.
+/// A cluster with an encrypted table created before a checkpoint.
 fn cluster_with_old_table() -> Result<(Cluster, pagevault_tests::KeyFile)> {
     let settings = Settings::default()
         .conf("pagevault.default_encryption = on")
@@ -40,10 +40,10 @@ fn cluster_with_old_table() -> Result<(Cluster, pagevault_tests::KeyFile)> {
 }
 
 #[test]
-fn keys_made_since_the_checkpoint_come_back_from_wal() -> Result<()> {
+fn keys_newer_than_the_checkpoint_are_restored_from_wal() -> Result<()> {
     let (cluster, _keys) = cluster_with_old_table()?;
     let file = key_file(&cluster)?;
-    // Of the new record remain: nothing, some of it, all but the last byte.
+    // The new record is missing, truncated, or lacks its last byte.
     for (round, keep) in [|_| 0, |_| 17, |new: u64| new - 1].into_iter().enumerate() {
         cluster.sql("CHECKPOINT")?;
         let settled = length(&file)?;
@@ -59,7 +59,7 @@ fn keys_made_since_the_checkpoint_come_back_from_wal() -> Result<()> {
             ensure!(rows == "5000", "{rows} rows in {table} in round {round}");
         }
     }
-    // What recovery brought back is there to stay.
+    // The restored records are durable.
     cluster.restart()?;
     for table in ["old", "new_0", "new_1", "new_2"] {
         ensure!(cluster.text(&format!("SELECT count(*) FROM {table}"))? == "5000", "{table}");
@@ -69,12 +69,12 @@ fn keys_made_since_the_checkpoint_come_back_from_wal() -> Result<()> {
 }
 
 #[test]
-fn keys_from_before_the_checkpoint_are_missed() -> Result<()> {
+fn keys_older_than_the_checkpoint_are_required() -> Result<()> {
     let (mut cluster, _keys) = cluster_with_old_table()?;
     let file = key_file(&cluster)?;
     cluster.allow_log("is not readable");
     cluster.kill()?;
-    // Damage in the middle, with a mark behind it that says the file was durable.
+    // Damage in the middle, before a mark that states that the file was durable.
     let mut bytes = std::fs::read(&file)?;
     let middle = bytes.len() / 2;
     bytes[middle] ^= 1;
@@ -124,7 +124,7 @@ fn an_incomplete_keystore_is_refused() -> Result<()> {
 fn many_new_keys_and_checkpoints_do_not_wait_for_each_other() -> Result<()> {
     const FOR: Duration = Duration::from_secs(8);
     const SESSIONS: usize = 4;
-    // The queue of sync requests has room for as many as there are buffers.
+    // The queue of sync requests has as many entries as there are buffers.
     let settings = Settings::default()
         .conf("shared_buffers = 128kB")
         .conf("fsync = on") // else checkpoints sync nothing

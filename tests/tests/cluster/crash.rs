@@ -1,4 +1,4 @@
-//! kill -9: what was committed is there afterwards, and nothing else.
+//! After kill -9, committed changes exist and no others.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -26,7 +26,7 @@ fn assert_balanced(cluster: &Cluster) -> Result<()> {
 
 #[test]
 fn balances_are_equal_after_kill_during_tpc_b() -> Result<()> {
-    // Few buffers and frequent checkpoints: pages are written and read back all the time.
+    // Few buffers and frequent checkpoints, so that pages are written and read continually.
     let settings = Settings::default()
         .conf("shared_buffers = 2MB")
         .conf("checkpoint_timeout = 30s")
@@ -62,12 +62,12 @@ fn balances_are_equal_after_kill_during_tpc_b() -> Result<()> {
 
 #[test]
 fn kill_during_key_creation_leaves_every_table_readable() -> Result<()> {
-    // What is in key files counts at different moments, with fsync and without.
+    // Key files must be correct at several moments, with fsync and without.
     let settings = Settings::default().conf("fsync = on").conf("wal_keep_size = 1GB");
     let (cluster, _keys) = Cluster::with_keys(&settings)?;
     cluster.sql("CREATE TABLE done (name text)")?;
-    // Each transaction makes a table with an index and a TOAST table, truncates an older one, drops
-    // a third: every way in which keys come and go.
+    // Each transaction creates a table with an index and a TOAST table, truncates an older one, and
+    // drops a third. So keys are created and removed in all ways.
     cluster.sql(
         "CREATE PROCEDURE churn() LANGUAGE plpgsql AS $$
          DECLARE n bigint := (SELECT count(*) FROM done); old text;
@@ -101,7 +101,7 @@ fn kill_during_key_creation_leaves_every_table_readable() -> Result<()> {
     for round in 0..8_u64 {
         let churn = {
             let mut client = cluster.client()?;
-            // Ends with the server; that is the point.
+            // Ends with an error when the server is killed, as intended.
             std::thread::spawn(move || drop(client.batch_execute("CALL churn()")))
         };
         sleep(Duration::from_millis(300 + 173 * round));
@@ -115,7 +115,7 @@ fn kill_during_key_creation_leaves_every_table_readable() -> Result<()> {
     }
     let tables: u64 = cluster.text("SELECT count(*) FROM done")?.parse()?;
     ensure!(tables > 8, "only {tables} tables were made in all rounds");
-    // And once more after a clean stop, which rewrites nothing but must find every key.
+    // Again after a clean stop, which rewrites nothing but must find every key.
     cluster.restart()?;
     for name in ["t_1", "t_2", "t_3"] {
         ensure!(cluster.text(&format!("SELECT count(name) FROM {name}"))? == "20", "{name}");
@@ -137,7 +137,7 @@ fn unlogged_tables_are_empty_and_usable_after_a_crash() -> Result<()> {
     )?;
     cluster.sql("INSERT INTO u SELECT i, 'kanarienvogel ' || i FROM generate_series(1, 5000) i")?;
     let witnesses = Witnesses::of(&cluster)?;
-    // A checkpoint leaves unlogged relations out, a stop does not.
+    // A checkpoint does not write unlogged relations, a shutdown does.
     cluster.restart()?;
     assert_sealed(&cluster.family_files("u")?)?;
     cluster.crash()?;
@@ -153,7 +153,7 @@ fn unlogged_tables_are_empty_and_usable_after_a_crash() -> Result<()> {
     cluster.restart()?;
     assert_sealed(&cluster.family_files("u")?)?;
     ensure!(cluster.text("SELECT count(*) FROM u")? == "5000", "rows are lost by a clean restart");
-    // Which others make anew when they are promoted.
+    // Witnesses create them again when they are promoted.
     witnesses.judge_and(&cluster, &["SELECT count(*) FROM pg_class"], &[], |witness| {
         ensure!(witness.text("SELECT count(*) FROM u")? == "0", "an unlogged table has rows");
         witness
@@ -218,7 +218,7 @@ fn a_backend_crash_restarts_without_asking_the_provider() -> Result<()> {
 
     let deadline = Instant::now() + Duration::from_secs(30);
     loop {
-        // A query may still be answered before the server has noticed.
+        // Queries may succeed until the server has noticed the crash.
         let noticed = cluster.log().contains("all server processes terminated");
         match cluster.text("SELECT count(*) FROM t") {
             Ok(_) if !noticed => ensure!(Instant::now() < deadline, "nothing crashed"),
@@ -230,7 +230,7 @@ fn a_backend_crash_restarts_without_asking_the_provider() -> Result<()> {
         }
         sleep(Duration::from_millis(100));
     }
-    // New tables can be made too: the key that wraps data keys is at hand, not only data keys.
+    // New tables can be created too: the database key is available, not only data keys.
     cluster.sql("SET pagevault.default_encryption = on; CREATE TABLE u (id int)")?;
     cluster.sql("INSERT INTO u VALUES (1)")?;
     keys.bring_back()?;

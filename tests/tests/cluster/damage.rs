@@ -1,10 +1,11 @@
-//! Flipped bits are refused, as PostgreSQL refuses them in plaintext pages: never read as data.
+//! Pages with flipped bits are refused, as PostgreSQL refuses such plaintext pages; they are never
+//! read as data.
 
 use anyhow::{Result, ensure};
 use pagevault_tests::datafile::PageState;
 use pagevault_tests::{Cluster, Settings, StopMode};
 
-/// Where a bit is flipped, with what the page's layout says about it.
+/// Offsets of flipped bits, with their meaning in the page layout.
 const PLACES: [(usize, &str); 6] = [
     (0, "pd_lsn"),
     (8, "pd_checksum"),
@@ -23,7 +24,7 @@ fn a_flipped_bit_is_refused() -> Result<()> {
          CREATE TABLE t AS SELECT i AS id, md5(i::text) AS name FROM generate_series(1, 1000) i",
     )?;
     cluster.stop(StopMode::Fast)?;
-    // Kept across restarts: the path of a running server's relation is asked while it is up.
+    // Computed once, because pg_relation_filepath needs a running server.
     cluster.start_server()?;
     let files = cluster.files("t")?;
     let file = files.first().ok_or_else(|| anyhow::anyhow!("no file"))?;
@@ -37,14 +38,14 @@ fn a_flipped_bit_is_refused() -> Result<()> {
         let error = cluster.error("SELECT count(*) FROM t")?;
         ensure!(error.sqlstate == "XX001", "{what}: {error}");
         ensure!(error.message.contains("invalid page in block 1 of relation"), "{what}: {error}");
-        // The rest of the table is still there for whoever leaves the page out.
+        // The rest of the table can be read by queries that avoid the page.
         let ranges = cluster.text("SELECT count(*) > 0 FROM t WHERE ctid < '(1,0)'")?;
         ensure!(ranges == "t", "{what}: page 0 is not readable");
         cluster.stop(StopMode::Fast)?;
         ensure!(cluster.pg_checksums().is_err(), "{what}: pg_checksums sees nothing");
         file.write_page(1, &whole)?;
     }
-    // A bit of the version: the page then claims a key that does not exist.
+    // A bit of the version: the page then refers to a key that does not exist.
     for bit in [3, 7] {
         file.flip_bit(1, 10, bit)?;
         cluster.start_server()?;
@@ -77,7 +78,7 @@ fn a_page_moved_to_another_place_is_refused() -> Result<()> {
     file.write_page(2, &first)?;
     cluster.start_server()?;
     let error = cluster.error("SELECT count(*) FROM t")?;
-    // 18 reads both in one run and counts them.
+    // 18 reads both pages at once and reports their number.
     ensure!(error.message.contains("invalid page"), "{error}");
     cluster.finish()
 }
@@ -85,14 +86,15 @@ fn a_page_moved_to_another_place_is_refused() -> Result<()> {
 #[test]
 fn without_checksums_plaintext_structure_is_still_checked() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&Settings::default().without_checksums())?;
-    // One short row: pd_upper is then near the page's end, and hardly any pd_special is valid.
+    // One short row: pd_upper is then near the end of the page, so almost no value of pd_special is
+    // valid.
     cluster.sql("SET pagevault.default_encryption = on; CREATE TABLE t AS SELECT 1 AS id")?;
     let files = cluster.files("t")?;
     cluster.restart()?;
     ensure!(cluster.text("SELECT count(*) FROM t")? == "1", "the row is missing");
     cluster.stop(StopMode::Fast)?;
     let file = files.first().ok_or_else(|| anyhow::anyhow!("no file"))?;
-    // The first sealed block of 16 bytes holds pd_special.
+    // The first sealed block of 16 bytes contains pd_special.
     file.flip_bit(0, 17, 3)?;
     cluster.start_server()?;
     let error = cluster.error("SELECT count(*) FROM t")?;

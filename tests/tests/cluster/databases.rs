@@ -1,4 +1,4 @@
-//! Databases that are copied or moved as a whole, by files too, take their keys along.
+//! Databases that are copied or moved as a whole, also by copying files, keep their keys.
 
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::cluster::{run_sql, text};
@@ -8,8 +8,8 @@ use crate::{assert_plain, assert_sealed};
 
 const SUM: &str = "SELECT count(*) || ' ' || md5(string_agg(t::text, '' ORDER BY id)) FROM t";
 
-/// A cluster with the tablespace `space` and the database `model`, which has encrypted and plain
-/// tables in its own tablespace and in `other`.
+/// A cluster with the tablespace `space` and the database `model`, which has encrypted and
+/// plaintext tables in its default tablespace and in `other`.
 fn cluster() -> Result<(Cluster, KeyFile)> {
     let (cluster, keys) = Cluster::with_keys(&Settings::default())?;
     for name in ["space", "other"] {
@@ -44,7 +44,7 @@ fn check(cluster: &Cluster, database: &str, sum: &str) -> Result<()> {
         let found = text(&mut client, &format!("SELECT id FROM {table}"))?;
         ensure!(found == value, "{table} holds {found}");
     }
-    // The copy can be written, and grows new versions of its own.
+    // The copy can be written to, and gets new versions independently.
     for statement in ["UPDATE t SET name = name", "VACUUM FULL u", "CHECKPOINT"] {
         run_sql(&mut client, statement)?;
     }
@@ -78,7 +78,8 @@ fn copies_of_a_database_are_sealed_under_keys_of_their_own_database() -> Result<
     for name in ["model", "copy_wal_log", "copy_file_copy", "copy_elsewhere", "copy_default"] {
         ensure!(text(&mut cluster.client_to(name)?, SUM)? == sum, "{name} after a crash");
     }
-    // The copy does not depend on the original's keys: it outlives it and takes another master key.
+    // The copy does not depend on the original's keys: it stays readable after DROP of the
+    // original, and can get its own master key.
     cluster.sql("DROP DATABASE model")?;
     let mut copy = cluster.client_to("copy_file_copy")?;
     run_sql(&mut copy, "SELECT pagevault.set_database_master_key('local', 'main')")?;
@@ -114,7 +115,7 @@ fn a_database_moves_to_another_tablespace_and_back() -> Result<()> {
     for space in ["space", "pg_default", "space"] {
         cluster.sql(&format!("ALTER DATABASE model SET TABLESPACE {space}"))?;
         check(&cluster, "model", &sum).with_context(|| format!("in {space}"))?;
-        // A new version of the same file, which the next move takes along.
+        // A new version of the same file, which the next move copies too.
         let mut model = cluster.client_to("model")?;
         let cipher = if space == "space" { "aes-256-xts" } else { "aes-128-xts" };
         run_sql(&mut model, &format!("SELECT pagevault.encrypt('t', '{cipher}')"))?;
@@ -123,7 +124,7 @@ fn a_database_moves_to_another_tablespace_and_back() -> Result<()> {
     }
     cluster.crash()?;
     ensure!(text(&mut cluster.client_to("model")?, SUM)? == sum, "after a crash");
-    // Other changes of a database touch no keys.
+    // Other changes of a database change no keys.
     let keys = cluster.text("SELECT data_keys FROM pagevault.status")?;
     cluster.sql("ALTER DATABASE model CONNECTION LIMIT 10")?;
     cluster.sql("ALTER DATABASE model RENAME TO renamed")?;
@@ -131,7 +132,7 @@ fn a_database_moves_to_another_tablespace_and_back() -> Result<()> {
     cluster.finish()
 }
 
-/// The keys are with the copy when it becomes visible, whatever happens right after.
+/// The keys are in the copy when it becomes visible, even if the server crashes right after.
 #[test]
 fn a_kill_after_the_command_loses_nothing() -> Result<()> {
     let settings = Settings::default().conf("fsync = on");

@@ -1,4 +1,5 @@
-//! Whatever gives an encrypted table or something that belongs to it a new file keeps it encrypted.
+//! Statements that create a new file for an encrypted table, or for its indexes, TOAST table or
+//! sequences, keep it encrypted.
 
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::{Cluster, Settings};
@@ -8,7 +9,7 @@ use crate::{assert_plain, assert_sealed};
 const ROWS: &str = "INSERT INTO t (name, wide)
     SELECT 'kanarienvogel-' || i, repeat(md5(i::text), 400) FROM generate_series(1, 300) i";
 
-/// Every statement that makes a file for the table, one of its indexes, or its TOAST table.
+/// Every statement that creates a file for the table, one of its indexes, or its TOAST table.
 const STATEMENTS: [&str; 14] = [
     "TRUNCATE t",
     "REINDEX TABLE t",
@@ -51,7 +52,7 @@ fn every_new_file_of_an_encrypted_table_is_sealed() -> Result<()> {
             "rows are missing after {statement}"
         );
     }
-    // The same from a cold start: what is on disk is enough.
+    // The same after a restart, from disk only.
     cluster.restart()?;
     ensure!(cluster.text("SELECT count(*) FROM t")? == "300", "rows are missing after restart");
     cluster.finish()
@@ -106,7 +107,7 @@ fn with_default_encryption_everything_new_is_sealed_and_the_old_is_not() -> Resu
          CREATE TABLE copied AS SELECT * FROM parts;
          ALTER SEQUENCE numbers RESTART;",
     )?;
-    // A checkpoint leaves unlogged relations out, a stop does not.
+    // A checkpoint does not write unlogged relations, a shutdown does.
     cluster.restart()?;
     for relation in [
         "part_1",
@@ -160,12 +161,12 @@ fn a_serial_column_added_later_has_a_sealed_sequence() -> Result<()> {
     cluster.finish()
 }
 
-/// As pg_dump writes it: the label before the sequence has an owner.
+/// In the order of pg_dump: the label is set before the sequence has an owner.
 #[test]
 fn a_sequence_follows_the_table_that_comes_to_own_it() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
     cluster.sql("CREATE TABLE t (id int); SELECT pagevault.encrypt('t')")?;
-    // In a transaction of its own: while the table is locked, what is made is sealed.
+    // In a separate transaction: while the encrypted table is locked, new storage is sealed.
     cluster.sql("CREATE SEQUENCE s; SELECT nextval('s'); CHECKPOINT")?;
     assert_plain(&cluster.files("s")?)?;
     cluster.sql("ALTER SEQUENCE s OWNED BY t.id; CHECKPOINT")?;

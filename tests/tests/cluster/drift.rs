@@ -1,5 +1,5 @@
-//! What differs from labels and settings is in `pagevault.drift`, and goes with the command that
-//! stands there; `pagevault.enforce_encryption` keeps it from coming about.
+//! `pagevault.drift` lists differences from labels and settings, and the command that removes each.
+//! `pagevault.enforce_encryption` prevents such differences.
 
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::StopMode;
@@ -41,7 +41,7 @@ fn drift_names_the_reason_and_the_remedy() -> Result<()> {
         format!("m|{why}|{}", heal("m")),
     ];
     ensure!(rows == expected, "{rows:#?}");
-    // Online: a lock that a query would wait for is never taken.
+    // Waits for no lock that queries would then wait for.
     let file = text(&mut client, "SELECT pg_relation_filenode('\"T\"')")?;
     run_sql(&mut client, "BEGIN; SELECT count(*) FROM \"T\"")?;
     crate::labels::heal(&cluster)?;
@@ -60,7 +60,7 @@ fn drift_names_the_reason_and_the_remedy() -> Result<()> {
     cluster.finish()
 }
 
-/// The directory says one thing, the bytes another: seen only by who reads the files.
+/// The directory and the files disagree: only reading the files shows that.
 #[test]
 fn drift_reads_the_files_if_told_to() -> Result<()> {
     let (mut cluster, _keys) = cluster()?;
@@ -72,7 +72,7 @@ fn drift_reads_the_files_if_told_to() -> Result<()> {
     cluster.sql("SELECT pagevault.encrypt('t')")?;
     expect_no_drift(&cluster)?;
     cluster.stop(StopMode::Fast)?;
-    // One page as it was before, which is what an interrupted encrypt() leaves.
+    // One page in its former state, as after an interrupted encrypt().
     let mut bytes = std::fs::read(&plain.path)?;
     bytes[..8192].copy_from_slice(&page[..8192]);
     std::fs::write(&plain.path, bytes)?;
@@ -86,32 +86,32 @@ fn drift_reads_the_files_if_told_to() -> Result<()> {
 }
 
 #[test]
-fn enforcement_lets_through_what_stays_encrypted() -> Result<()> {
+fn enforcement_permits_changes_that_keep_encryption() -> Result<()> {
     let (cluster, _keys) = cluster()?;
     cluster.sql("CREATE SCHEMA app; CREATE TABLE old (id int); INSERT INTO old VALUES (1)")?;
     cluster.sql(&label("SCHEMA app", "'encrypted'"))?;
     cluster.sql("CREATE TABLE app.t (id serial PRIMARY KEY); INSERT INTO app.t DEFAULT VALUES")?;
     cluster.set(&[("pagevault.enforce_encryption", "on")])?;
-    // Out of the schema: it stays encrypted. Back in: it is.
+    // Out of the schema it stays encrypted; back in the schema it must be.
     cluster.sql("ALTER TABLE app.t SET SCHEMA public")?;
     cluster.sql("VACUUM FULL t")?;
     cluster.sql("ALTER TABLE t SET SCHEMA app")?;
     expect(&cluster, "app.t", XTS)?;
-    // What was there before is drift, and may be worked with.
+    // Existing relations are drift, and can be used.
     cluster.sql(&label("SCHEMA public", "'encrypted'"))?;
     cluster.sql("ALTER TABLE old ADD COLUMN name text; ALTER TABLE old RENAME TO older")?;
     ensure!(!drift(&cluster)?.is_empty(), "no drift");
     cluster.sql("CREATE TABLE new (id int)")?;
     expect(&cluster, "new", XTS)?;
-    // A command that fails after it has altered something; then ROLLBACK, which may read no
-    // catalog.
+    // A command that fails after it has altered something; then ROLLBACK, during which no catalog
+    // may be read.
     let mut client = cluster.client()?;
     run_sql(&mut client, "BEGIN")?;
     let alter = "ALTER TABLE older ADD COLUMN c int, ADD CHECK (id > 1)";
     expect_error(&mut client, alter)?;
     run_sql(&mut client, "ROLLBACK; ALTER TABLE older ADD COLUMN c int")?;
     drop(client);
-    // Off in the session of a superuser, the labels alone decide.
+    // In a superuser's session that switches the setting off, only labels decide.
     cluster.sql(&format!(
         "SET pagevault.enforce_encryption = off; {}",
         label("TABLE app.t", "'encrypted aes-128-xts'")

@@ -1,5 +1,5 @@
-//! Names that are not UTF-8: in databases with the encodings LATIN1 and SQL_ASCII, beside a decoy
-//! whose name is what becomes of them where somebody takes them for UTF-8.
+//! Names that are not UTF-8, in databases with the encodings LATIN1 and SQL_ASCII. A decoy object
+//! has the name that results if such a name is converted to UTF-8 with replacement characters.
 
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::cluster::{column, expect_error, run_sql, text};
@@ -8,11 +8,11 @@ use postgres::Client;
 
 use crate::{assert_plain, assert_sealed};
 
-/// As SQL: `s\xe9cret` and, in the bytes of U+FFFD, the decoy.
+/// As SQL: `s\xe9cret`, and the decoy with the bytes of U+FFFD.
 const NAME: &str = "('s' || chr(233) || 'cret')";
 const DECOY: &str = "('s' || chr(239) || chr(191) || chr(189) || 'cret')";
 
-/// A database for each encoding, with the extension.
+/// A database for each encoding, with the extension installed.
 fn databases(cluster: &Cluster) -> Result<Vec<(&'static str, Client)>> {
     ["LATIN1", "SQL_ASCII"]
         .into_iter()
@@ -21,14 +21,14 @@ fn databases(cluster: &Cluster) -> Result<Vec<(&'static str, Client)>> {
                 "CREATE DATABASE {encoding} ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0"
             ))?;
             let mut client = cluster.client_to(&encoding.to_lowercase())?;
-            // Notices name statements, in bytes that this client would not take.
+            // Notices contain statements, in bytes that this client would reject.
             run_sql(&mut client, "SET client_min_messages = warning; CREATE EXTENSION pagevault")?;
             Ok((encoding, client))
         })
         .collect()
 }
 
-/// Runs what `statement` says with each `%I` made this name, as SQL of the server's own.
+/// Runs `statement` in the server, with each `%I` replaced by the name.
 fn execute(client: &mut Client, statement: &str, name: &str) -> Result<()> {
     let names = vec![name; statement.matches('%').count()].join(", ");
     run_sql(
@@ -37,7 +37,7 @@ fn execute(client: &mut Client, statement: &str, name: &str) -> Result<()> {
     )
 }
 
-/// The OID of the relation of this name.
+/// The OID of the relation with this name.
 fn oid(client: &mut Client, name: &str) -> Result<String> {
     text(client, &format!("SELECT oid FROM pg_class WHERE relname = {name}::name"))
 }
@@ -52,7 +52,7 @@ const WAIT: &str = "SELECT pagevault.wait_for_rekey(job) FROM pagevault.rekey_jo
     WHERE state IN ('waiting', 'running')";
 
 #[test]
-fn the_relation_that_is_named_is_the_one_that_is_encrypted() -> Result<()> {
+fn exactly_the_named_relation_is_encrypted() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
     for (encoding, mut client) in databases(&cluster)? {
         for name in [NAME, DECOY] {
@@ -78,7 +78,7 @@ fn the_relation_that_is_named_is_the_one_that_is_encrypted() -> Result<()> {
         let label = "SECURITY LABEL FOR pagevault ON TABLE public.%I IS 'encrypted aes-128-xts'";
         execute(&mut client, label, NAME)?;
         expect(&mut client, true)?;
-        // A message shows bytes that are not UTF-8 as what they are.
+        // A message shows the bytes that are not UTF-8.
         let error = expect_error(
             &mut client,
             &format!("SELECT pagevault.encrypt({real}::regclass, 'rot' || chr(233))"),
@@ -87,7 +87,7 @@ fn the_relation_that_is_named_is_the_one_that_is_encrypted() -> Result<()> {
             error.message == "unknown cipher \"rot\\xe9\" in pagevault label",
             "{encoding}: {error}"
         );
-        // In SQL_ASCII the context of this error is not UTF-8, which this client wants.
+        // In SQL_ASCII the context of this error is not UTF-8, so this client would reject it.
         if encoding == "LATIN1" {
             let label = "SECURITY LABEL FOR pagevault ON TABLE public.%I IS ' || quote_literal('secr' || chr(233)) || '";
             let statement = format!("DO $do$ BEGIN EXECUTE format('{label}', {NAME}); END $do$");
@@ -107,7 +107,7 @@ fn the_relation_that_is_named_is_the_one_that_is_encrypted() -> Result<()> {
 }
 
 #[test]
-fn commands_that_heal_name_what_they_heal() -> Result<()> {
+fn commands_against_drift_name_the_right_relation() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
     for (encoding, mut client) in databases(&cluster)? {
         for name in [NAME, DECOY] {
@@ -130,7 +130,7 @@ fn commands_that_heal_name_what_they_heal() -> Result<()> {
         );
         let rows = column(&mut client, &format!("SELECT s::text FROM ({sealed}) s"))?;
         ensure!(rows == ["(3,t)"], "{encoding}: {rows:?}");
-        // All labels go, by name as well.
+        // All labels are removed, by name too.
         execute(
             &mut client,
             "SECURITY LABEL FOR pagevault ON SEQUENCE %1$I.\"it''s %1$s\" IS 'encrypted'",
@@ -150,12 +150,12 @@ fn commands_that_heal_name_what_they_heal() -> Result<()> {
     cluster.finish()
 }
 
-/// Files that are copied take their keys along: from the template of this name.
+/// Copied files keep their keys: those of the template with this name.
 #[test]
 fn a_template_is_the_database_of_that_name() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
     for (encoding, mut client) in databases(&cluster)? {
-        // Clients that speak UTF-8 cannot say it in SQL_ASCII.
+        // In SQL_ASCII, clients with UTF-8 cannot send this name.
         if encoding == "SQL_ASCII" {
             continue;
         }
@@ -188,8 +188,7 @@ fn a_template_is_the_database_of_that_name() -> Result<()> {
     cluster.finish()
 }
 
-/// Names and options of providers are UTF-8 for whoever reads them. What is not is refused, in
-/// words.
+/// Names and options of providers are UTF-8. Others are refused with an error.
 #[test]
 fn arguments_that_are_not_utf8_are_refused() -> Result<()> {
     let (cluster, keys) = Cluster::with_keys(&Settings::default())?;
@@ -209,7 +208,7 @@ fn arguments_that_are_not_utf8_are_refused() -> Result<()> {
             "set_database_master_key('local', 'k' || chr(233))".to_owned(),
             "set_cluster_master_key('local', 'k' || chr(233))".to_owned(),
         ] {
-            // Messages name arguments, in bytes that this client would not take.
+            // Messages contain arguments, in bytes that this client would reject.
             run_sql(&mut client, "SET client_encoding = 'SQL_ASCII'")?;
             let caught = format!(
                 "CREATE TEMP TABLE IF NOT EXISTS said (what text);
@@ -221,11 +220,11 @@ fn arguments_that_are_not_utf8_are_refused() -> Result<()> {
                  END $do$"
             );
             run_sql(&mut client, &caught)?;
-            let said = text(&mut client, "DELETE FROM said RETURNING what")?;
+            let output = text(&mut client, "DELETE FROM said RETURNING what")?;
             let message = "has characters that are not UTF-8 in this database";
             ensure!(
-                said.starts_with("22021") && said.ends_with(message),
-                "{encoding} {call}: {said}"
+                output.starts_with("22021") && output.ends_with(message),
+                "{encoding} {call}: {output}"
             );
         }
     }

@@ -1,4 +1,4 @@
-//! Every error that a careful user can reach: SQLSTATE, message, DETAIL, HINT.
+//! Errors that users can cause: SQLSTATE, message, DETAIL, HINT.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
@@ -8,33 +8,33 @@ use anyhow::{Result, ensure};
 use pagevault_tests::cluster::{expect_error, run_sql};
 use pagevault_tests::{Cluster, Settings};
 
-/// Runs each statement in a session of its own and compares what the server says with the golden
-/// file `errors/NAME.txt`, which is there to be read. `{dir}` stands for the cluster's directory.
-/// `PAGEVAULT_BLESS=1` writes the file anew.
+/// Runs each statement in a new session and compares the server's messages with the golden file
+/// `errors/NAME.txt`. `{dir}` in it represents the cluster's directory. `PAGEVAULT_BLESS=1`
+/// rewrites the file.
 fn check(name: &str, cluster: &Cluster, role: Option<&str>, statements: &[&str]) -> Result<()> {
     let directory = cluster.directory().to_string_lossy().into_owned();
-    let mut said = String::new();
+    let mut output = String::new();
     for statement in statements {
         let mut client = cluster.client()?;
         if let Some(role) = role {
             run_sql(&mut client, &format!("SET SESSION AUTHORIZATION {role}"))?;
         }
         let error = expect_error(&mut client, &statement.replace("{dir}", &directory))?;
-        said.push_str(&format!("{statement};\n{error}\n\n").replace(&directory, "{dir}"));
+        output.push_str(&format!("{statement};\n{error}\n\n").replace(&directory, "{dir}"));
     }
     let golden =
         Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/cluster/errors/{name}.txt"));
     if std::env::var_os("PAGEVAULT_BLESS").is_some() {
-        std::fs::write(&golden, &said)?;
+        std::fs::write(&golden, &output)?;
     }
     let expected = std::fs::read_to_string(&golden)?;
-    let differences: Vec<_> = said
+    let differences: Vec<_> = output
         .split("\n\n")
         .zip(expected.split("\n\n"))
-        .filter(|(said, expected)| said != expected)
-        .map(|(said, expected)| format!("said:\n{said}\nexpected:\n{expected}"))
+        .filter(|(output, expected)| output != expected)
+        .map(|(output, expected)| format!("said:\n{output}\nexpected:\n{expected}"))
         .collect();
-    ensure!(said == expected, "{name}:\n{}", differences.join("\n\n"));
+    ensure!(output == expected, "{name}:\n{}", differences.join("\n\n"));
     Ok(())
 }
 
@@ -173,7 +173,7 @@ fn roles() -> Result<()> {
             "SELECT * FROM pagevault.verify('own')",
         ],
     )?;
-    // Who keeps keys is not thereby the server's operating system user.
+    // A key administrator does not thereby become the server's operating system user.
     let run = r#"{"wrap": ["/bin/sh"], "unwrap": ["/bin/sh"]}"#;
     check(
         "roles_of_key_keepers",
@@ -184,7 +184,7 @@ fn roles() -> Result<()> {
             "SELECT pagevault.drop_provider('nobody')",
         ],
     )?;
-    // The administrator may.
+    // The cluster's administrator may.
     let mut keeper = cluster.client()?;
     run_sql(
         &mut keeper,

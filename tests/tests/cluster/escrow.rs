@@ -1,4 +1,4 @@
-//! Escrow: the provider is lost for good, and the data is not.
+//! Escrow: the provider is lost permanently, and the data is recovered.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -17,7 +17,7 @@ use crate::wal::{count, insert, sealing};
 
 const ESCROW: &str = "SELECT concat_ws(' ', last_escrow_at IS NOT NULL, database_keys_not_in_escrow) FROM pagevault.status";
 
-/// A private key in a file of the server user, and its public half.
+/// A private key in a file of the server user, and its public key.
 fn key_pair(cluster: &Cluster, name: &str) -> Result<(PathBuf, String)> {
     let identity = Identity::generate();
     let path = cluster.directory().join(name);
@@ -36,7 +36,7 @@ fn export(cluster: &Cluster, recipients: &[&str], output: &Path) -> Command {
     command
 }
 
-/// `escrow check`, or what `escrow restore` begins with.
+/// A command that opens a bundle: `escrow check`, or `escrow restore` without its options.
 fn open(cluster: &Cluster, verb: &str, bundle: &Path, identity: &Path) -> Command {
     let mut command = cluster.program("pagevault-keyring");
     command.args(["escrow", verb]).arg(bundle).arg("--identity").arg(identity);
@@ -51,13 +51,13 @@ fn restore(cluster: &Cluster, bundle: &Path, identity: &Path, keys: &KeyFile) ->
     command
 }
 
-/// What a program says that must not succeed.
+/// The output of a program that must fail.
 fn refused(command: &mut Command) -> Result<String> {
     let error = run(command).err().with_context(|| format!("succeeded: {command:?}"))?;
     Ok(format!("{error:#}"))
 }
 
-/// Every file of the keystore's folder, with what is in it; without the audit trail, which tells of
+/// All files of the keystore directory with their contents, without the audit trail, which records
 /// attempts.
 fn keystore(cluster: &Cluster) -> Result<Vec<(PathBuf, Vec<u8>)>> {
     let mut files = Vec::new();
@@ -71,7 +71,7 @@ fn keystore(cluster: &Cluster) -> Result<Vec<(PathBuf, Vec<u8>)>> {
     Ok(files)
 }
 
-/// Waits until the server has taken the restored keys over.
+/// Waits until the server uses the restored keys.
 fn taken_over(cluster: &Cluster) -> Result<()> {
     cluster
         .eventually("SELECT count(*) FROM pg_ls_dir('pagevault') f WHERE f = 'restored'", "0")?;
@@ -83,7 +83,7 @@ fn taken_over(cluster: &Cluster) -> Result<()> {
 }
 
 #[test]
-fn with_a_bundle_another_provider_takes_over() -> Result<()> {
+fn a_bundle_restores_keys_to_another_provider() -> Result<()> {
     let (mut cluster, lost) = sealing(&Settings::default())?;
     cluster.allow_log("cannot start without keys");
     cluster.sql("CREATE TABLE sealed AS SELECT i AS id FROM generate_series(1, 1000) i")?;
@@ -93,20 +93,20 @@ fn with_a_bundle_another_provider_takes_over() -> Result<()> {
     let (identity, recipient) = key_pair(&cluster, "identity")?;
     let bundle = cluster.directory().join("bundle");
     run(&mut export(&cluster, &[&recipient], &bundle))?;
-    // Data keys that are younger than the bundle, and a newer version of the master key.
+    // Data keys that are newer than the bundle, and a newer version of the master key.
     cluster.sql("CREATE TABLE younger AS SELECT 7 AS id; SELECT pagevault.encrypt('younger')")?;
     cluster.sql("SELECT pagevault.rotate_wal_key(), pagevault.rotate_cluster_master_key()")?;
     insert(&cluster, "drossel", 100)?;
-    let said = run(&mut open(&cluster, "check", &bundle, &identity))?;
-    ensure!(said.contains("holds 3 database keys, and opens all"), "{said}");
-    // Recovery will repeat records that give the keys to the lost provider.
+    let response = run(&mut open(&cluster, "check", &bundle, &identity))?;
+    ensure!(response.contains("holds 3 database keys, and opens all"), "{response}");
+    // Recovery will replay records with keys wrapped by the lost provider.
     cluster.kill()?;
     fs::remove_file(lost.path())?;
     ensure!(cluster.start_server().is_err(), "the server starts without keys");
 
     let found = cluster.key_file("found", "new")?;
     run(&mut restore(&cluster, &bundle, &identity, &found))?;
-    // Without the server, keys are those of the new provider already.
+    // Without the server, the keys are already those of the new provider.
     run(cluster.program("pagevault-keyring").arg("verify").arg(cluster.data_directory()))?;
     cluster.start_server()?;
     taken_over(&cluster)?;
@@ -115,7 +115,7 @@ fn with_a_bundle_another_provider_takes_over() -> Result<()> {
     ensure!(cluster.text("SELECT count(*) FROM sealed")? == "1000", "rows are missing");
     ensure!(cluster.text("SELECT id FROM younger")? == "7", "rows are missing");
     ensure!(count(&cluster, "drossel")? == "100", "rows are missing");
-    // The bundle holds all keys still.
+    // The bundle still contains all keys.
     ensure!(cluster.text(ESCROW)? == "t 0", "{}", cluster.text(ESCROW)?);
     cluster.sql("SELECT pagevault.rotate_cluster_master_key()")?;
     insert(&cluster, "fink", 100)?;
@@ -124,8 +124,9 @@ fn with_a_bundle_another_provider_takes_over() -> Result<()> {
     cluster.finish()
 }
 
-/// A backup is from before the bundle, and recovery to its end meets keys of the lost provider that
-/// the backup's keystore does not have. After it, archives and standbys hear of the new provider.
+/// A backup is older than the bundle. Its recovery replays keys wrapped by the lost provider that
+/// the backup's keystore does not contain. Afterwards archives and standbys get the keys of the new
+/// provider.
 #[test]
 fn a_backup_is_recovered_with_the_bundle() -> Result<()> {
     let (cluster, lost) = sealing(&Settings::default().conf("wal_keep_size = 1GB"))?;
@@ -174,8 +175,8 @@ fn a_bundle_is_made_for_its_recipients_only() -> Result<()> {
     for armor in [false, true] {
         let bundle = cluster.directory().join(format!("bundle-{armor}"));
         let mut command = export(&cluster, &[&one, &two], &bundle);
-        let said = run(command.args(armor.then_some("--armor")))?;
-        ensure!(said.contains(": 1."), "{said}");
+        let response = run(command.args(armor.then_some("--armor")))?;
+        ensure!(response.contains(": 1."), "{response}");
         let bytes = fs::read(&bundle)?;
         let begin: &[u8] =
             if armor { b"-----BEGIN AGE ENCRYPTED FILE-----" } else { b"age-encryption.org/v1\n" };
@@ -183,16 +184,16 @@ fn a_bundle_is_made_for_its_recipients_only() -> Result<()> {
         ensure!(!holds(&bytes, b"keystore"), "the bundle is readable");
         ensure!(fs::metadata(&bundle)?.permissions().mode() & 0o777 == 0o600, "mode");
         for identity in [&first, &second] {
-            let said = run(&mut open(&cluster, "check", &bundle, identity))?;
-            ensure!(said.contains("holds 1 database keys"), "{said}");
+            let response = run(&mut open(&cluster, "check", &bundle, identity))?;
+            ensure!(response.contains("holds 1 database keys"), "{response}");
         }
-        let said = refused(&mut open(&cluster, "check", &bundle, &stranger))?;
-        ensure!(said.contains("no identity opens the bundle"), "{said}");
-        let said = refused(&mut export(&cluster, &[&one], &bundle))?;
-        ensure!(said.contains("there is a file"), "{said}");
+        let response = refused(&mut open(&cluster, "check", &bundle, &stranger))?;
+        ensure!(response.contains("no identity opens the bundle"), "{response}");
+        let response = refused(&mut export(&cluster, &[&one], &bundle))?;
+        ensure!(response.contains("there is a file"), "{response}");
         ensure!(fs::read(&bundle)? == bytes, "the bundle was overwritten");
     }
-    // An identity that never was a file.
+    // An identity that is not read from a file.
     let mut command =
         open(&cluster, "check", &cluster.directory().join("bundle-true"), Path::new("-"));
     let file = fs::File::open(&first)?;
@@ -201,19 +202,22 @@ fn a_bundle_is_made_for_its_recipients_only() -> Result<()> {
     let other = cluster.directory().join("other");
     let secret = fs::read_to_string(&first)?;
     let secret = secret.lines().last().unwrap_or_default();
-    let said = refused(&mut export(&cluster, &[secret], &other))?;
-    ensure!(said.contains("This is a private key") && !said.contains("error: AGE"), "{said}");
-    let said = refused(&mut export(&cluster, &["age1xyz"], &other))?;
-    ensure!(said.contains("a recipient is not a public key"), "{said}");
+    let response = refused(&mut export(&cluster, &[secret], &other))?;
+    ensure!(
+        response.contains("This is a private key") && !response.contains("error: AGE"),
+        "{response}"
+    );
+    let response = refused(&mut export(&cluster, &["age1xyz"], &other))?;
+    ensure!(response.contains("a recipient is not a public key"), "{response}");
     let inside = cluster.data_directory().join("base/bundle");
-    let said = refused(&mut export(&cluster, &[&one], &inside))?;
-    ensure!(said.contains("does not belong into the data directory"), "{said}");
+    let response = refused(&mut export(&cluster, &[&one], &inside))?;
+    ensure!(response.contains("does not belong into the data directory"), "{response}");
     fs::set_permissions(&first, fs::Permissions::from_mode(0o644))?;
     let bundle = cluster.directory().join("bundle-true");
-    let said = refused(&mut open(&cluster, "check", &bundle, &first))?;
-    ensure!(said.contains("is open to others"), "{said}");
-    let said = refused(&mut open(&cluster, "check", &bundle, &bundle))?;
-    ensure!(said.contains("is not a file of identities"), "{said}");
+    let response = refused(&mut open(&cluster, "check", &bundle, &first))?;
+    ensure!(response.contains("is open to others"), "{response}");
+    let response = refused(&mut open(&cluster, "check", &bundle, &bundle))?;
+    ensure!(response.contains("is not a file of identities"), "{response}");
     for entry in fs::read_dir(cluster.directory())? {
         let name = entry?.file_name();
         ensure!(!name.to_string_lossy().starts_with(".escrow"), "left: {}", name.display());
@@ -228,20 +232,20 @@ fn a_bundle_that_does_not_fit_changes_nothing() -> Result<()> {
     let found = cluster.key_file("found", "new")?;
     let bundle = cluster.directory().join("bundle");
     run(&mut export(&cluster, &[&recipient], &bundle))?;
-    let said = refused(&mut restore(&cluster, &bundle, &identity, &found))?;
-    ensure!(said.contains("a server is running"), "{said}");
+    let response = refused(&mut restore(&cluster, &bundle, &identity, &found))?;
+    ensure!(response.contains("a server is running"), "{response}");
     cluster
         .sql("SELECT pagevault.rotate_database_key(), pagevault.set_database_master_key('local', 'main')")?;
     cluster.stop(StopMode::Fast)?;
     let before = keystore(&cluster)?;
 
-    let said = refused(&mut restore(&cluster, &bundle, &identity, &found))?;
-    ensure!(said.contains("the bundle is older than keys of the data directory"), "{said}");
+    let response = refused(&mut restore(&cluster, &bundle, &identity, &found))?;
+    ensure!(response.contains("the bundle is older than keys of the data directory"), "{response}");
     ensure!(
-        said.contains("version 2 of the cluster's database key, which wraps 1 data keys"),
-        "{said}"
+        response.contains("version 2 of the cluster's database key, which wraps 1 data keys"),
+        "{response}"
     );
-    ensure!(said.contains("version 1 of the key of database "), "{said}");
+    ensure!(response.contains("version 1 of the key of database "), "{response}");
 
     let newer = cluster.directory().join("newer");
     run(&mut export(&cluster, &[&recipient], &newer))?;
@@ -262,23 +266,23 @@ fn a_bundle_that_does_not_fit_changes_nothing() -> Result<()> {
     for (what, bytes) in all {
         fs::write(&damaged, bytes)?;
         cluster.installation().give(&damaged)?;
-        let said = refused(&mut restore(&cluster, &damaged, &identity, &found))?;
+        let response = refused(&mut restore(&cluster, &damaged, &identity, &found))?;
         let clear = ["is damaged", "is not a bundle of escrow", "no identity opens the bundle"];
-        ensure!(clear.iter().any(|text| said.contains(text)), "{what}: {said}");
+        ensure!(clear.iter().any(|text| response.contains(text)), "{what}: {response}");
     }
 
     let (other, _other_keys) = Cluster::with_keys(&Settings::default())?;
     let foreign = cluster.directory().join("foreign");
     run(&mut export(&other, &[&recipient], &foreign))?;
-    let said = refused(&mut restore(&cluster, &foreign, &identity, &found))?;
-    ensure!(said.contains("is of another cluster"), "{said}");
-    // A provider that does not have the key, and a name that another one has.
-    let said =
+    let response = refused(&mut restore(&cluster, &foreign, &identity, &found))?;
+    ensure!(response.contains("is of another cluster"), "{response}");
+    // A provider without the key, and a name that another provider has.
+    let response =
         refused(restore(&cluster, &newer, &identity, &found).args(["--provider-name", "local"]))?;
-    ensure!(said.contains("there is another provider \"local\""), "{said}");
+    ensure!(response.contains("there is another provider \"local\""), "{response}");
     found.take_away()?;
-    let said = refused(&mut restore(&cluster, &newer, &identity, &found))?;
-    ensure!(said.contains("found"), "{said}");
+    let response = refused(&mut restore(&cluster, &newer, &identity, &found))?;
+    ensure!(response.contains("found"), "{response}");
     found.bring_back()?;
     ensure!(keystore(&cluster)? == before_damage, "the keystore was changed");
 
@@ -291,12 +295,12 @@ fn a_bundle_that_does_not_fit_changes_nothing() -> Result<()> {
 }
 
 #[test]
-fn status_tells_which_keys_are_not_in_escrow() -> Result<()> {
+fn status_lists_keys_that_are_not_in_escrow() -> Result<()> {
     let (cluster, _keys) = sealing(&Settings::default())?;
     let (_, recipient) = key_pair(&cluster, "identity")?;
     let says = |expected: &str| -> Result<()> {
-        let said = cluster.text(ESCROW)?;
-        ensure!(said == expected, "{said}, not {expected}");
+        let response = cluster.text(ESCROW)?;
+        ensure!(response == expected, "{response}, not {expected}");
         Ok(())
     };
     let export =
@@ -304,7 +308,7 @@ fn status_tells_which_keys_are_not_in_escrow() -> Result<()> {
     says("f 1")?;
     export("first")?;
     says("t 0")?;
-    // Whatever hangs on the database keys needs no other bundle.
+    // Keys below the database keys need no new bundle.
     cluster.sql("CREATE TABLE sealed AS SELECT 1 AS id; SELECT pagevault.encrypt('sealed')")?;
     cluster.sql("SELECT pagevault.rotate_data_key('sealed'), pagevault.rotate_wal_key()")?;
     cluster.sql("SELECT pagevault.rotate_cluster_master_key()")?;

@@ -1,5 +1,6 @@
-//! Data directories that former versions of pagevault have written, kept in `tests/golden`: this
-//! version opens them. Made once per version and major by `tools/golden`, never changed.
+//! This version opens the data directories of former versions of pagevault, which are kept in
+//! `tests/golden`. `tools/golden` creates them once for each version and major; they are never
+//! changed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -27,7 +28,7 @@ fn data_directories_of_former_versions_open() -> Result<()> {
             opened += 1;
         }
     }
-    // Kept for the oldest and the newest major; others have the same formats.
+    // Kept for the oldest and the newest major; the others have the same formats.
     let kept = matches!(Installation::get()?.major, 15 | 18);
     ensure!(opened > 0 || !kept, "there is none in {}", directory().display());
     Ok(())
@@ -35,13 +36,13 @@ fn data_directories_of_former_versions_open() -> Result<()> {
 
 fn open(archive: &Path) -> Result<()> {
     let unpack = |data: &Path| -> Result<()> {
-        // Read by us, as the server's user may not be able to.
+        // Read as the test's user, because the server's user may lack permission.
         let place = data.parent().context("a parent")?;
         let bytes = place.join("golden.tar.xz");
         fs::copy(archive, &bytes)?;
         let mut tar = Installation::get()?.command("/bin/tar");
         run(tar.arg("-xJf").arg(&bytes).arg("-C").arg(place))?;
-        // The key file is elsewhere now, as alter_provider() would say.
+        // The key file has another path now, as after alter_provider().
         let storage = FileStorage::new(&data.join("pagevault"))?;
         let (mut log, _) =
             Log::open(&storage, Scope::CLUSTER, Trust::All)?.context("cluster.keys")?;
@@ -78,8 +79,8 @@ fn open(archive: &Path) -> Result<()> {
 
 fn verify(cluster: &Cluster) -> Result<()> {
     let mut command = cluster.installation().command("pagevault-keyring");
-    let said = run(command.arg("verify").arg(cluster.data_directory()))?;
-    ensure!(said.contains("Everything opens."), "{said}");
+    let output = run(command.arg("verify").arg(cluster.data_directory()))?;
+    ensure!(output.contains("Everything opens."), "{output}");
     Ok(())
 }
 
@@ -114,7 +115,7 @@ fn check(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// Makes the archive of this version and major: `PAGEVAULT_GOLDEN` names its file.
+/// Creates the archive of this version and major; `PAGEVAULT_GOLDEN` is its path.
 #[test]
 #[ignore = "run by tools/golden"]
 fn make() -> Result<()> {
@@ -152,12 +153,12 @@ fn make() -> Result<()> {
     cluster.finish()
 }
 
-/// Others are not needed after a clean shutdown, and what is sealed cannot be compressed.
+/// After a clean shutdown no other segment is needed, and sealed WAL does not compress.
 fn keep_one_segment(cluster: &Cluster) -> Result<()> {
     let data = cluster.data_directory();
     let mut controldata = cluster.installation().command("pg_controldata");
-    let said = run(controldata.arg("-D").arg(&data))?;
-    let line = said.lines().find(|line| line.contains("REDO WAL file"));
+    let output = run(controldata.arg("-D").arg(&data))?;
+    let line = output.lines().find(|line| line.contains("REDO WAL file"));
     let needed = line.and_then(|line| line.split_whitespace().last()).context("the segment")?;
     for entry in fs::read_dir(data.join("pg_wal"))? {
         let path = entry?.path();

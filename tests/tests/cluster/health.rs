@@ -1,5 +1,5 @@
-//! What the views tell of key providers, what check_provider() finds, and whom a slow provider
-//! keeps waiting.
+//! Health of key providers in the views, check_provider(), and independence of sessions from a slow
+//! provider.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
 const ROTATE: &str = "SELECT pagevault.rotate_cluster_master_key()";
 
-/// Columns of the provider `local` in one string.
+/// Columns of the provider `local` as one string.
 fn local(cluster: &Cluster, columns: &str) -> Result<String> {
     cluster.text(&format!(
         "SELECT concat_ws(' ', {columns}) FROM pagevault.providers WHERE provider = 'local'"
@@ -18,7 +18,7 @@ fn local(cluster: &Cluster, columns: &str) -> Result<String> {
 }
 
 #[test]
-fn views_tell_how_a_provider_answered_last() -> Result<()> {
+fn views_show_the_last_reply_of_a_provider() -> Result<()> {
     let (cluster, keys) = Cluster::with_keys(&Settings::default())?;
     let columns = "reachable, last_success_at IS NOT NULL, last_error_at IS NOT NULL,
                    coalesce(last_error_class, '-'), consecutive_failures, latency_ms > 0, master_key_versions";
@@ -35,8 +35,8 @@ fn views_tell_how_a_provider_answered_last() -> Result<()> {
     cluster.error(ROTATE)?;
     cluster.error(ROTATE)?;
     is(r#"f t t unreachable 2 t {"main": 2}"#)?;
-    let said = local(&cluster, "last_error")?;
-    ensure!(said.contains(&*keys.path().to_string_lossy()), "the file is not named: {said}");
+    let output = local(&cluster, "last_error")?;
+    ensure!(output.contains(&*keys.path().to_string_lossy()), "the file is not named: {output}");
     let unreachable = "SELECT unreachable_providers FROM pagevault.status";
     ensure!(cluster.text(unreachable)? == "{local}", "status");
     let unprivileged = format!(
@@ -45,14 +45,14 @@ fn views_tell_how_a_provider_answered_last() -> Result<()> {
     ensure!(cluster.text(&unprivileged)?.is_empty(), "anyone may see providers");
 
     keys.bring_back()?;
-    // An answer that is no: the provider is there.
+    // A refusal: the provider is reachable.
     cluster.error("SELECT pagevault.set_cluster_master_key('local', 'typo')")?;
     is(r#"t t t key_missing 3 t {"main": 2}"#)?;
     ensure!(cluster.text(unreachable)? == "{}", "status");
     cluster.sql(ROTATE)?;
     is(r#"t t t key_missing 0 t {"main": 3}"#)?;
 
-    // What was never asked is neither reachable nor not, and no view asks.
+    // A provider that was never used has no status, and views do not send requests.
     let other = cluster.key_file("other", "main")?;
     cluster.sql(&other.add_provider("other"))?;
     cluster.set(&[("pagevault.keyring_command", "/nonexistent/helper")])?;
@@ -61,11 +61,11 @@ fn views_tell_how_a_provider_answered_last() -> Result<()> {
     ensure!(cluster.text(query)? == "1", "a provider that nobody asked");
     cluster.sql("SELECT * FROM pagevault.status, pagevault.database_keys, pagevault.relations")?;
     ensure!(local(&cluster, "reachable")? == "t", "a view asked");
-    // Options that are only tried out say nothing about the provider.
+    // Trying options does not change the provider's status.
     cluster.set(&[("pagevault.keyring_command", "")])?;
     cluster.error(r#"SELECT pagevault.alter_provider('local', '{"path": "/nowhere"}')"#)?;
     ensure!(local(&cluster, "reachable")? == "t", "options that were refused count");
-    // A name that is used again starts anew.
+    // A name that is used again starts with an empty status.
     cluster.sql("SELECT pagevault.check_provider('other')")?;
     cluster.sql("SELECT pagevault.drop_provider('other')")?;
     cluster.sql(&other.add_provider("other"))?;
@@ -74,7 +74,7 @@ fn views_tell_how_a_provider_answered_last() -> Result<()> {
 }
 
 #[test]
-fn check_provider_finds_what_is_wrong_and_raises_nothing() -> Result<()> {
+fn check_provider_reports_faults_and_raises_no_error() -> Result<()> {
     let (cluster, keys) = Cluster::with_keys(&Settings::default())?;
     let count = |arguments: &str, condition: &str| {
         cluster.text(&format!(
@@ -96,7 +96,7 @@ fn check_provider_finds_what_is_wrong_and_raises_nothing() -> Result<()> {
     let missing = "NOT ok AND master_key = 'typo' AND result LIKE '%typo%' AND hint <> ''";
     ensure!(count("'local', 'typo'", missing)? == "1", "a key that is not there");
 
-    // Unused, only the provider itself is looked at.
+    // For an unused provider only the provider itself is checked.
     let other = cluster.key_file("other", "main")?;
     cluster.sql(&other.add_provider("other"))?;
     ensure!(count("'other'", "master_key IS NULL AND ok")? != "0", "an unused provider");
@@ -119,8 +119,8 @@ fn check_provider_finds_what_is_wrong_and_raises_nothing() -> Result<()> {
     cluster.finish()
 }
 
-/// Starts a rotation in a session of its own, with a helper that never answers, and returns once it
-/// is waiting: the backend's process id and its end.
+/// Starts a rotation in another session, with a helper that never replies. Returns the backend's
+/// process id and its thread as soon as it waits.
 fn stuck_rotation(
     cluster: &Cluster,
 ) -> Result<(String, std::thread::JoinHandle<Result<(), postgres::Error>>)> {
@@ -133,14 +133,14 @@ fn stuck_rotation(
     Ok((pid, session))
 }
 
-/// The helper that [`stuck_rotation`] started.
+/// The helper started by [`stuck_rotation`].
 fn helper_of(cluster: &Cluster) -> Result<Pid> {
     let pid = std::fs::read_to_string(cluster.directory().join("stuck.pid"))?;
     Pid::from_raw(pid.trim().parse()?).context("a process id")
 }
 
 #[test]
-fn a_provider_that_never_answers_keeps_nobody_else_waiting() -> Result<()> {
+fn a_provider_that_never_answers_delays_no_other_session() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
     cluster.sql(
         "SET pagevault.default_encryption = on;
@@ -167,7 +167,7 @@ fn a_provider_that_never_answers_keeps_nobody_else_waiting() -> Result<()> {
         "SELECT count(*) FROM pg_stat_activity WHERE pid = {pid} AND wait_event_type = 'LWLock'"
     );
     ensure!(text(&mut client, &waits)? == "0", "the rotation waits for a lock");
-    // Another rotation waits; and can be cancelled, as can the first.
+    // A second rotation waits. Both can be cancelled.
     let error = expect_error(&mut client, &format!("SET statement_timeout = '300ms'; {ROTATE}"))?;
     ensure!(error.sqlstate == "57014", "{error}");
     ensure!(text(&mut client, "SELECT pg_stat_get_backend_pid(1) IS NOT NULL").is_ok(), "session");
@@ -202,7 +202,7 @@ fn a_helper_does_not_outlive_the_process_that_asked() -> Result<()> {
     cluster.finish()
 }
 
-/// Where nobody collects orphans, what was killed stays a zombie.
+/// If nothing reaps orphans, a killed process stays a zombie.
 fn is_zombie(pid: Pid) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
     stat.map_or(true, |stat| stat.contains(") Z "))

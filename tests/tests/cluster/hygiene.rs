@@ -1,13 +1,13 @@
-//! What gets into the server's processes, and what does not.
+//! Code that must not be linked into the server's processes.
 
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::Installation;
 
-/// Crates that must stay out: panics name the file they happen in, so a linked crate shows.
+/// Crates that must not be linked. Panic messages contain source paths, so linked crates show.
 const FOREIGN: [&str; 7] =
     ["rustls", "tokio", "hyper", "reqwest", "ring", "vaultrs", "aws-sdk-kms"];
 
-/// The crates of `FOREIGN` whose source paths, such as `/tokio-1.48.0/src/`, are in a binary.
+/// The crates of `FOREIGN` whose source paths, such as `/tokio-1.48.0/src/`, a binary contains.
 fn linked(binary: &[u8]) -> Vec<&'static str> {
     let mut found = FOREIGN.map(|_| false);
     for part in binary.split(|byte| *byte == b'/') {

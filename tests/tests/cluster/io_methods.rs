@@ -1,10 +1,10 @@
-//! PostgreSQL 18's asynchronous reads, each method; older versions read as they always did.
+//! PostgreSQL 18's methods of asynchronous reads; older versions read synchronously.
 
 use anyhow::{Result, ensure};
 use pagevault_tests::{Cluster, Installation, Settings};
 
-/// Reads of a table far larger than the buffers: long runs, short runs, single blocks, and reads
-/// that end inside a run because some of its blocks are in buffers already.
+/// Reads a table that is much larger than the buffers: long runs, short runs, single blocks, and
+/// reads that end within a run because some of its blocks are already in buffers.
 fn read_in_every_way(settings: &Settings) -> Result<()> {
     let settings = settings
         .clone()
@@ -29,7 +29,7 @@ fn read_in_every_way(settings: &Settings) -> Result<()> {
                 for round in 0..6 {
                     let got = pagevault_tests::cluster::text(&mut client, whole)?;
                     ensure!(got == expected, "reader {reader}, round {round}: {got}");
-                    // Scattered pages, so that later runs are interrupted by buffers in use.
+                    // Scattered pages, so that later runs are interrupted by buffered ones.
                     pagevault_tests::cluster::text(
                         &mut client,
                         "SET enable_seqscan = off;
@@ -73,7 +73,8 @@ fn io_method_io_uring() -> Result<()> {
         return Ok(());
     }
     let settings = Settings::default().conf("io_method = io_uring");
-    // Not every build has it and not every kernel allows it; a plain server tells.
+    // Not every build supports io_uring and not every kernel permits it; a stock server shows
+    // whether it works.
     let plain = Cluster::create(&settings.clone().without_preload())?;
     if plain.start_server().is_err() {
         eprintln!("skipped: this server or this kernel has no io_uring");

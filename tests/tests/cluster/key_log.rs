@@ -1,6 +1,5 @@
-//! WAL is the truth about keys: no server uses a key that WAL does not bring to the others, and no
-//! key file says more than WAL does. Each crash is judged also by a standby that followed, and by
-//! one restored from before.
+//! WAL is authoritative for keys: no server uses a key that is not in WAL, and no key file is ahead
+//! of WAL. Each crash is also verified by a standby that has followed and by a restored backup.
 
 use std::fs::{self, OpenOptions};
 use std::path::PathBuf;
@@ -40,7 +39,7 @@ fn directory(cluster: &Cluster) -> PathBuf {
     cluster.data_directory().join("pagevault")
 }
 
-/// The key files that say less than all is settled.
+/// The key files that are not yet settled.
 fn unsettled(cluster: &Cluster) -> Result<Vec<Scope>> {
     let mut found = Vec::new();
     for scope in scopes(&FileStorage::new(&directory(cluster))?)? {
@@ -53,7 +52,7 @@ fn unsettled(cluster: &Cluster) -> Result<Vec<Scope>> {
     Ok(found)
 }
 
-/// What a power cut may leave of key files: what is settled.
+/// What a power failure may leave of key files: the settled part.
 fn cut_power(cluster: &Cluster) -> Result<u64> {
     let mut lost = 0;
     for scope in scopes(&FileStorage::new(&directory(cluster))?)? {
@@ -67,17 +66,16 @@ fn cut_power(cluster: &Cluster) -> Result<u64> {
     Ok(lost)
 }
 
-/// A crash after the key is in the file and before it is in WAL: it has never happened, here or
-/// anywhere else.
+/// After a crash between writing a key to the file and to WAL, no server has the key.
 #[test]
-fn a_crash_between_file_and_wal_leaves_all_servers_of_one_mind() -> Result<()> {
+fn after_a_crash_between_file_and_wal_all_servers_agree() -> Result<()> {
     let (cluster, _keys) = cluster()?;
     let mut standby = standby_of(&cluster, &[])?;
     standby.allow_log("could not");
     let mut before = Standby::default().create(&cluster)?;
     before.allow_log("could not");
     let steps = [
-        // Of a table with pages, of a new one, of what wraps them, and of WAL.
+        // Keys of a table with pages, of a new table, of the hierarchy above, and of WAL.
         "SECURITY LABEL FOR pagevault ON TABLE t IS 'encrypted'",
         "CREATE TABLE made AS SELECT * FROM t; SECURITY LABEL FOR pagevault ON TABLE made IS 'encrypted'",
         "SELECT pagevault.rotate_database_key()",
@@ -89,11 +87,11 @@ fn a_crash_between_file_and_wal_leaves_all_servers_of_one_mind() -> Result<()> {
         let session = std::thread::spawn(move || run_sql(&mut client, statement));
         cluster.stopped_at("keys.in_file")?;
         cluster.kill()?;
-        cluster.go_on();
+        cluster.resume();
         let _ = session.join();
         cluster.start_server()?;
         if !statement.contains("rotate_data_key") {
-            cluster.sql(statement)?; // jobs go on by themselves
+            cluster.sql(statement)?; // jobs continue by themselves
         }
         cluster.sql("INSERT INTO t SELECT i, md5(i::text) FROM generate_series(1, 500) i")?;
         let sum = cluster.text(SUM)?;
@@ -120,7 +118,7 @@ fn a_crash_between_file_and_wal_leaves_all_servers_of_one_mind() -> Result<()> {
     cluster.finish()
 }
 
-/// PostgreSQL forgets what it was asked to sync in the name of a database that is moved or dropped.
+/// PostgreSQL forgets sync requests for a database that is moved or dropped.
 #[test]
 fn checkpoints_settle_keys_of_databases_that_are_moved_or_dropped() -> Result<()> {
     let (cluster, _keys) = cluster()?;
@@ -160,10 +158,10 @@ fn checkpoints_settle_keys_of_databases_that_are_moved_or_dropped() -> Result<()
     Ok(())
 }
 
-/// A base backup of a standby ends at its minimum recovery point: what the key files of the backup
-/// say must be replayed by then.
+/// A base backup of a standby ends at its minimum recovery point, so everything in the backup's key
+/// files must be replayed by then.
 #[test]
-fn a_standby_is_not_consistent_before_what_its_key_files_say() -> Result<()> {
+fn a_standby_is_consistent_only_after_its_key_files() -> Result<()> {
     let (cluster, _keys) = cluster()?;
     cluster.sql("SELECT pagevault.encrypt('t')")?;
     let standby = standby_of(&cluster, &[])?;
@@ -182,7 +180,7 @@ fn a_standby_is_not_consistent_before_what_its_key_files_say() -> Result<()> {
         }
         wait_for(&standby, &cluster)?;
         ensure!(keys(&standby)? == keys(&cluster)?);
-        // All that is settled in the files is behind the minimum.
+        // Everything settled in the files is before the minimum recovery point.
         let minimum = "SELECT min_recovery_end_lsn FROM pg_control_recovery()";
         let is_moved = standby.text(&format!("SELECT ({minimum}) > '{before}'"))?;
         ensure!(is_moved == "t", "{statement}: the minimum recovery point was left behind");
@@ -212,7 +210,7 @@ fn a_standby_is_not_consistent_before_what_its_key_files_say() -> Result<()> {
         backup.eventually("SELECT pg_is_in_recovery()", "f")?;
         let restored = backup.text("SELECT max(version) FROM pagevault.database_keys")?;
         ensure!(restored == state, "restored {restored}, before {state}");
-        // Another standby hears of all of it from the new timeline.
+        // Another standby gets all of it from the new timeline.
         let follower = standby_of(&backup, &["restore_command = ''"])?;
         backup.sql("INSERT INTO t VALUES (0, 'restored')")?;
         wait_for(&follower, &backup)?;
@@ -232,11 +230,11 @@ fn newest_version(records: &[Record]) -> Option<KeyVersion> {
     versions.max()
 }
 
-/// Pages under a new key of a file that is in use may be on the disk of a standby before it has
-/// made a restart point. Replay meets them again before it meets the key: without checksums the
-/// record that a heap page is all visible has no image of it (`heap_xlog_visible`, heapam.c).
+/// Pages under a new key of a file in use may be on a standby's disk before its next restart point.
+/// Replay reads them again before it replays the key: without checksums, the WAL record that sets a
+/// heap page all-visible contains no image of it (`heap_xlog_visible`, heapam.c).
 #[test]
-fn a_standby_has_the_keys_of_files_in_use_after_a_power_cut() -> Result<()> {
+fn a_standby_has_the_keys_of_files_in_use_after_a_power_failure() -> Result<()> {
     let (cluster, _keys) = cluster_of(Settings::default().without_checksums(), 30_000)?;
     each(&cluster, &["SELECT pagevault.encrypt('t')", "CHECKPOINT"])?;
     let mut standby = standby_of(&cluster, &["shared_buffers = 400kB"])?;
@@ -247,7 +245,7 @@ fn a_standby_has_the_keys_of_files_in_use_after_a_power_cut() -> Result<()> {
     ensure!(cluster.text("SELECT pagevault.wait_for_rekey('t'::regclass)")? == "t");
     let sum = cluster.text(SUM)?;
     wait_for(&standby, &cluster)?;
-    // The table has no room in its buffers: pages are on its disk.
+    // The table does not fit in its buffers, so pages are on its disk.
     ensure!(standby.text(SUM)? == sum);
     standby.kill()?;
     cut_power(&standby)?;
@@ -258,14 +256,14 @@ fn a_standby_has_the_keys_of_files_in_use_after_a_power_cut() -> Result<()> {
     cluster.finish()
 }
 
-/// With a keystore of another history nothing is written down.
+/// Records that contradict the keystore are refused before they are written to it.
 #[test]
-fn what_contradicts_is_refused_before_it_is_written_down() -> Result<()> {
+fn contradictory_records_are_refused_before_they_are_written() -> Result<()> {
     let (cluster, _keys) = cluster()?;
     let mut standby = standby_of(&cluster, &[])?;
     wait_for(&standby, &cluster)?;
     standby.stop(StopMode::Fast)?;
-    // The key that the primary is about to make has been another one here.
+    // Here the key that the primary will create exists already, with other contents.
     cluster.sql("SELECT pagevault.encrypt('t')")?;
     let file = cluster.text("SELECT pg_relation_filenode('t')")?.parse()?;
     let database: u32 =
@@ -284,7 +282,7 @@ fn what_contradicts_is_refused_before_it_is_written_down() -> Result<()> {
         .context("the primary has a key")?
         .clone();
     if let Record::DataKey { cipher, wrapped, .. } = &mut other {
-        // Of another cipher: that needs no key to be seen.
+        // With another cipher: that is detected without keys.
         *cipher = if *cipher == 1 { 2 } else { 1 };
         wrapped.truncate(60);
         wrapped.resize(if *cipher == 1 { 92 } else { 60 }, 7);
@@ -323,10 +321,10 @@ fn what_contradicts_is_refused_before_it_is_written_down() -> Result<()> {
     cluster.finish()
 }
 
-/// Recovery that is cut short has heard of an older wrapping, whose master key may be gone. The
-/// newer one stays.
+/// Recovery that ends early has replayed an older wrapping, whose master key may no longer exist.
+/// The newer wrapping stays.
 #[test]
-fn recovery_that_is_cut_short_keeps_the_newest_wrapping() -> Result<()> {
+fn recovery_that_ends_early_keeps_the_newest_wrapping() -> Result<()> {
     let (cluster, keys) = cluster()?;
     cluster.sql("SELECT pagevault.encrypt('t')")?;
     ensure!(cluster.text("SELECT pagevault.wait_for_rekey('t'::regclass)")? == "t");
@@ -350,7 +348,7 @@ fn recovery_that_is_cut_short_keeps_the_newest_wrapping() -> Result<()> {
         let _ = start.join();
         Ok(())
     })?;
-    cluster.go_on();
+    cluster.resume();
     cluster.start_server()?;
     ensure!(cluster.text(SUM)? == sum, "contents differ");
     let by = "SELECT DISTINCT provider FROM pagevault.database_keys";
@@ -358,10 +356,10 @@ fn recovery_that_is_cut_short_keeps_the_newest_wrapping() -> Result<()> {
     cluster.finish()
 }
 
-/// Without fsync no checkpoint settles keys, and yet none may end between the file and WAL: it
-/// would be believed that the key is logged.
+/// Without fsync no checkpoint settles keys. But none may complete between writing a key to the
+/// file and to WAL, because the key would then be considered logged.
 #[test]
-fn without_fsync_no_checkpoint_passes_a_key_that_is_not_logged() -> Result<()> {
+fn without_fsync_no_checkpoint_completes_before_a_key_is_logged() -> Result<()> {
     killed_without_fsync("keys.in_file", |cluster| {
         let mut session = cluster.client()?;
         std::thread::spawn(move || run_sql(&mut session, "CHECKPOINT"));
@@ -370,14 +368,14 @@ fn without_fsync_no_checkpoint_passes_a_key_that_is_not_logged() -> Result<()> {
     })
 }
 
-/// And one that passes a key that is logged must not lose it.
+/// A checkpoint that completes after the key is logged must not lose it.
 #[test]
-fn without_fsync_a_checkpoint_passes_a_key_that_is_logged() -> Result<()> {
+fn without_fsync_a_checkpoint_completes_after_a_key_is_logged() -> Result<()> {
     killed_without_fsync("keys.in_wal", |cluster| cluster.sql("CHECKPOINT"))
 }
 
-/// Kills the server while a key of a new file is made, and asks a standby whether it is of the same
-/// opinion.
+/// Kills the server while it creates a key for a new file, and checks that a standby has the same
+/// keys.
 fn killed_without_fsync(step: &str, meanwhile: impl FnOnce(&Cluster) -> Result<()>) -> Result<()> {
     let (cluster, _keys) = cluster()?;
     cluster.sql("SET pagevault.default_encryption = on; CREATE TABLE first (id int)")?;
@@ -393,7 +391,7 @@ fn killed_without_fsync(step: &str, meanwhile: impl FnOnce(&Cluster) -> Result<(
     cluster.sql("INSERT INTO t VALUES (0, 'meanwhile')")?;
     meanwhile(&cluster)?;
     cluster.kill()?;
-    cluster.go_on();
+    cluster.resume();
     let _ = session.join();
     cluster.start_server()?;
     cluster.sql("SELECT pagevault.encrypt('t'); INSERT INTO t VALUES (1, 'after')")?;

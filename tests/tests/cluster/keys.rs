@@ -1,5 +1,5 @@
-//! Many keys: a server that restarts and crashes with thousands of encrypted relations opens each
-//! of them again. What that costs is measured by `make bench`.
+//! Many keys: after a restart and a crash, a server opens each of thousands of encrypted relations.
+//! `make bench` measures the cost.
 
 use anyhow::{Result, ensure};
 use pagevault_tests::cluster::run_sql;

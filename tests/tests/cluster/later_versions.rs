@@ -1,5 +1,4 @@
-//! What a later version of pagevault has written is refused whole, and not changed: nobody guesses
-//! at keys.
+//! Files written by a later version of pagevault are refused as a whole, and not changed.
 
 use std::fs;
 use std::path::Path;
@@ -7,10 +6,11 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::{Cluster, Settings, StopMode};
 
-/// From the bytes of a key file to those that a later version would have left.
+/// Converts the bytes of a key file to those of a later version.
 type Change = fn(&[u8]) -> Vec<u8>;
 
-/// What a later version may do to a key file (see docs/formats.md), and what is said of it.
+/// Possible changes by a later version to a key file (see docs/formats.md), with the expected
+/// message.
 const CHANGES: [(&str, Change); 4] = [
     ("unknown format version 2, of a later pagevault, at byte 0", |old| {
         let mut new = old.to_vec();
@@ -43,7 +43,7 @@ fn batch(version: u8, body: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Puts other bytes into a file that keeps its owner and mode.
+/// Replaces the contents of a file, keeping its owner and mode.
 fn put(path: &Path, bytes: &[u8]) -> Result<()> {
     fs::write(path, bytes).with_context(|| path.display().to_string())
 }
@@ -57,21 +57,27 @@ fn key_files_of_a_later_version_are_refused() -> Result<()> {
     cluster.allow_log("pagevault");
     for file in ["cluster.keys".to_owned(), format!("{database}.keys")] {
         let path = cluster.data_directory().join("pagevault").join(&file);
-        for (said, change) in CHANGES {
+        for (response, change) in CHANGES {
             cluster.stop(StopMode::Fast)?;
             let right = fs::read(&path)?;
             let later = change(&right);
             put(&path, &later)?;
-            let what = format!("{file}, {said}");
+            let what = format!("{file}, {response}");
             match cluster.start_server() {
                 Err(error) => {
-                    let told = format!("{error:#}");
-                    ensure!(told.contains(said) && told.contains(HINT), "{what}: {told}");
+                    let reported = format!("{error:#}");
+                    ensure!(
+                        reported.contains(response) && reported.contains(HINT),
+                        "{what}: {reported}"
+                    );
                 }
                 Ok(()) => {
                     let error = cluster.error("SELECT id FROM t")?;
-                    let told = error.text();
-                    ensure!(told.contains(said) && told.contains(HINT), "{what}: {told}");
+                    let reported = error.text();
+                    ensure!(
+                        reported.contains(response) && reported.contains(HINT),
+                        "{what}: {reported}"
+                    );
                     ensure!(
                         cluster.sql("SELECT pagevault.rotate_data_key('t')").is_err(),
                         "{what}"
@@ -83,9 +89,9 @@ fn key_files_of_a_later_version_are_refused() -> Result<()> {
             for offline in ["verify", "inspect"] {
                 let mut tool = cluster.installation().command("pagevault-keyring");
                 let output = tool.arg(offline).arg(cluster.data_directory()).output()?;
-                let told =
+                let reported =
                     String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
-                ensure!(told.contains(said), "{what}: {offline} says {told}");
+                ensure!(reported.contains(response), "{what}: {offline} says {reported}");
                 let content = output.status.success();
                 ensure!(content == (offline == "inspect"), "{what}: {offline}: {}", output.status);
             }

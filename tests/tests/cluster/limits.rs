@@ -1,4 +1,4 @@
-//! A server that has no room for another key refuses to make one, loses none, and comes back from a
+//! A server without room for another key refuses to create one, loses none, and recovers from a
 //! crash.
 
 use std::fs;
@@ -11,7 +11,7 @@ use pagevault_tests::cluster::run_sql;
 use pagevault_tests::standby::wait_for;
 use pagevault_tests::{Cluster, Settings, SqlError, Standby, StopMode};
 
-/// The least that the setting allows.
+/// The minimum of the setting.
 const MAX_KEYS: u32 = 1000;
 
 #[test]
@@ -43,7 +43,7 @@ fn a_full_key_directory_refuses_and_survives_a_crash() -> Result<()> {
     cluster.finish()
 }
 
-/// OIDs that no database has.
+/// OIDs without a database.
 const GONE: u32 = 4_000_000_000;
 
 fn ensure_no_room(refused: &SqlError) -> Result<()> {
@@ -57,7 +57,7 @@ fn database_keys_without_room_are_refused_and_the_server_starts() -> Result<()> 
     let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
     cluster.sql("CREATE TABLE t AS SELECT 7 AS id; SELECT pagevault.encrypt('t')")?;
     cluster.stop(StopMode::Fast)?;
-    // Years of databases that came and went.
+    // Databases that were created and dropped over years.
     let directory = cluster.data_directory().join("pagevault");
     let storage = FileStorage::new(&directory)?;
     let (mut log, contents) =
@@ -88,7 +88,7 @@ fn database_keys_without_room_are_refused_and_the_server_starts() -> Result<()> 
     cluster.sql(rotate)?;
     ensure!(cluster.text("SELECT id FROM t")? == "7", "the row is lost");
 
-    // By now the standby has less room than its primary, which was started later.
+    // Now the standby has less room than its primary, which was started later.
     standby.allow_log("recovery has no room for another database key");
     cluster.sql(
         "DO $$ BEGIN FOR i IN 1..70 LOOP PERFORM pagevault.rotate_database_key(); END LOOP; END $$",

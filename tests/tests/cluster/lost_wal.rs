@@ -1,5 +1,5 @@
-//! A start that fails has cut off key files what only WAL had settled; then WAL is lost for good.
-//! The keys are still beside the key files, and come back by a command.
+//! A failed start has truncated key files to their settled part; then WAL is lost. The keys are
+//! still in files next to the key files, and a command restores them.
 
 use std::fs;
 use std::path::PathBuf;
@@ -35,20 +35,20 @@ fn make_table(cluster: &Cluster) -> Result<()> {
     )
 }
 
-/// Killed when a checkpoint has written all there is, and before it settles keys.
+/// Kills the server when a checkpoint has written all pages but not yet settled keys.
 fn crash_before_keys_are_settled(cluster: &Cluster) -> Result<()> {
     cluster.stop_at("keys.settling")?;
     let mut client = cluster.client()?;
     let session = std::thread::spawn(move || client.batch_execute("CHECKPOINT"));
     cluster.stopped_at("keys.settling")?;
     cluster.kill()?;
-    cluster.go_on();
+    cluster.resume();
     let _ = session.join();
     Ok(())
 }
 
 /// A start that fails because no key can be unwrapped.
-fn start_in_vain(cluster: &Cluster, keys: &KeyFile) -> Result<()> {
+fn start_and_fail(cluster: &Cluster, keys: &KeyFile) -> Result<()> {
     keys.take_away()?;
     ensure!(cluster.start_server().is_err(), "the server starts without its key file");
     keys.bring_back()
@@ -65,21 +65,21 @@ fn put_aside(cluster: &Cluster) -> Result<Vec<Scope>> {
     Ok(aside::scopes(&FileStorage::new(&keystore(cluster))?)?)
 }
 
-/// What `pagevault-keyring` says of the data directory, and whether it succeeds.
+/// Output of `pagevault-keyring` for the data directory, and whether it succeeds.
 fn keyring(cluster: &Cluster, command: &str) -> Result<(String, bool)> {
     let mut program = cluster.program("pagevault-keyring");
     let output = program.arg(command).arg(cluster.data_directory()).output()?;
-    let said = [output.stdout, output.stderr].concat();
-    Ok((String::from_utf8_lossy(&said).into_owned(), output.status.success()))
+    let response = [output.stdout, output.stderr].concat();
+    Ok((String::from_utf8_lossy(&response).into_owned(), output.status.success()))
 }
 
-/// Asynchronous reads (PostgreSQL 18) have the server's own message.
+/// With asynchronous reads (PostgreSQL 18) the message is the server's own.
 fn says_no_key(message: &str) -> bool {
     message.contains("no data key of version 1") || message.contains("Required key not available")
 }
 
 fn allow_failed_starts(cluster: &mut Cluster) {
-    for said in [
+    for response in [
         "key file",
         "locked",
         "could not unlock",
@@ -89,37 +89,37 @@ fn allow_failed_starts(cluster: &mut Cluster) {
         "could not read blocks",
         "shutting down",
     ] {
-        cluster.allow_log(said);
+        cluster.allow_log(response);
     }
 }
 
 #[test]
-fn keys_that_a_failed_start_has_cut_off_come_back_after_pg_resetwal() -> Result<()> {
+fn keys_cut_off_by_a_failed_start_are_restored_after_pg_resetwal() -> Result<()> {
     let (mut cluster, keys) = cluster()?;
     allow_failed_starts(&mut cluster);
     make_table(&cluster)?;
     let sum = cluster.text(SUM)?;
     let next: u64 = cluster.text("SELECT pg_current_xact_id()")?.parse()?;
     crash_before_keys_are_settled(&cluster)?;
-    start_in_vain(&cluster, &keys)?;
+    start_and_fail(&cluster, &keys)?;
     ensure!(put_aside(&cluster)? == [DATABASE], "{:?}", put_aside(&cluster)?);
     let first = fs::read(keystore(&cluster).join(aside::name(DATABASE)))?;
-    start_in_vain(&cluster, &keys)?;
+    start_and_fail(&cluster, &keys)?;
     ensure!(
         fs::read(keystore(&cluster).join(aside::name(DATABASE)))? == first,
         "the second start lost it"
     );
 
-    let (said, _) = keyring(&cluster, "inspect")?;
+    let (response, _) = keyring(&cluster, "inspect")?;
     ensure!(
-        said.contains("5.keys.unsettled") && said.contains("kept until recovery has"),
-        "{said}"
+        response.contains("5.keys.unsettled") && response.contains("kept until recovery has"),
+        "{response}"
     );
-    // WAL is there.
-    let (said, done) = keyring(&cluster, "take-back")?;
+    // WAL still exists.
+    let (response, done) = keyring(&cluster, "take-back")?;
     ensure!(
-        !done && said.contains("has WAL to replay") && said.contains("Start the server"),
-        "{said}"
+        !done && response.contains("has WAL to replay") && response.contains("Start the server"),
+        "{response}"
     );
 
     for entry in fs::read_dir(cluster.data_directory().join("pg_wal"))? {
@@ -133,14 +133,17 @@ fn keys_that_a_failed_start_has_cut_off_come_back_after_pg_resetwal() -> Result<
     let output = output.arg(cluster.data_directory()).output()?;
     ensure!(output.status.success(), "{output:?}");
 
-    // Not one page more is written before the keys are back.
+    // No page is written before the keys are restored.
     let refused = cluster.start_server();
-    let said = refused.err().map(|error| error.to_string()).unwrap_or_default();
-    ensure!(said.contains("key file \"5.keys\" lacks keys"), "{said}");
-    ensure!(said.contains("take-back"), "{said}");
-    let (said, _) = keyring(&cluster, "verify")?;
-    ensure!(said.contains("put aside") && said.contains("pagevault/5.keys.unsettled"), "{said}");
-    // Without the file they would be lost.
+    let response = refused.err().map(|error| error.to_string()).unwrap_or_default();
+    ensure!(response.contains("key file \"5.keys\" lacks keys"), "{response}");
+    ensure!(response.contains("take-back"), "{response}");
+    let (response, _) = keyring(&cluster, "verify")?;
+    ensure!(
+        response.contains("put aside") && response.contains("pagevault/5.keys.unsettled"),
+        "{response}"
+    );
+    // Without this file the keys would be lost.
     let (beside, away) =
         (keystore(&cluster).join(aside::name(DATABASE)), cluster.directory().join("unsettled"));
     fs::rename(&beside, &away)?;
@@ -150,14 +153,14 @@ fn keys_that_a_failed_start_has_cut_off_come_back_after_pg_resetwal() -> Result<
     cluster.stop(StopMode::Fast)?;
     fs::rename(&away, &beside)?;
 
-    let (said, done) = keyring(&cluster, "take-back")?;
+    let (response, done) = keyring(&cluster, "take-back")?;
     ensure!(
-        done && said.contains("data key rel 1663/5/") && said.contains("were taken back"),
-        "{said}"
+        done && response.contains("data key rel 1663/5/") && response.contains("were taken back"),
+        "{response}"
     );
     ensure!(put_aside(&cluster)?.is_empty());
-    let (said, done) = keyring(&cluster, "take-back")?;
-    ensure!(done && said.contains("0 data keys were taken back"), "{said}");
+    let (response, done) = keyring(&cluster, "take-back")?;
+    ensure!(done && response.contains("0 data keys were taken back"), "{response}");
     cluster.start_server()?;
     ensure!(cluster.text(SUM)? == sum, "contents differ");
     cluster.sql("INSERT INTO s SELECT i, 'more' FROM generate_series(1, 100) i; CHECKPOINT")?;
@@ -167,9 +170,9 @@ fn keys_that_a_failed_start_has_cut_off_come_back_after_pg_resetwal() -> Result<
     cluster.finish()
 }
 
-/// With WAL the next start needs none of it.
+/// With WAL, the next start does not need the file.
 #[test]
-fn what_is_put_aside_goes_when_recovery_has_ended() -> Result<()> {
+fn saved_keys_are_removed_when_recovery_has_ended() -> Result<()> {
     let (mut cluster, keys) = cluster()?;
     allow_failed_starts(&mut cluster);
     let mut standby = standby_of(&cluster, &[])?;
@@ -178,9 +181,9 @@ fn what_is_put_aside_goes_when_recovery_has_ended() -> Result<()> {
     let sum = cluster.text(SUM)?;
     wait_for(&standby, &cluster)?;
     crash_before_keys_are_settled(&cluster)?;
-    start_in_vain(&cluster, &keys)?;
+    start_and_fail(&cluster, &keys)?;
     ensure!(put_aside(&cluster)? == [DATABASE]);
-    // Killed in the midst of redo: what it has staged by then is cut off once more.
+    // Killed during redo: the records that it has staged are cut off again.
     cluster.stop_at("redo.keys_in_use")?;
     std::thread::scope(|scope| -> Result<()> {
         let start = scope.spawn(|| cluster.start_server());
@@ -189,12 +192,12 @@ fn what_is_put_aside_goes_when_recovery_has_ended() -> Result<()> {
         let _ = start.join();
         Ok(())
     })?;
-    cluster.go_on();
+    cluster.resume();
     ensure!(put_aside(&cluster)? == [DATABASE]);
     cluster.start_server()?;
     ensure!(cluster.text(SUM)? == sum, "contents differ");
     ensure!(put_aside(&cluster)?.is_empty(), "{:?}", put_aside(&cluster)?);
-    // A standby keeps nothing either, also if it was shut down.
+    // A standby keeps no such file either, even after a shutdown.
     for mode in [StopMode::Fast, StopMode::Immediate] {
         standby.stop(mode)?;
         standby.start_server()?;
@@ -206,10 +209,10 @@ fn what_is_put_aside_goes_when_recovery_has_ended() -> Result<()> {
     cluster.finish()
 }
 
-/// A crash before anything of it was in WAL, and none to replay: nothing is missing, and the server
-/// starts again and again.
+/// A crash before any of the records was in WAL, and without WAL to replay: nothing is missing, and
+/// the server starts repeatedly.
 #[test]
-fn what_has_never_happened_is_not_missed() -> Result<()> {
+fn records_that_never_reached_wal_are_not_required() -> Result<()> {
     let (cluster, _keys) = cluster()?;
     cluster.stop_at("keys.in_file")?;
     let mut client = cluster.client()?;
@@ -218,7 +221,7 @@ fn what_has_never_happened_is_not_missed() -> Result<()> {
     });
     cluster.stopped_at("keys.in_file")?;
     cluster.kill()?;
-    cluster.go_on();
+    cluster.resume();
     let _ = session.join();
     for _ in 0..2 {
         cluster.start_server()?;

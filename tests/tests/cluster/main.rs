@@ -1,4 +1,4 @@
-//! Cluster tests: what pagevault promises, each promise on a real server.
+//! Cluster tests: each verifies a promise of pagevault on a real server.
 //!
 //! One file per promise, one server per test. `make test` runs them with a release build of the
 //! extension in the PostgreSQL that `PAGEVAULT_PG_CONFIG` names.

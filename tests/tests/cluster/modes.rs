@@ -1,6 +1,6 @@
-//! Who may read what pagevault puts into the data directory: whoever may read the rest of it.
-//! `initdb --allow-group-access` is for backups by another user of the server's group, and a backup
-//! without its keys is none.
+//! Permissions of pagevault's files in the data directory: the same as those of the rest. `initdb
+//! --allow-group-access` permits backups by another user in the server's group, and a backup
+//! without keys would be useless.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -13,7 +13,7 @@ fn the_keystore_has_the_modes_of_the_data_directory() -> Result<()> {
     for (directory, file) in [(0o700, 0o600), (0o750, 0o640)] {
         let cluster = Cluster::create(&Settings::default())?;
         let data = cluster.data_directory();
-        // The server goes by it, as after `initdb --allow-group-access`.
+        // The server uses this mode, as after `initdb --allow-group-access`.
         fs::set_permissions(&data, PermissionsExt::from_mode(directory))?;
         cluster.start_server()?;
         let keys = cluster.key_file("keys", "main")?;
@@ -23,7 +23,7 @@ fn the_keystore_has_the_modes_of_the_data_directory() -> Result<()> {
             "SELECT pagevault.set_cluster_master_key('local', 'main');
              SET pagevault.default_encryption = on; CREATE TABLE t AS SELECT 1 AS id",
         )?;
-        // A crash writes every key log anew.
+        // A crash rewrites every key log.
         cluster.crash()?;
         let keystore = data.join("pagevault");
         let mode = |path| -> Result<u32> { Ok(fs::metadata(path)?.permissions().mode() & 0o777) };

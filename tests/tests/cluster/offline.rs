@@ -1,4 +1,4 @@
-//! `pagevault-keyring inspect` and `verify`: data directories looked at without a server.
+//! `pagevault-keyring inspect` and `verify`: examining data directories without a server.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
@@ -12,7 +12,7 @@ use pagevault_tests::{Cluster, KeyFile, Settings, StopMode};
 
 use crate::wal::{insert, sealing, switch};
 
-/// A cluster with sealed and plaintext pages, of several versions, and WAL that mixes as well.
+/// A cluster with sealed and plaintext pages of several versions, and with both kinds of WAL.
 fn mixed() -> Result<(Cluster, KeyFile)> {
     let (cluster, keys) =
         sealing(&Settings::default().wal_segment_size(1).conf("wal_keep_size = 1GB"))?;
@@ -36,18 +36,19 @@ fn mixed() -> Result<(Cluster, KeyFile)> {
     Ok((cluster, keys))
 }
 
-/// What `verify` says, and its exit code.
+/// Output and exit code of `verify`.
 fn verify(cluster: &Cluster, directory: &Path) -> Result<(String, Option<i32>)> {
     let output = cluster.program("pagevault-keyring").arg("verify").arg(directory).output()?;
-    let said = [output.stdout, output.stderr].concat();
-    Ok((String::from_utf8_lossy(&said).into_owned(), output.status.code()))
+    let response = [output.stdout, output.stderr].concat();
+    Ok((String::from_utf8_lossy(&response).into_owned(), output.status.code()))
 }
 
-/// The name of a segment that one record fills: no checksum vouches for what is between records or
-/// behind the last one of a segment.
+/// The name of a segment that one record fills. Bytes between records, or after the last record of
+/// a segment, have no checksum.
 fn filled_segment(cluster: &Cluster) -> Result<String> {
     cluster.text(
-        "SELECT pg_walfile_name(pg_logical_emit_message(true, 'x', repeat('y', 3000000)) - 1500000)",
+        "SELECT pg_walfile_name(
+             pg_logical_emit_message(true, 'x', repeat('y', 3000000)) - 1500000)",
     )
 }
 
@@ -63,36 +64,36 @@ fn flip(path: &Path, at: u64) -> Result<()> {
 fn verify_opens_everything_and_finds_each_damage() -> Result<()> {
     let (cluster, keys) = mixed()?;
     let data = cluster.data_directory();
-    let (said, code) = verify(&cluster, &data)?;
-    ensure!(code == Some(1) && said.contains("a server is running"), "{said}");
+    let (response, code) = verify(&cluster, &data)?;
+    ensure!(code == Some(1) && response.contains("a server is running"), "{response}");
     let earlier = filled_segment(&cluster)?;
-    // With WAL that ends anywhere.
+    // WAL whose end is in the middle of a segment.
     insert(&cluster, "meise", 100)?;
     cluster.kill()?;
-    let (said, code) = verify(&cluster, &data)?;
-    ensure!(code == Some(0) && said.contains("Everything opens."), "{said}");
+    let (response, code) = verify(&cluster, &data)?;
+    ensure!(code == Some(0) && response.contains("Everything opens."), "{response}");
     cluster.start_server()?;
     let table = cluster.files("sealed")?.remove(0).path;
     let last = filled_segment(&cluster)?;
     cluster.stop(StopMode::Fast)?;
-    let (said, code) = verify(&cluster, &data)?;
-    ensure!(code == Some(0) && said.contains("Everything opens."), "{said}");
+    let (response, code) = verify(&cluster, &data)?;
+    ensure!(code == Some(0) && response.contains("Everything opens."), "{response}");
     let number = |line: &str, after: &str| -> Option<u64> {
-        let line = said.lines().find(|found| found.starts_with(line))?;
+        let line = response.lines().find(|found| found.starts_with(line))?;
         let words: Vec<_> = line.split_whitespace().collect();
         let at = words.iter().position(|word| word.trim_end_matches(',') == after)?;
         words.get(at.checked_sub(1)?)?.parse().ok()
     };
-    ensure!(number("WAL", "records").is_some_and(|records| records > 5000), "{said}");
-    ensure!(number("relations", "pages").is_some_and(|pages| pages > 300), "{said}");
+    ensure!(number("WAL", "records").is_some_and(|records| records > 5000), "{response}");
+    ensure!(number("relations", "pages").is_some_and(|pages| pages > 300), "{response}");
 
     keys.take_away()?;
-    let (said, code) = verify(&cluster, &data)?;
-    ensure!(code == Some(1) && said.contains("provider \"local\""), "{said}");
+    let (response, code) = verify(&cluster, &data)?;
+    ensure!(code == Some(1) && response.contains("provider \"local\""), "{response}");
     keys.bring_back()?;
 
     flip(&table, 3 * 8192 + 5000)?;
-    // What ends WAL and what does not.
+    // Damage that looks like the end of WAL, and damage that does not.
     for name in [earlier, last] {
         let segments = Segment::all(&data.join("pg_wal"))?;
         let segment = segments.into_iter().find(|segment| segment.path.ends_with(&name));
@@ -100,11 +101,11 @@ fn verify_opens_everything_and_finds_each_damage() -> Result<()> {
         ensure!(matches!(segment.pages()?[20], WalPage::Sealed(_)), "{name} is not sealed");
         flip(&segment.path, 20 * PAGE as u64 + 4000)?;
     }
-    let (said, code) = verify(&cluster, &data)?;
-    ensure!(code == Some(2) && said.contains("3 things are damaged"), "{said}");
+    let (response, code) = verify(&cluster, &data)?;
+    ensure!(code == Some(2) && response.contains("3 things are damaged"), "{response}");
     let name = table.strip_prefix(&data)?.display().to_string();
-    ensure!(said.contains(&format!("{name} block 3: the checksum")), "{said}");
-    ensure!(said.matches("the record's checksum is wrong").count() == 2, "{said}");
+    ensure!(response.contains(&format!("{name} block 3: the checksum")), "{response}");
+    ensure!(response.matches("the record's checksum is wrong").count() == 2, "{response}");
     flip(&table, 3 * 8192 + 5000)?;
     cluster.finish()
 }
@@ -117,16 +118,16 @@ fn inspect_needs_no_keys() -> Result<()> {
     let table = cluster.files("sealed")?.remove(0).path;
     let plain = cluster.files("t")?.remove(0).path;
     let inspect = |path: &Path| run(cluster.program("pagevault-keyring").arg("inspect").arg(path));
-    let said = inspect(&cluster.data_directory())?;
-    ensure!(said.contains("key file of the cluster, format 1, keystore"), "{said}");
+    let response = inspect(&cluster.data_directory())?;
+    ensure!(response.contains("key file of the cluster, format 1, keystore"), "{response}");
     ensure!(
-        said.contains("provider local kind file") && said.contains("version 2 aes-256-xts"),
-        "{said}"
+        response.contains("provider local kind file") && response.contains("version 2 aes-256-xts"),
+        "{response}"
     );
-    let said = inspect(&table)?;
+    let response = inspect(&table)?;
     ensure!(
-        said.contains("encrypted, data key version 2") && !said.contains("plaintext"),
-        "{said}"
+        response.contains("encrypted, data key version 2") && !response.contains("plaintext"),
+        "{response}"
     );
     ensure!(inspect(&plain)?.contains("plaintext"));
     let mut all = String::new();
@@ -145,7 +146,7 @@ fn inspect_needs_no_keys() -> Result<()> {
     cluster.finish()
 }
 
-/// The path of a fork of a relation's file.
+/// The path of a fork of a relation.
 fn fork(cluster: &Cluster, relation: &str, fork: &str) -> Result<PathBuf> {
     let path = cluster.text(&format!("SELECT pg_relation_filepath('{relation}')"))?;
     Ok(cluster.data_directory().join(path + fork))
@@ -182,61 +183,60 @@ fn verify_looks_at_every_kind_of_file() -> Result<()> {
         (fork(&cluster, "pg_database", "")?, 0),
     ];
     cluster.stop(StopMode::Fast)?;
-    let (said, code) = verify(&cluster, &data)?;
-    ensure!(code == Some(0) && !said.contains("passed over"), "{said}");
+    let (response, code) = verify(&cluster, &data)?;
+    ensure!(code == Some(0) && !response.contains("passed over"), "{response}");
 
     let show = |path: &Path| path.strip_prefix(&data).unwrap_or(path).display().to_string();
     let flip_all = || damage.iter().try_for_each(|(path, block)| flip(path, block * 8192 + 5000));
     flip_all()?;
-    let (said, code) = verify(&cluster, &data)?;
-    ensure!(code == Some(2) && said.contains("\n7 things are damaged"), "{said}");
-    ensure!(!said.contains("not shut down cleanly"), "{said}");
+    let (response, code) = verify(&cluster, &data)?;
+    ensure!(code == Some(2) && response.contains("\n7 things are damaged"), "{response}");
+    ensure!(!response.contains("not shut down cleanly"), "{response}");
     for (path, block) in &damage {
         let place = format!("{} block {block}: the checksum", show(path));
-        ensure!(said.contains(&place), "{place}: {said}");
+        ensure!(response.contains(&place), "{place}: {response}");
     }
     flip_all()?;
 
-    // Files that are cut off, of another relation, or lack the one before.
+    // Files that are truncated, belong to another relation, or lack the previous segment.
     let whole = std::fs::read(&sealed)?;
     std::fs::write(&sealed, &whole[..whole.len() - 100])?;
-    let (said, code) = verify(&cluster, &data)?;
+    let (response, code) = verify(&cluster, &data)?;
     let place = format!("{} ends within block {}", show(&sealed), whole.len() / 8192 - 1);
-    ensure!(code == Some(2) && said.contains(&place), "{said}");
+    ensure!(code == Some(2) && response.contains(&place), "{response}");
     std::fs::copy(&elsewhere, &sealed)?;
-    let (said, _) = verify(&cluster, &data)?;
+    let (response, _) = verify(&cluster, &data)?;
     let place = format!("{} block 0: the keystore has no data key of version 2", show(&sealed));
-    ensure!(said.contains(&place), "{said}");
+    ensure!(response.contains(&place), "{response}");
     std::fs::write(&sealed, &whole)?;
     let beyond = PathBuf::from(format!("{}.1", sealed.display()));
     std::fs::write(&beyond, "")?;
-    let (said, code) = verify(&cluster, &data)?;
-    ensure!(code == Some(0), "{said}");
+    let (response, code) = verify(&cluster, &data)?;
+    ensure!(code == Some(0), "{response}");
     std::fs::write(&beyond, vec![0; 8192])?;
-    let (said, code) = verify(&cluster, &data)?;
+    let (response, code) = verify(&cluster, &data)?;
     let place = format!("{} continues a file that is not full", show(&beyond));
-    ensure!(code == Some(2) && said.contains(&place), "{said}");
+    ensure!(code == Some(2) && response.contains(&place), "{response}");
     std::fs::remove_file(&beyond)?;
 
-    // After a crash unlogged relations may hold anything, and other damage may be repaired by
-    // recovery.
+    // After a crash, unlogged relations may contain anything, and recovery may repair other damage.
     cluster.start_server()?;
     cluster.sql("INSERT INTO fleeting SELECT * FROM sealed LIMIT 10; CHECKPOINT")?;
     cluster.kill()?;
     flip(&fleeting, 5000)?;
-    let (said, code) = verify(&cluster, &data)?;
-    ensure!(code == Some(0) && said.contains("files of unlogged relations"), "{said}");
+    let (response, code) = verify(&cluster, &data)?;
+    ensure!(code == Some(0) && response.contains("files of unlogged relations"), "{response}");
     flip(&sealed, 5000)?;
-    let (said, code) = verify(&cluster, &data)?;
-    ensure!(code == Some(2) && said.contains("was not shut down cleanly"), "{said}");
+    let (response, code) = verify(&cluster, &data)?;
+    ensure!(code == Some(2) && response.contains("was not shut down cleanly"), "{response}");
     flip(&sealed, 5000)?;
     cluster.finish()
 }
 
-/// What a crash leaves of a transaction is nobody's: pages of it may be torn, or sealed under a key
-/// that was never flushed.
+/// Files of a transaction that a crash interrupted belong to no relation. Their pages may be torn,
+/// or sealed under a key that was never flushed.
 #[test]
-fn verify_tells_what_no_relation_has() -> Result<()> {
+fn verify_reports_files_without_relation() -> Result<()> {
     let (cluster, _keys) = sealing(&Settings::default().conf("max_prepared_transactions = 2"))?;
     cluster.sql("SELECT pagevault.encrypt_database()")?;
     let make = |name: &str| {
@@ -262,7 +262,7 @@ fn verify_tells_what_no_relation_has() -> Result<()> {
     run_sql(&mut client, "PREPARE TRANSACTION 'it'")?;
     let data = cluster.data_directory();
     let show = |path: &Path| path.strip_prefix(&data).unwrap_or(path).display().to_string();
-    // A version that has no key.
+    // A version without a key.
     let reseal = |path: &Path| -> Result<()> {
         let file = OpenOptions::new().read(true).write(true).open(path)?;
         Ok(file.write_all_at(&(77_u16 << 3).to_le_bytes(), 8192 + 10)?)
@@ -271,30 +271,33 @@ fn verify_tells_what_no_relation_has() -> Result<()> {
     // A prepared transaction may still commit.
     cluster.stop(StopMode::Fast)?;
     flip(&prepared, 5000)?;
-    let (said, code) = verify(&cluster, &data)?;
-    ensure!(code == Some(2) && !said.contains("left over"), "{said}");
+    let (response, code) = verify(&cluster, &data)?;
+    ensure!(code == Some(2) && !response.contains("left over"), "{response}");
     flip(&prepared, 5000)?;
     flip(&lost, 2 * 8192 + 5000)?;
     cluster.start_server()?;
     cluster.sql("COMMIT PREPARED 'it'")?;
 
-    // Nor is it known before recovery.
+    // Before recovery this is unknown.
     cluster.kill()?;
-    let (said, code) = verify(&cluster, &data)?;
-    ensure!(code == Some(2) && said.contains(&format!("{} block 2", show(&lost))), "{said}");
+    let (response, code) = verify(&cluster, &data)?;
+    ensure!(
+        code == Some(2) && response.contains(&format!("{} block 2", show(&lost))),
+        "{response}"
+    );
     cluster.start_server()?;
 
     cluster.stop(StopMode::Fast)?;
     reseal(&lost)?;
-    let (said, code) = verify(&cluster, &data)?;
+    let (response, code) = verify(&cluster, &data)?;
     let line = format!("left over    {}: no relation has it", show(&lost));
-    ensure!(code == Some(0) && said.contains(&line), "{said}");
-    ensure!(said.contains("Everything opens."), "{said}");
+    ensure!(code == Some(0) && response.contains(&line), "{response}");
+    ensure!(response.contains("Everything opens."), "{response}");
     for file in [&kept, &prepared] {
         flip(file, 5000)?;
-        let (said, code) = verify(&cluster, &data)?;
-        ensure!(code == Some(2) && said.contains(&line), "{said}");
-        ensure!(said.contains(&format!("{} block 0: the checksum", show(file))), "{said}");
+        let (response, code) = verify(&cluster, &data)?;
+        ensure!(code == Some(2) && response.contains(&line), "{response}");
+        ensure!(response.contains(&format!("{} block 0: the checksum", show(file))), "{response}");
         flip(file, 5000)?;
     }
     cluster.start_server()?;

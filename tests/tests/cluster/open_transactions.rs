@@ -1,5 +1,5 @@
-//! A label holds for everybody from its commit on, also in transactions that have made something
-//! before.
+//! A label takes effect for all sessions at its commit, also in transactions that have created
+//! relations before it.
 
 use anyhow::{Result, ensure};
 use pagevault_tests::Cluster;
@@ -14,8 +14,8 @@ enum Commit {
     Prepared,
 }
 
-/// One transaction makes `before`, another labels `object`, the first makes `after`, of which
-/// `relation` is looked at.
+/// A transaction runs `before`, another one labels `object`, then the first runs `after`. Checks
+/// the files of `relation`.
 fn check(commit: Commit, object: &str, before: &str, after: &str, relation: &str) -> Result<()> {
     let settings = pagevault_tests::Settings::default().conf("max_prepared_transactions = 5");
     let (cluster, _keys) = Cluster::with_keys(&settings)?;
@@ -59,7 +59,7 @@ fn of_the_database() -> Result<()> {
     check(Commit::AtOnce, "DATABASE postgres", before, after, "t")
 }
 
-/// The partitioned table is not locked by what is done with a partition.
+/// Using a partition does not lock the partitioned table.
 #[test]
 fn of_a_partitioned_table() -> Result<()> {
     let (before, after) = ("CREATE INDEX ON one (id)", "CREATE INDEX of_two ON two (id)");

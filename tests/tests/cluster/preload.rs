@@ -1,5 +1,5 @@
-//! What starting the server demands: the library in `shared_preload_libraries`, and settings that
-//! exist.
+//! What a start requires: the library in `shared_preload_libraries`, without which every function
+//! and label reports the missing library; and valid settings.
 
 use std::fs;
 
@@ -9,7 +9,7 @@ use pagevault_tests::{Cluster, Settings, StopMode};
 #[test]
 fn every_entry_point_says_that_the_library_is_not_preloaded() -> Result<()> {
     let cluster = Cluster::start(&Settings::default().without_preload())?;
-    // CREATE EXTENSION works, so that a dump can be restored and then set up.
+    // CREATE EXTENSION works, so that a dump can be restored before the configuration.
     cluster.sql("CREATE EXTENSION pagevault")?;
     let calls = pagevault_tests::cluster::column(
         &mut cluster.client()?,
@@ -21,15 +21,15 @@ fn every_entry_point_says_that_the_library_is_not_preloaded() -> Result<()> {
     )?;
     ensure!(!calls.is_empty(), "no function to call");
     for call in calls.iter().filter(|call| !call.contains("status_rows")) {
-        let said = cluster.error(call)?;
-        ensure!(said.sqlstate == "55000", "{call}: {said}");
-        ensure!(said.text().contains("shared_preload_libraries"), "{call}: {said}");
+        let output = cluster.error(call)?;
+        ensure!(output.sqlstate == "55000", "{call}: {output}");
+        ensure!(output.text().contains("shared_preload_libraries"), "{call}: {output}");
     }
     let state = "SELECT loaded || ' ' || state FROM pagevault.status";
     ensure!(cluster.text(state)? == "false not_loaded", "{}", cluster.text(state)?);
     cluster.sql("CREATE TABLE t (id int)")?;
-    let said = cluster.error("SECURITY LABEL FOR pagevault ON TABLE t IS 'encrypted'")?;
-    ensure!(said.sqlstate == "22023", "{said}");
+    let output = cluster.error("SECURITY LABEL FOR pagevault ON TABLE t IS 'encrypted'")?;
+    ensure!(output.sqlstate == "22023", "{output}");
     cluster.finish()
 }
 

@@ -1,8 +1,8 @@
-//! Random schedules of DDL in several sessions, with kills between: every encrypted table must come
-//! out sealed and hold the same as its plain twin.
+//! Random schedules of DDL in several sessions, interrupted by kills. Each encrypted table must
+//! finally be sealed and have the same contents as its plaintext twin.
 //!
-//! A schedule follows from its seed, which is printed when the test fails; PAGEVAULT_SEED walks it
-//! again. PAGEVAULT_RANDOM_DDL_SECONDS says how long to go on.
+//! A schedule is determined by its seed, which is printed when the test fails; PAGEVAULT_SEED
+//! repeats it. PAGEVAULT_RANDOM_DDL_SECONDS is the duration.
 
 use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -27,7 +27,7 @@ const INSERT: &str = "INSERT INTO {t} (id, name, wide)
     SELECT {n} * 100 + i, '{canary}-' || i, CASE WHEN i % 10 = 0 THEN repeat('{canary}', 150) END
     FROM generate_series(1, 50) i";
 
-/// Steps that make relations, for which the setting decides.
+/// Steps that create relations, for which the setting decides.
 const MAKING: [&str; 3] = [
     CREATE,
     "DROP TABLE IF EXISTS {t}_copy; CREATE TABLE {t}_copy AS SELECT * FROM {t}",
@@ -62,7 +62,7 @@ const CHANGING: [&str; 21] = [
     "ALTER TABLE {t} SET TABLESPACE pg_default",
 ];
 
-/// Steps that PostgreSQL refuses inside a transaction block; they change no rows.
+/// Steps that PostgreSQL refuses within a transaction block; they change no rows.
 const ALONE: [&str; 5] = [
     "VACUUM FULL {t}",
     "VACUUM {t}",
@@ -71,7 +71,7 @@ const ALONE: [&str; 5] = [
     "CREATE INDEX CONCURRENTLY ON {t} (name, id)",
 ];
 
-/// Numbers from a seed (splitmix64).
+/// Pseudorandom numbers from a seed (splitmix64).
 struct Random(u64);
 
 impl Random {
@@ -99,13 +99,13 @@ struct Step {
     alone: bool,
     /// Encrypted by a label, not by the setting.
     labelled: bool,
-    /// First inside a savepoint that is rolled back.
+    /// Also run before, inside a savepoint that is rolled back.
     twice: bool,
 }
 
 impl Step {
     fn draw(random: &mut Random, session: u64, number: u64) -> Step {
-        // The first steps make the tables.
+        // The first steps create the tables.
         let first = number < TABLES;
         let table = if first { number } else { random.below(TABLES) };
         let (statements, makes, alone) = match random.below(10) {
@@ -126,8 +126,8 @@ impl Step {
         }
     }
 
-    /// Does it in one schema, unless the journal says that it is done.
-    fn walk(&self, client: &mut Client, schema: &str, canary: &str) -> Result<()> {
+    /// Runs the step in one schema, unless the journal says that it is done.
+    fn perform(&self, client: &mut Client, schema: &str, canary: &str) -> Result<()> {
         let Step { session, number, table, .. } = self;
         let done = text(
             client,
@@ -171,7 +171,7 @@ impl Step {
     }
 }
 
-/// A session's schedule: drawn step by step, and remembered until it is known to be done.
+/// A session's schedule: drawn step by step. A step is kept until it is known to be done.
 struct Session {
     random: Random,
     number: u64,
@@ -180,13 +180,18 @@ struct Session {
 }
 
 impl Session {
-    /// Walks steps, in both schemas, until the server is gone.
-    fn walk(&mut self, cluster: &Cluster, progress: &AtomicU64, killed: &AtomicBool) -> Result<()> {
+    /// Runs steps in both schemas until the server stops.
+    fn perform(
+        &mut self,
+        cluster: &Cluster,
+        progress: &AtomicU64,
+        killed: &AtomicBool,
+    ) -> Result<()> {
         let outcome = cluster.client().and_then(|mut client| {
             loop {
                 let step = self.draw();
                 for (schema, canary) in SCHEMAS {
-                    step.walk(&mut client, schema, canary)
+                    step.perform(&mut client, schema, canary)
                         .with_context(|| format!("{schema}: {step:?}"))?;
                 }
                 self.current = None;
@@ -196,7 +201,7 @@ impl Session {
         if killed.load(Ordering::SeqCst) { Ok(()) } else { outcome }
     }
 
-    /// The step that was interrupted, or a new one.
+    /// The interrupted step, or a new one.
     fn draw(&mut self) -> Step {
         let Session { random, number, next, current } = self;
         let step = current.get_or_insert_with(|| {
@@ -210,7 +215,7 @@ impl Session {
     fn finish(&mut self, client: &mut Client) -> Result<()> {
         let Some(step) = self.current.take() else { return Ok(()) };
         for (schema, canary) in SCHEMAS {
-            step.walk(client, schema, canary).with_context(|| format!("{schema}: {step:?}"))?;
+            step.perform(client, schema, canary).with_context(|| format!("{schema}: {step:?}"))?;
         }
         Ok(())
     }
@@ -230,7 +235,7 @@ fn random_ddl_leaves_nothing_in_plaintext() -> Result<()> {
 
 fn run(seed: u64, duration: Duration) -> Result<()> {
     let (mut cluster, _keys) = start(&Settings::default())?;
-    // What a kill leaves of REINDEX CONCURRENTLY.
+    // A kill leaves such indexes of REINDEX CONCURRENTLY.
     cluster.allow_log("reindex of invalid index");
     cluster.allow_log("cannot reindex invalid index");
     cluster.sql(
@@ -254,7 +259,7 @@ fn run(seed: u64, duration: Duration) -> Result<()> {
             let (progress, killed, cluster) = (&progress, &killed, &cluster);
             let threads: Vec<_> = sessions
                 .iter_mut()
-                .map(|session| scope.spawn(move || session.walk(cluster, progress, killed)))
+                .map(|session| scope.spawn(move || session.perform(cluster, progress, killed)))
                 .collect();
             while progress.load(Ordering::Relaxed) < steps
                 && !threads.iter().any(|thread| thread.is_finished())

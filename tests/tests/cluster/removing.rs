@@ -1,4 +1,4 @@
-//! Taking pagevault away: refused while anything needs it, and afterwards nothing is left of it.
+//! Removing pagevault: refused while anything needs it; afterwards nothing of it remains.
 
 use std::fs;
 
@@ -40,7 +40,7 @@ fn the_extension_stays_while_anything_is_encrypted() -> Result<()> {
         Ok(())
     };
     refused(&mut client, "public.notes")?;
-    // The catalogs are encrypted as well.
+    // The catalogs are encrypted too.
     run_sql(&mut client, "SELECT pagevault.decrypt('notes')")?;
     run_sql(&mut client, "SELECT pagevault.wait_for_rekey('notes'::regclass, '60 s')")?;
     refused(&mut client, "pg_catalog.pg_statistic")?;
@@ -51,7 +51,7 @@ fn the_extension_stays_while_anything_is_encrypted() -> Result<()> {
         run_sql(&mut client, &wait)?;
     }
     refused(&mut client, "pg_catalog.pg_largeobject")?;
-    // Another extension goes, and so does the database, which takes everything along.
+    // Another extension can be dropped. So can the database, with everything in it.
     run_sql(&mut client, "SELECT pagevault.decrypt('pg_largeobject')")?;
     run_sql(&mut client, "SELECT pagevault.wait_for_rekey('pg_largeobject'::regclass, '60 s')")?;
     run_sql(&mut client, "BEGIN; DROP EXTENSION pagevault; ROLLBACK")?;
@@ -64,10 +64,10 @@ fn the_extension_stays_while_anything_is_encrypted() -> Result<()> {
     cluster.finish()
 }
 
-/// What is written in plaintext from now on and still has sealed pages, because decrypting it has
-/// not ended.
+/// A relation that is now written as plaintext still has sealed pages until its decryption has
+/// ended.
 #[test]
-fn and_until_decrypting_has_ended() -> Result<()> {
+fn the_extension_stays_until_decryption_has_ended() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
     cluster
         .set(&[("pagevault.rekey_threshold", "0"), ("pagevault.data_catalog_encryption", "off")])?;
@@ -91,9 +91,9 @@ fn and_until_decrypting_has_ended() -> Result<()> {
     cluster.finish()
 }
 
-/// As docs/removing.md has it.
+/// The procedure of docs/removing.md.
 #[test]
-fn nothing_is_left() -> Result<()> {
+fn nothing_remains_after_removal() -> Result<()> {
     let settings = Settings::default().conf("pagevault.wal_encryption = on").wal_segment_size(1);
     let (mut cluster, keys) = Cluster::with_keys(&settings)?;
     cluster.eventually("SELECT wal_encrypted FROM pagevault.status", "t")?;
@@ -133,7 +133,7 @@ fn nothing_is_left() -> Result<()> {
     drop(client);
     cluster.eventually("SELECT wal_encrypted FROM pagevault.status", "f")?;
     cluster.sql("DROP EXTENSION pagevault; DROP SCHEMA pagevault; DROP ROLE pagevault_admin")?;
-    // A server reads the first page of a segment before any other.
+    // A server reads the first page of a segment before its other pages.
     cluster.sql("SELECT pg_switch_wal()")?;
     cluster.stop(StopMode::Fast)?;
     cluster.append_conf("shared_preload_libraries = ''")?;
@@ -165,7 +165,7 @@ fn nothing_is_left() -> Result<()> {
     cluster.finish()
 }
 
-/// The files of relations that hold a sealed page.
+/// The relation files with a sealed page.
 fn sealed_files(cluster: &Cluster) -> Result<Vec<String>> {
     let mut sealed = Vec::new();
     let base = cluster.data_directory().join("base");
@@ -193,10 +193,10 @@ fn sealed_files(cluster: &Cluster) -> Result<Vec<String>> {
     Ok(sealed)
 }
 
-/// The library is taken away while it is needed: the server says so, one way or the other, and
-/// comes back with it.
+/// The library is removed while it is needed: the server reports that in some way, and starts again
+/// with the library.
 #[test]
-fn taken_away_too_early() -> Result<()> {
+fn a_library_removed_too_early_is_reported() -> Result<()> {
     let settings = Settings::default().conf("pagevault.data_catalog_encryption = off");
     let (mut cluster, _keys) = Cluster::with_keys(&settings)?;
     cluster.allow_log("resource manager with ID");
@@ -212,12 +212,12 @@ fn taken_away_too_early() -> Result<()> {
         ensure!(started.is_err(), "it starts");
         Ok(cluster.log()[before..].to_owned())
     };
-    // WAL with keys is to be replayed.
+    // WAL with keys must be replayed.
     cluster.kill()?;
-    let said = without(&cluster)?;
+    let output = without(&cluster)?;
     ensure!(
-        said.contains("resource manager with ID") && said.contains("shared_preload_libraries"),
-        "{said}"
+        output.contains("resource manager with ID") && output.contains("shared_preload_libraries"),
+        "{output}"
     );
     cluster.start_server()?;
     ensure!(cluster.text("SELECT id FROM t")? == "7", "the table");
@@ -226,17 +226,17 @@ fn taken_away_too_early() -> Result<()> {
     cluster.eventually("SELECT wal_encrypted FROM pagevault.status", "t")?;
     cluster.sql("SELECT pg_switch_wal(); CHECKPOINT")?;
     cluster.stop(StopMode::Fast)?;
-    let said = without(&cluster)?;
-    ensure!(said.contains("checkpoint record"), "{said}");
+    let output = without(&cluster)?;
+    ensure!(output.contains("checkpoint record"), "{output}");
     cluster.start_server()?;
     ensure!(cluster.text("SELECT id FROM t")? == "7", "the table");
-    // Neither, but a table is sealed: the server starts, and refuses it.
+    // Neither, but a table is sealed: the server starts, and refuses to read the table.
     cluster.set(&[("pagevault.wal_encryption", "off")])?;
     cluster.eventually("SELECT wal_encrypted FROM pagevault.status", "f")?;
     cluster.stop(StopMode::Fast)?;
-    // The segment began sealed.
-    let said = without(&cluster)?;
-    ensure!(said.contains("checkpoint record"), "{said}");
+    // The segment begins with sealed pages.
+    let output = without(&cluster)?;
+    ensure!(output.contains("checkpoint record"), "{output}");
     cluster.start_server()?;
     cluster.sql("SELECT pg_switch_wal()")?;
     for catalog in ["pg_statistic", "pg_statistic_ext_data", "pg_largeobject"] {

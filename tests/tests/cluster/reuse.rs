@@ -1,9 +1,8 @@
-//! A relation file number that is used again, while another session still holds what belonged to
-//! its former owner.
+//! A relfilenumber that is used again while another session still has state of its former relation.
 //!
-//! Numbers come round after 2^32 of them; here the server runs in binary-upgrade mode
-//! (`postgres -b`), in which SQL may choose them. In that mode new relations are not encrypted by policy
-//! (files are laid out by pg_upgrade), nor by their labels, so it is done by hand.
+//! Relfilenumbers repeat after 2^32. Here the server runs in binary-upgrade mode (`postgres -b`),
+//! in which SQL may choose them. In that mode new relations are encrypted neither by policy
+//! (pg_upgrade provides the files) nor by their labels, so the test encrypts them explicitly.
 
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::cluster::{run_sql, text};
@@ -17,11 +16,11 @@ fn start_in_upgrade_mode(cluster: &Cluster) -> Result<()> {
     cluster.start_server_with(&["-o", "-b"])
 }
 
-/// Some minor releases stamp columns with an LSN, and want to be told it.
+/// Some minor releases stamp attributes with an LSN, which must be set then.
 const ATTRIBUTE_VERSIONS: &str =
     "SELECT pg_catalog.binary_upgrade_set_next_attribute_versions('{0/1}')";
 
-/// Statements that make the encrypted table `name` with the OIDs from `oid` and the file number
+/// Statements that create the encrypted table `name` with OIDs from `oid` on and the relfilenumber
 /// [`FILE`].
 fn create(name: &str, oid: u32, cipher: &str) -> String {
     format!(
@@ -43,8 +42,8 @@ fn a_reused_file_number_reads_right_in_sessions_with_stale_handles() -> Result<(
     let mut settings =
         Settings::default().conf("shared_buffers = 1MB").conf("max_connections = 20");
     if Installation::get()?.major >= 18 {
-        // I/O workers keep files open, hear of no invalidation (method_worker.c), and read files
-        // that are gone.
+        // I/O workers keep files open, process no invalidations (method_worker.c), and so read
+        // removed files.
         settings = settings.conf("io_method = sync");
     }
     let (cluster, _keys) = Cluster::with_keys(&settings)?;
@@ -55,18 +54,18 @@ fn a_reused_file_number_reads_right_in_sessions_with_stale_handles() -> Result<(
     let has_attribute_versions =
         "SELECT to_regproc('pg_catalog.binary_upgrade_set_next_attribute_versions')";
     let has_attribute_versions = !text(&mut owner, has_attribute_versions)?.is_empty();
-    // Each life is read by the session that made it and by one that has read the file's former
-    // life.
+    // Each relation is read by the session that created it and by one that has read the former
+    // relation with this number.
     for life in 0..4_u32 {
         let oid = 50_000 + 1_000 * life;
         let name = format!("life_{life}");
-        // Another cipher each time asks for another key, as the policy does outside this mode.
+        // Another cipher each time requires another key, as policy does outside this mode.
         let cipher = ["aes-256-xts", "aes-128-xts"][life as usize % 2];
         if has_attribute_versions {
             run_sql(&mut owner, ATTRIBUTE_VERSIONS)?;
         }
         run_sql(&mut owner, &create(&name, oid, cipher)).context(name.clone())?;
-        // Out of the buffers, so that the other session reads the file itself.
+        // Evict the pages, so that the other session reads the file itself.
         run_sql(&mut owner, "CHECKPOINT")?;
         evict(&mut owner)?;
         let sum = text(&mut other, &format!("SELECT sum(id) FROM {name}"))
@@ -80,7 +79,7 @@ fn a_reused_file_number_reads_right_in_sessions_with_stale_handles() -> Result<(
             PageState::Sealed(version) => versions.push(version),
             state => anyhow::bail!("{name}: page 0 is {state:?}"),
         }
-        // The other session writes as well, with whatever it remembers of the file.
+        // The other session writes too, with its cached state of the file.
         run_sql(&mut other, &format!("UPDATE {name} SET id = id WHERE id % 2 = 0; CHECKPOINT"))?;
         evict(&mut owner)?;
         let sum = text(&mut owner, &format!("SELECT sum(id) FROM {name}"))?;
@@ -98,7 +97,7 @@ fn a_reused_file_number_reads_right_in_sessions_with_stale_handles() -> Result<(
     cluster.finish()
 }
 
-/// Reads so much else that nothing of a small table is left in 1 MB of buffers.
+/// Reads enough other pages to evict a small table from 1 MB of buffers.
 fn evict(client: &mut postgres::Client) -> Result<()> {
     run_sql(client, "SELECT count(*) FROM pg_proc; SELECT count(prosrc) FROM pg_proc;")?;
     run_sql(client, "SELECT count(*) FROM pg_attribute; SELECT count(*) FROM pg_depend;")?;

@@ -1,6 +1,5 @@
-//! Keys in use are asked for again from time to time: an outage changes nothing, a revocation is
-//! logged, and locks what the key protects if that is wanted. When the key is good again, all is as
-//! before.
+//! Revalidation: keys in use are requested periodically. An outage changes nothing. A revocation is
+//! logged and, if configured, locks what the key protects until the key is valid again.
 
 use std::os::unix::fs::PermissionsExt;
 
@@ -20,17 +19,17 @@ const TABLES: &str = "CREATE TABLE open (id int);
 pub(crate) const STATE: &str = "SELECT state FROM pagevault.status";
 const KEY_STATES: &str = "SELECT string_agg(DISTINCT state, ' ') FROM pagevault.database_keys";
 
-/// Asks every second.
+/// Revalidation every second.
 pub(crate) fn watchful() -> Settings {
     Settings::default().conf("pagevault.revalidate_interval = 1s")
 }
 
-/// Locks what a revoked key protects at once.
+/// Revoked keys lock at once.
 pub(crate) fn strict() -> Settings {
     watchful().conf("pagevault.revoked_key_action = lock").conf("pagevault.revoked_key_grace = 0")
 }
 
-/// Puts a file with another key in the place of the key file.
+/// Replaces the key file by one with another key.
 pub(crate) fn replace(cluster: &Cluster, keys: &KeyFile, key: &str) -> Result<()> {
     keys.take_away()?;
     let name = keys.path().file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -39,7 +38,7 @@ pub(crate) fn replace(cluster: &Cluster, keys: &KeyFile, key: &str) -> Result<()
 
 /// Undoes [`replace`].
 pub(crate) fn put_back(keys: &KeyFile) -> Result<()> {
-    // A rename replaces the impostor.
+    // A rename replaces the other file.
     keys.bring_back()
 }
 
@@ -56,13 +55,13 @@ fn an_outage_is_logged_once_and_changes_nothing() -> Result<()> {
     ensure!(cluster.text(KEY_STATES)? == "unlocked", "master keys");
     cluster.sql("INSERT INTO secret VALUES (1001, 'x')")?;
     cluster.sql("SET pagevault.default_encryption = on; CREATE TABLE more (id int)")?;
-    let said = "LOG:  pagevault: could not revalidate the key of the cluster";
-    ensure!(cluster.log().matches(said).count() == 1, "it is to be said once");
+    let output = "LOG:  pagevault: could not revalidate the key of the cluster";
+    ensure!(cluster.log().matches(output).count() == 1, "it is to be said once");
     keys.bring_back()?;
     cluster.eventually("SELECT unreachable_providers FROM pagevault.status", "{}")?;
     cluster.eventually_logs("key provider \"local\" answers again")?;
 
-    // The helper itself may be what is missing.
+    // The helper itself may be missing.
     cluster.set(&[("pagevault.keyring_command", "/nonexistent/helper")])?;
     cluster.eventually_logs("LOG:  pagevault: could not run \"/nonexistent/helper\"")?;
     ensure!(cluster.text("SELECT count(*) FROM secret")? == "1001", "rows are missing");
@@ -73,7 +72,7 @@ fn an_outage_is_logged_once_and_changes_nothing() -> Result<()> {
     cluster.finish()
 }
 
-/// That the server's user may not read it is said by the file system, not by whoever has the key.
+/// A permission error of the key file comes from the file system, not from the owner of the key.
 #[test]
 fn a_key_file_that_cannot_be_read_is_an_outage() -> Result<()> {
     let (cluster, keys) = Cluster::with_keys(&strict())?;
@@ -87,7 +86,7 @@ fn a_key_file_that_cannot_be_read_is_an_outage() -> Result<()> {
     ensure!(cluster.text("SELECT count(*) FROM secret")? == "1000", "rows are missing");
     mode(0o600)?;
     cluster.eventually("SELECT unreachable_providers FROM pagevault.status", "{}")?;
-    // One that is being copied there is empty at first.
+    // A file that is being copied is empty at first.
     let text = std::fs::read(keys.path())?;
     std::fs::write(keys.path(), "")?;
     cluster.eventually("SELECT consecutive_failures >= 2 FROM pagevault.providers", "t")?;
@@ -116,7 +115,7 @@ fn a_revoked_key_is_only_logged_by_default() -> Result<()> {
     cluster.eventually(KEY_STATES, "unlocked")?;
     cluster.eventually_logs("the master key of the cluster is usable again")?;
 
-    // Moved to another key in time, the revoked one is of no interest any more.
+    // After a timely move to another key, the revoked one has no effect.
     replace(&cluster, &keys, "another")?;
     cluster.eventually(KEY_STATES, "revoked")?;
     let other = cluster.key_file("other", "main")?;
@@ -139,7 +138,7 @@ fn a_revoked_key_is_locked_only_after_the_grace_period() -> Result<()> {
     replace(&cluster, &keys, "another")?;
     cluster.eventually(KEY_STATES, "revoked")?;
     cluster.eventually_logs("Unless this changes, relations encrypted under it are locked from")?;
-    // An outage in between is no answer: the time goes on from the first refusal.
+    // An outage in between is no answer: the grace period runs from the first refusal.
     std::fs::remove_file(keys.path())?;
     let class = "SELECT last_error_class FROM pagevault.providers";
     cluster.eventually(class, "unreachable")?;
@@ -155,7 +154,7 @@ fn a_revoked_key_is_locked_only_after_the_grace_period() -> Result<()> {
     cluster.finish()
 }
 
-/// Everything that must be refused while the cluster's key is locked.
+/// Checks all operations that must be refused while the cluster's key is locked.
 fn assert_locked(cluster: &Cluster) -> Result<()> {
     for statement in [
         "SELECT count(*) FROM secret",
@@ -191,18 +190,18 @@ fn assert_locked(cluster: &Cluster) -> Result<()> {
 }
 
 #[test]
-fn a_revoked_key_locks_what_it_protects_until_it_is_good_again() -> Result<()> {
+fn a_revoked_key_locks_its_data_until_it_is_valid_again() -> Result<()> {
     let (mut cluster, keys) =
         Cluster::with_keys(&strict().conf("pagevault.revalidate_interval = 0"))?;
     cluster.allow_log("was revoked");
     cluster.sql(TABLES)?;
-    // Turned back into plaintext, it is not the key's business any more.
+    // After decryption it no longer depends on the key.
     cluster.sql("SET pagevault.default_encryption = on; CREATE TABLE once AS SELECT 1 AS id; CREATE TABLE dropped AS SELECT 1 AS id")?;
     cluster.sql("SECURITY LABEL FOR pagevault ON TABLE once IS 'plaintext'")?;
     cluster.sql("SELECT pagevault.wait_for_rekey('once'::regclass, '60 s')")?;
     let other = cluster.key_file("other", "main")?;
     cluster.sql(&other.add_provider("other"))?;
-    // This session has the table's pages in shared buffers, and its key ready.
+    // This session has the table's pages in shared buffers, and its key in the key cache.
     let mut session = cluster.client()?;
     run_sql(
         &mut session,
@@ -224,27 +223,27 @@ fn a_revoked_key_locks_what_it_protects_until_it_is_good_again() -> Result<()> {
         let error = expect_error(&mut session, statement)?;
         ensure!(error.sqlstate == "55000", "{statement}: {error}");
     }
-    // What is not encrypted goes on, and dirty pages get to the disk.
+    // Plaintext can be used, and dirty pages are written to disk.
     for plain in ["open", "once"] {
         let id = cluster.text(&format!("SELECT id FROM {plain}"))?;
         ensure!(id == "1", "the plain table {plain} is not usable");
     }
     cluster.sql("CREATE TABLE open_later (id int); INSERT INTO open_later VALUES (1)")?;
     cluster.sql("CHECKPOINT")?;
-    // Its statistics would have to be read for that, and are sealed.
+    // DROP TABLE would have to read its statistics, which are sealed.
     let error = cluster.error("DROP TABLE dropped")?;
     ensure!(error.sqlstate == "55000" && error.message.contains("locked"), "{error}");
     let error = cluster.error("SELECT pagevault.unlock()")?;
     ensure!(error.sqlstate == "22000", "{error}");
 
-    // Only a log line again, if that is what the operator wants now.
+    // The operator switches to logging only.
     cluster.set(&[("pagevault.revoked_key_action", "log")])?;
     cluster.eventually(KEY_STATES, "revoked")?;
     ensure!(cluster.text("SELECT count(*) FROM secret")? == "1000", "rows are missing");
     cluster.set(&[("pagevault.revoked_key_action", "lock")])?;
     cluster.eventually(STATE, "locked")?;
 
-    // An outage does not lift it.
+    // An outage does not end the lock.
     std::fs::remove_file(keys.path())?;
     let class = "SELECT last_error_class FROM pagevault.providers WHERE provider = 'local'";
     cluster.eventually(class, "unreachable")?;
@@ -273,8 +272,8 @@ fn pages_that_must_be_read_from_disk_are_refused_too() -> Result<()> {
     cluster
         .sql("INSERT INTO secret SELECT i, repeat('x', 500) FROM generate_series(2001, 5000) i")?;
     cluster.restart()?;
-    // One page of it is in shared buffers, and the session has its key ready. VACUUM and ANALYZE
-    // pass none of the checks that queries pass.
+    // One page is in shared buffers, and the session has the key in its key cache. VACUUM and
+    // ANALYZE do not run the checks of queries.
     let mut session = cluster.client()?;
     run_sql(&mut session, "SELECT name FROM secret WHERE id = 1")?;
     replace(&cluster, &keys, "main")?;
@@ -292,7 +291,7 @@ fn pages_that_must_be_read_from_disk_are_refused_too() -> Result<()> {
 }
 
 #[test]
-fn a_lock_outlives_the_crash_of_a_backend_and_recovery_reads_all_the_same() -> Result<()> {
+fn a_lock_survives_a_backend_crash_and_recovery_reads_pages() -> Result<()> {
     let (mut cluster, keys) = Cluster::with_keys(&strict())?;
     cluster.allow_log("was revoked");
     cluster.allow_log("terminating connection because of crash of another server process");
@@ -307,7 +306,7 @@ fn a_lock_outlives_the_crash_of_a_backend_and_recovery_reads_all_the_same() -> R
     let pid = pid.ok_or_else(|| anyhow::anyhow!("no process id"))?;
     rustix::process::kill_process(pid, rustix::process::Signal::KILL)?;
     drop(client);
-    // The worker has been started anew, and asks before long; what was locked stays so meanwhile.
+    // The worker has been restarted and asks soon; until then locked keys stay locked.
     cluster.eventually("SELECT id FROM open", "1")?;
     ensure!(cluster.log().contains("all server processes terminated"), "nothing crashed");
     let error = cluster.error("SELECT count(*) FROM secret")?;
@@ -316,8 +315,8 @@ fn a_lock_outlives_the_crash_of_a_backend_and_recovery_reads_all_the_same() -> R
     cluster.eventually(STATE, "unlocked")?;
     ensure!(cluster.text("SELECT name FROM secret WHERE id = 7")? == "redone", "an update is lost");
 
-    // A server that is started while the key is revoked starts locked, as with any provider that
-    // refuses.
+    // A server that is started while the key is revoked starts locked, as with any refusing
+    // provider.
     cluster.allow_log("server starts with encrypted relations locked");
     cluster.stop(StopMode::Fast)?;
     replace(&cluster, &keys, "main")?;
@@ -330,7 +329,7 @@ fn a_lock_outlives_the_crash_of_a_backend_and_recovery_reads_all_the_same() -> R
 }
 
 #[test]
-fn a_locked_standby_goes_on_replaying() -> Result<()> {
+fn a_locked_standby_continues_to_replay() -> Result<()> {
     let (primary, keys) =
         Cluster::with_keys(&watchful().conf("pagevault.revalidate_interval = 0"))?;
     primary.sql(TABLES)?;
@@ -348,7 +347,7 @@ fn a_locked_standby_goes_on_replaying() -> Result<()> {
     standby.eventually("SELECT count(*) FROM secret", "1000")?;
     replace(&primary, &keys, "main")?;
     standby.eventually(STATE, "locked")?;
-    // Every page of the table changes, and no longer as a whole: redo has to read it.
+    // Every page of the table changes, without a full-page image: redo has to read it.
     primary.sql("UPDATE secret SET name = name || 'x'")?;
     primary.sql("UPDATE secret SET name = name || 'y' WHERE id % 2 = 0")?;
     primary
@@ -367,9 +366,9 @@ fn a_locked_standby_goes_on_replaying() -> Result<()> {
     primary.finish()
 }
 
-/// Nor does who asks for one keep everybody else from the keystore.
+/// A session that waits for one does not block other sessions from the keystore.
 #[test]
-fn wal_gets_no_key_while_that_of_the_cluster_is_locked() -> Result<()> {
+fn no_wal_key_is_created_while_the_cluster_is_locked() -> Result<()> {
     let (mut cluster, keys) = Cluster::with_keys(&strict())?;
     cluster.allow_log("was revoked");
     cluster.allow_log("the key of the cluster is locked");
@@ -377,7 +376,7 @@ fn wal_gets_no_key_while_that_of_the_cluster_is_locked() -> Result<()> {
     replace(&cluster, &keys, "another")?;
     cluster.eventually(STATE, "locked")?;
     cluster.set(&[("pagevault.wal_encryption", "on")])?;
-    // By the log: on a server that is stuck nobody is answered.
+    // Read from the log: a blocked server answers no queries.
     cluster.eventually_that("the worker is refused", || {
         let failed = "\"to\":\"on\",\"outcome\":\"failed\",\"sqlstate\":\"55000\"";
         ensure!(cluster.log().contains(failed), "it has not tried");

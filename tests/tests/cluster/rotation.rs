@@ -1,5 +1,5 @@
-//! Rotation of master and database keys: no page is touched, old versions stay usable, and a crash
-//! at any moment ends as wholly old or wholly new.
+//! Rotation of master and database keys: no page is rewritten, old versions stay usable, and after
+//! a crash at any moment either the old key or the new one is in use.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -66,7 +66,7 @@ fn the_database_key_rotates_without_touching_pages() -> Result<()> {
 }
 
 #[test]
-fn kill_during_rotation_is_wholly_old_or_wholly_new() -> Result<()> {
+fn after_a_kill_during_rotation_the_old_or_the_new_key_is_in_use() -> Result<()> {
     let settings = Settings::default().conf("fsync = on").conf("wal_keep_size = 1GB");
     let (cluster, _keys) = Cluster::with_keys(&settings)?;
     cluster.sql(TABLE)?;
@@ -74,7 +74,7 @@ fn kill_during_rotation_is_wholly_old_or_wholly_new() -> Result<()> {
     for round in 0..6_u64 {
         let rotations = {
             let mut client = cluster.client()?;
-            // Ends with the server; that is the point.
+            // Ends with an error when the server is killed, as intended.
             std::thread::spawn(move || {
                 while client
                     .batch_execute(
@@ -107,7 +107,7 @@ fn kill_during_rotation_is_wholly_old_or_wholly_new() -> Result<()> {
     cluster.finish()
 }
 
-/// Runs `statement` `times` times in each of `sessions` sessions at once.
+/// Runs `statement` `times` times in each of `sessions` concurrent sessions.
 fn at_once(cluster: &Cluster, sessions: usize, times: usize, statement: &str) -> Result<()> {
     let sessions: Vec<_> = (0..sessions)
         .map(|_| -> Result<_> {
@@ -132,7 +132,7 @@ fn concurrent_rotations_lose_nothing() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
     cluster.sql(TABLE)?;
     cluster.sql("CREATE SEQUENCE n; CREATE TABLE made (name text)")?;
-    // Tables are made all the while; none may be refused because a key is just being changed.
+    // Tables are created continually; none may be refused because a key is being changed.
     let make = "DO $$ DECLARE name text := 'made_' || nextval('n'); BEGIN
         SET pagevault.default_encryption = on;
         EXECUTE format('CREATE TABLE %I AS SELECT i AS id FROM generate_series(1, 10) i', name);
@@ -170,7 +170,7 @@ fn concurrent_first_master_keys_lose_nothing() -> Result<()> {
     cluster.sql("CREATE EXTENSION pagevault")?;
     cluster.sql(&keys.add_provider("local"))?;
     cluster.sql("CREATE SEQUENCE n")?;
-    // Each session uses at once the key that it has just set.
+    // Each session immediately uses the key that it has set.
     at_once(
         &cluster,
         6,
@@ -189,13 +189,13 @@ fn concurrent_first_master_keys_lose_nothing() -> Result<()> {
 }
 
 #[test]
-fn moving_to_another_provider_is_one_call_and_needs_the_old_one_no_more() -> Result<()> {
+fn moving_to_another_provider_is_one_call_and_does_not_need_the_old_one() -> Result<()> {
     let (cluster, keys) = Cluster::with_keys(&Settings::default())?;
     cluster.sql(TABLE)?;
     cluster.sql("SELECT pagevault.rotate_database_key()")?;
     let other = cluster.key_file("other", "elsewhere")?;
     cluster.sql(&other.add_provider("other"))?;
-    // All versions of the key are in memory: the provider that is left may be gone already.
+    // All versions of the key are in memory, so the old provider may already be unavailable.
     keys.take_away()?;
     cluster.sql("SELECT pagevault.set_cluster_master_key('other', 'elsewhere')")?;
     let elsewhere = "SELECT count(*) FROM pagevault.database_keys
@@ -206,7 +206,7 @@ fn moving_to_another_provider_is_one_call_and_needs_the_old_one_no_more() -> Res
     cluster.crash()?;
     ensure!(cluster.text("SELECT count(name) FROM t")? == "2000", "rows are missing");
 
-    // To another key of the same provider, which wraps again itself.
+    // To another key of the same provider, which rewraps by itself.
     other.add_key("next")?;
     cluster.sql("SELECT pagevault.set_cluster_master_key('other', 'next')")?;
     let next = "SELECT count(*) FROM pagevault.database_keys WHERE master_key = 'next'";
@@ -228,7 +228,7 @@ fn a_backup_from_before_ten_rotations_opens() -> Result<()> {
     let version = "SELECT max(master_key_version) FROM pagevault.database_keys";
     ensure!(cluster.text(version)? == "11", "no ten rotations");
     cluster.sql("DROP TABLE t")?;
-    // Both have the same key file: its path is in the provider's options.
+    // Both use the same key file: its path is in the provider's options.
     let restored = Cluster::from_files(|data| Ok(std::fs::rename(&backup, data)?))?;
     restored.start_server()?;
     ensure!(restored.text(version)? == "1", "the backup is not from before");
@@ -239,7 +239,7 @@ fn a_backup_from_before_ten_rotations_opens() -> Result<()> {
 }
 
 #[test]
-fn a_clean_start_takes_older_wrappings_out_of_key_files() -> Result<()> {
+fn a_clean_start_removes_older_wrappings_from_key_files() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
     cluster.sql(TABLE)?;
     cluster.sql(

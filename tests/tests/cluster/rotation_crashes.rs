@@ -1,7 +1,7 @@
 //! SIGKILL to the whole server at every step of a rotation, and of a move to another provider:
-//! before and after each time that the provider is asked, and where keys are written down. It ends
-//! wholly old or wholly new, and goes on; so do a standby, and restores from before and from
-//! meanwhile.
+//! before and after each request to the provider, and when keys are written. Afterwards either the
+//! old key or the new one is in use, and the operation can be repeated. The same holds for a
+//! standby, and for restores of backups from before and during the operation.
 
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::cluster::column;
@@ -12,8 +12,8 @@ const TABLE: &str = "SET pagevault.default_encryption = on;
     CREATE TABLE t (id int PRIMARY KEY, name text);
     INSERT INTO t SELECT i, md5(i::text) FROM generate_series(1, 2000) i";
 
-/// Stands before the real helper and counts its runs. In the run that the file `.at` names it
-/// leaves the server waiting, before or after the real helper has done its work, and says so.
+/// Runs in place of the real helper and counts its runs. In the run that the file `.at` names it
+/// lets the server wait, before or after it runs the real helper, and writes a marker.
 const WRAPPER: &str = r#"
 run=$(($(cat "$0.runs") + 1))
 echo $run > "$0.runs"
@@ -24,7 +24,7 @@ reply=$(KEYRING "$@") || exit
 printf '%s' "$reply"
 "#;
 
-/// What witnesses are asked: how database keys are wrapped, and what data keys under them seal.
+/// Queries for witnesses: the wrapping of database keys, and tables sealed under their data keys.
 const QUESTIONS: [&str; 3] = [
     "SELECT string_agg(concat_ws(' ', provider, master_key, master_key_version), ', ' ORDER BY provider, master_key, master_key_version)
        FROM pagevault.database_keys",
@@ -34,7 +34,7 @@ const QUESTIONS: [&str; 3] = [
 
 /// A cluster with three versions of its database key.
 fn rotated() -> Result<Cluster> {
-    // What is in key files counts at different moments, with fsync and without.
+    // Key files must be correct at several moments, with fsync and without.
     let settings = Settings::default().conf("fsync = on").conf("wal_keep_size = 1GB");
     let (cluster, _keys) = Cluster::with_keys(&settings)?;
     cluster.sql(TABLE)?;
@@ -44,7 +44,7 @@ fn rotated() -> Result<Cluster> {
     Ok(cluster)
 }
 
-/// A standby and restores, which do not wait for each of their writes, and have the real helper.
+/// A standby and restores, without fsync and with the real helper.
 fn witnesses(cluster: &Cluster) -> Result<Witnesses> {
     let keyring = cluster.installation().program("pagevault-keyring");
     let helper = format!("pagevault.keyring_command = '{}'", keyring.display());
@@ -65,7 +65,7 @@ fn wrapped() -> Result<(Cluster, Witnesses)> {
     Ok((cluster, witnesses))
 }
 
-/// Has the wrapper begin to count, and hang `at` that moment.
+/// Makes the wrapper count from now on, and stop `at` that moment.
 fn stop_at(cluster: &Cluster, at: &str) -> Result<()> {
     for (name, content) in [("wrapper.at", at), ("wrapper.runs", "0")] {
         let path = cluster.directory().join(name);
@@ -81,7 +81,7 @@ fn runs(cluster: &Cluster) -> Result<u32> {
     runs.trim().parse().context("a number")
 }
 
-/// Where the versions of the database key are wrapped; one line if they all are in the same place.
+/// The keys that wrap the versions of the database key; one line if it is the same for all.
 fn wrapped_by(cluster: &Cluster) -> Result<Vec<String>> {
     column(
         &mut cluster.client()?,
@@ -89,7 +89,7 @@ fn wrapped_by(cluster: &Cluster) -> Result<Vec<String>> {
     )
 }
 
-/// Kills the server at every step of `statement`, which asks the provider `steps` times.
+/// Kills the server at every step of `statement`, which sends `steps` requests to the provider.
 fn kill_at_every_step(
     cluster: &Cluster,
     mut witnesses: Witnesses,
@@ -118,7 +118,8 @@ fn kill_at_every_step(
             ensure!(session.join().is_ok_and(|ended| ended.is_err()), "{at}: it ended");
             stop_at(cluster, "never")?;
             cluster.start_server()?;
-            // Nothing was written down: the last time that the provider is asked is the proof.
+            // Nothing was written yet: the last request to the provider is the proof of the new
+            // wrapping.
             ensure!(wrapped_by(cluster)? == old, "{at}: {:?}, not {old:?}", wrapped_by(cluster)?);
             for table in ["t", "u"] {
                 let rows = cluster.text(&format!("SELECT count(name) FROM {table}"))?;
@@ -165,9 +166,9 @@ fn a_kill_at_any_step_of_a_move_leaves_the_old_provider_in_use() -> Result<()> {
     cluster.finish()
 }
 
-/// First the new key is written down, then the data keys of this database that it wraps.
+/// First the new key is written, then this database's data keys, wrapped with it.
 #[test]
-fn a_kill_where_database_keys_are_written_down_loses_nothing() -> Result<()> {
+fn a_kill_while_database_keys_are_written_loses_nothing() -> Result<()> {
     let cluster = rotated()?;
     let mut witnesses = witnesses(&cluster)?;
     let before: Vec<_> =
@@ -186,7 +187,7 @@ fn a_kill_where_database_keys_are_written_down_loses_nothing() -> Result<()> {
             cluster.stopped_at(step)?;
         }
         cluster.kill()?;
-        cluster.go_on();
+        cluster.resume();
         ensure!(session.join().is_ok_and(|ended| ended.is_err()), "step {last}: it ended");
         cluster.start_server()?;
         for (question, before) in QUESTIONS[1..].iter().zip(&before) {

@@ -1,4 +1,5 @@
-//! Tables beyond one segment (1 GB): the tweak counts blocks of the fork, not of the file.
+//! Tables with more than one segment (1 GB): the tweak contains the block number in the fork, not
+//! in the file.
 
 use std::fs::File;
 
@@ -8,7 +9,7 @@ use pagevault_tests::{Cluster, Settings, StopMode};
 
 use crate::assert_sealed;
 
-/// RELSEG_SIZE of every usual build: blocks in a segment.
+/// RELSEG_SIZE of all usual builds: blocks in a segment.
 pub(crate) const SEGMENT_BLOCKS: u64 = 131_072;
 
 #[test]
@@ -23,14 +24,14 @@ fn a_table_reads_and_recovers_across_the_segment_boundary() -> Result<()> {
     let files = cluster.files("t")?;
     let first = files.first().context("a file")?;
     cluster.stop(StopMode::Fast)?;
-    // A hole of zero pages, as a crash after extending leaves them, up to just before the boundary:
-    // the file is sparse, so this costs neither time nor space.
+    // Zero pages up to just before the boundary, as after a crash during extension. The file is
+    // sparse, so this costs neither time nor space.
     File::options()
         .write(true)
         .open(&first.path)?
         .set_len((SEGMENT_BLOCKS - 3) * PAGE_SIZE as u64)?;
     cluster.start_server()?;
-    // Not compressed and not moved out: one row fills one page.
+    // Neither compressed nor moved to TOAST: one row fills one page.
     cluster.sql("ALTER TABLE t ALTER name SET STORAGE PLAIN")?;
     cluster.sql("INSERT INTO t SELECT i, repeat('x', 7000) FROM generate_series(11, 210) i")?;
     cluster.crash()?;

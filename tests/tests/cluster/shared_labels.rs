@@ -1,4 +1,4 @@
-//! Labels of what all databases share say something about databases that a session is not in.
+//! Labels on shared objects affect other databases than the session's.
 
 use anyhow::{Result, ensure};
 use pagevault_tests::cluster::{column, expect_error, run_sql, text};
@@ -6,7 +6,7 @@ use pagevault_tests::{Cluster, Settings};
 
 use crate::labels::{XTS, cluster, label};
 
-/// How new pages of a relation are written, in a database.
+/// The cipher for new pages of a relation in a database.
 fn cipher(cluster: &Cluster, database: &str, relation: &str) -> Result<String> {
     let query = format!(
         "SELECT coalesce(cipher, 'plain') FROM pagevault.relations WHERE relation = '{relation}'::regclass"
@@ -14,7 +14,7 @@ fn cipher(cluster: &Cluster, database: &str, relation: &str) -> Result<String> {
     text(&mut cluster.client_to(database)?, &query)
 }
 
-/// A cluster with the databases `sealed`, labelled, and `open`, both with the extension.
+/// A cluster with the databases `sealed`, which has a label, and `open`, both with the extension.
 fn databases() -> Result<(Cluster, pagevault_tests::KeyFile)> {
     let (cluster, keys) = cluster()?;
     for name in ["sealed", "open"] {
@@ -25,8 +25,8 @@ fn databases() -> Result<(Cluster, pagevault_tests::KeyFile)> {
     Ok((cluster, keys))
 }
 
-/// The other way round as well: whoever says `encrypted` of a whole is right, from wherever the
-/// other label came.
+/// Nor does a database take anything from a tablespace: `encrypted` on one of the two outranks
+/// plaintext on the other, in whatever database the labels were set.
 #[test]
 fn a_tablespace_takes_nothing_from_a_database() -> Result<()> {
     let (cluster, _keys) = databases()?;
@@ -43,7 +43,7 @@ fn a_tablespace_takes_nothing_from_a_database() -> Result<()> {
             ensure!(found == wanted, "{database}.{relation} is {found}");
         }
     }
-    // What is in plaintext from before shows.
+    // Plaintext from before is drift.
     let mut open = cluster.client_to("open")?;
     run_sql(&mut open, &label("DATABASE open", "'encrypted'"))?;
     let mut drift = column(
@@ -58,12 +58,12 @@ fn a_tablespace_takes_nothing_from_a_database() -> Result<()> {
 }
 
 #[test]
-fn what_another_database_would_lose_is_enforced() -> Result<()> {
+fn enforcement_protects_relations_of_another_database() -> Result<()> {
     let (cluster, _keys) = databases()?;
     cluster.sql(&label("TABLESPACE space", "'encrypted'"))?;
     cluster.sql("ALTER DATABASE open SET pagevault.enforce_encryption = on")?;
     let hint = "pagevault.enforce_encryption is set for database \"open\", where a superuser may turn it off with ALTER DATABASE.";
-    // From a database with a label of its own, and from one without: neither is what is asked.
+    // From a database with its own label, and from one without; neither of them is affected.
     for database in ["sealed", "postgres"] {
         let mut client = cluster.client_to(database)?;
         for word in ["'plaintext'", "NULL"] {
@@ -78,12 +78,12 @@ fn what_another_database_would_lose_is_enforced() -> Result<()> {
             ensure!(error.hint == hint, "{error}");
         }
     }
-    // Nobody can connect to it just now.
+    // Nobody can connect to it now.
     cluster.sql("ALTER DATABASE open IS_TEMPLATE true ALLOW_CONNECTIONS false")?;
     let error = cluster.error(&label("TABLESPACE space", "NULL"))?;
     ensure!(error.hint == hint, "{error}");
     cluster.sql("ALTER DATABASE open IS_TEMPLATE false ALLOW_CONNECTIONS true")?;
-    // Another cipher is no loss, nor is what its own label keeps encrypted.
+    // A change of cipher is no loss, nor are relations that their own label keeps encrypted.
     cluster.sql(&label("TABLESPACE space", "'encrypted aes-128-xts'"))?;
     cluster.sql(&label("DATABASE open", "'encrypted'"))?;
     cluster.sql(&label("TABLESPACE space", "'plaintext'"))?;
@@ -94,7 +94,7 @@ fn what_another_database_would_lose_is_enforced() -> Result<()> {
         ensure!(error.detail == "The label of database open says encrypted.", "{error}");
         ensure!(error.hint == hint, "{error}");
     }
-    // A setting there wants it, too.
+    // A setting of the other database demands encryption too.
     cluster.sql(
         "ALTER DATABASE open RESET pagevault.enforce_encryption;
          ALTER DATABASE sealed SET pagevault.default_encryption = on",
@@ -108,7 +108,8 @@ fn what_another_database_would_lose_is_enforced() -> Result<()> {
     let error = cluster.error(&label("TABLESPACE space", "'plaintext'"))?;
     ensure!(
         error.detail
-            == "pagevault.default_encryption is on. Relations of database \"sealed\" would lose it.",
+            == "pagevault.default_encryption is on. \
+                Relations of database \"sealed\" would lose it.",
         "{error}"
     );
     ensure!(error.hint == "A superuser may SET pagevault.enforce_encryption = off.", "{error}");
@@ -119,9 +120,9 @@ fn what_another_database_would_lose_is_enforced() -> Result<()> {
     cluster.finish()
 }
 
-/// A tablespace's owner stops nobody in a database that has no key.
+/// The owner of a tablespace cannot block work in a database without keys.
 #[test]
-fn a_tablespace_is_labelled_where_every_database_has_a_key() -> Result<()> {
+fn a_tablespace_label_needs_a_key_in_every_database() -> Result<()> {
     let cluster = Cluster::start(&Settings::default())?;
     let keys = cluster.key_file("keys", "main")?;
     let space = cluster.directory().join("space");
@@ -153,10 +154,10 @@ fn a_tablespace_is_labelled_where_every_database_has_a_key() -> Result<()> {
     cluster.finish()
 }
 
-/// Labels that outrank others: of a schema those of tablespaces, of a partitioned table those of
-/// its partitions' schemas.
+/// Labels that outrank others: a schema's outranks a tablespace's, and a partitioned table's
+/// outranks those of its partitions' schemas.
 #[test]
-fn what_something_farther_off_wanted_is_enforced() -> Result<()> {
+fn enforcement_covers_labels_that_are_outranked() -> Result<()> {
     let (cluster, _keys) = cluster()?;
     cluster.sql("CREATE SCHEMA app; CREATE SCHEMA kept")?;
     cluster.sql(&label("TABLESPACE space", "'encrypted'"))?;
@@ -175,9 +176,9 @@ fn what_something_farther_off_wanted_is_enforced() -> Result<()> {
     cluster.finish()
 }
 
-/// Files that are copied as they are.
+/// Files that are copied unchanged.
 #[test]
-fn databases_bring_no_plaintext_to_where_encryption_is_enforced() -> Result<()> {
+fn copied_databases_bring_no_plaintext_into_an_enforced_tablespace() -> Result<()> {
     let (cluster, _keys) = databases()?;
     cluster.sql(&label("TABLESPACE space", "'encrypted'"))?;
     let mut open = cluster.client_to("open")?;
@@ -205,7 +206,7 @@ fn databases_bring_no_plaintext_to_where_encryption_is_enforced() -> Result<()> 
         ensure!(error.hint.contains("SELECT * FROM pagevault.encrypt_database()"), "{error}");
     }
     ensure!(text(&mut cluster.client_to("open")?, "SELECT id FROM t")? == "7", "the row");
-    // Nothing of a user's is in these.
+    // These contain no user data.
     cluster.sql("CREATE DATABASE fresh TABLESPACE space")?;
     cluster.sql("DROP DATABASE fresh")?;
     run_sql(&mut cluster.client_to("open")?, "SELECT pagevault.encrypt_database()")?;

@@ -1,18 +1,17 @@
-//! Catalogs that hold values of user tables are sealed as soon as anything in the database is
-//! encrypted.
+//! Catalogs with values of user tables are sealed as soon as anything in the database is encrypted.
 
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::cluster::{column, run_sql, text};
-use pagevault_tests::datafile::unless_gone;
+use pagevault_tests::datafile::if_exists;
 use pagevault_tests::{Cluster, DataFile, KeyFile, Settings, StopMode};
 use postgres::Client;
 
 use crate::labels::{drift, expect_no_drift, label};
 use crate::{assert_plain, assert_sealed};
 
-/// Stands in the most common values of a column, of a pair of columns, and in a large object.
+/// Occurs in the most common values of a column, of a pair of columns, and in a large object.
 const CANARY: &str = "kanarienvogel";
 
 const CATALOGS: [&str; 3] = ["pg_statistic", "pg_statistic_ext_data", "pg_largeobject"];
@@ -31,14 +30,14 @@ fn start() -> Result<(Cluster, KeyFile)> {
     Cluster::with_keys(&Settings::default())
 }
 
-/// Every file of the database `postgres` and of the cluster that holds the canary.
+/// All files of the database `postgres` and of the cluster that contain the canary.
 fn leaks(cluster: &Cluster) -> Result<Vec<String>> {
     let mut found = leaks_below(cluster, &directory(&mut cluster.client()?)?)?;
     found.extend(leaks_below(cluster, "global")?);
     Ok(found)
 }
 
-/// Where the files of the client's database are.
+/// Directory of the client's database.
 fn directory(client: &mut Client) -> Result<String> {
     text(client, "SELECT 'base/' || oid FROM pg_database WHERE datname = current_database()")
 }
@@ -49,7 +48,7 @@ fn leaks_below(cluster: &Cluster, directory: &str) -> Result<Vec<String>> {
             let path = entry?.path();
             if path.is_dir() {
                 search(&path, found)?;
-            } else if unless_gone(DataFile { path: path.clone() }.contains_text(CANARY))?
+            } else if if_exists(DataFile { path: path.clone() }.contains_text(CANARY))?
                 == Some(true)
             {
                 found.push(path.display().to_string());
@@ -106,7 +105,7 @@ fn check_statistics_in(client: &mut Client) -> Result<()> {
     Ok(())
 }
 
-/// Each way to come to the first encrypted relation of a database, with ANALYZE as early as
+/// Each way to create the first encrypted relation of a database, with ANALYZE as early as
 /// possible.
 #[test]
 fn no_sampled_value_of_an_encrypted_table_is_on_disk() -> Result<()> {
@@ -159,7 +158,7 @@ fn no_sampled_value_of_an_encrypted_table_is_on_disk() -> Result<()> {
         check_statistics_in(&mut client).with_context(|| (*name).to_owned())?;
         expect_sealed_in(&mut client).with_context(|| (*name).to_owned())?;
     }
-    // The database beside them has nothing encrypted, and pays nothing.
+    // In the database without encryption nothing changes.
     for catalog in CATALOGS {
         let open = cluster.text(&format!("SELECT pagevault.is_encrypted('{catalog}')"))?;
         ensure!(open == "f", "{catalog} of the plain database");
@@ -167,9 +166,9 @@ fn no_sampled_value_of_an_encrypted_table_is_on_disk() -> Result<()> {
     cluster.finish()
 }
 
-/// Not even for the time of a transaction: pages are written whenever the server likes.
+/// Not even during a transaction, because pages may be written at any time.
 #[test]
-fn an_open_transaction_has_nothing_in_plain_files() -> Result<()> {
+fn an_open_transaction_leaves_nothing_in_plaintext_files() -> Result<()> {
     let (cluster, _keys) = start()?;
     let mut client = cluster.client()?;
     run_sql(&mut client, "BEGIN; SET LOCAL pagevault.default_encryption = on")?;
@@ -178,7 +177,7 @@ fn an_open_transaction_has_nothing_in_plain_files() -> Result<()> {
     check_statistics_in(&mut client)?;
     let found = leaks(&cluster)?;
     ensure!(found.is_empty(), "the canary is in {found:?}");
-    // The catalogs are not locked meanwhile.
+    // The catalogs are not locked during the transaction.
     let mut other = cluster.client()?;
     run_sql(&mut other, "SET lock_timeout = '5s'")?;
     run_sql(&mut other, "VACUUM pg_statistic")?;
@@ -189,7 +188,8 @@ fn an_open_transaction_has_nothing_in_plain_files() -> Result<()> {
     cluster.finish()
 }
 
-/// One by one, so that each is a transaction of its own unless it says otherwise.
+/// Splits the script into statements, so that each is a separate transaction unless the script has
+/// a transaction block.
 fn statements(script: &str) -> Vec<String> {
     let mut pieces = Vec::new();
     for (i, part) in script.split("$$").enumerate() {
@@ -197,7 +197,7 @@ fn statements(script: &str) -> Vec<String> {
             (1, open) => pieces.push(format!("{}$${part}$$", open.unwrap_or_default())),
             (_, open) => {
                 let text: String = open.unwrap_or_default() + part;
-                // What is between dollar quotes stays whole.
+                // Text between dollar quotes is not split.
                 let (head, rest) = match text.rfind("$$") {
                     Some(at) => text.split_at(at + 2),
                     None => ("", text.as_str()),
@@ -211,9 +211,9 @@ fn statements(script: &str) -> Vec<String> {
     pieces.into_iter().filter(|piece| !piece.trim().is_empty()).collect()
 }
 
-/// The tests above can see: with the setting off the same steps leave the canary in three files.
+/// Verifies the tests above: with the setting off, the same steps leave the canary in three files.
 #[test]
-fn without_protection_values_are_in_plain_files() -> Result<()> {
+fn without_protection_values_are_in_plaintext_files() -> Result<()> {
     let (cluster, _keys) = start()?;
     cluster.set(&[("pagevault.data_catalog_encryption", "off")])?;
     cluster.sql(&format!("{TABLE}; SELECT pagevault.encrypt('secret')"))?;
@@ -226,7 +226,7 @@ fn without_protection_values_are_in_plain_files() -> Result<()> {
     }
     expect_no_drift(&cluster)?;
 
-    // Turned on, the difference shows, and the view says what to do.
+    // With the setting on, the view shows drift and the command against it.
     cluster.set(&[("pagevault.data_catalog_encryption", "on")])?;
     let rows = drift(&cluster)?;
     for catalog in CATALOGS {
@@ -240,7 +240,7 @@ fn without_protection_values_are_in_plain_files() -> Result<()> {
     drop(client);
     expect_sealed(&cluster)?;
 
-    // And off again, what is sealed stays so, until it is decrypted.
+    // Off again: what is sealed stays sealed until it is decrypted.
     let refused = cluster.error("SELECT pagevault.decrypt('pg_statistic')")?;
     ensure!(refused.detail.contains("data_catalog_encryption is on"), "{refused}");
     cluster.set(&[("pagevault.data_catalog_encryption", "off")])?;
@@ -279,7 +279,7 @@ fn new_storage_of_protected_catalogs_is_sealed() -> Result<()> {
     cluster.crash()?;
     expect_sealed(&cluster)?;
     check_statistics(&cluster)?;
-    // Rebuilt where it is wanted but not so: sealed as well.
+    // Rebuilt while encryption is demanded but missing: sealed too.
     cluster.set(&[("pagevault.data_catalog_encryption", "off")])?;
     cluster.sql("SELECT pagevault.decrypt('pg_statistic')")?;
     cluster.sql("SELECT pagevault.wait_for_rekey('pg_statistic'::regclass, '60 s')")?;
@@ -289,18 +289,18 @@ fn new_storage_of_protected_catalogs_is_sealed() -> Result<()> {
     cluster.finish()
 }
 
-/// Old large objects may be many: what is written from now on is sealed at once, the rest on
-/// demand.
+/// Creates large objects with 80 MiB, more than is sealed at once.
+const MANY_LARGE_OBJECTS: &str = "
+    CREATE TABLE piece AS SELECT string_agg(sha256(i::text::bytea), '') AS bytes
+        FROM generate_series(1, 32768) i;
+    SELECT lo_from_bytea(0, bytes) FROM piece, generate_series(1, 80);
+    DROP TABLE piece";
+
+/// There may be many old large objects. New ones are sealed at once, old ones on demand.
 #[test]
-fn many_old_large_objects_wait_for_a_command() -> Result<()> {
+fn many_old_large_objects_are_sealed_on_demand() -> Result<()> {
     let (cluster, _keys) = start()?;
-    // 80 MiB, more than is sealed at once.
-    cluster.sql(
-        "CREATE TABLE piece AS SELECT string_agg(sha256(i::text::bytea), '') AS bytes
-             FROM generate_series(1, 32768) i;
-         SELECT lo_from_bytea(0, bytes) FROM piece, generate_series(1, 80);
-         DROP TABLE piece;",
-    )?;
+    cluster.sql(MANY_LARGE_OBJECTS)?;
     let before = cluster
         .text("SELECT md5(string_agg(md5(data), '' ORDER BY loid, pageno)) FROM pg_largeobject")?;
     cluster.sql("CHECKPOINT")?;
@@ -335,17 +335,11 @@ fn many_old_large_objects_wait_for_a_command() -> Result<()> {
     cluster.finish()
 }
 
-/// A command that has many old large objects to seal has the right to rewrite them, but a label
-/// gives new ones another key meanwhile.
+/// A command seals many old large objects, while a label gives new ones another key.
 #[test]
 fn large_objects_get_another_key_while_old_ones_are_sealed() -> Result<()> {
     let (cluster, _keys) = start()?;
-    cluster.sql(
-        "CREATE TABLE piece AS SELECT string_agg(sha256(i::text::bytea), '') AS bytes
-             FROM generate_series(1, 32768) i;
-         SELECT lo_from_bytea(0, bytes) FROM piece, generate_series(1, 80);
-         DROP TABLE piece;",
-    )?;
+    cluster.sql(MANY_LARGE_OBJECTS)?;
     const LABEL: &str =
         "SECURITY LABEL FOR pagevault ON DATABASE postgres IS 'encrypted aes-128-xts'";
     cluster.sql(LABEL)?;
@@ -359,7 +353,7 @@ fn large_objects_get_another_key_while_old_ones_are_sealed() -> Result<()> {
     });
     cluster.stopped_at("rekey.page_done")?;
     cluster.sql(LABEL)?;
-    cluster.go_on();
+    cluster.resume();
     command.join().map_err(|_| anyhow::anyhow!("panic"))??;
     let keys = "SELECT string_agg(DISTINCT concat_ws(' ', state, data_key_version), ', ')
          FROM pagevault.verify('pg_largeobject')
@@ -370,7 +364,7 @@ fn large_objects_get_another_key_while_old_ones_are_sealed() -> Result<()> {
     cluster.finish()
 }
 
-/// Nobody is kept from using a catalog while it is sealed, and no change gets lost.
+/// All sessions can use a catalog while it is sealed, and no change is lost.
 #[test]
 fn catalogs_are_sealed_while_others_write_them() -> Result<()> {
     let (cluster, _keys) = start()?;
@@ -427,7 +421,7 @@ fn catalogs_are_sealed_while_others_write_them() -> Result<()> {
     cluster.finish()
 }
 
-/// While statistics are locked, plaintext tables are used as if they had none.
+/// While statistics are locked, plaintext tables are used as if they had no statistics.
 #[test]
 fn plaintext_tables_are_usable_while_statistics_are_locked() -> Result<()> {
     let (mut cluster, keys) =
@@ -473,7 +467,7 @@ fn plaintext_tables_are_usable_while_statistics_are_locked() -> Result<()> {
     ] {
         cluster.sql(statement).with_context(|| statement.to_owned())?;
     }
-    // What must read or write statistics has to wait.
+    // Statements that must read or write statistics have to wait.
     for statement in
         ["ANALYZE open", "DROP TABLE more", "SELECT count(*) FROM paired", "TABLE pg_stats"]
     {

@@ -1,5 +1,5 @@
-//! The counters of `pagevault.stats` against what is known from elsewhere: pages on disk, and
-//! PostgreSQL's own counters.
+//! The counters of `pagevault.stats`, compared with pages on disk and with PostgreSQL's own
+//! counters.
 
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::cluster::{run_sql, text};
@@ -9,8 +9,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::assert_sealed;
 
-/// Nothing works in the background that would touch a page, and only what a test makes is
-/// encrypted.
+/// No background work reads or writes pages, and only the test's own relations are encrypted.
 fn quiet() -> Settings {
     Settings::default()
         .conf("autovacuum = off")
@@ -45,7 +44,7 @@ fn row(client: &mut Client, kind: &str) -> Result<Row> {
     })
 }
 
-/// What happened to pages of `kind` during `f`.
+/// Counters of `kind`, for the duration of `f`.
 fn during(cluster: &Cluster, kind: &str, f: impl FnOnce() -> Result<()>) -> Result<Row> {
     let mut client = cluster.client()?;
     let before = row(&mut client, kind)?;
@@ -62,7 +61,7 @@ fn during(cluster: &Cluster, kind: &str, f: impl FnOnce() -> Result<()>) -> Resu
     })
 }
 
-/// Pages of a table that are sealed on disk, in forks that match.
+/// Number of sealed pages of a table on disk, in matching forks.
 fn on_disk(cluster: &Cluster, table: &str, fork: &str) -> Result<i64> {
     let pages = cluster.text(&format!(
         "SELECT coalesce(sum(pages), 0) FROM pagevault.verify('{table}')
@@ -71,7 +70,7 @@ fn on_disk(cluster: &Cluster, table: &str, fork: &str) -> Result<i64> {
     pages.parse().context("a number of pages")
 }
 
-/// An encrypted table of many pages, all of them in buffers only, and without a TOAST table.
+/// An encrypted table of many pages, all of them only in buffers, without a TOAST table.
 fn make(cluster: &Cluster, table: &str, rows: u32) -> Result<()> {
     cluster.sql(&format!(
         "SET pagevault.default_encryption = on;
@@ -83,14 +82,14 @@ fn make(cluster: &Cluster, table: &str, rows: u32) -> Result<()> {
 #[test]
 fn every_page_that_is_written_or_read_counts_once() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&quiet().conf("shared_buffers = 64MB"))?;
-    // Its catalogs are in buffers and its first key made, so that the rest is about pages only.
+    // Loads the catalogs into buffers and creates their keys, so that later counts are about pages
+    // only.
     make(&cluster, "first", 10)?;
     cluster.sql("CHECKPOINT")?;
 
     make(&cluster, "t", 20_000)?;
     cluster.sql("CHECKPOINT")?;
-    // Every page of the table changes, and no page of its maps. Who reads next leaves hint bits
-    // behind.
+    // Every page of the table changes, and no page of its maps. The next reader sets hint bits.
     let written = during(&cluster, "relation", || {
         cluster.sql("DELETE FROM t WHERE id % 5 = 0")?;
         cluster.sql("SELECT count(*) FROM t; CHECKPOINT")
@@ -99,7 +98,7 @@ fn every_page_that_is_written_or_read_counts_once() -> Result<()> {
     ensure!(pages > 500 && written.sealed == pages, "{written:?}, on disk {pages}");
     ensure!(written.opened == 0 && written.failures == 0, "{written:?}");
     ensure!(written.bytes_sealed == pages * 8192, "{written:?}");
-    // Nothing seals a page in 50 ns, and no machine needs a millisecond.
+    // Sealing a page takes longer than 50 ns, and less than a millisecond.
     let per_page = written.seal_time / pages as f64;
     ensure!((50e-6..1.0).contains(&per_page), "{per_page} ms for a page");
     assert_sealed(&cluster.files("t")?)?;
@@ -108,7 +107,7 @@ fn every_page_that_is_written_or_read_counts_once() -> Result<()> {
         during(&cluster, "relation", || cluster.sql("SELECT count(*) FROM t; CHECKPOINT"))?;
     ensure!(nothing.sealed + nothing.opened == 0 && nothing.seal_time == 0.0, "{nothing:?}");
 
-    // Two sessions that end before anyone asks.
+    // Two sessions that end before the counters are read.
     make(&cluster, "u", 3_000)?;
     cluster.restart()?;
     let read = during(&cluster, "relation", || {
@@ -137,9 +136,9 @@ fn plaintext_does_not_count() -> Result<()> {
     cluster.finish()
 }
 
-/// A slot is not cleared, neither when its process ends nor when the server restarts after a crash.
+/// Slots are not reset, neither when their process ends nor when the server restarts after a crash.
 #[test]
-fn a_crash_of_a_backend_disturbs_nothing() -> Result<()> {
+fn counters_continue_after_a_backend_crash() -> Result<()> {
     let (mut cluster, _keys) = Cluster::with_keys(&quiet())?;
     cluster.allow_log("terminated by signal 9");
     cluster.allow_log("terminating any other active server processes");
@@ -157,7 +156,7 @@ fn a_crash_of_a_backend_disturbs_nothing() -> Result<()> {
 
     let after = row(&mut cluster.client()?, "relation")?;
     ensure!(after.sealed >= before.sealed && after.seal_time >= before.seal_time, "{after:?}");
-    // It counts on, exactly: recovery had nothing to read, and all buffers were lost.
+    // Counting continues exactly: recovery had nothing to read, and all buffers were lost.
     let read = during(&cluster, "relation", || cluster.sql("SELECT count(*) FROM t"))?;
     let pages = on_disk(&cluster, "t", "main")?;
     ensure!(after.opened == before.opened && read.opened == pages, "{read:?}, on disk {pages}");
@@ -165,7 +164,7 @@ fn a_crash_of_a_backend_disturbs_nothing() -> Result<()> {
 }
 
 #[test]
-fn temporary_data_count_as_postgresql_counts_them() -> Result<()> {
+fn temporary_data_is_counted_like_postgresql_does() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&quiet())?;
     let mut client = cluster.client()?;
     run_sql(
@@ -203,7 +202,7 @@ fn temporary_data_count_as_postgresql_counts_them() -> Result<()> {
 }
 
 #[test]
-fn wal_counts_when_it_is_written_and_when_it_is_replayed() -> Result<()> {
+fn wal_is_counted_when_written_and_when_replayed() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&quiet())?;
     cluster.sql("CREATE TABLE t (id int, t text)")?;
     cluster.set(&[("pagevault.wal_encryption", "on")])?;
@@ -217,7 +216,7 @@ fn wal_counts_when_it_is_written_and_when_it_is_replayed() -> Result<()> {
         .text(&format!("SELECT floor((pg_current_wal_lsn() - '{start}') / 8192)::bigint"))?
         .parse()?;
     ensure!(pages > 1000 && written.sealed >= pages, "{written:?}, {pages} pages of WAL");
-    // A page is written a second time if it was not full the first time: never all of them.
+    // A page that was not full is written again, but that is never the case for all pages.
     ensure!(written.sealed < pages * 3 / 2, "{written:?}, {pages} pages of WAL");
 
     cluster.crash()?;

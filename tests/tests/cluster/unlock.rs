@@ -1,4 +1,4 @@
-//! Unlock at start, the locked state and the ways out of it.
+//! Unlocking at start, the locked state and the ways out of it.
 
 use std::time::{Duration, Instant};
 
@@ -11,13 +11,13 @@ const TABLES: &str = "CREATE TABLE open (id int);
     CREATE TABLE secret (id int PRIMARY KEY, name text);
     INSERT INTO secret SELECT i, md5(i::text) FROM generate_series(1, 1000) i";
 
-/// A cluster that starts locked soon when its provider is away.
+/// A cluster that soon starts locked if its provider is unavailable.
 fn impatient() -> Settings {
     Settings::default().conf("pagevault.unlock_timeout = 1s")
 }
 
 #[test]
-fn a_provider_that_is_away_leaves_the_server_locked_until_it_returns() -> Result<()> {
+fn an_unavailable_provider_leaves_the_server_locked_until_it_returns() -> Result<()> {
     let (mut cluster, keys) = Cluster::with_keys(&impatient())?;
     cluster.allow_log("pagevault");
     cluster.sql(TABLES)?;
@@ -40,7 +40,7 @@ fn a_provider_that_is_away_leaves_the_server_locked_until_it_returns() -> Result
     ensure!(error.text().contains("locked"), "{error}");
     ensure!(cluster.text("SELECT state FROM pagevault.status")? == "locked", "status");
 
-    // Nothing is asked of anyone: it unlocks by itself.
+    // It unlocks by itself.
     keys.bring_back()?;
     cluster.eventually("SELECT count(*) FROM secret", "1000")?;
     ensure!(cluster.text("SELECT state FROM pagevault.status")? == "unlocked", "status");
@@ -58,7 +58,7 @@ fn unlock_tries_again_at_once() -> Result<()> {
     cluster.stop(StopMode::Fast)?;
     keys.take_away()?;
     cluster.start_server()?;
-    // A failed try is an error, never a broken session.
+    // A failed attempt is an error and does not end the session.
     let mut client = cluster.client()?;
     let unlock = "SELECT pagevault.unlock()";
     let failed = pagevault_tests::cluster::run_sql(&mut client, unlock).is_err();
@@ -84,10 +84,10 @@ fn recovery_without_the_provider_does_not_start_and_loses_nothing() -> Result<()
     let Err(error) = cluster.start_server() else {
         anyhow::bail!("the server recovered sealed pages without keys");
     };
-    let said = format!("{error:#}");
-    ensure!(said.contains("FATAL"), "{said}");
-    ensure!(said.contains("local"), "the provider is not named: {said}");
-    ensure!(said.contains("keys"), "the key file is not named: {said}");
+    let output = format!("{error:#}");
+    ensure!(output.contains("FATAL"), "{output}");
+    ensure!(output.contains("local"), "the provider is not named: {output}");
+    ensure!(output.contains("keys"), "the key file is not named: {output}");
     keys.bring_back()?;
     cluster.start_server()?;
     ensure!(cluster.text("SELECT count(*) FROM secret")? == "1000", "rows are missing");
@@ -101,7 +101,7 @@ fn a_wrong_master_key_is_refused_and_nothing_is_damaged() -> Result<()> {
     cluster.sql(TABLES)?;
     cluster.stop(StopMode::Fast)?;
     keys.take_away()?;
-    // Another file at the same place, with a key of the same name.
+    // Another file at the same path, with a key of the same name.
     let impostor = cluster.key_file("keys", "main")?;
     cluster.start_server()?;
     let error = cluster.error("SELECT count(*) FROM secret")?;
@@ -139,8 +139,8 @@ fn a_provider_outage_while_running_affects_only_rotation() -> Result<()> {
     cluster.finish()
 }
 
-/// Read through an index, or not at all; in a view, a partition, a subquery; by commands that read
-/// pages themselves.
+/// Read through an index, or with no access at all; in a view, a partition, a subquery; by commands
+/// that read pages themselves.
 const NAMED: &[(&str, &str)] = &[
     ("SELECT count(*) FROM secret", "secret"),
     ("SELECT name FROM secret WHERE id = 7", "secret"),
@@ -161,7 +161,7 @@ const NAMED: &[(&str, &str)] = &[
 ];
 
 #[test]
-fn what_is_locked_is_named_and_only_what_is_read() -> Result<()> {
+fn errors_name_the_locked_relations_that_are_read() -> Result<()> {
     let (mut cluster, keys) = Cluster::with_keys(&impatient().conf("autovacuum = off"))?;
     cluster.allow_log("locked");
     cluster.allow_log("pagevault");
@@ -206,13 +206,14 @@ fn what_is_locked_is_named_and_only_what_is_read() -> Result<()> {
     let error = cluster.error("VACUUM secret")?;
     ensure!(error.detail.contains(&table), "{error}");
 
-    // What is looked up while it runs is known to nobody before: the error tells how to find it.
+    // Relations that are looked up during execution are unknown before it; the error says how to
+    // find them.
     let error = cluster.error("SELECT nextval(concat('num', 'bers')::regclass)")?;
     ensure!(error.message == format!("relation file {sequence} is locked"), "{error}");
     let query = error.hint.split('"').nth(1).unwrap_or_default();
     ensure!(cluster.text(query)? == "numbers", "{error}");
 
-    // Nothing is refused that is not read.
+    // Relations that are not read are not refused.
     ensure!(cluster.text("SELECT count(*) FROM parts WHERE id = 100")? == "1", "another partition");
     ensure!(cluster.text("SELECT count(*) FROM empty")? == "0", "an empty table");
     ensure!(cluster.text("SELECT count(*) FROM ONLY parent")? == "0", "a parent without its child");
@@ -223,10 +224,10 @@ fn what_is_locked_is_named_and_only_what_is_read() -> Result<()> {
     cluster.finish()
 }
 
-/// A catalog that is locked concerns who reads it. One may be encrypted and not the others: so
-/// leaves them a label that was cancelled while it sealed one after the other.
+/// A locked catalog affects only statements that read it. One may be encrypted and others not, for
+/// example after a label was cancelled while it sealed one after the other.
 #[test]
-fn a_locked_catalog_stops_no_statement_that_does_not_read_it() -> Result<()> {
+fn a_locked_catalog_stops_only_statements_that_read_it() -> Result<()> {
     let (mut cluster, keys) = Cluster::with_keys(&impatient())?;
     cluster.allow_log("pagevault");
     cluster.sql(TABLES)?;

@@ -1,4 +1,4 @@
-//! Who watches a server waits for nobody, keeps nobody waiting, and does not grow.
+//! Monitoring neither waits for other sessions, nor delays them, nor accumulates memory.
 
 use anyhow::{Result, ensure};
 use pagevault_tests::cluster::{run_sql, text};
@@ -11,7 +11,7 @@ const TABLES: &str = "CREATE SCHEMA app;
     CREATE TABLE app.sealed (id serial PRIMARY KEY, name text);
     INSERT INTO app.sealed (name) SELECT repeat(md5(i::text), 100) FROM generate_series(1, 100) i";
 
-/// All that there is to look at.
+/// All monitoring queries.
 const LOOKS: [&str; 15] = [
     "SELECT * FROM pagevault.status",
     "SELECT * FROM pagevault.providers",
@@ -30,7 +30,7 @@ const LOOKS: [&str; 15] = [
     "SELECT pagevault.check_provider('local')",
 ];
 
-/// What may hold a table, its index, its TOAST table and sequence for as long as it likes.
+/// Commands that may lock a table, its index, its TOAST table and its sequence indefinitely.
 const HOLDERS: [&str; 6] = [
     "LOCK TABLE app.sealed, app.plain IN ACCESS EXCLUSIVE MODE",
     "TRUNCATE app.sealed, app.plain",
@@ -41,7 +41,7 @@ const HOLDERS: [&str; 6] = [
 ];
 
 #[test]
-fn nobody_who_holds_a_table_keeps_monitoring_waiting() -> Result<()> {
+fn locked_tables_do_not_delay_monitoring() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&Settings::default().conf("autovacuum = off"))?;
     cluster.sql(TABLES)?;
     cluster.sql("CREATE INDEX no_other ON app.sealed (name)")?;
@@ -57,7 +57,7 @@ fn nobody_who_holds_a_table_keeps_monitoring_waiting() -> Result<()> {
     for holder in HOLDERS {
         let mut session = cluster.client()?;
         run_sql(&mut session, &format!("BEGIN; {holder}"))?;
-        // One that is new reads all catalogs; another has heard of nothing.
+        // A new session reads all catalogs; an old one has received no invalidations.
         let mut watcher = cluster.client()?;
         run_sql(&mut watcher, "SET lock_timeout = '5s'; SET statement_timeout = '60s'")?;
         for _ in 0..2 {
@@ -65,7 +65,7 @@ fn nobody_who_holds_a_table_keeps_monitoring_waiting() -> Result<()> {
                 run_sql(&mut watcher, look).map_err(|error| error.context(holder))?;
             }
         }
-        // As it is for everybody else.
+        // Monitoring sees the same as other sessions.
         ensure!(text(&mut watcher, bytes)? == size, "{holder}: sizes");
         ensure!(text(&mut watcher, pages)? == verified, "{holder}: pages");
         ensure!(text(&mut watcher, LOOKS[11])? == "t" && text(&mut watcher, LOOKS[12])? == "f");
@@ -74,9 +74,9 @@ fn nobody_who_holds_a_table_keeps_monitoring_waiting() -> Result<()> {
     cluster.finish()
 }
 
-/// A session that looks keeps nothing of what it has looked at.
+/// A monitoring session caches nothing of the relations it reads.
 #[test]
-fn looking_at_many_relations_keeps_no_memory() -> Result<()> {
+fn monitoring_many_relations_accumulates_no_memory() -> Result<()> {
     const TABLES: i64 = 1500;
     let (cluster, _keys) = Cluster::with_keys(&Settings::default().conf("autovacuum = off"))?;
     let used = "SELECT sum(used_bytes)::bigint FROM pg_backend_memory_contexts";
@@ -95,7 +95,7 @@ fn looking_at_many_relations_keeps_no_memory() -> Result<()> {
                  EXECUTE format('CREATE TABLE %s (id int PRIMARY KEY, name text)', 'app.t' || i || '_' || pg_backend_pid());
              END LOOP; END $$"
         );
-        // Locks for so many at once there are not.
+        // There are not enough locks to create all of them in one transaction.
         cluster.sql(&tables.replace("END LOOP", "COMMIT; END LOOP"))?;
         run_sql(&mut session, look)?;
         run_sql(&mut session, look)?;

@@ -1,5 +1,5 @@
-//! What a revoked key protects comes out of the server's memory by no way, however it is asked for,
-//! once the key is locked.
+//! Data protected by a revoked key cannot be read from the server's memory by any statement once
+//! the key is locked.
 
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::cluster::{expect_error, run_sql, text};
@@ -25,12 +25,12 @@ const OBJECTS: &str =
     SELECT nextval('numbers'), lo_from_bytea(4711, 'a large object');
     ANALYZE secret";
 
-/// Reads every page of it, so that all are in shared buffers.
+/// Reads every page, so that all are in shared buffers.
 const USE: &str = "SELECT count(*) FROM secret; SELECT count(*) FROM derived; SELECT lo_get(4711);
     SELECT nextval('numbers'); SELECT count(*) FROM pg_stats;
     SET enable_seqscan = off; SELECT name FROM secret WHERE id = 7";
 
-/// None of them passes the start of a query that names the relation.
+/// Accesses that do not pass the check at the start of a query that names the relation.
 const WAYS: [&str; 23] = [
     "ALTER TABLE secret ADD CHECK (leak(name))",
     "ALTER TABLE secret ALTER name SET NOT NULL",
@@ -58,7 +58,7 @@ const WAYS: [&str; 23] = [
 ];
 
 fn cluster(settings: &Settings) -> Result<(Cluster, KeyFile)> {
-    // Nobody but the test uses what it looks at.
+    // No background process uses the relations.
     let settings = settings.clone().conf("autovacuum = off");
     let (mut cluster, keys) = Cluster::with_keys(&settings)?;
     cluster.allow_log("was revoked");
@@ -66,7 +66,7 @@ fn cluster(settings: &Settings) -> Result<(Cluster, KeyFile)> {
     Ok((cluster, keys))
 }
 
-/// Waits until the key is locked, and nothing that it protects is in the server's memory.
+/// Waits until the key is locked, and the server's memory contains nothing that it protects.
 fn locked(cluster: &Cluster) -> Result<()> {
     cluster.eventually(STATE, "locked")?;
     cluster.eventually_logs("None is left.")
@@ -75,7 +75,7 @@ fn locked(cluster: &Cluster) -> Result<()> {
 fn is_refused(error: &SqlError, statement: &str) -> Result<()> {
     let about = error.message.contains("locked") && error.detail.contains("\"local\"");
     ensure!(error.sqlstate == "55000" && about, "{statement}: {error}");
-    // Of what a command names, the error has the name.
+    // If a command names the relation, the error contains its name.
     let commands = ["ALTER TABLE secret", "ANALYZE", "VACUUM"];
     let is_named = error.message == "relation \"secret\" is locked";
     ensure!(
@@ -86,14 +86,14 @@ fn is_refused(error: &SqlError, statement: &str) -> Result<()> {
 }
 
 #[test]
-fn no_way_leads_to_pages_that_were_in_shared_buffers() -> Result<()> {
+fn no_statement_reads_pages_that_were_in_shared_buffers() -> Result<()> {
     let (cluster, keys) = cluster(&strict())?;
     let mut session = cluster.client()?;
     run_sql(&mut session, USE)?;
     run_sql(&mut session, "UPDATE secret SET name = 'changed' WHERE id = 7")?;
     replace(&cluster, &keys, "main")?;
     locked(&cluster)?;
-    // A session that was there before, with all that it has cached, and new ones.
+    // An older session with everything in its caches, and new ones.
     let mut ways = Vec::new();
     for statement in WAYS {
         let refused = |error: Result<SqlError>| is_refused(&error?, statement);
@@ -101,7 +101,7 @@ fn no_way_leads_to_pages_that_were_in_shared_buffers() -> Result<()> {
         ways.extend(refused(cluster.error(statement)).err());
     }
     ensure!(ways.is_empty(), "{ways:#?}");
-    // What is in plaintext is not concerned.
+    // Plaintext relations are not affected.
     cluster.sql("INSERT INTO open VALUES (2); CHECKPOINT")?;
     cluster.sql("VACUUM open")?;
     put_back(&keys)?;
@@ -117,14 +117,14 @@ fn no_way_leads_to_pages_that_were_in_shared_buffers() -> Result<()> {
     cluster.finish()
 }
 
-/// How many pages of a table, its index and the large objects are in shared buffers.
+/// Number of pages of a table, its index and the large objects in shared buffers.
 const IN_BUFFERS: &str = "SELECT count(*) FROM pg_buffercache WHERE reldatabase <> 0 AND relfilenode IN
     (pg_relation_filenode('secret'), pg_relation_filenode('secret_pkey'), pg_relation_filenode('pg_largeobject'))";
 
 #[test]
-fn a_page_that_a_statement_uses_leaves_when_it_is_done() -> Result<()> {
+fn a_page_in_use_is_evicted_at_the_end_of_its_statement() -> Result<()> {
     let (cluster, keys) = cluster(&strict())?;
-    // More pages than a scan takes in advance (18).
+    // More pages than a scan reads ahead (18).
     cluster
         .sql("INSERT INTO secret SELECT i, repeat('x', 500) FROM generate_series(2001, 20000) i")?;
     let mut session = cluster.client()?;
@@ -133,7 +133,7 @@ fn a_page_that_a_statement_uses_leaves_when_it_is_done() -> Result<()> {
     cluster.eventually_logs(" in use, ")?;
     let left: i64 = cluster.text(IN_BUFFERS)?.parse()?;
     ensure!((1..200).contains(&left), "{left} pages are left");
-    // It goes on as far as it has pages.
+    // It continues as long as it has pages.
     run_sql(&mut session, "FETCH 1 FROM c")?;
     is_refused(&expect_error(&mut session, "FETCH ALL FROM c")?, "FETCH ALL")?;
     run_sql(&mut session, "ROLLBACK")?;
@@ -145,9 +145,9 @@ fn a_page_that_a_statement_uses_leaves_when_it_is_done() -> Result<()> {
     cluster.finish()
 }
 
-/// Replay goes on, and has to read pages: they leave again.
+/// Replay continues and has to read pages, which are evicted again.
 #[test]
-fn what_a_locked_standby_replays_does_not_stay_in_its_buffers() -> Result<()> {
+fn pages_replayed_by_a_locked_standby_are_evicted() -> Result<()> {
     let (primary, keys) = cluster(&watchful().conf("pagevault.revalidate_interval = 0"))?;
     let conf = [
         "pagevault.revalidate_interval = 1s",
@@ -174,7 +174,7 @@ fn what_a_locked_standby_replays_does_not_stay_in_its_buffers() -> Result<()> {
     primary.finish()
 }
 
-/// Recovery after a crash reads pages into shared buffers, too.
+/// Crash recovery reads pages into shared buffers too.
 #[test]
 fn recovery_leaves_no_pages_of_locked_relations_in_buffers() -> Result<()> {
     let (mut cluster, keys) = cluster(&strict())?;
@@ -195,7 +195,7 @@ fn recovery_leaves_no_pages_of_locked_relations_in_buffers() -> Result<()> {
     cluster.finish()
 }
 
-/// Rows come out of WAL as well, where no page is read.
+/// Rows can also come from WAL, without reading any page.
 #[test]
 fn changes_of_locked_relations_are_not_decoded() -> Result<()> {
     let (cluster, keys) = cluster(&strict().conf("wal_level = logical"))?;
@@ -216,16 +216,15 @@ fn changes_of_locked_relations_are_not_decoded() -> Result<()> {
     };
     let of_all = changes("of_all", "NULL");
     is_refused(&cluster.error(&of_all)?, &of_all)?;
-    // What was done to others meanwhile, statistics among it, does not keep their changes from
-    // anyone.
+    // Concurrent changes of locked relations, including statistics, do not hide changes of others.
     let data = cluster.text(&changes("of_plain", &format!("'{before}'")))?;
     ensure!(data.contains("id[integer]:2"), "{data}");
-    // One that is made now does not come by it.
+    // A slot created now begins after these changes.
     cluster.sql("SELECT pg_create_logical_replication_slot('later', 'test_decoding')")?;
     cluster.sql("INSERT INTO open VALUES (4)")?;
     let data = cluster.text(&changes("later", "NULL"))?;
     ensure!(data.contains("id[integer]:4"), "{data}");
-    // Nor is what is past it lost for one that is advanced, of which nobody sees a row.
+    // Changes after it are not lost for a slot that is advanced, which returns no rows.
     cluster.sql("SELECT pg_replication_slot_advance('of_plain', pg_current_wal_lsn())")?;
     put_back(&keys)?;
     cluster.eventually(STATE, "unlocked")?;
@@ -234,8 +233,7 @@ fn changes_of_locked_relations_are_not_decoded() -> Result<()> {
     cluster.finish()
 }
 
-/// While it is being decrypted its new pages are in plaintext, and the others are under the key as
-/// before.
+/// During decryption, new pages are plaintext, and the others are still under the key.
 #[test]
 fn a_relation_that_is_being_decrypted_is_locked_with_its_key() -> Result<()> {
     let (cluster, keys) = cluster(&strict().conf("pagevault.rekey_rate = 0"))?;
@@ -259,22 +257,22 @@ fn a_relation_that_is_being_decrypted_is_locked_with_its_key() -> Result<()> {
     }
     put_back(&keys)?;
     cluster.eventually(STATE, "unlocked")?;
-    cluster.go_on();
+    cluster.resume();
     let done = cluster.text("SELECT pagevault.wait_for_rekey('secret'::regclass, '60s')")?;
     ensure!(done == "t", "the job did not end");
     ensure!(cluster.text("SELECT count(*) FROM secret")? == "1000", "rows are missing");
     cluster.finish()
 }
 
-/// Nor does it keep the server from noticing that the key is good again.
+/// Nor does it prevent the server from noticing that the key is valid again.
 #[test]
-fn a_page_that_cannot_be_written_keeps_no_other_in_buffers() -> Result<()> {
+fn a_page_that_cannot_be_written_does_not_prevent_eviction_of_others() -> Result<()> {
     let (mut cluster, keys) = cluster(&strict())?;
     cluster.allow_log("could not open file");
     cluster.allow_log("could not write");
     cluster.allow_log("because it cannot be written");
     cluster.restart()?;
-    // Pages come into buffers one after the other.
+    // Pages get into buffers one after the other.
     cluster.sql("INSERT INTO referring VALUES (NULL)")?;
     cluster.sql(USE)?;
     cluster.sql("UPDATE secret SET name = 'changed' WHERE id = 7")?;

@@ -1,9 +1,9 @@
-//! A provider that gives another key than the one that was wrapped: nothing is unlocked with it,
-//! nothing sealed under it, and the right wrapping stays.
+//! A provider that returns another key than the wrapped one: nothing is unlocked with it or sealed
+//! under it, and the right wrapping stays.
 //!
-//! Every provider that is what it should be notices by itself. So here stands what is not, in front
-//! of the real one: a helper that exchanges the keys in its answers while it is told to. And key
-//! files in which wrapped keys were exchanged.
+//! Every correct provider notices that itself. So these tests run the real one behind a wrapper: a
+//! helper that exchanges the keys in its replies when told to. They also use key files in which
+//! wrapped keys were exchanged.
 
 use std::fs;
 use std::path::PathBuf;
@@ -23,23 +23,23 @@ const TABLES: &str = "CREATE TABLE open (id int);
 const STATE: &str = "SELECT state FROM pagevault.status";
 const WRONG: &str = "master key \"main\" of provider \"local\": it gives a wrong key";
 
-/// What answers wrongly as long as a file is there.
-struct Liar {
+/// The wrapper returns wrong keys while a file exists.
+struct FaultyHelper {
     lies: PathBuf,
 }
 
-impl Liar {
-    fn lie(&self) -> Result<()> {
+impl FaultyHelper {
+    fn return_wrong_keys(&self) -> Result<()> {
         Ok(fs::write(&self.lies, "")?)
     }
 
-    fn be_honest(&self) -> Result<()> {
+    fn return_right_keys(&self) -> Result<()> {
         Ok(fs::remove_file(&self.lies)?)
     }
 }
 
-/// A cluster with an encrypted table, whose helper is a liar.
-fn cluster(settings: &Settings) -> Result<(Cluster, KeyFile, Liar)> {
+/// A cluster with an encrypted table, whose helper is the wrapper.
+fn cluster(settings: &Settings) -> Result<(Cluster, KeyFile, FaultyHelper)> {
     let (mut cluster, keys) = Cluster::with_keys(settings)?;
     cluster.allow_log("it gives a wrong key");
     let lies = cluster.directory().join("lies");
@@ -61,7 +61,7 @@ fn cluster(settings: &Settings) -> Result<(Cluster, KeyFile, Liar)> {
         "t",
     )?;
     cluster.sql(TABLES)?;
-    Ok((cluster, keys, Liar { lies }))
+    Ok((cluster, keys, FaultyHelper { lies }))
 }
 
 fn impatient() -> Settings {
@@ -76,16 +76,16 @@ fn ensure_wrong(error: &SqlError) -> Result<()> {
     Ok(())
 }
 
-/// What the cluster's key file holds.
+/// Contents of the cluster's key file.
 fn key_file(cluster: &Cluster) -> Result<Vec<u8>> {
     Ok(fs::read(cluster.data_directory().join("pagevault").join(log::file_name(Scope::CLUSTER)))?)
 }
 
 #[test]
 fn unlocks_nothing_and_is_not_wrapped() -> Result<()> {
-    let (cluster, keys, liar) = cluster(&impatient())?;
+    let (cluster, keys, faulty) = cluster(&impatient())?;
     cluster.stop(StopMode::Fast)?;
-    liar.lie()?;
+    faulty.return_wrong_keys()?;
     cluster.start_server()?;
     ensure!(cluster.log().contains("server starts with encrypted relations locked"));
     ensure!(cluster.log().contains(WRONG) && cluster.log().contains("\"outcome\":\"wrong_key\""));
@@ -110,7 +110,7 @@ fn unlocks_nothing_and_is_not_wrapped() -> Result<()> {
     ensure!(cluster.text(STATE)? == "locked", "something unlocked it");
     ensure!(key_file(&cluster)? == before, "something was written");
 
-    liar.be_honest()?;
+    faulty.return_right_keys()?;
     cluster.sql(&alter)?;
     cluster.sql("SELECT pagevault.unlock()")?;
     ensure!(cluster.text("SELECT count(*) FROM secret")? == "1000", "rows are missing");
@@ -120,15 +120,15 @@ fn unlocks_nothing_and_is_not_wrapped() -> Result<()> {
 
 #[test]
 fn replaces_no_wrapping_while_the_server_runs() -> Result<()> {
-    let (mut cluster, keys, liar) =
+    let (mut cluster, keys, faulty) =
         cluster(&Settings::default().conf("pagevault.revalidate_interval = 1s"))?;
     cluster.allow_log("was revoked: it gives another database key");
     keys.add_key("other")?;
     let other = cluster.key_file("keys2", "main")?;
     cluster.sql(&other.add_provider("second"))?;
     let before = key_file(&cluster)?;
-    liar.lie()?;
-    // It is noticed as a revocation, which takes nothing away as long as the server runs.
+    faulty.return_wrong_keys()?;
+    // It is treated as a revocation, which removes nothing while the server runs.
     cluster.eventually_logs("it gives another database key than the one that was wrapped")?;
     for statement in [
         "SELECT pagevault.set_cluster_master_key('local', 'other')",
@@ -143,7 +143,7 @@ fn replaces_no_wrapping_while_the_server_runs() -> Result<()> {
     }
     ensure!(key_file(&cluster)? == before, "a wrapping was written that was not proven");
     ensure!(cluster.text("SELECT count(*) FROM secret")? == "1000", "rows are missing");
-    liar.be_honest()?;
+    faulty.return_right_keys()?;
     cluster.sql("SELECT pagevault.set_cluster_master_key('second', 'main')")?;
     cluster.crash()?;
     ensure!(cluster.text("SELECT count(*) FROM secret")? == "1000", "rows are missing");
@@ -152,17 +152,17 @@ fn replaces_no_wrapping_while_the_server_runs() -> Result<()> {
 
 #[test]
 fn ends_a_start_after_a_crash() -> Result<()> {
-    let (mut cluster, _keys, liar) = cluster(&impatient())?;
+    let (mut cluster, _keys, faulty) = cluster(&impatient())?;
     cluster.allow_log("cannot start without keys");
     let before = key_file(&cluster)?;
     cluster.kill()?;
-    liar.lie()?;
+    faulty.return_wrong_keys()?;
     let Err(error) = cluster.start_server() else {
         anyhow::bail!("the server recovered with a wrong key");
     };
-    let said = format!("{error:#}");
-    ensure!(said.contains("cannot start without keys") && said.contains(WRONG), "{said}");
-    liar.be_honest()?;
+    let output = format!("{error:#}");
+    ensure!(output.contains("cannot start without keys") && output.contains(WRONG), "{output}");
+    faulty.return_right_keys()?;
     cluster.start_server()?;
     ensure!(cluster.text("SELECT count(*) FROM secret")? == "1000", "rows are missing");
     ensure!(key_file(&cluster)?.len() >= before.len(), "keys are missing");
@@ -170,22 +170,22 @@ fn ends_a_start_after_a_crash() -> Result<()> {
 }
 
 #[test]
-fn is_waited_out_by_a_standby() -> Result<()> {
-    let (primary, _keys, liar) = cluster(&Settings::default())?;
+fn makes_a_standby_wait() -> Result<()> {
+    let (primary, _keys, faulty) = cluster(&Settings::default())?;
     let mut standby = Standby::default().slot("standby").start(&primary)?;
     standby.allow_log("recovery waits for a new key");
     wait_for(&standby, &primary)?;
     standby.sql("SELECT pg_wal_replay_pause()")?;
     standby.eventually("SELECT pg_get_wal_replay_pause_state()", "paused")?;
     primary.sql("SELECT pagevault.rotate_database_key(); INSERT INTO secret VALUES (1001, 'x')")?;
-    liar.lie()?;
+    faulty.return_wrong_keys()?;
     standby.sql("SELECT pg_wal_replay_resume()")?;
     standby.eventually_logs("recovery waits for a new key")?;
     ensure!(standby.log().contains(WRONG), "the log does not say why");
     ensure!(standby.text("SELECT count(*) FROM secret")? == "1000", "the standby does not answer");
     ensure!(standby.text(STATE)? == "locked", "the standby took the wrong key");
     ensure_wrong(&standby.error("SELECT pagevault.unlock()")?)?;
-    liar.be_honest()?;
+    faulty.return_right_keys()?;
     standby.sql("SELECT pagevault.unlock()")?;
     wait_for(&standby, &primary)?;
     ensure!(standby.text("SELECT count(*) FROM secret")? == "1001", "rows are missing");
@@ -193,7 +193,7 @@ fn is_waited_out_by_a_standby() -> Result<()> {
     primary.finish()
 }
 
-/// The version's record in a keystore.
+/// The record of this version in a keystore.
 fn recorded(storage: &FileStorage, number: u32) -> Result<Record> {
     let (_, contents) =
         Log::open(storage, Scope::CLUSTER, Trust::All)?.context("there is no key file")?;
@@ -202,8 +202,8 @@ fn recorded(storage: &FileStorage, number: u32) -> Result<Record> {
     contents.records.iter().rfind(is_it).cloned().context("no such key")
 }
 
-/// Two histories of one cluster make different keys under one number; the key files of one do not
-/// take in the other's.
+/// Two histories of one cluster create different keys with the same version; the key files of one
+/// do not accept the other's.
 #[test]
 fn of_another_history_is_not_replayed() -> Result<()> {
     let (primary, _keys) = Cluster::with_keys(&Settings::default())?;
@@ -237,8 +237,8 @@ fn of_another_history_is_not_replayed() -> Result<()> {
     primary.finish()
 }
 
-/// What providers are bound to does not say which version it is: one wrapping opens in place of
-/// another.
+/// The context of a provider does not include the version, so one wrapping can be opened in place
+/// of another.
 #[test]
 fn from_exchanged_wrappings_is_refused() -> Result<()> {
     let (mut cluster, _keys) = Cluster::with_keys(&impatient())?;

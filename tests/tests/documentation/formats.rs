@@ -1,6 +1,6 @@
-//! docs/formats.md: its layouts are those of the modules that it names; and a page that is opened
-//! as it says, with OpenSSL, is the plaintext page. The golden files were written by programs of
-//! their own (`vectors/`).
+//! docs/formats.md: its layouts equal those in the named modules. A page decrypted by its
+//! description, with OpenSSL, is the plaintext page. Independent programs wrote the golden files
+//! (`vectors/`).
 
 use std::fs;
 
@@ -18,7 +18,7 @@ pub(crate) fn are_golden() -> Result<()> {
     key_log()
 }
 
-/// Every block after `<!-- not run: as in FILE -->` stands in that file's comments.
+/// Every block after `<!-- not run: as in FILE -->` occurs in that file's comments.
 fn layouts(text: &str) -> Result<()> {
     let mut compared = 0;
     for part in text.split("<!-- not run: as in ").skip(1) {
@@ -38,7 +38,7 @@ fn layouts(text: &str) -> Result<()> {
     Ok(())
 }
 
-/// Numbers that the page's own words repeat.
+/// Numbers that the page repeats in prose.
 fn constants(text: &str) -> Result<()> {
     let says = |what: &str| ensure_says(text, what);
     for cipher in CipherId::ALL {
@@ -97,7 +97,8 @@ fn relation_page() -> Result<()> {
         tweak[..8].copy_from_slice(&page[..8]);
         tweak[8..12].copy_from_slice(&BLOCK.to_le_bytes());
         decrypt(cipher, &key, &tweak, &mut page[16..])?;
-        // Bytes 18 and 19 carried the plain page's checksum; before it was sealed they said 0x2004.
+        // Bytes 18 and 19 contained the checksum of the plaintext page; before sealing they were
+        // 0x2004.
         page.copy_within(18..20, 8);
         page[18..20].copy_from_slice(&0x2004_u16.to_le_bytes());
         page[10..12].copy_from_slice(&(flags & 7).to_le_bytes());

@@ -1,10 +1,9 @@
-//! The documentation is true: every command block of README.md and docs/ is run, in the order of
-//! its page, against a real server; what is generated or repeated from the code is what the code
-//! says.
+//! The documentation is true. Every command block of README.md and docs/ is run, in the order of
+//! its page, against a real server. Parts generated or copied from the code agree with the code.
 //!
-//! `page` says how a page is written so that it can be run. A chapter whose key servers are not on
-//! this machine counts as ignored and is named on standard error; with
-//! `PAGEVAULT_REQUIRE_KEY_SERVERS` set, as in CI, it fails.
+//! `page` describes the conventions of a page. A chapter whose key servers are not installed counts
+//! as ignored and is named on standard error; with `PAGEVAULT_REQUIRE_KEY_SERVERS` set, as in CI,
+//! it fails.
 
 mod formats;
 mod messages;
@@ -47,7 +46,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// README.md and what is in docs/.
+/// README.md and the pages in docs/.
 fn pages() -> Vec<PathBuf> {
     let mut pages: Vec<PathBuf> = std::fs::read_dir(root().join("docs"))
         .into_iter()

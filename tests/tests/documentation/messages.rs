@@ -1,5 +1,5 @@
-//! Messages that the pages quote, for readers who search for them, are messages that the code has;
-//! and the errors that the golden files of the cluster tests show are in the pages.
+//! Messages quoted in the pages exist in the code, so that readers can search for them; errors in
+//! the golden files of the cluster tests are in the pages.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +9,7 @@ use pulldown_cmark::{Event, Options, Parser, Tag, TagEnd};
 
 use crate::reference::golden_errors;
 
-/// What PostgreSQL and other programs say, and what is no message.
+/// Messages of PostgreSQL and other programs, and texts that are not messages.
 const NOT_OURS: &[&str] = &[
     "invalid page in block ... of relation ...",
     "resource manager with ID 161 not registered",
@@ -27,18 +27,18 @@ const NOT_OURS: &[&str] = &[
     "Could not open file \"pg_notify/...\": Operation not supported",
 ];
 
-/// Put together from pieces that the code has, but not side by side.
+/// Messages composed of pieces that are not next to each other in the code.
 const COMPOSED: &[&str] = &[
     "no WAL key of version ... for the WAL page at ...",
     "cannot open the WAL page at ...: the key of the cluster is locked",
     "there is no room for more rekey jobs",
 ];
 
-/// In pages about trouble the first column of a table holds messages.
+/// In these pages the first column of a table contains messages.
 const PAGES: &[&str] = &["troubleshooting.md", "aws-kms.md", "vault.md", "escrow.md"];
 
-/// Every message in a table under a heading about errors stands in the code, up to what it leaves
-/// out.
+/// Every message in a table under a heading about errors occurs in the code, except for omitted
+/// parts.
 pub(crate) fn are_in_the_code() -> Result<()> {
     let mut code = String::new();
     for folder in
@@ -88,7 +88,7 @@ pub(crate) fn are_in_the_code() -> Result<()> {
     Ok(())
 }
 
-/// Whether all that `quoted` does not leave out stands in `message`, in this order.
+/// Whether `message` contains all parts of `quoted` around its omissions, in this order.
 fn matches(quoted: &str, message: &str) -> bool {
     let plain = |text: &str| text.replace(['"', '`'], "");
     let message = plain(message);
@@ -103,7 +103,7 @@ fn matches(quoted: &str, message: &str) -> bool {
     })
 }
 
-/// Code in the first column of tables whose head begins with "message" or "in the log".
+/// Code in the first column of tables whose heading begins with "message" or "in the log".
 fn messages(text: &str) -> Vec<String> {
     let mut found = Vec::new();
     let (mut wanted, mut in_head, mut column) = (false, false, 0);
@@ -137,7 +137,7 @@ fn read(folder: &Path, code: &mut String) -> Result<()> {
     Ok(())
 }
 
-/// One space for each gap; no quotes, no escapes, no continuation of lines.
+/// Replaces each gap by one space, and removes quotes, escapes and line continuations.
 fn normal(text: &str) -> String {
     let text = text.replace("\\\n", "\n").replace("\\\"", "\"");
     text.split_whitespace().collect::<Vec<_>>().join(" ")

@@ -1,5 +1,5 @@
-//! docs/examples/monitoring: queries that a monitoring role may run and that answer what they
-//! promise; alerts and dashboard that ask for metrics which there are.
+//! docs/examples/monitoring: a monitoring role may run the queries, their columns are as declared,
+//! and alerts and dashboard use existing metrics.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -50,7 +50,7 @@ fn yaml(name: &str) -> Result<Yaml> {
     YamlLoader::load_from_str(&example(name)?)?.into_iter().next().context("no document")
 }
 
-/// The metrics of queries.yaml, each query run as the role that monitors.
+/// The metrics of queries.yaml; each query is run as the monitoring role.
 fn metrics(cluster: &Cluster) -> Result<BTreeSet<String>> {
     let mut client = postgres::Config::new()
         .host_path(cluster.directory())
@@ -63,11 +63,14 @@ fn metrics(cluster: &Cluster) -> Result<BTreeSet<String>> {
         let prefix = prefix.as_str().context("a name")?;
         let mut columns = Vec::new();
         for metric in query["metrics"].as_vec().context("metrics")? {
-            let (name, said) =
+            let (name, response) =
                 metric.as_hash().and_then(|hash| hash.iter().next()).context(prefix.to_owned())?;
             let name = name.as_str().context("a metric's name")?;
-            ensure!(said["description"].as_str().is_some(), "{prefix}_{name} has no description");
-            match said["usage"].as_str() {
+            ensure!(
+                response["description"].as_str().is_some(),
+                "{prefix}_{name} has no description"
+            );
+            match response["usage"].as_str() {
                 Some("LABEL") => {}
                 Some("GAUGE" | "COUNTER") => drop(names.insert(format!("{prefix}_{name}"))),
                 other => bail!("usage of {prefix}_{name}: {other:?}"),
@@ -111,7 +114,7 @@ fn alerts() -> Result<Vec<String>> {
     Ok(expressions)
 }
 
-/// Every metric of ours in an expression is there.
+/// Fails if an expression uses an unknown metric of pagevault.
 fn known(expression: &str, metrics: &BTreeSet<String>) -> Result<()> {
     let words = expression.split(|c: char| !(c.is_alphanumeric() || c == '_'));
     for word in words.filter(|word| word.starts_with("pagevault")) {
@@ -124,13 +127,13 @@ fn known(expression: &str, metrics: &BTreeSet<String>) -> Result<()> {
     Ok(())
 }
 
-/// Prometheus's own opinion of the rules, where it is on this machine.
+/// Has promtool check the rules, if it is installed.
 fn promtool() -> Result<()> {
     let rules = crate::root().join("docs/examples/monitoring/alerts.yaml");
     match Command::new("promtool").args(["check", "rules"]).arg(rules).output() {
         Ok(output) => {
-            let said = String::from_utf8_lossy(&output.stdout);
-            ensure!(output.status.success(), "promtool: {said}");
+            let response = String::from_utf8_lossy(&output.stdout);
+            ensure!(output.status.success(), "promtool: {response}");
         }
         Err(_) => eprintln!("SKIPPED promtool check rules: there is no promtool on this machine"),
     }

@@ -1,5 +1,4 @@
-//! Names in running text: `pagevault.something`, `something()` and `SELECT ...` in code font are
-//! things that there are.
+//! Names in prose: `pagevault.something`, `something()` and `SELECT ...` in code font exist.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,7 +8,7 @@ use pagevault_tests::cluster::column;
 use pagevault_tests::{Cluster, Settings};
 use pulldown_cmark::{Event, Options, Parser};
 
-/// Not of SQL: what `pagevault.` stands before in a file's name.
+/// Names of files that begin with `pagevault.`.
 const FILES: &[&str] = &["pagevault.so", "pagevault.control", "pagevault.hcl"];
 
 pub(crate) fn exist() -> Result<()> {
@@ -46,16 +45,15 @@ pub(crate) fn exist() -> Result<()> {
             {
                 strange.push(format!("{name}: {code}"));
             }
-            // Planned, not run: the names in it must be there, but for relations that are the
-            // reader's.
+            // Planned, not run: the names in it must exist, except for relations of the reader.
             if code.starts_with("SELECT ") && !code.contains("...") {
                 let query = code.trim_end_matches(';').split(" \\gexec").next().unwrap_or("");
                 let planned = client.batch_execute(&format!("EXPLAIN {query}"));
-                let said = planned.err().and_then(|error| error.as_db_error().cloned());
-                if let Some(said) = said
-                    && (said.code().code() != "42P01" || said.message().contains("pagevault."))
+                let output = planned.err().and_then(|error| error.as_db_error().cloned());
+                if let Some(output) = output
+                    && (output.code().code() != "42P01" || output.message().contains("pagevault."))
                 {
-                    strange.push(format!("{name}: {code}: {}", said.message()));
+                    strange.push(format!("{name}: {code}: {}", output.message()));
                 }
             }
         }

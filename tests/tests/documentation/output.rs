@@ -1,9 +1,8 @@
-//! Comparing what a page shows with what was printed.
+//! Compares output displayed in a page with actual output.
 
 use anyhow::{Result, bail};
 
-/// Compares `shown`, in which `...` stands for anything, with `printed`. How wide columns are does
-/// not matter.
+/// Compares `shown`, in which `...` matches anything, with `printed`. Column widths are ignored.
 pub(crate) fn compare(shown: &str, printed: &str) -> Result<()> {
     let (pattern, text) = (normal(shown), normal(printed));
     let pieces: Vec<&str> = pattern.split("...").map(str::trim).collect();
@@ -27,7 +26,7 @@ pub(crate) fn compare(shown: &str, printed: &str) -> Result<()> {
     Ok(())
 }
 
-/// One space for each gap, one dash for each rule.
+/// Replaces each gap by one space, and each rule by one dash.
 fn normal(text: &str) -> String {
     let mut normal = String::new();
     for character in text.chars() {

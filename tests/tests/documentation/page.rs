@@ -1,33 +1,33 @@
-//! A page of documentation as something that can be run.
+//! A page of documentation as a test.
 //!
-//! What runs are fenced blocks, by their language:
+//! Fenced blocks are run, depending on their language:
 //!
-//! | block | is |
+//! | block | action |
 //! |---|---|
-//! | `sql` | given to psql, as superuser |
-//! | `sh` | given to a shell, as the user of the server; variables last until the end of the page |
+//! | `sql` | run by psql, as superuser |
+//! | `sh` | run by a shell, as the server user; variables stay set until the end of the page |
 //! | `conf` | added to postgresql.conf; the server restarts |
-//! | `console` | compared with what the block before it printed; `...` stands for anything |
-//! | `json` | read as JSON |
+//! | `console` | compared with the output of the previous block; `...` matches anything |
+//! | `json` | parsed as JSON |
 //!
-//! Any other block, and any of these that cannot be run, has a comment before it that says why:
-//! `<!-- not run: REASON -->`. Readers do not see comments, so what only the test needs stands in
-//! some, too:
+//! Any other block, and any of these that cannot be run, has a comment before it with the reason:
+//! `<!-- not run: REASON -->`. Readers do not see comments, so they also contain directions for the
+//! test only:
 //!
-//! | comment | does |
+//! | comment | effect |
 //! |---|---|
 //! | `<!-- test: sql`, newline, statements `-->`; also `sh`, `conf` | runs them |
-//! | `<!-- test: fails with TEXT -->` | the next block must fail, and say TEXT |
-//! | `<!-- test: starts with STATE -->` | the server at the beginning: `nothing`, `extension`, `keys` (default) |
+//! | `<!-- test: fails with TEXT -->` | the next block must fail, with TEXT in its output |
+//! | `<!-- test: starts with STATE -->` | server: `nothing`, `extension`, `keys` (default) |
 //! | `<!-- test: needs SERVER -->` | a key server: `vault`, `kms`, `token` |
-//! | `<!-- test: reads A as B -->` | what blocks call A is B in the test |
+//! | `<!-- test: reads A as B -->` | replaces A by B in the page's blocks |
 
 use std::path::Path;
 
 use pagevault_tests::key_servers::Server;
 use pulldown_cmark::{CodeBlockKind, Event, Options, Parser, Tag, TagEnd};
 
-/// What runs a block.
+/// How a block is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Language {
     Sql,
@@ -35,15 +35,15 @@ pub(crate) enum Language {
     Conf,
 }
 
-/// The server that a page finds.
+/// The server at the beginning of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Start {
     /// A stock server.
     Nothing,
-    /// pagevault is loaded, and the extension there.
+    /// pagevault is loaded, and the extension is created.
     Extension,
-    /// Also the key file `/etc/pagevault/keys` with the key `main`, as provider `local`, for the
-    /// cluster.
+    /// In addition, the key file `/etc/pagevault/keys` with the key `main`, as provider `local` of
+    /// the cluster.
     Keys,
 }
 
@@ -65,7 +65,7 @@ pub(crate) struct Page {
     pub(crate) needs: Vec<Server>,
     pub(crate) read_as: Vec<(String, String)>,
     pub(crate) blocks: Vec<Block>,
-    /// What is wrong with the page itself, each with its line.
+    /// Errors in the page itself, with their lines.
     pub(crate) problems: Vec<String>,
 }
 
@@ -171,7 +171,7 @@ impl Page {
         }
     }
 
-    /// One direction of a comment; `None` if it is none that there is.
+    /// Executes the direction in a comment; `None` if it is unknown.
     fn direct(&mut self, line: usize, direction: &str, pending: &mut Pending) -> Option<()> {
         let (word, rest) = direction.split_once(char::is_whitespace)?;
         let language = match word {

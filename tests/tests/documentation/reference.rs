@@ -1,8 +1,8 @@
-//! docs/reference.md is made from docs/reference.md.in: what stands between `{{settings}}`,
-//! `{{functions}}` or `{{views}}` and `{{end}}` becomes a table of what the server tells of these,
-//! in this order, and what stands after a name is added to its description. `{{errors}}` is the
-//! golden errors of the cluster tests. Whatever the schema has must be there. `PAGEVAULT_BLESS=1`
-//! writes the page anew.
+//! docs/reference.md is generated from docs/reference.md.in. The lines between `{{settings}}`,
+//! `{{functions}}` or `{{views}}` and `{{end}}` name objects. They become a table of the server's
+//! descriptions in this order, each followed by the text after the name. `{{errors}}` becomes the
+//! golden errors of the cluster tests. All objects of the schema must be listed.
+//! `PAGEVAULT_BLESS=1` rewrites the page.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail, ensure};
 use pagevault_tests::{Cluster, Settings};
 use postgres::{Client, SimpleQueryMessage};
 
-/// The committed page is what template, server and golden errors make.
+/// The committed page equals the one generated from template, server and golden errors.
 pub(crate) fn is_up_to_date() -> Result<()> {
     let cluster = Cluster::start(&Settings::default())?;
     cluster.sql("CREATE EXTENSION pagevault")?;
@@ -34,7 +34,7 @@ struct Server {
     client: Client,
 }
 
-/// A name in the template, and what is to be added to its description.
+/// A name in the template, and text to append to its description.
 type Entry = (String, String);
 
 impl Server {
@@ -200,7 +200,7 @@ fn entries<'line>(lines: &mut impl Iterator<Item = &'line str>) -> Vec<Entry> {
         .collect()
 }
 
-/// What is there is named, and the other way round.
+/// Fails unless named and existing objects are the same.
 fn complete(what: &str, named: &BTreeSet<String>, there: &[Vec<String>]) -> Result<()> {
     let there: BTreeSet<String> = there.iter().map(|row| row[0].clone()).collect();
     let differing: Vec<_> = named.symmetric_difference(&there).collect();

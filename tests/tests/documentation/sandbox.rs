@@ -1,5 +1,5 @@
-//! Runs a page: a cluster of its own, and a directory in which the paths that the documentation
-//! names are.
+//! Runs a page: with its own cluster, and with a directory that contains the paths named in the
+//! documentation.
 
 use std::fmt::Write as _;
 use std::fs::{self, File};
@@ -17,7 +17,7 @@ use pagevault_tests::{Cluster, Settings, process};
 use crate::output;
 use crate::page::{Block, Language, Page, Start};
 
-/// Where the documentation says that things are. `{dir}` is the sandbox.
+/// Paths in the documentation, and their replacements. `{dir}` is the sandbox.
 const PLACES: &[(&str, &str)] = &[
     ("/usr/lib/postgresql/15/bin", "{bindir}"),
     ("/var/lib/postgresql/15/main", "{dir}/data"),
@@ -29,7 +29,7 @@ const PLACES: &[(&str, &str)] = &[
     ("https://vault.example.com:8200", "{vault}"),
 ];
 
-/// What a user would have more rights for than the test has: the user of the server does it.
+/// Replacements for commands that need rights the test lacks; they run as the server user.
 const STAND_INS: &[(&str, &str)] = &[
     // sudo -u postgres COMMAND
     ("sudo", "if [ \"$1\" = -u ]; then shift 2; fi\nexec \"$@\""),
@@ -64,7 +64,7 @@ struct Sandbox {
     cluster: Cluster,
     vault: Option<Vault>,
     kms: Option<Emulator>,
-    /// What blocks say, and what it is here.
+    /// Text in blocks, and its replacement here.
     read_as: Vec<(String, String)>,
 }
 
@@ -80,7 +80,7 @@ impl Sandbox {
             settings = Settings::default().without_preload();
         }
         let mut cluster = Cluster::start(&settings)?;
-        // Chapters show what goes wrong as well.
+        // Chapters also show failures.
         cluster.allow_log("");
         let strays = Strays(cluster.directory().join("var"));
         let mut sandbox =
@@ -125,7 +125,7 @@ impl Sandbox {
         self.cluster.installation().give(&self.path(name))
     }
 
-    /// A program that blocks find before the machine's.
+    /// Creates a program that precedes the machine's in PATH.
     fn program(&self, name: &str, body: &str) -> Result<()> {
         write_file(&self.path("bin").join(name), &format!("#!/bin/bash\n{body}\n"), 0o755).map(drop)
     }
@@ -208,9 +208,12 @@ impl Sandbox {
             (Err(error), None) => Err(error),
             (Ok(printed), Some(_)) => bail!("this must fail: {text}\n{printed}"),
             (Err(error), Some(expected)) => {
-                let said = format!("{error:#}");
+                let response = format!("{error:#}");
                 let expected = self.translate(expected);
-                ensure!(said.contains(&expected), "it fails, but not with {expected:?}: {said}");
+                ensure!(
+                    response.contains(&expected),
+                    "it fails, but not with {expected:?}: {response}"
+                );
                 Ok(())
             }
         }
@@ -221,8 +224,7 @@ impl Sandbox {
         self.run(&format!("psql -X -q -v ON_ERROR_STOP=1 -f '{}'", file.display()))
     }
 
-    /// Variables of one block are there in the next: all are exported, and kept in a file between
-    /// them.
+    /// Variables stay set for later blocks: all are exported, and kept in a file between blocks.
     fn shell(&self, text: &str) -> Result<String> {
         let file = write_file(&self.path("block.sh"), text, 0o644)?;
         let kept = self.path("variables");
@@ -233,10 +235,10 @@ impl Sandbox {
         ))
     }
 
-    /// Runs a script in a shell that stops at the first failure, and returns what it printed.
+    /// Runs a script in a shell that exits at the first failure; returns its output.
     fn run(&self, script: &str) -> Result<String> {
-        // Files, not pipes: a server that a block starts keeps them open.
-        let (printed, said) = (self.path("printed"), self.path("said"));
+        // Files instead of pipes, because a server started by a block keeps them open.
+        let (printed, response) = (self.path("printed"), self.path("said"));
         let installation = self.cluster.installation();
         let path = format!(
             "{}:{}:{}",
@@ -256,19 +258,19 @@ impl Sandbox {
             .env("AWS_EC2_METADATA_DISABLED", "true")
             .stdin(Stdio::null())
             .stdout(File::create(&printed)?)
-            .stderr(File::create(&said)?);
+            .stderr(File::create(&response)?);
         let status = command.status().context("run a shell")?;
         let printed = fs::read_to_string(printed)?;
         ensure!(
             status.success(),
             "{status}\n{script}\n{printed}{}",
-            fs::read_to_string(said).unwrap_or_default()
+            fs::read_to_string(response).unwrap_or_default()
         );
         Ok(printed)
     }
 }
 
-/// Servers that blocks have started, with their data directories here.
+/// Servers started by blocks, with their data directories in this directory.
 struct Strays(PathBuf);
 
 impl Drop for Strays {

@@ -1,4 +1,4 @@
-//! Index access methods and types that are not PostgreSQL's own.
+//! Index access methods and types of other extensions.
 
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::datafile::{assert_plain, assert_sealed};
@@ -17,9 +17,9 @@ pub(crate) const TESTS: &[Test] = &[
 struct Index {
     extension: &'static str,
     column: &'static str,
-    /// The value for `i`.
+    /// SQL expression for the value in row `i`.
     value: &'static str,
-    /// After CREATE INDEX ... ON t.
+    /// The rest of CREATE INDEX ... ON t.
     using: &'static [&'static str],
     query: &'static str,
     answer: &'static str,

@@ -1,4 +1,4 @@
-//! `age` itself opens what escrow makes of its format, and what it hands on to other keys is
+//! `age` itself opens escrow bundles, and a bundle that it re-encrypts to another key can be
 //! restored.
 
 use std::fs;
@@ -23,7 +23,7 @@ fn age(name: &str) -> Result<Command> {
     Ok(Command::new(path))
 }
 
-/// A key pair as an operator makes it: the file, and the public key.
+/// A key pair, created like an operator does: the file, and the public key.
 fn key_pair(cluster: &Cluster, name: &str) -> Result<(PathBuf, String)> {
     let path = cluster.directory().join(name);
     run(age("age-keygen")?.arg("--output").arg(&path))?;
@@ -50,7 +50,7 @@ fn hands_an_escrow_on_to_another_key() -> Result<()> {
     cluster.stop(StopMode::Fast)?;
     fs::remove_file(lost.path())?;
 
-    // The officer hands it on to a successor, with nothing but age.
+    // The officer re-encrypts it to a successor's key, using only age.
     let (successor, recipient) = key_pair(&cluster, "successor")?;
     let (clear, handed_on) =
         (cluster.directory().join("clear"), cluster.directory().join("handed"));

@@ -1,5 +1,5 @@
-//! What the tests of backup programs share: a cluster in which everything is encrypted, keys that
-//! change while it is backed up, and what must hold for a copy that comes out of it.
+//! Common parts of the tests of backup programs: a cluster in which everything is encrypted, key
+//! changes during its backup, and checks of restored copies.
 
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -16,13 +16,13 @@ use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::programs;
 
-/// Contents of the tables, in short.
+/// A digest of the tables.
 const CONTENT: &str = "SELECT concat_ws(' ',
     (SELECT count(*) || ':' || coalesce(sum(hashtext(t::text)::bigint), 0) FROM t),
     (SELECT count(*) || ':' || coalesce(sum(hashtext(l::text)::bigint), 0) FROM large l))";
 
-/// A cluster in which catalogs, tables and WAL are encrypted, with a few MB in it, one table of
-/// them in a tablespace; it can archive.
+/// A cluster with a few MB in which catalogs, tables and WAL are encrypted. One table is in a
+/// tablespace, and the cluster can archive.
 pub(crate) fn everything(settings: Settings) -> Result<(Cluster, KeyFile)> {
     let settings = settings
         .conf("archive_mode = on")
@@ -51,7 +51,7 @@ pub(crate) fn everything(settings: Settings) -> Result<(Cluster, KeyFile)> {
     Ok((cluster, keys))
 }
 
-/// An empty folder beside the data directory, the server user's own.
+/// An empty directory of the server user next to the data directory.
 pub(crate) fn folder(cluster: &Cluster, name: &str) -> Result<PathBuf> {
     let path = cluster.directory().join(name);
     std::fs::create_dir(&path)?;
@@ -59,7 +59,7 @@ pub(crate) fn folder(cluster: &Cluster, name: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// A program that tools/extensions has fetched, run by the server user.
+/// A program installed by tools/extensions, run as the server user.
 pub(crate) fn program(cluster: &Cluster, name: &str) -> Result<Command> {
     let path = programs::program(name).with_context(|| format!("there is no {name}"))?;
     let mut command = cluster.program(&path.to_string_lossy());
@@ -67,7 +67,7 @@ pub(crate) fn program(cluster: &Cluster, name: &str) -> Result<Command> {
     Ok(command)
 }
 
-/// Adds rows with a value that must be nowhere in a backup.
+/// Inserts rows with a value that must not occur in a backup.
 pub(crate) fn insert(cluster: &Cluster, canary: &str, rows: u32) -> Result<()> {
     let canary = Canary::text(canary);
     cluster.sql(&format!(
@@ -76,14 +76,13 @@ pub(crate) fn insert(cluster: &Cluster, canary: &str, rows: u32) -> Result<()> {
     ))
 }
 
-/// A new key of every kind that there is, for WAL, and for the pages of both tables, which are
-/// written anew.
+/// Creates new keys of every kind, for WAL, and for the pages of both tables, which are rewritten.
 pub(crate) fn rotate_all(cluster: &Cluster) -> Result<()> {
     rotate(cluster)?;
     rekeyed(cluster)
 }
 
-/// New keys; pages are not waited for.
+/// Creates new keys without waiting until pages are rewritten.
 pub(crate) fn rotate(cluster: &Cluster) -> Result<()> {
     for statement in [
         "SELECT pagevault.rotate_cluster_master_key()",
@@ -97,7 +96,7 @@ pub(crate) fn rotate(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// Waits until all pages of both tables are written anew.
+/// Waits until all pages of both tables are rewritten.
 pub(crate) fn rekeyed(cluster: &Cluster) -> Result<()> {
     for table in ["t", "large"] {
         let wait = format!("SELECT pagevault.wait_for_rekey('{table}'::regclass, '1min')");
@@ -106,7 +105,7 @@ pub(crate) fn rekeyed(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// Runs a backup, all of whose processes are stopped when it is `under_way`, for `meanwhile`.
+/// Runs a backup, and stops all its processes for `meanwhile` as soon as it is `under_way`.
 pub(crate) fn interrupted(
     cluster: &Cluster,
     mut command: Command,
@@ -135,19 +134,19 @@ pub(crate) fn content(cluster: &Cluster) -> Result<String> {
     cluster.text(CONTENT)
 }
 
-/// A time after what was committed by now, as `recovery_target_time` takes it.
+/// A time after all commits so far, in the format of `recovery_target_time`.
 pub(crate) fn now(cluster: &Cluster) -> Result<String> {
     cluster.text("SET timezone = 'UTC'; SELECT clock_timestamp()")
 }
 
-/// Has the archive get all WAL that there is.
+/// Archives all WAL so far.
 pub(crate) fn archive_all(cluster: &Cluster) -> Result<()> {
     let last = cluster.text("SELECT pg_walfile_name(pg_switch_wal())")?;
     let archived = format!("SELECT last_archived_wal >= '{last}' FROM pg_stat_archiver");
     cluster.eventually(&archived, "t")
 }
 
-/// That all is there and sealed, and can be written, in a copy of a cluster, whose server runs.
+/// Checks that a running copy of a cluster is complete, sealed and writable.
 pub(crate) fn check(copy: &Cluster, expected: &str) -> Result<()> {
     copy.eventually("SELECT pg_is_in_recovery()", "f")?;
     let found = content(copy)?;
@@ -168,8 +167,8 @@ pub(crate) fn check(copy: &Cluster, expected: &str) -> Result<()> {
     Ok(())
 }
 
-/// That no value of the tables is in any file below `folder`, also in those that are compressed,
-/// which are not afterwards.
+/// Fails if a file below `folder` contains values of the tables. Decompresses compressed files
+/// permanently.
 pub(crate) fn assert_hidden(cluster: &Cluster, folder: &Path) -> Result<()> {
     let mut zipped = cluster.program("/usr/bin/find");
     let zipped = run(zipped.arg(folder).args(["-name", "*.gz"]))?;
@@ -182,7 +181,7 @@ pub(crate) fn assert_hidden(cluster: &Cluster, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Segments of WAL below `archive`, whatever comes after their names there.
+/// WAL segments below `archive`; their names may have any suffix.
 pub(crate) fn archived(archive: &Path) -> Result<Vec<Segment>> {
     let mut segments = Vec::new();
     let mut folders = vec![archive.to_owned()];
@@ -205,8 +204,7 @@ pub(crate) fn archived(archive: &Path) -> Result<Vec<Segment>> {
     Ok(segments)
 }
 
-/// That nothing in these segments is plaintext but at the beginning, and that several keys were
-/// used.
+/// Fails unless these segments are sealed except at the beginning, under several keys.
 pub(crate) fn assert_sealed_wal(segments: &[Segment]) -> Result<()> {
     let pages = segments.iter().map(Segment::pages).collect::<Result<Vec<_>>>()?.concat();
     let first = pages.iter().position(|page| matches!(page, WalPage::Sealed(_)));
@@ -216,7 +214,7 @@ pub(crate) fn assert_sealed_wal(segments: &[Segment]) -> Result<()> {
     Ok(())
 }
 
-/// The files of `t` and its indexes below another root than the data directory, by the same paths.
+/// The files of `t` and its indexes, with the same paths below another root.
 pub(crate) fn files_of_t(cluster: &Cluster, root: &Path) -> Result<Vec<DataFile>> {
     let mut files = Vec::new();
     for relation in ["t", "t_pkey", "t_name_idx"] {

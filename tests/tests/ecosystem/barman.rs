@@ -1,5 +1,5 @@
-//! Barman: WAL by archive_command and by pg_receivewal, backups by pg_basebackup while keys change,
-//! restores. docs/backup-programs.md has the same configuration.
+//! Barman: WAL by archive_command and by pg_receivewal, backups by pg_basebackup during key
+//! changes, restores. docs/backup-programs.md contains the same configuration.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -22,7 +22,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test { name: "barman_streaming", needs: &["barman"], run: by_streaming },
 ];
 
-/// Barman with its configuration and its home beside the data directory of a cluster.
+/// Barman with its configuration and home next to the data directory of a cluster.
 struct Barman<'a> {
     cluster: &'a Cluster,
     config: PathBuf,
@@ -72,11 +72,11 @@ impl<'a> Barman<'a> {
         format!("rsync --archive %p {}/incoming/%f", self.home().display())
     }
 
-    /// Has all WAL that there is in the archive.
+    /// Archives all WAL so far.
     fn archive_all(&self) -> Result<()> {
         self.run(&["switch-wal", "--force", "main"])?;
         let last = self.cluster.text("SELECT pg_walfile_name(pg_current_wal_lsn() - 1)")?;
-        // What was streamed is archived when there is more.
+        // A streamed segment is archived when WAL continues.
         self.cluster.sql("CHECKPOINT")?;
         self.cluster.eventually_that(&last, || {
             self.run(&["cron"])?;
@@ -86,7 +86,7 @@ impl<'a> Barman<'a> {
         })
     }
 
-    /// Recovers a backup into a new data directory, and its tablespace beside it.
+    /// Recovers a backup into a new data directory, with its tablespace next to it.
     fn recovered(&self, backup: &str, arguments: &[&str]) -> Result<Cluster> {
         let copy = Cluster::from_files(|target| {
             let mut command = self.command()?;
@@ -105,9 +105,9 @@ fn by_archive_command() -> Result<()> {
     let bin = cluster.installation().program("");
     let barman =
         Barman::new(&cluster, &bin.to_string_lossy(), "backup_method = postgres\narchiver = on")?;
-    // Makes the folders, and says that no WAL has come yet.
-    let told = barman.command()?.args(["check", "main"]).output()?;
-    ensure!(!told.status.success(), "all is well before there is any WAL");
+    // The command creates the directories, and reports that no WAL has arrived yet.
+    let reported = barman.command()?.args(["check", "main"]).output()?;
+    ensure!(!reported.status.success(), "all is well before there is any WAL");
     cluster.set(&[("archive_command", &barman.push())])?;
     barman.archive_all()?;
     barman.run(&["check", "main"])?;
@@ -119,8 +119,8 @@ fn by_archive_command() -> Result<()> {
         ensure!(cluster.text(half)? == "t", "it has not got half of it");
         Ok(())
     };
-    // A server that cannot send does not answer the barrier that new pages wait for: they come
-    // afterwards.
+    // A process that is blocked in sending does not process the barrier that rekeying waits for, so
+    // pages are rewritten later.
     interrupted(&cluster, backup, under_way, || {
         rotate(&cluster)?;
         insert(&cluster, "second", 500)
@@ -152,7 +152,7 @@ fn by_archive_command() -> Result<()> {
     cluster.finish()
 }
 
-/// Files are copied by `rsync`, and those that have not changed are links to the backup before.
+/// `rsync` copies the files; unchanged ones are hard links to the previous backup.
 fn by_rsync() -> Result<()> {
     let (cluster, _keys) = everything(Settings::default())?;
     let bin = cluster.installation().program("");
@@ -217,7 +217,7 @@ fn by_streaming() -> Result<()> {
     rotate_all(&cluster)?;
     insert(&cluster, "third", 500)?;
     barman.archive_all()?;
-    // This is in a part of a segment when the server dies.
+    // These rows are in an incomplete segment when the server is killed.
     insert(&cluster, "fourth", 500)?;
     let expected = content(&cluster)?;
     cluster.eventually(
@@ -242,7 +242,7 @@ fn by_streaming() -> Result<()> {
     check(&copy, &expected)?;
     copy.finish()?;
 
-    // What two programs seal by different keys is not the same.
+    // Segments sealed by two programs under different keys differ.
     cluster.start_server()?;
     let config = std::fs::read_to_string(&barman.config)?;
     std::fs::write(&barman.config, config.replace("archiver = off", "archiver = on"))?;
@@ -252,9 +252,9 @@ fn by_streaming() -> Result<()> {
     barman.run(&["switch-wal", "--force", "main"])?;
     cluster.eventually_that("barman check", || {
         barman.run(&["cron"])?;
-        let told = barman.command()?.args(["check", "main"]).output()?.stdout;
-        let told = String::from_utf8_lossy(&told);
-        ensure!(told.contains("archiver errors: FAILED (duplicates: "), "{told}");
+        let reported = barman.command()?.args(["check", "main"]).output()?.stdout;
+        let reported = String::from_utf8_lossy(&reported);
+        ensure!(reported.contains("archiver errors: FAILED (duplicates: "), "{reported}");
         Ok(())
     })?;
     cluster.finish()

@@ -1,4 +1,4 @@
-//! postgres_fdw: a foreign table before an encrypted one.
+//! postgres_fdw: a foreign table that refers to an encrypted one.
 
 use anyhow::{Result, ensure};
 use pagevault_tests::Settings;
@@ -27,7 +27,7 @@ fn postgres_fdw() -> Result<()> {
     let both = "SELECT (SELECT md5(string_agg(s::text, '' ORDER BY id)) FROM sealed s)
                      = (SELECT md5(string_agg(s::text, '' ORDER BY id)) FROM far.sealed s)";
     ensure!(cluster.text(both)? == "t", "rows");
-    // It has no storage: nothing to label, nothing that drifts.
+    // It has no storage, so it can neither be labelled nor drift.
     let error =
         cluster.error("SECURITY LABEL FOR pagevault ON FOREIGN TABLE far.sealed IS 'encrypted'")?;
     ensure!(error.sqlstate == "0A000", "{error}");

@@ -1,4 +1,4 @@
-//! Extensions that look at pages, in shared buffers or through them.
+//! Extensions that read pages in shared buffers.
 
 use anyhow::{Result, ensure};
 use pagevault_tests::cluster::run_sql;
@@ -23,7 +23,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test { name: "pgrowlocks", needs: &["pgrowlocks"], run: rowlocks },
 ];
 
-/// A cluster with an encrypted table and its plain twin, both on disk, and these extensions.
+/// A cluster with an encrypted table and its plaintext twin, both on disk, and these extensions.
 pub(crate) fn twins(settings: &Settings, extensions: &[&str]) -> Result<(Cluster, KeyFile)> {
     let (cluster, keys) = Cluster::with_keys(settings)?;
     for extension in extensions {
@@ -46,7 +46,7 @@ pub(crate) fn twins(settings: &Settings, extensions: &[&str]) -> Result<(Cluster
     Ok((cluster, keys))
 }
 
-/// Both tables must give the same answer; `{t}` stands for the table.
+/// Both tables must give the same result; `{t}` represents the table.
 fn same(cluster: &Cluster, query: &str) -> Result<String> {
     let sealed = cluster.text(&query.replace("{t}", "sealed"))?;
     let open = cluster.text(&query.replace("{t}", "open"))?;
@@ -79,10 +79,10 @@ fn pgstattuple() -> Result<()> {
     cluster.finish()
 }
 
-/// A superuser sees pages as shared buffers hold them: in plaintext.
+/// A superuser sees pages as in shared buffers: in plaintext.
 fn pageinspect() -> Result<()> {
     let (cluster, _keys) = twins(&Settings::default(), &["pageinspect"])?;
-    // Rows without values in TOAST, whose places differ (HEAP_HASEXTERNAL).
+    // Rows without TOAST values, whose positions differ (HEAP_HASEXTERNAL).
     for query in [
         "SELECT md5(string_agg(t_data::text, ' ' ORDER BY lp)) FROM heap_page_items(get_raw_page('{t}', 0))
          WHERE lp_flags = 1 AND t_infomask & 4 = 0",
@@ -95,7 +95,7 @@ fn pageinspect() -> Result<()> {
     }
     let page = cluster.text("SELECT encode(get_raw_page('sealed', 0), 'escape')")?;
     ensure!(page.contains("name 2"), "plaintext, as in shared buffers");
-    // pd_checksum is of the page as PostgreSQL would have written it.
+    // pd_checksum is that of the page as PostgreSQL would have written it.
     ensure!(
         cluster.text(
             "SELECT p.checksum = page_checksum(get_raw_page('sealed', 0), 0)
@@ -154,12 +154,11 @@ fn buffercache() -> Result<()> {
     cluster.finish()
 }
 
-/// The list of what was in shared buffers survives a restart, also one after which the server is
-/// locked.
+/// The list of pages in shared buffers survives a restart, also if the server is locked afterwards.
 fn autoprewarm() -> Result<()> {
     let settings = Settings::default()
         .conf("shared_preload_libraries = 'pagevault, pg_prewarm'")
-        // Both have background workers; eight are not enough.
+        // Both extensions have background workers; eight are not enough.
         .conf("max_worker_processes = 16")
         .conf("pagevault.unlock_timeout = 1");
     let (mut cluster, keys) = twins(&settings, &["pg_prewarm", "pg_buffercache"])?;

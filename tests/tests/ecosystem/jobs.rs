@@ -1,4 +1,4 @@
-//! pg_partman and pg_cron, which do DDL on their own.
+//! pg_partman and pg_cron, which run DDL by themselves.
 
 use anyhow::{Result, ensure};
 use pagevault_tests::cluster::column;
@@ -12,7 +12,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test { name: "pg_cron", needs: &["pg_cron"], run: cron },
 ];
 
-/// Partitions that it makes ahead, and those into which it moves rows from the default partition.
+/// Partitions created in advance, and those to which it moves rows of the default partition.
 fn partman() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
     cluster.sql("CREATE SCHEMA partman; CREATE EXTENSION pg_partman SCHEMA partman")?;
@@ -33,13 +33,13 @@ fn partman() -> Result<()> {
     let leaves = column(&mut cluster.client()?, leaves)?;
     ensure!(leaves.len() > 16, "{leaves:?}");
     for leaf in leaves {
-        // What was made ahead has no row, but its index has a page.
+        // A partition created in advance has no row, but its index has a page.
         assert_sealed(&cluster.family_files(&leaf)?)?;
     }
     cluster.finish()
 }
 
-/// A job of its own session: which follows labels, and the setting of the database.
+/// A job in a separate session follows labels and the setting of the database.
 fn cron() -> Result<()> {
     let settings = Settings::default()
         .conf("shared_preload_libraries = 'pagevault, pg_cron'")
@@ -50,7 +50,8 @@ fn cron() -> Result<()> {
     cluster.sql("ALTER DATABASE postgres SET pagevault.default_encryption = on")?;
     cluster.sql("CREATE EXTENSION pg_cron")?;
     cluster.sql(
-        "SELECT cron.schedule('once', '@reboot', $$CREATE TABLE made AS SELECT 'by cron' AS name$$)",
+        "SELECT cron.schedule('once', '@reboot',
+             $$CREATE TABLE made AS SELECT 'by cron' AS name$$)",
     )?;
     cluster.restart()?;
     cluster.eventually("SELECT status FROM cron.job_run_details", "succeeded")?;

@@ -1,9 +1,9 @@
-//! Other people's extensions on encrypted tables, and their programs on encrypted clusters: what
-//! they do works, and what they write is sealed.
+//! Other people's extensions on encrypted tables, and their programs on encrypted clusters: they
+//! work, and what they write is sealed.
 //!
-//! A test whose extension is not in this installation counts as ignored and is named on standard
-//! error; one that `PAGEVAULT_EXTENSIONS` names (tools/extensions prints it) must be there, and so
-//! with programs and `PAGEVAULT_PROGRAMS`. docs/ecosystem.md tells the results.
+//! A test whose extension is not installed counts as ignored and is named on standard error.
+//! Extensions in `PAGEVAULT_EXTENSIONS` (printed by tools/extensions) are required, as are programs
+//! in `PAGEVAULT_PROGRAMS`. docs/ecosystem.md lists the results.
 
 mod access_methods;
 mod age;
@@ -24,7 +24,7 @@ use anyhow::Result;
 use libtest_mimic::{Arguments, Failed, Trial};
 use pagevault_tests::Installation;
 
-/// A test: its name, the extensions and programs it needs, itself.
+/// A test: its name, the extensions and programs it needs, and the function.
 #[derive(Clone, Copy)]
 struct Test {
     name: &'static str,

@@ -1,5 +1,5 @@
-//! pgBackRest: the archive, full and incremental backups while keys change, restores of each kind.
-//! docs/backup-programs.md has the same configuration.
+//! pgBackRest: the archive, full and incremental backups during key changes, restores of each kind.
+//! docs/backup-programs.md contains the same configuration.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -24,14 +24,14 @@ pub(crate) const TESTS: &[Test] = &[
     Test { name: "pgbackrest_standby", needs: &["pgbackrest"], run: standby },
 ];
 
-/// pgBackRest with its configuration and repository beside the data directory of a cluster.
+/// pgBackRest with its configuration and repository next to the data directory of a cluster.
 struct PgBackRest<'a> {
     cluster: &'a Cluster,
     config: PathBuf,
 }
 
 impl<'a> PgBackRest<'a> {
-    /// Makes configuration and stanza, and has the server archive.
+    /// Creates configuration and stanza, and turns on archiving.
     fn new(cluster: &'a Cluster, global: &str) -> Result<PgBackRest<'a>> {
         let config = cluster.directory().join("pgbackrest.conf");
         for name in ["repository", "pgbackrest"] {
@@ -83,7 +83,7 @@ impl<'a> PgBackRest<'a> {
         run(self.command()?.args(arguments))
     }
 
-    /// A full backup that is stopped when it has copied some files, for `meanwhile`.
+    /// A full backup that is stopped for `meanwhile` after it has copied some files.
     fn interrupted(&self, meanwhile: impl FnOnce() -> Result<()>) -> Result<()> {
         let mut command = self.command()?;
         command.args(["--type=full", "backup"]);
@@ -96,18 +96,18 @@ impl<'a> PgBackRest<'a> {
         interrupted(self.cluster, command, under_way, meanwhile)
     }
 
-    /// Of each backup: its type, and whether page checksums were wrong.
+    /// For each backup its type, and whether page checksums were wrong.
     fn backups(&self) -> Result<Vec<String>> {
-        let told: Value = serde_json::from_str(&self.run(&["--output=json", "info"])?)?;
-        let backups = told[0]["backup"].as_array().context("backups")?;
+        let reported: Value = serde_json::from_str(&self.run(&["--output=json", "info"])?)?;
+        let backups = reported[0]["backup"].as_array().context("backups")?;
         let words = |backup: &Value| {
             Some(format!("{} {}", backup["type"].as_str()?, backup["error"].as_bool()?))
         };
         backups.iter().map(words).collect::<Option<_>>().context("type and error")
     }
 
-    /// Restores into a data directory, and the tablespace beside it, with a configuration of its
-    /// own as on another machine. Tells of each file whether it was kept.
+    /// Restores into a data directory, with the tablespace next to it, with a separate
+    /// configuration as on another machine. Returns for each file whether it was kept.
     fn restore(&self, target: &Path, arguments: &[&str]) -> Result<String> {
         let (here, there) = (self.cluster.directory(), target.parent().context("a folder")?);
         let mut config = std::fs::read_to_string(&self.config)?;
@@ -162,18 +162,18 @@ fn through_a_week() -> Result<()> {
     let copy = Cluster::from_files(|target| backrest.restore(target, &[]).map(drop))?;
     copy.start_server()?;
     check(&copy, &content(&cluster)?)?;
-    // It goes its own way: other keys, other pages.
+    // The copy diverges: other keys, other pages.
     rotate_all(&copy)?;
     copy.sql(
         "UPDATE large SET name = 'other' WHERE id % 3 = 0; CREATE TABLE other AS SELECT * FROM t",
     )?;
     copy.stop(StopMode::Fast)?;
-    let told = backrest.restore(
+    let reported = backrest.restore(
         &copy.data_directory(),
         &["--delta", "--type=time", &format!("--target={time}"), "--target-action=promote"],
     )?;
     for kind in ["exists and matches backup", "restore file"] {
-        ensure!(told.contains(kind), "{kind}: {told}");
+        ensure!(reported.contains(kind), "{kind}: {reported}");
     }
     copy.append_conf(&format!("unix_socket_directories = '{}'", copy.directory().display()))?;
     copy.start_server()?;
@@ -183,8 +183,8 @@ fn through_a_week() -> Result<()> {
     cluster.finish()
 }
 
-/// What it looks at itself: headers of WAL, which are sealed, and checksums of pages, which are
-/// those of sealed pages.
+/// Checks by pgBackRest itself: headers of WAL pages, which are sealed, and page checksums, which
+/// are computed over sealed pages.
 fn checks() -> Result<()> {
     let (mut cluster, _keys) = everything(Settings::default())?;
     cluster.allow_log("archive command failed");
@@ -207,8 +207,8 @@ fn checks() -> Result<()> {
     cluster.finish()
 }
 
-/// Destroying keys writes the key file anew, and longer than it was when the backup listed it: no
-/// key is missing for it.
+/// Destroying keys rewrites the key file, longer than the backup listed it. Nevertheless no key is
+/// missing.
 fn shredding() -> Result<()> {
     let (cluster, _keys) = everything(Settings::default())?;
     let backrest = PgBackRest::new(&cluster, "archive-header-check=n\ncompress-type=none")?;
@@ -240,8 +240,8 @@ fn shredding() -> Result<()> {
     cluster.finish()
 }
 
-/// Compressed, in parallel, asynchronously, and into a second repository that is encrypted once
-/// more; for a standby that lives on the archive, and is backed up.
+/// Compressed, parallel, asynchronous, and with a second repository that pgBackRest encrypts
+/// itself; for a standby that replays from the archive and is backed up.
 fn standby() -> Result<()> {
     let (cluster, _keys) = everything(Settings::default())?;
     let second = folder(&cluster, "second")?;

@@ -1,14 +1,14 @@
-//! Other people's programs, which tools/extensions fetches and names in `PAGEVAULT_PROGRAMS`:
+//! Other people's programs, which tools/extensions installs and lists in `PAGEVAULT_PROGRAMS`:
 //! `name=path` pairs, separated by spaces.
 
 use std::path::PathBuf;
 
-/// Where the program of this name is, if it was promised and is there.
+/// Path of the program with this name, if it is listed and exists.
 pub(crate) fn program(name: &str) -> Option<PathBuf> {
     find(&promised(), name).filter(|path| path.exists())
 }
 
-/// Whether the program must be there.
+/// Whether the program is required.
 pub(crate) fn is_promised(name: &str) -> bool {
     find(&promised(), name).is_some()
 }

@@ -1,4 +1,4 @@
-//! pg_repack: copies a table while it is in use, and exchanges the files in the end.
+//! pg_repack: copies a table in use, and finally exchanges the files.
 
 use std::process::{Child, Stdio};
 
@@ -67,7 +67,8 @@ fn of_tables() -> Result<()> {
     cluster.finish()
 }
 
-/// While it waits for an old transaction: the copy, the log of changes, and what belongs to them.
+/// While it waits for an old transaction: the copy, the log table, and their indexes and TOAST
+/// tables.
 fn under_way() -> Result<()> {
     let (mut cluster, _keys) = twins(&Settings::default(), &["pg_repack"])?;
     cluster.allow_log("terminating connection");
@@ -75,7 +76,7 @@ fn under_way() -> Result<()> {
     run_sql(&mut old, "BEGIN; SELECT count(*) FROM open")?;
     let mut child = start(&cluster, "sealed")?;
     let table = cluster.text("SELECT 'sealed'::regclass::oid")?;
-    // The copy is filled when its index is there.
+    // The copy is complete when its index exists.
     cluster.eventually(
         &format!("SELECT count(*) FROM pg_index WHERE indrelid = to_regclass('repack.table_{table}') AND indisvalid"),
         "1",
@@ -93,7 +94,7 @@ fn under_way() -> Result<()> {
     drop(old);
     check(&cluster, "under way")?;
 
-    // Killed under way, it leaves its tables; they are sealed, and go with the extension.
+    // If killed now, it leaves its tables. They are sealed, and DROP EXTENSION removes them.
     let mut old = cluster.client()?;
     run_sql(&mut old, "BEGIN; SELECT count(*) FROM open")?;
     let mut child = start(&cluster, "sealed")?;
@@ -111,7 +112,7 @@ fn under_way() -> Result<()> {
     cluster.finish()
 }
 
-/// Its copy in plaintext would be the file of a table that was encrypted meanwhile.
+/// Its plaintext copy would become the file of a table that was encrypted meanwhile.
 fn of_plaintext() -> Result<()> {
     let (cluster, _keys) = twins(&Settings::default(), &["pg_repack"])?;
     let mut old = cluster.client()?;
@@ -135,8 +136,8 @@ fn of_plaintext() -> Result<()> {
     cluster.finish()
 }
 
-/// Who may run it without being superuser has CREATE on its schema, and can give tables there the
-/// names of copies.
+/// Users who may run it without being superuser have CREATE on its schema, and can create tables
+/// with the names of copies.
 fn schema_of_others() -> Result<()> {
     let (cluster, _keys) = twins(&Settings::default(), &["pg_repack"])?;
     cluster.sql(
@@ -154,8 +155,8 @@ fn schema_of_others() -> Result<()> {
         cluster.sql("CHECKPOINT")?;
         Ok(format!("packed.{name}"))
     };
-    // Another's copy of a plaintext table is like any other table here; that of a superuser follows
-    // it.
+    // A copy of a plaintext table by another user is treated like any other table; that of a
+    // superuser follows the original.
     for name in [format!("table_{open}"), format!("log_{open}"), "table_4000000000".to_owned()] {
         let made = make("stranger", &name)?;
         assert_sealed(&cluster.family_files(&made)?).context(name)?;

@@ -1,4 +1,4 @@
-//! pg_surgery, which changes pages behind the access methods.
+//! pg_surgery, which changes pages without the access methods.
 
 use anyhow::{Result, ensure};
 use pagevault_tests::Settings;

@@ -10,7 +10,7 @@ fn image() -> String {
     std::env::var("PAGEVAULT_IMAGE").unwrap_or_else(|_| "pagevault:17".into())
 }
 
-/// What the tests need and is not there.
+/// Missing requirements of the tests.
 pub(crate) fn lacking() -> Option<String> {
     if docker(&["info"]).is_err() {
         return Some("there is no Docker engine".into());
@@ -21,11 +21,11 @@ pub(crate) fn lacking() -> Option<String> {
         .then(|| format!("there is no image {image} (make image; PAGEVAULT_IMAGE names another)"))
 }
 
-/// Runs `docker` and returns what it prints.
+/// Runs `docker` and returns its output.
 pub(crate) fn docker(arguments: &[&str]) -> Result<String> {
     let output = Command::new("docker").args(arguments).output().context("run docker")?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "docker {arguments:?}: {said}");
+    let response = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "docker {arguments:?}: {response}");
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
@@ -85,7 +85,7 @@ impl Container {
         docker(&["restart", &self.name]).map(drop)
     }
 
-    /// How often `text` stands in the files of the data directory.
+    /// Number of occurrences of `text` in the files of the data directory.
     pub(crate) fn in_data_directory(&self, text: &str) -> Result<usize> {
         let found = self.shell(&format!("grep -r -a -o -F -e '{text}' \"$PGDATA\" | wc -l"))?;
         Ok(found.parse()?)

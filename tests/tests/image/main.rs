@@ -1,7 +1,7 @@
-//! The container image: what `docker run` alone gives, and what its entrypoint promises.
+//! The container image: the result of a plain `docker run`, and the options of its entrypoint.
 //!
-//! `PAGEVAULT_IMAGE` names the image; `make image-test` does. Where there is no Docker engine, or
-//! no such image, every test counts as ignored and that is said on standard error.
+//! `PAGEVAULT_IMAGE` names the image; `make image-test` sets it. Without Docker engine or image,
+//! every test counts as ignored, with a message on standard error.
 
 mod container;
 
@@ -58,16 +58,19 @@ fn docker_run_alone_gives_an_encrypting_server() -> Result<()> {
     server.sql("CHECKPOINT")?;
     ensure!(server.sql("SELECT pagevault.is_encrypted('t')")? == "t");
     ensure!(server.in_data_directory("Rosalind Franklin")? == 0, "it is on disk in plaintext");
-    // The search finds what is there.
+    // Verify that the search works.
     server.sql("CREATE TABLE plain (name text)")?;
     server.sql("SECURITY LABEL FOR pagevault ON TABLE plain IS 'plaintext'")?;
     server.sql("INSERT INTO plain VALUES ('Maurice Wilkins')")?;
     server.sql("CHECKPOINT")?;
     ensure!(server.in_data_directory("Maurice Wilkins")? > 0);
 
-    let said = server.log()?;
-    ensure!(said.contains("WITHOUT THIS FILE THE DATA IS LOST"), "nobody is told of the key file");
-    ensure!(said.contains("WITHOUT A NAME"), "nobody is told that its volume has no name");
+    let output = server.log()?;
+    ensure!(
+        output.contains("WITHOUT THIS FILE THE DATA IS LOST"),
+        "nobody is told of the key file"
+    );
+    ensure!(output.contains("WITHOUT A NAME"), "nobody is told that its volume has no name");
     server.eventually("it is healthy", || {
         Ok(server.inspect("{{.State.Health.Status}}")? == "healthy")
     })
@@ -81,7 +84,7 @@ fn data_outlives_the_container() -> Result<()> {
     server.ready()?;
     ensure!(server.sql("SELECT answer FROM t")? == "42");
     ensure!(server.sql("SELECT state FROM pagevault.status")? == "unlocked");
-    // As a power cut.
+    // Like a power failure.
     server.sql("INSERT INTO t VALUES (43)")?;
     docker(&["kill", server.name()])?;
     docker(&["start", server.name()])?;
@@ -96,7 +99,7 @@ fn without_the_key_file_nothing_is_read() -> Result<()> {
     server.sql("CREATE TABLE t AS SELECT 42 AS answer")?;
     server.shell("mv /etc/pagevault/keys /etc/pagevault/away")?;
     docker(&["restart", server.name()])?;
-    // WAL is encrypted, so it does not even start.
+    // WAL is encrypted, so the server does not start.
     server.eventually("it ends", || Ok(server.inspect("{{.State.Running}}")? == "false"))?;
     ensure!(server.log()?.contains("FATAL"), "it does not say why");
     Ok(())
@@ -201,7 +204,7 @@ fn a_read_only_root_and_directories_of_the_host() -> Result<()> {
     let keys = format!("{}:/etc/pagevault", host.path().join("keys").display());
     let places = ["-v", &data, "-v", &keys, "--tmpfs", "/tmp"];
     let read_only = ["--read-only", "--tmpfs", "/var/run/postgresql:uid=999"];
-    // Docker makes the directories, and root owns them.
+    // Docker creates the directories, owned by root.
     let stranger = Container::run(&[&PASSWORD[..], &places].concat(), &[])?;
     stranger.eventually("it ends", || Ok(stranger.inspect("{{.State.Running}}")? == "false"))?;
     ensure!(stranger.log()?.contains("--user=root"), "{}", stranger.log()?);

@@ -1,4 +1,4 @@
-//! `command` with the example of the user guide: a PKCS#11 token, SoftHSM.
+//! `command` with the example program of the user guide: a PKCS#11 token (SoftHSM).
 
 use std::fs;
 
@@ -13,7 +13,7 @@ use crate::Test;
 
 const CONTEXT: &str = "pagevault/1/00112233445566778899aabbccddeeff/0";
 const OTHER: &str = "pagevault/1/00112233445566778899aabbccddeeff/5";
-/// 32 bytes that are easy to recognise, in base64.
+/// 32 recognizable bytes, in base64.
 const SECRET: &str = "c2VjcmV0IHNlY3JldCBzZWNyZXQgc2VjcmV0ISEhISE=";
 
 pub(crate) fn tests() -> Vec<Test> {
@@ -29,7 +29,7 @@ pub(crate) fn tests() -> Vec<Test> {
 
 fn provider(token: &SoftHsm) -> Provider {
     let mut provider = Provider::new("command", token.options());
-    // Programs must not lie in it, so it must be there.
+    // It must exist, because programs may not be in it.
     provider.data_directory = token.path("data");
     provider
 }
@@ -51,12 +51,12 @@ fn a_token_wraps_and_unwraps() -> Result<()> {
     let (again, _) = provider.wrap("db-kek", CONTEXT, SECRET)?;
     ensure!(again != wrapped, "the same secret wrapped to the same bytes");
 
-    // Bound to context and key, which the token itself does not do.
+    // Bound to context and key; the token itself does not do that.
     provider.refused("db-kek", OTHER, unwrap(&wrapped), "wrong_ciphertext")?;
     provider.refused("db other", CONTEXT, unwrap(&wrapped), "wrong_ciphertext")?;
     provider.refused("db-kek", CONTEXT, unwrap(&json!("AAAA")), "wrong_ciphertext")?;
 
-    // Without a program that rotates, moving to another key is the rotation.
+    // Without a program for rotation, a move to another key replaces rotation.
     let rotate = json!({"rotate": {"wrapped": wrapped}});
     let refused = provider.refused("db-kek", "", rotate, "bad_options")?;
     ensure!(
@@ -99,7 +99,7 @@ fn refusals() -> Result<()> {
     says(&failure, "cannot read ")?;
     token.set_pin(PIN)?;
 
-    // What may come back by itself is tried again until time is up.
+    // A possibly temporary failure is retried until the deadline.
     let mut impatient = provider.clone();
     impatient.deadline_ms = 3000;
     token.configure("gone", token.module(), "")?;
@@ -115,7 +115,7 @@ fn refusals() -> Result<()> {
     fs::rename(token.path("unplugged"), token.path("tokens"))?;
     ensure!(provider.unwrap("db-kek", CONTEXT, &wrapped)? == SECRET);
 
-    // Another key of the same name.
+    // Another key with the same name.
     token.with_token(&["--delete-object", "--type=secrkey", "--label=db-kek"])?;
     provider.refused("db-kek", CONTEXT, unwrap(&wrapped), "key_missing")?;
     token.make_key("db-kek")?;
@@ -125,7 +125,7 @@ fn refusals() -> Result<()> {
 
 fn the_pin_is_in_no_command_line() -> Result<()> {
     let token = SoftHsm::start()?;
-    // A pkcs11-tool that notes its command line and goes on to the real one.
+    // A pkcs11-tool that records its command line and runs the real one.
     let tool = pagevault_tests::installation::run(
         std::process::Command::new("sh").args(["-c", "command -v pkcs11-tool"]),
     )?;
@@ -157,9 +157,9 @@ fn check() -> Result<()> {
             .output()?;
         Ok((output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned()))
     };
-    let (well, said) = check("db-kek")?;
-    ensure!(well && said.contains("Everything works"), "{said}");
-    let (well, said) = check("typo")?;
-    ensure!(!well && said.contains("there is no such key"), "{said}");
+    let (well, response) = check("db-kek")?;
+    ensure!(well && response.contains("Everything works"), "{response}");
+    let (well, response) = check("typo")?;
+    ensure!(!well && response.contains("there is no such key"), "{response}");
     Ok(())
 }

@@ -1,7 +1,7 @@
-//! Providers against real key servers, alone and below a real PostgreSQL.
+//! Providers with real key servers, alone and used by a real PostgreSQL.
 //!
-//! A test whose key server is not on this machine counts as ignored and is named on standard error;
-//! with `PAGEVAULT_REQUIRE_KEY_SERVERS` set, as in CI, it fails.
+//! A test whose key server is not installed counts as ignored and is named on standard error; with
+//! `PAGEVAULT_REQUIRE_KEY_SERVERS` set, as in CI, it fails.
 
 mod aws_kms;
 mod bench;
@@ -19,7 +19,7 @@ use anyhow::Result;
 use libtest_mimic::{Arguments, Failed, Trial};
 use pagevault_tests::key_servers::{Server, missing};
 
-/// A test: its name, the servers it needs, itself.
+/// A test: its name, the servers it needs, and the function.
 #[derive(Clone, Copy)]
 struct Test {
     name: &'static str,

@@ -1,4 +1,4 @@
-//! From one provider to another with one call, while the server works, whatever is killed.
+//! Moving from one provider to another in one call, during operation and across kills.
 
 use std::process::Child;
 use std::time::Duration;
@@ -37,7 +37,7 @@ pub(crate) fn tests() -> Vec<Test> {
     ]
 }
 
-/// A cluster on a key file.
+/// A cluster with the provider `file`.
 fn on_file(settings: &Settings) -> Result<Cluster> {
     let (cluster, _keys) = Cluster::with_keys(settings)?;
     cluster.sql(TABLES)?;
@@ -73,7 +73,7 @@ fn under_load() -> Result<()> {
 
     let mut load = Load(cluster.pgbench_in_background(&["-c", "2", "-T", "600"])?);
     std::thread::sleep(Duration::from_secs(1));
-    // The database has a master key of its own, so it moves on its own.
+    // The database has its own master key, so it moves independently.
     cluster.sql("SELECT pagevault.set_database_master_key('local', 'main')")?;
     cluster.sql("SELECT pagevault.set_cluster_master_key('vault', 'db-kek')")?;
     ensure!(provider_in_use(&cluster)? == "local vault");
@@ -85,7 +85,7 @@ fn under_load() -> Result<()> {
     cluster.sql(&format!("SELECT pagevault.set_cluster_master_key('kms', '{key}')"))?;
     cluster.sql(&format!("SELECT pagevault.set_database_master_key('kms', '{key}')"))?;
     ensure!(provider_in_use(&cluster)? == "kms");
-    // Within one provider, to another key: wrapped again where it is.
+    // To another key of the same provider, which rewraps by itself.
     let other = kms.create_key()?;
     cluster.sql(&format!("SELECT pagevault.set_cluster_master_key('kms', '{other}')"))?;
     cluster.sql("SELECT pagevault.rotate_database_key()")?;
@@ -153,7 +153,7 @@ fn refused() -> Result<()> {
     let vault = Vault::start()?;
     cluster.sql(&add_provider("vault", "vault", &vault.approle()?))?;
     let before = cluster.text("SELECT string_agg(m::text, ' ') FROM pagevault.database_keys m")?;
-    // It may wrap but not unwrap, so nothing is proven.
+    // It may wrap but not unwrap, so the new wrapping cannot be proven.
     let policy = pagevault_tests::key_servers::vault::POLICY.replace("decrypt", "elsewhere");
     vault.write_policy("db-kek", &policy)?;
     let error = cluster.error("SELECT pagevault.set_cluster_master_key('vault', 'db-kek')")?;

@@ -1,4 +1,4 @@
-//! A key server that is down, sealed, slow or has had enough of us.
+//! A key server that is down, sealed, slow or throttling.
 
 use std::time::{Duration, Instant};
 
@@ -101,9 +101,9 @@ fn down_in_recovery() -> Result<()> {
     cluster.kill()?;
     vault.stop();
     let Err(error) = cluster.start_server() else { bail!("it recovered without keys") };
-    let said = format!("{error:#}");
+    let output = format!("{error:#}");
     for part in ["FATAL", "vault", &vault.address(), "refused"] {
-        ensure!(said.contains(part), "the log does not say {part:?}: {said}");
+        ensure!(output.contains(part), "the log does not say {part:?}: {output}");
     }
     vault.restart()?;
     cluster.start_server()?;
@@ -119,10 +119,10 @@ fn down_while_running() -> Result<()> {
     cluster.eventually(reachable, "true")?;
     vault.stop();
     cluster.eventually(reachable, "false")?;
-    let told = "SELECT last_error_class || ' ' || (last_error_at > now() - interval '1 min')::text
+    let reply = "SELECT last_error_class || ' ' || (last_error_at > now() - interval '1 min')::text
         || ' ' || (SELECT unreachable_providers::text FROM pagevault.status) FROM pagevault.providers";
-    ensure!(cluster.text(told)? == "unreachable true {vault}", "{}", cluster.text(told)?);
-    // Work goes on, also work that makes data keys.
+    ensure!(cluster.text(reply)? == "unreachable true {vault}", "{}", cluster.text(reply)?);
+    // Work continues, including creation of data keys.
     readable(&cluster)?;
     cluster.sql("SET pagevault.default_encryption = on; CREATE TABLE more (id int); CHECKPOINT")?;
     let error = cluster.error("SELECT pagevault.rotate_cluster_master_key()")?;
@@ -138,15 +138,15 @@ fn slow() -> Result<()> {
     let settings = Settings::default().conf("pagevault.keyring_timeout = 60s");
     let (mut cluster, vault) = cluster_on_vault(&settings)?;
     cluster.allow_log("pagevault");
-    let mut asker = cluster.client()?;
-    let cancel = asker.cancel_token();
+    let mut session = cluster.client()?;
+    let cancel = session.cancel_token();
     vault.freeze()?;
     let asking = std::thread::spawn(move || {
-        let asked = asker.batch_execute("SELECT pagevault.rotate_cluster_master_key()");
+        let asked = session.batch_execute("SELECT pagevault.rotate_cluster_master_key()");
         (asked, Instant::now())
     });
     std::thread::sleep(Duration::from_secs(2));
-    // Everybody else goes on: reads, writes, new sealed tables, labels, checkpoints, connections.
+    // Other sessions continue: reads, writes, new sealed tables, labels, checkpoints, connections.
     let start = Instant::now();
     readable(&cluster)?;
     cluster.sql("INSERT INTO secret VALUES (1001, 'x')")?;
@@ -181,7 +181,7 @@ fn revoked() -> Result<()> {
     let allow = pagevault_tests::key_servers::vault::POLICY;
     let key_state = "SELECT state FROM pagevault.database_keys";
 
-    // Only told, by default.
+    // By default it is only logged.
     vault.write_policy("db-kek", deny)?;
     cluster.eventually(key_state, "revoked")?;
     std::thread::sleep(Duration::from_secs(4));
@@ -189,7 +189,7 @@ fn revoked() -> Result<()> {
     vault.write_policy("db-kek", allow)?;
     cluster.eventually(key_state, "unlocked")?;
 
-    // Locked when its time is up, pages in memory or not, and open again by itself.
+    // Locked after the grace period, with pages in memory or not, and unlocked automatically.
     cluster.sql("ALTER SYSTEM SET pagevault.revoked_key_action = 'lock'")?;
     cluster.sql("SELECT pg_reload_conf()")?;
     vault.write_policy("db-kek", deny)?;
@@ -252,14 +252,14 @@ fn sqlstates() -> Result<()> {
     expect("unreachable", rotate)?;
     vault.restart()?;
 
-    // The old versions are switched off in Vault while the key of the cluster is wrapped by one.
+    // The old versions are disabled in Vault while the cluster's key is wrapped by one of them.
     for _ in 0..2 {
         vault.cli(&["write", "-f", "transit/keys/db-kek/rotate"])?;
     }
     vault.cli(&["write", "transit/keys/db-kek/config", "min_decryption_version=3"])?;
     expect("key_disabled", rotate)?;
     vault.cli(&["write", "transit/keys/db-kek/config", "min_decryption_version=1"])?;
-    // Somebody made the key anew: what the old one wrapped does not open.
+    // The key was deleted and created again: old wrappings cannot be opened.
     vault.cli(&["write", "transit/keys/db-kek/config", "deletion_allowed=true"])?;
     vault.cli(&["delete", "transit/keys/db-kek"])?;
     vault.cli(&["write", "transit/keys/db-kek", "derived=true"])?;
@@ -269,7 +269,7 @@ fn sqlstates() -> Result<()> {
     let mut states: Vec<&str> = seen.iter().map(|(_, state)| state.as_str()).collect();
     states.sort_unstable();
     states.dedup();
-    // key_disabled and sealed may share one: both want somebody to switch something on.
+    // key_disabled and sealed may share one: both require that an operator enables something.
     ensure!(states.len() + 1 >= seen.len(), "classes share SQLSTATEs: {seen:?}");
     ensure!(states.iter().all(|state| *state != "XX000" && *state != "57014"), "{seen:?}");
     readable(&cluster)?;

@@ -1,6 +1,6 @@
-//! What stands between the server and its key server, and key servers that do not serve: whatever
-//! they answer, it is no word about a key. With `revoked_key_action = lock` such a word would have
-//! everything refused.
+//! Proxies between the server and its key server, and key servers that are not active: none of
+//! their replies says anything about a key. With `revoked_key_action = lock`, a reply mistaken for
+//! that would lock all data.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use pagevault_tests::Installation;
 use pagevault_tests::key_servers::canned::Canned;
 use pagevault_tests::key_servers::helper::Provider;
-use pagevault_tests::key_servers::kms::{Credentials, REGION, without_surroundings};
+use pagevault_tests::key_servers::kms::{Credentials, REGION, without_ambient_credentials};
 use pagevault_tests::key_servers::vault::Vault;
 use pagevault_tests::key_servers::{Server, write_file};
 use serde_json::{Value, json};
@@ -41,14 +41,14 @@ const HTML: &str = "text/html";
 const JSON: &str = "application/json";
 const PAGE: &str = "<html><head><title>403 Forbidden</title></head><body>hunter2</body></html>";
 
-/// Vault's answers to a look at one's own token, and to what one may not.
+/// Vault's replies to a lookup of one's own token, and to a forbidden request.
 const TOKEN: &str = r#"{"request_id":"","lease_id":"","renewable":false,"lease_duration":0,
     "data":{"accessor":"","creation_time":0,"creation_ttl":0,"display_name":"","entity_id":"",
     "expire_time":null,"explicit_max_ttl":0,"id":"","num_uses":0,"orphan":true,"path":"",
     "policies":[],"ttl":0},"wrap_info":null,"warnings":null,"auth":null}"#;
 const DENIED: &str = r#"{"errors":["1 error occurred:\n\t* permission denied\n\n"]}"#;
 
-/// What load balancers, proxies and gateways answer: kind of content, and content.
+/// Replies of load balancers, proxies and gateways: content type, and content.
 const ANSWERS: &[(&str, &str)] = &[
     (HTML, PAGE),
     (HTML, ""),
@@ -76,7 +76,7 @@ fn vault(canned: &Canned) -> Result<(Provider, TempDir)> {
         json!({"address": canned.endpoint, "insecure_loopback_http": true,
             "auth": {"token_file": token}}),
     );
-    // What may pass is tried again until then.
+    // Possibly temporary failures are retried until then.
     provider.deadline_ms = 700;
     Ok((provider, directory))
 }
@@ -84,7 +84,7 @@ fn vault(canned: &Canned) -> Result<(Provider, TempDir)> {
 fn aws_kms(canned: &Canned, credentials: &Credentials) -> Provider {
     let options = json!({"region": REGION, "endpoint": canned.endpoint,
         "insecure_loopback_http": true, "credentials_file": credentials.path()});
-    let mut provider = without_surroundings(Provider::new("aws_kms", options));
+    let mut provider = without_ambient_credentials(Provider::new("aws_kms", options));
     provider.deadline_ms = 700;
     provider
 }
@@ -99,10 +99,10 @@ fn unwrap_by_aws_kms() -> Value {
     json!({"unwrap": {"wrapped": crate::aws_kms::wrapped_by(&arn, 1, b"ciphertext")}})
 }
 
-fn outage(told: &Value, what: &str) -> Result<()> {
-    let class = told["class"].as_str().unwrap_or_default();
-    ensure!(matches!(class, "unreachable" | "deadline"), "{what}: {told}");
-    ensure!(!told.to_string().contains("hunter2"), "{what}: {told}");
+fn outage(reply: &Value, what: &str) -> Result<()> {
+    let class = reply["class"].as_str().unwrap_or_default();
+    ensure!(matches!(class, "unreachable" | "deadline"), "{what}: {reply}");
+    ensure!(!reply.to_string().contains("hunter2"), "{what}: {reply}");
     Ok(())
 }
 
@@ -123,29 +123,29 @@ fn pages_before_vault() -> Result<()> {
             let canned = Canned::answer(*status, kind, (*content).to_owned())?;
             let (mut provider, _directory) = vault(&canned)?;
             provider.deadline_ms = 250;
-            // Keys are revalidated by unwrapping; the others in turn.
+            // Keys are revalidated by unwrapping; the other actions take turns.
             let other = &actions[1 + (at + and) % (actions.len() - 1)];
             for action in [&actions[0], other].into_iter().take(1 + and % 2) {
-                let told = failed(&provider.ask("db-kek", CONTEXT, action.clone())?)?;
-                outage(&told, &format!("{status} {content:?} to {action}"))?;
+                let reply = failed(&provider.ask("db-kek", CONTEXT, action.clone())?)?;
+                outage(&reply, &format!("{status} {content:?} to {action}"))?;
             }
         }
     }
-    // To log in is to be answered, too.
+    // Logging in needs a reply too.
     let canned = Canned::answer(400, HTML, PAGE.to_owned())?;
     let (mut provider, directory) = vault(&canned)?;
     let role = directory.path().join("token");
     provider.options["auth"] = json!({"approle": {"role_id_file": role, "secret_id_file": role}});
-    let told = provider.refused("db-kek", CONTEXT, unwrap_by_vault(), "unreachable")?;
+    let reply = provider.refused("db-kek", CONTEXT, unwrap_by_vault(), "unreachable")?;
     ensure!(
-        told["detail"].as_str().is_some_and(|text| text.contains("HTTP status is 400")),
-        "{told}"
+        reply["detail"].as_str().is_some_and(|text| text.contains("HTTP status is 400")),
+        "{reply}"
     );
-    ensure!(told["retry"] == true && canned.requests() > 1, "{told}");
-    // A check says so as well.
-    let told = provider.ask("db-kek", CONTEXT, json!("check"))?;
-    let last = told["checked"]["findings"].as_array().and_then(|findings| findings.last());
-    ensure!(last.is_some_and(|last| last["failure"]["class"] == "unreachable"), "{told}");
+    ensure!(reply["retry"] == true && canned.requests() > 1, "{reply}");
+    // A check reports it too.
+    let reply = provider.ask("db-kek", CONTEXT, json!("check"))?;
+    let last = reply["checked"]["findings"].as_array().and_then(|findings| findings.last());
+    ensure!(last.is_some_and(|last| last["failure"]["class"] == "unreachable"), "{reply}");
     Ok(())
 }
 
@@ -160,15 +160,15 @@ fn pages_before_aws_kms() -> Result<()> {
             let canned = Canned::answer(*status, kind, (*content).to_owned())?;
             let mut provider = aws_kms(&canned, &root);
             provider.deadline_ms = 250;
-            let told = failed(&provider.ask("k", CONTEXT, unwrap_by_aws_kms())?)?;
-            outage(&told, &format!("{status} {content:?}"))?;
+            let reply = failed(&provider.ask("k", CONTEXT, unwrap_by_aws_kms())?)?;
+            outage(&reply, &format!("{status} {content:?}"))?;
         }
     }
     Ok(())
 }
 
-/// What Vault answers where it does not serve; there is no such server without a licence, or it
-/// lasts for a moment only.
+/// Vault's replies while it is not active. Such a server needs a licence, or exists only for a
+/// moment.
 fn inactive() -> Result<()> {
     for (status, text) in [
         (400, "path disabled in replication DR secondary mode"),
@@ -181,7 +181,7 @@ fn inactive() -> Result<()> {
             "no handler for route \"transit/decrypt/db-kek\". route entry found, but backend is nil.",
         ),
         (412, "required index state not present"),
-        // A server that has not heard of the last rotation yet.
+        // A server that has not received the last rotation yet.
         (400, "invalid ciphertext: version is too new"),
         (400, "1 error occurred:\n\t* something that no release says yet\n\n"),
         (403, "lease count quota exceeded"),
@@ -194,11 +194,11 @@ fn inactive() -> Result<()> {
         by_role.options["auth"] =
             json!({"approle": {"role_id_file": file, "secret_id_file": file}});
         for (how, provider) in [("token", provider), ("role", by_role)] {
-            let told = failed(&provider.ask("db-kek", CONTEXT, unwrap_by_vault())?)?;
+            let reply = failed(&provider.ask("db-kek", CONTEXT, unwrap_by_vault())?)?;
             let is_login = how == "role" && !text.contains("DR") && !text.contains("forward");
-            if !(is_login && told["class"] == "unauthenticated") && told["class"] != "throttled" {
-                outage(&told, text)?;
-                ensure!(told["retry"] == true, "{text}: {told}");
+            if !(is_login && reply["class"] == "unauthenticated") && reply["class"] != "throttled" {
+                outage(&reply, text)?;
+                ensure!(reply["retry"] == true, "{text}: {reply}");
             }
         }
     }
@@ -207,18 +207,18 @@ fn inactive() -> Result<()> {
     Ok(())
 }
 
-/// Vault's own words, as the tests with a real one in `vault.rs` hear them; and what may stand
-/// beside them.
+/// Vault's own refusals, as in the tests with a real Vault in `vault.rs`, with other replies of the
+/// server.
 fn refusals() -> Result<()> {
     const NONE: &str = r#"{"errors":[]}"#;
     for (status, body, of_token, class) in [
-        // Denied by who knows the token; by who does not; by who knows nothing of tokens.
+        // Denied by a server that knows the token; by one that does not; by one without tokens.
         (403, DENIED, (200, JSON, TOKEN), "denied"),
         (403, DENIED, (403, JSON, DENIED), "unauthenticated"),
         (403, DENIED, (403, HTML, PAGE), "unreachable"),
         (403, DENIED, (502, HTML, PAGE), "unreachable"),
         (403, DENIED, (200, HTML, PAGE), "unreachable"),
-        // What is read and not there.
+        // Not found.
         (404, NONE, (200, JSON, TOKEN), "key_missing"),
         (404, NONE, (403, JSON, DENIED), "key_missing"),
         (404, NONE, (404, JSON, NONE), "unreachable"),
@@ -249,7 +249,7 @@ fn refusals() -> Result<()> {
             (502, HTML, PAGE),
             "wrong_ciphertext",
         ),
-        // The same words with another status are not Vault's.
+        // The same text with another status is not Vault's.
         (404, "{\"errors\":[\"encryption key not found\"]}", (502, HTML, PAGE), "unreachable"),
         (502, "{\"errors\":[\"encryption key not found\"]}", (502, HTML, PAGE), "unreachable"),
     ] {
@@ -261,8 +261,8 @@ fn refusals() -> Result<()> {
             (status, kind, body.to_owned())
         })?;
         let (provider, _directory) = vault(&canned)?;
-        let told = failed(&provider.ask("db-kek", CONTEXT, unwrap_by_vault())?)?;
-        ensure!(told["class"] == class, "{status} {body} {of_token:?}: {told}");
+        let reply = failed(&provider.ask("db-kek", CONTEXT, unwrap_by_vault())?)?;
+        ensure!(reply["class"] == class, "{status} {body} {of_token:?}: {reply}");
     }
     Ok(())
 }
@@ -270,8 +270,8 @@ fn refusals() -> Result<()> {
 const OPENED: &str = r#"{"request_id":"","lease_id":"","renewable":false,"lease_duration":0,
     "data":{"plaintext":"AAAA"},"wrap_info":null,"warnings":null,"auth":null}"#;
 
-/// Of several servers one may hear of a new token, or of a policy, a moment later than the one
-/// that was asked before.
+/// Of several servers, one may receive a new token or policy slightly later than another that was
+/// asked before.
 fn known_late() -> Result<()> {
     let denials = AtomicUsize::new(0);
     let canned = Canned::paths(move |path| {
@@ -283,60 +283,60 @@ fn known_late() -> Result<()> {
         (status, JSON, body.to_owned())
     })?;
     let (provider, _directory) = vault(&canned)?;
-    let told = provider.ask("db-kek", CONTEXT, unwrap_by_vault())?;
-    ensure!(told["unwrapped"]["plaintext"] == "AAAA", "{told}");
+    let reply = provider.ask("db-kek", CONTEXT, unwrap_by_vault())?;
+    ensure!(reply["unwrapped"]["plaintext"] == "AAAA", "{reply}");
     Ok(())
 }
 
-/// Heads of answers that go on for ever, and what they go on with.
+/// Beginnings of endless replies, with their continuations.
 fn heads() -> [(String, String); 4] {
     let piece = "x".repeat(64 * 1024);
     let head = |status: &str, more: &str| {
         format!("HTTP/1.1 {status}\r\ncontent-type: application/json\r\n{more}\r\n")
     };
     [
-        // To the end of the connection, of a length that is told, and in chunks.
+        // Until the connection closes, with a given length, and in chunks.
         (head("200 OK", "connection: close\r\n"), piece.clone()),
         (head("200 OK", "content-length: 1000000000000\r\n"), piece.clone()),
         (head("400 Bad", "transfer-encoding: chunked\r\n"), format!("10000\r\n{piece}\r\n")),
-        // A head without an end.
+        // Endless headers.
         ("HTTP/1.1 200 OK\r\n".into(), format!("x: {}\r\n", "x".repeat(1000))),
     ]
 }
 
 fn endless() -> Result<()> {
     let root = Credentials::root()?;
-    // What the kernel keeps on the way, for the request and for what is asked after it.
+    // Limit for the bytes in the kernel's buffers, for the request and the following check.
     const MOST: u64 = 32 << 20;
     for (head, piece) in heads() {
         let canned = Canned::endless(&head, &piece)?;
         let (mut provider, _directory) = vault(&canned)?;
         provider.deadline_ms = 5_000;
-        let told = failed(&provider.ask("db-kek", CONTEXT, unwrap_by_vault())?)?;
-        ensure!(told["class"] == "unreachable", "{head}: {told}");
+        let reply = failed(&provider.ask("db-kek", CONTEXT, unwrap_by_vault())?)?;
+        ensure!(reply["class"] == "unreachable", "{head}: {reply}");
         ensure!(canned.sent() < MOST * canned.requests() as u64, "{head}: {}", canned.sent());
-        // Not through the client of Vault's API.
-        let told = provider.ask("db-kek", CONTEXT, json!("check"))?;
-        let first = &told["checked"]["findings"][0]["failure"];
-        ensure!(first["class"] == "unreachable", "{head}: {told}");
+        // Not by the client of Vault's API.
+        let reply = provider.ask("db-kek", CONTEXT, json!("check"))?;
+        let first = &reply["checked"]["findings"][0]["failure"];
+        ensure!(first["class"] == "unreachable", "{head}: {reply}");
 
         let canned = Canned::endless(&head, &piece)?;
         let mut provider = aws_kms(&canned, &root);
         provider.deadline_ms = 5_000;
-        let told = failed(&provider.ask("k", CONTEXT, unwrap_by_aws_kms())?)?;
-        ensure!(told["class"] == "unreachable", "{head}: {told}");
+        let reply = failed(&provider.ask("k", CONTEXT, unwrap_by_aws_kms())?)?;
+        ensure!(reply["class"] == "unreachable", "{head}: {reply}");
         ensure!(canned.sent() < MOST * canned.requests() as u64, "{head}: {}", canned.sent());
     }
-    // Credentials come over HTTP as well.
+    // Credentials come over HTTP too.
     let (head, piece) = &heads()[1];
     let canned = Canned::endless(head, piece)?;
     let options = json!({"region": REGION, "endpoint": "http://127.0.0.1:9",
         "insecure_loopback_http": true});
-    let mut provider = without_surroundings(Provider::new("aws_kms", options))
+    let mut provider = without_ambient_credentials(Provider::new("aws_kms", options))
         .env("AWS_CONTAINER_CREDENTIALS_FULL_URI", &canned.endpoint);
     provider.deadline_ms = 5_000;
-    let told = provider.refused("k", CONTEXT, unwrap_by_aws_kms(), "unauthenticated")?;
-    ensure!(canned.requests() > 0 && canned.sent() < MOST * canned.requests() as u64, "{told}");
+    let reply = provider.refused("k", CONTEXT, unwrap_by_aws_kms(), "unauthenticated")?;
+    ensure!(canned.requests() > 0 && canned.sent() < MOST * canned.requests() as u64, "{reply}");
     Ok(())
 }
 
@@ -359,7 +359,7 @@ fn dripping() -> Result<()> {
     Ok(())
 }
 
-/// What is small on the way may have no end when it is unpacked.
+/// A small compressed reply may be endless when decompressed.
 fn compressed() -> Result<()> {
     let root = Credentials::root()?;
     let body = "{\"errors\":[\"encryption key not found\"],\"__type\":\"NotFoundException\"}";
@@ -369,7 +369,7 @@ fn compressed() -> Result<()> {
         body.len()
     );
     let canned = Canned::text(&answer)?;
-    // It is read as it came, so that nothing was unpacked, and nothing else was asked for.
+    // The reply is read without decompression, and no compression is requested.
     vault(&canned)?.0.refused("db-kek", CONTEXT, unwrap_by_vault(), "key_missing")?;
     aws_kms(&canned, &root).refused("k", CONTEXT, unwrap_by_aws_kms(), "key_missing")?;
     for asked in canned.seen() {
@@ -378,7 +378,8 @@ fn compressed() -> Result<()> {
     Ok(())
 }
 
-/// Two servers of one cluster. Without the leader, the other one can neither serve nor forward.
+/// Two servers of one cluster. Without the leader, the other can neither serve nor forward
+/// requests.
 fn standby() -> Result<()> {
     let mut leader = Vault::start()?;
     let follower = leader.join()?;
@@ -391,9 +392,9 @@ fn standby() -> Result<()> {
     leader.stop();
     provider.deadline_ms = 4_000;
     for _ in 0..3 {
-        let told =
+        let reply =
             failed(&provider.ask("db-kek", CONTEXT, json!({"unwrap": {"wrapped": wrapped}}))?)?;
-        outage(&told, "a standby without its leader")?;
+        outage(&reply, "a standby without its leader")?;
     }
     leader.restart()?;
     provider.deadline_ms = 20_000;

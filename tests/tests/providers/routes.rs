@@ -1,4 +1,4 @@
-//! A standby that has its own way to the same master key: another address, other credentials.
+//! A standby with its own access to the same master key: another address, other credentials.
 
 use std::io;
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -25,7 +25,7 @@ pub(crate) fn tests() -> Vec<Test> {
     ]
 }
 
-/// A way to a server by another port, which can be cut.
+/// A proxy to a server on another port, which can be cut.
 struct Detour {
     port: u16,
     state: Arc<State>,
@@ -48,7 +48,7 @@ impl Detour {
         std::thread::spawn(move || {
             while !state.end.load(Ordering::Relaxed) {
                 match listener.accept() {
-                    // Taken and closed at once.
+                    // Accepted and closed at once.
                     Ok(_) if state.cut.load(Ordering::Relaxed) => {}
                     Ok((client, _)) => {
                         let _ = state.pass_on(client, target);
@@ -60,7 +60,7 @@ impl Detour {
         Ok(detour)
     }
 
-    /// How many connections went this way.
+    /// Number of connections through this proxy.
     fn used(&self) -> usize {
         self.state.used.load(Ordering::Relaxed)
     }
@@ -102,12 +102,12 @@ impl State {
     }
 }
 
-/// A primary with everything sealed and its standby, which reaches Vault by a detour, with a role,
-/// files of credentials and a file of authorities of its own.
+/// A primary with everything sealed, and its standby. The standby reaches Vault by a proxy, with
+/// its own role, credential files and CA file.
 ///
-/// What names them stands in the keystore, which both share. On a machine of its own the standby
-/// has other files at the same paths, and the name of the server leads elsewhere; here its helper
-/// is told so.
+/// Their paths are in the keystore, which both share. A standby on another machine has other files
+/// at the same paths, and the server's name has another address; here the environment of its helper
+/// simulates that.
 fn pair() -> Result<(Cluster, Cluster, Vault, Detour)> {
     let settings = impatient()
         .conf("wal_keep_size = 1GB")
@@ -138,7 +138,7 @@ fn pair() -> Result<(Cluster, Cluster, Vault, Detour)> {
     Ok((primary, standby, vault, detour))
 }
 
-/// Files for another role, with the names of those that the options name.
+/// Files for another role, named like those in the options.
 fn own_credentials(vault: &Vault) -> Result<Vec<(String, String)>> {
     let role = "auth/approle/role/standby";
     vault.cli(&["write", role, "token_policies=db-kek,db-next", "token_ttl=20m"])?;
@@ -156,7 +156,7 @@ fn own_credentials(vault: &Vault) -> Result<Vec<(String, String)>> {
     Ok(exchanged)
 }
 
-/// Key changes of every kind, and rows.
+/// Key changes of every kind, and new rows.
 fn rotate(primary: &Cluster) -> Result<()> {
     for statement in [
         "SELECT pagevault.rotate_cluster_master_key()",
@@ -191,7 +191,7 @@ fn own_way() -> Result<()> {
     readable(&standby)?;
     rotate(&primary)?;
     same(&standby, &primary)?;
-    // Another key, and one of a database of its own.
+    // Another key, and one for a single database.
     vault.make_key("db-next")?;
     primary.sql("SELECT pagevault.set_database_master_key('vault', 'db-next')")?;
     primary.sql("SELECT pagevault.rotate_database_master_key()")?;
@@ -206,7 +206,7 @@ fn own_way() -> Result<()> {
     standby.restart()?;
     same(&standby, &primary)?;
 
-    // The primary dies, and nobody may go its way any more.
+    // The primary fails, and its credentials are revoked.
     primary.kill()?;
     vault.cli(&["delete", "auth/approle/role/db"])?;
     vault.write("secret-id", "00000000-0000-0000-0000-000000000000", 0o600)?;
@@ -216,8 +216,8 @@ fn own_way() -> Result<()> {
     readable(&standby)?;
     standby.crash()?;
     readable(&standby)?;
-    let said = vault.audit_log()?;
-    ensure!(said.contains("\"role_name\":\"standby\""), "its own role was not used");
+    let output = vault.audit_log()?;
+    ensure!(output.contains("\"role_name\":\"standby\""), "its own role was not used");
     standby.finish()?;
     primary.finish()
 }
@@ -231,7 +231,7 @@ fn cut() -> Result<()> {
     detour.cut();
     standby.eventually(reachable, "false")?;
     ensure!(primary.text(reachable)? == "true", "the primary's way was cut");
-    // What needs no new database key goes on.
+    // Operations that need no new database key continue.
     primary.sql("SELECT pagevault.rotate_cluster_master_key()")?;
     primary.sql("SELECT pagevault.rotate_wal_key()")?;
     primary.sql("SELECT pagevault.rotate_data_key('secret')")?;
@@ -240,7 +240,7 @@ fn cut() -> Result<()> {
     same(&standby, &primary)?;
     ensure!(standby.text("SELECT state FROM pagevault.status")? == "unlocked");
 
-    // A new database key: it waits where that is needed, and goes on.
+    // A new database key: the standby waits where it is needed, and continues.
     primary.sql("SELECT pagevault.rotate_database_key()")?;
     primary.sql("SELECT pagevault.rotate_wal_key()")?;
     primary.sql("CREATE TABLE later AS SELECT * FROM secret")?;
@@ -251,8 +251,7 @@ fn cut() -> Result<()> {
     readable(&standby)?;
     ensure!(standby.text("SELECT state FROM pagevault.status")? == "locked");
     standby.stop(StopMode::Fast)?;
-    // pg_ctl of 18 takes the end of a standby for that of a recovery with a target, and says that
-    // all is well.
+    // pg_ctl of 18 takes the end of the standby for a recovery with a target, and reports success.
     let _ = standby.start_server();
     standby.eventually_logs("cannot start without keys")?;
     standby.eventually_that("the standby's end", || {
@@ -270,7 +269,7 @@ fn cut() -> Result<()> {
     primary.finish()
 }
 
-/// It asks again, as at its start, and may be stopped meanwhile.
+/// It asks repeatedly, as at its start, and can be stopped meanwhile.
 fn back_soon() -> Result<()> {
     let (primary, mut standby, _vault, detour) = pair()?;
     standby.allow_log("recovery waits for a new key");

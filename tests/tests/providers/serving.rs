@@ -1,4 +1,4 @@
-//! A cluster whose keys are in Vault: made, rotated, restarted, restored, looked at.
+//! A cluster with keys in Vault: creation, rotation, restart, restore, status.
 
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::key_servers::Server;
@@ -27,7 +27,7 @@ pub(crate) fn tests() -> Vec<Test> {
 fn keys_live_in_vault() -> Result<()> {
     let (cluster, vault) = cluster_on_vault(&Settings::default())?;
     ensure!(cluster.text("SELECT pagevault.rotate_cluster_master_key()")? == "2");
-    // Rotated in Vault by somebody else: the same call takes the new version up.
+    // Rotated in Vault by another client: the same call adopts the new version.
     vault.cli(&["write", "-f", "transit/keys/db-kek/rotate"])?;
     ensure!(cluster.text("SELECT pagevault.rotate_cluster_master_key()")? == "3");
     vault.make_key("db-own")?;
@@ -42,11 +42,11 @@ fn keys_live_in_vault() -> Result<()> {
     cluster.crash()?;
     readable(&cluster)?;
 
-    let told = "SELECT reachable::text || ' ' || (last_success_at > now() - interval '5 min')::text
+    let reply = "SELECT reachable::text || ' ' || (last_success_at > now() - interval '5 min')::text
         || ' ' || (latency_ms > 0)::text || ' ' || master_key_versions::text FROM pagevault.providers";
-    let told = cluster.text(told)?;
-    ensure!(told.starts_with("true true true"), "{told}");
-    ensure!(told.contains("\"db-kek\": 3") && told.contains("\"db-own\": 2"), "{told}");
+    let reply = cluster.text(reply)?;
+    ensure!(reply.starts_with("true true true"), "{reply}");
+    ensure!(reply.contains("\"db-kek\": 3") && reply.contains("\"db-own\": 2"), "{reply}");
     let checks = "SELECT count(*) FILTER (WHERE ok)::text || ' of ' || count(*)::text
         FROM pagevault.check_provider('vault')";
     let checks = cluster.text(checks)?;
@@ -64,7 +64,7 @@ fn keys_live_in_a_token() -> Result<()> {
     cluster.sql(&add_provider("hsm", "command", &token.options()))?;
     cluster.sql("SELECT pagevault.set_cluster_master_key('hsm', 'db-kek')")?;
     cluster.sql(TABLES)?;
-    // This token's keys have no versions: a rotation is a move to another key.
+    // This token's keys have no versions: rotation is a move to another key.
     let error = cluster.error("SELECT pagevault.rotate_cluster_master_key()")?;
     ensure!(error.hint.contains("set_cluster_master_key"), "{error}");
     cluster.sql("SELECT pagevault.set_cluster_master_key('hsm', 'db-next')")?;
@@ -118,11 +118,11 @@ fn helper_alone() -> Result<()> {
     let (mut cluster, vault) = cluster_on_vault(&Settings::default())?;
     cluster.allow_log("pagevault");
     let secret_id = std::fs::read_to_string(vault.path("secret-id"))?;
-    let mut asker = cluster.client()?;
-    let cancel = asker.cancel_token();
+    let mut session = cluster.client()?;
+    let cancel = session.cancel_token();
     vault.freeze()?;
     let asking = std::thread::spawn(move || {
-        let _ = asker.batch_execute("SELECT pagevault.rotate_cluster_master_key()");
+        let _ = session.batch_execute("SELECT pagevault.rotate_cluster_master_key()");
     });
     std::thread::sleep(std::time::Duration::from_secs(2));
     let helper = pagevault_tests::process::processes_in(&cluster.data_directory())
@@ -149,7 +149,7 @@ fn helper_alone() -> Result<()> {
     ensure!(line.split('\0').filter(|part| !part.is_empty()).count() == 2, "{line:?}");
     ensure!(!environment.contains(secret_id.trim()), "a secret is in the environment");
     ensure!(status.contains("NoNewPrivs:\t1"), "it may gain privileges: {status}");
-    // The server's log is its standard error; all else it opened itself.
+    // The server's log is its standard error; it opened all other files itself.
     let log = cluster.directory().join("log").display().to_string();
     for file in &open {
         let own = file == &log || !file.starts_with('/') || file == "/dev/null";
@@ -162,7 +162,7 @@ fn helper_alone() -> Result<()> {
     cluster.finish()
 }
 
-/// What a process, by its directory in /proc, has open.
+/// Open files of a process, given by its directory in /proc.
 fn open_files(process: &std::path::Path) -> Result<Vec<String>> {
     let mut open = Vec::new();
     for file in std::fs::read_dir(process.join("fd"))? {

@@ -13,7 +13,7 @@ use crate::Test;
 
 const CONTEXT: &str = "pagevault/1/00112233445566778899aabbccddeeff/0";
 const OTHER: &str = "pagevault/1/00112233445566778899aabbccddeeff/5";
-/// 32 bytes that are easy to recognise, in base64.
+/// 32 recognizable bytes, in base64.
 const SECRET: &str = "c2VjcmV0IHNlY3JldCBzZWNyZXQgc2VjcmV0ISEhISE=";
 
 pub(crate) fn tests() -> Vec<Test> {
@@ -51,10 +51,10 @@ fn keys_wrap_rotate_and_rewrap() -> Result<()> {
     provider.refused("db-other", CONTEXT, unwrap(&old), "wrong_ciphertext")?;
     provider.refused("db-kek", CONTEXT, unwrap(&json!("AAAA")), "wrong_ciphertext")?;
 
-    // Rotation adds a version; what the old one wrapped opens, and rewraps under the new one.
+    // Rotation adds a version. Old wrappings can be opened, and rewrapped under the new version.
     ensure!(provider.rotate("db-kek", &old)? == 2);
     ensure!(provider.unwrap("db-kek", CONTEXT, &old)? == SECRET);
-    // Cut short before the rewrap, it goes on where it was.
+    // Interrupted before the rewrap, it continues there.
     ensure!(provider.rotate("db-kek", &old)? == 2, "rotated twice for one wrapping");
     let (new, version) = provider.rewrap("db-kek", "db-kek", CONTEXT, &old)?;
     ensure!(version == 2 && provider.unwrap("db-kek", CONTEXT, &new)? == SECRET);
@@ -67,7 +67,8 @@ fn keys_wrap_rotate_and_rewrap() -> Result<()> {
     let (moved, version) = provider.rewrap("db-kek", "db-other", CONTEXT, &new)?;
     ensure!(version == 1 && provider.unwrap("db-other", CONTEXT, &moved)? == SECRET);
 
-    // Many rotations later the first wrapping still opens, until Vault is told otherwise.
+    // After many rotations the first wrapping can still be opened, until Vault is configured
+    // otherwise.
     for _ in 0..10 {
         vault.cli(&["write", "-f", "transit/keys/db-kek/rotate"])?;
     }
@@ -101,9 +102,9 @@ fn each_way_to_log_in() -> Result<()> {
     works(vault.token("token", &token)?)?;
     fails(vault.token("no-token", "hvs.nobody")?)?;
 
-    // Kubernetes hands out signed tokens; Vault's JWT method checks such a token against the public
-    // key of who signed it and takes the same login as its Kubernetes method, which wants a whole
-    // Kubernetes to ask.
+    // Kubernetes issues signed tokens. Vault's JWT method verifies such a token with the public key
+    // of the issuer. Its login is the same as that of the Kubernetes method, which would need a
+    // whole Kubernetes.
     let (public, jwt) = service_account()?;
     let key = vault.write("signer.pem", &public, 0o644)?;
     vault.cli(&["auth", "enable", "-path=kubernetes", "jwt"])?;
@@ -145,7 +146,7 @@ fn each_way_to_log_in() -> Result<()> {
     Ok(())
 }
 
-/// A public key and a token of a service account, signed with it.
+/// A public key, and a service account token signed with its private key.
 fn service_account() -> Result<(String, String)> {
     use base64::Engine;
     use base64::engine::general_purpose::URL_SAFE_NO_PAD as BASE64;
@@ -169,7 +170,8 @@ fn service_account() -> Result<(String, String)> {
     Ok((public, format!("{signed}.{}", BASE64.encode(raw))))
 }
 
-/// At a Unix socket the kernel says who listens; at a port of this machine anybody may.
+/// For a Unix socket the kernel identifies the listening process; on a local port any user may
+/// listen.
 fn a_socket_is_spoken_to_if_it_is_ours() -> Result<()> {
     let mut vault = Vault::start()?;
     let mut options = vault.approle()?;
@@ -177,14 +179,14 @@ fn a_socket_is_spoken_to_if_it_is_ours() -> Result<()> {
     let provider = provider(options);
     let (wrapped, _) = provider.wrap("db-kek", CONTEXT, SECRET)?;
     ensure!(provider.unwrap("db-kek", CONTEXT, &wrapped)? == SECRET);
-    let told = provider.ask("db-kek", CONTEXT, json!("check"))?;
-    ensure!(!told.to_string().contains("failure"), "{told}");
+    let reply = provider.ask("db-kek", CONTEXT, json!("check"))?;
+    ensure!(!reply.to_string().contains("failure"), "{reply}");
     if rustix::process::geteuid().is_root() {
         std::os::unix::fs::chown(vault.socket(), Some(65534), None)?;
-        let told = provider.refused("db-kek", CONTEXT, wrap(), "insecure")?;
-        ensure!(told["message"].as_str().is_some_and(|text| text.contains("of another user")));
-        // Somebody who listens there, in a directory of the server's user: only the kernel can
-        // tell.
+        let reply = provider.refused("db-kek", CONTEXT, wrap(), "insecure")?;
+        ensure!(reply["message"].as_str().is_some_and(|text| text.contains("of another user")));
+        // Another process listens there, in a directory of the server user; only the kernel can
+        // identify it.
         vault.stop();
         std::fs::remove_file(vault.socket())?;
         let _listener = std::os::unix::net::UnixListener::bind(vault.socket())?;
@@ -208,13 +210,13 @@ fn refusals() -> Result<()> {
         provider(options)
     };
 
-    // denied: a token that Vault knows and that may not.
+    // denied: a token that Vault knows and that lacks permission.
     let failure = {
         vault.cli(&["write", "transit/keys/foreign", "derived=true"])?;
         good.refused("foreign", CONTEXT, wrap(), "denied")?
     };
     ensure!(failure["hint"].as_str().unwrap_or("").contains("transit/keys/foreign"), "{failure}");
-    // key_missing: for a token that may look, and a mount that is not there.
+    // key_missing: for a token with permission, and a mount that does not exist.
     let root = vault.cli(&["token", "create", "-policy=root", "-field=token"])?;
     let root = provider(vault.token("root", &root)?);
     root.refused("nokey", CONTEXT, wrap(), "key_missing")?;
@@ -222,11 +224,12 @@ fn refusals() -> Result<()> {
     let mut elsewhere = root.clone();
     elsewhere.options["mount"] = json!("elsewhere");
     elsewhere.refused("db-kek", CONTEXT, wrap(), "key_missing")?;
-    // Nobody makes a key by wrapping with a name that is misspelt: it is missing afterwards, too.
+    // Wrapping with a misspelled name creates no key: it is missing afterwards too.
     for _ in 0..2 {
         root.refused("db-kekk", CONTEXT, wrap(), "key_missing")?;
     }
-    // insecure: a key that binds nothing, credentials open to others, an address without TLS.
+    // insecure: a key without context binding, credentials readable by others, an address without
+    // TLS.
     vault.cli(&["write", "-f", "transit/keys/plain"])?;
     root.refused("plain", CONTEXT, wrap(), "insecure")?;
     let loose = vault.write("loose", "hvs.x", 0o644)?;
@@ -248,14 +251,14 @@ fn refusals() -> Result<()> {
         wrap(),
         "insecure",
     )?;
-    // A key whose deletion leaves what it wrapped without a key.
+    // A key that can be deleted while wrappings need it.
     vault.make_key("db-gone")?;
     let (lost, _) = good.wrap("db-gone", CONTEXT, SECRET)?;
     vault.cli(&["write", "transit/keys/db-gone/config", "deletion_allowed=true"])?;
     vault.cli(&["delete", "transit/keys/db-gone"])?;
     good.refused("db-gone", CONTEXT, json!({"unwrap": {"wrapped": lost}}), "key_missing")?;
 
-    // tls: an authority that nobody trusts, a name that is not the server's.
+    // tls: an untrusted authority, a name that is not the server's.
     let stranger = pagevault_tests::key_servers::certificates::Authority::new()?;
     let ca = vault.write("stranger-ca.pem", stranger.pem(), 0o644)?;
     with("ca_file", json!(ca)).refused("db-kek", CONTEXT, wrap(), "tls")?;
@@ -273,13 +276,13 @@ fn refusals() -> Result<()> {
     hasty.refused("db-kek", CONTEXT, wrap(), "throttled")?;
     vault.allow_requests()?;
 
-    // sealed, and all is well again without any doing of ours
+    // sealed; works again afterwards without further action
     vault.seal()?;
     good.refused("db-kek", CONTEXT, wrap(), "sealed")?;
     vault.unseal()?;
     ensure!(good.unwrap("db-kek", CONTEXT, &wrapped)? == SECRET);
 
-    // deadline: it takes connections and says nothing
+    // deadline: connections are accepted but get no reply
     vault.freeze()?;
     let mut brief = good.clone();
     brief.deadline_ms = 1_500;
@@ -289,7 +292,7 @@ fn refusals() -> Result<()> {
     slow?;
     ensure!(start.elapsed() < Duration::from_secs(15), "the deadline is not kept");
 
-    // unreachable, and back
+    // unreachable, and available again
     vault.stop();
     let mut brief = good.clone();
     brief.deadline_ms = 4_000;
@@ -303,14 +306,14 @@ fn refusals() -> Result<()> {
 
 fn tokens() -> Result<()> {
     let vault = Vault::start()?;
-    // A short token is renewed when more than half of its life is over.
+    // A short-lived token is renewed after half of its life.
     let token = vault.cli(&["token", "create", "-policy=db-kek", "-ttl=6s", "-field=token"])?;
     let short = provider(vault.token("token", &token)?);
     for _ in 0..6 {
         std::thread::sleep(Duration::from_secs(2));
         short.wrap("db-kek", CONTEXT, SECRET)?;
     }
-    // One that nobody can renew ends, and that is told apart from a denial.
+    // A token that cannot be renewed expires; that is distinguished from a denial.
     let token = vault.cli(&[
         "token",
         "create",
@@ -324,7 +327,7 @@ fn tokens() -> Result<()> {
     std::thread::sleep(Duration::from_secs(7));
     ending.refused("db-kek", CONTEXT, wrap(), "unauthenticated")?;
 
-    // Tokens of logins do not pile up.
+    // Login tokens do not accumulate.
     let accessors = || -> Result<usize> {
         Ok(vault.cli(&["list", "-format=json", "auth/token/accessors"])?.matches('"').count())
     };
@@ -339,7 +342,8 @@ fn tokens() -> Result<()> {
 
 fn secrecy() -> Result<()> {
     let vault = Vault::start()?;
-    // What the environment says does not count, least of all that certificates need no checking.
+    // Environment variables are ignored, above all the one that turns off verification of
+    // certificates.
     let provider = provider(vault.approle()?)
         .env("VAULT_ADDR", "https://127.0.0.1:1")
         .env("VAULT_SKIP_VERIFY", "true")
@@ -358,7 +362,7 @@ fn secrecy() -> Result<()> {
     Ok(())
 }
 
-/// What would carry a token to wherever a server points.
+/// Otherwise a redirection would send the token to another server.
 fn redirections_are_not_followed() -> Result<()> {
     let target = Canned::answer(200, "application/json", "{}".to_owned())?;
     let standby = Canned::redirect(&target.endpoint)?;
@@ -370,12 +374,12 @@ fn redirections_are_not_followed() -> Result<()> {
         "auth": {"token_file": token}}),
     );
     provider.deadline_ms = 4_000;
-    let told = provider.refused("db-kek", CONTEXT, wrap(), "unreachable")?;
+    let reply = provider.refused("db-kek", CONTEXT, wrap(), "unreachable")?;
     ensure!(
-        told["message"].as_str().is_some_and(|text| text.contains("another address")),
-        "{told}"
+        reply["message"].as_str().is_some_and(|text| text.contains("another address")),
+        "{reply}"
     );
-    ensure!(told["retry"] == true && standby.requests() > 2, "not tried again: {told}");
+    ensure!(reply["retry"] == true && standby.requests() > 2, "not tried again: {reply}");
     ensure!(target.requests() == 0, "it went to where the server pointed");
     let asked = standby.seen();
     let head = asked.last().map(|request| request.head.to_ascii_lowercase()).unwrap_or_default();
@@ -394,11 +398,11 @@ fn check() -> Result<()> {
             .output()?;
         Ok((output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned()))
     };
-    let (well, said) = check("db-kek")?;
-    ensure!(well && said.contains("Everything works"), "{said}");
-    ensure!(said.contains("does not open for another database"), "{said}");
-    let (well, said) = check("typo")?;
-    ensure!(!well && said.contains("transit/keys/typo"), "{said}");
+    let (well, response) = check("db-kek")?;
+    ensure!(well && response.contains("Everything works"), "{response}");
+    ensure!(response.contains("does not open for another database"), "{response}");
+    let (well, response) = check("typo")?;
+    ensure!(!well && response.contains("transit/keys/typo"), "{response}");
     vault.seal()?;
     let outcome = provider(vault.options(json!({"token_file": vault.path("token")}))).ask(
         "db-kek",

@@ -1,5 +1,5 @@
-//! Lines of Rust have no more than 100 columns. rustfmt sees to it for code; this is about
-//! comments. Strings may be longer: a message that is broken cannot be searched for.
+//! Lines of Rust have at most 100 columns. rustfmt ensures that for code; this rule is for
+//! comments. Strings may be longer, because a message that is broken cannot be searched for.
 
 use anyhow::Result;
 
@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn comments_are_broken_strings_need_not_be() {
+    fn long_comments_are_found_and_long_strings_are_not() {
         let long = "é".repeat(98);
         let source = format!(
             "/// {}\n// {long}\n/// {long}\nconst A: &str = \"{long}\";\nconst B: &str = \"a\n{long}---\n\";\n",

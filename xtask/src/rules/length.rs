@@ -26,7 +26,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_too_much_is_counted() {
+    fn surplus_lines_are_counted() {
         let (fits, too_long) = ("\n".repeat(500), "\n".repeat(503));
         let workspace = Workspace::of(&[("a.rs", &fits), ("b.rs", &too_long), ("c.md", &too_long)]);
         let found = check(&workspace).unwrap();

@@ -1,5 +1,5 @@
-//! Links in Markdown lead somewhere: to a file or directory of this checkout and, if they name one,
-//! to a heading in it. So do pages of docs/ that are named in any other file.
+//! Links in Markdown must point to an existing file or directory of this checkout and, if they name
+//! one, to an existing heading. The same holds for pages of docs/ named in other files.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,7 +9,7 @@ use pulldown_cmark::{Event, Options, Parser, Tag, TagEnd};
 use super::Finding;
 use crate::workspace::Workspace;
 
-/// Here tests make up pages.
+/// Here tests use invented pages.
 const MADE_UP: &[&str] = &["xtask/src"];
 
 pub(super) fn check(workspace: &Workspace) -> Result<Vec<Finding>> {
@@ -50,7 +50,7 @@ fn problem(workspace: &Workspace, from: &str, link: &str) -> Option<String> {
         .then(|| format!("{link} leads to no heading (correct what follows #)"))
 }
 
-/// Where a relative link of a page leads, from the root; `None` if out of the checkout.
+/// The target of a relative link, from the root; `None` if outside the checkout.
 fn join(page: &str, link: &str) -> Option<String> {
     let mut parts: Vec<&str> = page.split('/').collect();
     parts.pop();
@@ -64,7 +64,7 @@ fn join(page: &str, link: &str) -> Option<String> {
     Some(parts.join("/"))
 }
 
-/// The links of a page, and its images, with their lines.
+/// The links and images of a page, with their lines.
 fn links(text: &str) -> Vec<(usize, String)> {
     let parser = Parser::new_ext(text, Options::ENABLE_TABLES).into_offset_iter();
     parser
@@ -77,7 +77,7 @@ fn links(text: &str) -> Vec<(usize, String)> {
         .collect()
 }
 
-/// The anchors that a page has by its headings, as GitHub makes them.
+/// The anchors of a page's headings, as GitHub generates them.
 fn anchors(text: &str) -> BTreeSet<String> {
     let mut anchors = BTreeSet::new();
     let mut seen: BTreeMap<String, usize> = BTreeMap::new();

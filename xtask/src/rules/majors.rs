@@ -1,5 +1,5 @@
-//! What differs between PostgreSQL's majors stands in few files, and the next major will be treated
-//! as the newest one.
+//! Code that depends on PostgreSQL's major version is in few files, and the next major will be
+//! treated as the newest one.
 
 use anyhow::{Context, Result};
 use serde::Deserialize;
@@ -9,7 +9,7 @@ use crate::cfg::conditions;
 use crate::tree::walk;
 use crate::workspace::{File, Workspace};
 
-/// Where it may be asked for which major this build is.
+/// Files that may depend on the major version.
 const PLACES: &[&str] = &[
     "extension/src/pg/compat",
     // what functions are called that pgrx does not bind
@@ -37,9 +37,9 @@ pub(super) fn check(workspace: &Workspace) -> Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// A condition that names the newest major, where it could name the older ones, is false on the
-/// next: what it guards is then missing, or the arm for the oldest is taken. So each must give the
-/// same answer for the major after the newest.
+/// A condition that names the newest major instead of the older ones is false for the next major:
+/// the guarded code is then missing, or the code for the oldest major is used. So each condition
+/// must give the same result for the newest major and for the one after it.
 pub(super) fn check_newest(workspace: &Workspace) -> Result<Vec<Finding>> {
     let mut findings = Vec::new();
     for file in extension(workspace) {
@@ -95,7 +95,7 @@ mod tests {
         ("extension/Cargo.toml", "[features]\npg15 = []\npg17 = []\npg18 = []\npg_test = []\n");
 
     #[test]
-    fn majors_are_asked_for_in_few_files() {
+    fn majors_are_named_in_few_files() {
         let source = "#[cfg(test)]\nfn f() {}\n#[cfg(not(feature = \"pg15\"))]\nfn g() { if MAJOR > 16 {} }\nmacro_rules! m { () => {\n#[cfg_attr(feature = \"pg15\", inline)]\n} }\n";
         let files = [
             ("extension/src/hooks/install.rs", source),
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn what_holds_on_the_newest_holds_on_the_next() {
+    fn conditions_hold_on_the_next_major_as_on_the_newest() {
         let source = r#"
             #[cfg(any(feature = "pg15", feature = "pg17"))]     // 2: of the older ones
             #[cfg(not(any(feature = "pg15", feature = "pg17")))] // 3: of the newest and later

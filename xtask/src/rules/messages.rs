@@ -7,12 +7,12 @@ use super::Finding;
 use crate::tree::{Tree, after_colons, split_at_commas, walk};
 use crate::workspace::Workspace;
 
-/// What reports to users is built of: extension/src/pg/report.rs, keystore/src/failure.rs.
+/// Constructors of reports to users: extension/src/pg/report.rs, keystore/src/failure.rs.
 const REPORTS: &[&str] = &["Report", "Failure"];
 const SENTENCES: &[&str] = &["detail", "hint", "with_detail", "with_hint"];
 /// Macros of pgrx, whose first argument is the message.
 const MACROS: &[&str] = &["error", "warning", "notice", "info", "log"];
-/// Names that are written so everywhere, besides those of several capital letters.
+/// Names that keep their spelling everywhere, besides those with several capital letters.
 const NAMES: &[&str] = &["Vault", "pagevault", "pagevault-keyring"];
 
 pub(super) fn check(workspace: &Workspace) -> Result<Vec<Finding>> {
@@ -65,7 +65,7 @@ fn sentence<'t>(before: Option<&Tree>, here: &'t [Tree]) -> Option<&'t str> {
     text(rest.first()?.group('(')?)
 }
 
-/// The string, or the format, that an expression is.
+/// The string, or the format string, of an expression.
 fn text(expression: &[Tree]) -> Option<&str> {
     match expression {
         [string, ..] if string.string().is_some() => string.string(),
@@ -91,10 +91,10 @@ fn fault_of_message(text: &str) -> Option<&'static str> {
 }
 
 fn fault_of_sentence(text: &str) -> Option<&'static str> {
-    // A name, of a setting or function for one, is written as it is.
+    // A name, such as that of a setting or function, keeps its spelling.
     let word = text.split(' ').next().unwrap_or(text);
     let is_name = word.contains(['_', '.', '(', '"', '{', '\\']);
-    // As do commands that are told at the end: "Restore it: vault write ...".
+    // A command at the end has no full stop: "Restore it: vault write ...".
     let ends_with_command = text.rsplit(". ").next().is_some_and(|last| last.contains(": "));
     if text.starts_with(char::is_lowercase) && !is_name && !NAMES.contains(&word) {
         Some("DETAIL and HINT are sentences (begin with a capital letter)")

@@ -1,4 +1,4 @@
-//! The rules: each reads the workspace and says where it is broken.
+//! The rules: each reads the workspace and reports violations.
 
 pub(crate) mod arrows;
 mod columns;
@@ -15,31 +15,31 @@ use anyhow::Result;
 
 use crate::workspace::Workspace;
 
-/// A place where a rule is broken.
+/// A violation of a rule.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Finding {
     /// The file.
     pub(crate) path: String,
     /// The line, from 1.
     pub(crate) line: usize,
-    /// How much of the exceptions it uses up; mostly 1.
+    /// The number by which it counts against the exceptions; mostly 1.
     pub(crate) count: usize,
-    /// What is wrong, and in brackets what to do.
+    /// The problem, and in parentheses the remedy.
     pub(crate) message: String,
 }
 
 /// The file of exceptions.
 pub(crate) const EXCEPTIONS: &str = "xtask/exceptions.toml";
 
-/// A rule that the file of exceptions may name.
+/// A rule whose violations can be excepted.
 pub(crate) struct Rule {
-    /// What it is called there and in reports.
+    /// Its name in that file and in reports.
     pub(crate) name: &'static str,
-    /// Finds what breaks it.
+    /// Finds violations.
     pub(crate) check: fn(&Workspace) -> Result<Vec<Finding>>,
 }
 
-/// All of them. What modules may use which (`arrows`) has a table of its own in place of
+/// All these rules. The rule `arrows` is not among them: it has a table of its own instead of
 /// exceptions.
 pub(crate) const RULES: &[Rule] = &[
     Rule { name: "unsafe", check: unsafe_code::check },
@@ -60,7 +60,7 @@ impl Finding {
     }
 }
 
-/// What a rule finds in these files, as `path:line`, for tests.
+/// The findings of a rule in these files, as `path:line`, for tests.
 #[cfg(test)]
 fn places(rule: fn(&Workspace) -> Result<Vec<Finding>>, files: &[(&str, &str)]) -> Vec<String> {
     let findings = rule(&Workspace::of(files)).unwrap();

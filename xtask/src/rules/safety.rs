@@ -1,12 +1,12 @@
-//! A SAFETY comment, or a "# Safety" of a function, gives a reason. Clippy asks that there is one;
-//! "by contract" is none.
+//! A SAFETY comment, or a "# Safety" section of a function, gives a reason. Clippy requires that
+//! there is one; "by contract" is not a reason.
 
 use anyhow::Result;
 
 use super::Finding;
 use crate::workspace::{File, Workspace};
 
-/// Who gives a reason needs more words than this.
+/// A reason has more words than this.
 const WORDS: usize = 5;
 
 pub(super) fn check(workspace: &Workspace) -> Result<Vec<Finding>> {
@@ -24,25 +24,25 @@ pub(super) fn check(workspace: &Workspace) -> Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// What each of these comments says, with its line.
+/// The text of each of these comments, with its line.
 fn reasons(file: &File) -> Vec<(usize, String)> {
     let mut reasons = Vec::new();
     let strings = file.strings();
     let mut lines = file.lines().peekable();
     while let Some((line, text)) = lines.next() {
-        // What marks lines that go on with the comment, and its beginning.
-        let (mark, begun) = match text.split_once("// SAFETY:") {
+        // The marker of continuation lines, and the first line of the comment.
+        let (mark, beginning) = match text.split_once("// SAFETY:") {
             Some((before, _)) if strings.cover(line, before.chars().count()) => continue,
-            Some((_, begun)) => ("//", begun),
+            Some((_, beginning)) => ("//", beginning),
             None if text.trim() == "/// # Safety" && !strings.cover(line, 0) => ("///", ""),
             None => continue,
         };
-        let mut reason = begun.trim().to_owned();
-        let goes_on = |text: &str| {
+        let mut reason = beginning.trim().to_owned();
+        let continuation = |text: &str| {
             let next = text.trim_start().strip_prefix(mark)?.trim();
             (!next.starts_with(['#', '/']) && !next.starts_with("SAFETY:")).then(|| next.to_owned())
         };
-        while let Some(next) = lines.peek().and_then(|(_, text)| goes_on(text)) {
+        while let Some(next) = lines.peek().and_then(|(_, text)| continuation(text)) {
             reason = format!("{reason} {next}").trim().to_owned();
             lines.next();
         }

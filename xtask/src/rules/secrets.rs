@@ -1,5 +1,5 @@
-//! Secrets are not compared with `==`, which takes the longer the more of them is right, but by a
-//! method of theirs (`Secret32::matches`, `DataKey::is_same`).
+//! Secrets are not compared with `==`, which takes longer the more bytes match, but with their own
+//! methods (`Secret32::matches`, `DataKey::is_same`).
 
 use anyhow::Result;
 
@@ -7,7 +7,7 @@ use super::Finding;
 use crate::tree::{Tree, walk};
 use crate::workspace::Workspace;
 
-/// What gives the bytes of a secret.
+/// The method that returns the bytes of a secret.
 const EXPOSE: &str = "expose";
 
 pub(super) fn check(workspace: &Workspace) -> Result<Vec<Finding>> {

@@ -1,4 +1,4 @@
-//! `unsafe` stands behind the fences, where it is read by whoever knows what to look for.
+//! `unsafe` is only used behind the fences, where it is reviewed specially.
 
 use anyhow::Result;
 
@@ -12,10 +12,10 @@ const FENCES: &[&str] = &[
     "preload",
     "extension/src/pg",
     "extension/src/hooks",
-    // calls of what the CPU was just found to have
+    // calls of functions for CPU features that were just detected
     "cipher/src/checksum.rs",
     "cipher/src/xts/x86.rs",
-    // instructions that no function stands for
+    // instructions without intrinsics
     "cipher/src/residue/registers.rs",
 ];
 

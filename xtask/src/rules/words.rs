@@ -1,4 +1,4 @@
-//! Words that are not used, and what is said in their place: xtask/words.toml.
+//! Words that are not used, and their replacements: xtask/words.toml.
 
 use anyhow::{Context, Result};
 use serde::Deserialize;
@@ -14,16 +14,17 @@ struct List {
     word: Vec<Word>,
 }
 
-/// An entry: what is not written, why, and what is.
+/// An entry: a word, its replacement, and the reason.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Word {
-    /// Each form of it. One with a capital letter means that name only; one that begins with `/` is
-    /// the beginning of a path; others are words in any case, also as a part of a name.
+    /// The forms of the word. A form with a capital letter matches only that name; one that begins
+    /// with `/` matches the beginning of a path; others match words in any case, also as a part of
+    /// a name.
     forms: Vec<String>,
     instead: String,
     reason: String,
-    /// Files and directories where it may be written.
+    /// Files and directories where it may be used.
     #[serde(default)]
     allowed_in: Vec<String>,
 }
@@ -55,7 +56,7 @@ pub(super) fn check(workspace: &Workspace) -> Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// How often a form stands in a line.
+/// Number of occurrences of a form in a line.
 fn uses(line: &str, form: &str) -> usize {
     let is_name = form.contains(char::is_uppercase);
     let is_path = form.starts_with('/');
@@ -69,7 +70,7 @@ fn uses(line: &str, form: &str) -> usize {
     let is_whole = |&(at, _): &(usize, &str)| {
         let (before, after) = (&line[..at], &line[at + form.len()..]);
         if is_path {
-            // Not of a longer path: another directory, a variable, an address.
+            // Not within a longer path, a variable or an address.
             !before.ends_with(|c: char| c.is_alphanumeric() || "._-*~/})>".contains(c))
         } else {
             !before.ends_with(goes_on) && !after.starts_with(goes_on)
@@ -90,7 +91,7 @@ mod tests {
     );
 
     #[test]
-    fn words_of_the_list_are_found_in_every_kind_of_file() {
+    fn words_are_found_in_every_kind_of_file() {
         let text = "a color\nColour: colours\nfn one_colour() {}\ncolourful\n/srv/x\n";
         let files = [LIST_OF_TWO, ("a.rs", "// colour\n"), ("docs/b.md", text), ("b.sh", text)];
         let expected = ["a.rs:1", "b.sh:2", "b.sh:3", "b.sh:5", "docs/b.md:5"];
@@ -101,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_that_name_only() {
+    fn a_capitalized_form_matches_only_that_name() {
         assert_eq!(uses("enum Shade { Deep }", "Shade"), 1);
         assert_eq!(uses("shade, Shades, DeepShade, Shade_2", "Shade"), 0);
     }

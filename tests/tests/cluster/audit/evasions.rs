@@ -1,4 +1,4 @@
-//! What somebody might try so that a line is not written, or tells something else.
+//! Attempts to keep a line out of the audit trail, or to falsify it.
 
 use std::io::Write;
 use std::process::Stdio;
@@ -30,7 +30,7 @@ fn no_setting_keeps_lines_out_of_the_log() -> Result<()> {
         "a setting is not told of"
     );
     drop(client);
-    // In recovery another hook looks at messages until the data directory is consistent.
+    // In recovery another hook handles messages until the data directory is consistent.
     cluster.append_conf("log_min_messages = fatal")?;
     cluster.crash()?;
     let starts = trail(&cluster)?.iter().filter(|line| line["action"] == "start").count();
@@ -38,9 +38,9 @@ fn no_setting_keeps_lines_out_of_the_log() -> Result<()> {
     cluster.finish()
 }
 
-/// Where functions run that no portal carries out.
+/// In functions that run outside a portal.
 #[test]
-fn a_session_that_changes_a_setting_out_of_any_statement_is_told_of() -> Result<()> {
+fn settings_changed_outside_of_statements_are_recorded() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
     cluster.sql(
         "CREATE FUNCTION set_it(value text) RETURNS text IMMUTABLE LANGUAGE plpgsql
@@ -60,7 +60,7 @@ fn a_session_that_changes_a_setting_out_of_any_statement_is_told_of() -> Result<
         ensure!(set.len() == 1 && set[0]["to"] == to, "{statement}: {lines:#?}");
     }
     drop(client);
-    // And where there is no client.
+    // In a single-user server.
     cluster.stop(StopMode::Fast)?;
     let mut server = cluster.installation().command("postgres");
     server.args(["--single", "-D"]).arg(cluster.data_directory()).arg("postgres");
@@ -69,13 +69,13 @@ fn a_session_that_changes_a_setting_out_of_any_statement_is_told_of() -> Result<
     input.write_all(b"SET pagevault.enforce_encryption = on\n")?;
     drop(input);
     let output = server.wait_with_output()?;
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    ensure!(said.contains("\"by\":\"session\",\"role\":\"postgres\""), "{said}");
+    let response = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(response.contains("\"by\":\"session\",\"role\":\"postgres\""), "{response}");
     cluster.finish()
 }
 
 #[test]
-fn values_are_told_as_they_are() -> Result<()> {
+fn values_are_recorded_exactly() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
     let set = |statement: &str| -> Result<Value> {
         let lines = written(&cluster, || cluster.sql(statement))?;
@@ -92,26 +92,26 @@ fn values_are_told_as_they_are() -> Result<()> {
     let line = set(&format!("ALTER SYSTEM SET pagevault.keyring_command = '{long}'"))?;
     let to = line["to"].as_str().unwrap_or_default();
     ensure!(to.ends_with("... (608 bytes)"), "{line}");
-    // Without the library nothing is told any more.
+    // Without the library there will be no further lines.
     let line = set("ALTER SYSTEM SET shared_preload_libraries = ''")?;
     ensure!(line["object"] == "shared_preload_libraries" && line["to"] == "\"\"", "{line}");
     cluster.finish()
 }
 
 #[test]
-fn who_takes_the_name_of_another_is_told_of() -> Result<()> {
+fn changes_of_the_session_user_are_recorded() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
     cluster.sql("CREATE ROLE other; GRANT pagevault_admin TO other")?;
     let lines = written(&cluster, || {
         cluster.sql("SET SESSION AUTHORIZATION other; SELECT pagevault.rotate_cluster_master_key()")
     })?;
-    let told = |line: &Value| line["role"] == "other" && line["login_role"] == "postgres";
-    ensure!(!lines.is_empty() && lines.iter().all(told), "{lines:#?}");
+    let is_recorded = |line: &Value| line["role"] == "other" && line["login_role"] == "postgres";
+    ensure!(!lines.is_empty() && lines.iter().all(is_recorded), "{lines:#?}");
     cluster.finish()
 }
 
 #[test]
-fn who_is_let_to_the_keys_is_told() -> Result<()> {
+fn grants_of_key_administration_are_recorded() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
     cluster
         .sql("CREATE ROLE dba; CREATE ROLE app; GRANT pagevault_admin TO dba; GRANT app TO dba")?;
@@ -150,7 +150,7 @@ fn who_is_let_to_the_keys_is_told() -> Result<()> {
 }
 
 #[test]
-fn everything_that_is_refused_in_a_transaction_is_told() -> Result<()> {
+fn all_refusals_within_a_transaction_are_recorded() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
     cluster.sql("CREATE ROLE nobody LOGIN; CREATE TABLE t (id int)")?;
     let mut client = cluster.client()?;
@@ -165,9 +165,9 @@ fn everything_that_is_refused_in_a_transaction_is_told() -> Result<()> {
     cluster.finish()
 }
 
-/// Names are in catalogs, which may be locked; in the midst of an error no other must be raised.
+/// Names come from catalogs, which may be locked; no second error may be raised during an error.
 #[test]
-fn what_is_refused_while_shared_catalogs_are_locked_harms_nobody() -> Result<()> {
+fn refusals_while_shared_catalogs_are_locked_are_recorded() -> Result<()> {
     let (mut cluster, keys) = Cluster::with_keys(&strict())?;
     cluster.allow_log("was revoked");
     cluster.sql("CREATE ROLE nobody LOGIN")?;
@@ -178,7 +178,7 @@ fn what_is_refused_while_shared_catalogs_are_locked_harms_nobody() -> Result<()>
     let mut client = cluster.client()?;
     run_sql(&mut client, "SET ROLE nobody")?;
     expect_error(&mut client, "SELECT pagevault.unlock()")?;
-    // It forgets the row of the role that has logged in.
+    // The backend's cached row of the login role becomes invalid.
     cluster.sql("ALTER ROLE postgres CONNECTION LIMIT 90")?;
     run_sql(&mut client, "SELECT 1")?;
     replace(&cluster, &keys, "main")?;

@@ -1,5 +1,4 @@
-//! The audit trail: one line of JSON for each operation on a provider, and none that tells too
-//! much.
+//! The audit trail: one line of JSON for each operation on a provider, without sensitive data.
 
 mod evasions;
 mod operations;
@@ -25,7 +24,7 @@ fn trail(cluster: &Cluster) -> Result<Vec<Value>> {
         .collect()
 }
 
-/// The last line with this action, outcome and `by`.
+/// The last line with this action, outcome and cause (`by`).
 fn last(cluster: &Cluster, action: &str, by: &str, outcome: &str) -> Result<Value> {
     let fits =
         |line: &Value| line["action"] == action && line["by"] == by && line["outcome"] == outcome;
@@ -94,7 +93,7 @@ fn every_operation_leaves_a_line() -> Result<()> {
     })?;
     keys.bring_back()?;
     cluster.sql("SELECT pagevault.unlock()")?;
-    // The worker may have been quicker.
+    // The worker may have unlocked first.
     last(&cluster, "unwrap", "unlock", "ok")
         .or_else(|_| last(&cluster, "unwrap", "unlock_worker", "ok"))?;
     cluster.finish()

@@ -1,4 +1,5 @@
-//! Whatever changes what is protected, or who can read it, has a line before and one after.
+//! Operations that change the protection of data, or access to it, write one line before and one
+//! after.
 
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::cluster::{expect_error, run_sql, text};
@@ -9,7 +10,7 @@ use serde_json::Value;
 
 use super::trail;
 
-/// What is written while `work` is done.
+/// The lines written during `work`.
 pub(super) fn written(cluster: &Cluster, work: impl FnOnce() -> Result<()>) -> Result<Vec<Value>> {
     let before = trail(cluster)?.len();
     work()?;
@@ -28,7 +29,7 @@ fn outcomes(lines: &[Value], action: &str) -> String {
     outcomes.collect::<Vec<_>>().join(" ")
 }
 
-/// The outcomes of what a statement does, or is refused.
+/// The outcomes in the lines of a statement, which may fail.
 fn of_statement(cluster: &Cluster, statement: &str, action: &str) -> Result<String> {
     let mut client = cluster.client()?;
     let lines = written(cluster, || {
@@ -38,14 +39,14 @@ fn of_statement(cluster: &Cluster, statement: &str, action: &str) -> Result<Stri
     Ok(outcomes(&lines, action))
 }
 
-/// Returns when the transaction of a statement that has failed is rolled back: its client hears of
-/// the error before.
+/// Waits until the transaction of a failed statement is rolled back; the client gets the error
+/// earlier.
 pub(super) fn settle(client: &mut Client) -> Result<()> {
     run_sql(client, "SELECT 1").or_else(|_| run_sql(client, "ROLLBACK"))
 }
 
 #[test]
-fn every_function_says_what_it_attempts_and_how_it_ends() -> Result<()> {
+fn every_function_records_attempt_and_outcome() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
     cluster.set(&[("pagevault.wal_encryption", "on")])?;
     cluster.eventually("SELECT wal_encrypted FROM pagevault.status", "t")?;
@@ -85,7 +86,7 @@ fn every_function_says_what_it_attempts_and_how_it_ends() -> Result<()> {
     let error = cluster.error("SELECT pagevault.shred('u', 'wrong')")?;
     ensure!(error.sqlstate == "22023", "{error}");
     let lines = trail(&cluster)?;
-    // Not the last of all lines: jobs may still be at work.
+    // Not simply the last line: jobs may still run.
     ensure!(outcomes(&lines, "shred") == "attempted failed", "{lines:#?}");
     let failed = of(&lines, "shred")[1];
     ensure!(failed["sqlstate"] == "22023", "{failed}");
@@ -109,13 +110,13 @@ fn a_label_has_its_outcome_when_its_transaction_ends() -> Result<()> {
         ("DATABASE postgres", "'encrypted'"),
         ("DATABASE postgres", "NULL"),
     ] {
-        let said = of_statement(&cluster, &label(object, to), "label")?;
-        ensure!(said == "attempted ok", "{object} {to}: {said}");
+        let output = of_statement(&cluster, &label(object, to), "label")?;
+        ensure!(output == "attempted ok", "{object} {to}: {output}");
     }
     let lines = written(&cluster, || cluster.sql(&label("TABLE t", "'plaintext'")))?;
     let line = of(&lines, "label")[1];
     ensure!(line["from"] == "encrypted" && line["to"] == "plaintext", "{line}");
-    // Rolled back, wholly and in part.
+    // Rolled back, completely and partly.
     for (statements, expected) in [
         (format!("BEGIN; {encrypt}; ROLLBACK"), "attempted rolled_back"),
         (format!("BEGIN; SAVEPOINT a; {encrypt}; ROLLBACK TO a; COMMIT"), "attempted rolled_back"),
@@ -128,25 +129,25 @@ fn a_label_has_its_outcome_when_its_transaction_ends() -> Result<()> {
             ),
             "attempted failed",
         ),
-        // Refused by the server, and by us.
+        // Refused by the server, and by pagevault.
         (format!("SET ROLE other; {encrypt}"), "attempted denied"),
         (format!("SET ROLE owner; {}", label("TABLE t", "'plaintext'")), "attempted denied"),
         (label("TABLE nothing", "'plaintext'"), "attempted failed"),
         (label("TABLE t", "'nonsense'"), "attempted failed"),
     ] {
-        let said = of_statement(&cluster, &statements, "label")?;
-        ensure!(said == expected, "{statements}: {said}");
+        let output = of_statement(&cluster, &statements, "label")?;
+        ensure!(output == expected, "{statements}: {output}");
     }
     cluster.finish()
 }
 
 #[test]
-fn settings_that_matter_are_told() -> Result<()> {
+fn changes_of_relevant_settings_are_recorded() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
     let lines = trail(&cluster)?;
     let start = of(&lines, "start")[0]["settings"].as_str().context("no settings")?.to_owned();
     ensure!(start.contains("pagevault.enforce_encryption='off'"), "{start}");
-    // By the configuration.
+    // In the configuration.
     cluster.set(&[("pagevault.enforce_encryption", "on"), ("pagevault.wal_encryption", "on")])?;
     cluster.eventually("SELECT wal_encrypted FROM pagevault.status", "t")?;
     cluster.set(&[("pagevault.wal_encryption", "off")])?;
@@ -167,7 +168,7 @@ fn settings_that_matter_are_told() -> Result<()> {
         let lines = written(&cluster, || cluster.sql(statement))?;
         Ok(lines.into_iter().filter(|line| line["by"] == by).collect())
     };
-    // By statements, for others and for later.
+    // By statements, for other sessions and later ones.
     for (who, statement, object) in [
         (
             "ALTER SYSTEM",
@@ -190,7 +191,7 @@ fn settings_that_matter_are_told() -> Result<()> {
         ensure!(outcomes(&lines, "set") == "attempted ok", "{statement}: {lines:#?}");
         ensure!(lines.iter().all(|line| line["object"] == object), "{lines:#?}");
     }
-    // By a session, in whatever way; the first is what ALTER ROLE has set.
+    // Within a session, in several ways; the first is the value from ALTER ROLE.
     let mut client = cluster.client()?;
     for (statement, to) in [
         ("SELECT 1", "off"),
@@ -219,7 +220,7 @@ fn settings_that_matter_are_told() -> Result<()> {
 }
 
 #[test]
-fn what_is_refused_has_a_line() -> Result<()> {
+fn refusals_are_recorded() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
     cluster.sql("CREATE ROLE nobody LOGIN; CREATE TABLE t (id int)")?;
     let mut client = cluster.client()?;
@@ -240,7 +241,7 @@ fn what_is_refused_has_a_line() -> Result<()> {
         ensure!(line["outcome"] == "denied" && line["object"] == object, "{line}");
         ensure!(line["role"] == "postgres" && line["current_role"] == "nobody", "{line}");
     }
-    // Where they may call it, and we refuse.
+    // The role may call the function, but pagevault refuses.
     let mut admin = cluster.client()?;
     run_sql(&mut admin, "GRANT EXECUTE ON FUNCTION pagevault.unlock() TO nobody")?;
     let before = trail(&cluster)?.len();
@@ -251,18 +252,18 @@ fn what_is_refused_has_a_line() -> Result<()> {
 }
 
 #[test]
-fn the_extension_itself_comes_and_goes_with_a_line() -> Result<()> {
+fn creating_and_dropping_the_extension_is_recorded() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
     let lines = trail(&cluster)?;
     ensure!(outcomes(&lines, "create_extension") == "attempted ok", "{lines:#?}");
-    let said =
+    let output =
         of_statement(&cluster, "BEGIN; DROP EXTENSION pagevault; ROLLBACK", "drop_extension")?;
-    ensure!(said == "attempted rolled_back", "{said}");
+    ensure!(output == "attempted rolled_back", "{output}");
     cluster.sql("CREATE TABLE t (id int); SELECT pagevault.encrypt('t')")?;
-    let said = of_statement(&cluster, "DROP SCHEMA pagevault CASCADE", "drop_extension")?;
-    ensure!(said == "attempted failed" || said.is_empty(), "{said}");
-    let said = of_statement(&cluster, "DROP EXTENSION pagevault", "drop_extension")?;
-    ensure!(said == "attempted failed", "{said}");
+    let output = of_statement(&cluster, "DROP SCHEMA pagevault CASCADE", "drop_extension")?;
+    ensure!(output == "attempted failed" || output.is_empty(), "{output}");
+    let output = of_statement(&cluster, "DROP EXTENSION pagevault", "drop_extension")?;
+    ensure!(output == "attempted failed", "{output}");
     cluster.sql("CREATE DATABASE other")?;
     let before = trail(&cluster)?.len();
     let mut other = cluster.client_to("other")?;
@@ -274,7 +275,7 @@ fn the_extension_itself_comes_and_goes_with_a_line() -> Result<()> {
 }
 
 #[test]
-fn a_job_that_ends_and_a_key_that_is_revoked_have_a_line() -> Result<()> {
+fn ends_of_jobs_and_revocations_are_recorded() -> Result<()> {
     let settings = Settings::default()
         .conf("pagevault.rekey_threshold = 0")
         .conf("pagevault.revoked_key_action = lock")
@@ -308,7 +309,7 @@ fn a_job_that_ends_and_a_key_that_is_revoked_have_a_line() -> Result<()> {
 }
 
 #[test]
-fn keys_that_are_put_in_escrow_have_a_line() -> Result<()> {
+fn escrow_of_keys_is_recorded() -> Result<()> {
     let settings = Settings::default().conf("pagevault.revalidate_interval = 1s");
     let (cluster, keys) = Cluster::with_keys(&settings)?;
     let recipient = age::x25519::Identity::generate().to_public().to_string();
@@ -339,10 +340,10 @@ fn keys_that_are_put_in_escrow_have_a_line() -> Result<()> {
         command.args(["audit", "verify", "-D"]).arg(cluster.data_directory());
         run(command.arg(cluster.directory().join("log")))
     };
-    // Nothing vouches for the last attempt yet, in which there was no key.
+    // The MAC of the last attempt, made without a key, is not verified yet.
     ensure!(verify().is_err(), "lines without a MAC count");
     run(&mut export("third"))?;
-    let said = verify()?;
-    ensure!(said.contains("what pagevault-keyring has done itself: 2 with a MAC, 4"), "{said}");
+    let output = verify()?;
+    ensure!(output.contains("what pagevault-keyring has done itself: 2 with a MAC, 4"), "{output}");
     cluster.finish()
 }

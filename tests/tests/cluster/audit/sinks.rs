@@ -1,4 +1,4 @@
-//! Where lines go beside the server's log, and what happens where they cannot.
+//! Destinations of the trail besides the server log, and failures to write to them.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -24,7 +24,7 @@ fn verify(cluster: &Cluster, files: &[&Path]) -> Result<String> {
 }
 
 #[test]
-fn the_trail_can_have_a_file_of_its_own() -> Result<()> {
+fn the_trail_can_be_written_to_a_separate_file() -> Result<()> {
     let (mut cluster, _keys) = Cluster::with_keys(&Settings::default())?;
     cluster.allow_log("pagevault");
     let file = cluster.directory().join("audit.jsonl");
@@ -37,9 +37,9 @@ fn the_trail_can_have_a_file_of_its_own() -> Result<()> {
     ensure!(fs::metadata(&file)?.permissions().mode() & 0o777 == 0o600, "its mode");
     ensure!(lines(&file)?.len() >= 10, "{:?}", lines(&file)?);
     let log = cluster.directory().join("log");
-    let said = verify(&cluster, &[&log, &file])?;
-    ensure!(said.contains("Nothing is missing"), "{said}");
-    // Rotated by renaming, and begun in the middle of a line.
+    let output = verify(&cluster, &[&log, &file])?;
+    ensure!(output.contains("Nothing is missing"), "{output}");
+    // Rotated by renaming; the old file begins with half a line.
     let older = cluster.directory().join("audit.jsonl.1");
     fs::rename(&file, &older)?;
     cluster.sql("SELECT pagevault.rotate_cluster_master_key()")?;
@@ -48,7 +48,8 @@ fn the_trail_can_have_a_file_of_its_own() -> Result<()> {
     cluster.sql("SELECT pagevault.rotate_cluster_master_key()")?;
     let last = fs::read_to_string(&file)?.lines().last().map(str::to_owned).unwrap_or_default();
     ensure!(last.starts_with("{\"run\":") && last.ends_with('}'), "{last}");
-    // It cannot be written: what is done is done, its line is in the log, and the status tells.
+    // The file cannot be written: operations continue, their lines are in the log, and the status
+    // reports the error.
     ensure!(cluster.text(PROBLEM)?.is_empty(), "{}", cluster.text(PROBLEM)?);
     fs::remove_file(&file)?;
     fs::create_dir(&file)?;

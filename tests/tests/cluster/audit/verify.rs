@@ -1,4 +1,4 @@
-//! `pagevault-keyring audit verify`: what was forged, changed or taken away is found.
+//! `pagevault-keyring audit verify` detects forged, changed and missing lines.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,50 +10,53 @@ use pagevault_tests::{Cluster, Settings, StopMode};
 
 use super::MARK;
 
-/// Exit status and words of `audit verify` of these files.
+/// Exit status and output of `audit verify` of these files.
 fn verified(cluster: &Cluster, files: &[&Path]) -> Result<(i32, String)> {
     let mut command = cluster.program("pagevault-keyring");
     command.args(["audit", "verify"]).args(files).arg("-D").arg(cluster.data_directory());
     let output = command.output()?;
-    let said = [output.stdout, output.stderr].concat();
+    let response = [output.stdout, output.stderr].concat();
     let code = output.status.code().context("killed")?;
-    Ok((code, String::from_utf8_lossy(&said).into_owned()))
+    Ok((code, String::from_utf8_lossy(&response).into_owned()))
 }
 
 fn log(cluster: &Cluster) -> PathBuf {
     cluster.directory().join("log")
 }
 
-/// The trail in the server's log is whole.
+/// Fails unless the trail in the server log is complete.
 fn ensure_whole(cluster: &Cluster) -> Result<String> {
-    let (code, said) = verified(cluster, &[&log(cluster)])?;
-    ensure!(code == 0 && said.contains("Nothing is missing, changed or forged."), "{code}: {said}");
-    Ok(said)
+    let (code, response) = verified(cluster, &[&log(cluster)])?;
+    ensure!(
+        code == 0 && response.contains("Nothing is missing, changed or forged."),
+        "{code}: {response}"
+    );
+    Ok(response)
 }
 
-/// What verify says of a copy of the log that was changed.
+/// The output of verify for a modified copy of the log.
 fn tampered(cluster: &Cluster, change: impl FnOnce(&mut Vec<String>)) -> Result<String> {
     let mut lines: Vec<String> = cluster.log().lines().map(str::to_owned).collect();
     change(&mut lines);
     let path = cluster.directory().join("tampered");
     fs::write(&path, lines.join("\n"))?;
     cluster.installation().give(&path)?;
-    let (code, said) = verified(cluster, &[&path])?;
-    ensure!(code == 2, "{code}: {said}");
-    Ok(said)
+    let (code, response) = verified(cluster, &[&path])?;
+    ensure!(code == 2, "{code}: {response}");
+    Ok(response)
 }
 
 fn at(lines: &[String], what: &str) -> usize {
     lines.iter().position(|line| line.contains(MARK) && line.contains(what)).unwrap_or(usize::MAX)
 }
 
-fn count(said: &str) -> usize {
-    let count = said.split_once("Not as the server has written it: ").map(|(_, rest)| rest);
+fn count(response: &str) -> usize {
+    let count = response.split_once("Not as the server has written it: ").map(|(_, rest)| rest);
     count.and_then(|rest| rest.split_once('.')?.0.parse().ok()).unwrap_or(0)
 }
 
 #[test]
-fn a_trail_stays_whole_over_rotations_restarts_and_crashes() -> Result<()> {
+fn a_trail_stays_complete_across_rotations_restarts_and_crashes() -> Result<()> {
     let (mut cluster, keys) = Cluster::with_keys(&Settings::default())?;
     cluster.allow_log("pagevault");
     ensure_whole(&cluster)?;
@@ -65,9 +68,9 @@ fn a_trail_stays_whole_over_rotations_restarts_and_crashes() -> Result<()> {
     cluster.crash()?;
     cluster.stop(StopMode::Immediate)?;
     cluster.start_server()?;
-    let said = ensure_whole(&cluster)?;
-    ensure!(said.contains("runs of the server: 4"), "{said}");
-    // What is written while the cluster is locked is proven by what comes after.
+    let response = ensure_whole(&cluster)?;
+    ensure!(response.contains("runs of the server: 4"), "{response}");
+    // Lines written while the cluster is locked are verified by later lines.
     keys.take_away()?;
     cluster.append_conf("pagevault.unlock_timeout = 0")?;
     cluster.restart()?;
@@ -75,23 +78,26 @@ fn a_trail_stays_whole_over_rotations_restarts_and_crashes() -> Result<()> {
     keys.bring_back()?;
     cluster.sql("SELECT pagevault.unlock()")?;
     ensure_whole(&cluster)?;
-    // The log of before, and the one of now.
+    // The earlier log, and the current one.
     let older = cluster.directory().join("older");
     fs::rename(log(&cluster), &older)?;
     cluster.restart()?;
-    let (code, said) = verified(&cluster, &[&log(&cluster), &older])?;
-    ensure!(code == 0 && said.contains("runs of the server: 6"), "{code}: {said}");
-    let (code, said) = verified(&cluster, &[&log(&cluster)])?;
-    ensure!(code == 0 && said.contains("what was before is not in these files"), "{code}: {said}");
+    let (code, response) = verified(&cluster, &[&log(&cluster), &older])?;
+    ensure!(code == 0 && response.contains("runs of the server: 6"), "{code}: {response}");
+    let (code, response) = verified(&cluster, &[&log(&cluster)])?;
+    ensure!(
+        code == 0 && response.contains("what was before is not in these files"),
+        "{code}: {response}"
+    );
     cluster.finish()
 }
 
 #[test]
-fn what_any_role_writes_into_the_log_is_not_taken_for_the_trail() -> Result<()> {
+fn other_log_lines_are_not_taken_for_the_trail() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
     cluster.sql("CREATE ROLE nobody LOGIN")?;
     let mut client = cluster.client()?;
-    // Only the message, not the statement that raises it.
+    // Log only the message, not the statement that raises it.
     run_sql(&mut client, "SET log_min_error_statement = panic")?;
     let genuine = cluster
         .log()
@@ -108,11 +114,11 @@ fn what_any_role_writes_into_the_log_is_not_taken_for_the_trail() -> Result<()> 
         let raise =
             format!("DO $$ BEGIN RAISE LOG '%', $forged$pagevault audit: {forged}$forged$; END $$");
         run_sql(&mut client, &format!("SET ROLE nobody; {raise}; RESET ROLE"))?;
-        let (code, said) = verified(&cluster, &[&log(&cluster)])?;
-        ensure!(code == 2 && said.contains("forged or changed"), "{code}: {said}");
-        ensure!(count(&said) == findings, "{said}");
+        let (code, response) = verified(&cluster, &[&log(&cluster)])?;
+        ensure!(code == 2 && response.contains("forged or changed"), "{code}: {response}");
+        ensure!(count(&response) == findings, "{response}");
     }
-    // A line that is there is no other one when somebody repeats it.
+    // A repeated line does not replace the real one.
     let repeat =
         format!("DO $$ BEGIN RAISE LOG '%', $forged$pagevault audit: {genuine}$forged$; END $$");
     run_sql(&mut client, &format!("SET ROLE nobody; {repeat}; RESET ROLE"))?;
@@ -122,57 +128,59 @@ fn what_any_role_writes_into_the_log_is_not_taken_for_the_trail() -> Result<()> 
 }
 
 #[test]
-fn what_is_taken_away_is_missed() -> Result<()> {
+fn missing_lines_are_detected() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
     cluster.sql("SELECT pagevault.rotate_cluster_master_key()")?;
     cluster.restart()?;
     cluster.sql("SELECT pagevault.rotate_cluster_master_key()")?;
     ensure_whole(&cluster)?;
-    // One line.
-    let said = tampered(&cluster, |lines| {
+    // One line is missing.
+    let response = tampered(&cluster, |lines| {
         lines.remove(at(lines, "\"action\":\"rotate\""));
     })?;
-    ensure!(said.contains("missing: line ") && count(&said) == 1, "{said}");
-    // The end.
-    let said = tampered(&cluster, |lines| {
+    ensure!(response.contains("missing: line ") && count(&response) == 1, "{response}");
+    // The end is missing.
+    let response = tampered(&cluster, |lines| {
         let keep = lines.iter().rposition(|line| line.contains("\"action\":\"rotate\""));
         lines.truncate(keep.unwrap_or(0));
     })?;
-    ensure!(said.contains("missing: line") && count(&said) == 1, "{said}");
-    // The end of the first run, and a run.
+    ensure!(response.contains("missing: line") && count(&response) == 1, "{response}");
+    // The end of the first run is missing, and a whole run.
     let second = |lines: &[String]| {
         lines.iter().rposition(|line| line.contains("\"action\":\"start\"")).unwrap_or(0)
     };
-    let said = tampered(&cluster, |lines| {
+    let response = tampered(&cluster, |lines| {
         let end = second(lines);
         lines.drain(at(lines, "\"action\":\"rotate\"")..end);
     })?;
-    ensure!(said.contains("missing: lines") && count(&said) == 1, "{said}");
-    let said = tampered(&cluster, |lines| {
+    ensure!(response.contains("missing: lines") && count(&response) == 1, "{response}");
+    let response = tampered(&cluster, |lines| {
         lines.truncate(second(lines));
     })?;
-    ensure!(said.contains("missing: lines 1 to") && count(&said) == 1, "{said}");
-    // Changed, and in another order.
-    let said = tampered(&cluster, |lines| {
+    ensure!(response.contains("missing: lines 1 to") && count(&response) == 1, "{response}");
+    // Changed lines, and changed order.
+    let response = tampered(&cluster, |lines| {
         let at = at(lines, "\"action\":\"rotate\"");
         lines[at] = lines[at].replace("\"role\":\"postgres\"", "\"role\":\"another\"");
     })?;
-    ensure!(said.contains("its MAC is wrong"), "{said}");
-    let said = tampered(&cluster, |lines| {
+    ensure!(response.contains("its MAC is wrong"), "{response}");
+    let response = tampered(&cluster, |lines| {
         let at = at(lines, "\"action\":\"rotate\"");
         let line = lines.remove(at);
         lines.insert(at + 1, line);
     })?;
-    ensure!(said.contains("stands behind a later one"), "{said}");
-    // Without its state, nothing is known of the end, and the next run does not know what was
-    // before.
+    ensure!(response.contains("stands behind a later one"), "{response}");
+    // Without the state file the end is unknown, and the next run does not know what preceded it.
     cluster.stop(StopMode::Fast)?;
     fs::remove_file(cluster.data_directory().join("pagevault/audit.state"))?;
-    let (code, said) = verified(&cluster, &[&log(&cluster)])?;
-    ensure!(code == 2 && said.contains("has no file audit.state"), "{code}: {said}");
+    let (code, response) = verified(&cluster, &[&log(&cluster)])?;
+    ensure!(code == 2 && response.contains("has no file audit.state"), "{code}: {response}");
     cluster.start_server()?;
-    let (code, said) = verified(&cluster, &[&log(&cluster)])?;
-    ensure!(code == 2 && said.contains("does not know what was before it"), "{code}: {said}");
+    let (code, response) = verified(&cluster, &[&log(&cluster)])?;
+    ensure!(
+        code == 2 && response.contains("does not know what was before it"),
+        "{code}: {response}"
+    );
     cluster.finish()
 }
 
@@ -185,12 +193,15 @@ fn the_trail_is_found_in_every_format_of_the_log() -> Result<()> {
         .conf("log_destination = 'stderr, csvlog, jsonlog'");
     let (cluster, _keys) = Cluster::with_keys(&settings)?;
     cluster.sql("SELECT pagevault.rotate_cluster_master_key()")?;
-    // The collector is told of what was written before it ran as soon as a worker runs.
+    // Lines from before the start of the log collector are repeated as soon as a worker runs.
     cluster.eventually_that("the trail in the logs", || {
         for name in ["server", "server.csv", "server.json"] {
             let path = cluster.data_directory().join("logs").join(name);
-            let (code, said) = verified(&cluster, &[&path])?;
-            ensure!(code == 0 && !said.contains("is not in these files"), "{name}: {code}: {said}");
+            let (code, response) = verified(&cluster, &[&path])?;
+            ensure!(
+                code == 0 && !response.contains("is not in these files"),
+                "{name}: {code}: {response}"
+            );
         }
         Ok(())
     })?;
@@ -198,7 +209,7 @@ fn the_trail_is_found_in_every_format_of_the_log() -> Result<()> {
 }
 
 #[test]
-fn a_line_that_was_about_to_be_written_is_written_after_a_crash() -> Result<()> {
+fn a_line_pending_at_a_crash_is_written_afterwards() -> Result<()> {
     let (mut cluster, _keys) = Cluster::with_keys(&Settings::default())?;
     cluster.allow_log("");
     for whole_server in [false, true] {
@@ -214,7 +225,7 @@ fn a_line_that_was_about_to_be_written_is_written_after_a_crash() -> Result<()> 
         } else {
             rustix::process::kill_process(pid, rustix::process::Signal::KILL)?;
         }
-        cluster.go_on();
+        cluster.resume();
         ensure!(rotating.join().is_ok_and(|done| done.is_err()), "it was not stopped");
         if whole_server {
             cluster.start_server()?;
@@ -228,18 +239,18 @@ fn a_line_that_was_about_to_be_written_is_written_after_a_crash() -> Result<()> 
 }
 
 #[test]
-fn a_standby_goes_on_where_its_copy_was_made() -> Result<()> {
+fn a_standby_continues_the_trail_of_its_copy() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
     let standby = standby_of(&cluster, &[])?;
     cluster.sql("SELECT pagevault.rotate_database_key()")?;
     wait_for(&standby, &cluster)?;
     cluster.sql("SELECT pagevault.rotate_cluster_master_key()")?;
     ensure_whole(&cluster)?;
-    let said = ensure_whole(&standby)?;
-    ensure!(said.contains("what was before is not in these files"), "{said}");
-    // Both together: the standby has parted from the primary, and nothing is missing.
-    let (code, said) = verified(&standby, &[&log(&cluster), &log(&standby)])?;
-    ensure!(code == 0 && said.contains("one of them is of a copy"), "{code}: {said}");
+    let response = ensure_whole(&standby)?;
+    ensure!(response.contains("what was before is not in these files"), "{response}");
+    // Both logs together: the standby has diverged from the primary, and nothing is missing.
+    let (code, response) = verified(&standby, &[&log(&cluster), &log(&standby)])?;
+    ensure!(code == 0 && response.contains("one of them is of a copy"), "{code}: {response}");
     standby.finish()?;
     cluster.finish()
 }

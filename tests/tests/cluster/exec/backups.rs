@@ -12,8 +12,8 @@ use rustix::fs::{CWD, Mode, OFlags};
 use super::{count, directory, exec, exec_with_keystore, failure, insert, sealing};
 use crate::wal::{assert_hidden, leaks, segments};
 
-/// A backup that streams its WAL has it sealed, passes `pg_verifybackup` with its WAL parsed, and
-/// can be restored.
+/// The WAL streamed with a backup is sealed, the backup passes `pg_verifybackup` including its WAL,
+/// and it can be restored.
 #[test]
 fn streamed_wal_of_a_base_backup_is_sealed() -> Result<()> {
     let (mut cluster, _keys) = sealing(&Settings::default())?;
@@ -28,9 +28,9 @@ fn streamed_wal_of_a_base_backup_is_sealed() -> Result<()> {
         let pages = wal.iter().map(|s| s.pages()).collect::<Result<Vec<_>>>()?.concat();
         ensure!(pages.contains(&WalPage::Sealed(1)), "nothing is sealed");
         ensure!(!pages.contains(&WalPage::Plain), "plaintext in the WAL of the backup");
-        // The keystore is the backup's own.
+        // With the keystore of the backup itself.
         run(exec(&cluster, &[], "pg_verifybackup").arg(target))?;
-        // pg_waldump, which it runs, does not get the library from anywhere else.
+        // Without exec, its pg_waldump has no access to the keys.
         let error = failure(cluster.program("pg_verifybackup").arg(target))?;
         ensure!(error.contains("WAL parsing failed"), "{error}");
         Ok(())
@@ -50,20 +50,20 @@ fn streamed_wal_of_a_base_backup_is_sealed() -> Result<()> {
     cluster.finish()
 }
 
-/// `pg_verifybackup` holds the keys for the `pg_waldump` that it starts in the end. Nobody else of
-/// its user gets at them: what belongs to root in /proc is for root alone.
+/// `pg_verifybackup` holds the keys for the `pg_waldump` that it starts at the end. Other processes
+/// of its user cannot read them: its files in /proc belong to root.
 #[test]
-fn keys_of_a_program_that_is_started_later_are_out_of_reach() -> Result<()> {
+fn keys_for_a_later_program_are_not_accessible() -> Result<()> {
     let (cluster, _keys) = sealing(&Settings::default())?;
     let target = directory(&cluster, "backup")?;
     let manifest = target.join("manifest");
-    // It is opened first of all, and waits for somebody who writes.
+    // `pg_verifybackup` opens the manifest first, and waits for a writer of the FIFO.
     rustix::fs::mkfifoat(CWD, &manifest, Mode::RUSR | Mode::WUSR)?;
     cluster.installation().give(&manifest)?;
     let mut verify = exec_with_keystore(&cluster, "pg_verifybackup");
     let mut verify = verify.arg("-m").arg(&manifest).arg(&target).spawn()?;
     let process = std::path::PathBuf::from(format!("/proc/{}", verify.id()));
-    // A FIFO can be opened like this when somebody reads it.
+    // Opening a FIFO with these flags succeeds only if it has a reader.
     let writer = || {
         let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
         Ok(rustix::fs::open(&manifest, flags, Mode::empty())?)
@@ -79,7 +79,7 @@ fn keys_of_a_program_that_is_started_later_are_out_of_reach() -> Result<()> {
     cluster.finish()
 }
 
-/// In a tar file WAL cannot be sealed.
+/// WAL in a tar file cannot be sealed.
 #[test]
 fn a_tar_file_with_streamed_wal_is_refused() -> Result<()> {
     let (mut cluster, _keys) = sealing(&Settings::default())?;

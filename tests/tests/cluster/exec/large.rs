@@ -1,4 +1,4 @@
-//! `pg_rewind` of a relation of several files: blocks are counted through all of them.
+//! `pg_rewind` of a relation with several files, whose blocks are numbered across the files.
 
 use std::fs::File;
 
@@ -12,7 +12,7 @@ use super::rewind::{allow, files, follow, rewind, server};
 use crate::segments::SEGMENT_BLOCKS;
 use crate::wal::{assert_hidden, sealing};
 
-/// Rows fill a page each: those with these numbers lie at the end of the first file, and in the
+/// Each row fills a page. Rows with these numbers are at the end of the first file and in the
 /// second one.
 const ROWS: u32 = 2000;
 
@@ -32,7 +32,7 @@ fn change(cluster: &Cluster, canary: &str, every: u32) -> Result<()> {
     ))
 }
 
-/// A primary with a table of more than a gigabyte, most of which is a hole, and its standby.
+/// A primary with a sparse table of more than a gigabyte, and its standby.
 fn pair() -> Result<(Cluster, Cluster, KeyFile)> {
     let settings = Settings::default().conf("wal_keep_size = 1GB").conf("shared_buffers = 32MB");
     let (mut primary, keys) = sealing(&settings)?;
@@ -53,7 +53,7 @@ fn pair() -> Result<(Cluster, Cluster, KeyFile)> {
     Ok((primary, standby, keys))
 }
 
-/// Both files, each sealed; returns how long the second one is, in bytes.
+/// Checks that both files are sealed; returns the length of the second one in bytes.
 fn second_file(cluster: &Cluster) -> Result<u64> {
     let files = cluster.files("large")?;
     let mains: Vec<DataFile> =
@@ -69,9 +69,9 @@ fn promote(cluster: &Cluster) -> Result<()> {
     cluster.sql("CHECKPOINT")
 }
 
-/// The target's second file is longer than the source's, then shorter.
+/// The target's second file is first longer than the source's, then shorter.
 #[test]
-fn both_ways_with_a_relation_over_one_gigabyte() -> Result<()> {
+fn both_directions_with_a_relation_over_one_gigabyte() -> Result<()> {
     let (a, b, _keys) = pair()?;
     promote(&b)?;
     a.sql("SELECT pagevault.rotate_wal_key()")?;

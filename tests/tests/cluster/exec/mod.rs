@@ -15,27 +15,27 @@ use pagevault_tests::datafile::holds_numbered;
 
 use crate::wal::{count, insert, sealing, switch};
 
-/// A program, run by `pagevault-keyring exec` with these options.
+/// A program run by `pagevault-keyring exec` with these options.
 fn exec(cluster: &Cluster, options: &[&str], program: &str) -> Command {
     let mut command = cluster.program("pagevault-keyring");
     command.arg("exec").args(options).arg("--").arg(program);
     command
 }
 
-/// As [`exec`], with the keystore of the cluster.
+/// Like [`exec`], with the keystore of the cluster.
 fn exec_with_keystore(cluster: &Cluster, program: &str) -> Command {
     let directory = cluster.data_directory();
     exec(cluster, &["--keystore", &directory.to_string_lossy()], program)
 }
 
-/// What a program says when it fails.
+/// The output of a program that must fail.
 fn failure(command: &mut Command) -> Result<String> {
     let output = command.output()?;
     ensure!(!output.status.success(), "{command:?} succeeds");
     Ok(String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
-/// An empty directory of the server user beside the data directory.
+/// An empty directory of the server user next to the data directory.
 fn directory(cluster: &Cluster, name: &str) -> Result<std::path::PathBuf> {
     let path = cluster.directory().join(name);
     std::fs::create_dir(&path)?;
@@ -43,7 +43,7 @@ fn directory(cluster: &Cluster, name: &str) -> Result<std::path::PathBuf> {
     Ok(path)
 }
 
-/// That no file below a directory holds rows of `canary`.
+/// Fails if a file below a directory contains rows of `canary`.
 fn assert_nowhere(directory: &Path, canary: &str) -> Result<()> {
     for entry in std::fs::read_dir(directory)? {
         let path = entry?.path();

@@ -1,4 +1,4 @@
-//! What exec does not do: it says so, and nothing happens.
+//! What exec refuses, with an error and without side effects.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -10,7 +10,7 @@ use pagevault_tests::{Cluster, Installation, Settings, StopMode};
 use super::{directory, exec, exec_with_keystore, failure, insert, sealing};
 
 #[test]
-fn programs_that_the_library_does_not_get_into_are_not_run() -> Result<()> {
+fn programs_that_cannot_load_the_library_are_not_run() -> Result<()> {
     let (cluster, _keys) = sealing(&Settings::default())?;
     let tools = directory(&cluster, "tools")?;
     let place = |name: &str| tools.join(name).to_string_lossy().into_owned();
@@ -39,29 +39,29 @@ fn programs_that_the_library_does_not_get_into_are_not_run() -> Result<()> {
     let mut wrong = exec(&cluster, &["--library", "/nonexistent.so"], "pg_waldump");
     let error = failure(wrong.arg(cluster.data_directory().join("pg_wal")))?;
     ensure!(error.contains("is not installed"), "{error}");
-    // A library that is none is not loaded, and the dynamic linker goes on without.
+    // The dynamic linker ignores a file that is not a library.
     let mut wrong = exec(&cluster, &["--library", "/etc/passwd"], "pg_waldump");
     let error = failure(wrong.arg("-p").arg(cluster.data_directory().join("pg_wal")))?;
     ensure!(error.contains("the library does not get into"), "{error}");
     cluster.finish()
 }
 
-/// Patroni runs `pg_rewind --help` to find out whether it is there.
+/// Patroni runs `pg_rewind --help` to find out whether the program exists.
 #[test]
-fn what_programs_say_of_themselves_needs_no_keys() -> Result<()> {
+fn help_and_version_need_no_keys() -> Result<()> {
     let installation = Installation::get()?;
     for program in ["pg_rewind", "pg_waldump", "pg_receivewal", "pg_upgrade"] {
         for option in ["--help", "-?", "--version", "-V"] {
             let mut command = installation.command("pagevault-keyring");
-            let said = run(command.args(["exec", "--", program, option]))?;
-            ensure!(said.contains(program), "{program} {option}: {said}");
+            let output = run(command.args(["exec", "--", program, option]))?;
+            ensure!(output.contains(program), "{program} {option}: {output}");
         }
     }
     Ok(())
 }
 
 #[test]
-fn there_must_be_a_keystore_with_keys_of_wal_and_its_provider() -> Result<()> {
+fn a_keystore_with_wal_keys_and_its_provider_are_required() -> Result<()> {
     let (cluster, keys) = Cluster::with_keys(&Settings::default())?;
     let wal = cluster.data_directory().join("pg_wal");
     let dump = || {
@@ -84,26 +84,27 @@ fn there_must_be_a_keystore_with_keys_of_wal_and_its_provider() -> Result<()> {
     cluster.finish()
 }
 
-/// Who can write anywhere above a file does not choose whose keys, and programs, are used.
+/// Users with write permission in a directory above a file must not be able to choose the keys and
+/// programs that are used.
 #[test]
-fn keystores_are_not_looked_for_around_files() -> Result<()> {
+fn keystores_in_parent_directories_are_not_used() -> Result<()> {
     let (cluster, _keys) = sealing(&Settings::default())?;
     insert(&cluster, "drossel", 10)?;
     let wal = cluster.data_directory().join("pg_wal");
     let segment = cluster.text("SELECT pg_walfile_name(pg_current_wal_insert_lsn())")?;
-    // The segment's own data directory, and one that lies around a copy of it.
+    // The segment's own data directory, and one around a copy of it.
     for place in [wal.join(&segment), wal.clone()] {
         let mut dump = exec(&cluster, &[], "pg_waldump");
         let error = failure(dump.env_remove("PGDATA").arg("-n").arg("1").arg(&place))?;
         ensure!(error.contains("it is not known which keystore"), "{error}");
     }
     let mut dump = exec(&cluster, &[], "pg_waldump");
-    let said = run(dump
+    let output = run(dump
         .env("PGDATA", cluster.data_directory())
         .args(["-n", "1"])
         .arg(wal.join(&segment)))?;
-    ensure!(said.contains("rmgr"), "{said}");
-    // What is named and belongs to somebody else is not believed.
+    ensure!(output.contains("rmgr"), "{output}");
+    // A keystore that belongs to another user is refused, even if named.
     if rustix::process::geteuid().is_root() {
         let keystore = directory(&cluster, "keystore")?;
         run(cluster

@@ -1,4 +1,4 @@
-//! `pg_rewind`: a server that went on by itself follows the other one again.
+//! `pg_rewind`: a server that has diverged becomes a standby of the other one.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use pagevault_tests::{Cluster, KeyFile, Settings, Standby, StopMode};
 use super::{count, exec, failure, insert};
 use crate::wal::{assert_hidden, sealing};
 
-/// A primary with encrypted tables in two tablespaces, sealed WAL in small segments, and its
+/// A primary with encrypted tables in two tablespaces and sealed WAL in small segments, and its
 /// standby.
 fn pair() -> Result<(Cluster, Cluster, KeyFile)> {
     let settings = Settings::default()
@@ -23,7 +23,7 @@ fn pair() -> Result<(Cluster, Cluster, KeyFile)> {
     let (mut primary, keys) = sealing(&settings)?;
     allow(&mut primary);
     primary.sql("CREATE TABLE elsewhere (id int, name text)")?;
-    // Before 17 pg_rewind takes a tablespace without symbolic link for a mistake.
+    // Before 17, pg_rewind refuses a tablespace without symbolic link.
     if version(&primary)? >= 17 {
         primary.sql("CREATE TABLESPACE place LOCATION ''")?;
         primary.sql("ALTER TABLE elsewhere SET TABLESPACE place")?;
@@ -36,7 +36,7 @@ fn pair() -> Result<(Cluster, Cluster, KeyFile)> {
         primary.sql(&format!("SELECT pagevault.encrypt('{table}')"))?;
     }
     change(&primary, "amsel", 20_000)?;
-    // Free space and visibility maps.
+    // Creates free space maps and visibility maps.
     primary.sql("DELETE FROM sealed WHERE id % 7 = 0")?;
     primary.sql("VACUUM sealed")?;
     let mut standby = standby_of(&primary, &[])?;
@@ -45,7 +45,7 @@ fn pair() -> Result<(Cluster, Cluster, KeyFile)> {
     Ok((primary, standby, keys))
 }
 
-/// Of PostgreSQL.
+/// PostgreSQL's major version.
 fn version(cluster: &Cluster) -> Result<u32> {
     Ok(cluster.text("SELECT current_setting('server_version_num')::int / 10000")?.parse()?)
 }
@@ -59,14 +59,14 @@ pub(super) fn allow(cluster: &mut Cluster) {
         "connection to client lost",
         "could not send end-of-streaming message",
         "not properly shut down",
-        // Tablespaces without symbolic links are for tests.
+        // Tablespaces without symbolic links exist only in tests.
         "found in pg_tblspc",
     ] {
         cluster.allow_log(text);
     }
 }
 
-/// Adds rows that hold `canary` to all tables, and changes others.
+/// Adds rows with `canary` to all tables, and changes others.
 fn change(cluster: &Cluster, canary: &str, rows: u32) -> Result<()> {
     insert(cluster, canary, rows / 10)?;
     cluster.sql(&format!(
@@ -77,7 +77,7 @@ fn change(cluster: &Cluster, canary: &str, rows: u32) -> Result<()> {
     ))
 }
 
-/// What is in the tables, in short.
+/// A digest of the tables.
 fn content(cluster: &Cluster) -> Result<String> {
     cluster.text(
         "SELECT concat_ws(' ', (SELECT md5(string_agg(name, ',' ORDER BY id)) FROM sealed),
@@ -86,14 +86,14 @@ fn content(cluster: &Cluster) -> Result<String> {
     )
 }
 
-/// New keys of every kind: on both sides of a fork they have the same numbers.
+/// Creates new keys of every kind. On both sides of a divergence they have the same versions.
 fn rotate(cluster: &Cluster) -> Result<()> {
     cluster.sql("SELECT pagevault.rotate_wal_key()")?;
     cluster.sql("SELECT pagevault.rotate_data_key('sealed')")?;
     cluster.sql("SELECT pagevault.wait_for_rekey('sealed'::regclass, '1min')")
 }
 
-/// `pg_rewind` of `target`, by exec.
+/// `pg_rewind` of `target`, run by exec.
 pub(super) fn rewind(target: &Cluster, source: &[String]) -> Command {
     let mut command = exec(target, &[], "pg_rewind");
     command.arg("--target-pgdata").arg(target.data_directory()).args(source);
@@ -116,7 +116,7 @@ pub(super) fn follow(rewound: &Cluster, primary: &Cluster) -> Result<()> {
     wait_for(rewound, primary)
 }
 
-/// What all files of a data directory hold.
+/// All files of a data directory with their contents.
 fn image(directory: &Path) -> Result<BTreeMap<PathBuf, Vec<u8>>> {
     let mut all = BTreeMap::new();
     let mut open = vec![directory.to_owned()];
@@ -134,9 +134,9 @@ fn image(directory: &Path) -> Result<BTreeMap<PathBuf, Vec<u8>>> {
     Ok(all)
 }
 
-/// The old primary from the new one's server, and back again from files.
+/// Rewinds the old primary from the new one's server, then the other way from files.
 #[test]
-fn both_ways_after_timelines_have_parted() -> Result<()> {
+fn both_directions_after_timelines_have_diverged() -> Result<()> {
     let (a, b, _keys) = pair()?;
     b.sql("SELECT pg_promote()")?;
     b.eventually("SELECT pg_is_in_recovery()", "f")?;
@@ -147,13 +147,13 @@ fn both_ways_after_timelines_have_parted() -> Result<()> {
     rotate(&b)?;
     change(&b, "fink", 7000)?;
     b.sql("CREATE TABLE kept AS SELECT * FROM sealed; SELECT pagevault.encrypt('kept')")?;
-    // Pages that were changed in memory only are written under the newest key.
+    // Evicts pages that were changed only in memory; they are written under the newest key.
     a.sql("SELECT count(*) FROM sealed")?;
     a.stop(StopMode::Fast)?;
 
     let before = image(&a.data_directory())?;
-    let told = run(rewind(&a, &server(&b)).arg("--dry-run"))?;
-    ensure!(image(&a.data_directory())? == before, "a dry run has changed something: {told}");
+    let reported = run(rewind(&a, &server(&b)).arg("--dry-run"))?;
+    ensure!(image(&a.data_directory())? == before, "a dry run has changed something: {reported}");
     drop(before);
     run(&mut rewind(&a, &server(&b)))?;
     follow(&a, &b)?;
@@ -194,8 +194,8 @@ fn both_ways_after_timelines_have_parted() -> Result<()> {
     a.finish()
 }
 
-/// A primary that crashed: `pg_rewind` runs a single-user server in it first, and that one must
-/// find its own way to the keys. Then WAL that is in the archive only.
+/// A crashed primary: `pg_rewind` first runs a single-user server, which must get the keys by
+/// itself. Also uses WAL that only the archive contains.
 #[test]
 fn after_a_crash_and_from_the_archive() -> Result<()> {
     let (a, b, _keys) = pair()?;
@@ -223,7 +223,7 @@ fn after_a_crash_and_from_the_archive() -> Result<()> {
         let name = segment.path.file_name().unwrap_or_default();
         std::fs::rename(&segment.path, archive.join(name))?;
     }
-    // What brings segments back is not to know of the keys, and copies them as they are.
+    // The program that restores segments does not get the keys, and copies segments as they are.
     let script = b.script(
         "restore",
         &format!(
@@ -246,9 +246,9 @@ fn after_a_crash_and_from_the_archive() -> Result<()> {
     a.finish()
 }
 
-/// Killed in the middle, with keys that only the target knows: it can be done again.
+/// Killed during the rewind, with keys that only the target has, it can be repeated.
 #[test]
-fn killed_in_the_middle_it_can_be_done_again() -> Result<()> {
+fn it_can_be_repeated_after_a_kill() -> Result<()> {
     let (a, b, _keys) = pair()?;
     b.sql("SELECT pg_promote()")?;
     b.eventually("SELECT pg_is_in_recovery()", "f")?;
@@ -260,8 +260,7 @@ fn killed_in_the_middle_it_can_be_done_again() -> Result<()> {
     change(&b, "fink", 20_000)?;
     a.stop(StopMode::Fast)?;
     b.stop(StopMode::Fast)?;
-    // Something to be busy with, between the keystore and WAL, which come in the order of their
-    // names.
+    // Files that take time to copy, between the keystore and WAL in the order of names.
     let ballast = b.data_directory().join("pagf");
     std::fs::File::create(&ballast)?.set_len(2 << 30)?;
     b.installation().give(&ballast)?;
@@ -292,10 +291,10 @@ fn killed_in_the_middle_it_can_be_done_again() -> Result<()> {
     a.finish()
 }
 
-/// A source whose keystore was damaged does not get into the target: files are looked at before
-/// anything is done, what a server sends before it takes the place of the old.
+/// A damaged keystore of the source is not copied to the target: local files are checked before
+/// anything is changed, those from a server before they replace the old ones.
 #[test]
-fn a_damaged_keystore_is_not_taken() -> Result<()> {
+fn a_damaged_keystore_is_not_copied() -> Result<()> {
     let (a, b, _keys) = pair()?;
     b.sql("SELECT pg_promote()")?;
     b.eventually("SELECT pg_is_in_recovery()", "f")?;

@@ -1,4 +1,4 @@
-//! `pg_waldump` and `pg_receivewal`: what one writes the other reads.
+//! `pg_waldump` and `pg_receivewal`: each reads what the other writes.
 
 use anyhow::{Result, ensure};
 use pagevault_tests::installation::run;
@@ -7,7 +7,7 @@ use pagevault_tests::{Settings, StopMode};
 
 use super::{assert_nowhere, count, directory, exec, exec_with_keystore, failure, insert, sealing};
 
-/// Sealed WAL, through exec, is the same records as the same WAL received in plaintext.
+/// Sealed WAL, read through exec, has the same records as the same WAL received in plaintext.
 #[test]
 fn pg_waldump_shows_the_records_of_plaintext_wal() -> Result<()> {
     let settings = Settings::default().wal_segment_size(1).conf("wal_keep_size = 1GB");
@@ -19,14 +19,14 @@ fn pg_waldump_shows_the_records_of_plaintext_wal() -> Result<()> {
     insert(&cluster, "drossel", 3000)?;
     cluster.sql("SELECT pagevault.rotate_wal_key()")?;
     insert(&cluster, "fink", 20_000)?;
-    // Plaintext in the midst of it.
+    // Includes some plaintext WAL.
     super::switch(&cluster, false)?;
     insert(&cluster, "meise", 3000)?;
     super::switch(&cluster, true)?;
     insert(&cluster, "amsel", 3000)?;
     let end = cluster.text("SELECT pg_current_wal_insert_lsn()")?;
     cluster.sql("SELECT pg_switch_wal()")?;
-    // The segment that `end` is in has an end too, and is received as a whole.
+    // Switch segments, so that the one with `end` is complete and is received completely.
     let switched = cluster.text("SELECT pg_current_wal_lsn()")?;
 
     let plain = directory(&cluster, "plain")?;
@@ -41,7 +41,7 @@ fn pg_waldump_shows_the_records_of_plaintext_wal() -> Result<()> {
     let mut dump = exec_with_keystore(&cluster, "pg_waldump");
     let shown = run(dump.arg("-p").arg(&sealed).args(range))?;
     ensure!(shown == expected, "the records differ");
-    // While the server is down too, and a segment by its name.
+    // Also while the server is down, and for a segment by its name.
     cluster.stop(StopMode::Fast)?;
     let first = Segment::all(&sealed)?.remove(0).path;
     let mut dump = exec_with_keystore(&cluster, "pg_waldump");
@@ -49,7 +49,7 @@ fn pg_waldump_shows_the_records_of_plaintext_wal() -> Result<()> {
     cluster.finish()
 }
 
-/// What `pg_receivewal` writes is sealed, can be read, and can be restored from.
+/// `pg_receivewal` writes sealed segments, which can be read and restored from.
 #[test]
 fn pg_receivewal_seals() -> Result<()> {
     let (mut cluster, _keys) = sealing(&Settings::default())?;
@@ -61,11 +61,11 @@ fn pg_receivewal_seals() -> Result<()> {
     cluster.sql("SELECT pagevault.rotate_wal_key()")?;
     insert(&cluster, "fink", 1000)?;
     let target = directory(&cluster, "received")?;
-    // In several goes: a segment that is not finished is begun again.
+    // In several runs: an incomplete segment is received again.
     for round in 0..3 {
         insert(&cluster, "meise", 100)?;
         if round == 2 {
-            // So that the segment with all of this is finished.
+            // Complete the segment.
             cluster.sql("SELECT pg_switch_wal()")?;
             insert(&cluster, "zeisig", 1)?;
         }
@@ -76,7 +76,7 @@ fn pg_receivewal_seals() -> Result<()> {
     for canary in ["drossel", "fink", "meise"] {
         assert_nowhere(&target, canary)?;
     }
-    // The server's own segments are the same, bit by bit, but for what it has not written out.
+    // The server's own segments are identical, except for what it has not yet written.
     let own = Segment::all(&cluster.data_directory().join("pg_wal"))?;
     let received = Segment::all(&target)?;
     ensure!(!received.is_empty(), "no segment was finished");
@@ -108,7 +108,7 @@ fn pg_receivewal_seals() -> Result<()> {
     cluster.finish()
 }
 
-/// What cannot be sealed is not written.
+/// Output that cannot be sealed is not written.
 #[test]
 fn compressed_wal_is_refused() -> Result<()> {
     let (mut cluster, _keys) = sealing(&Settings::default())?;
@@ -126,7 +126,7 @@ fn compressed_wal_is_refused() -> Result<()> {
     cluster.finish()
 }
 
-/// Summaries hold numbers of blocks, and no keys are needed to read them.
+/// Summaries contain block numbers, and reading them needs no keys.
 #[test]
 fn summaries_of_sealed_wal_are_read() -> Result<()> {
     if pagevault_tests::Installation::get()?.major < 17 {
@@ -138,7 +138,7 @@ fn summaries_of_sealed_wal_are_read() -> Result<()> {
     let file = cluster.text("SELECT pg_relation_filenode('t')")?;
     let summaries = cluster.data_directory().join("pg_wal/summaries");
     cluster.eventually("SELECT count(*) > 0 FROM pg_available_wal_summaries()", "t")?;
-    // What is behind a checkpoint is summarised when the summarizer gets there.
+    // WAL before a checkpoint is summarized as soon as the summarizer gets there.
     cluster.eventually(
         "SELECT count(*) > 0 FROM pg_available_wal_summaries() s,
             pg_wal_summary_contents(s.tli, s.start_lsn, s.end_lsn) c
@@ -146,15 +146,15 @@ fn summaries_of_sealed_wal_are_read() -> Result<()> {
         "t",
     )?;
     keys.take_away()?;
-    let mut said = String::new();
+    let mut output = String::new();
     for entry in std::fs::read_dir(&summaries)? {
         let path = entry?.path();
         if path.extension().is_some_and(|extension| extension == "summary") {
-            said += &run(exec(&cluster, &[], "pg_walsummary").arg(&path))?;
+            output += &run(exec(&cluster, &[], "pg_walsummary").arg(&path))?;
         }
     }
     keys.bring_back()?;
-    ensure!(said.contains(&format!("REL {file}, FORK main")), "{said}");
+    ensure!(output.contains(&format!("REL {file}, FORK main")), "{output}");
     assert_nowhere(&summaries, "drossel")?;
     cluster.finish()
 }

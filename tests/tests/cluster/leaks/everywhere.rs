@@ -1,9 +1,8 @@
-//! The leak test: canaries of every type along every path, then a look at every byte of the data
-//! directory, tablespace, WAL archive and base backup: while all is under way, after a crash, and
-//! after recovery.
+//! The leak test: canaries of every type along every path, then a search of every byte of the data
+//! directory, tablespace, WAL archive and base backup: during work, after a crash, and after
+//! recovery.
 //!
-//! The same is done with encryption off, and then every canary must be seen where it is expected to
-//! be.
+//! The same runs with encryption off, where every canary must be found at its expected place.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -24,7 +23,7 @@ use super::{paths, values};
 type Found = BTreeMap<PathBuf, Vec<Hit>>;
 
 #[test]
-fn nothing_is_seen_anywhere() -> Result<()> {
+fn no_canary_is_found_anywhere() -> Result<()> {
     let scene = Scene::start(true)?;
     for (moment, found) in scene.play()? {
         ensure!(found.is_empty(), "{moment}:\n{}", report(&found));
@@ -33,13 +32,13 @@ fn nothing_is_seen_anywhere() -> Result<()> {
 }
 
 #[test]
-fn everything_is_seen_without_encryption() -> Result<()> {
+fn every_canary_is_found_without_encryption() -> Result<()> {
     let scene = Scene::start(false)?;
     let places = scene.places()?;
     let mut unseen = BTreeSet::new();
     for (moment, found) in scene.play()? {
         if moment == "after recovery" {
-            continue; // which removes temporary files
+            continue; // recovery removes temporary files
         }
         for (canary, place) in &places {
             let seen = found.iter().any(|(path, hits)| {
@@ -62,7 +61,7 @@ fn everything_is_seen_without_encryption() -> Result<()> {
     Ok(())
 }
 
-/// A server on which the workload was run, and sessions that hold temporary files.
+/// A server after the workload, with sessions that hold temporary files.
 struct Scene {
     cluster: Cluster,
     work: Workload,
@@ -72,7 +71,7 @@ struct Scene {
 
 impl Scene {
     fn start(encrypted: bool) -> Result<Scene> {
-        // Small segments: every byte is looked at.
+        // Small segments, because every byte is searched.
         let settings = Settings::default()
             .wal_segment_size(1)
             .conf("wal_level = logical")
@@ -103,7 +102,7 @@ impl Scene {
         values::add(&mut work);
         paths::add(&mut work);
         let mut client = cluster.client_to("birds")?;
-        // Now, because later it would wait for the prepared transaction.
+        // Created now, because later it would wait for the prepared transaction.
         run_sql(&mut client, "CREATE TABLE changes (t text)")?;
         run_sql(&mut client, "CREATE PUBLICATION everything FOR TABLE changes")?;
         run_sql(&mut client, "SELECT pg_create_logical_replication_slot('decoder', 'pgoutput')")?;
@@ -123,7 +122,7 @@ impl Scene {
         Ok(Scene { cluster, work, sessions, receiver })
     }
 
-    /// Where each canary is expected when nothing is encrypted: a part of a path.
+    /// The expected place of each canary without encryption: a part of a path.
     fn places(&self) -> Result<Vec<(String, String)>> {
         let mut client = self.cluster.client_to("birds")?;
         let mut path = |relation: &str| {
@@ -145,7 +144,7 @@ impl Scene {
         Ok(places)
     }
 
-    /// Goes through the moments at which to look, and looks.
+    /// Searches at each of several moments.
     fn play(mut self) -> Result<Vec<(&'static str, Found)>> {
         let scanner = Scanner::new(self.work.canaries.iter().map(|(canary, _)| canary));
         let directory = self.cluster.directory().to_owned();
@@ -179,7 +178,7 @@ impl Scene {
         self.cluster.eventually(&archived, "t")
     }
 
-    /// As tar files: these hold the tablespace too, and files as they are.
+    /// As tar files, which include the tablespace and contain files unchanged.
     fn back_up(&self, target: &Path) -> Result<()> {
         let mut program = self.cluster.program("pg_basebackup");
         program.args(["--checkpoint=fast", "-Ft", "-Xfetch", "-D"]).arg(target);
@@ -187,7 +186,7 @@ impl Scene {
     }
 }
 
-/// WAL, the database with its catalogs, and the catalogs that all databases share.
+/// WAL, the database with its catalogs, and the shared catalogs.
 fn encrypt_everything(cluster: &Cluster) -> Result<()> {
     cluster.set(&[
         ("pagevault.wal_encryption", "on"),
@@ -215,7 +214,7 @@ fn copy(client: &mut Client, text: &str) -> Result<()> {
     Ok(transaction.commit()?)
 }
 
-/// More than fits into the session's buffers.
+/// A temporary table that is larger than the session's buffers.
 fn temporary_table(cluster: &Cluster, work: &mut Workload) -> Result<Client> {
     let mut client = cluster.client_to("birds")?;
     let text = work.text("temporary table", Place::Below("base"));
@@ -230,14 +229,14 @@ fn temporary_table(cluster: &Cluster, work: &mut Workload) -> Result<Client> {
     Ok(client)
 }
 
-/// A sort that is not finished, nor is its file gone.
+/// An unfinished sort, whose temporary file still exists.
 fn sort(cluster: &Cluster, work: &mut Workload) -> Result<Client> {
     let text = work.text("sort", Place::Below("base/pgsql_tmp"));
     let query = format!("SELECT '{text}' || i FROM generate_series(1, 9000) i ORDER BY 1");
     unfinished(cluster, &query)
 }
 
-/// A join of more batches than one.
+/// A hash join with several batches.
 fn hash(cluster: &Cluster, work: &mut Workload) -> Result<Client> {
     let text = work.text("hash", Place::Below("base/pgsql_tmp"));
     let side = format!("(SELECT i, '{text}' || i t FROM generate_series(1, 9000) i OFFSET 0)");
@@ -288,7 +287,7 @@ fn notify(cluster: &Cluster, work: &mut Workload) -> Result<Vec<Client>> {
     Ok(vec![listener, client])
 }
 
-/// A large transaction, not finished, that a logical decoder keeps in files.
+/// A large unfinished transaction, which a logical decoder spills to files.
 fn decode(cluster: &Cluster, work: &mut Workload) -> Result<(Client, Child)> {
     let mut client = cluster.client_to("birds")?;
     let mut program = cluster.program("pg_recvlogical");

@@ -1,4 +1,4 @@
-//! No value of what is encrypted is anywhere on disk.
+//! No value of encrypted data occurs anywhere on disk.
 
 mod everywhere;
 mod paths;

@@ -1,11 +1,12 @@
-//! Every way that values take: kinds of relations and indexes, statistics, catalogs, large objects.
+//! All paths of values to disk: kinds of relations and indexes, statistics, catalogs, large
+//! objects.
 
 use pagevault_tests::leaks::Canary;
 
 use super::workload::Place::{Below, Path, Relation, Toast};
 use super::workload::Workload;
 
-/// What stands around a value where it is to be compressed, or kept out of the row.
+/// Text around a value that is to be compressed, or moved out of the row.
 const FILLER: &str = "string_agg(md5(i::text), '') FROM generate_series(1, 100) i";
 
 pub(super) fn add(work: &mut Workload) {
@@ -43,7 +44,7 @@ fn toast(work: &mut Workload) {
     work.run(format!("INSERT INTO lz4 SELECT '{text}' || repeat('abc', 2000)"));
 }
 
-/// Every index of its own table, so that its values are in no other index.
+/// Each index on a separate table, so that no other index contains its values.
 fn indexes(work: &mut Workload) {
     for (method, kind, index, value) in [
         ("btree", "text", "(t)", "'{}'"),
@@ -64,7 +65,7 @@ fn indexes(work: &mut Workload) {
         work.run(format!("INSERT INTO {table} VALUES ({})", value.replace("{}", &text)));
         work.run(format!("CREATE INDEX {name} ON {table} USING {method} {index}"));
     }
-    // A list of pending entries is written as it comes.
+    // A list of pending entries contains values as they are inserted.
     let text = work.text("pending list", Relation("pending_gin"));
     work.run("CREATE TABLE pending (t text[])");
     work.run("CREATE INDEX pending_gin ON pending USING gin (t)");
@@ -85,7 +86,7 @@ fn relations(work: &mut Workload) {
     let text = work.text("materialized view", Relation("seen"));
     work.run(format!("CREATE TABLE to_see AS SELECT '{text}'::text t"));
     work.run("CREATE MATERIALIZED VIEW seen AS SELECT t FROM to_see");
-    // Its own pages stay in memory: checkpoints pass them by.
+    // Its pages stay in memory: checkpoints do not write them.
     let text = work.text("unlogged", Relation("unlogged_t"));
     work.run(format!("CREATE UNLOGGED TABLE unlogged AS SELECT '{text}'::text t"));
     work.run("CREATE INDEX unlogged_t ON unlogged (t)");
@@ -126,7 +127,7 @@ fn statistics(work: &mut Workload) {
     work.run("ANALYZE analyzed, analyzed_too");
 }
 
-/// Values in definitions: seen only with a label on the database.
+/// Values in definitions: encrypted only with a label on the database.
 fn catalogs(work: &mut Workload) {
     let [body, comment, default, label] = [
         ("function body", "pg_proc"),

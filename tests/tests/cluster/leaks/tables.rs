@@ -1,12 +1,12 @@
-//! No plaintext of an encrypted table, its indexes and its TOAST table in its files; a plain table
-//! beside it is untouched.
+//! Files of an encrypted table, its indexes and its TOAST table contain no plaintext; a plaintext
+//! table next to it is unchanged.
 
 use anyhow::{Result, ensure};
 use pagevault_tests::{Cluster, DataFile, Settings};
 
 use crate::{assert_plain, assert_sealed};
 
-/// Stands in every row, once in the table, once in the index, and in the TOAST table.
+/// Occurs in every row: in the table, in the index, and in the TOAST table.
 const CANARY: &str = "kanarienvogel";
 
 fn fill(table: &str) -> String {
@@ -55,7 +55,7 @@ fn files_of_an_encrypted_table_hold_no_plaintext() -> Result<()> {
 
     let open = cluster.family_files("open")?;
     assert_plain(&open)?;
-    // Table, the index on name and the TOAST table: the scan does see what is there to be seen.
+    // In the plaintext table, its index on name and its TOAST table the scan finds the values.
     ensure!(leaks(&open)?.len() >= 3, "the scan finds too little: {:?}", leaks(&open)?);
 
     let sums = "SELECT count(*) || ' ' || sum(length(wide)) || ' ' || max(name) FROM ";

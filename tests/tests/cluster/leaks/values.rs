@@ -1,7 +1,7 @@
 //! A column of every type, each with a value whose stored bytes are known.
 //!
-//! Values of fewer than eight bytes cannot be told from chance: `int`, `date`, `boolean` and the
-//! like are left out. They lie in the same pages.
+//! Values of fewer than eight bytes may occur by chance, so `int`, `date`, `boolean` and similar
+//! types are left out. They are in the same pages as the others.
 
 use pagevault_tests::leaks::Canary;
 
@@ -52,7 +52,7 @@ fn numbers(work: &mut Workload) -> Vec<Column> {
     let in_array = work.number("type bigs", HERE);
     let low = work.number("type range", HERE);
     let lsn = work.number("type lsn", HERE).cast_unsigned();
-    // Seven bytes, so that they are sure to be a moment; with a zero they are eight.
+    // Seven bytes, so that the value is a valid timestamp; with a zero byte it has eight.
     let mut seven = |name: &str| {
         let number = Canary::number(name).1 & 0x00ff_ffff_ffff_ffff;
         work.stored(name, &number.to_le_bytes(), HERE);
@@ -61,7 +61,7 @@ fn numbers(work: &mut Workload) -> Vec<Column> {
     let (money, moment, span) = (seven("type money"), seven("type moment"), seven("type span"));
     let float = seven("type float") as u64 & 0x000f_ffff_ffff_ffff | 0x4120_0000_0000_0000;
     work.stored("type float", &float.to_le_bytes(), HERE);
-    // Numeric: four digits in two bytes, the most significant first.
+    // Numeric: four digits in two bytes, most significant first.
     let digits = |bytes: &[u8]| -> Vec<u16> {
         let pairs = bytes.as_chunks().0.iter().map(|pair| u16::from_le_bytes(*pair));
         pairs.map(|digit| digit % 8999 + 1000).collect()

@@ -1,35 +1,35 @@
-//! What a leak test does and what must, or must not, be seen of it.
+//! The statements of a leak test, and where their values may be found.
 
 use pagevault_tests::leaks::Canary;
 
-/// Where a canary can be seen when nothing is encrypted.
+/// Where a canary is found when nothing is encrypted.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Place {
     /// In the first file of a relation of the database.
     Relation(&'static str),
     /// In the first file of the TOAST table of a relation.
     Toast(&'static str),
-    /// In some file below a directory of the data directory.
+    /// In a file below a directory of the data directory.
     Below(&'static str),
-    /// In some file below the cluster's directory whose path has this in it.
+    /// In a file below the cluster's directory whose path contains this.
     Path(&'static str),
 }
 
 /// Statements to run, and the canaries in them.
 #[derive(Default)]
 pub(super) struct Workload {
-    /// Each runs in a transaction of its own.
+    /// Each runs in its own transaction.
     pub(super) statements: Vec<String>,
     pub(super) canaries: Vec<(Canary, Place)>,
 }
 
 impl Workload {
-    /// Adds a statement; returns nothing to see.
+    /// Adds a statement without a canary.
     pub(super) fn run(&mut self, statement: impl Into<String>) {
         self.statements.push(statement.into());
     }
 
-    /// Makes a text for this place.
+    /// Creates a text canary for this place.
     pub(super) fn text(&mut self, name: &str, place: Place) -> String {
         let canary = Canary::text(name);
         let text = canary.as_str().to_owned();
@@ -37,7 +37,7 @@ impl Workload {
         text
     }
 
-    /// Makes `count` bytes for this place, in hexadecimal.
+    /// Creates a canary of `count` bytes for this place, in hexadecimal.
     pub(super) fn hex(&mut self, name: &str, count: usize, place: Place) -> String {
         let canary = Canary::binary(name, count);
         let hex = canary.hex();
@@ -45,14 +45,14 @@ impl Workload {
         hex
     }
 
-    /// Makes a number for this place.
+    /// Creates a number canary for this place.
     pub(super) fn number(&mut self, name: &str, place: Place) -> i64 {
         let (canary, number) = Canary::number(name);
         self.canaries.push((canary, place));
         number
     }
 
-    /// Adds a value that is known by the bytes that are stored.
+    /// Adds a canary whose stored bytes are known.
     pub(super) fn stored(&mut self, name: &str, bytes: &[u8], place: Place) {
         self.canaries.push((Canary::stored(name, bytes.to_vec()), place));
     }

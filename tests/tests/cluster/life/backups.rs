@@ -1,5 +1,4 @@
-//! Base backups while keys change: what is copied before the change and what is copied after it fit
-//! together.
+//! Base backups during key changes: files copied before and after the change are consistent.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
@@ -13,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::{CONTENT, check, each, ends_as_its_original, everything, rotate_all};
 use crate::wal::{assert_hidden, insert};
 
-/// `pg_basebackup` of `source`, stopped three times on its way, each time for `meanwhile`.
+/// Runs `pg_basebackup` of `source`, interrupted three times for `meanwhile`.
 fn interrupted(
     source: &Cluster,
     target: &Path,
@@ -46,8 +45,8 @@ fn signal(process: &Child, signal: Signal) -> Result<()> {
     Ok(kill_process(pid, signal)?)
 }
 
-/// Changes keys at a stop. The pages of `large` are written anew when the backup goes on: a backup
-/// whose client does not read holds up the barrier that rekeying waits for.
+/// Changes keys while the backup is stopped. The pages of `large` are rewritten when the backup
+/// continues: a backup whose client does not read delays the barrier that rekeying waits for.
 fn change_keys(cluster: &Cluster, step: u32) -> Result<()> {
     cluster.sql("SELECT pagevault.rotate_data_key('large')")?;
     super::rotate_wrapping(cluster)?;
@@ -65,7 +64,7 @@ fn restored(backup: &Path) -> Result<Cluster> {
     Ok(copy)
 }
 
-/// Unpacks what `--format=tar` wrote.
+/// Unpacks a backup made with `--format=tar`.
 fn unpacked(cluster: &Cluster, tar: &Path) -> Result<PathBuf> {
     let target = tar.with_extension("unpacked");
     run(cluster.program("/bin/mkdir").args(["-m", "700"]).arg(&target))?;
@@ -107,7 +106,7 @@ fn keys_change_during_a_backup_into_tar_files() -> Result<()> {
     keys_change_during_a_backup("tar", &["--format=tar", "-X", "fetch"])
 }
 
-/// The standby has its own state of the keystore, and its backup no checkpoint of its own.
+/// The standby has its own state of the keystore, and its backup starts without a checkpoint.
 #[test]
 fn keys_change_during_a_backup_of_a_standby() -> Result<()> {
     let settings = Settings::default().conf("wal_keep_size = 1GB");
@@ -131,8 +130,8 @@ fn keys_change_during_a_backup_of_a_standby() -> Result<()> {
     primary.finish()
 }
 
-/// A chain in which files get other keys, and other files. The last backup's keystore opens the
-/// pages of all.
+/// A chain of backups in which relations get other keys and other files. The last backup's keystore
+/// opens the pages of all.
 #[test]
 fn a_chain_of_incremental_backups_over_new_keys() -> Result<()> {
     if Installation::get()?.major < 17 {
@@ -164,7 +163,7 @@ fn a_chain_of_incremental_backups_over_new_keys() -> Result<()> {
         let next = cluster.directory().join(format!("incremental{round}"));
         let manifest = chain[chain.len() - 1].join("backup_manifest");
         let incremental = format!("--incremental={}", manifest.display());
-        // What changed since is known by reading sealed WAL.
+        // The changes since are found by reading sealed WAL.
         cluster.base_backup_with(&next, &["-X", "fetch", &incremental])?;
         chain.push(next);
     }

@@ -1,4 +1,4 @@
-//! Switchover and failover under load, and the way back by `pg_rewind`.
+//! Switchover and failover under load, and `pg_rewind` of the old primary.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -20,7 +20,7 @@ const NOISE: [&str; 6] = [
     "not properly shut down",
 ];
 
-/// Inserts one row after the other, each acknowledged, until the server is gone.
+/// Inserts rows one by one, each acknowledged, until the server stops.
 fn write_until_the_end(server: &Cluster, acknowledged: &AtomicU64) -> Result<()> {
     let mut client = server.client()?;
     loop {
@@ -34,15 +34,14 @@ fn write_until_the_end(server: &Cluster, acknowledged: &AtomicU64) -> Result<()>
     }
 }
 
-/// Runs `end` while rows are written and pgbench is at work. Returns how many rows were
-/// acknowledged by then.
+/// Runs `end` while rows are inserted and pgbench runs. Returns the number of acknowledged rows.
 fn under_load(server: &Cluster, from: u64, end: impl FnOnce() -> Result<()>) -> Result<u64> {
     let acknowledged = AtomicU64::new(from);
     let mut load = server.pgbench_in_background(&["-n", "-c", "2", "-T", "600"])?;
     let ended = std::thread::scope(|scope| {
         let writer = scope.spawn(|| write_until_the_end(server, &acknowledged));
         let enough = server.eventually(&format!("SELECT count(*) >= {from} + 50 FROM ledger"), "t");
-        // A server that stays would be written to for ever.
+        // Otherwise the writers would never stop.
         let ended = enough.and_then(|()| end());
         if ended.is_err() {
             let _ = server.kill();
@@ -56,7 +55,7 @@ fn under_load(server: &Cluster, from: u64, end: impl FnOnce() -> Result<()>) -> 
     Ok(acknowledged.into_inner())
 }
 
-/// That no acknowledged row is lost. Returns how many rows there are: one may have been on its way.
+/// Checks that no acknowledged row is lost. Returns the number of rows, which may be one more.
 fn check(server: &Cluster, acknowledged: u64) -> Result<u64> {
     let rows: u64 = server.text("SELECT count(*) FROM ledger")?.parse()?;
     ensure!(rows == acknowledged || rows == acknowledged + 1, "{rows} rows of {acknowledged}");
@@ -66,9 +65,9 @@ fn check(server: &Cluster, acknowledged: u64) -> Result<u64> {
     Ok(rows)
 }
 
-/// `a` and `b` change places, by failover and by switchover, twice; `c` follows whoever it is.
+/// `a` and `b` change roles, by failover and by switchover, twice; `c` follows the primary.
 #[test]
-fn servers_change_places_under_load() -> Result<()> {
+fn servers_change_roles_under_load() -> Result<()> {
     let settings = Settings::default().conf("wal_keep_size = 1GB");
     let (mut a, _keys) = everything(settings)?;
     a.sql("CREATE TABLE ledger (id bigint PRIMARY KEY, digest text)")?;
@@ -87,7 +86,7 @@ fn servers_change_places_under_load() -> Result<()> {
         a.sql("SELECT pg_reload_conf()")?;
         a.eventually("SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'", "1")?;
         let acknowledged = under_load(&a, rows, || {
-            // With more than b has it could not follow b.
+            // If c had more WAL than b, it could not follow b.
             c.stop(StopMode::Fast)?;
             rotate_all(&a)?;
             a.kill()
@@ -96,13 +95,13 @@ fn servers_change_places_under_load() -> Result<()> {
         rows = check(&b, acknowledged)?;
         rotate_all(&b)?;
         insert(&b, "drossel", 100)?;
-        // c goes over to the new timeline.
+        // c follows the new timeline.
         Standby::default().named("c").follow(&c, &b)?;
         c.start_server()?;
         wait_for(&c, &b)?;
         check(&c, acknowledged)?;
 
-        // The old primary has gone on for a while: it has keys of its own.
+        // The old primary has continued for a while, and has its own keys.
         a.append_conf("synchronous_standby_names = ''")?;
         a.start_server()?;
         rotate_all(&a)?;
@@ -122,7 +121,8 @@ fn servers_change_places_under_load() -> Result<()> {
         wait_for(&a, &b)?;
         ensure!(a.text(CONTENT)? == b.text(CONTENT)?, "contents differ after pg_rewind");
 
-        // Switchover: the primary sends all it has before it ends, and follows without more ado.
+        // Switchover: the primary sends all its WAL before it stops, and can follow without
+        // pg_rewind.
         let acknowledged = under_load(&b, rows, || b.stop(StopMode::Fast))?;
         a.promote()?;
         rows = check(&a, acknowledged)?;

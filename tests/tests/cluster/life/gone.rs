@@ -1,4 +1,4 @@
-//! A database is gone, and so is the provider of its key.
+//! A dropped database whose key provider no longer exists.
 
 use std::os::unix::fs::PermissionsExt;
 
@@ -11,7 +11,7 @@ use pagevault_tests::{Cluster, Settings, StopMode};
 use crate::wal::{count, insert, sealing};
 
 #[test]
-fn the_key_of_a_dropped_database_is_not_missed() -> Result<()> {
+fn the_key_of_a_dropped_database_is_not_required() -> Result<()> {
     let (mut cluster, _keys) = sealing(&Settings::default().conf("pagevault.unlock_timeout = 1s"))?;
     cluster.allow_log("cannot start without keys");
     let other = cluster.key_file("other", "key")?;
@@ -37,17 +37,17 @@ fn the_key_of_a_dropped_database_is_not_missed() -> Result<()> {
         cluster.sql("SELECT pagevault.unlock()")?;
     }
     let log = cluster.log();
-    // The name of a setting, too, which the audit trail has at each start.
+    // Also the log line for a setting, which the audit trail writes at each start.
     let is_revocation =
         |line: &str| line.contains("revoked") && !line.contains("\"action\":\"start\"");
     ensure!(!log.lines().any(is_revocation), "its provider is asked");
-    // Nobody proves that a provider whose address changes opens what is gone.
+    // A provider whose options change need not open keys of dropped databases.
     let elsewhere = cluster.key_file("elsewhere", "another")?;
     let options = format!("'{{\"path\": \"{}\"}}'", elsewhere.path().display());
     cluster.sql(&format!("SELECT pagevault.alter_provider('other', {options})"))?;
     let error = cluster.error("SELECT pagevault.drop_provider('other')")?;
     ensure!(error.hint.contains("These databases are gone"), "{error}");
-    // Escrow goes on as well.
+    // Escrow works too.
     let identity = age::x25519::Identity::generate();
     let (private, bundle) =
         (cluster.directory().join("private"), cluster.directory().join("bundle"));
@@ -59,14 +59,14 @@ fn the_key_of_a_dropped_database_is_not_missed() -> Result<()> {
     run(export.arg("--output").arg(&bundle).arg(cluster.data_directory()))?;
     let mut check = cluster.program("pagevault-keyring");
     check.args(["escrow", "check", "--data-directory"]).arg(cluster.data_directory());
-    let said = run(check.arg("--identity").arg(&private).arg(&bundle))?;
-    ensure!(said.contains("holds 1 database keys, and opens all"), "{said}");
+    let output = run(check.arg("--identity").arg(&private).arg(&bundle))?;
+    ensure!(output.contains("holds 1 database keys, and opens all"), "{output}");
     cluster.stop(StopMode::Fast)?;
     let mut verify = cluster.program("pagevault-keyring");
-    let said = run(verify.arg("verify").arg(cluster.data_directory()))?;
-    ensure!(said.contains("Everything opens."), "{said}");
+    let output = run(verify.arg("verify").arg(cluster.data_directory()))?;
+    ensure!(output.contains("Everything opens."), "{output}");
     cluster.start_server()?;
-    // Keys of databases that are there are missed as ever.
+    // Keys of existing databases are still required.
     let space = cluster.directory().join("space");
     std::fs::create_dir(&space)?;
     cluster.installation().give(&space)?;
@@ -86,9 +86,9 @@ fn the_key_of_a_dropped_database_is_not_missed() -> Result<()> {
     cluster.finish()
 }
 
-/// A file system that is not mounted takes no database away.
+/// A file system that is not mounted does not count as a dropped database.
 #[test]
-fn the_key_of_a_database_that_is_out_of_sight_is_missed() -> Result<()> {
+fn the_key_of_a_database_on_an_unmounted_file_system_is_required() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
     let space = cluster.directory().join("space");
     std::fs::create_dir(&space)?;
@@ -113,11 +113,11 @@ fn the_key_of_a_database_that_is_out_of_sight_is_missed() -> Result<()> {
     cluster.finish()
 }
 
-/// Whoever may create databases may choose their OIDs. Under that of one that is gone its keys
-/// would be needed again: no start after a crash without its provider; and files that are copied as
-/// they are would be written under them, which checkpoints fail to do.
+/// Users with CREATEDB may choose the OID of a new database. With that of a dropped one, its keys
+/// would be needed again: a start after a crash would fail without its provider, and checkpoints
+/// would fail to write copied files under these keys.
 #[test]
-fn no_database_takes_the_place_of_one_that_is_gone() -> Result<()> {
+fn the_oid_of_a_dropped_database_is_not_used_again() -> Result<()> {
     let (cluster, _keys) =
         Cluster::with_keys(&Settings::default().conf("pagevault.unlock_timeout = 1s"))?;
     cluster.sql("CREATE ROLE maker CREATEDB")?;

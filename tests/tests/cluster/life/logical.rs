@@ -1,5 +1,5 @@
-//! Logical replication between servers of which one encrypts everything and the other nothing;
-//! decoding of sealed WAL over new keys and crashes; slots that survive a failover.
+//! Logical replication between a server that encrypts everything and one that encrypts nothing;
+//! decoding of sealed WAL across new keys and crashes; slots that survive a failover.
 
 use std::process::Stdio;
 
@@ -29,14 +29,14 @@ fn encrypted() -> Result<Cluster> {
     Ok(cluster)
 }
 
-/// pagevault is there, and nothing is encrypted.
+/// With pagevault loaded, and nothing encrypted.
 fn plain() -> Result<Cluster> {
     let cluster = Cluster::start(&logical())?;
     cluster.sql(TABLES)?;
     Ok(cluster)
 }
 
-/// Has `to` follow `from`: all of `t`, and of `accounts` some columns of some rows.
+/// Makes `to` subscribe to `from`: all of `t`, and some columns and rows of `accounts`.
 fn subscribe(to: &Cluster, from: &Cluster, name: &str) -> Result<()> {
     from.sql(&format!(
         "CREATE PUBLICATION {name} FOR TABLE t, TABLE accounts (id, owner, balance) WHERE (id % 2 = 0)"
@@ -61,7 +61,7 @@ fn agree(to: &Cluster, from: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// Transactions that are larger than what decoding keeps in memory, and other changes.
+/// Transactions that are larger than logical_decoding_work_mem, and other changes.
 fn change(publisher: &Cluster, round: i32) -> Result<()> {
     insert(publisher, "drossel", 3000)?;
     each(
@@ -97,7 +97,7 @@ fn one_way(publisher: Cluster, subscriber: Cluster) -> Result<()> {
                 rotate_all(cluster)?;
             }
         }
-        // In the middle of decoding or applying, most likely.
+        // Kill during decoding or applying, most likely.
         change(&publisher, round + 10)?;
         match round {
             1 => publisher.crash()?,
@@ -132,7 +132,7 @@ fn from_plain_to_encrypted() -> Result<()> {
     one_way(plain()?, encrypted()?)
 }
 
-/// The stream of changes, over new keys and a crash in the middle, holds each row once.
+/// The stream of changes, across new keys and a crash in between, contains each row once.
 #[test]
 fn pg_recvlogical_reads_sealed_wal() -> Result<()> {
     let mut cluster = encrypted()?;
@@ -192,7 +192,7 @@ fn pg_recvlogical_reads_sealed_wal() -> Result<()> {
     cluster.finish()
 }
 
-/// The slot is kept on the standby as well, which reads sealed WAL for it, and goes on there.
+/// The standby, which reads sealed WAL for it, keeps a copy of the slot and continues with it.
 #[test]
 fn a_slot_survives_a_failover() -> Result<()> {
     if Installation::get()?.major < 17 {
@@ -236,7 +236,7 @@ fn a_slot_survives_a_failover() -> Result<()> {
          FROM pg_replication_slots WHERE slot_name = 'birds'",
         "t",
     )?;
-    // What the subscriber has not seen yet when the primary is lost.
+    // Changes that the subscriber has not received yet when the primary is lost.
     subscriber.sql("ALTER SUBSCRIPTION birds DISABLE")?;
     let mut session = publisher.client()?;
     run_sql(

@@ -1,5 +1,4 @@
-//! What a cluster goes through in its life, with everything in it encrypted: replicas, failover,
-//! backups, restores.
+//! Operation of a cluster in which everything is encrypted: replicas, failover, backups, restores.
 
 mod backups;
 mod failover;
@@ -15,16 +14,16 @@ use pagevault_tests::{Cluster, KeyFile, Settings, StopMode};
 
 use crate::wal::{count, insert, switch};
 
-/// Contents of the tables, in short.
+/// A digest of the tables.
 pub(crate) const CONTENT: &str = "SELECT concat_ws(' ',
     (SELECT count(*) || ':' || coalesce(sum(hashtext(t::text)::bigint), 0) FROM t),
     (SELECT count(*) || ':' || coalesce(sum(hashtext(l::text)::bigint), 0) FROM large l))";
 
-/// That pgbench's transactions are there wholly or not at all.
+/// Whether pgbench's transactions are all complete.
 const BALANCED: &str = "SELECT (SELECT sum(abalance) FROM pgbench_accounts)
     = (SELECT coalesce(sum(delta), 0) FROM pgbench_history)";
 
-/// A cluster in which catalogs, tables, WAL and temporary files are encrypted, with a few MB in it.
+/// A cluster with a few MB in which catalogs, tables, WAL and temporary files are encrypted.
 pub(crate) fn everything(settings: Settings) -> Result<(Cluster, KeyFile)> {
     let (cluster, keys) = Cluster::with_keys(&settings)?;
     encrypt_everything(&cluster)?;
@@ -32,7 +31,7 @@ pub(crate) fn everything(settings: Settings) -> Result<(Cluster, KeyFile)> {
     Ok((cluster, keys))
 }
 
-/// Has a cluster that has a master key encrypt all that it can.
+/// Encrypts everything in a cluster with a master key.
 fn encrypt_everything(cluster: &Cluster) -> Result<()> {
     cluster.set(&[
         ("pagevault.default_encryption", "on"),
@@ -43,7 +42,7 @@ fn encrypt_everything(cluster: &Cluster) -> Result<()> {
     cluster.eventually("SELECT count(*) FROM pagevault.drift(true)", "0")
 }
 
-/// Statements each of which is a transaction of its own.
+/// Runs each statement in its own transaction.
 pub(crate) fn each(cluster: &Cluster, statements: &[&str]) -> Result<()> {
     statements.iter().try_for_each(|statement| cluster.sql(statement))
 }
@@ -57,7 +56,7 @@ fn fill(cluster: &Cluster) -> Result<()> {
     insert(cluster, "amsel", 5000)
 }
 
-/// New keys that need no page written anew.
+/// Creates new keys of the kinds that need no page rewritten.
 fn rotate_wrapping(cluster: &Cluster) -> Result<()> {
     each(
         cluster,
@@ -69,7 +68,7 @@ fn rotate_wrapping(cluster: &Cluster) -> Result<()> {
     )
 }
 
-/// A new key of every kind that there is, for WAL, and for the pages of `t`.
+/// Creates new keys of every kind, for WAL, and for the pages of `t`.
 fn rotate_all(cluster: &Cluster) -> Result<()> {
     rotate_wrapping(cluster)?;
     cluster.sql("SELECT pagevault.rotate_data_key('t')")?;
@@ -78,7 +77,7 @@ fn rotate_all(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// A copy that was taken under load, and then had the WAL of all of it, has what its original has.
+/// A copy taken under load, after replaying all WAL, has the same contents as its original.
 fn ends_as_its_original(copy: Cluster, original: Cluster) -> Result<()> {
     ensure!(copy.text(BALANCED)? == "t", "balances differ");
     check(&copy, &original.text(CONTENT)?)?;
@@ -88,7 +87,7 @@ fn ends_as_its_original(copy: Cluster, original: Cluster) -> Result<()> {
     original.finish()
 }
 
-/// That all is there and sealed, and can be written, in a copy of a cluster.
+/// Checks that a copy of a cluster is complete, sealed and writable.
 fn check(copy: &Cluster, content: &str) -> Result<()> {
     let found = copy.text(CONTENT)?;
     ensure!(found == content, "{found} instead of {content}");

@@ -1,5 +1,5 @@
-//! Recovery to a time: one backup from before the first key, and an archive over all that can
-//! happen to keys.
+//! Point-in-time recovery: one backup from before the first key, and an archive across all kinds of
+//! key changes.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,7 @@ use pagevault_tests::{Cluster, Settings};
 use super::{CONTENT, each, encrypt_everything, fill, rotate_all};
 use crate::wal::{assert_hidden, count, insert};
 
-/// A moment, and what the tables held.
+/// A moment, and the contents of the tables.
 struct Moment {
     what: &'static str,
     time: String,
@@ -22,7 +22,7 @@ fn moment(cluster: &Cluster, what: &'static str) -> Result<Moment> {
     let content = cluster.text(CONTENT)?;
     let is_encrypted = cluster.text(IS_ENCRYPTED)? == "t";
     let time = cluster.text("SELECT clock_timestamp()")?;
-    // Recovery stops at the first commit that is later.
+    // Recovery stops at the first later commit.
     cluster.sql("SELECT pg_sleep(0.01)")?;
     insert(cluster, "later", 10)?;
     Ok(Moment { what, time, content, is_encrypted })
@@ -39,7 +39,7 @@ fn archive(cluster: &Cluster) -> Result<PathBuf> {
     Ok(archive)
 }
 
-/// A copy of the backup, recovered to a time and promoted there.
+/// A copy of the backup, recovered to a time and promoted.
 fn restored(backup: &Path, archive: &Path, time: &str) -> Result<Cluster> {
     let copy = Cluster::from_files(|target| {
         run(std::process::Command::new("cp").arg("-a").arg(backup).arg(target)).map(drop)
@@ -58,14 +58,14 @@ fn restored(backup: &Path, archive: &Path, time: &str) -> Result<Cluster> {
 }
 
 #[test]
-fn any_time_in_the_life_of_the_keys() -> Result<()> {
+fn recovery_to_any_time_between_key_changes() -> Result<()> {
     let cluster = Cluster::start(&Settings::default().conf("archive_mode = on"))?;
     let archive = archive(&cluster)?;
     fill(&cluster)?;
     let backup = cluster.directory().join("backup");
     cluster.base_backup_with(&backup, &["-X", "none", "--no-manifest"])?;
     let mut moments = vec![moment(&cluster, "before the first key")?];
-    // The keystore, providers and their keys are in WAL.
+    // The keystore, the providers and their keys are in WAL.
     let keys = cluster.key_file("keys", "main")?;
     cluster.sql("CREATE EXTENSION pagevault")?;
     cluster.sql(&keys.add_provider("local"))?;
@@ -82,7 +82,7 @@ fn any_time_in_the_life_of_the_keys() -> Result<()> {
         &["CREATE TABLE made AS SELECT * FROM t", "VACUUM FULL large", "REINDEX TABLE t"],
     )?;
     moments.push(moment(&cluster, "every key is another")?);
-    // In the middle of a job: pages of two keys.
+    // During a job: pages of two keys.
     cluster.set(&[("pagevault.rekey_rate", "1MB")])?;
     let job = cluster.text("SELECT pagevault.rotate_data_key('large')")?;
     cluster.eventually(
@@ -106,7 +106,7 @@ fn any_time_in_the_life_of_the_keys() -> Result<()> {
     for moment in &moments {
         let what = moment.what;
         let mut copy = restored(&backup, &archive, &moment.time)?;
-        // The first setting of the archive's server was none.
+        // The archived server started without this setting.
         copy.allow_log("cannot encrypt WAL");
         let content = copy.text(CONTENT)?;
         ensure!(content == moment.content, "{what}: {content}, not {}", moment.content);

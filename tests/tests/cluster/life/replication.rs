@@ -1,5 +1,5 @@
-//! Standbys of every kind while every kind of key changes: streaming, cascading, from an archive,
-//! delayed, paused, down.
+//! Standbys of every kind during changes of every kind of key: streaming, cascading, from an
+//! archive, delayed, paused, stopped.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -11,7 +11,7 @@ use pagevault_tests::{Cluster, Settings, Standby, StopMode};
 use super::{CONTENT, each, everything, rotate_all};
 use crate::wal::{assert_hidden, count, insert};
 
-/// Everything that changes keys, and what uses the new ones.
+/// All changes of keys, and statements that use the new ones.
 fn live(primary: &Cluster, canary: &str) -> Result<()> {
     rotate_all(primary)?;
     each(
@@ -29,7 +29,7 @@ fn live(primary: &Cluster, canary: &str) -> Result<()> {
     insert(primary, canary, 200)
 }
 
-/// That the standby holds what the primary holds, sealed.
+/// Checks that the standby has the primary's contents, sealed.
 fn check(standby: &Cluster, primary: &Cluster, canary: &str) -> Result<()> {
     wait_for(standby, primary)?;
     let (found, wanted) = (standby.text(CONTENT)?, primary.text(CONTENT)?);
@@ -41,7 +41,7 @@ fn check(standby: &Cluster, primary: &Cluster, canary: &str) -> Result<()> {
     assert_hidden(standby, canary)
 }
 
-/// Reads all of a table again and again; every answer is one that the primary gave at some time.
+/// Reads a whole table repeatedly; every result must be one that the primary had at some time.
 fn read_until(standby: &Cluster, stop: &AtomicBool) -> Result<u32> {
     let mut client = standby.client()?;
     let mut rounds = 0;
@@ -79,7 +79,7 @@ fn standbys_of_every_kind_follow_new_keys() -> Result<()> {
         let reader = scope.spawn(|| read_until(&cascading, &stop));
         let lived = ["drossel", "fink"].iter().try_for_each(|canary| {
             live(&primary, canary)?;
-            // remote_apply: it is there when the commit returns.
+            // remote_apply: the row is visible when the commit returns.
             let there = count(&streaming, canary)?;
             ensure!(there == "200", "{there} rows on the synchronous standby");
             Ok(())
@@ -108,7 +108,7 @@ fn standbys_of_every_kind_follow_new_keys() -> Result<()> {
 }
 
 #[test]
-fn standbys_that_lag_or_are_down_catch_up_over_new_keys() -> Result<()> {
+fn standbys_that_lag_or_are_down_catch_up_across_new_keys() -> Result<()> {
     let (primary, _keys) = everything(Settings::default().conf("wal_keep_size = 1GB"))?;
     let paused = standby_of(&primary, &[])?;
     let delayed = standby_of(&primary, &["recovery_min_apply_delay = 1h"])?;
@@ -127,7 +127,7 @@ fn standbys_that_lag_or_are_down_catch_up_over_new_keys() -> Result<()> {
     }
     let end = primary.text("SELECT pg_current_wal_flush_lsn()")?;
     for standby in [&paused, &delayed] {
-        // They receive what is sealed with keys that they have not heard of, and keep it sealed.
+        // They receive WAL sealed with keys that they do not have yet, and store it sealed.
         standby.eventually(&format!("SELECT pg_last_wal_receive_lsn() >= '{end}'"), "t")?;
         ensure!(standby.text(CONTENT)? == before, "it does not lag");
         assert_hidden(standby, "fink")?;
@@ -149,8 +149,8 @@ fn standbys_that_lag_or_are_down_catch_up_over_new_keys() -> Result<()> {
     primary.finish()
 }
 
-/// Kinds of records of keys in WAL, each killed between hearing of it, writing it down and using
-/// it.
+/// For each kind of key record in WAL, the standby is killed between receiving it, writing it to
+/// the keystore, and using the key.
 #[test]
 fn a_standby_is_killed_while_it_replays_any_kind_of_key() -> Result<()> {
     let (primary, _keys) = everything(Settings::default())?;
@@ -177,7 +177,7 @@ fn a_standby_is_killed_while_it_replays_any_kind_of_key() -> Result<()> {
             primary.sql(statement)?;
             standby.stopped_at(point)?;
             standby.kill()?;
-            standby.go_on();
+            standby.resume();
             standby.start_server()?;
             insert(&primary, "fink", 50)?;
             wait_for(&standby, &primary)?;
@@ -196,8 +196,8 @@ fn a_standby_is_killed_while_it_replays_any_kind_of_key() -> Result<()> {
     primary.finish()
 }
 
-/// A standby that is shut down need not have synced its key files: replay goes on from the last
-/// restart point. After a power cut their ends may be missing.
+/// A standby that is shut down need not have synced its key files, because replay continues from
+/// the last restart point. After a power failure their ends may be missing.
 #[test]
 fn the_end_of_a_key_file_may_be_missing_after_a_standby_was_shut_down() -> Result<()> {
     let (primary, _keys) = everything(Settings::default().conf("fsync = on"))?;

@@ -1,4 +1,4 @@
-//! A standby that has its own way to the same master key: a copy of the key file, on another
+//! A standby with its own access to the same master key: a copy of the key file, as on another
 //! machine.
 
 use std::path::PathBuf;
@@ -25,7 +25,7 @@ impl Copied<'_> {
     }
 }
 
-/// A standby for which the provider's path names another file, as it does on another machine.
+/// A standby on which the provider's path leads to another file, as on another machine.
 fn standby<'a>(primary: &Cluster, keys: &'a KeyFile) -> Result<(Cluster, Copied<'a>)> {
     let mut standby = Standby::default()
         .conf("pagevault.unlock_timeout = 1s")
@@ -48,7 +48,7 @@ fn standby<'a>(primary: &Cluster, keys: &'a KeyFile) -> Result<(Cluster, Copied<
 }
 
 #[test]
-fn a_standby_lacks_a_new_version_until_its_key_file_has_it() -> Result<()> {
+fn a_standby_waits_for_a_new_version_in_its_key_file() -> Result<()> {
     let (primary, keys) = everything(Settings::default().conf("wal_keep_size = 1GB"))?;
     let (mut standby, copied) = standby(&primary, &keys)?;
     standby.allow_log("cannot start without keys");
@@ -56,14 +56,13 @@ fn a_standby_lacks_a_new_version_until_its_key_file_has_it() -> Result<()> {
     standby.allow_log("could not unwrap");
     insert(&primary, "drossel", 100)?;
     wait_for(&standby, &primary)?;
-    // It has the database keys; how they are wrapped matters at its next start only.
+    // It has the database keys; their wrapping matters only at its next start.
     primary.sql("SELECT pagevault.rotate_cluster_master_key()")?;
     insert(&primary, "fink", 100)?;
     wait_for(&standby, &primary)?;
     ensure!(standby.text(CONTENT)? == primary.text(CONTENT)?, "contents differ");
     standby.stop(StopMode::Fast)?;
-    // pg_ctl of 18 takes the end of a standby for that of a recovery with a target, and says that
-    // all is well.
+    // pg_ctl of 18 takes the end of the standby for a recovery with a target, and reports success.
     let _ = standby.start_server();
     standby.eventually_logs("cannot start without keys")?;
     standby.eventually_logs("wrapped by version 2 of the key")?;
@@ -71,7 +70,8 @@ fn a_standby_lacks_a_new_version_until_its_key_file_has_it() -> Result<()> {
     standby.start_server()?;
     wait_for(&standby, &primary)?;
 
-    // A new database key that it cannot unwrap: it waits, answers queries, and goes on when it can.
+    // A new database key that it cannot unwrap: it waits, answers queries, and continues as soon as
+    // it can.
     new_keys(&primary)?;
     let before = standby.text(CONTENT)?;
     insert(&primary, "gimpel", 5000)?;
@@ -94,7 +94,7 @@ fn a_standby_lacks_a_new_version_until_its_key_file_has_it() -> Result<()> {
     primary.finish()
 }
 
-/// New keys that hang on one that the standby's copy of the key file cannot unwrap.
+/// Creates keys below one that the standby's copy of the key file cannot unwrap.
 fn new_keys(primary: &Cluster) -> Result<()> {
     primary.sql("SELECT pagevault.rotate_cluster_master_key()")?;
     primary.sql("SELECT pagevault.rotate_database_key()")?;
@@ -102,9 +102,9 @@ fn new_keys(primary: &Cluster) -> Result<()> {
     primary.sql("CREATE TABLE later AS SELECT * FROM t")
 }
 
-/// While it waits for a key, a standby can be shut down, is killed, and is promoted.
+/// While a standby waits for a key, it can be shut down, killed and promoted.
 #[test]
-fn a_standby_that_waits_for_a_key_ends_and_is_promoted() -> Result<()> {
+fn a_standby_waiting_for_a_key_can_be_stopped_and_promoted() -> Result<()> {
     let (primary, keys) = everything(Settings::default().conf("wal_keep_size = 1GB"))?;
     let (mut standby, copied) = standby(&primary, &keys)?;
     for text in ["cannot start without keys", "recovery waits for a new key"] {
@@ -115,7 +115,7 @@ fn a_standby_that_waits_for_a_key_ends_and_is_promoted() -> Result<()> {
     for end in [StopMode::Fast, StopMode::Immediate] {
         standby.eventually_logs("recovery waits for a new key")?;
         standby.stop(end)?;
-        // The key is in its keystore by now, and WAL may need it.
+        // By now the key is in its keystore, and WAL may need it.
         let _ = standby.start_server();
         standby.eventually_that("the standby's refusal", || {
             let runs = postmaster(&standby.data_directory()).is_some();
@@ -140,7 +140,7 @@ fn a_standby_that_waits_for_a_key_ends_and_is_promoted() -> Result<()> {
     );
     standby.eventually(&received, "t")?;
     primary.kill()?;
-    // What is promoted replays all that it has received first.
+    // Promotion first replays all WAL that was received.
     standby.sql("SELECT pg_promote(wait => false)")?;
     ensure!(standby.text("SELECT pg_is_in_recovery()")? == "t", "it did not wait");
     copied.bring_up_to_date(&standby)?;
@@ -153,10 +153,10 @@ fn a_standby_that_waits_for_a_key_ends_and_is_promoted() -> Result<()> {
     primary.finish()
 }
 
-/// The key of a database that is gone, from a provider that is gone: nobody waits for it who is
-/// told not to.
+/// The key of a dropped database, from a provider that no longer exists: with the setting off,
+/// recovery does not wait for it.
 #[test]
-fn a_key_that_nothing_needs_any_more_can_be_passed_by() -> Result<()> {
+fn recovery_can_skip_a_key_that_is_no_longer_needed() -> Result<()> {
     let (primary, keys) = sealing(&Settings::default().conf("wal_keep_size = 1GB"))?;
     let (standby, _copied) = standby(&primary, &keys)?;
     wait_for(&standby, &primary)?;

@@ -1,4 +1,4 @@
-//! A copy of a live data directory, file by file in any order, between `pg_backup_start` and
+//! Copies of a live data directory, file by file in any order, between `pg_backup_start` and
 //! `pg_backup_stop`.
 
 use std::fs::{self, File};
@@ -14,7 +14,7 @@ use postgres::Client;
 use super::{CONTENT, check, each, ends_as_its_original, everything, rotate_all};
 use crate::wal::insert;
 
-/// Copied in parts that are smaller than a page, so that pages change while they are copied.
+/// Files are copied in parts smaller than a page, so that pages change during the copy.
 const PART: usize = 1536;
 
 /// Paths below a directory, relative to it, directories first.
@@ -36,7 +36,8 @@ fn paths(root: &Path) -> Result<(Vec<PathBuf>, Vec<PathBuf>)> {
     Ok((directories, files))
 }
 
-/// What PostgreSQL's documentation says to leave out, and what is copied on its own.
+/// Files to copy: without those that PostgreSQL's documentation excludes, and those copied
+/// separately.
 fn is_wanted(path: &Path) -> bool {
     let name = path.to_string_lossy();
     !name.starts_with("pg_wal/")
@@ -48,7 +49,7 @@ fn is_wanted(path: &Path) -> bool {
 }
 
 fn copy_file(from: &Path, to: &Path, limit: u64) -> Result<()> {
-    // It may be gone by now.
+    // The file may have been removed.
     let Ok(source) = File::open(from) else { return Ok(()) };
     let mut source = source.take(limit);
     let mut target = File::create(to)?;
@@ -61,18 +62,18 @@ fn copy_file(from: &Path, to: &Path, limit: u64) -> Result<()> {
     }
 }
 
-/// The key file that says what wraps the keys in the others.
+/// The key file with the keys that wrap the keys of the others.
 fn is_cluster(path: &Path) -> bool {
     path == Path::new("pagevault/cluster.keys")
 }
 
-/// The order in which files are copied.
+/// Order of copying.
 #[derive(Clone, Copy)]
 enum Keystore {
     First,
     Last,
     Anywhere,
-    /// Last, and of each file as many bytes as it had when the files were listed.
+    /// Last, and of each file only its length at the time of listing.
     AsListed,
 }
 
@@ -85,7 +86,7 @@ impl Random {
     }
 }
 
-/// Copies the data directory; `meanwhile` is called several times.
+/// Copies the data directory; calls `meanwhile` several times.
 fn snapshot(
     cluster: &Cluster,
     target: &Path,
@@ -142,7 +143,7 @@ fn snapshot(
     Ok(())
 }
 
-/// For `chown`.
+/// User and group for `chown`.
 fn owner(cluster: &Cluster) -> Result<String> {
     Ok(format!("--reference={}", cluster.data_directory().display()))
 }
@@ -192,9 +193,9 @@ fn files_are_copied_in_any_order() -> Result<()> {
     a_snapshot_opens(Keystore::Anywhere, 3)
 }
 
-/// The first key of all is made, and WAL is encrypted, when half of the files are copied.
+/// The first key is created, and WAL encrypted, when half of the files are copied.
 #[test]
-fn the_first_key_is_made_meanwhile() -> Result<()> {
+fn the_first_key_is_created_during_the_copy() -> Result<()> {
     for early in [true, false] {
         let cluster = Cluster::start(&Settings::default().conf("wal_keep_size = 1GB"))?;
         super::fill(&cluster)?;
@@ -222,10 +223,10 @@ fn the_first_key_is_made_meanwhile() -> Result<()> {
     Ok(())
 }
 
-/// Destroying keys writes the key file anew, longer than it was when the files were listed: of what
-/// was in it then, nothing is behind the end of the copy.
+/// Destroying keys rewrites the key file, longer than it was when the files were listed. The first
+/// part of the new file, up to the old length, must contain everything that the old one contained.
 #[test]
-fn the_keystore_is_written_anew_and_copied_as_long_as_it_was_listed() -> Result<()> {
+fn the_keystore_is_rewritten_and_copied_to_its_listed_length() -> Result<()> {
     let (cluster, _keys) = everything(Settings::default().conf("wal_keep_size = 1GB"))?;
     let shred = |name: &str| -> Result<()> {
         cluster.sql(&format!("CREATE TABLE {name} AS SELECT 1 AS id"))?;

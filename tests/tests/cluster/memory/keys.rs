@@ -1,4 +1,5 @@
-//! All keys of a cluster, unwrapped as an operator could: by a bundle of escrow and the key files.
+//! All keys of a cluster, unwrapped with an escrow bundle and the key files, as an operator could
+//! do.
 
 use std::fs;
 use std::io::Read;
@@ -13,14 +14,14 @@ use pagevault_tests::Cluster;
 use pagevault_tests::installation::run;
 use pagevault_tests::memory::Pieces;
 
-/// Adds all keys that the cluster has now.
+/// Adds all current keys of the cluster.
 pub(super) fn add_keys(cluster: &Cluster, pieces: &mut Pieces) -> Result<()> {
     let keys = database_keys(cluster)?;
     for (scope, version, key) in &keys {
         let name = format!("database key {scope}/{version}");
         pieces.add(&name, key);
         pieces.add(&format!("{name} in base64"), STANDARD.encode(key).as_bytes());
-        // What HMAC makes of a key, and HKDF by it (RFC 2104).
+        // Intermediate values of HMAC, and so of HKDF (RFC 2104).
         pieces.add(&format!("{name} ^ ipad"), &key.map(|byte| byte ^ 0x36));
         pieces.add(&format!("{name} ^ opad"), &key.map(|byte| byte ^ 0x5c));
     }

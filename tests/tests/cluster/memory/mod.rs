@@ -1,7 +1,7 @@
-//! No process of the server leaves a key where a core dump has it.
+//! No process of the server leaves a key in memory that a core dump contains.
 //!
-//! All of its memory that core dumps have is searched for each half of each key. What is looked for
-//! is so also in AES key schedules, which begin or end with the key itself.
+//! All such memory is searched for each half of each key. That finds AES key schedules too, which
+//! begin or end with the key itself.
 
 mod keys;
 
@@ -19,7 +19,7 @@ use rustix::process::{Pid, geteuid};
 
 use crate::wal::sealing;
 
-/// Little memory, so that there is little to be searched; and nobody works with keys unasked.
+/// Little memory to search, and no background work with keys.
 fn small() -> Settings {
     Settings::default()
         .conf("shared_buffers = 2MB")
@@ -33,7 +33,7 @@ fn number_of(cluster: &Cluster, kind: &str) -> Result<Pid> {
     Pid::from_raw(cluster.text(&query)?.parse()?).context("a process")
 }
 
-/// Looks at every process of the cluster, with all keys that it has or had.
+/// Searches every process of the cluster for all its present and former keys.
 fn look(cluster: &Cluster, pieces: &mut Pieces, when: &str) -> Result<()> {
     let processes = processes_in(&cluster.data_directory());
     if !is_readable(*processes.first().context("no process of the server")?)? {
@@ -86,7 +86,7 @@ fn no_key_is_left_in_memory() -> Result<()> {
     work(&mut client)?;
     client.batch_execute("CHECKPOINT")?;
     look(&cluster, pieces, "after a start and a checkpoint")?;
-    // What is found nowhere may also not have been looked for.
+    // Verify that the search finds something that is in memory.
     let checkpointer = number_of(&cluster, "checkpointer")?;
     if is_readable(checkpointer)? {
         let all = pieces.in_memory(&[checkpointer])?;
@@ -111,9 +111,9 @@ fn no_key_is_left_in_memory() -> Result<()> {
     cluster.finish()
 }
 
-/// The worker stands between two steps, with the new key in use.
+/// The worker is stopped between two steps, with the new key in use.
 #[test]
-fn a_rekey_worker_that_is_stopped_has_no_key_in_sight() -> Result<()> {
+fn a_stopped_rekey_worker_has_no_key_in_dumped_memory() -> Result<()> {
     let cluster = with_tables()?;
     work(&mut cluster.client()?)?;
     let pieces = &mut Pieces::default();
@@ -123,7 +123,7 @@ fn a_rekey_worker_that_is_stopped_has_no_key_in_sight() -> Result<()> {
         client.batch_execute("SELECT pagevault.rotate_data_key('sealed')")?;
         cluster.stopped_at(point)?;
         look(&cluster, pieces, point)?;
-        cluster.go_on();
+        cluster.resume();
         client.batch_execute("SELECT pagevault.wait_for_rekey('sealed'::regclass)")?;
     }
     cluster.finish()
@@ -145,7 +145,7 @@ fn a_standby_that_replays_leaves_no_key() -> Result<()> {
     primary.finish()
 }
 
-/// A core dump of a process that lives on, by gcore where there is one and we are root.
+/// A core dump of a live process, by gcore if it is installed and the tests run as root.
 fn gcore(cluster: &Cluster, pid: Pid) -> Result<Option<Vec<u8>>> {
     if !geteuid().is_root() {
         return Ok(None);
@@ -156,14 +156,14 @@ fn gcore(cluster: &Cluster, pid: Pid) -> Result<Option<Vec<u8>>> {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         output => {
             let output = output?;
-            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            let response = String::from_utf8_lossy(&output.stderr).into_owned();
             let core = fs::read(prefix.with_extension(&number));
-            core.map(Some).with_context(|| format!("gcore: {said}"))
+            core.map(Some).with_context(|| format!("gcore: {response}"))
         }
     }
 }
 
-/// The real thing, which has the registers as well, where core dumps can be had.
+/// A real core dump, which includes registers, if core dumps are possible here.
 #[test]
 fn a_core_dump_of_the_checkpointer_holds_no_key() -> Result<()> {
     let cluster = with_tables()?;

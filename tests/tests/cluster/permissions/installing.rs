@@ -1,15 +1,15 @@
-//! What CREATE EXTENSION finds, and what it leaves.
+//! CREATE EXTENSION: existing objects and privileges, and the result.
 
 use anyhow::{Result, ensure};
 use pagevault_tests::cluster::{column, expect_error, run_sql};
 use pagevault_tests::installation::run;
 use pagevault_tests::{Cluster, Settings};
 
-use super::said;
+use super::response;
 
-/// Privileges that are handed out by default reach nothing of ours.
+/// Default privileges do not apply to objects of the extension.
 #[test]
-fn where_default_privileges_are_generous() -> Result<()> {
+fn with_generous_default_privileges() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
     cluster.sql("DROP EXTENSION pagevault; DROP SCHEMA pagevault")?;
     cluster.sql(
@@ -43,18 +43,18 @@ fn where_default_privileges_are_generous() -> Result<()> {
         "SELECT pagevault.unlock()",
         "CREATE TABLE pagevault.t (id int)",
     ] {
-        let said = said(&mut client, statement)?;
-        ensure!(said.as_deref() == Some("42501"), "{statement}: {said:?}");
+        let response = response(&mut client, statement)?;
+        ensure!(response.as_deref() == Some("42501"), "{statement}: {response:?}");
     }
     run_sql(&mut client, "SELECT * FROM pagevault.status")?;
     drop(client);
     cluster.finish()
 }
 
-/// Whoever owns the schema owns what is in it, and what the extension's script takes for
-/// PostgreSQL's own.
+/// The owner of the schema could own its contents, and objects that the extension's script takes
+/// for PostgreSQL's own.
 #[test]
-fn where_somebody_made_the_schema_before() -> Result<()> {
+fn with_an_existing_schema() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
     cluster.sql("DROP EXTENSION pagevault; DROP SCHEMA pagevault; CREATE ROLE stranger")?;
     let mut client = cluster.client()?;
@@ -83,7 +83,7 @@ fn where_somebody_made_the_schema_before() -> Result<()> {
 }
 
 #[test]
-fn by_nobody_but_a_superuser_and_nowhere_else() -> Result<()> {
+fn only_by_superusers_and_only_in_its_schema() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
     cluster.sql("CREATE ROLE owner; CREATE ROLE keeper; GRANT pagevault_admin TO keeper")?;
     cluster.sql("CREATE DATABASE theirs OWNER owner")?;
@@ -91,23 +91,23 @@ fn by_nobody_but_a_superuser_and_nowhere_else() -> Result<()> {
     for who in ["owner", "keeper"] {
         run_sql(&mut client, &format!("SET SESSION AUTHORIZATION {who}"))?;
         ensure!(
-            said(&mut client, "CREATE EXTENSION pagevault")?.as_deref() == Some("42501"),
+            response(&mut client, "CREATE EXTENSION pagevault")?.as_deref() == Some("42501"),
             "{who}"
         );
         run_sql(&mut client, "RESET SESSION AUTHORIZATION")?;
     }
-    let elsewhere = said(&mut client, "CREATE EXTENSION pagevault SCHEMA public")?;
+    let elsewhere = response(&mut client, "CREATE EXTENSION pagevault SCHEMA public")?;
     ensure!(elsewhere.as_deref() == Some("0A000"), "{elsewhere:?}");
     run_sql(&mut client, "CREATE EXTENSION pagevault; CREATE SCHEMA other")?;
-    let moved = said(&mut client, "ALTER EXTENSION pagevault SET SCHEMA other")?;
+    let moved = response(&mut client, "ALTER EXTENSION pagevault SET SCHEMA other")?;
     ensure!(moved.as_deref() == Some("0A000"), "{moved:?}");
     drop(client);
     cluster.finish()
 }
 
-/// Who may create objects in the schema could do so while the extension's script runs.
+/// Users who may create objects in the schema could do so while the extension's script runs.
 #[test]
-fn where_others_may_create_objects_in_the_schema() -> Result<()> {
+fn with_a_schema_open_to_others() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
     cluster.sql("DROP EXTENSION pagevault; DROP SCHEMA pagevault; CREATE ROLE stranger")?;
     cluster.sql("CREATE SCHEMA pagevault; GRANT CREATE ON SCHEMA pagevault TO stranger")?;
@@ -122,9 +122,9 @@ fn where_others_may_create_objects_in_the_schema() -> Result<()> {
     cluster.finish()
 }
 
-/// Nobody manages keys because of having made the role first.
+/// Creating the role before the extension gives no right to manage keys.
 #[test]
-fn where_somebody_made_the_role_before() -> Result<()> {
+fn with_an_existing_role() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
     cluster
         .sql("DROP EXTENSION pagevault; DROP ROLE pagevault_admin; CREATE ROLE maker CREATEROLE")?;
@@ -140,7 +140,7 @@ fn where_somebody_made_the_role_before() -> Result<()> {
         ensure!(error.hint == "A superuser makes it with CREATE EXTENSION pagevault.", "{error}");
     }
     drop(client);
-    // Where the library was not loaded yet, nobody was kept from it.
+    // While the library was not loaded, such grants were possible.
     cluster.append_conf("shared_preload_libraries = ''")?;
     cluster.restart()?;
     cluster.sql("SET SESSION AUTHORIZATION maker; CREATE ROLE pagevault_admin")?;
@@ -160,9 +160,9 @@ fn where_somebody_made_the_role_before() -> Result<()> {
     cluster.finish()
 }
 
-/// pg_dump writes what an administrator granted, and nothing of what the extension grants itself.
+/// pg_dump writes the administrator's grants, and not those of the extension.
 #[test]
-fn and_what_pg_dump_writes_of_it() -> Result<()> {
+fn grants_in_a_dump() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
     cluster.sql("CREATE ROLE owner")?;
     cluster.sql("CREATE DATABASE restored")?;
@@ -181,7 +181,7 @@ fn and_what_pg_dump_writes_of_it() -> Result<()> {
     let granted = dump("postgres")?;
     ensure!(of_functions(&granted).len() == 2, "{:?}", of_functions(&granted));
     let mut restored = cluster.client_to("restored")?;
-    // Not for clients: psql's own commands, and where pg_dump leaves the search path empty.
+    // Without lines for clients: psql's commands. pg_dump also leaves the search path empty.
     let statements: Vec<_> = granted.lines().filter(|line| !line.starts_with('\\')).collect();
     run_sql(&mut restored, &statements.join("\n"))?;
     ensure!(of_functions(&dump("restored")?) == of_functions(&granted), "the restored grants");

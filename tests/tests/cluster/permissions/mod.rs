@@ -1,10 +1,9 @@
-//! Who may do what, as the right user, whatever stands in the way.
+//! Permissions: each operation needs the right role, in every context.
 //!
-//! [`table`] is the whole of it: each function, view, label and setting, and what becomes of it in
-//! whose hands. [`users`] is about whose hands those are, [`names`] about names that are not what
-//! they seem, [`nested`] about commands within commands, [`programs`] about programs that providers
-//! come to, [`read_only`] about transactions that write nothing,
-//! and [`installing`] about what CREATE EXTENSION finds and leaves.
+//! [`table`] tries each function, view, label and setting as each role. [`users`] is about the
+//! current user in functions and other contexts, [`names`] about misleading names, [`nested`] about
+//! commands within commands, [`programs`] about programs that providers run, [`read_only`] about
+//! read-only transactions, and [`installing`] about CREATE EXTENSION.
 
 mod installing;
 mod names;
@@ -17,12 +16,12 @@ mod users;
 use anyhow::Result;
 use pagevault_tests::{Cluster, KeyFile, Settings};
 
-/// Whoever the statements are tried as.
+/// The roles that try the statements.
 const WHO: [&str; 7] = ["owner", "member", "stranger", "keeper", "trustee", "watcher", "postgres"];
 
-/// A cluster with these roles: the owner of the schema `app` and of all in it, a member of that
-/// role, a stranger, a member of `pagevault_admin`, one of both, one who monitors; and with the
-/// tablespace `space` and the database `theirs` of the owner.
+/// A cluster with these roles: the owner of the schema `app` and of all its objects, a member of
+/// that role, a role without rights, a member of `pagevault_admin`, a member of both, and one of
+/// `pg_monitor`. It has the tablespace `space`, and the database `theirs` of the owner.
 fn cluster() -> Result<(Cluster, KeyFile)> {
     let (cluster, keys) = Cluster::with_keys(&Settings::default())?;
     let space = cluster.directory().join("space");
@@ -40,8 +39,8 @@ fn cluster() -> Result<(Cluster, KeyFile)> {
     Ok((cluster, keys))
 }
 
-/// What the server says to the statement: nothing, or an SQLSTATE.
-fn said(client: &mut postgres::Client, statement: &str) -> Result<Option<String>> {
+/// The server's response to the statement: nothing, or an SQLSTATE.
+fn response(client: &mut postgres::Client, statement: &str) -> Result<Option<String>> {
     match client.batch_execute(statement) {
         Ok(()) => Ok(None),
         Err(error) => match error.code() {

@@ -1,12 +1,12 @@
-//! Names that are not what they seem.
+//! Misleading names.
 
 use anyhow::{Result, ensure};
 use pagevault_tests::cluster::{column, run_sql, text};
 
 use super::cluster;
 
-/// A schema full of traps, first in everybody's search path: functions, operators, types and tables
-/// with the names that ours use, and better matches for their arguments than PostgreSQL's.
+/// A schema of traps, first in every search path: functions, operators, types and tables with names
+/// that pagevault's SQL uses, and with better argument matches than PostgreSQL's.
 const TRAPS: &str = "
     CREATE TABLE public.sprung (who name, trap text); GRANT ALL ON public.sprung TO PUBLIC;
     CREATE SCHEMA trap AUTHORIZATION stranger;
@@ -69,7 +69,7 @@ fn in_a_hostile_search_path() -> Result<()> {
     ] {
         run_sql(&mut client, statement)?;
     }
-    // The traps are set: the same names, unqualified, spring them.
+    // Verify the traps: the same names without schema trigger them.
     let sprung = "SELECT trap FROM public.sprung";
     ensure!(column(&mut client, sprung)?.is_empty(), "{:?}", column(&mut client, sprung)?);
     run_sql(
@@ -81,9 +81,9 @@ fn in_a_hostile_search_path() -> Result<()> {
     cluster.finish()
 }
 
-/// The commands of `pagevault.drift` are to be run as they stand.
+/// The commands in `pagevault.drift` can be run as displayed.
 #[test]
-fn in_commands_that_heal() -> Result<()> {
+fn in_commands_against_drift() -> Result<()> {
     let (cluster, _keys) = cluster()?;
     let mut client = cluster.client()?;
     for strings in ["on", "off"] {
@@ -108,10 +108,11 @@ fn in_commands_that_heal() -> Result<()> {
     cluster.finish()
 }
 
-/// Functions that label name what they label in a statement, and schemas can be renamed until that
-/// looks it up: here by an event trigger, else by another session.
+/// Functions that set labels build a statement with the name of the object. The schema could be
+/// renamed before the statement looks it up: here by an event trigger, otherwise by another
+/// session.
 #[test]
-fn that_change_their_bearer_meanwhile() -> Result<()> {
+fn of_objects_that_are_renamed_meanwhile() -> Result<()> {
     let (cluster, _keys) = cluster()?;
     cluster.sql(
         "CREATE TABLE app.t AS SELECT 1 AS id; CREATE SCHEMA decoy; CREATE TABLE decoy.t AS SELECT 1 AS id;
@@ -128,13 +129,13 @@ fn that_change_their_bearer_meanwhile() -> Result<()> {
     }
     cluster.sql("DROP EVENT TRIGGER swap; SELECT pagevault.encrypt('app.t')")?;
     ensure!(cluster.text("SELECT pagevault.is_encrypted('decoy.t')")? == "f", "the decoy");
-    // What failed is not remembered.
+    // A failed statement leaves no state behind.
     cluster.sql("SECURITY LABEL FOR pagevault ON TABLE decoy.t IS 'encrypted'")?;
     cluster.finish()
 }
 
-/// The table that VACUUM FULL fills has a name that anyone may give, and does what the original's
-/// label says.
+/// VACUUM FULL fills a table whose name any user may choose; the label of the original table
+/// applies to it.
 #[test]
 fn of_tables_that_are_being_rewritten() -> Result<()> {
     let (cluster, _keys) = cluster()?;

@@ -1,5 +1,5 @@
-//! Commands within commands: event triggers and functions run them while another one is under way,
-//! and catch their errors.
+//! Commands within commands: event triggers and functions run them during another command, and
+//! catch their errors.
 
 use anyhow::{Result, ensure};
 use pagevault_tests::Cluster;
@@ -7,7 +7,7 @@ use pagevault_tests::cluster::{expect_error, run_sql, text};
 
 use super::cluster;
 
-/// Event triggers that run `body` at both ends of every SECURITY LABEL, but not of those that they
+/// Event triggers that run `body` at start and end of every SECURITY LABEL, except those that they
 /// run themselves.
 fn at_labels(cluster: &Cluster, body: &str) -> Result<()> {
     cluster.sql(&format!(
@@ -26,7 +26,7 @@ fn at_labels(cluster: &Cluster, body: &str) -> Result<()> {
 
 const FAILS: &str = "BEGIN SECURITY LABEL FOR pagevault ON VIEW app.v IS 'encrypted'; EXCEPTION WHEN OTHERS THEN NULL; END;";
 
-/// What event triggers do while something is labelled.
+/// Commands that event triggers run during a SECURITY LABEL.
 const NESTED: [&str; 5] = [
     "SECURITY LABEL FOR pagevault ON TABLE app.other IS 'encrypted';",
     "PERFORM pagevault.encrypt('app.other');",
@@ -52,10 +52,10 @@ fn event_triggers_may_label_and_run_ddl_while_something_is_labelled() -> Result<
     cluster.finish()
 }
 
-/// What labels name what they label in a statement, and what runs within it is none of its
-/// business: neither does it count as that statement, nor does its end.
+/// Functions that set labels build a statement with the name of the object. Commands nested in it
+/// neither count as that statement nor end it.
 #[test]
-fn what_event_triggers_label_does_not_pass_for_what_is_labelled() -> Result<()> {
+fn labels_set_by_event_triggers_are_not_confused_with_the_outer_one() -> Result<()> {
     let (cluster, _keys) = cluster()?;
     cluster.sql(
         "CREATE TABLE app.t AS SELECT 1 AS id; CREATE SCHEMA decoy; CREATE TABLE decoy.t AS SELECT 1 AS id;
@@ -83,9 +83,9 @@ fn what_event_triggers_label_does_not_pass_for_what_is_labelled() -> Result<()> 
     cluster.finish()
 }
 
-/// Every new table is encrypted by an event trigger, whoever makes it.
+/// An event trigger encrypts every new table, whoever creates it.
 #[test]
-fn event_triggers_may_encrypt_what_is_made() -> Result<()> {
+fn event_triggers_may_encrypt_new_tables() -> Result<()> {
     let (cluster, _keys) = cluster()?;
     cluster.sql(
         "CREATE FUNCTION seal() RETURNS event_trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
@@ -115,8 +115,8 @@ fn event_triggers_may_encrypt_what_is_made() -> Result<()> {
     cluster.finish()
 }
 
-/// A partitioned table that is to be encrypted, and a function that is run for each row of what is
-/// attached to it.
+/// A partitioned table with a label `encrypted`, and a function that runs for each row of an
+/// attached table.
 const ATTACHED: &str = "
     CREATE FUNCTION app.look() RETURNS int LANGUAGE plpgsql VOLATILE AS $$
     BEGIN
@@ -131,10 +131,10 @@ const ATTACHED: &str = "
     SECURITY LABEL FOR pagevault ON TABLE app.p IS 'encrypted';
     CREATE TABLE app.loose (id int); INSERT INTO app.loose VALUES (1), (20)";
 
-/// `pagevault.enforce_encryption` refuses at the end of a command what it has brought about. A
-/// function within the command cannot take that upon itself, and catch it.
+/// `pagevault.enforce_encryption` checks at the end of a command what the command did. A function
+/// within it can neither trigger that check earlier nor catch its error.
 #[test]
-fn functions_within_a_command_do_not_get_past_enforcement() -> Result<()> {
+fn functions_within_a_command_cannot_avoid_enforcement() -> Result<()> {
     let (cluster, _keys) = cluster()?;
     cluster.set(&[("pagevault.enforce_encryption", "on")])?;
     let mut client = cluster.client()?;
@@ -148,9 +148,9 @@ fn functions_within_a_command_do_not_get_past_enforcement() -> Result<()> {
     cluster.finish()
 }
 
-/// Nor is a command made to answer for one that has failed before it.
+/// A command is not checked for the effects of an earlier one that failed.
 #[test]
-fn what_failed_is_forgotten() -> Result<()> {
+fn failed_commands_leave_no_state() -> Result<()> {
     let (cluster, _keys) = cluster()?;
     let mut client = cluster.client()?;
     run_sql(
@@ -159,7 +159,7 @@ fn what_failed_is_forgotten() -> Result<()> {
          SECURITY LABEL FOR pagevault ON TABLE app.p IS 'encrypted';
          CREATE TABLE app.loose (id int); INSERT INTO app.loose VALUES (1), (20)",
     )?;
-    // Plaintext where encryption is wanted from now on: that is drift, and hurts nobody.
+    // Plaintext that should be encrypted from now on is drift, and no error.
     run_sql(&mut client, "SECURITY LABEL FOR pagevault ON SCHEMA app IS 'encrypted'")?;
     run_sql(&mut client, "SET pagevault.enforce_encryption = on")?;
     let attach = "ALTER TABLE app.p ATTACH PARTITION app.loose FOR VALUES FROM (0) TO (10)";
@@ -173,8 +173,8 @@ fn what_failed_is_forgotten() -> Result<()> {
     cluster.finish()
 }
 
-/// The statistics of what becomes encrypted are sealed at the end of the command. If somebody
-/// within it comes to that first, and fails, it is still to be done.
+/// The statistics of newly encrypted relations are sealed at the end of the command. If a nested
+/// command tries that first and fails, the outer one still does it.
 #[test]
 fn statistics_are_sealed_though_a_nested_command_could_not() -> Result<()> {
     let (cluster, _keys) = cluster()?;

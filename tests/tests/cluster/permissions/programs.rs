@@ -1,5 +1,5 @@
-//! Programs that a provider comes to by way of a file: for who may run programs, and for nobody
-//! else, as recorded when the provider was set.
+//! Programs that a provider runs because of a file, such as an AWS profile. They run only if the
+//! user who defined the provider may run programs; that is recorded in its definition.
 
 use std::fs;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use pagevault_tests::cluster::{expect_error, run_sql};
 
 use super::cluster;
 
-/// A credentials file of AWS that has a program run, which leaves a mark.
+/// An AWS credentials file with a program, which creates a marker file.
 fn trap(cluster: &Cluster) -> Result<(PathBuf, PathBuf)> {
     let (file, mark) =
         (cluster.directory().join("credentials"), cluster.directory().join("sprung"));
@@ -27,7 +27,7 @@ fn trap(cluster: &Cluster) -> Result<(PathBuf, PathBuf)> {
 fn in_profiles_of_aws() -> Result<()> {
     let (cluster, _keys) = cluster()?;
     let (file, mark) = trap(&cluster)?;
-    // Nobody listens there; it is not come to.
+    // Nothing listens there; the connection is never attempted.
     let options = format!(
         "{{\"region\": \"eu-central-1\", \"endpoint\": \"https://127.0.0.1:9\", \"credentials_file\": \"{}\"}}",
         file.display()
@@ -45,34 +45,34 @@ fn in_profiles_of_aws() -> Result<()> {
     ensure!(error.detail.contains("credential_process"), "{error}");
     ensure!(error.hint.contains("pg_execute_server_program"), "{error}");
 
-    // The file may become so later; that changes nothing.
+    // The program may be added to the file later; that makes no difference.
     let text = fs::read_to_string(&file)?;
     fs::write(&file, "[default]\naws_access_key_id = a\naws_secret_access_key = b\n")?;
     run_sql(&mut keeper, &add("theirs"))?;
     fs::write(&file, &text)?;
     let error = expect_error(&mut keeper, &use_it("theirs"))?;
     ensure!(error.sqlstate == "F0000", "{error}");
-    // Nor does it become a superuser's by being used by one.
+    // Use by a superuser does not change the recorded right.
     let error = cluster.error(&use_it("theirs"))?;
     ensure!(error.sqlstate == "F0000", "{error}");
     cluster.sql("SELECT * FROM pagevault.check_provider('theirs')")?;
     ensure!(!mark.exists(), "the program was run");
 
-    // Who may run programs sets it, and everybody who may manage keys uses it.
+    // A user who may run programs defines it, and all key administrators can use it.
     cluster.sql(&format!("SELECT pagevault.alter_provider('theirs', '{options}')"))?;
     let error = expect_error(&mut keeper, &use_it("theirs"))?;
     ensure!(error.sqlstate == "28000", "{error}");
     ensure!(mark.exists(), "the program was not run");
     fs::remove_file(&mark)?;
 
-    // What one of lesser rights sets anew is theirs again.
+    // A definition by a user with fewer rights lowers the recorded right again.
     fs::write(&file, "[default]\naws_access_key_id = a\naws_secret_access_key = b\n")?;
     run_sql(&mut keeper, &format!("SELECT pagevault.alter_provider('theirs', '{options}')"))?;
     fs::write(&file, &text)?;
     let error = cluster.error(&use_it("theirs"))?;
     ensure!(error.sqlstate == "F0000" && !mark.exists(), "{error}");
 
-    // And the role alone will do.
+    // The role alone is sufficient.
     cluster.sql("GRANT pg_execute_server_program TO keeper")?;
     run_sql(&mut keeper, &add("ours"))?;
     let error = expect_error(&mut keeper, &use_it("ours"))?;

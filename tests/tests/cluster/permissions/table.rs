@@ -3,13 +3,14 @@
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::cluster::{column, run_sql};
 
-use super::{WHO, cluster, said};
+use super::{WHO, cluster, response};
 
-/// A statement, and what becomes of it in the hands of each of [`WHO`], in that order: `.` it
-/// succeeds, `x` permission is denied (42501), or another SQLSTATE.
+/// A statement, and its result for each role of [`WHO`] in that order: `.` success, `x` permission
+/// denied (42501), or another SQLSTATE.
 type Row = (&'static str, &'static str);
 
-/// Makes what the rows of [`LABELS`] act on, anew for every try; `owner` owns all of it.
+/// Creates the objects for the rows of [`LABELS`], again for each attempt; `owner` owns all of
+/// them.
 const OBJECTS: &str = "
     DROP SCHEMA IF EXISTS app CASCADE;
     CREATE SCHEMA app; GRANT USAGE ON SCHEMA app TO PUBLIC;
@@ -26,7 +27,7 @@ const OBJECTS: &str = "
     ALTER TABLE app.sealed OWNER TO owner; ALTER TABLE app.kept OWNER TO owner;
     ALTER VIEW app.view OWNER TO owner; ALTER SCHEMA app OWNER TO owner";
 
-/// Takes back what the labels on these leave behind.
+/// Removes the effects of the labels on these objects.
 const UNLABEL: &str = "
     SECURITY LABEL FOR pagevault ON TABLESPACE space IS NULL;
     SECURITY LABEL FOR pagevault ON DATABASE theirs IS NULL;
@@ -34,11 +35,12 @@ const UNLABEL: &str = "
 
 #[rustfmt::skip]
 const LABELS: &[Row] = &[
-    //                                                                owner member stranger keeper trustee watcher postgres
+    // Order: owner member stranger keeper trustee watcher postgres
     ("SECURITY LABEL FOR pagevault ON TABLE app.t IS 'encrypted'",          ". . x x . x ."),
     ("SECURITY LABEL FOR pagevault ON TABLE app.t IS 'plaintext'",              "x x x x . x ."),
     ("SECURITY LABEL FOR pagevault ON TABLE app.t IS NULL",                 ". . x x . x ."),
-    ("SECURITY LABEL FOR pagevault ON TABLE app.sealed IS 'encrypted aes-128-xts'", ". . x x . x ."),
+    ("SECURITY LABEL FOR pagevault ON TABLE app.sealed IS 'encrypted aes-128-xts'",
+        ". . x x . x ."),
     ("SECURITY LABEL FOR pagevault ON TABLE app.sealed IS 'plaintext'",         "x x x x . x ."),
     ("SECURITY LABEL FOR pagevault ON TABLE app.sealed IS NULL",            "x x x x . x ."),
     ("SECURITY LABEL FOR pagevault ON TABLE app.kept IS 'encrypted'",       ". . x x . x ."),
@@ -54,9 +56,9 @@ const LABELS: &[Row] = &[
     ("SECURITY LABEL FOR pagevault ON DATABASE theirs IS 'encrypted'",      ". . x x . x ."),
     ("SECURITY LABEL FOR pagevault ON DATABASE theirs IS 'plaintext'",          "x x x x . x ."),
     ("SECURITY LABEL FOR pagevault ON DATABASE postgres IS 'encrypted'",    "x x x x x x ."),
-    // What takes no label takes none from anyone.
-    ("SECURITY LABEL FOR pagevault ON VIEW app.view IS 'encrypted'",        "0A000 0A000 x x 0A000 x 0A000"),
-    ("SECURITY LABEL FOR pagevault ON COLUMN app.t.name IS 'encrypted'",    "0A000 0A000 x x 0A000 x 0A000"),
+    // Objects that cannot have a label.
+    ("SECURITY LABEL FOR pagevault ON VIEW app.view IS 'encrypted'", "0A000 0A000 x x 0A000 x 0A000"),
+    ("SECURITY LABEL FOR pagevault ON COLUMN app.t.name IS 'encrypted'", "0A000 0A000 x x 0A000 x 0A000"),
     ("SECURITY LABEL FOR pagevault ON TABLE pg_class IS 'encrypted'",       "x x x x x x 0A000"),
     ("SECURITY LABEL FOR pagevault ON ROLE stranger IS 'encrypted'",         "x x x x x x 0A000"),
     ("SECURITY LABEL FOR pagevault ON FUNCTION pagevault.unlock() IS 'plaintext'", "x x x x x x 0A000"),
@@ -64,28 +66,28 @@ const LABELS: &[Row] = &[
     ("INSERT INTO pg_seclabel VALUES ('app.sealed'::regclass, 'pg_class'::regclass, 0, 'pagevault', 'plaintext')",
                                                                             "x x x x x x 23505"),
     ("DELETE FROM pg_seclabel WHERE provider = 'pagevault'",                "x x x x x x ."),
-    ("UPDATE pg_seclabels SET label = 'plaintext'",         "55000 55000 55000 55000 55000 55000 55000"),
+    ("UPDATE pg_seclabels SET label = 'plaintext'",    "55000 55000 55000 55000 55000 55000 55000"),
 ];
 
 #[rustfmt::skip]
 const CALLS: &[Row] = &[
-    //                                                                owner member stranger keeper trustee watcher postgres
+    // Order: owner member stranger keeper trustee watcher postgres
     ("SELECT pagevault.encrypt('app.t')",                                   "x x x x . x ."),
     ("SELECT pagevault.encrypt('app.foreign')",                             "x x x x x x ."),
     ("SELECT pagevault.decrypt('app.plain')",                               "x x x x . x ."),
     ("SELECT pagevault.encrypt_catalogs()",                                 "x x x . . x ."),
-    ("SELECT pagevault.rotate_data_key('app.plain')",                       "x x x 55000 55000 x 55000"),
+    ("SELECT pagevault.rotate_data_key('app.plain')",                  "x x x 55000 55000 x 55000"),
     ("SELECT pagevault.reconcile('app.plain')",                             "x x x . . x ."),
-    ("SELECT pagevault.reconcile('pg_catalog.pg_class')",                   "x x x 42809 42809 x 42809"),
+    ("SELECT pagevault.reconcile('pg_catalog.pg_class')",              "x x x 42809 42809 x 42809"),
     ("SELECT pagevault.rotate_all_data_keys()",                             "x x x . . x ."),
-    ("SELECT * FROM pagevault.shred('app.plain', 'app.plai')",              "x x x 22023 22023 x 22023"),
-    ("SELECT * FROM pagevault.shred_schema('app', 'ap')",                   "x x x 22023 22023 x 22023"),
-    ("SELECT * FROM pagevault.shred_database('theirs', 'their')",           "x x x 22023 22023 x 22023"),
-    ("SELECT * FROM pagevault.shred_former_files('postgre')",               "x x x 22023 22023 x 22023"),
-    ("SELECT pagevault.pause_rekey(999)",                                   "x x x 42704 42704 x 42704"),
-    ("SELECT pagevault.resume_rekey(999)",                                  "x x x 42704 42704 x 42704"),
-    ("SELECT pagevault.cancel_rekey(999)",                                  "x x x 42704 42704 x 42704"),
-    ("SELECT pagevault.wait_for_rekey(999)",                "42704 42704 42704 42704 42704 42704 42704"),
+    ("SELECT * FROM pagevault.shred('app.plain', 'app.plai')",         "x x x 22023 22023 x 22023"),
+    ("SELECT * FROM pagevault.shred_schema('app', 'ap')",              "x x x 22023 22023 x 22023"),
+    ("SELECT * FROM pagevault.shred_database('theirs', 'their')",      "x x x 22023 22023 x 22023"),
+    ("SELECT * FROM pagevault.shred_former_files('postgre')",          "x x x 22023 22023 x 22023"),
+    ("SELECT pagevault.pause_rekey(999)",                              "x x x 42704 42704 x 42704"),
+    ("SELECT pagevault.resume_rekey(999)",                             "x x x 42704 42704 x 42704"),
+    ("SELECT pagevault.cancel_rekey(999)",                             "x x x 42704 42704 x 42704"),
+    ("SELECT pagevault.wait_for_rekey(999)",           "42704 42704 42704 42704 42704 42704 42704"),
     ("SELECT pagevault.wait_for_rekey('app.plain'::regclass)",                  ". . x . . x ."),
     ("SELECT pagevault.wait_for_rekey('app.foreign'::regclass)",                "x x x . . x ."),
     ("SELECT * FROM pagevault.rekey_jobs",                              "x x x . . . ."),
@@ -114,14 +116,14 @@ const CALLS: &[Row] = &[
     ("SELECT pagevault.alter_provider('local', '{options}')",               "x x x . . x ."),
     ("SELECT pagevault.drop_provider('of_{who}')",                          "x x x . . x ."),
     ("SELECT pagevault.check_provider('local')",                            "x x x . . x ."),
-    ("SELECT pagevault.set_database_master_key('local', 'main')",                    "x x x . . x ."),
+    ("SELECT pagevault.set_database_master_key('local', 'main')",                  "x x x . . x ."),
     ("SELECT pagevault.set_cluster_master_key('local', 'main')",            "x x x . . x ."),
-    ("SELECT pagevault.rotate_database_master_key()",                                "x x x . . x ."),
+    ("SELECT pagevault.rotate_database_master_key()",                              "x x x . . x ."),
     ("SELECT pagevault.rotate_cluster_master_key()",                        "x x x . . x ."),
     ("SELECT pagevault.rotate_database_key()",                              "x x x . . x ."),
     ("SELECT pagevault.unlock()",                                           "x x x . . x ."),
-    // Nothing in the schema is for others to change.
-    ("CREATE TABLE pagevault.t (id int); DROP TABLE pagevault.t",                      "x x x x x x x"),
+    // No other role can change the schema.
+    ("CREATE TABLE pagevault.t (id int); DROP TABLE pagevault.t",                  "x x x x x x x"),
     ("CREATE OR REPLACE VIEW pagevault.status AS SELECT 1 AS loaded",       "x x x x x x 42P16"),
     ("ALTER FUNCTION pagevault.unlock() SECURITY DEFINER",                  "x x x x x x ."),
     ("ALTER FUNCTION pagevault.unlock() SECURITY INVOKER",                  "x x x x x x ."),
@@ -132,7 +134,7 @@ const CALLS: &[Row] = &[
     ("SET pagevault.rekey_threshold = 0",                                   "x x x x x x ."),
     ("SET pagevault.data_catalog_encryption = off",                              "x x x x x x ."),
     ("SET pagevault.default_encryption = on",                               "x x x x x x ."),
-    ("SET pagevault.enforce_encryption = off",                                         "x x x x x x ."),
+    ("SET pagevault.enforce_encryption = off",                                     "x x x x x x ."),
     ("SET pagevault.cipher = 'aes-128-xts'",                                "x x x x x x ."),
     ("SET pagevault.keyring_timeout = 1",                                   "x x x x x x ."),
     ("SET pagevault.keyring_command = '/bin/sh'", "55P02 55P02 55P02 55P02 55P02 55P02 55P02"),
@@ -143,7 +145,7 @@ const CALLS: &[Row] = &[
                                                                             "x x x x x x ."),
     ("SET pagevault.key = 'misspelt'",      "42602 42602 42602 42602 42602 42602 42602"),
     ("SHOW pagevault.default_encryption",                                   ". . . . . . ."),
-    // The status view hides it from the same.
+    // The status view hides it from the same roles.
     ("SHOW pagevault.keyring_command",                                      "x x x x x . ."),
 ];
 
@@ -167,10 +169,10 @@ fn check(rows: &[Row], before: impl Fn(&mut postgres::Client) -> Result<()>) -> 
                 .replace("{who}", who)
                 .replace("{options}", &options)
                 .replace("{programs}", r#"{"wrap": ["nonsense"], "unwrap": ["nonsense"]}"#);
-            let said = said(&mut client, &statement).with_context(|| statement.clone())?;
-            let said = said.as_deref().unwrap_or(".").replace("42501", "x");
-            if said != expected {
-                wrong.push(format!("{who}: {statement}: {said}, not {expected}"));
+            let response = response(&mut client, &statement).with_context(|| statement.clone())?;
+            let response = response.as_deref().unwrap_or(".").replace("42501", "x");
+            if response != expected {
+                wrong.push(format!("{who}: {statement}: {response}, not {expected}"));
             }
         }
     }
@@ -188,7 +190,7 @@ fn of_functions_views_and_settings() -> Result<()> {
     check(CALLS, |_| Ok(()))
 }
 
-/// What PUBLIC may execute; all of it reads only.
+/// Functions that PUBLIC may execute; all are read-only.
 const PUBLIC: [&str; 7] = [
     "data_key_rows()",
     "is_encrypted(relation regclass)",
@@ -199,9 +201,9 @@ const PUBLIC: [&str; 7] = [
     "wait_for_rekey(relation regclass, timeout interval)",
 ];
 
-/// A function that is added is nobody's until the list above, or the grants, say otherwise.
+/// A new function is executable by no other role until it is in the list above, or has grants.
 #[test]
-fn of_everything_that_the_extension_has() -> Result<()> {
+fn of_all_objects_of_the_extension() -> Result<()> {
     let (cluster, key_file) = cluster()?;
     let members =
         "FROM pg_proc p JOIN pg_depend d ON d.objid = p.oid AND d.classid = 'pg_proc'::regclass
@@ -212,7 +214,7 @@ fn of_everything_that_the_extension_has() -> Result<()> {
     );
     let mut client = cluster.client()?;
     ensure!(column(&mut client, &public)? == PUBLIC, "{:?}", column(&mut client, &public)?);
-    // None runs as somebody else, and none is looked up by names when it runs.
+    // None is SECURITY DEFINER, and none resolves names when it runs.
     let odd = format!(
         "SELECT proname {members} JOIN pg_language l ON l.oid = prolang
         WHERE prosecdef OR lanname <> 'c' OR pronamespace <> 'pagevault'::regnamespace"
@@ -220,7 +222,8 @@ fn of_everything_that_the_extension_has() -> Result<()> {
     ensure!(column(&mut client, &odd)?.is_empty(), "{:?}", column(&mut client, &odd)?);
     ensure!(column(&mut client, &format!("SELECT proname {members}"))?.len() > 15, "too few");
     let views = "SELECT relname FROM pg_class c WHERE relnamespace = 'pagevault'::regnamespace
-        AND (has_table_privilege('stranger', oid, 'INSERT, UPDATE, DELETE, TRUNCATE, REFERENCES, TRIGGER')
+        AND (has_table_privilege('stranger', oid,
+                 'INSERT, UPDATE, DELETE, TRUNCATE, REFERENCES, TRIGGER')
              OR (has_table_privilege('stranger', oid, 'SELECT')
                  AND relname NOT IN ('status', 'relations', 'data_keys')))";
     ensure!(column(&mut client, views)?.is_empty(), "{:?}", column(&mut client, views)?);
@@ -232,7 +235,7 @@ fn of_everything_that_the_extension_has() -> Result<()> {
         "strangers may create in the schema"
     );
 
-    // What a stranger reads: nothing of the provider, no byte of a wrapped key.
+    // A role without rights reads nothing about the provider, and no byte of a wrapped key.
     cluster.sql("CREATE TABLE app.t (id int); SELECT pagevault.encrypt('app.t')")?;
     run_sql(&mut client, "SET SESSION AUTHORIZATION stranger")?;
     let mut read = String::new();

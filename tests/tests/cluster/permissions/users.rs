@@ -1,15 +1,16 @@
-//! The user that counts is the current one, as for PostgreSQL's own commands: never the session's.
+//! Permissions depend on the current user, as for PostgreSQL's own commands, and never on the
+//! session user.
 
 use anyhow::{Result, ensure};
 use pagevault_tests::cluster::{run_sql, text};
 
-use super::{cluster, said};
+use super::{cluster, response};
 
-/// Tried by functions of others.
+/// Called within functions of other users.
 const UNLOCK: &str = "SELECT pagevault.unlock()";
 const PLAIN: &str = "SECURITY LABEL FOR pagevault ON SCHEMA app IS 'plaintext'";
 
-/// A function runs with the rights of its owner, no more and no less.
+/// A SECURITY DEFINER function has exactly the rights of its owner.
 #[test]
 fn in_functions_that_run_as_their_owner() -> Result<()> {
     let (cluster, _keys) = cluster()?;
@@ -40,8 +41,8 @@ fn in_functions_that_run_as_their_owner() -> Result<()> {
         ))?;
         let mut client = cluster.client()?;
         run_sql(&mut client, &format!("SET SESSION AUTHORIZATION {caller}"))?;
-        let said = said(&mut client, &format!("SELECT {name}()"))?;
-        ensure!(said.as_deref() == outcome, "{definer}, {caller}, {statement}: {said:?}");
+        let response = response(&mut client, &format!("SELECT {name}()"))?;
+        ensure!(response.as_deref() == outcome, "{definer}, {caller}, {statement}: {response:?}");
     }
     cluster.finish()
 }
@@ -52,8 +53,8 @@ fn after_set_role_and_set_session_authorization() -> Result<()> {
     let mut client = cluster.client()?;
     let mut expect = |statements: &str, outcome: Option<&str>| -> Result<()> {
         run_sql(&mut client, "RESET SESSION AUTHORIZATION; RESET ROLE")?;
-        let said = said(&mut client, statements)?;
-        ensure!(said.as_deref() == outcome, "{statements}: {said:?}");
+        let response = response(&mut client, statements)?;
+        ensure!(response.as_deref() == outcome, "{statements}: {response:?}");
         Ok(())
     };
     let denied = Some("42501");
@@ -66,24 +67,24 @@ fn after_set_role_and_set_session_authorization() -> Result<()> {
         None,
     )?;
     expect(&format!("BEGIN; SET LOCAL ROLE stranger; COMMIT; {UNLOCK}"), None)?;
-    // Who is member without inheriting must become what he may.
+    // A member with NOINHERIT must use SET ROLE.
     cluster.sql("CREATE ROLE reluctant NOINHERIT; GRANT pagevault_admin TO reluctant")?;
     expect(&format!("SET SESSION AUTHORIZATION reluctant; {UNLOCK}"), denied)?;
     expect(
         &format!("SET SESSION AUTHORIZATION reluctant; SET ROLE pagevault_admin; {UNLOCK}"),
         None,
     )?;
-    // And who is no member any more may nothing, in the same session.
+    // A former member loses the right at once, within the same session.
     run_sql(&mut client, "RESET ROLE; SET SESSION AUTHORIZATION keeper")?;
     run_sql(&mut client, UNLOCK)?;
     cluster.sql("REVOKE pagevault_admin FROM keeper")?;
-    ensure!(said(&mut client, UNLOCK)?.as_deref() == denied, "a role that was revoked");
+    ensure!(response(&mut client, UNLOCK)?.as_deref() == denied, "a role that was revoked");
     drop(client);
     cluster.finish()
 }
 
-/// A stranger's function in an index, a trigger or a view of a materialized view runs as him where
-/// PostgreSQL runs it for maintenance, whoever maintains.
+/// Maintenance commands run functions in indexes, triggers and materialized views as the owner of
+/// the relation, whoever runs the command.
 #[test]
 fn in_maintenance() -> Result<()> {
     let (cluster, _keys) = cluster()?;
@@ -138,7 +139,7 @@ fn in_maintenance() -> Result<()> {
     let spied = text(&mut client, seen)?;
     ensure!(spied == "7 stranger 42501", "{spied}");
 
-    // And by a worker that belongs to nobody.
+    // Also in a worker that belongs to no user.
     run_sql(
         &mut client,
         "SET SESSION AUTHORIZATION stranger; INSERT INTO lair.t SELECT generate_series(4, 200);

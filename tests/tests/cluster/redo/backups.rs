@@ -1,5 +1,5 @@
-//! A base backup that is taken while a relation is encrypted or gets a new key can be restored,
-//! whatever changed meanwhile.
+//! A base backup taken while a relation is encrypted or rekeyed can be restored, whatever changes
+//! meanwhile.
 
 use anyhow::{Result, ensure};
 use pagevault_tests::datafile::PageState;
@@ -8,8 +8,8 @@ use pagevault_tests::{Cluster, Settings};
 
 use super::{backup, cluster, rekey};
 
-/// One of each index, in which pages are changed that are not logged as a whole before. Values of
-/// few kinds fill overflow pages of the hash index.
+/// One index of each kind, with page changes that follow no full-page image. Few distinct values
+/// fill overflow pages of the hash index.
 const TABLE: &str =
     "CREATE TABLE t (id int PRIMARY KEY, kind int, tags int[], place point, name text);
     INSERT INTO t SELECT i, i % 7, ARRAY[i % 50, i % 51], point(i % 200, i / 200), md5(i::text)
@@ -29,9 +29,9 @@ const CHANGES: [&str; 5] = [
     "VACUUM t",
 ];
 
-/// What the table says of itself, whole and by each index.
+/// The contents of the table, by sequential scan and by each index.
 fn content(cluster: &Cluster) -> Result<String> {
-    let mut said =
+    let mut output =
         cluster.text("SELECT count(*) || ':' || sum(hashtext(t::text)::bigint) FROM t")?;
     for (index, condition) in [
         ("t_pkey", "id BETWEEN 50 AND 20500"),
@@ -54,16 +54,16 @@ fn content(cluster: &Cluster) -> Result<String> {
             client.query_one(&format!("SELECT count(*) FROM t WHERE {condition}"), &[])?.get(0)
         };
         ensure!(found == sequential, "{index}, {condition}: {found} of {sequential}");
-        said += &format!(" {found}");
+        output += &format!(" {found}");
     }
-    Ok(said)
+    Ok(output)
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Restored {
-    /// Alone.
+    /// As an independent server.
     Alone,
-    /// As a standby, which is read from as soon as it is consistent.
+    /// As a standby, which is queried as soon as it is consistent.
     Standby,
 }
 
@@ -113,13 +113,13 @@ fn restored(settings: Settings, function: &str, as_what: Restored) -> Result<()>
 }
 
 fn finish(mut copy: Cluster) -> Result<()> {
-    for said in ["terminating walreceiver", "could not", "specified neither"] {
-        copy.allow_log(said);
+    for output in ["terminating walreceiver", "could not", "specified neither"] {
+        copy.allow_log(output);
     }
     copy.finish()
 }
 
-/// Records that make pages all-visible restore no page then.
+/// Without checksums, records that make pages all-visible contain no full-page image.
 #[test]
 fn encrypted_meanwhile_without_checksums() -> Result<()> {
     restored(Settings::default().without_checksums(), "encrypt", Restored::Alone)

@@ -1,6 +1,7 @@
-//! A database is copied as files while a backup is taken, and then its template gets new keys. Redo
-//! copies the template as it was later, as PostgreSQL does with any change
-//! (docs/design/0010-what-redo-reads.md): the copy has no keys for that. It must be told.
+//! A database is copied by files during a backup, and then its template is rekeyed. Redo copies the
+//! template in its later state, as PostgreSQL does with any change
+//! (docs/design/0010-what-redo-reads.md). The copy has no keys for those pages, and reading them
+//! must be an error.
 
 use anyhow::{Result, ensure};
 use pagevault_tests::cluster::{expect_error, run_sql, text};
@@ -10,8 +11,8 @@ use super::{backup, cluster};
 
 const SUM: &str = "SELECT count(*) || ':' || sum(hashtext(t::text)::bigint) FROM t";
 
-/// A backup in which the database `copy` was made of `model`, `model` was rekeyed, and then
-/// `afterwards` was done in `copy`.
+/// A backup during which the database `copy` was created from `model`, `model` was rekeyed, and
+/// then `afterwards` ran in `copy`.
 fn copied_meanwhile(afterwards: &str) -> Result<(Cluster, Cluster, String)> {
     let cluster = cluster(Settings::default())?;
     cluster.sql("CREATE DATABASE model")?;
@@ -37,17 +38,17 @@ fn copied_meanwhile(afterwards: &str) -> Result<(Cluster, Cluster, String)> {
 }
 
 #[test]
-fn what_was_copied_of_the_future_is_not_opened_with_a_wrong_key() -> Result<()> {
+fn pages_copied_from_a_later_state_are_not_opened_with_a_wrong_key() -> Result<()> {
     let (cluster, mut restored, sum) = copied_meanwhile("SELECT 1")?;
-    for said in ["specified neither", "no data key of version", "could not read blocks"] {
-        restored.allow_log(said);
+    for output in ["specified neither", "no data key of version", "could not read blocks"] {
+        restored.allow_log(output);
     }
     restored.start_server()?;
     ensure!(text(&mut restored.client_to("model")?, SUM)? == sum, "the template");
     let error = expect_error(&mut restored.client_to("copy")?, SUM)?;
-    // Asynchronous reads (PostgreSQL 18) have the server's own message.
-    let told = ["no data key of version 2 for block 0", "Required key not available"];
-    ensure!(told.iter().any(|told| error.message.contains(told)), "{}", error.message);
+    // With asynchronous reads (PostgreSQL 18) the message is the server's own.
+    let reported = ["no data key of version 2 for block 0", "Required key not available"];
+    ensure!(reported.iter().any(|reported| error.message.contains(reported)), "{}", error.message);
     restored.sql("DROP DATABASE copy")?;
     restored.sql("CREATE DATABASE copy TEMPLATE model STRATEGY file_copy")?;
     ensure!(text(&mut restored.client_to("copy")?, SUM)? == sum, "the second copy");
@@ -56,14 +57,14 @@ fn what_was_copied_of_the_future_is_not_opened_with_a_wrong_key() -> Result<()> 
 }
 
 #[test]
-fn what_was_copied_of_the_future_is_not_written_over() -> Result<()> {
+fn pages_copied_from_a_later_state_are_not_overwritten() -> Result<()> {
     let (cluster, mut restored, _) =
         copied_meanwhile("UPDATE t SET name = name WHERE id % 10 = 0")?;
-    for said in ["specified neither", "WAL has not brought", "startup process", "shutting down"] {
-        restored.allow_log(said);
+    for output in ["specified neither", "WAL has not brought", "startup process", "shutting down"] {
+        restored.allow_log(output);
     }
-    let said = restored.start_server().err().map(|error| error.to_string()).unwrap_or_default();
-    ensure!(said.contains("WAL has not brought the data key of version 2"), "{said}");
+    let output = restored.start_server().err().map(|error| error.to_string()).unwrap_or_default();
+    ensure!(output.contains("WAL has not brought the data key of version 2"), "{output}");
     restored.finish()?;
     cluster.finish()
 }

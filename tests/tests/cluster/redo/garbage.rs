@@ -1,4 +1,4 @@
-//! Damaged pages of tables in plaintext that look as if they were sealed.
+//! Damaged pages of plaintext tables that look sealed.
 
 use anyhow::{Result, ensure};
 use pagevault_tests::datafile::{DataFile, PAGE_SIZE, PageState};
@@ -8,7 +8,7 @@ use super::cluster;
 
 const SUM: &str = "SELECT count(*) || ':' || sum(hashtext(p::text)::bigint) FROM p";
 
-/// A bit of `pd_flags` that has fallen over, a page of text, one of one byte.
+/// A flipped bit in `pd_flags`, a page of text, and a page of one repeated byte.
 fn garbage(page: &[u8]) -> Vec<Vec<u8>> {
     let mut flipped = page.to_vec();
     flipped[10] ^= 1 << 6;
@@ -16,11 +16,11 @@ fn garbage(page: &[u8]) -> Vec<Vec<u8>> {
     vec![flipped, text, vec![0xA5; PAGE_SIZE]]
 }
 
-/// A cluster with keys, and the file of a table in plaintext.
+/// A cluster with keys, and the file of a plaintext table.
 fn with_plain_table(settings: Settings) -> Result<(Cluster, DataFile)> {
     let mut cluster = cluster(settings.conf("autovacuum = off"))?;
-    for said in ["invalid page in block", "page verification failed", "zeroing"] {
-        cluster.allow_log(said);
+    for output in ["invalid page in block", "page verification failed", "zeroing"] {
+        cluster.allow_log(output);
     }
     cluster.sql(
         "CREATE TABLE p AS SELECT i AS id, 'row ' || i AS name FROM generate_series(1, 2000) i; CHECKPOINT",
@@ -48,7 +48,7 @@ fn does_not_stop_recovery(settings: Settings) -> Result<()> {
     cluster.finish()
 }
 
-/// WAL restores the page as a whole.
+/// A full-page image in WAL restores the page.
 #[test]
 fn a_damaged_page_that_looks_sealed_does_not_stop_recovery() -> Result<()> {
     does_not_stop_recovery(Settings::default())
@@ -59,7 +59,8 @@ fn a_damaged_page_that_looks_sealed_does_not_stop_recovery_without_checksums() -
     does_not_stop_recovery(Settings::default().without_checksums())
 }
 
-/// Nothing restores it: it is a damaged page, with PostgreSQL's message and PostgreSQL's remedies.
+/// No full-page image restores it. It is an ordinary damaged page, with PostgreSQL's message and
+/// remedies.
 fn is_a_damaged_page(settings: Settings) -> Result<()> {
     let (cluster, file) = with_plain_table(settings)?;
     let whole = file.read_page(1)?;

@@ -1,4 +1,4 @@
-//! What redo reads: pages whose keys it has not replayed yet, because a base backup copied the
+//! Pages that redo reads before it has replayed their keys, because a base backup copied the
 //! keystore before them.
 
 mod backups;
@@ -18,8 +18,8 @@ fn settings(settings: Settings) -> Settings {
     settings.conf("pagevault.rekey_threshold = 0").conf("wal_keep_size = 1GB")
 }
 
-/// A cluster in which the catalogs are sealed that go along with the first relation, and nothing
-/// else.
+/// A cluster in which only the catalogs are sealed that are encrypted together with the first
+/// relation.
 fn cluster(settings: Settings) -> Result<Cluster> {
     let (cluster, _keys) = Cluster::with_keys(&self::settings(settings))?;
     cluster.sql("CREATE TABLE first (); SELECT pagevault.encrypt('first')")?;
@@ -33,7 +33,7 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A base backup that has the keystore from before `meanwhile` and all else from after it. Its
+/// A base backup with the keystore from before `meanwhile` and everything else from after it. Its
 /// server is not started.
 fn backup(cluster: &Cluster, meanwhile: impl FnOnce() -> Result<()>) -> Result<Cluster> {
     let backup = Backup::begin(cluster)?;
@@ -41,7 +41,7 @@ fn backup(cluster: &Cluster, meanwhile: impl FnOnce() -> Result<()>) -> Result<C
     backup.end()
 }
 
-/// Has the new keys in use for all pages of a table and its indexes.
+/// Rekeys all pages of a table and its indexes.
 fn rekey(cluster: &Cluster, function: &str, table: &str) -> Result<()> {
     cluster.sql(&format!("SELECT pagevault.{function}('{table}')"))?;
     let done =

@@ -1,6 +1,6 @@
-//! A keystore from before a relation was encrypted, or got a new key, put back after a crash: WAL
-//! does not bring the key again. Redo restores pages as wholes, so it never reads what lies on
-//! disk, and would write them in plaintext, or under the old key.
+//! A keystore from before a relation was encrypted or rekeyed, restored after a crash, so that WAL
+//! does not contain the key. Redo restores full-page images, so it does not read the pages on disk,
+//! and would write them as plaintext or under the old key.
 
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::datafile::PageState;
@@ -11,7 +11,7 @@ use crate::assert_sealed;
 
 const SUM: &str = "SELECT count(*) || ':' || sum(hashtext(s::text)::bigint) FROM s";
 
-/// Puts one keystore in the place of another one, which goes to `aside`.
+/// Replaces the keystore by another one, and moves it to `aside`.
 fn swap(cluster: &Cluster, with: &str, aside: &str) -> Result<()> {
     let keystore = cluster.data_directory().join("pagevault");
     std::fs::rename(&keystore, cluster.directory().join(aside))?;
@@ -34,7 +34,7 @@ fn refused(settings: Settings) -> Result<()> {
     refuses_older(cluster, &files, 1)
 }
 
-/// As [`refused`], of a table that was encrypted already.
+/// Like [`refused`], with a table that was already encrypted.
 fn refused_after_rekey(settings: Settings) -> Result<()> {
     let cluster = cluster(settings.conf("autovacuum = off"))?;
     cluster.sql(
@@ -50,24 +50,25 @@ fn refused_after_rekey(settings: Settings) -> Result<()> {
     refuses_older(cluster, &files, 2)
 }
 
-/// Kills the server; with the older keystore it refuses to start, for want of the key of `version`.
+/// Kills the server. With the older keystore it must refuse to start, because the key of `version`
+/// is missing.
 fn refuses_older(mut cluster: Cluster, files: &[DataFile], version: u16) -> Result<()> {
-    // On every page: each is restored as a whole.
+    // A change on every page, each with a full-page image.
     cluster.sql("UPDATE s SET id = -id WHERE id % 50 = 0")?;
     let sum = cluster.text(SUM)?;
     cluster.kill()?;
     let before = files[0].states()?;
     swap(&cluster, "older", "newer")?;
-    for said in [
+    for response in [
         "WAL has not brought the data key",
         "startup process",
         "no data key of version",
         "specified neither",
         "shutting down",
     ] {
-        cluster.allow_log(said);
+        cluster.allow_log(response);
     }
-    // Not at the end of WAL, and not where a standby would let users in.
+    // Neither at the end of WAL nor at the consistency point of a standby.
     let signal = cluster.data_directory().join("standby.signal");
     for is_standby in [false, true] {
         if is_standby {
@@ -84,7 +85,7 @@ fn refuses_older(mut cluster: Cluster, files: &[DataFile], version: u16) -> Resu
         ensure!(log.contains(&message) && log.contains("FATAL"), "{log}");
         ensure!(log.contains("is encrypted under it"), "{log}");
         ensure!(!log.contains("ready to accept"), "{log}");
-        // What is on disk stays.
+        // Files on disk are unchanged.
         ensure!(files[0].states()? == before, "pages were written over");
     }
     std::fs::remove_file(signal)?;
@@ -102,33 +103,32 @@ fn refuses_older(mut cluster: Cluster, files: &[DataFile], version: u16) -> Resu
     cluster.finish()
 }
 
-/// Pages are in shared buffers until redo is over.
+/// Pages stay in shared buffers until redo has ended.
 #[test]
 fn an_older_keystore_is_refused_before_pages_are_written() -> Result<()> {
     refused(Settings::default())
 }
 
-/// Pages would be written in the midst of redo.
+/// Pages would be evicted and written during redo.
 #[test]
 fn an_older_keystore_is_refused_when_pages_are_to_be_written() -> Result<()> {
     refused(Settings::default().conf("shared_buffers = 128kB"))
 }
 
-/// Where redo begins when the server is started, by its control file.
+/// The redo location for the next start, from the control file.
 fn redo_begins(cluster: &Cluster) -> Result<String> {
-    let said =
+    let response =
         cluster.program("pg_controldata").arg("-D").arg(cluster.data_directory()).output()?;
-    let said = String::from_utf8(said.stdout)?;
+    let response = String::from_utf8(response.stdout)?;
     let line =
-        said.lines().find_map(|line| line.strip_prefix("Latest checkpoint's REDO location:"));
+        response.lines().find_map(|line| line.strip_prefix("Latest checkpoint's REDO location:"));
     Ok(line.context("pg_controldata says no REDO location")?.trim().to_owned())
 }
 
-/// A server that is stopped in the midst of recovery writes what is in its buffers, and begins at
-/// its last restart point when it is started again. That must not be after the images of pages that
-/// are to be restored under a key which it does not have.
+/// A server that is stopped during recovery writes its buffers, and starts next at its last restart
+/// point. That must not be after full-page images of pages that need a missing key.
 #[test]
-fn a_restart_point_does_not_make_an_older_keystore_right() -> Result<()> {
+fn an_older_keystore_is_refused_after_a_restart_point() -> Result<()> {
     let cluster = cluster(Settings::default().conf("autovacuum = off"))?;
     copy(&cluster.data_directory().join("pagevault"), &cluster.directory().join("older"))?;
     cluster.sql(
@@ -144,13 +144,13 @@ fn a_restart_point_does_not_make_an_older_keystore_right() -> Result<()> {
         cluster.sql("SELECT pg_switch_wal(); CREATE TABLE more ()")
     })?;
     let mut restored = restored;
-    for said in [
+    for response in [
         "WAL has not brought the data key",
         "startup process",
         "specified neither",
         "shutting down",
     ] {
-        restored.allow_log(said);
+        restored.allow_log(response);
     }
     let data = restored.data_directory();
     std::fs::rename(data.join("pagevault"), restored.directory().join("newer"))?;
@@ -158,7 +158,7 @@ fn a_restart_point_does_not_make_an_older_keystore_right() -> Result<()> {
     let signal = data.join("standby.signal");
     std::fs::write(&signal, "")?;
     restored.installation().give(&signal)?;
-    // WAL ends behind the checkpoint, and the data directory is not consistent there.
+    // WAL ends after the checkpoint, and the data directory is not consistent there.
     let (wal, rest) = (data.join("pg_wal"), restored.directory().join("rest"));
     std::fs::create_dir(&rest)?;
     for segment in pagevault_tests::wal::Segment::all(&wal)? {
@@ -171,9 +171,9 @@ fn a_restart_point_does_not_make_an_older_keystore_right() -> Result<()> {
     std::thread::scope(|scope| -> Result<()> {
         let start = scope.spawn(|| restored.start_server());
         restored.stopped_at("redo.keys")?;
-        restored.go_on();
+        restored.resume();
         restored.stop(StopMode::Fast)?;
-        // pg_ctl of 18 is content with a server that was stopped in recovery.
+        // pg_ctl of 18 reports success for a server that was stopped in recovery.
         let _ = start.join();
         ensure!(!restored.log().contains("ready to accept"), "the server lets users in");
         Ok(())

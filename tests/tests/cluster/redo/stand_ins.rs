@@ -1,5 +1,5 @@
-//! What redo is given in the place of a page that it cannot open yet is never written, and never
-//! outlives recovery.
+//! Placeholders for pages that redo cannot open yet are never written, and do not exist after
+//! recovery.
 
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::datafile::{DataFile, PageState};
@@ -9,7 +9,7 @@ use super::{backup, cluster, rekey};
 
 const SUM: &str = "SELECT count(*) || ':' || sum(hashtext(h::text)::bigint) FROM h";
 
-/// A backup in whose WAL every page of `h` is made all-visible before its key comes.
+/// A backup in whose WAL every page of `h` is made all-visible before its key is replayed.
 fn backup_of_h(cluster: &Cluster) -> Result<(Cluster, DataFile)> {
     cluster.sql(
         "CREATE TABLE h AS SELECT i AS id, md5(i::text) AS name FROM generate_series(1, 40000) i",
@@ -24,7 +24,7 @@ fn backup_of_h(cluster: &Cluster) -> Result<(Cluster, DataFile)> {
     Ok((copy, file))
 }
 
-fn start_in_vain(copy: &Cluster) -> Result<String> {
+fn start_and_fail(copy: &Cluster) -> Result<String> {
     match copy.start_server() {
         Ok(()) => anyhow::bail!("the server starts"),
         Err(error) => Ok(error.to_string()),
@@ -38,12 +38,12 @@ fn signal(copy: &Cluster, name: &str) -> Result<()> {
 }
 
 #[test]
-fn pages_on_disk_stay_what_they_are_until_the_key_comes() -> Result<()> {
+fn pages_on_disk_are_unchanged_until_the_key_is_replayed() -> Result<()> {
     let cluster = cluster(Settings::default().without_checksums())?;
     let (copy, file) = backup_of_h(&cluster)?;
-    // Few buffers: nothing stays there for long.
+    // Few buffers, so that pages are evicted soon.
     copy.append_conf("shared_buffers = 128kB\nrestore_command = 'false'")?;
-    // Begun anew, it is a restore only with this.
+    // After a restart the server needs this file to continue the restore.
     signal(&copy, "recovery.signal")?;
     let before = file.bytes()?;
     ensure!(file.states()?.iter().all(|state| *state == PageState::Sealed(1)), "not sealed");
@@ -56,7 +56,7 @@ fn pages_on_disk_stay_what_they_are_until_the_key_comes() -> Result<()> {
         let _ = start.join();
         Ok(())
     })?;
-    copy.go_on();
+    copy.resume();
     copy.start_server()?;
     ensure!(copy.text(SUM)? == cluster.text(SUM)?, "contents differ");
     copy.finish()?;
@@ -65,7 +65,7 @@ fn pages_on_disk_stay_what_they_are_until_the_key_comes() -> Result<()> {
 
 /// As after mixing parts of several backups.
 #[test]
-fn a_key_that_wal_does_not_bring_stops_the_server_when_it_is_consistent() -> Result<()> {
+fn a_key_missing_in_wal_stops_the_server_at_consistency() -> Result<()> {
     let cluster = cluster(Settings::default().without_checksums())?;
     let (mut copy, file) = backup_of_h(&cluster)?;
     let intact = file.read_page(3)?;
@@ -75,17 +75,17 @@ fn a_key_that_wal_does_not_bring_stops_the_server_when_it_is_consistent() -> Res
     let name = file.path.file_name().and_then(|name| name.to_str()).context("a name")?;
     let missing =
         format!("WAL has not brought the data key of version 77 of relation file base/5/{name}");
-    for said in [
+    for output in [
         "WAL has not brought the data key",
         "startup process",
         "specified neither",
         "shutting down",
     ] {
-        copy.allow_log(said);
+        copy.allow_log(output);
     }
-    // At the end of WAL; where a standby would let users in; there, with a log that is told
-    // nothing.
-    let log = start_in_vain(&copy)?;
+    // At the end of WAL; at the consistency point of a standby; and there with a log level that
+    // hides the messages.
+    let log = start_and_fail(&copy)?;
     ensure!(log.contains(&missing) && log.contains("FATAL"), "{log}");
     ensure!(
         log.contains("Block 3 is encrypted under it")
@@ -95,13 +95,13 @@ fn a_key_that_wal_does_not_bring_stops_the_server_when_it_is_consistent() -> Res
     signal(&copy, "standby.signal")?;
     for least in ["warning", "fatal"] {
         copy.append_conf(&format!("log_min_messages = {least}"))?;
-        let log = start_in_vain(&copy)?;
+        let log = start_and_fail(&copy)?;
         ensure!(log.contains(&missing), "{least}: {log}");
         ensure!(!log.contains("accept read-only connections"), "{least}: {log}");
         ensure!(log.contains("redo starts at") == (least == "warning"), "{least}: {log}");
     }
     ensure!(file.read_page(3)? == page, "the page was written");
-    // Nothing was lost by it.
+    // Nothing was lost.
     file.write_page(3, &intact)?;
     std::fs::remove_file(copy.data_directory().join("standby.signal"))?;
     copy.append_conf("log_min_messages = warning")?;

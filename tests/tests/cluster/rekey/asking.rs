@@ -1,5 +1,5 @@
-//! A job counts when the transaction that asked for it has committed, and not otherwise; and what
-//! is wanted is asked once more before anything becomes plaintext.
+//! A job takes effect when the requesting transaction has committed. The policy is checked again
+//! before anything becomes plaintext.
 
 use anyhow::{Result, ensure};
 use pagevault_tests::cluster::{expect_error, run_sql, text};
@@ -13,7 +13,7 @@ const JOBS: &str =
     FROM pagevault.rekey_jobs";
 const WAIT: &str = "SELECT pagevault.wait_for_rekey('t'::regclass)";
 
-/// A table in plaintext that takes a job, and one that is sealed.
+/// A plaintext table large enough for a job, and a sealed one.
 fn cluster() -> Result<Cluster> {
     let settings = Settings::default()
         .conf("pagevault.rekey_threshold = 64kB")
@@ -28,14 +28,15 @@ fn cluster() -> Result<Cluster> {
 }
 
 #[test]
-fn a_job_comes_and_goes_with_its_transaction() -> Result<()> {
+fn a_job_exists_only_if_its_transaction_commits() -> Result<()> {
     let cluster = cluster()?;
     cluster.sql(&format!("BEGIN; {ENCRYPT}; ROLLBACK"))?;
     cluster.sql(&format!(
         "BEGIN; SAVEPOINT a; {ENCRYPT}; ROLLBACK TO a; CREATE TABLE kept (); COMMIT"
     ))?;
     ensure!(cluster.text(JOBS)? == "none", "{}", cluster.text(JOBS)?);
-    // Its own session sees it, others do not; and who asks for another one waits for the first.
+    // Its own session sees the job, others do not. A session that requests another job waits for
+    // the first.
     let mut first = cluster.client()?;
     run_sql(&mut first, "BEGIN; SAVEPOINT a")?;
     run_sql(&mut first, "SELECT pagevault.rotate_data_key('s')")?;
@@ -53,7 +54,7 @@ fn a_job_comes_and_goes_with_its_transaction() -> Result<()> {
         "{error}"
     );
     run_sql(&mut first, "ROLLBACK TO b")?;
-    // Nobody else has seen it: cancelled, it never was.
+    // No other session has seen it: cancelling removes it.
     run_sql(&mut first, "SELECT pagevault.cancel_rekey(job) FROM pagevault.rekey_jobs")?;
     ensure!(text(&mut first, JOBS)? == "none");
     let job = text(&mut first, "SELECT pagevault.rotate_data_key('s')")?;
@@ -72,13 +73,13 @@ fn a_job_comes_and_goes_with_its_transaction() -> Result<()> {
     ensure!(cluster.text(WAIT)? == "t");
     assert_sealed(&cluster.files("t")?)?;
     cluster.crash()?;
-    // That a job has ended need not have come to the disk: then it ends once more.
+    // The end of a job need not be durable: after a crash it ends once more.
     cluster.eventually(JOBS, "s rotate done, t encrypt done")?;
     cluster.finish()
 }
 
 #[test]
-fn whoever_commits_a_prepared_transaction_begins_its_job() -> Result<()> {
+fn commit_prepared_begins_the_job() -> Result<()> {
     let cluster = cluster()?;
     cluster.sql(&format!("BEGIN; SAVEPOINT a; {ENCRYPT}; PREPARE TRANSACTION 'one'"))?;
     ensure!(cluster.text(JOBS)? == "none", "{}", cluster.text(JOBS)?);
@@ -97,12 +98,12 @@ fn whoever_commits_a_prepared_transaction_begins_its_job() -> Result<()> {
     cluster.finish()
 }
 
-/// Whatever ends the transaction after the command.
+/// Errors that end the transaction after the command.
 #[test]
-fn decryption_that_is_rolled_back_was_never_begun() -> Result<()> {
+fn a_decryption_that_is_rolled_back_never_begins() -> Result<()> {
     let cluster = cluster()?;
     let mut client = cluster.client()?;
-    // Two commands in one message are one transaction, though no block.
+    // Two commands in one message are one transaction, without a transaction block.
     let plain = "SECURITY LABEL FOR pagevault ON TABLE s IS 'plaintext'";
     let error = expect_error(&mut client, &format!("{plain}; SELECT 1 / 0"))?;
     ensure!(error.sqlstate == "22012", "{error}");
@@ -122,30 +123,29 @@ fn decryption_that_is_rolled_back_was_never_begun() -> Result<()> {
     cluster.finish()
 }
 
-/// A job that waits in a queue, while somebody wants the opposite.
+/// A job waits in the queue while another session requests the opposite.
 #[test]
-fn who_encrypts_stops_whoever_would_decrypt() -> Result<()> {
+fn encrypting_stops_a_waiting_decryption() -> Result<()> {
     let cluster = cluster()?;
     cluster.stop_at("rekey.claimed")?;
     cluster.sql("SELECT pagevault.decrypt('s')")?;
     cluster.stopped_at("rekey.claimed")?;
     cluster.sql("SELECT pagevault.encrypt('s')")?;
-    cluster.go_on();
+    cluster.resume();
     cluster.eventually(
         "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'pagevault rekey'",
         "0",
     )?;
-    // What is left of it was done.
+    // The job has ended.
     ensure!(cluster.text(JOBS)? == "none", "{}", cluster.text(JOBS)?);
     cluster.sql("INSERT INTO s VALUES (2); CHECKPOINT")?;
     assert_sealed(&cluster.files("s")?)?;
     cluster.finish()
 }
 
-/// A label that is taken away while the worker is on its way; what holds then is that of the
-/// schema.
+/// The label is removed after the worker was started; then that of the schema applies.
 #[test]
-fn what_is_wanted_is_asked_where_files_become_plaintext() -> Result<()> {
+fn policy_is_checked_again_before_files_become_plaintext() -> Result<()> {
     let cluster = cluster()?;
     cluster.sql(
         "CREATE SCHEMA app; SECURITY LABEL FOR pagevault ON SCHEMA app IS 'encrypted';
@@ -156,7 +156,7 @@ fn what_is_wanted_is_asked_where_files_become_plaintext() -> Result<()> {
     cluster.stopped_at("rekey.claimed")?;
     let mut labels = cluster.client()?;
     run_sql(&mut labels, "BEGIN; SECURITY LABEL FOR pagevault ON TABLE app.s IS NULL")?;
-    cluster.go_on();
+    cluster.resume();
     cluster.eventually(
         "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'pagevault: decrypt%waits for who may label it%'",
         "1",
@@ -171,9 +171,9 @@ fn what_is_wanted_is_asked_where_files_become_plaintext() -> Result<()> {
     cluster.finish()
 }
 
-/// Going on with a decryption takes what asking for it took.
+/// Resuming a decryption requires the same rights as requesting it.
 #[test]
-fn a_decryption_is_resumed_by_who_may_ask_for_it() -> Result<()> {
+fn resuming_a_decryption_needs_the_right_to_request_it() -> Result<()> {
     let cluster = cluster()?;
     cluster.sql(
         "CREATE ROLE owner; CREATE ROLE admin IN ROLE pagevault_admin; ALTER TABLE s OWNER TO owner;
@@ -185,7 +185,7 @@ fn a_decryption_is_resumed_by_who_may_ask_for_it() -> Result<()> {
     cluster.stopped_at("rekey.claimed")?;
     let job = cluster.text("SELECT max(job) FROM pagevault.rekey_jobs")?;
     cluster.sql(&format!("SELECT pagevault.cancel_rekey({job})"))?;
-    cluster.go_on();
+    cluster.resume();
     let resume = |role: &str| format!("SET ROLE {role}; SELECT pagevault.resume_rekey({job})");
     for (role, message) in [
         ("owner", "permission denied to remove the encryption of app.s"),
@@ -210,7 +210,7 @@ fn a_decryption_is_resumed_by_who_may_ask_for_it() -> Result<()> {
     let enforced = "SET pagevault.enforce_encryption = on; SET pagevault.default_encryption = on";
     let error = cluster.error(&format!("{enforced}; {}", resume("postgres")))?;
     ensure!(error.sqlstate == "55000", "{error}");
-    // Of two jobs for one relation only one is under way.
+    // Of two jobs for one relation only one runs.
     cluster.sql("SELECT pagevault.rotate_data_key('app.s')")?;
     ensure!(cluster.text("SELECT pagevault.wait_for_rekey('app.s'::regclass)")? == "t");
     cluster.sql(&resume("postgres"))?;
@@ -220,7 +220,7 @@ fn a_decryption_is_resumed_by_who_may_ask_for_it() -> Result<()> {
 }
 
 #[test]
-fn waiting_takes_parts_of_seconds_seriously() -> Result<()> {
+fn timeouts_below_one_second_are_honoured() -> Result<()> {
     let cluster = cluster()?;
     cluster.stop_at("rekey.claimed")?;
     cluster.sql(ENCRYPT)?;
@@ -230,7 +230,7 @@ fn waiting_takes_parts_of_seconds_seriously() -> Result<()> {
     let start = std::time::Instant::now();
     ensure!(text(&mut client, waited)? == "f");
     ensure!(start.elapsed().as_millis() >= 500, "it waited {:?}", start.elapsed());
-    cluster.go_on();
+    cluster.resume();
     ensure!(cluster.text(WAIT)? == "t");
     cluster.finish()
 }

@@ -1,5 +1,5 @@
-//! What anybody may make in SQL, and what pagevault must not take for its own or run as somebody
-//! else.
+//! Objects that any user may create. pagevault must not mistake them for its own, or run them as
+//! another user.
 
 use anyhow::{Result, ensure};
 use pagevault_tests::cluster::{expect_error, run_sql, text};
@@ -9,13 +9,13 @@ const TABLE: &str =
     "CREATE TABLE own AS SELECT repeat('x', 500) AS text FROM generate_series(1, 200)";
 const ENCRYPT: &str = "SECURITY LABEL FOR pagevault ON TABLE own IS 'encrypted'";
 const IS_SUPERUSER: &str = "SELECT rolsuper FROM pg_roles WHERE rolname = 'mallory'";
-/// Whoever runs it makes a superuser.
+/// Makes mallory a superuser if a superuser runs it.
 const TAKE_OVER: &str = "CREATE FUNCTION pagevault.take_over() RETURNS bigint LANGUAGE plpgsql AS
         $$BEGIN EXECUTE 'ALTER ROLE mallory SUPERUSER'; RETURN 1; END$$;
     CREATE FUNCTION pagevault.on_row() RETURNS trigger LANGUAGE plpgsql AS
         $$BEGIN PERFORM pagevault.take_over(); RETURN NEW; END$$";
 
-/// All relations take jobs.
+/// Jobs for all relations.
 fn cluster() -> Result<Cluster> {
     let settings =
         Settings::default().conf("pagevault.rekey_threshold = 0").conf("log_min_messages = debug1");
@@ -31,9 +31,9 @@ fn mallory(cluster: &Cluster, database: &str) -> Result<postgres::Client> {
     Ok(client)
 }
 
-/// Where the extension is not installed anybody may make a schema and a table of any name.
+/// Where the extension is not installed, any user may create a schema and a table of any name.
 #[test]
-fn a_table_called_rekey_jobs_is_anybodys() -> Result<()> {
+fn a_table_named_rekey_jobs_creates_no_jobs() -> Result<()> {
     let cluster = cluster()?;
     let mut other = mallory(&cluster, "other")?;
     run_sql(&mut other, &format!("CREATE SCHEMA pagevault; {TAKE_OVER}"))?;
@@ -62,9 +62,9 @@ fn a_table_called_rekey_jobs_is_anybodys() -> Result<()> {
     cluster.finish()
 }
 
-/// Workers that looked for jobs in every database read whatever had the right name there.
+/// If workers looked for jobs in every database, they would read whatever has the right name there.
 #[test]
-fn a_view_called_rekey_jobs_is_read_by_nobody() -> Result<()> {
+fn a_view_named_rekey_jobs_is_not_read() -> Result<()> {
     let cluster = cluster()?;
     let mut other = mallory(&cluster, "other")?;
     run_sql(&mut other, &format!("CREATE SCHEMA pagevault; {TAKE_OVER}"))?;
@@ -80,7 +80,7 @@ fn a_view_called_rekey_jobs_is_read_by_nobody() -> Result<()> {
     cluster.sql(ENCRYPT)?;
     ensure!(cluster.text("SELECT pagevault.wait_for_rekey('own'::regclass)")? == "t");
     ensure!(cluster.text(IS_SUPERUSER)? == "f", "mallory is superuser");
-    // One worker, for the one job.
+    // One worker, for the only job.
     cluster.eventually_that("the worker has ended", || {
         let ended = cluster.log().matches("background worker \"pagevault rekey\" (PID").count();
         ensure!(ended == 1, "{ended} workers have ended");
@@ -89,10 +89,10 @@ fn a_view_called_rekey_jobs_is_read_by_nobody() -> Result<()> {
     cluster.finish()
 }
 
-/// What the extension owns may become anybody's: by REASSIGN OWNED, if it was installed by somebody
-/// who leaves.
+/// Any user may get the extension's objects: by REASSIGN OWNED, if the user who installed it
+/// leaves.
 #[test]
-fn whoever_owns_what_the_extension_made_owns_no_jobs() -> Result<()> {
+fn owning_the_extensions_objects_gives_no_control_of_jobs() -> Result<()> {
     let cluster = cluster()?;
     cluster.sql("CREATE ROLE installer SUPERUSER")?;
     cluster.sql("ALTER DATABASE other OWNER TO installer")?;
@@ -103,7 +103,7 @@ fn whoever_owns_what_the_extension_made_owns_no_jobs() -> Result<()> {
          WHERE d.deptype = 'e' AND d.refobjid = (SELECT oid FROM pg_extension WHERE extname = 'pagevault')
            AND c.relkind <> 'v'";
     ensure!(text(&mut other, tables)? == "0", "the extension has tables");
-    // Whatever mallory makes of what is his now.
+    // mallory replaces the objects by other ones.
     let mut his = mallory(&cluster, "other")?;
     run_sql(&mut his, TAKE_OVER)?;
     run_sql(
@@ -122,7 +122,7 @@ fn whoever_owns_what_the_extension_made_owns_no_jobs() -> Result<()> {
     cluster.finish()
 }
 
-/// What FOR ALL TABLES publishes, subscribers without pagevault must be able to take.
+/// Subscribers without pagevault must be able to apply changes of FOR ALL TABLES.
 #[test]
 fn jobs_are_not_published() -> Result<()> {
     let (publisher, _keys) = Cluster::with_keys(

@@ -1,18 +1,18 @@
-//! Between a look at a file's key and the write, and between the records that say that it has
-//! another key: a page with the LSN that it has on disk must not be written under the new key
-//! there. Without checksums nothing in WAL would repair it, were it torn.
+//! Between reading a file's key and writing a page, and between the records of a key change, a page
+//! whose LSN equals that on disk must not be written under the new key. Without checksums nothing
+//! in WAL would repair such a page if it were torn.
 
 use std::collections::BTreeSet;
 
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::{Cluster, DataFile, Settings};
 
-/// Has pages written in the window, and none of them rewritten.
+/// Causes pages to be written in the window, without rewriting any of them.
 type Window = fn(&Cluster, &DataFile, rewrite: &str) -> Result<()>;
 
 const SUM: &str = "SELECT concat_ws(' ', count(*), sum(id), sum(n)) FROM h";
 
-/// How the table is made, what is done with it.
+/// The statements that create the table, and those that rewrite it.
 const REWRITINGS: [(&str, &str); 3] = [
     ("CREATE TABLE h (id int, n bigint)", "SELECT pagevault.encrypt('h')"),
     (
@@ -27,12 +27,11 @@ const REWRITINGS: [(&str, &str); 3] = [
 
 const SECTOR: usize = 512;
 
-/// The power fails when pages were written in the window that have only got hint bits: each is
-/// torn.
+/// Power fails after pages were written in the window that changed only in hint bits; each is torn.
 fn torn_in(window: Window) -> Result<()> {
     let settings = Settings::default().without_checksums().conf("pagevault.rekey_threshold = 0");
     let (cluster, _keys) = Cluster::with_keys(&settings)?;
-    // The catalogs that go along with the first encrypted relation.
+    // Encrypts the catalogs that are encrypted together with the first relation.
     cluster.sql("CREATE TABLE first (); SELECT pagevault.encrypt('first')")?;
     ensure!(cluster.text("SELECT pagevault.wait_for_rekey('first'::regclass, '1min')")? == "t");
     for (make, rewrite) in REWRITINGS {
@@ -46,7 +45,7 @@ fn torn_in(window: Window) -> Result<()> {
         window(&cluster, &file, rewrite)?;
         let after = file.bytes()?;
         cluster.kill()?;
-        cluster.go_on();
+        cluster.resume();
         let torn = tear(&file, &before, &after)?;
         ensure!(torn.contains(&0), "{rewrite}: the first page was not written, but {torn:?}");
         cluster.start_server()?;
@@ -61,8 +60,8 @@ fn torn_in(window: Window) -> Result<()> {
     cluster.finish()
 }
 
-/// Takes all but the first sector back of each page that was written with the LSN that it had.
-/// Returns which these are.
+/// Restores all sectors but the first of each page that was written with an unchanged LSN. Returns
+/// the numbers of these pages.
 fn tear(file: &DataFile, before: &[u8], after: &[u8]) -> Result<BTreeSet<u32>> {
     let mut torn = BTreeSet::new();
     for (block, (old, new)) in (0..).zip(before.chunks_exact(8192).zip(after.chunks_exact(8192))) {
@@ -76,7 +75,7 @@ fn tear(file: &DataFile, before: &[u8], after: &[u8]) -> Result<BTreeSet<u32>> {
     Ok(torn)
 }
 
-/// The checkpointer has looked, the key changes, it writes.
+/// The checkpointer has read the key, then the key changes, then it writes.
 fn after_the_look(cluster: &Cluster, file: &DataFile, rewrite: &str) -> Result<()> {
     let number = file.path.file_name().and_then(|name| name.to_str()).context("a file name")?;
     cluster.stop_at(&format!("page.looked_up {number}"))?;
@@ -84,7 +83,7 @@ fn after_the_look(cluster: &Cluster, file: &DataFile, rewrite: &str) -> Result<(
         let checkpoint = scope.spawn(|| cluster.sql("CHECKPOINT"));
         let stands = cluster.stopped_at("page.looked_up")?;
         cluster.sql(rewrite)?;
-        // That is behind the change.
+        // After the change.
         cluster.eventually(
             &format!(
                 "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'pagevault rekey'
@@ -99,7 +98,7 @@ fn after_the_look(cluster: &Cluster, file: &DataFile, rewrite: &str) -> Result<(
     })
 }
 
-/// Whoever writes then sees all that is said of the change but the last.
+/// A writer at this moment sees all records of the change except the last.
 fn before_the_last_record(cluster: &Cluster, _: &DataFile, rewrite: &str) -> Result<()> {
     cluster.stop_at("rekey.claimed")?;
     cluster.sql(rewrite)?;
@@ -110,11 +109,11 @@ fn before_the_last_record(cluster: &Cluster, _: &DataFile, rewrite: &str) -> Res
 }
 
 #[test]
-fn a_page_is_torn_whose_writer_has_looked_before_the_key_changed() -> Result<()> {
+fn a_page_whose_writer_read_the_key_before_the_change_is_torn() -> Result<()> {
     torn_in(after_the_look)
 }
 
 #[test]
-fn a_page_is_torn_that_is_written_while_the_key_changes() -> Result<()> {
+fn a_page_written_during_the_key_change_is_torn() -> Result<()> {
     torn_in(before_the_last_record)
 }

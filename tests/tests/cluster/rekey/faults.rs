@@ -1,5 +1,6 @@
-//! SIGKILL at every step of rekeying, to the process that stands there and to others, and power
-//! cuts. Jobs go on by themselves and end; commands leave a readable mixture, and are repeated.
+//! SIGKILL at every step of rekeying, to the process at that step and to others, and power
+//! failures. Jobs continue by themselves and end. Commands leave readable pages of both kinds, and
+//! can be repeated.
 
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -15,7 +16,7 @@ use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use super::power::AtCheckpoint;
 use super::{FAMILY, SUM, after_recovery};
 
-/// The steps of a job until its pages are being rewritten.
+/// The steps of a job before it rewrites pages.
 const FIRST_HALF: [&str; 7] = [
     "rekey.claimed",
     "keys.in_file",
@@ -26,7 +27,7 @@ const FIRST_HALF: [&str; 7] = [
     "rekey.batch_done",
 ];
 
-/// And from then on, until its row says that it is done.
+/// The remaining steps, until the job is recorded as done.
 const SECOND_HALF: [&str; 6] = [
     "rekey.flushed",
     "rekey.synced",
@@ -36,24 +37,24 @@ const SECOND_HALF: [&str; 6] = [
     "rekey.ended",
 ];
 
-/// Where a base backup is taken.
+/// Steps at which a base backup is taken.
 const DURING: [&str; 2] = ["rekey.page_done", "rekey.proved"];
 
-/// Who is killed.
+/// The process to kill.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Victim {
-    /// Who stands at the step.
+    /// The process at the step.
     Worker,
-    /// The session that asked for the job and waits for it.
-    Asker,
+    /// The session that requested the job and waits for it.
+    Requester,
     Checkpointer,
-    /// The postmaster and all others.
+    /// The postmaster and all its processes.
     Server,
-    /// As [`Victim::Server`], and half of what was written since the last checkpoint is lost.
+    /// Like [`Victim::Server`], and half of the sectors written since the last checkpoint are lost.
     Power,
 }
 
-/// What a job does, and how it is asked for.
+/// The work of a job, and how it is requested.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Work {
     Encrypt,
@@ -75,8 +76,8 @@ fn canary() -> Canary {
     Canary::text("rekeying")
 }
 
-/// Some 400 pages: a table with TOAST, an index and a sequence, sealed unless it is to be
-/// encrypted. No value of it is in WAL.
+/// Some 400 pages: a table with TOAST, an index and a sequence, sealed unless the job is to encrypt
+/// it. WAL contains none of its values.
 fn cluster(work: Work) -> Result<Cluster> {
     let settings = Settings::default()
         .conf("pagevault.rekey_rate = 0")
@@ -88,7 +89,7 @@ fn cluster(work: Work) -> Result<Cluster> {
     cluster.allow_log("terminated by signal 9");
     cluster.set(&[("pagevault.wal_encryption", "on")])?;
     cluster.eventually("SELECT wal_encrypted FROM pagevault.status", "t")?;
-    // Catalogs follow the first table that is encrypted, within its command.
+    // Catalogs are encrypted with the first table, within its command.
     cluster.sql("SET pagevault.default_encryption = on; CREATE TABLE first (id int)")?;
     let wanted = if work == Work::Encrypt { "off" } else { "on" };
     let canary = canary();
@@ -105,24 +106,24 @@ fn cluster(work: Work) -> Result<Cluster> {
     Ok(cluster)
 }
 
-/// A session that asks for the work, and waits for its end.
-struct Asker {
+/// A session that requests the work and waits for its end.
+struct Requester {
     pid: Pid,
     session: JoinHandle<bool>,
 }
 
-impl Asker {
-    fn of(cluster: &Cluster, statements: &str) -> Result<Asker> {
+impl Requester {
+    fn of(cluster: &Cluster, statements: &str) -> Result<Requester> {
         let mut client = cluster.client()?;
         let pid: i32 = client.query_one("SELECT pg_backend_pid()", &[])?.get(0);
         let statements: Vec<String> = statements.split(';').map(str::to_owned).collect();
         let session = std::thread::spawn(move || {
             statements.iter().all(|statement| client.batch_execute(statement).is_ok())
         });
-        Ok(Asker { pid: Pid::from_raw(pid).context("a process")?, session })
+        Ok(Requester { pid: Pid::from_raw(pid).context("a process")?, session })
     }
 
-    /// True if nothing went wrong.
+    /// Waits for the session; true if it reports no error.
     fn end(self) -> bool {
         self.session.join().unwrap_or(false)
     }
@@ -132,12 +133,12 @@ fn kill(
     cluster: &Cluster,
     victim: Victim,
     stands: Pid,
-    asker: Pid,
+    requester: Pid,
     old: &AtCheckpoint,
 ) -> Result<()> {
     let pid = match victim {
         Victim::Worker => stands,
-        Victim::Asker => asker,
+        Victim::Requester => requester,
         Victim::Checkpointer => {
             let pid = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'checkpointer'";
             Pid::from_raw(cluster.text(pid)?.parse()?).context("a process")?
@@ -152,7 +153,7 @@ fn kill(
         }
     };
     kill_process(pid, Signal::KILL)?;
-    // The postmaster ends all the others then.
+    // The postmaster then ends all other processes.
     let deadline = Instant::now() + Duration::from_secs(60);
     while test_kill_process(stands).is_ok() {
         ensure!(Instant::now() < deadline, "{stands:?} lives on");
@@ -161,15 +162,15 @@ fn kill(
     Ok(())
 }
 
-/// Lets the server come back after [`kill`], if it does not by itself.
-fn come_back(cluster: &Cluster, victim: Victim) -> Result<String> {
+/// Waits until the server is up after [`kill`], or starts it.
+fn ensure_running(cluster: &Cluster, victim: Victim) -> Result<String> {
     if matches!(victim, Victim::Server | Victim::Power) {
         cluster.start_server()?;
     }
     after_recovery(cluster)
 }
 
-/// One job; at each of the steps the victim is killed.
+/// Runs one job; at each step the victim is killed.
 fn killed_at(work: Work, victim: Victim, steps: &[&str]) -> Result<()> {
     let mut cluster = cluster(work)?;
     cluster.allow_log("the database system is");
@@ -177,39 +178,39 @@ fn killed_at(work: Work, victim: Victim, steps: &[&str]) -> Result<()> {
     let mut witnesses = Witnesses::of(&cluster)?;
     let mut old = AtCheckpoint::of(&cluster)?;
     cluster.stop_at(steps[0])?;
-    let mut asker = Asker::of(
+    let mut requester = Requester::of(
         &cluster,
         &format!("{};SELECT pagevault.wait_for_rekey('t'::regclass)", work.sql()),
     )?;
     for (at, step) in steps.iter().enumerate() {
         let stands = cluster.stopped_at(step)?;
-        ensure!(stands != asker.pid, "{step}: there is no job");
+        ensure!(stands != requester.pid, "{step}: there is no job");
         if DURING.contains(step) {
             witnesses.back_up(&cluster, step)?;
             old = AtCheckpoint::of(&cluster)?;
         }
-        kill(&cluster, victim, stands, asker.pid, &old)?;
-        ensure!(!asker.end(), "{step}: the session has not noticed");
+        kill(&cluster, victim, stands, requester.pid, &old)?;
+        ensure!(!requester.end(), "{step}: the session has not noticed");
         match steps.get(at + 1) {
             Some(next) => cluster.stop_at(next)?,
-            None => cluster.go_on(),
+            None => cluster.resume(),
         }
-        ensure!(come_back(&cluster, victim)? == before, "{step}: contents differ");
-        // No checkpoint: the worker may stand at the next step already, where one may have to wait
-        // for it.
+        ensure!(ensure_running(&cluster, victim)? == before, "{step}: contents differ");
+        // Without a checkpoint: the worker may already be stopped at the next step, where a
+        // checkpoint may have to wait for it.
         old = AtCheckpoint::since_start(&cluster)?;
-        // The launcher does not hurry after a start, unless it is woken.
+        // After a start the launcher waits for a while, unless it is woken.
         cluster.sql("SELECT pg_reload_conf()")?;
-        asker = Asker::of(&cluster, "SELECT pagevault.wait_for_rekey('t'::regclass)")?;
+        requester = Requester::of(&cluster, "SELECT pagevault.wait_for_rekey('t'::regclass)")?;
     }
-    ensure!(asker.end(), "the job did not end");
+    ensure!(requester.end(), "the job did not end");
     let sealed: &[&str] = if work == Work::Decrypt { &["first"] } else { &["t", "first"] };
     witnesses.judge(&cluster, &[SUM], sealed)?;
     assert_done(&cluster, work, &before)?;
     cluster.finish()
 }
 
-/// The contents are there, the disk says that the work was done, and nothing is left to do.
+/// The contents are intact, the files show that the work was done, and nothing is left to do.
 fn assert_done(cluster: &Cluster, work: Work, before: &str) -> Result<()> {
     ensure!(cluster.text(SUM)? == before, "contents differ");
     cluster.sql("CHECKPOINT")?;
@@ -222,7 +223,7 @@ fn assert_done(cluster: &Cluster, work: Work, before: &str) -> Result<()> {
     let one = |row: &String| row.contains(state) && !row.contains(',');
     ensure!(on_disk.len() == 6 - 1 && on_disk.iter().all(one), "{on_disk:#?}");
     if work != Work::Encrypt {
-        // Something was done to each.
+        // Each file was rewritten.
         ensure!(on_disk.iter().all(|row| !row.ends_with(" 1")), "{on_disk:#?}");
     }
     let drift = column(
@@ -251,13 +252,13 @@ fn the_worker_is_killed_before_it_ends() -> Result<()> {
 }
 
 #[test]
-fn who_asked_is_killed_before_anything_is_rewritten() -> Result<()> {
-    killed_at(Work::Encrypt, Victim::Asker, &FIRST_HALF)
+fn the_requester_is_killed_before_anything_is_rewritten() -> Result<()> {
+    killed_at(Work::Encrypt, Victim::Requester, &FIRST_HALF)
 }
 
 #[test]
-fn who_asked_is_killed_before_the_end() -> Result<()> {
-    killed_at(Work::Encrypt, Victim::Asker, &SECOND_HALF[..3])
+fn the_requester_is_killed_before_the_end() -> Result<()> {
+    killed_at(Work::Encrypt, Victim::Requester, &SECOND_HALF[..3])
 }
 
 #[test]
@@ -290,21 +291,21 @@ fn the_power_fails_before_the_end() -> Result<()> {
     killed_at(Work::Rotate, Victim::Power, &SECOND_HALF)
 }
 
-/// Nobody has a job, or it is done: asking is one transaction.
+/// Either there is no job or it is done: requesting one is a single transaction.
 #[test]
-fn who_asks_is_killed_before_it_is_written_down() -> Result<()> {
+fn the_requester_is_killed_before_the_job_is_recorded() -> Result<()> {
     let cluster = cluster(Work::Rotate)?;
     let before = cluster.text(SUM)?;
     let old = AtCheckpoint::of(&cluster)?;
-    for victim in [Victim::Asker, Victim::Checkpointer, Victim::Server] {
+    for victim in [Victim::Requester, Victim::Checkpointer, Victim::Server] {
         cluster.stop_at("rekey.asked")?;
-        let asker = Asker::of(&cluster, Work::Rotate.sql())?;
+        let requester = Requester::of(&cluster, Work::Rotate.sql())?;
         let stands = cluster.stopped_at("rekey.asked")?;
-        ensure!(stands == asker.pid, "another process stands there");
-        kill(&cluster, victim, stands, asker.pid, &old)?;
-        ensure!(!asker.end(), "the session has not noticed");
-        cluster.go_on();
-        ensure!(come_back(&cluster, victim)? == before, "{victim:?}: contents differ");
+        ensure!(stands == requester.pid, "another process stands there");
+        kill(&cluster, victim, stands, requester.pid, &old)?;
+        ensure!(!requester.end(), "the session has not noticed");
+        cluster.resume();
+        ensure!(ensure_running(&cluster, victim)? == before, "{victim:?}: contents differ");
         ensure!(cluster.text("SELECT count(*) FROM pagevault.rekey_jobs")? == "0", "{victim:?}");
     }
     cluster.sql(Work::Rotate.sql())?;
@@ -313,12 +314,12 @@ fn who_asks_is_killed_before_it_is_written_down() -> Result<()> {
     cluster.finish()
 }
 
-/// A command that rewrites by itself leaves what it has done, in a file that can be read; once
-/// more, it ends.
+/// A killed command that rewrites pages itself leaves its partial work in a readable file; when
+/// repeated, it ends.
 #[test]
 fn a_command_that_encrypts_is_killed() -> Result<()> {
     let work = Work::Encrypt;
-    let victims = [Victim::Asker, Victim::Power, Victim::Checkpointer];
+    let victims = [Victim::Requester, Victim::Power, Victim::Checkpointer];
     let cluster = cluster(work)?;
     cluster.set(&[("pagevault.rekey_threshold", "8GB")])?;
     let before = cluster.text(SUM)?;
@@ -336,28 +337,31 @@ fn a_command_that_encrypts_is_killed() -> Result<()> {
     for (step, victim) in steps.iter().zip(victims.iter().cycle()) {
         let old = AtCheckpoint::of(&cluster)?;
         cluster.stop_at(step)?;
-        let asker = Asker::of(&cluster, command)?;
+        let requester = Requester::of(&cluster, command)?;
         let stands = cluster.stopped_at(step)?;
-        ensure!(stands == asker.pid, "another process stands at {step}");
-        kill(&cluster, *victim, stands, asker.pid, &old)?;
-        ensure!(!asker.end(), "{step}: the session has not noticed");
-        cluster.go_on();
-        ensure!(come_back(&cluster, *victim)? == before, "{step}, {victim:?}: contents differ");
+        ensure!(stands == requester.pid, "another process stands at {step}");
+        kill(&cluster, *victim, stands, requester.pid, &old)?;
+        ensure!(!requester.end(), "{step}: the session has not noticed");
+        cluster.resume();
+        ensure!(
+            ensure_running(&cluster, *victim)? == before,
+            "{step}, {victim:?}: contents differ"
+        );
     }
     cluster.sql(command)?;
     assert_done(&cluster, work, &before)?;
     cluster.finish()
 }
 
-/// The primary stands still at a step while the standby is killed, and a copy of the standby
-/// promoted: there the job goes on.
+/// The primary is stopped at a step while the standby is killed and a copy of the standby is
+/// promoted, where the job continues.
 fn standby_at(work: Work, steps: &[&str]) -> Result<()> {
     let primary = cluster(work)?;
     let before = primary.text(SUM)?;
     let mut standby = standby_of(&primary, &[])?;
     standby.allow_log("could not");
     primary.stop_at(steps[0])?;
-    let asker = Asker::of(
+    let requester = Requester::of(
         &primary,
         &format!("{};SELECT pagevault.wait_for_rekey('t'::regclass)", work.sql()),
     )?;
@@ -365,7 +369,7 @@ fn standby_at(work: Work, steps: &[&str]) -> Result<()> {
         primary.stopped_at(step)?;
         wait_for(&standby, &primary)?;
         standby.kill()?;
-        let mut heir = Cluster::from_files(|target| {
+        let mut promoted = Cluster::from_files(|target| {
             let copied = std::process::Command::new("cp")
                 .args(["-a", "--"])
                 .arg(standby.data_directory())
@@ -374,39 +378,39 @@ fn standby_at(work: Work, steps: &[&str]) -> Result<()> {
             ensure!(copied.success(), "cp");
             Ok(())
         })?;
-        heir.allow_log("could not");
-        heir.allow_log("terminating walreceiver");
-        heir.allow_log("specified neither");
-        heir.append_conf("primary_conninfo = ''")?;
-        heir.start_server()?;
-        heir.sql("SELECT pg_promote()")?;
-        let job = heir.text("SELECT coalesce(max(job), 0) FROM pagevault.rekey_jobs")?;
+        promoted.allow_log("could not");
+        promoted.allow_log("terminating walreceiver");
+        promoted.allow_log("specified neither");
+        promoted.append_conf("primary_conninfo = ''")?;
+        promoted.start_server()?;
+        promoted.sql("SELECT pg_promote()")?;
+        let job = promoted.text("SELECT coalesce(max(job), 0) FROM pagevault.rekey_jobs")?;
         if job == "0" {
-            // The standby has not heard of it.
-            heir.sql(work.sql())?;
+            // The standby has not replayed the job.
+            promoted.sql(work.sql())?;
         }
-        heir.sql("SELECT pg_reload_conf()")?;
+        promoted.sql("SELECT pg_reload_conf()")?;
         ensure!(
-            heir.text("SELECT pagevault.wait_for_rekey('t'::regclass)")? == "t",
+            promoted.text("SELECT pagevault.wait_for_rekey('t'::regclass)")? == "t",
             "{step}: no end"
         );
-        assert_done(&heir, work, &before)?;
-        heir.finish()?;
+        assert_done(&promoted, work, &before)?;
+        promoted.finish()?;
         standby.start_server()?;
         ensure!(standby.text(SUM)? == before, "{step}: the standby has other contents");
         match steps.get(at + 1) {
             Some(next) => primary.stop_at(next)?,
-            None => primary.go_on(),
+            None => primary.resume(),
         }
     }
-    ensure!(asker.end(), "the job did not end");
+    ensure!(requester.end(), "the job did not end");
     wait_for(&standby, &primary)?;
     ensure!(standby.text(SUM)? == before, "the standby has other contents");
     let versions = format!(
         "SELECT string_agg(v::text, ' ' ORDER BY v::text) FROM ({FAMILY}) f, pagevault.verify('t') v WHERE state <> 'empty'"
     );
     primary.sql("CHECKPOINT")?;
-    // A restart point is at a checkpoint that was replayed.
+    // Restart points need a replayed checkpoint.
     wait_for(&standby, &primary)?;
     standby.sql("CHECKPOINT")?;
     ensure!(standby.text(&versions)? == primary.text(&versions)?, "{}", standby.text(&versions)?);
@@ -429,7 +433,7 @@ fn a_standby_is_killed_and_promoted_before_the_end() -> Result<()> {
     standby_at(Work::Decrypt, &["rekey.batch_done", "rekey.proved", "rekey.ended"])
 }
 
-/// The startup process itself, between hearing of a key and using it.
+/// The startup process itself is killed between replaying a key and using it.
 #[test]
 fn a_standby_is_killed_while_it_replays_a_key() -> Result<()> {
     let primary = cluster(Work::Rotate)?;
@@ -442,7 +446,7 @@ fn a_standby_is_killed_while_it_replays_a_key() -> Result<()> {
         primary.sql(Work::Rotate.sql())?;
         standby.stopped_at(step)?;
         standby.kill()?;
-        standby.go_on();
+        standby.resume();
         standby.start_server()?;
         ensure!(primary.text("SELECT pagevault.wait_for_rekey('t'::regclass)")? == "t");
         wait_for(&standby, &primary)?;
@@ -455,18 +459,18 @@ fn a_standby_is_killed_while_it_replays_a_key() -> Result<()> {
     primary.finish()
 }
 
-/// A page that is added past shared buffers is written as was right when its writer looked. A job
-/// that was stopped before it had waited for such a writer waits for it when it is resumed.
+/// A page added outside shared buffers is written under the key that its writer has read. If a job
+/// stopped before it had waited for such a writer, it waits when it is resumed.
 #[test]
-fn writers_are_waited_for_after_a_failure_too() -> Result<()> {
+fn writers_are_waited_for_after_a_failure() -> Result<()> {
     let mut cluster = cluster(Work::Encrypt)?;
     cluster.allow_log("has failed: canceling statement due to user request");
     cluster.sql("CREATE TABLE h (k int); CREATE INDEX h_k ON h USING hash (k)")?;
     let file = cluster.text("SELECT pg_relation_filenode('h_k')")?;
     let point = format!("page.extend {file}");
     cluster.stop_at(&point)?;
-    // New buckets are added in one go, the last page first.
-    let writer = Asker::of(&cluster, "INSERT INTO h SELECT generate_series(1, 20000)")?;
+    // New buckets are added at once, beginning with the last page.
+    let writer = Requester::of(&cluster, "INSERT INTO h SELECT generate_series(1, 20000)")?;
     ensure!(cluster.stopped_at(&point)? == writer.pid, "another process adds a page");
     cluster.sql("SELECT pagevault.encrypt('h')")?;
     let job = cluster.text("SELECT max(job) FROM pagevault.rekey_jobs")?;
@@ -479,7 +483,7 @@ fn writers_are_waited_for_after_a_failure_too() -> Result<()> {
         cluster.eventually(&state, "failed")?;
         cluster.sql(&format!("SELECT pagevault.resume_rekey({job})"))?;
     }
-    cluster.go_on();
+    cluster.resume();
     ensure!(writer.end(), "the writer has failed");
     ensure!(cluster.text(&format!("SELECT pagevault.wait_for_rekey({job})"))? == "t");
     crate::assert_sealed(&cluster.files("h_k")?)?;

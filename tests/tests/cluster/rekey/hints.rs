@@ -1,6 +1,6 @@
-//! Without checksums and `wal_log_hints` a page that only got hint bits is written without WAL.
-//! Were it written under another key while its file is rewritten, and torn, it would be of two
-//! keys, and nothing in WAL would repair it.
+//! Without checksums and `wal_log_hints`, pages with changed hint bits only are written without
+//! WAL. If such a page were written under another key during rekeying and torn, its parts would
+//! have two keys, and nothing in WAL would repair it.
 
 use anyhow::{Result, ensure};
 use pagevault_tests::datafile::PageState;
@@ -8,11 +8,11 @@ use pagevault_tests::{Cluster, Settings};
 
 const SUM: &str = "SELECT count(*) || ':' || sum(hashtext(name)::bigint + id) FROM h";
 
-/// Where power fails once the file is written otherwise, and no page was rewritten yet.
+/// Power fails after writes use the other key and before any page is rewritten.
 fn torn(make: &str, rewrite: &str, done: impl Fn(PageState) -> bool) -> Result<()> {
     let settings = Settings::default().without_checksums().conf("pagevault.rekey_threshold = 0");
     let (cluster, _keys) = Cluster::with_keys(&settings)?;
-    // The catalogs that go along with the first encrypted relation.
+    // Encrypts the catalogs that are encrypted together with the first relation.
     cluster.sql("CREATE TABLE first (); SELECT pagevault.encrypt('first')")?;
     cluster.sql(make)?;
     cluster.sql("INSERT INTO h SELECT i, md5(i::text) FROM generate_series(1, 60000) i")?;
@@ -26,7 +26,7 @@ fn torn(make: &str, rewrite: &str, done: impl Fn(PageState) -> bool) -> Result<(
     cluster.sql("CHECKPOINT")?;
     let after = file.bytes()?;
     cluster.kill()?;
-    cluster.go_on();
+    cluster.resume();
     let mut torn = 0;
     for block in 0..(before.len() / 8192) as u32 {
         let at = block as usize * 8192;

@@ -1,4 +1,4 @@
-//! What else goes on in the cluster while a relation is rekeyed.
+//! Other operations in the cluster while a relation is rekeyed.
 
 use anyhow::{Result, ensure};
 use pagevault_tests::Cluster;
@@ -6,7 +6,7 @@ use pagevault_tests::cluster::run_sql;
 
 use super::{SUM, assert_version, cluster, versions};
 
-/// The job, once it has begun to write.
+/// The job, as soon as it has begun to write.
 pub(super) fn begun(cluster: &Cluster) -> Result<String> {
     let job = cluster.text("SELECT pagevault.rotate_data_key('t')")?;
     let begun = "SELECT (max(pages_done) > 100)::text FROM pagevault.rekey_jobs";
@@ -22,7 +22,7 @@ pub(super) fn end(cluster: &Cluster, job: &str) -> Result<()> {
 }
 
 #[test]
-fn keys_above_rotate() -> Result<()> {
+fn database_and_master_keys_are_rotated() -> Result<()> {
     let cluster = cluster("pagevault.rekey_rate = 1MB")?;
     let before = cluster.text(SUM)?;
     let job = begun(&cluster)?;
@@ -41,7 +41,7 @@ fn a_base_backup_is_taken() -> Result<()> {
     let cluster = cluster("pagevault.rekey_rate = 2MB")?;
     let before = cluster.text(SUM)?;
     let job = begun(&cluster)?;
-    // With verification of checksums: sealed pages carry them.
+    // Including verification of checksums, which are computed over sealed pages.
     let restored = Cluster::from_files(|target| cluster.base_backup(target))?;
     end(&cluster, &job)?;
     restored.start_server()?;
@@ -74,7 +74,7 @@ fn it_moves_to_another_tablespace() -> Result<()> {
 }
 
 #[test]
-fn a_database_is_dropped_before_its_worker_is_there() -> Result<()> {
+fn a_database_is_dropped_before_its_worker_starts() -> Result<()> {
     let mut cluster = cluster("pagevault.rekey_rate = 1MB")?;
     cluster.allow_log("background worker \"pagevault rekey\"");
     cluster.sql("CREATE DATABASE app")?;
@@ -90,12 +90,12 @@ fn a_database_is_dropped_before_its_worker_is_there() -> Result<()> {
     drop(app);
     cluster.stopped_at("rekey.worker")?;
     cluster.sql("DROP DATABASE app")?;
-    cluster.go_on();
+    cluster.resume();
     cluster.eventually(
         "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'pagevault rekey'",
         "0",
     )?;
-    // The launcher goes on with what else there is.
+    // The launcher continues with other jobs.
     let job = begun(&cluster)?;
     end(&cluster, &job)?;
     cluster.finish()
@@ -123,7 +123,7 @@ fn its_database_is_dropped() -> Result<()> {
     let error = cluster.error("DROP DATABASE app")?;
     ensure!(error.sqlstate == "55006", "{error}");
     cluster.sql("DROP DATABASE app WITH (FORCE)")?;
-    // The launcher goes on with what else there is.
+    // The launcher continues with other jobs.
     let job = begun(&cluster)?;
     end(&cluster, &job)?;
     assert_version(&cluster, 2)?;

@@ -1,4 +1,4 @@
-//! Rekeying online: new data keys for relations in use, jobs that survive whatever happens to them.
+//! Rekeying online: new data keys for relations in use, by jobs that survive failures.
 
 mod asking;
 mod attacks;
@@ -31,7 +31,7 @@ const TABLE: &str = "SET pagevault.default_encryption = on;
       FROM generate_series(1, 100000) i;
     CREATE INDEX ON t (name)";
 
-/// The files of `t` and of all that goes along with it.
+/// The relations that are rekeyed with `t`, including itself.
 const FAMILY: &str = "SELECT string_agg(oid::regclass::text, ' ') FROM pg_class
      WHERE oid IN ('t'::regclass, (SELECT reltoastrelid FROM pg_class WHERE oid = 't'::regclass), 't_id_seq'::regclass)
         OR oid IN (SELECT indexrelid FROM pg_index WHERE indrelid = 't'::regclass
@@ -44,7 +44,7 @@ fn cluster(conf: &str) -> Result<Cluster> {
     Ok(cluster)
 }
 
-/// Files by relation, with the versions that their pages have on disk.
+/// The relations with the versions of their pages on disk.
 fn versions(cluster: &Cluster) -> Result<Vec<(String, Vec<u16>)>> {
     let mut all = Vec::new();
     for name in cluster.text(FAMILY)?.split(' ') {
@@ -73,7 +73,7 @@ fn versions_of(file: &DataFile) -> Result<Vec<u16>> {
         .collect()
 }
 
-/// Fails unless every page of every file has this version on disk, without a checkpoint.
+/// Fails unless every page of every file on disk has this epoch, without a checkpoint.
 fn assert_version(cluster: &Cluster, wanted: u16) -> Result<()> {
     let found = versions(cluster)?;
     ensure!(found.len() == 6, "not the family of t: {found:?}");
@@ -96,11 +96,11 @@ fn every_page_gets_the_new_key() -> Result<()> {
         "too slow"
     );
     assert_version(&cluster, 2)?;
-    let told = cluster.text(
+    let reported = cluster.text(
         "SELECT concat_ws(' ', relation, kind, state, percent, pages_done > 2000, requested_by, error,
             finished_at > started_at) FROM pagevault.rekey_jobs",
     )?;
-    ensure!(told == "t rotate done 100.0 t postgres t", "{told}");
+    ensure!(reported == "t rotate done 100.0 t postgres t", "{reported}");
     // Old keys are kept for backups, but no page needs them.
     ensure!(cluster.text(SUM)? == before, "contents differ");
     cluster.crash()?;
@@ -113,7 +113,7 @@ fn every_page_gets_the_new_key() -> Result<()> {
 }
 
 #[test]
-fn nobody_notices() -> Result<()> {
+fn sessions_continue_during_a_job() -> Result<()> {
     let cluster = cluster("pagevault.rekey_rate = 0\nmax_connections = 50")?;
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| -> Result<()> {
@@ -122,7 +122,7 @@ fn nobody_notices() -> Result<()> {
                 let (cluster, stop) = (&cluster, &stop);
                 scope.spawn(move || -> Result<i64> {
                     let mut client = cluster.client()?;
-                    // A lock that they had to wait for would end them.
+                    // A long wait for a lock would end the session with an error.
                     client.batch_execute("SET lock_timeout = '2s'")?;
                     let mut made = 0;
                     while !stop.load(Ordering::SeqCst) {
@@ -166,11 +166,11 @@ fn jobs_are_paused_resumed_and_cancelled() -> Result<()> {
     let shown =
         "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'pagevault: rotate job%pages'";
     ensure!(cluster.text(shown)? == "1", "pg_stat_activity does not show it");
-    let told = cluster.text(
+    let reported = cluster.text(
         "SELECT concat_ws(' ', state, percent BETWEEN 1 AND 90, mb_per_second BETWEEN 0.5 AND 1.5,
             eta BETWEEN '3s' AND '5min') FROM pagevault.rekey_jobs",
     )?;
-    ensure!(told == "running t t t", "{told}");
+    ensure!(reported == "running t t t", "{reported}");
 
     cluster.sql(&format!("SELECT pagevault.pause_rekey({job})"))?;
     cluster.eventually(
@@ -197,7 +197,7 @@ fn jobs_are_paused_resumed_and_cancelled() -> Result<()> {
     ensure!(cluster.text(STATE)? == "cancelled");
     let error = cluster.error(&format!("SELECT pagevault.pause_rekey({job})"))?;
     ensure!(error.sqlstate == "55000" && error.message.contains("cancelled"), "{error}");
-    // Another one finishes what this one began; a changed setting reaches the running job.
+    // Another job finishes the work of the first; a changed setting reaches the running job.
     let job = cluster.text("SELECT pagevault.rotate_data_key('t')")?;
     cluster.eventually(STATE, "running")?;
     cluster.set(&[("pagevault.rekey_rate", "0")])?;
@@ -234,8 +234,8 @@ fn jobs_outlive_crashes() -> Result<()> {
     }
     let done = cluster.text(&format!("SELECT pagevault.wait_for_rekey({job}, '120s')"))?;
     ensure!(done == "t", "it did not end");
-    // The key was not changed once more for each crash; only one between the key and the note of it
-    // costs another key.
+    // A crash does not cause another key change, except between the creation of the key and the
+    // record of it.
     let found = versions(&cluster)?;
     let again: Vec<_> = found.iter().filter(|(_, versions)| *versions != [2]).collect();
     ensure!(
@@ -246,7 +246,7 @@ fn jobs_outlive_crashes() -> Result<()> {
     cluster.finish()
 }
 
-/// The contents, once the server answers again.
+/// The contents, as soon as the server answers again.
 fn after_recovery(cluster: &Cluster) -> Result<String> {
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
@@ -258,7 +258,7 @@ fn after_recovery(cluster: &Cluster) -> Result<String> {
     }
 }
 
-/// A table whose relations change while the job is at work, and what is left of 20,000 rows.
+/// Changes of the table's relations during the job, and the remaining number of its 20,000 rows.
 const CHANGES: [(&str, &str); 9] = [
     ("TRUNCATE t", "0"),
     ("DROP TABLE t CASCADE; CREATE TABLE t (id int)", "0"),
@@ -289,7 +289,7 @@ fn the_relation_may_change_meanwhile() -> Result<()> {
         )?;
         let mut client = cluster.client()?;
         client.batch_execute("SET pagevault.default_encryption = on")?;
-        // Afterwards it may be over: of what was replaced nothing is left to do.
+        // Then the job may already have ended: replaced files need no work.
         let state = format!("SELECT state FROM pagevault.rekey_jobs WHERE job = {job}");
         ensure!(cluster.text(&state)? == "running", "{change}: it was over too early to tell");
         for statement in change.split(';') {
@@ -327,7 +327,7 @@ fn a_page_that_does_not_open_ends_the_job() -> Result<()> {
     let error = cluster.error(&format!("SELECT pagevault.wait_for_rekey({job}, '60s')"))?;
     ensure!(error.message.contains("has failed"), "{error}");
     ensure!(error.detail.contains("block 70"), "{error}");
-    // Repaired, it goes on and ends.
+    // After a repair the job continues and ends.
     cluster.stop(StopMode::Fast)?;
     file.write_page(70, &intact)?;
     cluster.start_server()?;

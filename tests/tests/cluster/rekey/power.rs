@@ -1,5 +1,5 @@
-//! Power cuts: nothing that was written since a checkpoint need be on disk afterwards, and of what
-//! is, each sector of 512 bytes on its own.
+//! Power failures: writes since the last checkpoint may be missing on disk, each sector of 512
+//! bytes independently.
 
 use anyhow::{Result, ensure};
 use pagevault_tests::{Cluster, DataFile, StopMode};
@@ -9,7 +9,7 @@ use super::{SUM, cluster, versions};
 
 const SECTOR: usize = 512;
 
-/// The files of `t` and of what goes along with it, as they were at a checkpoint.
+/// The files of `t` and its related relations, as of a checkpoint.
 pub(super) struct AtCheckpoint(Vec<(DataFile, Vec<u8>)>);
 
 impl AtCheckpoint {
@@ -18,7 +18,7 @@ impl AtCheckpoint {
         AtCheckpoint::since_start(cluster)
     }
 
-    /// As the server finds them that has been started just now: recovery ends with a checkpoint.
+    /// As of the start of the server: recovery ends with a checkpoint.
     pub(super) fn since_start(cluster: &Cluster) -> Result<AtCheckpoint> {
         let mut files = Vec::new();
         for name in cluster.text(super::FAMILY)?.split(' ') {
@@ -29,8 +29,7 @@ impl AtCheckpoint {
         Ok(AtCheckpoint(read?.into_iter().map(|(bytes, file)| (file, bytes)).collect()))
     }
 
-    /// Kills the server and takes half of the sectors back that were written since. Returns how
-    /// many.
+    /// Kills the server and restores half of the sectors written since. Returns their number.
     pub(super) fn cut_power(&self, cluster: &Cluster, seed: u64) -> Result<usize> {
         cluster.kill()?;
         let (mut torn, mut random) = (0, seed);
@@ -62,7 +61,7 @@ fn the_power_fails() -> Result<()> {
             300 * (round + 1)
         );
         cluster.eventually(&far, "true")?;
-        // Much of it reaches the kernel.
+        // Lets many pages reach the kernel.
         cluster.sql("SELECT pg_sleep(0.3)")?;
         let torn = old.cut_power(&cluster, u64::from(round) + 1)?;
         ensure!(torn > 0 || round > 0, "nothing was written: the test proves nothing");
@@ -70,8 +69,8 @@ fn the_power_fails() -> Result<()> {
         ensure!(cluster.text(SUM)? == before, "round {round}: contents differ");
         end(&cluster, &job)?;
         cluster.set(&[("pagevault.rekey_rate", "4MB")])?;
-        // A key that was made just before the cut may not count as the job's yet: then there is one
-        // more.
+        // A key created just before the power failure may not be recorded as the job's yet; then
+        // there is one more.
         for (name, versions) in versions(&cluster)? {
             ensure!(versions.len() == 1 && versions[0] >= round + 2, "{name}: {versions:?}");
         }

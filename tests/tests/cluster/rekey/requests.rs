@@ -1,4 +1,4 @@
-//! Labels on relations with data, and whole databases: small ones at once, the rest by jobs.
+//! Labels on relations with data, and on whole databases: small relations at once, others by jobs.
 
 use anyhow::{Result, ensure};
 use pagevault_tests::cluster::column;
@@ -8,7 +8,7 @@ use crate::{assert_plain, assert_sealed};
 
 const ALL: &str = "SELECT count(*) || ' ' || sum(hashtext(name)) FROM big";
 
-/// A plain table of some 1,500 pages beside a small one.
+/// A plaintext table of some 1,500 pages, and a small one.
 fn cluster(conf: &str) -> Result<Cluster> {
     let (cluster, _keys) = Cluster::with_keys(&Settings::default().conf(conf))?;
     cluster.sql(
@@ -31,14 +31,14 @@ const DRIFT: &str = "SELECT coalesce(string_agg(concat_ws(' ', relation, expecte
     FROM pagevault.drift";
 
 #[test]
-fn a_label_on_much_data_is_a_job() -> Result<()> {
+fn a_label_on_a_large_table_creates_a_job() -> Result<()> {
     let cluster = cluster("pagevault.rekey_rate = 1MB")?;
     let before = cluster.text(ALL)?;
     cluster.sql(&label("'encrypted'", "small"))?;
     ensure!(cluster.text(JOBS)? == "none", "a job for one page");
     assert_sealed(&cluster.files("small")?)?;
 
-    // Rolled back, there is neither label nor job.
+    // After a rollback there is neither label nor job.
     cluster.sql(&format!("BEGIN; {}; ROLLBACK", label("'encrypted'", "big")))?;
     ensure!(cluster.text(JOBS)? == "none" && cluster.text(DRIFT)? == "none");
     cluster.sql(&label("'encrypted aes-128-xts'", "big"))?;
@@ -86,7 +86,7 @@ fn decryption_is_rolled_back_with_its_transaction() -> Result<()> {
     cluster.sql(&format!("BEGIN; {}; ROLLBACK", label("'plaintext'", "small")))?;
     assert_sealed(&cluster.files("small")?)?;
     ensure!(cluster.text(JOBS)? == "none");
-    // A function is part of a transaction as well; so this is a job.
+    // A function is part of a transaction too; so this is a job.
     cluster.sql("SELECT pagevault.decrypt('small')")?;
     ensure!(cluster.text("SELECT pagevault.wait_for_rekey('small'::regclass, '60s')")? == "t");
     assert_plain(&cluster.files("small")?)?;
@@ -97,10 +97,10 @@ fn decryption_is_rolled_back_with_its_transaction() -> Result<()> {
     cluster.finish()
 }
 
-/// The number of the job, or null where none was needed; also if an event trigger has made another
-/// one meanwhile.
+/// Returns the number of the job, or null if none was needed, even if an event trigger has created
+/// another job meanwhile.
 #[test]
-fn functions_return_the_job_that_they_have_made() -> Result<()> {
+fn functions_return_their_job() -> Result<()> {
     let cluster = cluster("pagevault.rekey_workers = 0")?;
     cluster.sql(
         "CREATE TABLE other AS SELECT * FROM big;
@@ -124,14 +124,14 @@ fn functions_return_the_job_that_they_have_made() -> Result<()> {
         cluster.sql(&format!("SELECT pagevault.cancel_rekey({made})"))?;
         ensure!(job(&format!("{function}('small')"))? == "0", "{function} of a small table");
     }
-    // It never had a key; the other has one.
+    // This relation never had a key; the other one has.
     ensure!(job("decrypt('big')")? == "0", "nothing to decrypt");
     ensure!(job("decrypt('small')")? == of("small")?, "{}", of("small")?);
     cluster.finish()
 }
 
 #[test]
-fn a_whole_database_back_and_forth() -> Result<()> {
+fn a_database_is_encrypted_and_decrypted() -> Result<()> {
     let cluster = cluster("pagevault.rekey_rate = 0")?;
     cluster.sql(
         "CREATE SCHEMA app; CREATE TABLE app.parts (id int, name text) PARTITION BY RANGE (id);
@@ -142,17 +142,18 @@ fn a_whole_database_back_and_forth() -> Result<()> {
     )?;
     cluster.sql(&label("'plaintext'", "open"))?;
     let before = cluster.text(ALL)?;
-    // A job each for what is large; what is done at once has none, and of catalogs follow others.
-    let told = column(
+    // Each large relation has a job. Small ones are encrypted at once and have none. Rows of
+    // catalogs follow.
+    let reported = column(
         &mut cluster.client()?,
         "SELECT concat_ws(' ', relation, (job > 0)::text) FROM pagevault.encrypt_database()",
     )?;
     for row in ["big true", "small", "app.low", "numbers", "pg_class", "pg_statistic"] {
-        ensure!(told.iter().any(|told| told == row), "{row}: {told:?}");
+        ensure!(reported.iter().any(|reported| reported == row), "{row}: {reported:?}");
     }
     ensure!(
-        !told.iter().any(|row| row.starts_with("open") || row.contains("pg_toast")),
-        "{told:?}"
+        !reported.iter().any(|row| row.starts_with("open") || row.contains("pg_toast")),
+        "{reported:?}"
     );
     let wait = "SELECT coalesce(bool_and(pagevault.wait_for_rekey(job, '60s')), true) FROM pagevault.rekey_jobs";
     ensure!(cluster.text(wait)? == "t");
@@ -162,7 +163,7 @@ fn a_whole_database_back_and_forth() -> Result<()> {
         assert_sealed(&cluster.files(relation)?)?;
     }
     assert_plain(&cluster.files("open")?)?;
-    // All is so already.
+    // Everything is encrypted already.
     ensure!(cluster.text("SELECT count(*) FROM pagevault.encrypt_database()")? == "0");
 
     let jobs = cluster.text("SELECT count(job) FROM pagevault.rotate_all_data_keys()")?;
@@ -170,9 +171,9 @@ fn a_whole_database_back_and_forth() -> Result<()> {
     ensure!(cluster.text(wait)? == "t");
     ensure!(cluster.text(ALL)? == before, "contents differ");
 
-    let told = "SELECT count(*) = count(job) AND bool_or(relation = 'big'::regclass)
+    let reported = "SELECT count(*) = count(job) AND bool_or(relation = 'big'::regclass)
                   FROM pagevault.decrypt_database()";
-    ensure!(cluster.text(told)? == "t", "not all by jobs");
+    ensure!(cluster.text(reported)? == "t", "not all by jobs");
     ensure!(cluster.text(wait)? == "t");
     cluster.sql("CHECKPOINT")?;
     for relation in ["big", "small", "app.low", "app.view", "numbers", "pg_class"] {
@@ -188,12 +189,12 @@ fn a_whole_database_back_and_forth() -> Result<()> {
 }
 
 #[test]
-fn looking_for_jobs_after_a_start_takes_no_transaction_numbers() -> Result<()> {
+fn looking_for_jobs_after_a_start_assigns_no_transaction_ids() -> Result<()> {
     let (cluster, _keys) =
         Cluster::with_keys(&Settings::default().conf("log_min_messages = debug1"))?;
     cluster.sql("CREATE DATABASE other")?;
-    // As long as nobody changes anything: on a server that logical slots depend on, standbys must
-    // see none either.
+    // As long as no transaction changes anything: standbys must not see new transaction ids either,
+    // on a server that logical slots depend on.
     let next = "SELECT pg_snapshot_xmax(pg_current_snapshot())";
     let before = cluster.text(next)?;
     cluster.restart()?;

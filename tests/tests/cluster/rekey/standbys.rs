@@ -1,5 +1,4 @@
-//! Rekeying where there are standbys: they follow through WAL, and go on with what a lost primary
-//! has begun.
+//! Rekeying with standbys: they follow through WAL, and continue jobs of a lost primary.
 
 use anyhow::{Result, ensure};
 use pagevault_tests::standby::{standby_of, wait_for};
@@ -7,14 +6,14 @@ use pagevault_tests::standby::{standby_of, wait_for};
 use super::{SUM, cluster, versions};
 
 #[test]
-fn a_promoted_standby_goes_on() -> Result<()> {
+fn a_promoted_standby_continues_jobs() -> Result<()> {
     let mut primary = cluster("pagevault.rekey_rate = 2MB\npagevault.wal_encryption = on")?;
     primary.allow_log("the cluster has no master key");
     primary.eventually("SELECT wal_encrypted FROM pagevault.status", "t")?;
     let before = primary.text(SUM)?;
     let mut standby = standby_of(&primary, &[])?;
     standby.allow_log("could not");
-    // One that it follows from begin to end, crashing on the way.
+    // A job that the standby follows from begin to end, with a crash.
     primary.set(&[("pagevault.rekey_rate", "0")])?;
     let job = primary.text("SELECT pagevault.rotate_data_key('t')")?;
     ensure!(primary.text(&format!("SELECT pagevault.wait_for_rekey({job}, '60s')"))? == "t");
@@ -24,7 +23,7 @@ fn a_promoted_standby_goes_on() -> Result<()> {
     let error = standby.error(&format!("SELECT pagevault.resume_rekey({job})"))?;
     ensure!(error.sqlstate == "25006", "{error}");
 
-    // One that the primary cannot finish.
+    // A job that the primary cannot finish.
     primary.set(&[("pagevault.rekey_rate", "1MB")])?;
     let job = primary.text("SELECT pagevault.rotate_data_key('t')")?;
     let running =
@@ -44,7 +43,7 @@ fn a_promoted_standby_goes_on() -> Result<()> {
     ensure!(standby.text(SUM)? == before, "contents differ after a crash");
     standby.finish()?;
 
-    // The old primary, were it not lost, would go on as well.
+    // The old primary would continue its job too.
     primary.append_conf("pagevault.rekey_rate = 0")?;
     std::fs::write(primary.data_directory().join("postgresql.auto.conf"), "")?;
     primary.start_server()?;

@@ -1,4 +1,4 @@
-//! Commands and jobs that want the same relation: one after the other.
+//! Commands and jobs for the same relation run one after the other.
 
 use anyhow::{Result, ensure};
 use pagevault_tests::cluster::{expect_error, run_sql};
@@ -6,7 +6,7 @@ use pagevault_tests::{Cluster, Settings};
 
 use super::versions_of;
 
-/// A sealed table that commands rewrite by themselves.
+/// A sealed table that commands rewrite themselves.
 fn cluster() -> Result<Cluster> {
     let (cluster, _keys) =
         Cluster::with_keys(&Settings::default().conf("pagevault.rekey_rate = 0"))?;
@@ -20,7 +20,7 @@ fn cluster() -> Result<Cluster> {
 
 const OTHER_CIPHER: &str = "SECURITY LABEL FOR pagevault ON TABLE t IS 'encrypted aes-128-xts'";
 
-/// Every page of `t` has the same version on disk.
+/// Fails unless all pages of `t` on disk have this epoch.
 fn assert_one_version(cluster: &Cluster, wanted: u16) -> Result<()> {
     cluster.sql("CHECKPOINT")?;
     for file in cluster.files("t")? {
@@ -34,7 +34,7 @@ fn assert_one_version(cluster: &Cluster, wanted: u16) -> Result<()> {
     Ok(())
 }
 
-/// A rotation that switches keys under a command would have it rewrite for ever.
+/// A rotation that switched keys during a command would make it rewrite pages endlessly.
 #[test]
 fn a_job_waits_for_a_command() -> Result<()> {
     let cluster = cluster()?;
@@ -48,7 +48,7 @@ fn a_job_waits_for_a_command() -> Result<()> {
         "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'pagevault: rotate job% waits for %'",
         "1",
     )?;
-    cluster.go_on();
+    cluster.resume();
     command.join().map_err(|_| anyhow::anyhow!("panic"))??;
     ensure!(cluster.text(&format!("SELECT pagevault.wait_for_rekey({job}, '60s')"))? == "t");
     ensure!(cluster.text("SELECT count(*) FROM t")? == "2000");
@@ -62,7 +62,7 @@ fn a_command_waits_for_a_job() -> Result<()> {
     cluster.stop_at("rekey.batch_done")?;
     let job = cluster.text("SELECT pagevault.rotate_data_key('t')")?;
     cluster.stopped_at("rekey.batch_done")?;
-    // Nobody else could let the job go on.
+    // No other session could let the job continue.
     let mut client = cluster.client()?;
     run_sql(&mut client, "BEGIN; ALTER TABLE t ADD other int")?;
     let error = expect_error(&mut client, OTHER_CIPHER)?;
@@ -73,7 +73,7 @@ fn a_command_waits_for_a_job() -> Result<()> {
     run_sql(&mut client, "SET lock_timeout = '30s'")?;
     let command = std::thread::spawn(move || run_sql(&mut client, OTHER_CIPHER));
     cluster.eventually("SELECT count(*) FROM pg_locks WHERE NOT granted", "1")?;
-    cluster.go_on();
+    cluster.resume();
     command.join().map_err(|_| anyhow::anyhow!("panic"))??;
     ensure!(cluster.text(&format!("SELECT pagevault.wait_for_rekey({job}, '60s')"))? == "t");
     ensure!(cluster.text("SELECT count(*) FROM t")? == "2000");
@@ -81,16 +81,16 @@ fn a_command_waits_for_a_job() -> Result<()> {
     cluster.finish()
 }
 
-/// Who ends between two transactions gives back what he holds.
+/// A worker that ends between two transactions releases its locks.
 #[test]
-fn a_worker_that_is_told_to_end_leaves_no_lock() -> Result<()> {
+fn a_terminated_worker_releases_its_locks() -> Result<()> {
     let mut cluster = cluster()?;
     cluster.allow_log("terminating");
     cluster.stop_at("rekey.batch_done")?;
     cluster.sql("SELECT pagevault.rotate_data_key('t')")?;
     let pid = cluster.stopped_at("rekey.batch_done")?.as_raw_nonzero();
     cluster.sql(&format!("SELECT pg_terminate_backend({pid})"))?;
-    cluster.go_on();
+    cluster.resume();
     cluster.eventually(&format!("SELECT count(*) FROM pg_stat_activity WHERE pid = {pid}"), "0")?;
     let held = "SELECT count(*) FROM pg_locks WHERE classid = 'pg_extension'::regclass AND locktype = 'object'";
     cluster.eventually(held, "0")?;

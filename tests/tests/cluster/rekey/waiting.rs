@@ -1,4 +1,4 @@
-//! Whom changing encryption waits for, and who waits for it.
+//! Processes that changes of encryption wait for, and processes that wait for such changes.
 
 use std::thread::JoinHandle;
 
@@ -9,7 +9,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::assert_sealed;
 
-/// A table in plaintext that a command encrypts by itself, and another one.
+/// A plaintext table that a command encrypts itself, and another one.
 fn cluster(conf: &[&str]) -> Result<Cluster> {
     let settings = conf.iter().fold(Settings::default(), |settings, line| settings.conf(line));
     let (cluster, _keys) = Cluster::with_keys(&settings.conf("pagevault.rekey_rate = 0"))?;
@@ -21,7 +21,7 @@ fn cluster(conf: &[&str]) -> Result<Cluster> {
     Ok(cluster)
 }
 
-/// Has a table encrypted within the command, and says what that came to within ten seconds.
+/// Encrypts a table within the command; an error after ten seconds.
 fn encrypt(cluster: &Cluster, table: &str) -> Result<()> {
     let mut client = cluster.client()?;
     run_sql(&mut client, "SET statement_timeout = '10s'; SET synchronous_commit = local")?;
@@ -38,9 +38,9 @@ fn joined(session: JoinHandle<Result<()>>) -> Result<()> {
     session.join().map_err(|_| anyhow::anyhow!("panic"))?
 }
 
-/// A session that has committed, and waits for a standby, holds interrupts (`SyncRepWaitForLSN`).
+/// A session that has committed and waits for a standby holds off interrupts (`SyncRepWaitForLSN`).
 #[test]
-fn an_absent_synchronous_standby_holds_up_nothing() -> Result<()> {
+fn an_absent_synchronous_standby_delays_nothing() -> Result<()> {
     let cluster = cluster(&[])?;
     cluster.set(&[("synchronous_standby_names", "absent")])?;
     let session = in_background(&cluster, "INSERT INTO u VALUES (1)")?;
@@ -52,10 +52,9 @@ fn an_absent_synchronous_standby_holds_up_nothing() -> Result<()> {
     cluster.finish()
 }
 
-/// Whoever owns a table may lock it for as long as they like. There are fewer workers than such
-/// tables.
+/// The owner of a table may lock it indefinitely. There are fewer workers than such tables.
 #[test]
-fn a_locked_table_holds_up_no_other_job_and_its_own_can_be_cancelled() -> Result<()> {
+fn a_locked_table_delays_no_other_job_and_its_own_can_be_cancelled() -> Result<()> {
     let cluster = cluster(&["pagevault.rekey_workers = 0", "pagevault.rekey_threshold = 0"])?;
     cluster.sql("CREATE TABLE v AS SELECT * FROM t; CREATE TABLE w AS SELECT * FROM t")?;
     cluster.sql(
@@ -76,9 +75,9 @@ fn a_locked_table_holds_up_no_other_job_and_its_own_can_be_cancelled() -> Result
     cluster.finish()
 }
 
-/// The archiver takes no notice of anyone while a command of its runs (`pgarch_archiveXlog`).
+/// The archiver handles no interrupts while its command runs (`pgarch_archiveXlog`).
 #[test]
-fn a_hanging_archive_command_holds_up_nothing() -> Result<()> {
+fn a_hanging_archive_command_delays_nothing() -> Result<()> {
     let cluster = cluster(&[
         "archive_mode = on",
         "archive_command = 'while [ ! -e go_on ]; do sleep 0.1; done'",
@@ -94,7 +93,7 @@ fn a_hanging_archive_command_holds_up_nothing() -> Result<()> {
     cluster.finish()
 }
 
-/// Has the checkpointer stand where it writes a page of a table; its number.
+/// Stops the checkpointer while it writes a page of a table; returns its process id.
 fn writing(cluster: &Cluster, table: &str) -> Result<(Pid, JoinHandle<Result<()>>)> {
     cluster.sql(&format!("UPDATE {table} SET name = 'x'"))?;
     let file = cluster.text(&format!("SELECT pg_relation_filenode('{table}')"))?;
@@ -103,9 +102,9 @@ fn writing(cluster: &Cluster, table: &str) -> Result<(Pid, JoinHandle<Result<()>
     Ok((cluster.stopped_at("page.writing")?, checkpoint))
 }
 
-/// What is being written under the old key might come to the file after it was proven.
+/// A page being written under the old key might reach the file after the proof that none is left.
 #[test]
-fn a_command_names_whom_it_waits_for_and_gives_up() -> Result<()> {
+fn a_command_names_the_process_it_waits_for_and_times_out() -> Result<()> {
     let mut cluster = cluster(&["pagevault.writers_timeout = 500ms"])?;
     cluster.allow_log("is still writing");
     let (pid, checkpoint) = writing(&cluster, "t")?;
@@ -118,10 +117,10 @@ fn a_command_names_whom_it_waits_for_and_gives_up() -> Result<()> {
     ensure!(error.message == format!("process {number} is still writing a page"), "{error}");
     ensure!(error.detail.contains("checkpointer"), "{error}");
     ensure!(error.hint.contains("pagevault.writers_timeout"), "{error}");
-    // The label is not there, no lock is, and the table can be used.
+    // The label is not set, no lock is held, and the table can be used.
     ensure!(cluster.text("SELECT count(*) FROM pg_seclabels WHERE objname = 't'")? == "0");
     ensure!(cluster.text("SELECT count(*) FROM t")? == "1000");
-    cluster.go_on();
+    cluster.resume();
     joined(checkpoint)?;
     run_sql(&mut client, label)?;
     assert_sealed(&cluster.files("t")?)?;
@@ -132,7 +131,7 @@ fn a_command_names_whom_it_waits_for_and_gives_up() -> Result<()> {
 }
 
 #[test]
-fn a_job_says_whom_it_waits_for_and_goes_on() -> Result<()> {
+fn a_job_names_the_process_it_waits_for_and_continues() -> Result<()> {
     let mut cluster =
         cluster(&["pagevault.writers_timeout = 200ms", "pagevault.rekey_threshold = 0"])?;
     cluster.allow_log("is still writing");
@@ -141,7 +140,7 @@ fn a_job_says_whom_it_waits_for_and_goes_on() -> Result<()> {
     cluster.sql("SECURITY LABEL FOR pagevault ON TABLE t IS 'encrypted'")?;
     cluster
         .eventually_logs(&format!("process {} is still writing a page", pid.as_raw_nonzero()))?;
-    // Paused or cancelled it ends although that process stands there.
+    // Pausing or cancelling ends the job although that process is still stopped.
     let job = cluster.text(job)?;
     cluster.sql(&format!("SELECT pagevault.pause_rekey({job})"))?;
     cluster.eventually(
@@ -149,14 +148,14 @@ fn a_job_says_whom_it_waits_for_and_goes_on() -> Result<()> {
         "0",
     )?;
     cluster.sql(&format!("SELECT pagevault.resume_rekey({job})"))?;
-    cluster.go_on();
+    cluster.resume();
     joined(checkpoint)?;
     ensure!(cluster.text(&format!("SELECT pagevault.wait_for_rekey({job}, '60s')"))? == "t");
     assert_sealed(&cluster.files("t")?)?;
     cluster.finish()
 }
 
-/// What may become of a file between two looks at it.
+/// Changes of a file between two scans by the job.
 const CHANGES: [&str; 5] = [
     "INSERT INTO t SELECT repeat(md5(i::text), 10) FROM generate_series(1, 1000) i",
     "DELETE FROM t WHERE ctid >= '(20,1)'; VACUUM t",
@@ -165,15 +164,15 @@ const CHANGES: [&str; 5] = [
     "TRUNCATE t; INSERT INTO t VALUES ('one')",
 ];
 
-/// Who wants the relation for himself waits for a batch, not for a look at all of it.
+/// A session that requests an exclusive lock waits for one batch, not for a scan of the whole file.
 #[test]
-fn ddl_does_not_wait_for_the_looks_at_the_whole_file() -> Result<()> {
+fn ddl_does_not_wait_for_scans_of_the_whole_file() -> Result<()> {
     let cluster = cluster(&[])?;
     encrypt(&cluster, "t")?;
     let looks = ["rekey.looked", "rekey.flushed", "rekey.synced"];
     for change in CHANGES {
         for step in looks {
-            // The same once more leaves the same.
+            // The second time the file keeps its state.
             let change = if step == looks[0] { change } else { "VACUUM FULL t" };
             cluster.stop_at(step)?;
             let job = cluster.text("SELECT pagevault.rotate_data_key('t')")?;
@@ -184,7 +183,7 @@ fn ddl_does_not_wait_for_the_looks_at_the_whole_file() -> Result<()> {
                 run_sql(&mut client, statement)?;
             }
             let rows = cluster.text("SELECT count(*) FROM t")?;
-            cluster.go_on();
+            cluster.resume();
             let done = cluster.text(&format!("SELECT pagevault.wait_for_rekey({job}, '60s')"))?;
             ensure!(done == "t", "{change} at {step}: the job did not end");
             cluster.sql("CHECKPOINT")?;
@@ -200,8 +199,8 @@ fn ddl_does_not_wait_for_the_looks_at_the_whole_file() -> Result<()> {
     cluster.finish()
 }
 
-/// Everything that changes keys of `t`, or destroys some, beside sessions that do nothing.
-fn nothing_is_held_up(cluster: &Cluster) -> Result<()> {
+/// All operations that change or destroy keys of `t`, with idle sessions.
+fn nothing_is_delayed(cluster: &Cluster) -> Result<()> {
     let mut client = cluster.client()?;
     run_sql(&mut client, "SET statement_timeout = '30s'; SET synchronous_commit = local")?;
     // A label within its command, a job, former files.
@@ -215,24 +214,24 @@ fn nothing_is_held_up(cluster: &Cluster) -> Result<()> {
     run_sql(&mut client, "SELECT * FROM pagevault.shred_former_files('postgres')")
 }
 
-/// A client that takes nothing of a large result; its session is in `secure_write` with all its
+/// A client that reads nothing of a large result; its session is in `secure_write` with all its
 /// locks.
-struct Deaf(std::process::Child);
+struct UnreadingClient(std::process::Child);
 
-impl Deaf {
-    fn new(cluster: &Cluster) -> Result<Deaf> {
-        // More than the sockets and the pipe hold.
+impl UnreadingClient {
+    fn new(cluster: &Cluster) -> Result<UnreadingClient> {
+        // More than the buffers of socket and pipe hold.
         let query = "COPY (SELECT t.name FROM t, generate_series(1, 1000)) TO STDOUT";
         let mut psql = cluster.program("psql");
         psql.args(["-q", "-d", "postgres", "-c", query]).stdout(std::process::Stdio::piped());
-        let deaf = Deaf(psql.spawn()?);
+        let unreading = UnreadingClient(psql.spawn()?);
         let waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'ClientWrite'";
         cluster.eventually(waits, "1")?;
-        Ok(deaf)
+        Ok(unreading)
     }
 }
 
-impl Drop for Deaf {
+impl Drop for UnreadingClient {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -240,48 +239,48 @@ impl Drop for Deaf {
 }
 
 #[test]
-fn a_client_that_does_not_read_holds_up_nothing() -> Result<()> {
+fn a_client_that_does_not_read_delays_nothing() -> Result<()> {
     let mut cluster = cluster(&[])?;
     cluster.allow_log("connection to client lost");
-    let deaf = Deaf::new(&cluster)?;
-    nothing_is_held_up(&cluster)?;
-    drop(deaf);
+    let unreading = UnreadingClient::new(&cluster)?;
+    nothing_is_delayed(&cluster)?;
+    drop(unreading);
     cluster.finish()
 }
 
 #[test]
-fn a_client_that_is_stopped_holds_up_nothing() -> Result<()> {
+fn a_stopped_client_delays_nothing() -> Result<()> {
     let mut cluster = cluster(&[])?;
     cluster.allow_log("connection to client lost");
-    let deaf = Deaf::new(&cluster)?;
-    let pid = Pid::from_raw(deaf.0.id() as i32).context("no process id")?;
+    let unreading = UnreadingClient::new(&cluster)?;
+    let pid = Pid::from_raw(unreading.0.id() as i32).context("no process id")?;
     kill_process(pid, Signal::STOP)?;
-    nothing_is_held_up(&cluster)?;
-    drop(deaf);
+    nothing_is_delayed(&cluster)?;
+    drop(unreading);
     cluster.finish()
 }
 
 #[test]
-fn an_idle_transaction_holds_up_nothing() -> Result<()> {
+fn an_idle_transaction_delays_nothing() -> Result<()> {
     let cluster = cluster(&[])?;
     let mut session = cluster.client()?;
     run_sql(
         &mut session,
         "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM t; DECLARE c CURSOR FOR SELECT * FROM t; FETCH 1 FROM c",
     )?;
-    nothing_is_held_up(&cluster)?;
+    nothing_is_delayed(&cluster)?;
     run_sql(&mut session, "FETCH ALL FROM c; INSERT INTO u VALUES (1); COMMIT")?;
     cluster.finish()
 }
 
 #[test]
-fn an_absent_synchronous_standby_holds_up_no_job() -> Result<()> {
+fn an_absent_synchronous_standby_delays_no_job() -> Result<()> {
     let cluster = cluster(&[])?;
     cluster.set(&[("synchronous_standby_names", "absent")])?;
     let session = in_background(&cluster, "INSERT INTO u VALUES (1)")?;
     cluster
         .eventually("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'", "1")?;
-    nothing_is_held_up(&cluster)?;
+    nothing_is_delayed(&cluster)?;
     cluster.set(&[("synchronous_standby_names", "")])?;
     joined(session)?;
     cluster.finish()

@@ -1,5 +1,5 @@
-//! Waking another process: its latch is set, and nobody is signalled by a number that may be
-//! another process's by now.
+//! Waking another process sets its latch. No signal is sent to a process id that may meanwhile
+//! belong to another process.
 
 use std::process::Child;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
 const LAUNCHER: &str = "FROM pg_stat_activity WHERE backend_type = 'pagevault rekey launcher'";
 
-/// A table to be rekeyed, and a launcher that waits for something to do.
+/// A table to rekey, and an idle launcher.
 fn cluster() -> Result<(Cluster, Pid)> {
     let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
     cluster.sql("SET pagevault.default_encryption = on; CREATE TABLE t AS SELECT 1 AS id")?;
@@ -20,14 +20,14 @@ fn cluster() -> Result<(Cluster, Pid)> {
     Ok((cluster, launcher.context("a process")?))
 }
 
-/// A line of what the kernel says of a process.
+/// A line of a process's /proc/PID/status.
 fn said_of(process: Pid, name: &str) -> Result<String> {
     let status = std::fs::read_to_string(format!("/proc/{}/status", process.as_raw_nonzero()))?;
     let line = status.lines().find_map(|line| line.strip_prefix(name));
     Ok(line.context("no such line")?.trim().to_owned())
 }
 
-/// Has a process take no notice of signals.
+/// Stops a process with SIGSTOP, so that signals stay pending.
 fn stop(process: Pid) -> Result<()> {
     kill_process(process, Signal::STOP)?;
     let deadline = Instant::now() + Duration::from_secs(60);
@@ -38,13 +38,13 @@ fn stop(process: Pid) -> Result<()> {
     Ok(())
 }
 
-/// The signals that a process has not taken notice of.
+/// The pending signals of a process.
 fn pending(process: Pid) -> Result<Vec<i32>> {
     let bits = u64::from_str_radix(&said_of(process, "ShdPnd:")?, 16)?;
     Ok((1..=64).filter(|signal| bits >> (signal - 1) & 1 == 1).collect())
 }
 
-/// `SetLatch` (latch.c) sends SIGURG to the owner of a latch who waits for it.
+/// `SetLatch` (latch.c) sends SIGURG to the owner of a latch that waits on it.
 #[test]
 fn the_launcher_is_woken_by_its_latch() -> Result<()> {
     let (cluster, launcher) = cluster()?;
@@ -58,9 +58,8 @@ fn the_launcher_is_woken_by_its_latch() -> Result<()> {
     cluster.finish()
 }
 
-/// Only who may say so which number the next process gets can have it be a certain one; false for
-/// others.
-fn may_choose_numbers() -> bool {
+/// Whether this user may set the next process id (/proc/sys/kernel/ns_last_pid).
+fn can_choose_process_ids() -> bool {
     let file = std::fs::OpenOptions::new().write(true).open(NUMBER_BEFORE);
     if file.is_err() {
         eprintln!("skipped: {NUMBER_BEFORE} cannot be written");
@@ -70,8 +69,8 @@ fn may_choose_numbers() -> bool {
 
 const NUMBER_BEFORE: &str = "/proc/sys/kernel/ns_last_pid";
 
-/// Another process by this number, which the server may send signals to.
-fn process_by_number(cluster: &Cluster, number: Pid) -> Result<Child> {
+/// Starts another process with this process id, which the server may send signals to.
+fn process_with_id(cluster: &Cluster, number: Pid) -> Result<Child> {
     let number = number.as_raw_nonzero().get();
     for _ in 0..1000 {
         std::fs::write(NUMBER_BEFORE, (number - 1).to_string())?;
@@ -79,7 +78,7 @@ fn process_by_number(cluster: &Cluster, number: Pid) -> Result<Child> {
         if child.id() == number.unsigned_abs() {
             return Ok(child);
         }
-        // Another process was started in between.
+        // Some other process was started in between.
         child.kill()?;
         child.wait()?;
     }
@@ -87,8 +86,8 @@ fn process_by_number(cluster: &Cluster, number: Pid) -> Result<Child> {
 }
 
 #[test]
-fn who_has_the_number_of_the_launcher_by_now_is_left_alone() -> Result<()> {
-    if !may_choose_numbers() {
+fn a_process_with_the_launchers_former_id_gets_no_signal() -> Result<()> {
+    if !can_choose_process_ids() {
         return Ok(());
     }
     let (mut cluster, launcher) = cluster()?;
@@ -101,9 +100,9 @@ fn who_has_the_number_of_the_launcher_by_now_is_left_alone() -> Result<()> {
         ensure!(Instant::now() < deadline, "the launcher lives on");
         std::thread::sleep(Duration::from_millis(1));
     }
-    // Else there would be another launcher in a few seconds.
+    // Otherwise it would start another launcher within seconds.
     kill_process(postmaster, Signal::STOP)?;
-    let mut other = process_by_number(&cluster, launcher)?;
+    let mut other = process_with_id(&cluster, launcher)?;
     stop(launcher)?;
     let asked = session.batch_execute(&format!(
         "DO $$BEGIN ASSERT (SELECT count(*) = 0 {LAUNCHER}); END$$;
@@ -115,7 +114,7 @@ fn who_has_the_number_of_the_launcher_by_now_is_left_alone() -> Result<()> {
     kill_process(postmaster, Signal::CONT)?;
     asked?;
     ensure!(signals.is_empty(), "another process was sent signals {signals:?}");
-    // Another launcher comes, and finds the job.
+    // Another launcher starts and finds the job.
     ensure!(cluster.text("SELECT pagevault.wait_for_rekey('t'::regclass, '1min')")? == "t");
     cluster.finish()
 }

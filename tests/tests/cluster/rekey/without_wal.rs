@@ -1,5 +1,5 @@
-//! Pages that change without a record in WAL while their file is being rewritten, and are torn by a
-//! power cut: they have the key that they had before, so both halves are of one key.
+//! Pages that change without a WAL record during rekeying, and are torn by a power failure. They
+//! keep their former key, so both parts have the same key.
 
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::{Cluster, DataFile, Settings};
@@ -9,7 +9,7 @@ const SECTOR: usize = 512;
 fn cluster(settings: Settings) -> Result<Cluster> {
     let settings = settings.conf("pagevault.rekey_threshold = 0").conf("wal_keep_size = 1GB");
     let (cluster, _keys) = Cluster::with_keys(&settings)?;
-    // The catalogs that go along with the first encrypted relation.
+    // Encrypts the catalogs that are encrypted together with the first relation.
     cluster.sql("CREATE TABLE first (); SELECT pagevault.encrypt('first')")?;
     ensure!(cluster.text("SELECT pagevault.wait_for_rekey('first'::regclass, '1min')")? == "t");
     Ok(cluster)
@@ -21,7 +21,7 @@ fn file_of(cluster: &Cluster, relation: &str, suffix: &str) -> Result<DataFile> 
     found.with_context(|| format!("{relation} has no file {suffix}"))
 }
 
-/// A page, and what tells where recovery begins, as they were at a checkpoint.
+/// A page, and the control file that determines where recovery begins, as of a checkpoint.
 struct AtCheckpoint {
     file: DataFile,
     page: Vec<u8>,
@@ -35,12 +35,12 @@ impl AtCheckpoint {
         Ok(AtCheckpoint { page: file.read_page(0)?, file, control })
     }
 
-    /// Kills the server in the middle of the next checkpoint: the first sector of the page is
-    /// written, and what tells that the checkpoint is complete is not.
+    /// Kills the server during the next checkpoint: the first sector of the page is written, but
+    /// the record of the completed checkpoint is not.
     fn tear(&self, cluster: &Cluster) -> Result<()> {
         cluster.sql("CHECKPOINT")?;
         cluster.kill()?;
-        cluster.go_on();
+        cluster.resume();
         let mut page = self.file.read_page(0)?;
         page[SECTOR..].copy_from_slice(&self.page[SECTOR..]);
         self.file.write_page(0, &page)?;
@@ -49,13 +49,13 @@ impl AtCheckpoint {
     }
 }
 
-/// `h` in 3,000 pages, some of whose rows are gone, which nobody but the table knows.
+/// `h` has 3,000 pages. Some rows are deleted, which only the table itself shows.
 const LARGE: &str = "CREATE TABLE h (id int, pad text);
     ALTER TABLE h ALTER pad SET STORAGE PLAIN;
     INSERT INTO h SELECT i, repeat('x', 4500) FROM generate_series(1, 3000) i;
     CREATE INDEX ON h (id)";
 
-/// By the visibility map, and by the table.
+/// Row counts by the visibility map, and by the table.
 fn counts(cluster: &Cluster) -> Result<(String, String)> {
     let mut client = cluster.client()?;
     client.batch_execute("SET enable_seqscan = off; SET enable_bitmapscan = off")?;
@@ -71,8 +71,8 @@ fn counts(cluster: &Cluster) -> Result<(String, String)> {
     Ok((by_map, by_table))
 }
 
-/// In 15 no record names the page of the visibility map in which bits are cleared; in 17.11 and
-/// 18.6 it does.
+/// In 15, no WAL record contains the visibility map page whose bits are cleared; in 17.11 and 18.6
+/// it does.
 #[test]
 fn a_torn_visibility_map() -> Result<()> {
     let settings = Settings::default().without_checksums().conf("wal_log_hints = on");
@@ -93,7 +93,7 @@ fn a_torn_visibility_map() -> Result<()> {
     cluster.finish()
 }
 
-/// The meta page remembers where there was room last; no record tells it (spgutils.c,
+/// The meta page caches where there was free space; no WAL record contains it (spgutils.c,
 /// SpGistUpdateMetaPage).
 fn torn_meta_page(settings: Settings) -> Result<()> {
     let cluster = cluster(settings)?;
@@ -134,13 +134,13 @@ fn a_torn_meta_page_of_an_index_without_checksums() -> Result<()> {
     torn_meta_page(Settings::default().without_checksums())
 }
 
-/// Until something is in it, an added page of a map has nothing that a power cut could tear; it has
-/// no record in WAL.
+/// An added page of a map is all zero until it is used, so tearing has no effect; it has no WAL
+/// record.
 #[test]
 fn an_added_page_of_a_map_is_torn() -> Result<()> {
     let cluster = cluster(Settings::default().without_checksums())?;
     cluster.sql(&format!("SET pagevault.default_encryption = on; {LARGE}"))?;
-    // As long as somebody might see other rows nothing is all-visible.
+    // Pages are not all-visible while a snapshot may see other rows.
     let mut reader = cluster.client()?;
     reader.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1")?;
     cluster.sql("UPDATE h SET id = id")?;
@@ -161,7 +161,8 @@ fn an_added_page_of_a_map_is_torn() -> Result<()> {
 }
 
 /// A table grows by a page, and the row for it is not inserted: in `heap_insert` the serialization
-/// failure comes after `RelationGetBufferForTuple` has initialised the page. No record tells of it.
+/// failure is raised after `RelationGetBufferForTuple` has initialized the page. There is no WAL
+/// record of it.
 #[test]
 fn an_added_page_of_a_table_is_torn() -> Result<()> {
     let cluster = cluster(Settings::default())?;
@@ -192,9 +193,9 @@ fn an_added_page_of_a_table_is_torn() -> Result<()> {
     cluster.finish()
 }
 
-/// PostgreSQL makes a damaged page of a map anew, and goes on; so does rekeying.
+/// PostgreSQL replaces a damaged page of a map and continues; so does rekeying.
 #[test]
-fn damaged_maps_do_not_keep_a_job_from_its_end() -> Result<()> {
+fn damaged_maps_do_not_stop_a_job() -> Result<()> {
     let mut cluster = cluster(Settings::default())?;
     cluster.allow_log("page verification failed");
     cluster.allow_log("invalid page in block");

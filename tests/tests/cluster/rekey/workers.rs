@@ -1,5 +1,5 @@
-//! Workers: they go where there are jobs, whatever settings are made for the place, and a job that
-//! one of them has left is taken up by another.
+//! Workers start in databases with jobs, whatever the database's settings are, and another worker
+//! continues a job whose worker has ended.
 
 use anyhow::{Result, ensure};
 use pagevault_tests::cluster::run_sql;
@@ -41,21 +41,21 @@ fn settings_of_the_database_do_not_stop_a_job() -> Result<()> {
 
 /// At the lowest rate a batch takes minutes.
 #[test]
-fn a_low_rate_keeps_no_order_waiting() -> Result<()> {
+fn orders_take_effect_at_a_low_rate() -> Result<()> {
     let cluster = cluster("pagevault.rekey_rate = 1kB")?;
     let before = cluster.text(SUM)?;
     cluster.stop_at("rekey.batch_done")?;
     let job = cluster.text("SELECT pagevault.rotate_data_key('t')")?;
     cluster.stopped_at("rekey.batch_done")?;
-    cluster.go_on();
+    cluster.resume();
     cluster.sql(&format!("SELECT pagevault.pause_rekey({job})"))?;
     let workers = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'pagevault rekey'";
     cluster.eventually(workers, "0")?;
     cluster.stop_at("rekey.batch_done")?;
     cluster.sql(&format!("SELECT pagevault.resume_rekey({job})"))?;
     cluster.stopped_at("rekey.batch_done")?;
-    cluster.go_on();
-    // Also another rate, not just none.
+    cluster.resume();
+    // This applies to another rate too, not only to none.
     cluster.set(&[("pagevault.rekey_rate", "1GB")])?;
     ensure!(cluster.text(&format!("SELECT pagevault.wait_for_rekey({job}, '60s')"))? == "t");
     assert_version(&cluster, 2)?;
@@ -63,13 +63,13 @@ fn a_low_rate_keeps_no_order_waiting() -> Result<()> {
     cluster.finish()
 }
 
-/// The owner of a database may have errors end its sessions. A job that fails would be taken up
-/// again and again.
+/// The owner of a database may set that errors end sessions. A job that fails would then be started
+/// repeatedly.
 #[test]
-fn a_job_that_fails_has_failed_where_errors_end_sessions() -> Result<()> {
+fn a_job_fails_once_where_errors_end_sessions() -> Result<()> {
     let mut cluster = cluster("pagevault.rekey_rate = 0")?;
-    for said in ["invalid page", "page verification failed", "has failed"] {
-        cluster.allow_log(said);
+    for output in ["invalid page", "page verification failed", "has failed"] {
+        cluster.allow_log(output);
     }
     let mut files = cluster.files("t")?;
     cluster.stop(StopMode::Fast)?;
@@ -83,7 +83,7 @@ fn a_job_that_fails_has_failed_where_errors_end_sessions() -> Result<()> {
 }
 
 #[test]
-fn a_job_is_taken_up_again_when_its_worker_is_gone() -> Result<()> {
+fn another_worker_continues_the_job_of_one_that_ended() -> Result<()> {
     let mut cluster = cluster("pagevault.rekey_rate = 1MB")?;
     cluster.allow_log("terminating");
     let before = cluster.text(SUM)?;
@@ -102,10 +102,10 @@ fn a_job_is_taken_up_again_when_its_worker_is_gone() -> Result<()> {
     cluster.finish()
 }
 
-/// What DROP DATABASE leaves if it is interrupted (15.4 and newer): nobody can connect to it any
-/// more.
+/// What an interrupted DROP DATABASE leaves (15.4 and newer): a database to which nobody can
+/// connect.
 #[test]
-fn nobody_is_sent_into_an_invalid_database() -> Result<()> {
+fn no_worker_connects_to_an_invalid_database() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(
         &Settings::default().conf("pagevault.rekey_rate = 1MB").conf("log_min_messages = debug1"),
     )?;
@@ -126,7 +126,7 @@ fn nobody_is_sent_into_an_invalid_database() -> Result<()> {
     };
     let before = ended(&cluster);
     cluster.start_server()?;
-    // The launcher goes on with what else there is, and has passed over those then.
+    // The launcher continues with other jobs, and by then has skipped these.
     cluster.set(&[("pagevault.rekey_rate", "0")])?;
     cluster.sql("SET pagevault.default_encryption = on; CREATE TABLE t AS SELECT 1 AS id")?;
     cluster.sql("SELECT pagevault.rotate_data_key('t')")?;
@@ -140,7 +140,7 @@ fn nobody_is_sent_into_an_invalid_database() -> Result<()> {
     cluster.finish()
 }
 
-/// A template's jobs are not its copies'.
+/// A copy does not have the jobs of its template.
 #[test]
 fn a_copy_of_a_database_has_no_jobs() -> Result<()> {
     let cluster = cluster("pagevault.rekey_rate = 0")?;

@@ -1,4 +1,4 @@
-//! Routes that make tables and materialized views.
+//! Routes that create tables and materialized views.
 
 use anyhow::{Result, ensure};
 use pagevault_tests::cluster::run_sql;
@@ -9,22 +9,23 @@ use crate::assert_sealed;
 use super::{FILL_MADE, MAKES, ON_TABLE, Role, Row, driver, survey};
 
 #[test]
-fn tables_and_views_that_are_made() -> Result<()> {
-    driver::walk(&ROWS)
+fn new_tables_and_views() -> Result<()> {
+    driver::run_rows(&ROWS)
 }
 
-/// A transaction then logs no pages of what it makes; they are synced when it commits.
+/// With wal_level = minimal a transaction does not log the pages of relations it creates, but syncs
+/// them at commit.
 #[test]
-fn tables_and_views_that_are_made_without_wal() -> Result<()> {
+fn new_tables_and_views_without_wal() -> Result<()> {
     let settings = Settings::default()
         .conf("wal_level = minimal")
         .conf("max_wal_senders = 0")
         .conf("wal_skip_threshold = 0");
-    driver::walk_with(&settings, &ROWS)
+    driver::run_rows_with(&settings, &ROWS)
 }
 
-/// Rows that COPY writes frozen, with the visibility map at once, and more of them than shared
-/// buffers hold: killed before and after the commit.
+/// COPY FREEZE writes frozen rows and sets the visibility map at once. There are more rows than
+/// shared buffers hold; the server is killed before and after the commit.
 #[test]
 fn copy_freeze_and_a_crash() -> Result<()> {
     const ROWS: &str = "PROGRAM 'seq -f \"%.0f,kanarienvogel\" 1 50000' WITH (FORMAT csv, FREEZE)";
@@ -66,7 +67,7 @@ fn copy_freeze_and_a_crash() -> Result<()> {
     Ok(())
 }
 
-/// A crash makes them anew from their init forks.
+/// After a crash they are reset from their init forks.
 #[test]
 fn unlogged_tables_are_sealed_again_after_a_crash() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
@@ -191,7 +192,7 @@ const ROWS: [Row; 20] = [
             "CREATE INDEX ON parts USING hash (name)",
         ],
         route: &["CREATE TABLE made PARTITION OF parts DEFAULT", FILL_MADE],
-        // The sequence belongs to the partitioned table, which takes no label.
+        // The sequence belongs to the partitioned table, which has no label.
         new: &["made", "parts"],
         ..MAKES
     },

@@ -1,4 +1,4 @@
-//! Walks rows in all modes and checks what came out.
+//! Runs rows in all modes and checks the results.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,38 +12,38 @@ use super::survey::{self, Expected};
 use super::{Role, Row};
 use crate::labels::expect_no_drift;
 
-/// Stands in every row of an encrypted relation, and nowhere else.
+/// Occurs in every row of an encrypted relation, and nowhere else.
 pub(crate) const SECRET: &str = "kanarienvogel-secret";
-/// The same in the twin; of the same length, so that both have the same pages.
+/// The same in the plaintext twin; of the same length, so that both have the same pages.
 pub(crate) const OPEN: &str = "kanarienvogel-public";
 
-/// What makes relations encrypted.
+/// The reason why relations are encrypted.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Object {
     Labelled,
     ByDefault,
 }
 
-/// How statements are put into transactions.
+/// Division of the statements into transactions.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Transactions {
-    /// Each statement on its own.
+    /// Each statement in its own.
     Each,
-    /// All in one, what is there before included.
+    /// All in one, including the statements before the route.
     One,
-    /// The route inside a savepoint that is rolled back, then for good, with a subtransaction
-    /// between that makes a table and drops it.
+    /// The route inside a savepoint that is rolled back, then a subtransaction that creates and
+    /// drops a table, then the route again.
     Savepoint,
 }
 
-/// What happens to the server after the walk.
+/// The end of the server after the routes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum End {
     Stop,
     Crash,
 }
 
-/// The way in which a row is walked.
+/// A way to run a row.
 #[derive(Clone, Copy)]
 struct Mode {
     object: Object,
@@ -67,8 +67,8 @@ impl fmt::Display for Mode {
 }
 
 impl Mode {
-    /// Every object, role and kind of transactions. Half of these modes end with a stop and half
-    /// with a crash, so that any two choices meet.
+    /// Every object, role and division into transactions. Half of these modes end with a stop and
+    /// half with a crash, so that each pair of choices occurs.
     fn all(end: End) -> impl Iterator<Item = Mode> {
         [Object::Labelled, Object::ByDefault].into_iter().flat_map(move |object| {
             let role = match (object, end) {
@@ -87,55 +87,55 @@ impl Mode {
     }
 }
 
-/// One row walked in one mode: a schema that must be sealed and its twin.
-struct Walked<'rows> {
+/// One row, run in one mode: a schema that must be sealed, and its twin.
+struct RowRun<'rows> {
     row: &'rows Row,
     mode: Mode,
     secret: String,
     open: String,
 }
 
-impl Walked<'_> {
-    /// What must become of the secret schema's relations that belong to `root`.
+impl RowRun<'_> {
+    /// The required state of the relations of `root` in the secret schema.
     fn expected(&self, root: &str) -> Expected {
         let follows = !self.row.new.contains(&root);
         match (self.mode.object, self.mode.transactions) {
             (Object::ByDefault, _) => Expected::Sealed,
             (Object::Labelled, _) if follows => Expected::Sealed,
-            // As long as the transaction has an encrypted relation locked, what is made is sealed.
+            // While the transaction has locked an encrypted relation, new storage is sealed.
             (Object::Labelled, Transactions::One) => Expected::Either,
             (Object::Labelled, _) => Expected::PlainCopy,
         }
     }
 }
 
-impl fmt::Display for Walked<'_> {
+impl fmt::Display for RowRun<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} [{}]", self.row.name, self.mode)
     }
 }
 
-/// Walks all rows in all modes that suit them, on one server, and checks everything.
-pub(super) fn walk(rows: &[Row]) -> Result<()> {
-    walk_with(&Settings::default(), rows)
+/// Runs all rows in all suitable modes on one server, and checks the results.
+pub(super) fn run_rows(rows: &[Row]) -> Result<()> {
+    run_rows_with(&Settings::default(), rows)
 }
 
-/// [`walk`] on a server with these settings.
-pub(super) fn walk_with(settings: &Settings, rows: &[Row]) -> Result<()> {
+/// Like [`run_rows`], on a server with these settings.
+pub(super) fn run_rows_with(settings: &Settings, rows: &[Row]) -> Result<()> {
     let (cluster, _keys) = start(settings)?;
-    let mut walked = Vec::new();
+    let mut runs = Vec::new();
     for end in [End::Stop, End::Crash] {
         for mode in Mode::all(end) {
-            walked.extend(session(&cluster, rows, mode)?);
+            runs.extend(session(&cluster, rows, mode)?);
         }
         match end {
             End::Stop => cluster.restart()?,
             End::Crash => cluster.crash()?,
         }
-        compare(&cluster, &walked, end)?;
-        // Unlogged relations are written when the server stops.
+        compare(&cluster, &runs, end)?;
+        // A shutdown writes unlogged relations.
         cluster.restart()?;
-        check(&cluster, &walked, end)?;
+        check(&cluster, &runs, end)?;
         expect_no_drift(&cluster)?;
     }
     let triggers = cluster.text("SELECT count(*) FROM pg_event_trigger")?;
@@ -144,9 +144,9 @@ pub(super) fn walk_with(settings: &Settings, rows: &[Row]) -> Result<()> {
 }
 
 /// Reads all files.
-fn check(cluster: &Cluster, walked: &[Walked<'_>], end: End) -> Result<()> {
+fn check(cluster: &Cluster, runs: &[RowRun<'_>], end: End) -> Result<()> {
     let mut pairs = BTreeMap::new();
-    for pair in walked {
+    for pair in runs {
         for inner in ["", "_inner"] {
             pairs.insert(format!("{}{inner}", pair.secret), (pair, true));
             pairs.insert(format!("{}{inner}", pair.open), (pair, false));
@@ -160,7 +160,7 @@ fn check(cluster: &Cluster, walked: &[Walked<'_>], end: End) -> Result<()> {
     survey::check(cluster, expect, end == End::Stop)
 }
 
-/// A server with what the rows take for granted.
+/// A server with the objects that rows require.
 pub(crate) fn start(settings: &Settings) -> Result<(Cluster, KeyFile)> {
     let (cluster, keys) = Cluster::with_keys(settings)?;
     let space = cluster.directory().join("space");
@@ -179,7 +179,7 @@ pub(crate) fn start(settings: &Settings) -> Result<(Cluster, KeyFile)> {
     Ok((cluster, keys))
 }
 
-/// Labels every relation of the current schema that takes a label.
+/// Labels every relation of the current schema that can have a label.
 const LABEL_ALL: &str = "CREATE FUNCTION public.label_all() RETURNS void LANGUAGE plpgsql AS $$
     DECLARE
         relation record;
@@ -199,7 +199,7 @@ const LABEL_ALL: &str = "CREATE FUNCTION public.label_all() RETURNS void LANGUAG
         END LOOP;
     END $$";
 
-/// Every row of every relation of a schema, told in a few words; the canaries count as equal.
+/// A digest of every row of every relation of a schema; the two canaries count as equal.
 const CONTENTS: &str = "CREATE FUNCTION public.contents(
         schema text, secret text, open text, sequence text)
     RETURNS text LANGUAGE plpgsql AS $$
@@ -223,16 +223,16 @@ const CONTENTS: &str = "CREATE FUNCTION public.contents(
         RETURN told;
     END $$";
 
-/// Walks all rows in one mode, in one session.
-fn session<'rows>(cluster: &Cluster, rows: &'rows [Row], mode: Mode) -> Result<Vec<Walked<'rows>>> {
+/// Runs all rows in one mode, in one session.
+fn session<'rows>(cluster: &Cluster, rows: &'rows [Row], mode: Mode) -> Result<Vec<RowRun<'rows>>> {
     let mut client = cluster.client()?;
     if mode.role == Role::Owner {
         run_sql(&mut client, "SET SESSION AUTHORIZATION owner")?;
     }
-    let mut walked = Vec::new();
+    let mut runs = Vec::new();
     for (number, row) in rows.iter().enumerate().filter(|(_, row)| mode.suits(row)) {
         let name = format!("r{number}_{mode}");
-        let pair = Walked { row, mode, secret: name.clone(), open: format!("{name}_twin") };
+        let pair = RowRun { row, mode, secret: name.clone(), open: format!("{name}_twin") };
         let on = mode.object == Object::ByDefault;
         run_sql(&mut client, &format!("SET pagevault.default_encryption = {on}"))?;
         let label = mode.object == Object::Labelled;
@@ -240,15 +240,15 @@ fn session<'rows>(cluster: &Cluster, rows: &'rows [Row], mode: Mode) -> Result<V
         run_sql(&mut client, "SET pagevault.default_encryption = off")?;
         route(&mut client, &pair, &pair.open, OPEN, false)
             .with_context(|| format!("{pair}, the twin"))?;
-        walked.push(pair);
+        runs.push(pair);
     }
-    Ok(walked)
+    Ok(runs)
 }
 
-/// Walks a row in one schema.
+/// Runs a row in one schema.
 fn route(
     client: &mut Client,
-    pair: &Walked<'_>,
+    pair: &RowRun<'_>,
     schema: &str,
     canary: &str,
     label: bool,
@@ -279,13 +279,13 @@ fn route(
     Ok(())
 }
 
-/// Every pair of schemas must hold the same.
-fn compare(cluster: &Cluster, walked: &[Walked<'_>], end: End) -> Result<()> {
-    // After a crash, sequences have jumped ahead, not all of them equally far.
+/// Fails unless both schemas of each pair have equal contents.
+fn compare(cluster: &Cluster, runs: &[RowRun<'_>], end: End) -> Result<()> {
+    // After a crash, sequences have skipped values, not all equally many.
     let sequence = if end == End::Stop { "last_value, is_called" } else { "is_called" };
     let mut client = cluster.client()?;
     run_sql(&mut client, "SET enable_seqscan = off")?;
-    for pair in walked {
+    for pair in runs {
         let mut contents = |schema: &str, canary: &str| -> Result<String> {
             let reads = pair.row.reads.replace("{schema}", schema).replace("{canary}", canary);
             run_sql(&mut client, &format!("SET search_path = {schema}, public"))?;

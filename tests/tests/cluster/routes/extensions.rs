@@ -1,4 +1,4 @@
-//! Relations that the script of an extension makes.
+//! Relations that the script of an extension creates.
 
 use anyhow::{Result, ensure};
 use pagevault_tests::{Cluster, Settings};
@@ -7,7 +7,7 @@ use super::driver::SECRET;
 use super::survey::{self, Expected};
 use crate::labels::expect_no_drift;
 
-/// The first version. `{canary}` stands in every relation.
+/// The script of the first version. `{canary}` occurs in every relation.
 const SCRIPT: &str = "
     CREATE TABLE config (id serial PRIMARY KEY, name text UNIQUE, wide text);
     ALTER TABLE config ALTER wide SET STORAGE EXTERNAL;
@@ -29,7 +29,7 @@ const UPDATE: &str = "
     REFRESH MATERIALIZED VIEW seen;
     DROP TABLE part; CREATE TABLE part PARTITION OF parts DEFAULT; INSERT INTO parts VALUES (1, '{canary}');";
 
-/// A server that knows the extension of this name; from 18 on without a trace in the installation.
+/// A server with this extension; from 18 on, without changes of the installation.
 fn cluster_with_extension(name: &str) -> Result<(Cluster, pagevault_tests::KeyFile)> {
     let (cluster, keys) = Cluster::with_keys(&Settings::default())?;
     let directory = if cluster.installation().major >= 18 {
@@ -53,10 +53,10 @@ fn cluster_with_extension(name: &str) -> Result<(Cluster, pagevault_tests::KeyFi
 }
 
 #[test]
-fn relations_that_extensions_make() -> Result<()> {
+fn new_relations_of_extensions() -> Result<()> {
     let name = format!("pagevault_test_{}", std::process::id());
     let (cluster, _keys) = cluster_with_extension(&name)?;
-    let outcome = walk(&cluster, &name);
+    let outcome = run_rows(&cluster, &name);
     if cluster.installation().major < 18 {
         for file in ["--1.0.sql", "--1.0--1.1.sql", ".control"] {
             let directory = cluster.installation().share_directory().join("extension");
@@ -67,7 +67,7 @@ fn relations_that_extensions_make() -> Result<()> {
     cluster.finish()
 }
 
-fn walk(cluster: &Cluster, name: &str) -> Result<()> {
+fn run_rows(cluster: &Cluster, name: &str) -> Result<()> {
     // Statistics are sealed from the first encrypted relation on.
     cluster.sql("CREATE TABLE gone (id int); SELECT pagevault.encrypt('gone'); DROP TABLE gone")?;
     for (schema, label, session, expected) in [

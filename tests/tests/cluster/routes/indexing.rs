@@ -1,22 +1,22 @@
-//! Routes that make indexes or make them anew.
+//! Routes that create or rebuild indexes.
 
 use anyhow::Result;
 
 use super::{FILL_T, ON_TABLE, Row, driver};
 
 #[test]
-fn indexes_that_are_made() -> Result<()> {
-    driver::walk(&MADE)
+fn new_indexes() -> Result<()> {
+    driver::run_rows(&MADE)
 }
 
 #[test]
-fn indexes_that_are_made_anew() -> Result<()> {
-    driver::walk(&MADE_ANEW)
+fn rebuilt_indexes() -> Result<()> {
+    driver::run_rows(&MADE_ANEW)
 }
 
 #[test]
 fn indexes_of_partitions() -> Result<()> {
-    driver::walk(&OF_PARTITIONS)
+    driver::run_rows(&OF_PARTITIONS)
 }
 
 const MADE: [Row; 18] = [

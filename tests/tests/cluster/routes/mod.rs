@@ -1,11 +1,11 @@
-//! Every way PostgreSQL makes or replaces a file, and what must come out of it.
+//! All ways in which PostgreSQL creates or replaces a file, and the required result.
 //!
-//! A [`Row`] is one such way. [`driver`] walks each row in all modes, in pairs: a schema whose
-//! relations are encrypted, by label or by `pagevault.default_encryption`, and a twin beside it
-//! with nothing encrypted. [`survey`] then reads the files: all of the one must be sealed, all of
-//! the other plain, and both must hold the same rows. The tables of rows are in [`creating`],
-//! [`indexing`], [`rewriting`] and [`sequences`]; what does not fit into one session has tests of
-//! its own, and so have access methods of others (tests/ecosystem).
+//! A [`Row`] is one such way. [`driver`] runs each row in all modes, in pairs: in a schema whose
+//! relations are encrypted, by label or by `pagevault.default_encryption`, and in a twin with
+//! nothing encrypted. [`survey`] then reads the files: all of the one must be sealed, all of the
+//! other plaintext, and both must contain the same rows. The rows are in [`creating`],
+//! [`indexing`], [`rewriting`] and [`sequences`]. What does not fit into one session has separate
+//! tests, as have access methods of other extensions (tests/ecosystem).
 
 mod creating;
 pub(crate) mod driver;
@@ -25,28 +25,28 @@ pub(super) struct Row {
     /// First major version of PostgreSQL that has it.
     since: u32,
     role: Role,
-    /// What is there before; the label is put on this.
+    /// Statements before the route; the label is set on the objects they create.
     setup: &'static [&'static str],
-    /// Fills what is there.
+    /// Inserts data into these objects.
     data: &'static [&'static str],
-    /// The statements that make files.
+    /// The statements that create files.
     route: &'static [&'static str],
-    /// Tables, views and sequences that the route makes anew: for them, the setting decides.
+    /// Tables, views and sequences that the route creates; for these the setting decides.
     new: &'static [&'static str],
     /// False for statements that PostgreSQL refuses inside a transaction block.
     in_transaction: bool,
-    /// Something to be read by way of an index, the same in both schemas.
+    /// A query that uses an index, with the same result in both schemas.
     reads: &'static str,
 }
 
-/// Who may walk a route.
+/// Roles that may run a route.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Role {
     Owner,
     Superuser,
 }
 
-/// A route that acts on the table `t`, which has an index, a sequence, and values in TOAST.
+/// A route on the table `t`, which has an index, a sequence, and values in TOAST.
 const ON_TABLE: Row = Row {
     name: "",
     since: 15,
@@ -63,7 +63,7 @@ const ON_TABLE: Row = Row {
     reads: "SELECT count(*) FROM t WHERE name > 'k'",
 };
 
-/// A route that needs nothing to be there and makes `made`.
+/// A route that needs no objects and creates `made`.
 const MAKES: Row = Row {
     setup: &[],
     data: &[],

@@ -1,4 +1,4 @@
-//! Logical replication: its workers make and replace files too.
+//! Logical replication: its workers create and replace files too.
 
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::cluster::{run_sql, text};
@@ -21,7 +21,7 @@ fn files(cluster: &Cluster, client: &mut Client, table: &str) -> Result<Vec<Data
 
 /// The subscriber is another database of the same server.
 #[test]
-fn a_subscriber_decides_for_itself() -> Result<()> {
+fn a_subscriber_follows_its_own_policy() -> Result<()> {
     let settings = Settings::default().conf("wal_level = logical");
     let (mut cluster, _keys) = Cluster::with_keys(&settings)?;
     cluster.allow_log("terminating logical replication worker");
@@ -60,7 +60,7 @@ fn a_subscriber_decides_for_itself() -> Result<()> {
         assert_plain(&files(&cluster, &mut subscriber, "open")?).with_context(|| step.to_owned())
     };
     check("1000", "initial copy")?;
-    // No utility hook hears of what the worker does.
+    // No utility hook is called for changes by the worker.
     let mut careless = cluster.client_to("subscriber")?;
     run_sql(&mut careless, "SET pagevault.data_catalog_encryption = off")?;
     run_sql(&mut careless, "SELECT pagevault.decrypt('pg_statistic')")?;

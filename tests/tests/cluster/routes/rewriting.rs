@@ -5,18 +5,18 @@ use anyhow::Result;
 use super::{FILL_T, ON_TABLE, Row, driver};
 
 #[test]
-fn tables_that_are_rewritten() -> Result<()> {
-    driver::walk(&REWRITTEN)
+fn rewritten_tables() -> Result<()> {
+    driver::run_rows(&REWRITTEN)
 }
 
 #[test]
-fn tables_that_are_emptied() -> Result<()> {
-    driver::walk(&EMPTIED)
+fn truncated_tables() -> Result<()> {
+    driver::run_rows(&EMPTIED)
 }
 
 #[test]
-fn materialized_views_that_are_filled_again() -> Result<()> {
-    driver::walk(&VIEWS)
+fn refreshed_materialized_views() -> Result<()> {
+    driver::run_rows(&VIEWS)
 }
 
 const REWRITTEN: [Row; 15] = [

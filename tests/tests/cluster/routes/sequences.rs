@@ -1,4 +1,4 @@
-//! Routes that make or replace sequences.
+//! Routes that create or replace sequences.
 
 use anyhow::{Result, ensure};
 use pagevault_tests::{Cluster, Settings};
@@ -6,18 +6,18 @@ use pagevault_tests::{Cluster, Settings};
 use super::{MAKES, ON_TABLE, Row, driver};
 
 #[test]
-fn sequences_that_are_made() -> Result<()> {
-    driver::walk(&MADE)
+fn new_sequences() -> Result<()> {
+    driver::run_rows(&MADE)
 }
 
 #[test]
-fn sequences_that_are_altered() -> Result<()> {
-    driver::walk(&ALTERED)
+fn altered_sequences() -> Result<()> {
+    driver::run_rows(&ALTERED)
 }
 
-/// WAL is up to 32 values ahead of a sequence's page; the pages that a label has rewritten are not.
+/// WAL is up to 32 values ahead of a sequence's page; pages rewritten because of a label are not.
 #[test]
-fn values_are_not_given_twice_after_a_crash() -> Result<()> {
+fn values_are_not_repeated_after_a_crash() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
     cluster.sql("CREATE SEQUENCE s; SELECT nextval('s')")?;
     for label in ["encrypted", "plaintext"] {
@@ -102,7 +102,7 @@ const MADE: [Row; 9] = [
     },
 ];
 
-/// A sequence of its own beside that of a table.
+/// An independent sequence, and that of a table.
 const ON_SEQUENCE: Row = Row {
     setup: &["CREATE TABLE t (id serial, name text)", "CREATE SEQUENCE s"],
     data: &[FILL, "SELECT nextval('s')"],

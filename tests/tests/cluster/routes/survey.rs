@@ -1,23 +1,23 @@
-//! What is on disk: every file of the data directory, and whose it is.
+//! Files on disk: every file of the data directory, with its relation.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
 use pagevault_tests::cluster::column;
-use pagevault_tests::datafile::{PageState, unless_gone};
+use pagevault_tests::datafile::{PageState, if_exists};
 use pagevault_tests::{Cluster, DataFile};
 
 use super::driver::SECRET;
 
-/// What the pages of a relation must be.
+/// The required state of a relation's pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Expected {
     Sealed,
     Plain,
-    /// Plain, with values of an encrypted relation, because nobody asked for more.
+    /// Plaintext, with values of an encrypted relation, because its encryption was not requested.
     PlainCopy,
-    /// Plain or sealed, with such values.
+    /// Plaintext or sealed, with such values.
     Either,
 }
 
@@ -25,7 +25,7 @@ pub(crate) enum Expected {
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Member {
     schema: String,
-    /// The table, view or sequence that it belongs to, perhaps itself.
+    /// The table, view or sequence that it belongs to, which may be itself.
     root: String,
     name: String,
     is_toast: bool,
@@ -57,9 +57,9 @@ fn members(cluster: &Cluster) -> Result<BTreeMap<PathBuf, Member>> {
     lines.iter().map(member).collect()
 }
 
-/// All files below a directory, tablespaces included.
+/// All files below a directory, including tablespaces.
 fn files_below(directory: &Path, found: &mut Vec<DataFile>) -> Result<()> {
-    for entry in unless_gone(std::fs::read_dir(directory))?.into_iter().flatten() {
+    for entry in if_exists(std::fs::read_dir(directory))?.into_iter().flatten() {
         let path = entry?.path();
         if path.is_dir() {
             files_below(&path, found)?;
@@ -70,8 +70,8 @@ fn files_below(directory: &Path, found: &mut Vec<DataFile>) -> Result<()> {
     Ok(())
 }
 
-/// The files that hold `text`, relative to the data directory; WAL is known to hold what is
-/// written.
+/// The files that contain `text`, relative to the data directory, without WAL, which contains all
+/// changes.
 pub(super) fn files_with(cluster: &Cluster, text: &str) -> Result<Vec<PathBuf>> {
     let data = cluster.data_directory();
     let mut files = Vec::new();
@@ -79,29 +79,29 @@ pub(super) fn files_with(cluster: &Cluster, text: &str) -> Result<Vec<PathBuf>> 
     let mut found = Vec::new();
     for file in files {
         let path = file.path.strip_prefix(&data)?.to_owned();
-        if !path.starts_with("pg_wal") && unless_gone(file.contains_text(text))? == Some(true) {
+        if !path.starts_with("pg_wal") && if_exists(file.contains_text(text))? == Some(true) {
             found.push(path);
         }
     }
     Ok(found)
 }
 
-/// The first file of the relation that a file belongs to: without fork and segment.
+/// The path of the first file of the relation: without fork and segment.
 fn first_file(path: &Path) -> PathBuf {
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let stem = name.split(['_', '.']).next().unwrap_or_default();
     path.with_file_name(stem)
 }
 
-/// Catalogs that hold values of user tables.
+/// Catalogs with values of user tables.
 const CATALOGS_WITH_VALUES: [&str; 3] = ["pg_statistic", "pg_statistic_ext_data", "pg_largeobject"];
 
-/// Reads all files: whether every page of every relation is what it must be, and whether the canary
-/// is where it must not be.
+/// Reads all files: checks that every page of every relation has the required state, and that the
+/// canary is only where it is expected.
 ///
-/// `expect` is asked what must become of the relations of a schema that belong to a table, view or
-/// sequence, and how to call them; `None` if they are none of its business. With `all_used`, each
-/// of them must have a page.
+/// `expect` returns the required state of the relations in a schema that belong to a table, view or
+/// sequence, with a name for messages; `None` for unrelated ones. With `all_used`, each of them
+/// must have a page.
 pub(crate) fn check(
     cluster: &Cluster,
     expect: impl Fn(&str, &str) -> Option<(String, Expected)>,
@@ -133,7 +133,7 @@ pub(crate) fn check(
             None => (path.display().to_string(), Expected::Sealed),
         };
         if let Some(member) = member {
-            let states = unless_gone(file.states())?.unwrap_or_default();
+            let states = if_exists(file.states())?.unwrap_or_default();
             let count =
                 |is: fn(&PageState) -> bool| states.iter().filter(|state| is(state)).count();
             let sealed = count(|state| matches!(state, PageState::Sealed(_)));
@@ -153,7 +153,7 @@ pub(crate) fn check(
             }
         }
         let may_hold_it = matches!(expected, Expected::PlainCopy | Expected::Either);
-        if !may_hold_it && unless_gone(file.contains_text(SECRET))? == Some(true) {
+        if !may_hold_it && if_exists(file.contains_text(SECRET))? == Some(true) {
             wrong.push(format!("{name}: holds the canary"));
         }
     }

@@ -26,7 +26,7 @@ fn temporary_relations_are_sealed_with_or_without_a_choice() -> Result<()> {
             for statement in statements.split("; ") {
                 run_sql(&mut client, statement)?;
             }
-            // More than fits into the session's buffers, so that pages get to disk.
+            // More rows than fit into the session's buffers, so that pages get to disk.
             run_sql(
                 &mut client,
                 &format!(

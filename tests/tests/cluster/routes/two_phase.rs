@@ -1,4 +1,4 @@
-//! Relations made or rewritten in a prepared transaction, with a crash before its end.
+//! Relations created or rewritten in a prepared transaction, with a crash before its end.
 
 use anyhow::{Result, ensure};
 use pagevault_tests::{Cluster, Settings};

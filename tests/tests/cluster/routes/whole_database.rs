@@ -1,4 +1,4 @@
-//! Commands that replace the files of many relations at once, encrypted and plain ones.
+//! Commands that replace the files of many relations at once, encrypted and plaintext ones.
 
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::cluster::run_sql;
@@ -7,7 +7,7 @@ use pagevault_tests::{Cluster, Settings};
 use super::driver;
 use crate::{assert_plain, assert_sealed};
 
-/// Each of these treats one relation per transaction, or locks one at a time.
+/// Each of these uses one transaction for each relation, or locks one relation at a time.
 const ONE_BY_ONE: [&str; 6] = [
     "REINDEX DATABASE postgres",
     "REINDEX SYSTEM postgres",
@@ -17,7 +17,7 @@ const ONE_BY_ONE: [&str; 6] = [
     "CLUSTER",
 ];
 
-/// Each of these locks all relations before it makes the first file.
+/// Each of these locks all relations before it creates the first file.
 const AT_ONCE: [&str; 5] = [
     "ALTER TABLE ALL IN TABLESPACE pg_default SET TABLESPACE space",
     "ALTER INDEX ALL IN TABLESPACE pg_default SET TABLESPACE space",
@@ -54,7 +54,7 @@ fn check_secret(cluster: &Cluster) -> Result<()> {
 }
 
 #[test]
-fn each_relation_stays_what_it_is() -> Result<()> {
+fn each_relation_keeps_its_state() -> Result<()> {
     let (mut cluster, _keys) = driver::start(&Settings::default())?;
     cluster.allow_log("cannot reindex system catalogs concurrently");
     make(&cluster)?;
@@ -76,7 +76,7 @@ fn each_relation_stays_what_it_is() -> Result<()> {
 }
 
 #[test]
-fn a_plain_table_is_sealed_when_it_is_made_anew_where_the_default_is_to_encrypt() -> Result<()> {
+fn with_default_encryption_a_rewritten_plaintext_table_is_sealed() -> Result<()> {
     for statement in [
         "VACUUM FULL open",
         "TRUNCATE open; INSERT INTO open SELECT * FROM kept",
@@ -96,7 +96,7 @@ fn a_plain_table_is_sealed_when_it_is_made_anew_where_the_default_is_to_encrypt(
 }
 
 #[test]
-fn a_table_labelled_plain_stays_plain_where_the_default_is_to_encrypt() -> Result<()> {
+fn with_default_encryption_a_table_labelled_plaintext_stays_plaintext() -> Result<()> {
     let (cluster, _keys) = driver::start(&Settings::default())?;
     make(&cluster)?;
     cluster.set(&[("pagevault.default_encryption", "on")])?;
@@ -120,7 +120,8 @@ fn a_table_labelled_plain_stays_plain_where_the_default_is_to_encrypt() -> Resul
     cluster.finish()
 }
 
-/// The plain relations may come out sealed: while all are locked, nobody can tell whose a file is.
+/// The plaintext relations may become sealed: while all are locked, the relation of a new file is
+/// unknown.
 #[test]
 fn encrypted_relations_stay_encrypted_among_others() -> Result<()> {
     let (cluster, _keys) = driver::start(&Settings::default())?;

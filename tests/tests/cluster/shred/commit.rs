@@ -1,4 +1,4 @@
-//! What shredding deletes does not come back with the statement that shredded.
+//! Deletions by shredding are not undone by a rollback of the statement that shredded.
 
 use super::*;
 
@@ -14,7 +14,7 @@ fn analyzed() -> Result<Cluster> {
     Ok(cluster)
 }
 
-/// The keys are destroyed, and no value is left in statistics; now, and after a crash.
+/// Checks that the keys are destroyed and statistics contain no value, now and after a crash.
 fn ensure_forgotten(cluster: &Cluster) -> Result<()> {
     for _ in 0..2 {
         let error = cluster.error("SELECT count(*) FROM t")?;
@@ -36,9 +36,9 @@ fn statements_that_fail_afterwards() -> Result<()> {
     cluster.finish()
 }
 
-/// Snapshots of the session do not show what was deleted meanwhile.
+/// The session's snapshots do not show concurrent deletions.
 #[test]
-fn sessions_that_isolate_themselves() -> Result<()> {
+fn transactions_with_older_snapshots() -> Result<()> {
     let cluster = analyzed()?;
     let mut client = cluster.client()?;
     run_sql(&mut client, "SET default_transaction_isolation = serializable")?;
@@ -48,7 +48,8 @@ fn sessions_that_isolate_themselves() -> Result<()> {
     cluster.finish()
 }
 
-/// Sends statements by the extended protocol, and one Sync behind them; what it said.
+/// Sends statements by the extended protocol with one Sync after them; returns the server's
+/// messages.
 fn pipeline(cluster: &Cluster, statements: &[&str]) -> Result<String> {
     let script = cluster.directory().join("pipeline");
     let statements: String = statements.iter().map(|one| format!("{one};\n")).collect();
@@ -63,25 +64,25 @@ fn pipeline(cluster: &Cluster, statements: &[&str]) -> Result<String> {
 fn pipelines_that_fail_afterwards() -> Result<()> {
     let mut cluster = analyzed()?;
     cluster.allow_log("division by zero");
-    let said = pipeline(&cluster, &[SHRED, "SELECT 1 / 0"])?;
-    ensure!(said.contains("division by zero"), "{said}");
+    let response = pipeline(&cluster, &[SHRED, "SELECT 1 / 0"])?;
+    ensure!(response.contains("division by zero"), "{response}");
     ensure_forgotten(&cluster)?;
     cluster.finish()
 }
 
-/// Something before it could be rolled back, or could not.
+/// Earlier statements in the pipeline may or may not be possible to roll back.
 #[test]
-fn pipelines_that_have_begun() -> Result<()> {
+fn pipelines_with_earlier_statements() -> Result<()> {
     let mut cluster = analyzed()?;
     cluster.allow_log("cannot run in a transaction block");
     for before in ["SELECT 1", "CREATE TABLE made (id int)"] {
-        let said = pipeline(&cluster, &[before, SHRED])?;
-        ensure!(said.contains("shred() cannot run in a transaction block"), "{said}");
+        let response = pipeline(&cluster, &[before, SHRED])?;
+        ensure!(response.contains("shred() cannot run in a transaction block"), "{response}");
     }
     ensure!(cluster.text("SELECT count(*) FROM t")? == "1000");
     ensure!(cluster.text(SAMPLED)? != "0", "statistics are gone");
     ensure!(cluster.text("SELECT to_regclass('made') IS NULL")? == "t", "half a pipeline");
-    // Nor anything in the same statement.
+    // Nor other work in the same statement.
     let error = cluster.error(
         "CREATE TABLE made (id int);
          WITH made AS (INSERT INTO made VALUES (1) RETURNING id)
@@ -91,10 +92,10 @@ fn pipelines_that_have_begun() -> Result<()> {
     cluster.finish()
 }
 
-/// Nobody is there to do it: nothing was done.
+/// No worker is available to do it, and nothing is done.
 #[test]
-fn no_worker_is_free() -> Result<()> {
-    // The server's own, three of pagevault, and two that rekey.
+fn without_a_free_worker_nothing_is_done() -> Result<()> {
+    // Slots for the server's own worker, three of pagevault, and two that rekey.
     let (mut cluster, _keys) = cluster("max_worker_processes = 6\npagevault.rekey_workers = 8")?;
     cluster.allow_log("were destroyed");
     cluster.sql("CREATE STATISTICS both_columns (mcv) ON id, name FROM t; ANALYZE")?;
@@ -114,7 +115,7 @@ fn no_worker_is_free() -> Result<()> {
     ensure!(error.detail == "Nothing was destroyed.", "{error}");
     ensure!(error.hint.contains("max_worker_processes"), "{error}");
     ensure!(cluster.text("SELECT count(*) FROM t")? == "1000");
-    cluster.go_on();
+    cluster.resume();
     cluster.eventually("SELECT count(*) FROM pagevault.rekey_jobs WHERE state = 'done'", "2")?;
     cluster.eventually(
         "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'pagevault rekey'",
@@ -125,9 +126,9 @@ fn no_worker_is_free() -> Result<()> {
     cluster.finish()
 }
 
-/// A table above samples the rows of those below it.
+/// ANALYZE of a parent table samples the rows of its children.
 #[test]
-fn tables_above_forget_as_well() -> Result<()> {
+fn statistics_of_parents_are_cleared() -> Result<()> {
     let (mut cluster, _keys) = cluster("")?;
     cluster.allow_log("were destroyed");
     cluster.sql(
@@ -151,10 +152,10 @@ fn tables_above_forget_as_well() -> Result<()> {
     cluster.finish()
 }
 
-/// A table may inherit from several. None of them has to be the first, and none to have samples
-/// of others.
+/// A table may inherit from several parents. Not only the first is cleared, and samples of other
+/// tables stay.
 #[test]
-fn all_tables_above_forget() -> Result<()> {
+fn statistics_of_all_parents_are_cleared() -> Result<()> {
     let (mut cluster, _keys) = cluster("")?;
     cluster.allow_log("were destroyed");
     cluster.sql(

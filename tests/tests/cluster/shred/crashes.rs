@@ -1,4 +1,4 @@
-//! Recovery and standbys, from before the keys were destroyed, and killed while they are.
+//! Recovery and standbys that begin before the destruction of keys, or are killed during it.
 
 use pagevault_tests::witnesses::Witnesses;
 
@@ -7,15 +7,15 @@ use super::*;
 /// All of `t`.
 const T: &str = "SELECT count(*) || ' ' || sum(hashtext(name)) FROM t";
 
-/// Changes of every kind, by records that redo cannot do without the page as it was.
+/// Changes of every kind, by WAL records whose redo needs the previous page.
 const CHANGES: &str = "UPDATE t SET name = name || '!' WHERE id % 2 = 0;
     DELETE FROM t WHERE id % 3 = 0;
     INSERT INTO t (name, long) SELECT 'neu ' || i, repeat(md5(i::text), 100) FROM generate_series(1, 500) i;
     UPDATE u SET name = name || '!' WHERE id % 2 = 0;
     INSERT INTO u SELECT i, 'zeisig ' || i FROM generate_series(1001, 1500) i";
 
-/// There was no checkpoint since the changes: recovery begins before them, and meets changes of
-/// pages that it cannot open.
+/// Without a checkpoint since the changes, recovery begins before them and replays changes of pages
+/// that it cannot open.
 fn killed_before_the_checkpoint(conf: &str) -> Result<()> {
     let (cluster, _keys) = cluster(conf)?;
     cluster.sql("CHECKPOINT")?;
@@ -27,8 +27,8 @@ fn killed_before_the_checkpoint(conf: &str) -> Result<()> {
     cluster.sql("VACUUM t")?;
     cluster.sql("VACUUM u")?;
     let mut keys = family_keys(&cluster)?;
-    // WAL records with wrapped keys of both tables, the first of which changes those of the other
-    // one when it is replayed to a keystore that has the second.
+    // WAL records with wrapped keys of both tables. Replayed to a keystore that contains the
+    // second, the first changes the keys of the other table.
     for _ in 0..2 {
         cluster.sql("SELECT pagevault.rotate_database_key()")?;
         keys.extend(family_keys(&cluster)?);
@@ -58,23 +58,23 @@ fn killed_before_the_checkpoint(conf: &str) -> Result<()> {
 }
 
 #[test]
-fn recovery_from_before_goes_through() -> Result<()> {
-    // Too few buffers to keep the pages that WAL brings as a whole.
+fn recovery_from_before_shredding_succeeds() -> Result<()> {
+    // Too few buffers to keep all pages restored by full-page images.
     killed_before_the_checkpoint("shared_buffers = 512kB")
 }
 
 #[test]
-fn recovery_from_before_goes_through_without_full_page_writes() -> Result<()> {
+fn recovery_from_before_shredding_succeeds_without_full_page_writes() -> Result<()> {
     killed_before_the_checkpoint("full_page_writes = off")
 }
 
 #[test]
-fn recovery_from_before_goes_through_with_minimal_wal() -> Result<()> {
+fn recovery_from_before_shredding_succeeds_with_minimal_wal() -> Result<()> {
     killed_before_the_checkpoint("wal_level = minimal\nmax_wal_senders = 0")
 }
 
 #[test]
-fn standbys_follow_and_survive_a_restart_from_before() -> Result<()> {
+fn standbys_follow_and_survive_a_restart_from_before_shredding() -> Result<()> {
     let (primary, _keys) = cluster("max_wal_size = 4GB")?;
     primary.sql("CHECKPOINT")?;
     let mut standby = standby_of(&primary, &["shared_buffers = 512kB"])?;
@@ -98,7 +98,7 @@ fn standbys_follow_and_survive_a_restart_from_before() -> Result<()> {
         Ok(())
     };
     unreadable(&standby)?;
-    // Its last restart point is the backup's.
+    // Its last restart point is that of the backup.
     standby.kill()?;
     standby.start_server()?;
     unreadable(&standby)?;
@@ -122,10 +122,10 @@ fn standbys_follow_and_survive_a_restart_from_before() -> Result<()> {
     primary.finish()
 }
 
-/// The server is killed after the tombstone is in the keystore and before it is in WAL; or a
-/// standby ends its recovery short of it. What recovery had in memory is not shown to anyone.
+/// The server is killed after the tombstone is in the keystore and before it is in WAL, or a
+/// standby ends recovery before it. Data that recovery had in memory is never readable.
 #[test]
-fn recovery_that_does_not_meet_the_tombstone_shows_nothing() -> Result<()> {
+fn recovery_that_ends_before_the_tombstone_shows_no_data() -> Result<()> {
     let (cluster, _keys) = cluster("")?;
     cluster.sql("CHECKPOINT")?;
     cluster.sql(CHANGES)?;
@@ -136,7 +136,7 @@ fn recovery_that_does_not_meet_the_tombstone_shows_nothing() -> Result<()> {
     cluster.start_server()?;
     cluster.sql(SHRED)?;
     cluster.stop(StopMode::Fast)?;
-    // The keystore of afterwards in the data directory of before.
+    // The later keystore in the earlier data directory.
     let keystore = copy.join("pagevault");
     std::fs::remove_dir_all(&keystore)?;
     copy_tree(&cluster.data_directory().join("pagevault"), &keystore)?;
@@ -144,7 +144,7 @@ fn recovery_that_does_not_meet_the_tombstone_shows_nothing() -> Result<()> {
     cut_short.start_server()?;
     ensure_shredded(&cut_short, &u)?;
     cut_short.sql("CHECKPOINT")?;
-    // Once more, and the standbys hear of it.
+    // Once more, and standbys replay it.
     cut_short.sql(SHRED)?;
     cut_short.restart()?;
     ensure_shredded(&cut_short, &u)?;
@@ -158,11 +158,11 @@ pub(super) fn copy_tree(from: &std::path::Path, to: &std::path::Path) -> Result<
     Ok(())
 }
 
-/// Standbys and the server itself, killed between any two steps of shredding: the keys are there or
-/// they are destroyed, and calling once more destroys them everywhere.
+/// Standbys and the server itself are killed between any two steps of shredding. Either the keys
+/// exist or they are destroyed, and calling shred() again destroys them everywhere.
 #[test]
 fn killed_at_any_step() -> Result<()> {
-    // What is in key files counts at different moments, with fsync and without.
+    // Key files must be correct at several moments, with fsync and without.
     let (mut cluster, _keys) = cluster("fsync = on")?;
     cluster.allow_log("were destroyed");
     cluster.allow_log("terminating connection because of crash of another server process");
@@ -188,19 +188,20 @@ fn killed_at_any_step() -> Result<()> {
             stands = cluster.stopped_at(step)?;
         }
         if step == "keys.in_wal" {
-            // The others come back by themselves.
+            // The server restarts after the crash.
             rustix::process::kill_process(stands, rustix::process::Signal::KILL)?;
             cluster.eventually_logs("all server processes terminated")?;
-            cluster.go_on();
+            cluster.resume();
         } else {
             cluster.kill()?;
-            cluster.go_on();
+            cluster.resume();
             cluster.start_server()?;
         }
         ensure!(session.join().is_ok_and(|ended| ended.is_err()), "{step}: it ended");
         cluster.eventually_that(step, || cluster.text("SELECT 1").map(drop))?;
         ensure!(cluster.text(U)? == u, "{step}: another table");
-        // Before it is in WAL nothing has happened; what is there and not durable yet may have.
+        // Before the tombstone is in WAL nothing is destroyed. If it is there but not durable, the
+        // keys may be destroyed.
         let before = ["shred.decided", "keys.in_file", "keys.in_wal"].contains(&step);
         let after = !["shred.decided", "keys.in_file"].contains(&step);
         match cluster.text(T) {

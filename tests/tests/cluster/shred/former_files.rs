@@ -1,4 +1,4 @@
-//! Files that are gone, and their numbers.
+//! Keys of files that no longer exist, and reuse of their relfilenumbers.
 
 use std::os::unix::fs::PermissionsExt;
 
@@ -6,7 +6,7 @@ use pagevault_tests::DataFile;
 
 use super::*;
 
-/// A file number that is used again goes on after the destroyed versions.
+/// A relfilenumber that is used again continues after the destroyed versions.
 #[test]
 fn a_reused_file_number_is_not_destroyed() -> Result<()> {
     let (cluster, _keys) = cluster("")?;
@@ -17,7 +17,7 @@ fn a_reused_file_number_is_not_destroyed() -> Result<()> {
     cluster.sql("VACUUM pg_class")?; // dead rows count as well
     cluster.sql("CHECKPOINT")?;
     cluster.stop(StopMode::Fast)?;
-    // OIDs come round again.
+    // OIDs wrap around.
     let first = numbers.split(',').next().unwrap_or_default();
     let mut reset = cluster.installation().command("pg_resetwal");
     let output = reset.args(["-o", first, "-D"]).arg(cluster.data_directory()).output()?;
@@ -49,8 +49,7 @@ fn a_reused_file_number_is_not_destroyed() -> Result<()> {
 
 const FORMER: &str = "SELECT * FROM pagevault.shred_former_files(confirm => 'postgres')";
 
-/// TRUNCATE, VACUUM FULL and DROP leave keys of files that nobody can read any more but from
-/// backups.
+/// TRUNCATE, VACUUM FULL and DROP leave keys of files that exist only in backups.
 #[test]
 fn former_files_lose_their_keys() -> Result<()> {
     let (cluster, _keys) = cluster("")?;
@@ -68,7 +67,7 @@ fn former_files_lose_their_keys() -> Result<()> {
         old.len() == 2 && old.iter().all(|key| holds(&keystore(&cluster).unwrap_or_default(), key))
     );
     let items = column(&mut cluster.client()?, &FORMER.replace('*', "item"))?;
-    // The table with TOAST, three indexes, the other with its index.
+    // The table with TOAST and three indexes, the other table with its index.
     ensure!(items.iter().filter(|item| *item == "destroyed").count() >= 6, "{items:?}");
     ensure!(!items.iter().any(|item| item == "next step" || item == "same key"), "{items:?}");
     let kept = keystore(&cluster)?;
@@ -87,9 +86,9 @@ fn former_files_lose_their_keys() -> Result<()> {
     cluster.finish()
 }
 
-/// A key is made just before its file.
+/// A key is created just before its file.
 #[test]
-fn a_file_that_is_about_to_be_is_not_gone() -> Result<()> {
+fn a_file_about_to_be_created_counts_as_existing() -> Result<()> {
     let (cluster, _keys) = cluster("")?;
     cluster.sql("TRUNCATE u")?;
     cluster.stop_at("storage.decided 0")?;
@@ -108,7 +107,7 @@ fn a_file_that_is_about_to_be_is_not_gone() -> Result<()> {
             AND backend_type = 'client backend'",
         "1",
     )?;
-    cluster.go_on();
+    cluster.resume();
     maker.join().map_err(|_| anyhow::anyhow!("panic"))??;
     shredder.join().map_err(|_| anyhow::anyhow!("panic"))??;
     ensure!(cluster.text("SELECT id FROM n")? == "17");
@@ -117,9 +116,9 @@ fn a_file_that_is_about_to_be_is_not_gone() -> Result<()> {
     cluster.finish()
 }
 
-/// A file that cannot be looked for is not gone.
+/// A file in an inaccessible directory counts as existing.
 #[test]
-fn files_that_cannot_be_seen_are_not_gone() -> Result<()> {
+fn inaccessible_files_count_as_existing() -> Result<()> {
     let (cluster, _keys) = cluster("")?;
     let space = cluster.directory().join("space");
     std::fs::create_dir(&space)?;
@@ -145,10 +144,10 @@ fn files_that_cannot_be_seen_are_not_gone() -> Result<()> {
     cluster.finish()
 }
 
-/// PostgreSQL leaves the files of a transaction that a crash has ended; they may hold copies of
-/// rows.
+/// PostgreSQL leaves the files of a transaction that a crash interrupted; they may contain copies
+/// of rows.
 #[test]
-fn files_that_a_crash_has_left_are_named() -> Result<()> {
+fn files_left_by_a_crash_are_reported() -> Result<()> {
     let (cluster, _keys) = cluster("")?;
     let mut copier = cluster.client()?;
     run_sql(

@@ -1,5 +1,5 @@
-//! Shredding: what was shredded cannot be read by anyone, everything else can, and no crash,
-//! standby or older WAL changes that.
+//! Shredding: shredded data cannot be read, all other data can, and no crash, standby or older WAL
+//! changes that.
 
 mod commit;
 mod crashes;
@@ -17,7 +17,7 @@ use pagevault_tests::{Cluster, Settings, StopMode};
 
 use crate::assert_sealed;
 
-/// A table with TOAST, indexes, a sequence and a view, and another one.
+/// A table with TOAST, indexes, a sequence and a view, and another table.
 const TABLES: &str = "SET pagevault.default_encryption = on;
     CREATE TABLE t (id serial PRIMARY KEY, name text, long text);
     ALTER TABLE t ALTER long SET STORAGE EXTERNAL;
@@ -51,7 +51,7 @@ fn family(cluster: &Cluster) -> Result<Vec<String>> {
     )
 }
 
-/// Everything in the keystore's directory.
+/// All bytes in the keystore directory.
 fn keystore(cluster: &Cluster) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     for entry in std::fs::read_dir(cluster.data_directory().join("pagevault"))? {
@@ -60,7 +60,7 @@ fn keystore(cluster: &Cluster) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The wrapped keys of a relation's file, found by the layout of their records
+/// The wrapped keys of a relation file, found by the layout of their records
 /// (keystore/src/record/encoding.rs).
 fn wrapped_keys(cluster: &Cluster, database: &str, relation: &str) -> Result<Vec<Vec<u8>>> {
     let ids = text(
@@ -105,7 +105,7 @@ fn ensure_gone(cluster: &Cluster, keys: &[Vec<u8>]) -> Result<()> {
     Ok(())
 }
 
-/// Fails unless nothing of `t` can be read by any statement, and everything of `u` can.
+/// Fails unless no statement can read anything of `t`, and all of `u` is readable.
 fn ensure_shredded(cluster: &Cluster, u: &str) -> Result<()> {
     for statement in [
         "SELECT count(*) FROM t",
@@ -140,11 +140,11 @@ fn ensure_shredded(cluster: &Cluster, u: &str) -> Result<()> {
 }
 
 #[test]
-fn nothing_of_it_can_be_read_and_everything_else_can() -> Result<()> {
+fn shredded_data_is_unreadable_and_all_other_data_readable() -> Result<()> {
     let (cluster, _keys) = cluster("")?;
     cluster.sql("ANALYZE")?;
     let u = cluster.text(U)?;
-    // A session whose process has the keys expanded, and the pages in shared buffers.
+    // A session with the expanded keys in its cache, and with the pages in shared buffers.
     let mut session = cluster.client()?;
     run_sql(&mut session, "SELECT sum(length(long)) FROM t")?;
     let keys = family_keys(&cluster)?;
@@ -188,12 +188,12 @@ fn nothing_of_it_can_be_read_and_everything_else_can() -> Result<()> {
     for name in family(&cluster)? {
         assert_sealed(&cluster.files(&name)?)?;
     }
-    // Once more does no harm.
+    // Repeating it has no effect.
     let again = column(&mut cluster.client()?, SHRED)?;
     ensure!(again.iter().filter(|item| *item == "destroyed").count() == 6, "{again:?}");
     ensure_shredded(&cluster, &u)?;
 
-    // What the user may do with it.
+    // Operations that the user can still perform on it.
     cluster.sql(
         "TRUNCATE t; INSERT INTO t (id, name) SELECT i, 'neu' FROM generate_series(1, 100) i",
     )?;

@@ -1,9 +1,9 @@
-//! What others do meanwhile: nothing is destroyed that is no part any more of what was named.
+//! Concurrent changes: nothing is destroyed that no longer belongs to the named object.
 
 use super::*;
 
-/// Runs a statement while another session holds locks that it has to wait for, and then lets that
-/// one commit.
+/// Runs a statement while another session holds locks that it has to wait for, and then commits
+/// that session.
 fn meanwhile(cluster: &Cluster, other: &str, statement: &str) -> Result<Result<()>> {
     let mut holder = cluster.client()?;
     run_sql(&mut holder, &format!("BEGIN; {other}"))?;
@@ -20,7 +20,7 @@ fn meanwhile(cluster: &Cluster, other: &str, statement: &str) -> Result<Result<(
 }
 
 #[test]
-fn what_is_taken_out_meanwhile_is_not_destroyed() -> Result<()> {
+fn relations_removed_from_the_object_meanwhile_are_not_destroyed() -> Result<()> {
     let (cluster, _keys) = cluster("")?;
     cluster.sql(
         "SET pagevault.default_encryption = on; CREATE SCHEMA s; CREATE SCHEMA other;
@@ -57,17 +57,17 @@ fn what_is_taken_out_meanwhile_is_not_destroyed() -> Result<()> {
         let error = outcome.err().map(|error| error.to_string()).unwrap_or_default();
         ensure!(cluster.text(kept)? == holds, "{other}: destroyed");
         ensure!(error.contains("was changed meanwhile"), "{other}: {error:?}");
-        // Once more, and it is what it is now.
+        // Once more, for its current contents.
         cluster.sql(statement)?;
         ensure!(cluster.text(kept)? == holds, "{other}: destroyed");
     }
     cluster.finish()
 }
 
-/// DROP INDEX and REINDEX CONCURRENTLY that were interrupted leave an index that nobody uses or
-/// updates any more, with all that was in it.
+/// Interrupted DROP INDEX and REINDEX CONCURRENTLY leave an index that is neither used nor updated,
+/// with all its contents.
 #[test]
-fn indexes_that_are_dead_go_along() -> Result<()> {
+fn dead_indexes_are_shredded_with_their_table() -> Result<()> {
     let (mut cluster, _keys) = cluster("")?;
     cluster.allow_log("canceling statement due to user request");
     dead_index(&cluster, "t", "t_name")?;
@@ -79,9 +79,9 @@ fn indexes_that_are_dead_go_along() -> Result<()> {
     cluster.finish()
 }
 
-/// And they are encrypted with their table.
+/// Such indexes are encrypted with their table.
 #[test]
-fn indexes_that_are_dead_are_encrypted() -> Result<()> {
+fn dead_indexes_are_encrypted_with_their_table() -> Result<()> {
     let (mut cluster, _keys) = cluster("")?;
     cluster.allow_log("canceling statement due to user request");
     cluster.sql(
@@ -96,8 +96,8 @@ fn indexes_that_are_dead_are_encrypted() -> Result<()> {
     cluster.finish()
 }
 
-/// Interrupts DROP INDEX CONCURRENTLY where nobody is to use the index any more, and somebody
-/// still might.
+/// Interrupts DROP INDEX CONCURRENTLY at the point where new queries do not use the index, and
+/// older ones still might.
 fn dead_index(cluster: &Cluster, table: &str, index: &str) -> Result<()> {
     let hold = || -> Result<postgres::Client> {
         let mut client = cluster.client()?;

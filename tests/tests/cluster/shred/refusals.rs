@@ -1,9 +1,9 @@
-//! What is not shredded, and what cannot be done any more to what was.
+//! Cases in which shredding is refused, and operations that are refused afterwards.
 
 use super::*;
 
 #[test]
-fn it_is_refused_unless_it_is_meant_and_complete() -> Result<()> {
+fn it_is_refused_unless_confirmed_and_complete() -> Result<()> {
     let (mut cluster, _keys) = cluster("pagevault.rekey_rate = 1MB")?;
     cluster.allow_log("there is");
     cluster.sql(
@@ -74,18 +74,18 @@ fn it_is_refused_unless_it_is_meant_and_complete() -> Result<()> {
         "connected",
     )?;
     refused("SELECT * FROM pagevault.shred_database('none', 'none')", "3D000", "does not exist")?;
-    // The schema holds a table in plaintext: none of it is shredded.
+    // The schema contains a plaintext table, so nothing is shredded.
     refused(
         "SELECT * FROM pagevault.shred_schema('public', 'public')",
         "55000",
         "not wholly encrypted",
     )?;
-    // Neither owners nor anyone but administrators.
+    // Owners may not shred, only administrators.
     let mut eve = cluster.client()?;
     run_sql(&mut eve, "SET ROLE eve")?;
     let error = expect_error(&mut eve, "SELECT * FROM pagevault.shred('u', 'public.u')")?;
     ensure!(error.sqlstate == "42501", "{error}");
-    // One page in plaintext is enough.
+    // One plaintext page is enough for a refusal.
     cluster.sql("SECURITY LABEL FOR pagevault ON TABLE mixed IS 'plaintext'")?;
     cluster.sql("SELECT pagevault.wait_for_rekey('mixed'::regclass)")?;
     refused(
@@ -100,7 +100,7 @@ fn it_is_refused_unless_it_is_meant_and_complete() -> Result<()> {
     for (sum, before) in sums.iter().zip(before) {
         ensure!(cluster.text(sum)? == before, "contents differ after refusals");
     }
-    // An administrator who is no superuser and owns nothing may.
+    // An administrator may, even without being superuser or owner.
     let mut bob = cluster.client()?;
     run_sql(&mut bob, "SET ROLE bob")?;
     run_sql(&mut bob, "SELECT * FROM pagevault.shred('u', 'public.u')")?;
@@ -109,7 +109,7 @@ fn it_is_refused_unless_it_is_meant_and_complete() -> Result<()> {
     cluster.finish()
 }
 
-/// Neither a command nor a job rewrites it.
+/// Neither a command nor a job may rewrite it.
 #[test]
 fn labels_are_refused() -> Result<()> {
     let (mut cluster, _keys) = cluster("")?;
@@ -132,11 +132,11 @@ fn labels_are_refused() -> Result<()> {
             ensure!(error.hint.contains("TRUNCATE"), "{error}");
         }
     }
-    // What is asked of the whole database passes over it.
+    // Encryption of the whole database skips it.
     cluster.sql("SET pagevault.rekey_threshold = 0; SELECT pagevault.encrypt_database()")?;
     cluster.sql("CHECKPOINT")?;
     ensure!(cluster.files("t")?.remove(0).states()? == before, "pages were written");
-    // Its keys are not rotated with all others.
+    // Rotation of all keys skips its keys.
     ensure!(
         cluster.text("SELECT count(*) FROM pagevault.rotate_all_data_keys()")? != "0",
         "no other job"

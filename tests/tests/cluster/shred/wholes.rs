@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn partitions_and_schemas_go_as_a_whole() -> Result<()> {
+fn partitions_and_schemas_are_shredded_as_a_whole() -> Result<()> {
     let (cluster, _keys) = cluster("")?;
     cluster.sql(
         "SET pagevault.default_encryption = on; CREATE SCHEMA s; CREATE SCHEMA other;
@@ -18,7 +18,7 @@ fn partitions_and_schemas_go_as_a_whole() -> Result<()> {
          CREATE SEQUENCE s.q; SELECT nextval('s.q');
          CREATE TABLE other.keep AS SELECT 1 AS id",
     )?;
-    // One partition: the others stay.
+    // One partition; the others stay.
     cluster.sql("SELECT * FROM pagevault.shred('s.p1', 's.p1')")?;
     ensure!(cluster.text("SELECT count(*) FROM s.p WHERE id >= 100")? == "100", "pruned");
     let error = cluster.error("SELECT count(*) FROM s.p")?;
@@ -38,7 +38,7 @@ fn partitions_and_schemas_go_as_a_whole() -> Result<()> {
         ensure!(error.text().contains("were destroyed"), "{name}: {error}");
     }
     cluster.crash()?;
-    // An unlogged table begins anew after a crash, from a file that is shredded too.
+    // After a crash an unlogged table is reset from its init fork, which is shredded too.
     let error = cluster.error("SELECT * FROM s.y")?;
     ensure!(error.text().contains("were destroyed"), "{error}");
     ensure!(cluster.text("SELECT id FROM other.keep")? == "1", "another schema");
@@ -49,9 +49,9 @@ fn partitions_and_schemas_go_as_a_whole() -> Result<()> {
 }
 
 #[test]
-fn a_database_goes_as_a_whole() -> Result<()> {
+fn a_database_is_shredded_as_a_whole() -> Result<()> {
     let (mut primary, _keys) = cluster("")?;
-    // The launcher of rekey workers may look into it just when it is dropped.
+    // The rekey launcher may connect to the database when it is dropped.
     primary.allow_log("pagevault rekey FATAL:  database");
     primary.sql("CREATE DATABASE app")?;
     let mut app = primary.client_to("app")?;
@@ -63,7 +63,7 @@ fn a_database_goes_as_a_whole() -> Result<()> {
          CREATE TABLE old AS SELECT * FROM secret",
     )?;
     let mut keys = wrapped_keys(&primary, "app", "old")?;
-    // A file that is gone has a key that is kept.
+    // The key of a removed file is kept.
     run_sql(&mut app, "DROP TABLE old")?;
     drop(app);
     primary.sql("CREATE DATABASE clone TEMPLATE app STRATEGY file_copy")?;
@@ -99,7 +99,7 @@ fn a_database_goes_as_a_whole() -> Result<()> {
     standby.start_server()?;
     unreadable(&standby)?;
 
-    // What was shredded is copied as it is.
+    // Shredded files are copied unchanged.
     primary.sql("CREATE DATABASE late TEMPLATE app STRATEGY file_copy")?;
     let error = expect_error(&mut primary.client_to("late")?, "SELECT * FROM secret")?;
     ensure!(error.text().contains("were destroyed"), "{error}");
@@ -112,9 +112,9 @@ fn a_database_goes_as_a_whole() -> Result<()> {
     primary.finish()
 }
 
-/// Where the catalogs are sealed there is nothing left to log in to.
+/// If the catalogs are sealed, nobody can log in any more.
 #[test]
-fn a_labelled_database_goes_with_its_catalogs() -> Result<()> {
+fn a_labelled_database_is_shredded_with_its_catalogs() -> Result<()> {
     let (mut cluster, _keys) = cluster("")?;
     cluster.allow_log("were destroyed");
     cluster.set(&[("pagevault.wal_encryption", "on")])?;
@@ -173,9 +173,9 @@ fn a_labelled_database_goes_with_its_catalogs() -> Result<()> {
     cluster.finish()
 }
 
-/// What a standby has in its buffers of files that are not encrypted is not on its disk yet.
+/// A standby's buffers of unencrypted files are not yet on its disk.
 #[test]
-fn plaintext_files_of_a_shredded_database_stay_whole() -> Result<()> {
+fn plaintext_files_of_a_shredded_database_stay_intact() -> Result<()> {
     let (primary, _keys) = cluster("")?;
     primary.sql("CREATE DATABASE app")?;
     run_sql(&mut primary.client_to("app")?, "CREATE EXTENSION pagevault")?;

@@ -11,7 +11,7 @@ fn pg_basebackup_verifies_and_its_restore_opens() -> Result<()> {
     let (mut cluster, keys) = Cluster::with_keys(&Settings::default())?;
     cluster.allow_log("connection to client lost"); // the load is ended the hard way
     cluster.sql(TABLE)?;
-    // Under load, so that neither data files nor the keystore are at rest.
+    // Under load, so that data files and keystore change meanwhile.
     let mut churn = {
         let script = cluster.directory().join("churn.sql");
         std::fs::write(
@@ -41,7 +41,7 @@ fn pg_basebackup_verifies_and_its_restore_opens() -> Result<()> {
     let sums = "SELECT (SELECT sum(abalance) FROM pgbench_accounts)
                      = (SELECT coalesce(sum(delta), 0) FROM pgbench_history)";
     ensure!(restored.text(sums)? == "t", "balances differ in the restored cluster");
-    // Every table whose transaction is in the backup can be read: no key is missing.
+    // Every table whose transaction is in the backup is readable: no key is missing.
     let tables = pagevault_tests::cluster::column(
         &mut restored.client()?,
         "SELECT name FROM churned WHERE to_regclass(name) IS NOT NULL",
@@ -53,7 +53,7 @@ fn pg_basebackup_verifies_and_its_restore_opens() -> Result<()> {
     restored.sql("SET pagevault.default_encryption = on; CREATE TABLE later AS SELECT 1 AS id")?;
     restored.sql("CHECKPOINT")?;
     assert_sealed(&restored.family_files("t")?)?;
-    // Neither the backup nor the data directory holds the master key file.
+    // Neither the backup nor the data directory contains the key file.
     ensure!(keys.path().starts_with(cluster.directory()), "the key file is elsewhere");
     ensure!(!keys.path().starts_with(cluster.data_directory()), "the key file is in PGDATA");
     restored.finish()?;

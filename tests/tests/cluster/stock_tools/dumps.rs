@@ -1,5 +1,5 @@
-//! Dumps are plaintext with labels: what they bring back is sealed from its first page on, or they
-//! say why not.
+//! Dumps are plaintext with labels: restored relations are sealed from the first page on, or the
+//! restore reports why not.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,7 +14,7 @@ use postgres::Client;
 use super::complaints;
 use crate::wal::switch;
 
-/// The database `app`: labels of every kind, and `{canary}` in everything that they want encrypted.
+/// The database `app`: labels of every kind, and `{canary}` in all relations that these encrypt.
 const APP: &str = "
     CREATE EXTENSION pagevault;
     CREATE SCHEMA sealed; SECURITY LABEL FOR pagevault ON SCHEMA sealed IS 'encrypted';
@@ -39,7 +39,7 @@ const APP: &str = "
 const LABELS: &str = "SELECT concat_ws(' ', objtype, objname, label) FROM pg_seclabels
     WHERE provider = 'pagevault' AND objtype NOT IN ('database', 'tablespace') ORDER BY 1";
 
-/// How each relation of users is encrypted. TOAST tables have numbers for names.
+/// State of each user relation. TOAST tables have numbers in their names.
 const STATES: &str = "
     SELECT regexp_replace(relation::text, '\\d+', 'N') || ' ' || coalesce(cipher, 'plain') AS state
     FROM pagevault.relations WHERE relation::oid >= 16384 ORDER BY 1";
@@ -51,7 +51,7 @@ const ROWS: &str = "
         (SELECT md5(string_agg(p::text, '' ORDER BY id)) FROM parts p),
         (SELECT sum(id) FROM free), md5(lo_get(4711)))";
 
-/// A cluster that encrypts all it can, with the database `app`; and the canary.
+/// A cluster that encrypts everything, with the database `app`; and the canary.
 fn cluster() -> Result<(Cluster, KeyFile, Canary)> {
     let settings = Settings::default().wal_segment_size(1);
     let (cluster, keys) = Cluster::with_keys(&settings)?;
@@ -62,9 +62,9 @@ fn cluster() -> Result<(Cluster, KeyFile, Canary)> {
     Ok((cluster, keys, canary))
 }
 
-/// What there is to compare of a database.
-fn portrait(client: &mut Client) -> Result<(Vec<String>, Vec<String>, String)> {
-    // Of the label `plaintext`, which is looked after when its transaction is over.
+/// The contents of a database to compare.
+fn contents(client: &mut Client) -> Result<(Vec<String>, Vec<String>, String)> {
+    // Jobs of the label `plaintext` run after the end of its transaction.
     column(client, "SELECT pagevault.wait_for_rekey(job)::text FROM pagevault.rekey_jobs")?;
     let drift = column(client, "SELECT d::text FROM pagevault.drift(true) d")?;
     ensure!(drift.is_empty(), "not what labels want: {drift:?}");
@@ -84,9 +84,9 @@ fn restore(cluster: &Cluster, database: &str, options: &[&str], file: &Path) -> 
 }
 
 #[test]
-fn every_format_seals_what_it_brings_back() -> Result<()> {
+fn relations_restored_from_every_format_are_sealed() -> Result<()> {
     let (cluster, _keys, canary) = cluster()?;
-    let original = portrait(&mut cluster.client_to("app")?)?;
+    let original = contents(&mut cluster.client_to("app")?)?;
     ensure!(original.0.len() == 4, "{:?}", original.0);
     let scanner = Scanner::new([&canary]);
     for (database, dumped, restored) in [
@@ -106,7 +106,7 @@ fn every_format_seals_what_it_brings_back() -> Result<()> {
             run(&mut restore(&cluster, database, restored, &file))?;
         }
         let mut client = cluster.client_to(database)?;
-        let copy = portrait(&mut client)?;
+        let copy = contents(&mut client)?;
         ensure!(copy == original, "{database}:\n{original:#?}\n{copy:#?}");
     }
     cluster.sql("CHECKPOINT")?;
@@ -131,7 +131,7 @@ fn pg_dumpall_moves_a_whole_cluster() -> Result<()> {
         "CREATE TABLE placed (id int) TABLESPACE place; INSERT INTO placed VALUES (1)",
     )?;
     run_sql(&mut app, "SELECT pagevault.encrypt_database()")?;
-    let original = portrait(&mut app)?;
+    let original = contents(&mut app)?;
     drop(app);
     let file = old.directory().join("everything");
     run(old.program("pg_dumpall").args(["--no-sync", "--file"]).arg(&file))?;
@@ -139,8 +139,8 @@ fn pg_dumpall_moves_a_whole_cluster() -> Result<()> {
     let settings = Settings::default().wal_segment_size(1);
     let (new, _new_keys) = Cluster::with_keys(&settings)?;
     switch(&new, true)?;
-    // What the dump brings along; keys and providers stay, they are the cluster's. Two roles are
-    // there already.
+    // The dump contains these. Keys and providers belong to the cluster and stay. Two roles exist
+    // already.
     new.sql("DROP EXTENSION pagevault; DROP SCHEMA pagevault")?;
     let all = std::fs::read_to_string(&file)?;
     let (from, to) = (old.directory().join("place"), new.directory().join("place"));
@@ -151,7 +151,7 @@ fn pg_dumpall_moves_a_whole_cluster() -> Result<()> {
     std::fs::write(&file, all)?;
     run(new.program("psql").args(["-q", "-v", "ON_ERROR_STOP=1", "-f"]).arg(&file))?;
     let mut app = new.client_to("app")?;
-    let copy = portrait(&mut app)?;
+    let copy = contents(&mut app)?;
     ensure!(copy == original, "{original:#?}\n{copy:#?}");
     const SHARED: &str =
         "SELECT string_agg(concat_ws(' ', objtype, objname, label), ', ' ORDER BY objtype)
@@ -168,22 +168,22 @@ fn pg_dumpall_moves_a_whole_cluster() -> Result<()> {
 }
 
 #[test]
-fn a_server_without_pagevault_says_what_it_lacks() -> Result<()> {
+fn a_server_without_pagevault_reports_what_is_missing() -> Result<()> {
     let (old, _keys, _canary) = cluster()?;
     let rows = text(&mut old.client_to("app")?, ROWS)?;
     let file = dump(&old, "dump", &["--format=custom"])?;
     let mut stock = Cluster::start(&Settings::default().without_preload())?;
     stock.allow_log("pagevault");
     run(stock.program("createdb").arg("app"))?;
-    let said = complaints(&mut restore(&stock, "app", &[], &file))?;
-    ensure!(said.contains("security label provider \"pagevault\" is not loaded"), "{said}");
-    ensure!(said.contains("errors ignored on restore: 4"), "{said}");
+    let output = complaints(&mut restore(&stock, "app", &[], &file))?;
+    ensure!(output.contains("security label provider \"pagevault\" is not loaded"), "{output}");
+    ensure!(output.contains("errors ignored on restore: 4"), "{output}");
     ensure!(text(&mut stock.client_to("app")?, ROWS)? == rows, "rows");
     run(stock.program("createdb").arg("strict"))?;
     complaints(&mut restore(&stock, "strict", &["--exit-on-error"], &file))?;
     let none = text(&mut stock.client_to("strict")?, "SELECT to_regclass('sealed.notes') IS NULL")?;
     ensure!(none == "t", "a table was made in plaintext");
-    // On purpose: without labels and extension.
+    // Restored on purpose without labels and extension.
     run(stock.program("createdb").arg("meant"))?;
     let list = run(stock.program("pg_restore").arg("--list").arg(&file))?;
     let kept: Vec<_> = list.lines().filter(|line| !line.contains("pagevault")).collect();
@@ -209,17 +209,17 @@ fn without_a_master_key_a_restore_stops_before_the_first_row() -> Result<()> {
     let strict = ["--exit-on-error", "--single-transaction"];
     for options in [&strict[..1], &strict[1..], &["--exit-on-error", "--jobs=2"]] {
         run(new.program("createdb").arg("app"))?;
-        let said = complaints(&mut restore(&new, "app", options, &file))?;
-        ensure!(said.contains(NO_KEY) && said.contains("set_cluster_master_key()"), "{said}");
+        let output = complaints(&mut restore(&new, "app", options, &file))?;
+        ensure!(output.contains(NO_KEY) && output.contains("set_cluster_master_key()"), "{output}");
         let tables = text(&mut new.client_to("app")?, TABLES)?;
         ensure!(tables == "0", "{options:?}: {tables} tables");
         run(new.program("dropdb").arg("app"))?;
     }
-    // Whoever lets it go on over errors can have it refuse every table.
+    // Restores that continue after errors can have every table refused.
     run(new.program("createdb").arg("app"))?;
     new.sql("ALTER DATABASE app SET pagevault.default_encryption = on")?;
-    let said = complaints(&mut restore(&new, "app", &[], &file))?;
-    ensure!(said.contains(NO_KEY) && said.contains("errors ignored on restore"), "{said}");
+    let output = complaints(&mut restore(&new, "app", &[], &file))?;
+    ensure!(output.contains(NO_KEY) && output.contains("errors ignored on restore"), "{output}");
     let tables = text(&mut new.client_to("app")?, TABLES)?;
     ensure!(tables == "0", "{tables} tables");
     new.finish()?;

@@ -1,4 +1,4 @@
-//! `vacuumdb`, `reindexdb`, `clusterdb`, `pg_amcheck` on a cluster in which everything is
+//! `vacuumdb`, `reindexdb`, `clusterdb` and `pg_amcheck` on a cluster in which everything is
 //! encrypted.
 
 use anyhow::{Context, Result, ensure};
@@ -9,7 +9,7 @@ use pagevault_tests::{Cluster, Settings};
 use super::complaints;
 use crate::life::{CONTENT, everything};
 
-/// Whether this installation lacks amcheck; says so.
+/// Whether this installation lacks amcheck; prints a message if so.
 fn lacks_amcheck(cluster: &Cluster) -> bool {
     let lacks = !cluster.installation().has_extension("amcheck");
     if lacks {
@@ -19,7 +19,7 @@ fn lacks_amcheck(cluster: &Cluster) -> bool {
 }
 
 #[test]
-fn all_that_is_made_anew_stays_sealed() -> Result<()> {
+fn rebuilt_relations_stay_sealed() -> Result<()> {
     let (mut cluster, _keys) = everything(Settings::default().wal_segment_size(1))?;
     cluster.allow_log("cannot reindex system catalogs concurrently");
     let canary = Canary::text("maintained");
@@ -62,7 +62,7 @@ fn all_that_is_made_anew_stays_sealed() -> Result<()> {
 }
 
 #[test]
-fn pg_amcheck_names_a_damaged_relation_and_looks_at_the_rest() -> Result<()> {
+fn pg_amcheck_names_a_damaged_relation_and_checks_the_rest() -> Result<()> {
     let (mut cluster, _keys) = everything(Settings::default().conf("autovacuum = off"))?;
     cluster.allow_log("connection to client lost");
     if lacks_amcheck(&cluster) {
@@ -77,11 +77,11 @@ fn pg_amcheck_names_a_damaged_relation_and_looks_at_the_rest() -> Result<()> {
     std::fs::write(&path, bytes)?;
     cluster.start_server()?;
     let output = cluster.program("pg_amcheck").args(["--all", "--progress"]).output()?;
-    let said = String::from_utf8_lossy(&output.stdout);
-    ensure!(output.status.code() == Some(2), "{}: {said}", output.status);
-    ensure!(said.contains("heap table \"postgres.public.large\":"), "{said}");
-    ensure!(said.contains("invalid page in block 3"), "{said}");
-    ensure!(said.matches("heap table").count() == 1, "{said}");
+    let response = String::from_utf8_lossy(&output.stdout);
+    ensure!(output.status.code() == Some(2), "{}: {response}", output.status);
+    ensure!(response.contains("heap table \"postgres.public.large\":"), "{response}");
+    ensure!(response.contains("invalid page in block 3"), "{response}");
+    ensure!(response.matches("heap table").count() == 1, "{response}");
     let vacuum = complaints(cluster.program("vacuumdb").arg("--disable-page-skipping"))?;
     ensure!(vacuum.contains("invalid page in block 3"), "{vacuum}");
     ensure!(vacuum.contains("of relation \"public.large\""), "{vacuum}");

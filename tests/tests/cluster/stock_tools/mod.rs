@@ -1,4 +1,4 @@
-//! Stock tools and a stock server, which know nothing of pagevault, on sealed files.
+//! Stock tools and a stock server without pagevault, on sealed files.
 
 mod backups;
 mod checksums;
@@ -18,7 +18,7 @@ const TABLE: &str = "SET pagevault.default_encryption = on;
     SET pagevault.default_encryption = off;
     CREATE TABLE plain_beside (id int)";
 
-/// What a program says when it fails, or says that it went on over errors.
+/// The errors of a program that fails or reports that it continued after errors.
 fn complaints(command: &mut Command) -> Result<String> {
     let output = command.output()?;
     ensure!(!output.status.success(), "{command:?} succeeds");

@@ -1,4 +1,4 @@
-//! `pg_resetwal`, the last resort: whatever it guesses, keys are found and WAL stays sealed.
+//! After `pg_resetwal`, whatever it guesses, keys are found and WAL stays sealed.
 
 use anyhow::{Result, ensure};
 use pagevault_tests::Settings;
@@ -9,12 +9,12 @@ use super::complaints;
 use crate::life::{CONTENT, each, everything};
 use crate::wal::{assert_hidden, insert, segments};
 
-/// What is left of a server after the accident.
+/// Remaining files of a server after the accident.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Left {
     All,
     NoControlFile,
-    /// Neither control file nor WAL; the one who resets says where WAL is to begin.
+    /// Neither control file nor WAL; the operator specifies where WAL is to begin.
     DataAlone,
 }
 
@@ -62,7 +62,8 @@ fn forced(left: Left, by_exec: bool) -> Result<()> {
     insert(&cluster, "zeisig", 1000)?;
     let content = cluster.text(CONTENT)?;
     ensure!(cluster.text("SELECT wal_encrypted FROM pagevault.status")? == "t", "WAL");
-    // A page that is begun in plaintext goes on so: without keys the program can but write one.
+    // A page that begins as plaintext continues as plaintext. Without keys the program can only
+    // write plaintext.
     let mut plain = Vec::new();
     for segment in segments(&cluster)? {
         let pages = segment.pages()?;

@@ -1,4 +1,4 @@
-//! `postgres --single`: no other process, so no job runs there.
+//! `postgres --single`: there are no other processes, so no job runs.
 
 use std::io::Write;
 use std::process::Stdio;
@@ -9,7 +9,7 @@ use pagevault_tests::{Cluster, Settings, StopMode};
 use crate::assert_sealed;
 
 #[test]
-fn a_job_that_is_asked_for_runs_when_the_server_does() -> Result<()> {
+fn a_requested_job_runs_when_the_server_starts() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
     cluster.sql(
         "CREATE TABLE large (id int, name text);
@@ -24,13 +24,13 @@ fn a_job_that_is_asked_for_runs_when_the_server_does() -> Result<()> {
                     CREATE TABLE small AS SELECT 1 AS id\nSELECT pagevault.encrypt('small')\n";
     server.stdin.take().context("its input")?.write_all(commands.as_bytes())?;
     let output = server.wait_with_output()?;
-    let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
-    ensure!(output.status.success() && !said.contains("ERROR"), "{said}");
-    ensure!(said.contains("count = \"300000\""), "{said}");
+    let response = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    ensure!(output.status.success() && !response.contains("ERROR"), "{response}");
+    ensure!(response.contains("count = \"300000\""), "{response}");
     cluster.start_server()?;
     assert_sealed(&cluster.family_files("small")?)?;
     let done = cluster.text("SELECT pagevault.wait_for_rekey('large'::regclass, '1min')")?;
-    ensure!(done == "t", "{done}\n{said}");
+    ensure!(done == "t", "{done}\n{response}");
     cluster.sql("CHECKPOINT")?;
     assert_sealed(&cluster.family_files("large")?)?;
     ensure!(cluster.text("SELECT count(DISTINCT name) FROM large")? == "300000", "rows");

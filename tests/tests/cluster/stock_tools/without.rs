@@ -8,7 +8,7 @@ use super::TABLE;
 
 #[test]
 fn a_server_without_pagevault_refuses_sealed_pages() -> Result<()> {
-    // With sealed statistics such a server could plan no query at all.
+    // With sealed statistics such a server could not plan any query.
     let statistics = Settings::default().conf("pagevault.data_catalog_encryption = off");
     let (mut cluster, _keys) = Cluster::with_keys(&statistics)?;
     cluster.sql(TABLE)?;
@@ -25,8 +25,7 @@ fn a_server_without_pagevault_refuses_sealed_pages() -> Result<()> {
     cluster.start_server()?;
     ensure!(cluster.text("SELECT count(name) FROM t")? == "20000", "rows are missing");
 
-    // The planner asks for statistics: where these are sealed, plaintext tables are of no use
-    // either.
+    // The planner reads statistics: if these are sealed, plaintext tables cannot be used either.
     cluster.sql("SELECT pagevault.encrypt('pg_statistic')")?;
     cluster.sql("CREATE DATABASE other TEMPLATE template0")?;
     cluster.stop(StopMode::Fast)?;

@@ -1,5 +1,5 @@
-//! Large transactions on their way to a subscriber: spilled where they are decoded, or streamed and
-//! kept in files where they arrive.
+//! Large transactions in logical replication: spilled by the decoder, or streamed and stored in
+//! files by the subscriber.
 
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::cluster::run_sql;
@@ -40,8 +40,8 @@ impl Pair {
         Ok(())
     }
 
-    /// Runs a transaction with a subtransaction that fails, `look`s until it finds what it wants
-    /// before the end, and waits until the subscriber has it.
+    /// Runs a transaction with a subtransaction that fails. Repeats `look` until it succeeds before
+    /// the end, and waits until the subscriber has the transaction.
     fn transaction(&self, look: impl Fn() -> Result<()>) -> Result<()> {
         let mut client = self.publisher.client()?;
         let insert = |from: i32| {
@@ -72,7 +72,7 @@ impl Pair {
     }
 }
 
-/// Files of the publisher's slot that hold changes.
+/// Files of the publisher's slot with changes.
 fn changes(publisher: &Cluster) -> Vec<Found> {
     let mut files = files_below(&publisher.data_directory().join("pg_replslot"));
     files.retain(|file| file.path.extension().is_some_and(|extension| extension == "spill"));
@@ -94,7 +94,7 @@ fn spilled_transactions_are_sealed() -> Result<()> {
     pair.finish()
 }
 
-/// The failed subtransaction is cut off the file.
+/// The failed subtransaction is truncated from the file.
 #[test]
 fn streamed_transactions_are_sealed_where_they_arrive() -> Result<()> {
     let pair = Pair::start("on")?;

@@ -1,4 +1,4 @@
-//! A backend that dies while its files are there, and a disk that has no room for them.
+//! A backend that is killed while it has temporary files, and a full disk.
 
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::Settings;
@@ -16,7 +16,7 @@ fn pid(client: &mut postgres::Client) -> Result<Pid> {
 }
 
 #[test]
-fn files_of_a_killed_backend_are_in_nobodys_way() -> Result<()> {
+fn files_of_a_killed_backend_disturb_no_session() -> Result<()> {
     let settings = Settings::default()
         .conf("restart_after_crash = on")
         .conf("remove_temp_files_after_crash = off");
@@ -33,7 +33,7 @@ fn files_of_a_killed_backend_are_in_nobodys_way() -> Result<()> {
     });
     ensure!(held.is_err(), "the query survived");
     drop(client);
-    // Before the postmaster hears of it, it lets others in.
+    // Until the postmaster notices the crash, it accepts connections.
     cluster.eventually_logs("all server processes terminated")?;
     cluster.eventually("SELECT 1", "1")?;
     check(&spilled(&cluster), true).context("what the crash left")?;
@@ -46,23 +46,23 @@ fn files_of_a_killed_backend_are_in_nobodys_way() -> Result<()> {
     cluster.finish()
 }
 
-/// A limit for the size of files stands in for a full disk: writes stop short at any byte, then
+/// A limit for the size of files simulates a full disk: writes are cut short at any byte, then
 /// fail.
 #[test]
-fn a_full_disk_is_told_and_does_no_harm() -> Result<()> {
+fn a_full_disk_is_reported_and_does_no_harm() -> Result<()> {
     let cluster = cluster(&Settings::default())?;
-    // Nothing is left for the backend to write but its temporary files.
+    // Afterwards the backend has only temporary files to write.
     cluster.sql("VACUUM data")?;
     cluster.sql("CHECKPOINT")?;
     let expected = cluster.text(SORT)?;
     let mut client = cluster.client()?;
     run_sql(&mut client, LITTLE_MEMORY)?;
     let backend = pid(&mut client)?;
-    // The server sets it: it may do so with its own processes.
+    // The server sets the limit, because it may do so for its own processes.
     let limit_files = |limit: &str| {
         let pid = backend.as_raw_nonzero();
         let program = format!("prlimit --pid {pid} --fsize={limit}:");
-        // No row: it does not read any.
+        // No row, because the program reads none.
         cluster.sql(&format!("COPY (SELECT WHERE false) TO PROGRAM '{program}'"))
     };
     for limit in ["100003", "24576", "8191", "7"] {
@@ -75,7 +75,7 @@ fn a_full_disk_is_told_and_does_no_harm() -> Result<()> {
     cluster.finish()
 }
 
-/// Names recur with process ids: PostgreSQL empties what it finds and uses it.
+/// Names recur with process ids: PostgreSQL truncates an existing file and uses it.
 #[test]
 fn plain_leftovers_are_sealed_when_they_are_used_again() -> Result<()> {
     let cluster = cluster(&Settings::default())?;

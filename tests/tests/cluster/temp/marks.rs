@@ -1,4 +1,4 @@
-//! A file that is sealed says so by a bit of its mode, which not every file system keeps.
+//! The mark of a sealed file is a bit of its mode, which not every file system supports.
 
 use std::fs;
 use std::process::Command;
@@ -10,8 +10,8 @@ use pagevault_tests::{Cluster, Settings};
 
 use super::{CANARY, LITTLE_MEMORY, SETUP, files_below, spilled};
 
-/// Stands in for a file system without the sticky bit, as FAT and some network file systems are: in
-/// the server's own calls of the C library, so that it needs neither root nor such a file system in
+/// Simulates a file system without the sticky bit, such as FAT and some network file systems, by
+/// replacing the server's calls of the C library. This needs neither root nor such a file system in
 /// the kernel.
 const DROPS_THE_BIT: &str = r#"
     #define _GNU_SOURCE
@@ -46,12 +46,12 @@ const DROPS_THE_BIT: &str = r#"
     }
 "#;
 
-/// Starts the server on what looks like such a file system.
+/// Starts the server with that simulation.
 fn start_where_the_bit_is_dropped(cluster: &Cluster) -> Result<()> {
     let library = cluster.directory().join("drops_the_bit.so");
     let source = library.with_extension("c");
     fs::write(&source, DROPS_THE_BIT)?;
-    // Whoever builds Rust programs has it.
+    // A C compiler is required for building Rust programs.
     run(Command::new("cc")
         .args(["-shared", "-fPIC", "-o"])
         .arg(&library)
@@ -76,7 +76,7 @@ const DECODE: &str = "
         'proto_version', '1', 'publication_names', 'all_data')";
 
 #[test]
-fn where_the_mark_is_dropped_no_file_is_made() -> Result<()> {
+fn without_marks_no_file_is_created() -> Result<()> {
     let settings = Settings::default()
         .conf("wal_level = logical")
         .conf("logical_decoding_work_mem = 64kB")
@@ -96,7 +96,7 @@ fn where_the_mark_is_dropped_no_file_is_made() -> Result<()> {
              PERFORM pg_notify('birds', i || repeat(' {CANARY}', 340));
          END LOOP; END $$"
     );
-    // The words are PostgreSQL's; the cause is ours.
+    // The message is PostgreSQL's; the cause is in pagevault.
     let cases = [
         (SORT, "could not create temporary file \"base/pgsql_tmp/"),
         (DECODE, "could not open file \"pg_replslot/slot/xid-"),
@@ -118,7 +118,7 @@ fn where_the_mark_is_dropped_no_file_is_made() -> Result<()> {
     }
     run_sql(&mut listener, "COMMIT")?;
 
-    // Without encryption of temporary data it works there as ever.
+    // Without encryption of temporary data such a file system works.
     cluster.set(&[("pagevault.temp_encryption", "off")])?;
     let expected = text(&mut client, &format!("SET work_mem = '64MB'; {SORT}"))?;
     ensure!(

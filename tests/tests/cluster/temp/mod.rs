@@ -1,6 +1,6 @@
-//! Temporary files hold no plaintext, and what is read back from them is what was written. Each
-//! thing is tried with encryption off as well, where the files must show the canary: so the test is
-//! known to look at the right files, while they are there.
+//! Temporary files contain no plaintext, and reading them back gives what was written. Each test
+//! also runs with encryption off, where the files must show the canary; that verifies that the test
+//! finds the right files in time.
 
 mod decoding;
 mod faults;
@@ -19,14 +19,13 @@ use pagevault_tests::datafile::holds;
 use pagevault_tests::{Cluster, Settings};
 use postgres::Client;
 
-/// Stands in every row.
+/// Occurs in every row.
 const CANARY: &str = "kanarienvogel-auf-zeit";
 
 /// The advisory lock that [`SETUP`]'s `hold` waits for.
 const LOCK: &str = "4711";
 
-/// A table to sort and to hash, and a function that gives back what it gets, but not as long as
-/// somebody holds the lock.
+/// A table to sort and to hash, and a function that returns its argument after the lock is free.
 const SETUP: &str = "
     CREATE FUNCTION hold(t text) RETURNS text LANGUAGE plpgsql PARALLEL RESTRICTED AS $$
     BEGIN
@@ -39,7 +38,7 @@ const SETUP: &str = "
         SELECT i, md5(i::text) || ' kanarienvogel-auf-zeit ' || i FROM generate_series(1, 8000) i;
     ANALYZE data;";
 
-/// What is asked in sessions: little memory, and the same plan every time.
+/// Settings of the sessions: little memory, and always the same plan.
 const LITTLE_MEMORY: &str = "
     SET work_mem = '64kB'; SET hash_mem_multiplier = 1; SET max_parallel_workers_per_gather = 0;";
 
@@ -49,14 +48,14 @@ fn cluster(settings: &Settings) -> Result<Cluster> {
     Ok(cluster)
 }
 
-/// A temporary file as it was found on disk.
+/// A temporary file and its contents.
 struct Found {
     path: PathBuf,
     bytes: Vec<u8>,
     marked: bool,
 }
 
-/// Every file below `directory` that has bytes. Files come and go meanwhile.
+/// Non-empty files below `directory`, while files are created and removed.
 fn files_below(directory: &Path) -> Vec<Found> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
@@ -74,13 +73,13 @@ fn files_below(directory: &Path) -> Vec<Found> {
     found
 }
 
-/// Files of sorts, hashes and so on that are there now.
+/// Current files of sorts, hashes and so on.
 fn spilled(cluster: &Cluster) -> Vec<Found> {
     files_below(&cluster.data_directory().join("base/pgsql_tmp"))
 }
 
-/// Fails unless there are files, and they are sealed (and show nothing) or plain (and show the
-/// canary).
+/// Fails unless there are files, and all are either sealed, without the canary, or plaintext with
+/// the canary.
 fn check(files: &[Found], sealed: bool) -> Result<()> {
     let total: usize = files.iter().map(|file| file.bytes.len()).sum();
     ensure!(total > 0, "there is no file");
@@ -95,7 +94,7 @@ fn check(files: &[Found], sealed: bool) -> Result<()> {
     Ok(())
 }
 
-/// Runs `query`, which calls `hold`, and `look`s while it is held; returns its answer.
+/// Runs `query`, which calls `hold`, and calls `look` while it is held; returns its result.
 fn held(
     cluster: &Cluster,
     client: &mut Client,

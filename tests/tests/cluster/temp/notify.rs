@@ -1,4 +1,4 @@
-//! The NOTIFY queue: more than fits into memory, read by a listener that was busy.
+//! The NOTIFY queue: larger than memory, read by a listener that was busy.
 
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::cluster::run_sql;
@@ -7,17 +7,17 @@ use postgres::fallible_iterator::FallibleIterator;
 
 use super::{CANARY, check, files_below};
 
-/// Of nearly 8000 bytes each.
+/// Each has nearly 8000 bytes.
 const NOTIFICATIONS: i32 = 300;
 
 #[test]
 fn the_notify_queue_is_sealed_from_the_start() -> Result<()> {
-    // Without any key: the queue does not wait for one.
+    // Without any key: the queue does not need one.
     let cluster = Cluster::start(&Settings::default())?;
     for sealed in [true, false] {
         let setting = if sealed { "auto" } else { "off" };
         cluster.set(&[("pagevault.temp_encryption", setting)])?;
-        // Empties the queue: a segment that is there stays what it is.
+        // Empties the queue, because an existing segment keeps its state.
         cluster.restart()?;
         let mut listener = cluster.client()?;
         run_sql(&mut listener, "LISTEN birds")?;

@@ -1,4 +1,4 @@
-//! Everything in the executor that writes temporary files.
+//! All executor nodes that write temporary files.
 
 use std::fs;
 
@@ -8,7 +8,7 @@ use pagevault_tests::{Cluster, Settings};
 
 use super::{CANARY, LITTLE_MEMORY, check, cluster, files_below, held, spilled};
 
-/// Kinds of plans: settings, a query that calls `hold`, and what its plan must have in it.
+/// Kinds of plans: settings, a query that calls `hold`, and a required part of its plan.
 const PLANS: [(&str, &str, &str); 9] = [
     // Sort
     (
@@ -28,7 +28,7 @@ const PLANS: [(&str, &str, &str); 9] = [
         "SELECT sum(hashtext(hold(t)) + n) FROM (SELECT t, count(*) n FROM data GROUP BY t OFFSET 0) s",
         "HashAggregate",
     ),
-    // Merge Join, which goes back to marks in the sorted file
+    // Merge Join, which restores marked positions in the sorted file
     (
         "SET enable_hashjoin = off; SET enable_nestloop = off",
         "SELECT count(*) || ' ' || sum(hashtext(hold(a.t) || b.t))
@@ -42,7 +42,7 @@ const PLANS: [(&str, &str, &str); 9] = [
          FROM (VALUES (1), (7000)) v (x) LEFT JOIN data d ON d.id > v.x AND md5(d.t) > ''",
         "Materialize",
     ),
-    // WindowAgg, whose rows come back much later
+    // WindowAgg, which reads its rows again much later
     (
         "",
         "SELECT count(b) || ' ' || sum(n + hashtext(hold(a || coalesce(b, ''))))
@@ -57,14 +57,14 @@ const PLANS: [(&str, &str, &str); 9] = [
          FROM (SELECT t FROM s UNION ALL SELECT hold(t) FROM s) u",
         "CTE Scan",
     ),
-    // A function that returns a set
+    // A set-returning function
     (
         "CREATE OR REPLACE FUNCTION pg_temp.rows() RETURNS SETOF text LANGUAGE plpgsql AS
          $$ BEGIN RETURN QUERY SELECT t FROM data; END $$",
         "SELECT md5(string_agg(hold(t), ',')) FROM pg_temp.rows() t",
         "Function Scan",
     ),
-    // Parallel Hash Join: a file set that several processes write and read
+    // Parallel Hash Join: a file set written and read by several processes
     (
         "SET enable_mergejoin = off; SET enable_nestloop = off;
          SET max_parallel_workers_per_gather = 2; SET min_parallel_table_scan_size = 0;
@@ -152,8 +152,8 @@ fn temporary_tablespaces_are_sealed() -> Result<()> {
     cluster.finish()
 }
 
-/// Its workers always write what they have sorted to files. They are there for a moment only, so it
-/// is done again until they were seen.
+/// The workers always write sorted runs to files. These exist only briefly, so the build is
+/// repeated until they were found.
 #[test]
 fn a_parallel_index_build_is_sealed() -> Result<()> {
     let cluster = cluster(&Settings::default())?;
@@ -198,7 +198,7 @@ fn seen(cluster: &Cluster, sealed: bool) -> Result<()> {
     anyhow::bail!("no file was seen")
 }
 
-/// A file that somebody asked for is theirs.
+/// A file exported by a user is not encrypted.
 #[test]
 fn exported_files_stay_as_they_are() -> Result<()> {
     let cluster = cluster(&Settings::default())?;

@@ -1,4 +1,5 @@
-//! The setting and the first key may come at any time: a file stays what it was made as.
+//! Changes of the setting, and creation of the first key, at any time: a file keeps its initial
+//! state.
 
 use anyhow::{Result, ensure};
 use pagevault_tests::cluster::{column, run_sql, text};
@@ -12,7 +13,7 @@ const JOINED: &str = "
     SELECT count(*) || ' ' || sum(hashtext(hold(a.t) || b.t)) FROM data a JOIN data b USING (id)";
 
 #[test]
-fn the_first_key_turns_it_on_without_a_restart() -> Result<()> {
+fn the_first_key_turns_on_encryption_without_a_restart() -> Result<()> {
     let cluster = Cluster::start(&Settings::default())?;
     cluster.sql(SETUP)?;
     cluster.sql("CREATE EXTENSION pagevault")?;
@@ -32,11 +33,11 @@ fn the_first_key_turns_it_on_without_a_restart() -> Result<()> {
     cluster.finish()
 }
 
-/// Files that are open go on as they are, also where the same query opens more of them, and opens
-/// old ones again after they were closed for others.
+/// Open files keep their state, even if the same query opens more of them, and reopens old ones
+/// after closing them for others.
 #[test]
-fn what_is_open_stays_what_it_is() -> Result<()> {
-    // So few that the server closes files of the sorts to open others.
+fn open_files_keep_their_state() -> Result<()> {
+    // So few that the server closes files of sorts to open others.
     let cluster = Cluster::start(&Settings::default().conf("max_files_per_process = 64"))?;
     cluster.sql(SETUP)?;
     let mut client = cluster.client()?;
@@ -67,7 +68,7 @@ fn what_is_open_stays_what_it_is() -> Result<()> {
     cluster.finish()
 }
 
-/// Its pages say by themselves what they are.
+/// Its pages show their state.
 #[test]
 fn a_temporary_table_may_be_a_mixture() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&Settings::default().conf("temp_buffers = '800kB'"))?;

@@ -1,6 +1,6 @@
-//! Temporary tables larger than the buffers for them, read and written by several sessions that
-//! read a shared table as well: with each way of PostgreSQL 18 to read, where one session may find
-//! out that another one's reads are done.
+//! Temporary tables that are larger than their buffers, in several sessions that also read a shared
+//! table. This runs with each I/O method of PostgreSQL 18, where a session may complete the reads
+//! of another one.
 
 use std::thread::{JoinHandle, spawn};
 
@@ -14,7 +14,7 @@ const SHARED: &str = "
     CREATE TABLE shared AS SELECT i, repeat(md5(i::text), 12) AS t FROM generate_series(1, 8000) i";
 const OF_SHARED: &str = "SELECT count(*) || ' ' || sum(i) || ' ' || max(t) FROM shared";
 
-/// A temporary table of some 270 pages, where 100 fit into the buffers.
+/// A temporary table of some 270 pages, with 100 local buffers.
 const OWN: &str = "
     SET temp_buffers = '800kB';
     CREATE TEMPORARY TABLE own AS SELECT i, repeat(md5(i::text), 12) AS t FROM generate_series(1, 5000) i";
@@ -32,7 +32,7 @@ fn settings(io_method: Option<&str>) -> Settings {
     }
 }
 
-/// The ways to read that this server and this kernel have; `None` where there is no choice.
+/// The I/O methods of this server and kernel; `None` if there is no choice.
 fn io_methods() -> Result<Vec<Option<&'static str>>> {
     if Installation::get()?.major < 18 {
         return Ok(vec![None]);
@@ -42,7 +42,8 @@ fn io_methods() -> Result<Vec<Option<&'static str>>> {
     Ok(methods)
 }
 
-/// Not every build has it and not every kernel allows it; a plain server tells.
+/// Not every build supports it and not every kernel permits it; a stock server shows whether it
+/// works.
 fn has_io_uring() -> Result<bool> {
     if Installation::get()?.major < 18 {
         eprintln!("skipped: io_method is new in PostgreSQL 18");
@@ -81,7 +82,7 @@ fn sessions_keep_their_temporary_tables() -> Result<()> {
 fn use_both(client: &mut Client, of_shared: &str) -> Result<()> {
     run_sql(client, OWN)?;
     for round in 0..2 {
-        // The blocks of one alternate with those of the other.
+        // The blocks of the two tables alternate.
         let joined = text(client, "SELECT count(*) FROM shared JOIN own USING (i, t)")?;
         ensure!(joined == "5000", "round {round}: {joined} rows are in both");
         run_sql(client, "UPDATE own SET t = t WHERE i % 3 = 0; ANALYZE own")?;
@@ -93,8 +94,7 @@ fn use_both(client: &mut Client, of_shared: &str) -> Result<()> {
     Ok(())
 }
 
-/// How many reads a session has begun and nobody has looked after, of temporary and of shared
-/// tables.
+/// The numbers of started and uncompleted reads of a session, of temporary and of shared tables.
 fn under_way(watcher: &mut Client, backend: &str) -> Result<(u32, u32)> {
     let mut count = |local: bool| -> Result<u32> {
         let count = text(
@@ -109,8 +109,8 @@ fn under_way(watcher: &mut Client, backend: &str) -> Result<(u32, u32)> {
     Ok((count(true)?, count(false)?))
 }
 
-/// A session in which reads of both tables are under way, in a transaction with the cursors
-/// `theirs` and `mine`. `shared` is not in buffers yet.
+/// A session with uncompleted reads of both tables, in a transaction with the cursors `theirs` and
+/// `mine`. `shared` is not in buffers yet.
 fn reads_ahead(cluster: &Cluster, watcher: &mut Client, shared: &str) -> Result<(Client, String)> {
     let mut client = cluster.client()?;
     run_sql(&mut client, OWN)?;
@@ -126,8 +126,7 @@ fn reads_ahead(cluster: &Cluster, watcher: &mut Client, shared: &str) -> Result<
         ),
     )?;
     let backend = text(&mut client, "SELECT pg_backend_pid()")?;
-    // Where it has to wait for a read of one, it looks after those of the other as well; so by
-    // small steps.
+    // A wait for a read of one table completes those of the other too, so proceed in small steps.
     for _ in 0..150 {
         for cursor in ["theirs", "mine"] {
             let (local, shared) = under_way(watcher, &backend)?;
@@ -140,10 +139,10 @@ fn reads_ahead(cluster: &Cluster, watcher: &mut Client, shared: &str) -> Result<
     bail!("the session never reads ahead in both tables")
 }
 
-/// With io_uring whoever waits for one read of a session completes all of that session that are
-/// done; of its temporary tables it has neither the buffers nor the name.
+/// With io_uring, a process that waits for one read of a session completes all finished reads of
+/// that session. It has no access to the buffers and the state of temporary tables.
 #[test]
-fn others_complete_reads_of_temporary_tables() -> Result<()> {
+fn other_processes_complete_reads_of_temporary_tables() -> Result<()> {
     if !has_io_uring()? {
         return Ok(());
     }
@@ -172,7 +171,7 @@ fn others_complete_reads_of_temporary_tables() -> Result<()> {
         let found = text(&mut owner, OF_OWN)?;
         ensure!(found == "5000", "with a key is {with_key}: {found} rows are right");
 
-        // The subtransaction that began them is gone.
+        // The subtransaction that started them has ended.
         let (mut owner, backend) = reads_ahead(&cluster, &mut client, "second")?;
         run_sql(&mut owner, "ROLLBACK TO before")?;
         read("second", Some(&backend))?;

@@ -1,5 +1,4 @@
-//! Upgrades that fail: nothing is done where a key would be missed, and the old cluster is as it
-//! was.
+//! Failed upgrades: nothing is done if a key would be missing, and the old cluster is unchanged.
 
 use std::path::PathBuf;
 
@@ -11,28 +10,28 @@ use super::scene::{Scene, files_below};
 use super::{alone, failure, new_cluster, old_cluster, settings, upgrading};
 
 #[test]
-fn what_would_leave_keys_behind_is_refused() -> Result<()> {
+fn upgrades_that_would_lose_keys_are_refused() -> Result<()> {
     let (mut old, keys) = old_cluster("")?;
     old.allow_log("pg_upgrade alone would leave");
     old.sql("CREATE TABLE t AS SELECT 7 AS id; SELECT pagevault.encrypt('t')")?;
     let new = new_cluster()?;
     let refused = |new: &Cluster, why: &str| -> Result<()> {
-        let said = failure(&mut upgrading(&old, new), new)?;
-        ensure!(said.contains(why), "{said}\nand not: {why}");
+        let response = failure(&mut upgrading(&old, new), new)?;
+        ensure!(response.contains(why), "{response}\nand not: {why}");
         Ok(())
     };
     refused(&new, "a server is running in")?;
     old.stop(StopMode::Fast)?;
 
-    // By itself.
-    let said = failure(&mut alone(&old, &new), &new)?;
+    // pg_upgrade without exec.
+    let response = failure(&mut alone(&old, &new), &new)?;
     ensure!(
-        said.contains("pg_upgrade alone would leave the keys of encrypted relations behind"),
-        "{said}"
+        response.contains("pg_upgrade alone would leave the keys of encrypted relations behind"),
+        "{response}"
     );
-    ensure!(said.contains("pagevault-keyring exec -- pg_upgrade"), "{said}");
+    ensure!(response.contains("pagevault-keyring exec -- pg_upgrade"), "{response}");
 
-    // The provider has no answer.
+    // The provider does not respond.
     keys.take_away()?;
     refused(&new, "key file")?;
     keys.bring_back()?;
@@ -42,17 +41,17 @@ fn what_would_leave_keys_behind_is_refused() -> Result<()> {
     refused(&new, "does not load pagevault")?;
     new.append_conf("shared_preload_libraries = 'pagevault'")?;
 
-    // The same directory twice, one that is none, no directory at all.
+    // The same directory twice, a directory without a cluster, and a missing directory.
     refused(&old, "the same data directory")?;
     let mut nowhere = upgrading(&old, &new);
-    let said = failure(nowhere.arg("-D").arg(new.directory()), &new)?;
-    ensure!(said.contains("is not a data directory"), "{said}");
+    let response = failure(nowhere.arg("-D").arg(new.directory()), &new)?;
+    ensure!(response.contains("is not a data directory"), "{response}");
     let mut command = new.installation().command("pagevault-keyring");
-    let said = failure(command.args(["exec", "--", "pg_upgrade", "-U", "postgres"]), &new)?;
-    ensure!(said.contains("pg_upgrade needs -d or --old-datadir"), "{said}");
+    let response = failure(command.args(["exec", "--", "pg_upgrade", "-U", "postgres"]), &new)?;
+    ensure!(response.contains("pg_upgrade needs -d or --old-datadir"), "{response}");
     ensure!(!new.data_directory().join("pagevault/cluster.keys").exists(), "keys were brought");
 
-    // A new cluster with keys of its own.
+    // A new cluster with its own keys.
     let (mut taken, _its_keys) = Cluster::with_keys(&settings())?;
     taken.allow_log("cannot encrypt WAL: the cluster has no master key");
     taken.stop(StopMode::Fast)?;
@@ -60,13 +59,13 @@ fn what_would_leave_keys_behind_is_refused() -> Result<()> {
     taken.start_server()?;
     taken.finish()?;
 
-    // Nothing of that has done anything.
+    // None of these attempts changed anything.
     run(&mut upgrading(&old, &new))?;
     new.start_server()?;
     ensure!(new.text("SELECT id FROM t")? == "7", "the table");
     new.sql("CREATE TABLE more (id int); SELECT pagevault.encrypt('more')")?;
     new.stop(StopMode::Fast)?;
-    // Nor is an upgraded cluster upgraded again.
+    // An upgraded cluster cannot be upgraded again.
     refused(&new, "it was upgraded already")?;
     new.start_server()?;
     ensure!(new.text("SELECT id FROM t")? == "7", "the table");
@@ -76,10 +75,9 @@ fn what_would_leave_keys_behind_is_refused() -> Result<()> {
     new.finish()
 }
 
-/// A keystore that is taken away under pg_upgrade's hands, or another one, is noticed by the new
-/// server.
+/// The new server notices that its keystore was removed or replaced during pg_upgrade.
 #[test]
-fn the_new_server_looks_for_itself() -> Result<()> {
+fn the_new_server_notices_a_changed_keystore() -> Result<()> {
     let (mut old, _keys) = old_cluster("")?;
     old.sql("CREATE TABLE t AS SELECT 7 AS id; SELECT pagevault.encrypt('t')")?;
     old.stop(StopMode::Fast)?;
@@ -90,24 +88,25 @@ fn the_new_server_looks_for_itself() -> Result<()> {
         ("0123456789abcdef0123456789abcdef", "a keystore that is not the one"),
         ("all", "has an unknown value"),
     ] {
-        let said = failure(alone(&old, &new).env("PAGEVAULT_UPGRADE", ticket), &new)?;
-        ensure!(said.contains(why), "{said}");
+        let response = failure(alone(&old, &new).env("PAGEVAULT_UPGRADE", ticket), &new)?;
+        ensure!(response.contains(why), "{response}");
     }
     old.allow_log("has an unknown value");
     let inspected = run(old.program("pagevault-keyring").arg("inspect").arg(old.data_directory()))?;
     let id = inspected.split(|c: char| !c.is_ascii_hexdigit()).find(|word| word.len() == 32);
-    let said = failure(alone(&old, &new).env("PAGEVAULT_UPGRADE", id.unwrap_or_default()), &new)?;
+    let response =
+        failure(alone(&old, &new).env("PAGEVAULT_UPGRADE", id.unwrap_or_default()), &new)?;
     ensure!(
-        said.contains("the keystore of the cluster to be upgraded is not here"),
-        "{inspected}\n{said}"
+        response.contains("the keystore of the cluster to be upgraded is not here"),
+        "{inspected}\n{response}"
     );
     old.start_server()?;
     ensure!(old.text("SELECT id FROM t")? == "7", "the table in the old cluster");
     old.finish()
 }
 
-/// Killed while it restores the schema: the old cluster starts, and the upgrade can be done again,
-/// into a new cluster.
+/// Killed while it restores the schema: the old cluster starts, and the upgrade can be repeated
+/// into another new cluster.
 #[test]
 fn killed_in_the_middle() -> Result<()> {
     let scene = Scene::make()?;

@@ -1,6 +1,6 @@
 //! pg_upgrade of clusters with encrypted relations, by `pagevault-keyring exec`: from the
-//! installation that `PAGEVAULT_OLD_PG_CONFIG` names to the one under test; without it, from and to
-//! the same version.
+//! installation in `PAGEVAULT_OLD_PG_CONFIG` to the one under test; without that variable, within
+//! one version.
 
 mod failing;
 mod moving;
@@ -11,18 +11,17 @@ use std::process::Command;
 use anyhow::{Result, ensure};
 use pagevault_tests::{Cluster, Installation, KeyFile, Settings};
 
-/// Settings that both clusters have.
+/// Settings of both clusters.
 fn settings() -> Settings {
     Settings::default().conf("pagevault.wal_encryption = on").conf("pagevault.unlock_timeout = 2")
 }
 
-/// A cluster to upgrade into, as initdb made it, with its settings. Its server does not run.
+/// A cluster to upgrade into, as created by initdb, with its settings. Its server is not running.
 fn new_cluster() -> Result<Cluster> {
     Cluster::create(&settings())
 }
 
-/// A cluster to upgrade, with a key and WAL encryption and nothing else in it, and with one more
-/// setting.
+/// A cluster to upgrade, with a key, WAL encryption, one more setting, and no other contents.
 fn old_cluster(conf: &str) -> Result<(Cluster, KeyFile)> {
     let settings = settings().on(Installation::to_upgrade_from()?).conf(conf);
     let (mut old, keys) = Cluster::with_keys(&settings)?;
@@ -31,7 +30,7 @@ fn old_cluster(conf: &str) -> Result<(Cluster, KeyFile)> {
     Ok((old, keys))
 }
 
-/// pg_upgrade from `old` to `new`, to be run as `program` says.
+/// Arguments of pg_upgrade from `old` to `new`.
 fn arguments(command: &mut Command, old: &Cluster, new: &Cluster) {
     command
         .arg("-b")
@@ -48,7 +47,7 @@ fn arguments(command: &mut Command, old: &Cluster, new: &Cluster) {
         .current_dir(new.directory());
 }
 
-/// pg_upgrade by itself.
+/// pg_upgrade without the keys.
 fn alone(old: &Cluster, new: &Cluster) -> Command {
     let mut command = new.installation().command("pg_upgrade");
     arguments(&mut command, old, new);
@@ -63,16 +62,16 @@ fn upgrading(old: &Cluster, new: &Cluster) -> Command {
     command
 }
 
-/// What a program says when it fails, on both outputs, and the logs that pg_upgrade leaves then.
+/// Both outputs of a failed program, and the logs of pg_upgrade.
 fn failure(command: &mut Command, new: &Cluster) -> Result<String> {
     let output = command.output()?;
     ensure!(!output.status.success(), "{command:?} succeeds");
-    let mut said = String::from_utf8_lossy(&output.stdout).into_owned();
-    said.push_str(&String::from_utf8_lossy(&output.stderr));
+    let mut response = String::from_utf8_lossy(&output.stdout).into_owned();
+    response.push_str(&String::from_utf8_lossy(&output.stderr));
     for log in scene::files_below(&new.data_directory().join("pg_upgrade_output.d"))? {
         if log.extension().is_some_and(|extension| extension == "log") {
-            said.push_str(&std::fs::read_to_string(log)?);
+            response.push_str(&std::fs::read_to_string(log)?);
         }
     }
-    Ok(said)
+    Ok(response)
 }

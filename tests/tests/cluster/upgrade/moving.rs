@@ -1,4 +1,4 @@
-//! Upgrades that succeed, in each way in which pg_upgrade moves files.
+//! Successful upgrades, in each of pg_upgrade's modes of transferring files.
 
 use anyhow::{Result, bail, ensure};
 use pagevault_tests::installation::run;
@@ -16,7 +16,7 @@ fn files_are_copied() -> Result<()> {
     scene.check_all(&new)?;
     scene.use_it(&new)?;
     scene.check(&new)?;
-    // Both live on: the old cluster knows nothing of the new one.
+    // Both clusters can be used: they are independent.
     scene.check_old()?;
     new.stop(StopMode::Fast)?;
     scene.look_at_files(&new)?;
@@ -34,9 +34,9 @@ fn files_are_linked() -> Result<()> {
     new.finish()
 }
 
-/// Ways that not every version or file system has; by `make test-upgrade` only.
+/// Modes that not every version or file system supports; only in `make test-upgrade`.
 #[test]
-fn files_are_moved_otherwise() -> Result<()> {
+fn other_modes_of_transfer() -> Result<()> {
     if std::env::var_os("PAGEVAULT_UPGRADE_ALL_WAYS").is_none() {
         return Ok(());
     }
@@ -65,21 +65,21 @@ fn files_are_moved_otherwise() -> Result<()> {
 fn upgraded(ways: &[&str]) -> Result<(Scene, Cluster)> {
     let scene = Scene::make()?;
     let new = new_cluster()?;
-    // As one does.
+    // As operators do.
     let checked = run(upgrading(&scene.old, &new).arg("--check"))?;
     ensure!(checked.contains("Clusters are compatible"), "{checked}");
     ensure!(!new.data_directory().join("pagevault/cluster.keys").exists(), "--check brings keys");
-    // The default differs between versions, and --copy is not an option of all.
+    // The default mode differs between versions, and not all have --copy.
     let mut command = upgrading(&scene.old, &new);
     command.args(ways.iter().filter(|way| **way != "--copy"));
     match run(&mut command) {
-        Ok(said) => ensure!(said.contains("Upgrade Complete"), "{said}"),
+        Ok(output) => ensure!(output.contains("Upgrade Complete"), "{output}"),
         Err(error) => bail!("{error:#}"),
     }
     Ok((scene, new))
 }
 
-/// Without a key there is nothing to bring: pg_upgrade works by itself, and with exec.
+/// Without a key there is nothing to transfer: pg_upgrade works alone, and with exec.
 #[test]
 fn a_plain_cluster_with_labels() -> Result<()> {
     let settings = Settings::default().on(Installation::to_upgrade_from()?);
@@ -101,9 +101,9 @@ fn a_plain_cluster_with_labels() -> Result<()> {
     Ok(())
 }
 
-/// A job that has not ended goes on in the new cluster.
+/// An unfinished job continues in the new cluster.
 #[test]
-fn jobs_go_on() -> Result<()> {
+fn jobs_continue() -> Result<()> {
     let (old, _keys) = old_cluster("pagevault.rekey_rate = 1MB")?;
     old.sql("CREATE TABLE big AS SELECT i AS id, repeat('x', 500) AS v FROM generate_series(1, 30000) i")?;
     old.sql("SET pagevault.rekey_threshold = 0; SECURITY LABEL FOR pagevault ON TABLE big IS 'encrypted'")?;

@@ -1,5 +1,5 @@
-//! What is upgraded: relations of every kind, in two databases and a tablespace, and what must be
-//! true of them.
+//! The cluster to upgrade: relations of every kind in two databases and a tablespace, and checks of
+//! them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,20 +12,20 @@ use postgres::Client;
 
 use super::old_cluster;
 
-/// Text that is in rows, statistics and large objects, and nowhere else.
+/// Text that occurs in rows, statistics and large objects, and nowhere else.
 fn canary() -> Canary {
     Canary::text("what pg_upgrade carries")
 }
 
-/// A cluster with everything in it, stopped.
+/// A stopped cluster with data of all kinds.
 pub(super) struct Scene {
     pub(super) old: Cluster,
     _keys: KeyFile,
-    /// What queries answer, before the upgrade and after.
+    /// Results of queries, before the upgrade and after.
     answers: Vec<(&'static str, String, String)>,
 }
 
-/// Queries whose answers do not change, by database.
+/// Queries whose results do not change, by database.
 const QUERIES: [(&str, &str); 9] = [
     ("postgres", "SELECT count(*) || md5(string_agg(t::text, '' ORDER BY id)) FROM app.t t"),
     ("postgres", "SET enable_seqscan = off; SELECT id FROM app.t WHERE name = 'name 77'"),
@@ -41,7 +41,7 @@ const QUERIES: [(&str, &str); 9] = [
     ("birds", "SELECT count(*) || md5(string_agg(b::text, '' ORDER BY id)) FROM bird b"),
 ];
 
-/// What is encrypted in `postgres`; and that nothing else is wanted to be.
+/// Encrypted relations in `postgres`; policy demands no others.
 const ENCRYPTED: [&str; 12] = [
     "app.t",
     "app.t_pkey",
@@ -67,7 +67,7 @@ impl Scene {
         let canary = canary();
         let canary = canary.as_str();
         old.sql(&format!("CREATE TABLESPACE space LOCATION '{}'", space.display()))?;
-        // Both would have their files in one directory, which pg_upgrade refuses.
+        // In one tablespace both would have the same directory, which pg_upgrade refuses.
         let same = old.installation().major == Installation::get()?.major;
         if same {
             old.sql("DROP TABLESPACE space")?;
@@ -99,8 +99,8 @@ impl Scene {
              SELECT setval('app.t_id_seq', 5000)"
         ))?;
         old.sql("VACUUM ANALYZE")?;
-        // Files of all ages: rewritten, rotated, with a statistics catalog that has another number
-        // than initdb gave it.
+        // Files of various kinds: rewritten, rotated, and a statistics catalog with another
+        // relfilenumber than initdb assigned.
         old.sql("SELECT pagevault.rotate_data_key('app.t')")?;
         old.sql("SELECT pagevault.wait_for_rekey('app.t'::regclass, '60 s')")?;
         old.sql("VACUUM FULL app.parted_1")?;
@@ -122,13 +122,13 @@ impl Scene {
         Ok(Scene { old, _keys: keys, answers })
     }
 
-    /// That everything is there, also what a crash would have emptied.
+    /// Checks that everything exists, including data that a crash would have reset.
     pub(super) fn check_all(&self, cluster: &Cluster) -> Result<()> {
         ensure!(cluster.text("SELECT count(*) FROM app.unlogged")? == "100", "the unlogged table");
         self.check(cluster)
     }
 
-    /// That everything is there, encrypted, and works.
+    /// Checks that everything exists, is encrypted, and works.
     pub(super) fn check(&self, cluster: &Cluster) -> Result<()> {
         let now = answers(cluster)?;
         ensure!(now == self.answers, "{now:#?}\nbut it was {:#?}", self.answers);
@@ -157,7 +157,7 @@ impl Scene {
         cluster.eventually("SELECT wal_encrypted FROM pagevault.status", "t")
     }
 
-    /// That the cluster can be used: written, rotated, restarted after a crash.
+    /// Checks that the cluster can be used: writes, rotations, restart after a crash.
     pub(super) fn use_it(&self, cluster: &Cluster) -> Result<()> {
         ensure!(
             cluster.text("INSERT INTO app.t (name) VALUES ('new') RETURNING id")? == "5001",
@@ -175,7 +175,7 @@ impl Scene {
         cluster.crash()
     }
 
-    /// That no value is seen in the files of a stopped cluster, and that all of them open.
+    /// Checks that no value occurs in the files of a stopped cluster, and that all files open.
     pub(super) fn look_at_files(&self, cluster: &Cluster) -> Result<()> {
         let canary = canary();
         for file in files_below(&cluster.data_directory())? {
@@ -194,7 +194,7 @@ impl Scene {
         Ok(())
     }
 
-    /// Removes what an attempt has left in the tablespace.
+    /// Removes the files of an attempt from the tablespace.
     pub(super) fn clear_tablespace(&self, new: &Cluster) -> Result<()> {
         let version = format!("PG_{}_", new.installation().major);
         for entry in fs::read_dir(self.old.directory().join("space"))? {
@@ -207,7 +207,7 @@ impl Scene {
         Ok(())
     }
 
-    /// That the old cluster is as it was.
+    /// Checks that the old cluster is unchanged.
     pub(super) fn check_old(&self) -> Result<()> {
         self.old.start_server().context("the old server")?;
         let now = answers(&self.old)?;
@@ -233,8 +233,8 @@ fn answers(cluster: &Cluster) -> Result<Vec<(&'static str, String, String)>> {
     Ok(answers)
 }
 
-/// All regular files below a directory; none if there is no such directory. Tablespaces are
-/// followed.
+/// All regular files below a directory, following tablespaces; none if the directory does not
+/// exist.
 pub(super) fn files_below(directory: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     if !directory.exists() {

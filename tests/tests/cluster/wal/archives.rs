@@ -1,4 +1,4 @@
-//! Archives hold sealed segments, and recovery reads them.
+//! Archives contain sealed segments, and recovery reads them.
 
 use anyhow::{Result, ensure};
 use pagevault_tests::wal::Segment;
@@ -6,7 +6,7 @@ use pagevault_tests::{Cluster, Settings};
 
 use super::{count, insert, lacks, leaks, marks, sealing, switch};
 
-/// Settings that archive into `archive` beside the data directory of the cluster that is made next.
+/// Creates the directory `archive` next to the data directory, and configures archiving to it.
 fn archive_of(cluster: &Cluster) -> Result<std::path::PathBuf> {
     let archive = cluster.directory().join("archive");
     std::fs::create_dir(&archive)?;
@@ -21,10 +21,9 @@ fn archived(cluster: &Cluster) -> Result<()> {
     cluster.eventually(&query, "t")
 }
 
-/// From a backup before WAL was encrypted, over the first key and the second, to a point in the
-/// middle.
+/// From a backup before WAL encryption, across the first and the second key, to a point in between.
 #[test]
-fn recovery_to_a_point_over_mixed_history() -> Result<()> {
+fn recovery_to_a_point_across_sealed_and_plaintext_wal() -> Result<()> {
     let settings = Settings::default().conf("archive_mode = on").conf("archive_timeout = 0");
     let (cluster, _keys) = Cluster::with_keys(&settings)?;
     let archive = archive_of(&cluster)?;
@@ -51,7 +50,7 @@ fn recovery_to_a_point_over_mixed_history() -> Result<()> {
     }
     ensure!(leaks(&segments, "gimpel"), "the scan sees nothing");
 
-    // Whatever buffer for reading ahead is asked for, no page is met whose key is not replayed yet.
+    // With any size of the read-ahead buffer, no page is read before its key is replayed.
     for buffer in ["512kB", "64MB"] {
         let restored = Cluster::from_files(|target| {
             let mut copy = std::process::Command::new("cp");
@@ -79,7 +78,7 @@ fn recovery_to_a_point_over_mixed_history() -> Result<()> {
         ] {
             ensure!(count(&restored, canary)? == rows, "{canary}: {}", count(&restored, canary)?);
         }
-        // The new timeline goes on with the key that was in use there.
+        // The new timeline continues with the key in use at that point.
         restored.sql("SELECT pg_switch_wal()")?;
         insert(&restored, "zaunkoenig", 1000)?;
         super::assert_hidden(&restored, "zaunkoenig")?;
@@ -90,7 +89,7 @@ fn recovery_to_a_point_over_mixed_history() -> Result<()> {
     cluster.finish()
 }
 
-/// A library copies segments inside the server, through the same calls.
+/// A library copies segments within the server, through the same redirected calls.
 #[test]
 fn an_archive_library_copies_sealed_segments() -> Result<()> {
     if lacks("basic_archive")? {
@@ -130,7 +129,7 @@ fn an_archive_library_copies_sealed_segments() -> Result<()> {
     cluster.finish()
 }
 
-/// A standby that reads from the archive only.
+/// A standby that reads only from the archive.
 #[test]
 fn a_standby_follows_the_archive() -> Result<()> {
     let settings = Settings::default().conf("archive_mode = on");

@@ -1,4 +1,4 @@
-//! Base backups that bring their WAL along.
+//! Base backups with their WAL.
 
 use anyhow::{Result, ensure};
 use pagevault_tests::installation::run;
@@ -18,7 +18,7 @@ fn restored_after_load(method: &str) -> Result<(Cluster, Cluster, Vec<Segment>)>
     let restored = Cluster::from_files(|target| {
         cluster.base_backup_with(target, &["-X", method])?;
         wal = Segment::all(&target.join("pg_wal"))?;
-        // That WAL can be parsed is checked by pg_waldump, which knows no sealed pages.
+        // The WAL is parsed by pg_waldump, which cannot read sealed pages.
         let mut verify = cluster.program("pg_verifybackup");
         run(verify.arg(target).args((method == "fetch").then_some("--no-parse-wal"))).map(drop)
     })?;
@@ -57,11 +57,11 @@ fn streamed_wal_is_plaintext_and_mixes() -> Result<()> {
     cluster.finish()
 }
 
-/// WAL in a backup of a standby ends in the middle of a page. That page is written on, and stays
-/// what it was: after a torn write it would be plaintext in part and sealed in part, and could not
-/// be read.
+/// WAL in a backup of a standby ends in the middle of a page. Further writes to that page keep its
+/// state: otherwise, after a torn write, it would be partly plaintext and partly sealed, and
+/// unreadable.
 #[test]
-fn a_page_that_is_written_on_keeps_its_key() -> Result<()> {
+fn a_partly_written_page_keeps_its_key() -> Result<()> {
     let (cluster, _keys) = sealing(&Settings::default())?;
     let standby = standby_of(&cluster, &[])?;
     insert(&cluster, "drossel", 1000)?;
@@ -91,7 +91,7 @@ fn a_page_that_is_written_on_keeps_its_key() -> Result<()> {
     cluster.finish()
 }
 
-/// The summarizer reads WAL; an incremental backup relies on what it found.
+/// The summarizer reads WAL; incremental backups rely on the summaries.
 #[test]
 fn incremental_backups_are_complete() -> Result<()> {
     if Installation::get()?.major < 17 {

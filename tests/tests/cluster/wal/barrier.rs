@@ -1,5 +1,5 @@
-//! The barrier in front of a new WAL key: others go on meanwhile, and it is long enough for every
-//! reader.
+//! The barrier before a new WAL key: other sessions continue meanwhile, and it is long enough for
+//! every reader.
 
 use std::thread;
 
@@ -9,10 +9,10 @@ use pagevault_tests::cluster::text;
 
 use super::{STATE, assert_hidden, count, insert, sealing, switch};
 
-/// While a session writes its barrier, keys are made, the state is looked at, WAL encryption is
-/// switched; and it can be cancelled.
+/// While a session writes its barrier, keys are created, views are queried, and WAL encryption is
+/// switched. The session can be cancelled.
 #[test]
-fn others_go_on_while_a_barrier_is_written() -> Result<()> {
+fn other_sessions_continue_while_a_barrier_is_written() -> Result<()> {
     let settings = Settings::default().conf("pagevault.default_encryption = on");
     let (cluster, _keys) = sealing(&settings)?;
     let key = || cluster.text("SELECT wal_key_version FROM pagevault.status");
@@ -26,35 +26,35 @@ fn others_go_on_while_a_barrier_is_written() -> Result<()> {
         Ok((rotation, cancel))
     };
     let done = |rotation: thread::JoinHandle<Result<String>>| -> Result<String> {
-        let said = rotation.join().map_err(|_| anyhow::anyhow!("a panic"))?;
-        Ok(said.unwrap_or_else(|error| format!("{error:#}")))
+        let output = rotation.join().map_err(|_| anyhow::anyhow!("a panic"))?;
+        Ok(output.unwrap_or_else(|error| format!("{error:#}")))
     };
     let (rotation, cancel) = rotate("wal_switch.barrier")?;
     cluster.sql("CREATE TABLE another AS SELECT generate_series(1, 1000)")?;
     ensure!(key()? == "1", "key {}", key()?);
     cancel.cancel_query(postgres::NoTls)?;
-    let said = done(rotation)?;
-    cluster.go_on();
-    ensure!(said.contains("canceling statement due to user request"), "{said}");
+    let output = done(rotation)?;
+    cluster.resume();
+    ensure!(output.contains("canceling statement due to user request"), "{output}");
     ensure!(key()? == "1", "key {}", key()?);
 
     // Switched off meanwhile: the key is not used.
     let (rotation, _) = rotate("wal_switch.barrier_of 3")?;
     switch(&cluster, false)?;
-    cluster.go_on();
-    let said = done(rotation)?;
-    ensure!(said.contains("WAL is not encrypted"), "{said}");
+    cluster.resume();
+    let output = done(rotation)?;
+    ensure!(output.contains("WAL is not encrypted"), "{output}");
     ensure!(cluster.text(STATE)? == "f");
     switch(&cluster, true)?;
     ensure!(key()? == "4", "key {}", key()?);
 
-    // And on again: that key is the newer.
+    // Switched on again: that key is newer.
     let (rotation, _) = rotate("wal_switch.barrier_of 5")?;
     switch(&cluster, false)?;
     switch(&cluster, true)?;
-    cluster.go_on();
-    let said = done(rotation)?;
-    ensure!(said == "6" && key()? == "6", "{said}, key {}", key()?);
+    cluster.resume();
+    let output = done(rotation)?;
+    ensure!(output == "6" && key()? == "6", "{output}, key {}", key()?);
     insert(&cluster, "drossel", 1000)?;
     assert_hidden(&cluster, "drossel")?;
     cluster.crash()?;
@@ -62,9 +62,9 @@ fn others_go_on_while_a_barrier_is_written() -> Result<()> {
     cluster.finish()
 }
 
-/// What the reader's buffer holds is the same everywhere, whatever is asked for.
+/// The reader's buffer has a fixed size, whatever the setting says.
 #[test]
-fn no_server_reads_ahead_past_a_barrier() -> Result<()> {
+fn no_server_reads_ahead_beyond_a_barrier() -> Result<()> {
     let (cluster, _keys) = sealing(&Settings::default().conf("wal_decode_buffer_size = 512MB"))?;
     ensure!(cluster.text("SHOW wal_decode_buffer_size")? == "4MB");
     ensure!(

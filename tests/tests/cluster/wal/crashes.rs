@@ -1,4 +1,4 @@
-//! kill -9 with sealed WAL, in the sizes and modes in which WAL can be written.
+//! kill -9 with sealed WAL, in several sizes and modes of writing WAL.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -80,7 +80,7 @@ fn with_minimal_wal_and_recycled_segments() -> Result<()> {
         insert(&cluster, "drossel", 100_000)?;
         cluster.sql("CHECKPOINT")?;
         insert(&cluster, "zaunkoenig", 10)?;
-        // A table that is not logged, only synced.
+        // A table that is synced instead of logged.
         cluster.sql(&format!(
             "BEGIN; CREATE TABLE t_{round} (id int); COPY t_{round} FROM PROGRAM 'seq 1000'; COMMIT"
         ))?;
@@ -137,10 +137,10 @@ fn a_single_user_server_recovers() -> Result<()> {
     cluster.finish()
 }
 
-/// Killed after pages were sealed with a new key and before the switch to it was written down, the
-/// server has the key, and reads them. The last of them is written on with that key.
+/// Killed after pages were sealed with a new key and before the switch to it was recorded. The
+/// server has the key and reads the pages. It continues the last of them with that key.
 #[test]
-fn a_switch_that_was_lost_is_made_again() -> Result<()> {
+fn a_lost_switch_is_repeated() -> Result<()> {
     let (cluster, _keys) = sealing(&Settings::default().conf("wal_keep_size = '1GB'"))?;
     insert(&cluster, "amsel", 100)?;
     cluster.sql("CHECKPOINT")?;
@@ -171,10 +171,10 @@ fn a_switch_that_was_lost_is_made_again() -> Result<()> {
     cluster.finish()
 }
 
-/// A rotation of the key: the key is written down, then WAL is filled with a barrier, switched, and
-/// the switch written down.
+/// A rotation of the WAL key records the key, writes a barrier to WAL, switches, and records the
+/// switch.
 #[test]
-fn a_kill_at_any_step_of_a_rotation_leaves_all_of_one_mind() -> Result<()> {
+fn after_a_kill_at_any_step_of_a_rotation_all_servers_agree() -> Result<()> {
     const STEPS: [&str; 6] = [
         "keys.in_file",
         "keys.in_wal",
@@ -183,7 +183,7 @@ fn a_kill_at_any_step_of_a_rotation_leaves_all_of_one_mind() -> Result<()> {
         "keys.in_file",
         "keys.in_wal",
     ];
-    // What is in key files counts at different moments, with fsync and without.
+    // Key files must be correct at several moments, with fsync and without.
     let (cluster, _keys) =
         sealing(&Settings::default().conf("fsync = on").conf("wal_keep_size = 1GB"))?;
     let mut witnesses = Witnesses::with(&cluster, &["fsync = off"])?;
@@ -193,7 +193,7 @@ fn a_kill_at_any_step_of_a_rotation_leaves_all_of_one_mind() -> Result<()> {
         cluster.stop_at(STEPS[0])?;
         let session =
             std::thread::spawn(move || client.batch_execute("SELECT pagevault.rotate_wal_key()"));
-        // Whoever stands there: after a start the worker may have something to write down.
+        // Any process may be at that step: after a start the worker may have records to write.
         for (at, step) in STEPS[..=last].iter().enumerate() {
             if at > 0 {
                 cluster.stop_at(step)?;
@@ -201,7 +201,7 @@ fn a_kill_at_any_step_of_a_rotation_leaves_all_of_one_mind() -> Result<()> {
             cluster.stopped_at(step)?;
         }
         cluster.kill()?;
-        cluster.go_on();
+        cluster.resume();
         ensure!(session.join().is_ok_and(|ended| ended.is_err()), "step {last}: it ended");
         cluster.start_server()?;
         let rows = (100 * (last + 1)).to_string();
@@ -222,7 +222,7 @@ fn a_kill_at_any_step_of_a_rotation_leaves_all_of_one_mind() -> Result<()> {
     cluster.finish()
 }
 
-/// Cuts a key log off before its first switch of WAL: batches have a header of 36 bytes with the
+/// Truncates a key log before its first WAL switch: batches have a header of 36 bytes with the
 /// length of the body at 8; the first byte of the body is the type of its first record, 9.
 fn forget_switches(log: &std::path::Path) -> Result<()> {
     let bytes = std::fs::read(log)?;
@@ -237,10 +237,10 @@ fn forget_switches(log: &std::path::Path) -> Result<()> {
     bail!("no switch in {}", log.display())
 }
 
-/// A page is written again as it fills. Whoever copies it twice learns where it changed, nothing
-/// else.
+/// A WAL page is written repeatedly as it fills. Two copies of it show where it changed, and
+/// nothing else.
 #[test]
-fn two_copies_of_a_live_segment_give_nothing_away() -> Result<()> {
+fn two_copies_of_a_live_segment_reveal_no_plaintext() -> Result<()> {
     let (cluster, _keys) = sealing(&Settings::default())?;
     let mut copies = Vec::new();
     for _ in 0..20 {
@@ -253,7 +253,7 @@ fn two_copies_of_a_live_segment_give_nothing_away() -> Result<()> {
             let mixed: Vec<u8> =
                 before.bytes.iter().zip(&after.bytes).map(|(a, b)| a ^ b).collect();
             differing += mixed.chunks(16).filter(|block| block.iter().any(|b| *b != 0)).count();
-            // With a stream cipher this would be the plaintext where there was none before.
+            // With a stream cipher, this would be the plaintext of the bytes that were zero before.
             ensure!(!holds(&mixed, b"drossel"), "the difference of two copies shows plaintext");
         }
     }

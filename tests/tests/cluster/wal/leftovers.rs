@@ -1,5 +1,5 @@
-//! Switches that are safe in the keystore and to which WAL never came: it was lost before them, and
-//! takes another course.
+//! Switches that are durable in the keystore, and that WAL never reached: the WAL before them was
+//! lost, and new WAL takes their place.
 
 use anyhow::{Result, ensure};
 use pagevault_tests::installation::run;
@@ -10,7 +10,7 @@ use super::{STATE, assert_hidden, count, insert, leaks, sealing, segments, switc
 
 const PROBLEM: &str = "SELECT coalesce(wal_error, 'none') FROM pagevault.status";
 
-/// The setting at the next start; the server is down.
+/// Changes the setting for the next start; the server is down.
 fn set_offline(cluster: &Cluster, value: &str) -> Result<()> {
     let path = cluster.data_directory().join("postgresql.auto.conf");
     let mut text = std::fs::read_to_string(&path)?;
@@ -18,28 +18,27 @@ fn set_offline(cluster: &Cluster, value: &str) -> Result<()> {
     Ok(std::fs::write(&path, text)?)
 }
 
-/// Has the worker switch, and kills the server when the switch is safe in the keystore and not in
-/// WAL.
+/// Lets the worker switch, and kills the server when the switch is durable in the keystore but not
+/// in WAL.
 fn lose_a_switch(cluster: &Cluster, to: &str) -> Result<()> {
     cluster.stop_at("keys.in_file")?;
     cluster.set(&[("pagevault.wal_encryption", to)])?;
     cluster.stopped_at("keys.in_file")?;
     cluster.kill()?;
-    cluster.go_on();
+    cluster.resume();
     Ok(())
 }
 
-/// WAL goes on sealed, here and on a standby, from the first record on, and after the next starts
-/// too.
+/// WAL continues sealed from the first record on, here and on a standby, and after further starts.
 #[test]
-fn off_that_was_lost_does_not_come_back() -> Result<()> {
+fn a_lost_switch_to_off_has_no_effect() -> Result<()> {
     let (cluster, _keys) = sealing(&Settings::default())?;
     let standby = standby_of(&cluster, &[])?;
     insert(&cluster, "amsel", 100)?;
     lose_a_switch(&cluster, "off")?;
     set_offline(&cluster, "on")?;
     cluster.start_server()?;
-    // WAL has not heard of it, so it has never been.
+    // It is not in WAL, so it did not happen.
     let mut client = cluster.client()?;
     client.batch_execute(
         "INSERT INTO t (name) SELECT 'drossel-' || i FROM generate_series(1, 1000) i",
@@ -64,10 +63,10 @@ fn off_that_was_lost_does_not_come_back() -> Result<()> {
     cluster.finish()
 }
 
-/// The other way round; and the key of a rotation that was lost is not used when WAL comes to where
-/// it should have been.
+/// The other way round. Also, the key of a lost rotation is not used when WAL reaches the address
+/// of its switch.
 #[test]
-fn on_and_another_key_that_were_lost_do_not_come_back() -> Result<()> {
+fn a_lost_switch_to_on_and_a_lost_rotation_have_no_effect() -> Result<()> {
     let (cluster, _keys) = sealing(&Settings::default())?;
     switch(&cluster, false)?;
     cluster.stop_at("wal_switch.in_memory")?;
@@ -76,7 +75,7 @@ fn on_and_another_key_that_were_lost_do_not_come_back() -> Result<()> {
     cluster.stop_at("keys.in_file")?;
     cluster.stopped_at("keys.in_file")?;
     cluster.kill()?;
-    cluster.go_on();
+    cluster.resume();
     set_offline(&cluster, "off")?;
     cluster.start_server()?;
     cluster.eventually(STATE, "f")?;
@@ -95,7 +94,7 @@ fn on_and_another_key_that_were_lost_do_not_come_back() -> Result<()> {
     cluster.stop_at("keys.in_file")?;
     cluster.stopped_at("keys.in_file")?;
     cluster.kill()?;
-    cluster.go_on();
+    cluster.resume();
     ensure!(rotation.join().is_ok_and(|done| done.is_err()), "the rotation was done");
     cluster.start_server()?;
     ensure!(cluster.text("SELECT pagevault.rotate_wal_key()")? == "5");
@@ -108,10 +107,10 @@ fn on_and_another_key_that_were_lost_do_not_come_back() -> Result<()> {
     cluster.finish()
 }
 
-/// The keystore is newer than the point to which a server was restored: its switches are those of
-/// another future.
+/// The keystore is newer than the point to which a server was restored, so it contains switches of
+/// an abandoned timeline.
 #[test]
-fn switches_behind_the_point_of_a_restore_do_not_count() -> Result<()> {
+fn switches_after_the_point_of_a_restore_have_no_effect() -> Result<()> {
     let (primary, _keys) = sealing(&Settings::default())?;
     let backup = primary.directory().join("backup");
     primary.base_backup_with(&backup, &["-X", "none", "--no-manifest"])?;
@@ -159,10 +158,10 @@ fn assert_hidden_since_fork(cluster: &Cluster, canary: &str) -> Result<()> {
     Ok(())
 }
 
-/// A standby writes as its primary does, says so, and does as its own setting wants when it is
-/// promoted.
+/// A standby writes WAL in the same state as its primary, and reports that. Its own setting takes
+/// effect when it is promoted.
 #[test]
-fn the_setting_of_a_standby_counts_when_it_is_promoted() -> Result<()> {
+fn the_setting_of_a_standby_takes_effect_at_promotion() -> Result<()> {
     let (primary, _keys) = sealing(&Settings::default())?;
     switch(&primary, false)?;
     let standby = standby_of(&primary, &[])?;

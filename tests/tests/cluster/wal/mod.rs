@@ -1,4 +1,4 @@
-//! WAL encryption: every reader and writer of WAL, each looked at on disk.
+//! WAL encryption: every reader and writer of WAL, verified on disk.
 
 mod archives;
 mod backups;
@@ -19,7 +19,7 @@ use pagevault_tests::{Cluster, Installation, KeyFile, Settings};
 
 const STATE: &str = "SELECT wal_encrypted FROM pagevault.status";
 
-/// A cluster that seals its WAL, with a plain table `t`: what leaks must come from WAL.
+/// A cluster that seals its WAL, with a plaintext table `t`, so that leaks come from WAL.
 pub(crate) fn sealing(settings: &Settings) -> Result<(Cluster, KeyFile)> {
     let (cluster, keys) = Cluster::with_keys(settings)?;
     cluster.sql("CREATE TABLE t (id serial PRIMARY KEY, name text)")?;
@@ -27,13 +27,13 @@ pub(crate) fn sealing(settings: &Settings) -> Result<(Cluster, KeyFile)> {
     Ok((cluster, keys))
 }
 
-/// Turns WAL encryption on or off and waits until it is so.
+/// Turns WAL encryption on or off and waits until it takes effect.
 pub(crate) fn switch(cluster: &Cluster, on: bool) -> Result<()> {
     cluster.set(&[("pagevault.wal_encryption", if on { "on" } else { "off" })])?;
     cluster.eventually(STATE, if on { "t" } else { "f" })
 }
 
-/// Adds rows that hold `canary`.
+/// Inserts rows with `canary`.
 pub(crate) fn insert(cluster: &Cluster, canary: &str, rows: u32) -> Result<()> {
     cluster.sql(&format!(
         "INSERT INTO t (name) SELECT '{canary}-' || i FROM generate_series(1, {rows}) i"
@@ -49,12 +49,12 @@ pub(crate) fn segments(cluster: &Cluster) -> Result<Vec<Segment>> {
     Segment::all(&cluster.data_directory().join("pg_wal"))
 }
 
-/// Whether any segment holds rows of `canary`, as [`insert`] makes them.
+/// Whether any segment contains rows of `canary` from [`insert`].
 pub(crate) fn leaks(segments: &[Segment], canary: &str) -> bool {
     segments.iter().any(|segment| holds_numbered(&segment.bytes, canary))
 }
 
-/// The marks of the pages that are sealed, in order, each once.
+/// The distinct marks of sealed pages, in order.
 fn marks(segments: &[Segment]) -> Result<Vec<u16>> {
     let mut marks = Vec::new();
     for segment in segments {
@@ -68,7 +68,7 @@ fn marks(segments: &[Segment]) -> Result<Vec<u16>> {
     Ok(marks)
 }
 
-/// Address and state of the last page that is written.
+/// Address and state of the last written page.
 fn last_page(segments: &[Segment]) -> Result<(u64, WalPage)> {
     let mut last = (0, WalPage::Unused);
     for segment in segments {
@@ -81,7 +81,7 @@ fn last_page(segments: &[Segment]) -> Result<(u64, WalPage)> {
     Ok(last)
 }
 
-/// What the page at an address says.
+/// The state of the page at an address.
 fn state_at(segments: &[Segment], address: u64) -> Result<WalPage> {
     for segment in segments {
         let base = segment.address()?;
@@ -97,7 +97,8 @@ pub(crate) fn assert_hidden(cluster: &Cluster, canary: &str) -> Result<()> {
     Ok(())
 }
 
-/// Whether the installation lacks a library that is not part of every package; says so.
+/// Whether the installation lacks a library that not every package contains; prints a message if
+/// so.
 fn lacks(library: &str) -> Result<bool> {
     let directory = Installation::get()?.library_directory();
     let lacks = !directory.join(format!("{library}.so")).exists();

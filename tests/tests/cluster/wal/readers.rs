@@ -1,4 +1,4 @@
-//! Who reads WAL inside the server, and how it is laid out.
+//! Readers of WAL within the server, and segment sizes.
 
 use anyhow::{Result, ensure};
 use pagevault_tests::cluster::column;
@@ -21,7 +21,7 @@ fn logical_decoding_reads_every_key() -> Result<()> {
     insert(&cluster, "fink", 500)?;
     super::switch(&cluster, true)?;
     insert(&cluster, "gimpel", 500)?;
-    // Out of WAL buffers, so that it is read from the files.
+    // Empties the WAL buffers, so that files are read.
     cluster.restart()?;
     let changes = column(
         &mut cluster.client()?,

@@ -1,4 +1,4 @@
-//! Standbys: the receiver writes at any offset, and seals what it receives; promotion copies a
+//! Standbys: the receiver writes at any offset and seals what it receives; promotion copies a
 //! segment.
 
 use anyhow::{Result, ensure};
@@ -14,7 +14,7 @@ fn a_standby_seals_what_it_receives() -> Result<()> {
     let standby = standby_of(&primary, &[])?;
     primary.sql("SELECT pg_switch_wal()")?;
     wait_for(&standby, &primary)?;
-    // Small transactions: each is received in parts of a page.
+    // Small transactions, each received in parts of a page.
     for _ in 0..30 {
         insert(&primary, "drossel", 7)?;
     }
@@ -48,7 +48,7 @@ fn a_standby_seals_what_it_receives() -> Result<()> {
     primary.finish()
 }
 
-/// A standby made while WAL was plaintext hears of the key by replay; one that is behind does too.
+/// A standby created while WAL was plaintext gets the key by replay, also if it lags.
 #[test]
 fn a_standby_follows_switches() -> Result<()> {
     let (primary, _keys) = Cluster::with_keys(&Settings::default())?;
@@ -77,9 +77,9 @@ fn a_standby_follows_switches() -> Result<()> {
     primary.finish()
 }
 
-/// Where a timeline forks, the beginning of the last segment is copied, up to any byte.
+/// At the start of a timeline, the last segment is copied up to the fork, which may be at any byte.
 #[test]
-fn nothing_is_lost_by_promotion_and_kill_at_once() -> Result<()> {
+fn nothing_is_lost_by_a_kill_right_after_promotion() -> Result<()> {
     let (primary, _keys) = sealing(&Settings::default())?;
     for round in 1..=3_u32 {
         let mut standby = standby_of(&primary, &[])?;

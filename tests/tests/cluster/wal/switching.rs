@@ -1,4 +1,5 @@
-//! On, off, and another key: each from a page on, with readable WAL before and after.
+//! Switching on, off, and to another key: each from some page on, with readable WAL before and
+//! after.
 
 use anyhow::{Result, ensure};
 use pagevault_tests::{Cluster, Settings};
@@ -6,7 +7,7 @@ use pagevault_tests::{Cluster, Settings};
 use super::{STATE, assert_hidden, count, insert, leaks, marks, sealing, segments, switch};
 
 #[test]
-fn what_is_logged_after_the_switch_is_hidden() -> Result<()> {
+fn wal_after_the_switch_is_sealed() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
     cluster.sql("CREATE TABLE t (id serial PRIMARY KEY, name text)")?;
     insert(&cluster, "amsel", 300)?;
@@ -53,7 +54,7 @@ fn a_server_that_never_switched_writes_plaintext() -> Result<()> {
 }
 
 #[test]
-fn without_a_master_key_of_the_cluster_it_says_so_and_goes_on() -> Result<()> {
+fn without_a_cluster_master_key_wal_encryption_is_refused_with_a_message() -> Result<()> {
     let settings = Settings::default().conf("pagevault.wal_encryption = on");
     let mut cluster = Cluster::start(&settings)?;
     cluster.allow_log("cannot encrypt WAL: the cluster has no master key");
@@ -101,7 +102,7 @@ fn keys_are_rotated_under_load_with_kills() -> Result<()> {
     ensure!(marks == expected, "keys {marks:?}, not {expected:?}");
     let key = cluster.text("SELECT wal_key_version FROM pagevault.status")?;
     ensure!(Some(key.parse()?) == expected.last().copied(), "key {key}");
-    // The keys are wrapped anew with the database key, and are the same.
+    // The keys are rewrapped with the new database key, and stay the same.
     cluster.sql("SELECT pagevault.rotate_database_key()")?;
     insert(&cluster, "zaunkoenig", 100)?;
     cluster.crash()?;
@@ -131,14 +132,14 @@ fn wal_is_switched_under_load_with_kills() -> Result<()> {
         }
     }
     let all = segments(&cluster)?;
-    // Not asked of "drossel": images of pages that hold such rows may be logged in plaintext later.
+    // Not checked for "drossel": full-page images with such rows may later be logged in plaintext.
     ensure!(leaks(&all, "fink"), "WAL was not switched off");
     ensure!(marks(&all)? == [1, 2, 3, 4, 5], "keys {:?}", marks(&all)?);
     cluster.finish()
 }
 
 #[test]
-fn who_may_rotate_and_when() -> Result<()> {
+fn rotation_needs_the_right_role_and_state() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
     cluster.sql("CREATE ROLE anyone; CREATE ROLE admin IN ROLE pagevault_admin")?;
     let error = cluster.error("SET ROLE anyone; SELECT pagevault.rotate_wal_key()")?;
@@ -152,9 +153,9 @@ fn who_may_rotate_and_when() -> Result<()> {
     cluster.finish()
 }
 
-/// The first record that a start reads is in WAL, also after a clean shutdown.
+/// A start reads a WAL record even after a clean shutdown.
 #[test]
-fn sealed_wal_and_no_key_is_no_start() -> Result<()> {
+fn sealed_wal_without_its_key_prevents_a_start() -> Result<()> {
     let settings = Settings::default().conf("pagevault.unlock_timeout = 1s");
     let (mut cluster, keys) = sealing(&settings)?;
     cluster.allow_log("cannot start without keys");
@@ -169,10 +170,10 @@ fn sealed_wal_and_no_key_is_no_start() -> Result<()> {
     cluster.finish()
 }
 
-/// Who makes a key waits for the lock of replication slots with the keystore locked, and in 15 WAL
-/// is written under that lock.
+/// Creating a key waits for the lock of replication slots while holding the keystore lock, and 15
+/// writes WAL under that slot lock.
 #[test]
-fn wal_is_written_while_a_key_is_made() -> Result<()> {
+fn wal_is_written_while_a_key_is_created() -> Result<()> {
     const WAITS: &str =
         "SELECT wait_event FROM pg_stat_activity WHERE query LIKE 'SELECT pg_create_logical%'";
     let (cluster, _keys) = sealing(&Settings::default().conf("wal_level = logical"))?;
@@ -193,7 +194,7 @@ fn wal_is_written_while_a_key_is_made() -> Result<()> {
             }
             cluster.eventually(WAITS, "ReplicationSlotAllocation")
         });
-        cluster.go_on();
+        cluster.resume();
         maker.join().expect("no panic")?;
         slot.join().expect("no panic")?;
         meanwhile

@@ -1,6 +1,6 @@
-//! Segments that a parent timeline has left in `pg_wal`, whose addresses a child timeline uses
-//! again. PostgreSQL tells such pages by their timeline; their keys may be those of a future that
-//! does not exist any more.
+//! Segments of a parent timeline in `pg_wal`, at addresses that a child timeline uses again.
+//! PostgreSQL recognizes such pages by their timeline. Their keys may belong to an abandoned
+//! future.
 
 use std::path::PathBuf;
 
@@ -12,9 +12,9 @@ use pagevault_tests::{Cluster, KeyFile, Settings, StopMode};
 
 use super::{assert_hidden, count, insert, sealing, segments};
 
-/// A server of timeline 2 that was restored to a point before the second WAL key, and the two
-/// segments that timeline 1 has behind that point, whose pages are under that key. The first of
-/// them lay in `pg_wal` at the promotion.
+/// A server on timeline 2, restored to a point before the second WAL key, and the two segments of
+/// timeline 1 after that point, whose pages are under that key. The first of them was in `pg_wal`
+/// at the promotion.
 struct Restored {
     primary: Cluster,
     server: Cluster,
@@ -33,7 +33,7 @@ impl Restored {
         primary.sql("SELECT pagevault.rotate_wal_key()")?;
         let next_segment = || -> Result<PathBuf> {
             primary.sql("SELECT pg_switch_wal()")?;
-            // What a switch leaves of a segment is zero.
+            // After a segment switch the rest of the segment is zero.
             insert(&primary, "zeisig", 20_000)?;
             Ok(primary.data_directory().join("pg_wal").join(walfile(&primary)?))
         };
@@ -55,7 +55,7 @@ impl Restored {
             primary.installation().give(&signal)
         })?;
         server.allow_log("could not receive data from WAL stream");
-        // The first free name is for what the timeline leaves, not for what is older.
+        // The first free name is for this segment, not for older ones.
         server.append_conf(
             "wal_keep_size = '1GB'
              restore_command = 'false'
@@ -74,14 +74,13 @@ impl Restored {
         Ok(restored)
     }
 
-    /// Where timeline 2 has the segment of the same address.
+    /// The path of timeline 2's segment at the same address.
     fn own_name(&self, which: usize) -> PathBuf {
         let name = format!("00000002{}", &name(&self.saved[which])[8..]);
         self.server.data_directory().join("pg_wal").join(name)
     }
 
-    /// Has a segment of timeline 1 in a file of timeline 2, as a server leaves it there that
-    /// recycles it.
+    /// Puts a segment of timeline 1 into a file of timeline 2, like a server that recycles it.
     fn recycle(&self, which: usize, to: &Cluster) -> Result<()> {
         let file = to.data_directory().join("pg_wal").join(name(&self.own_name(which)));
         std::fs::copy(&self.saved[which], &file)?;
@@ -102,10 +101,9 @@ fn walfile(cluster: &Cluster) -> Result<String> {
     cluster.text("SELECT pg_walfile_name(pg_current_wal_lsn())")
 }
 
-/// WAL of the new timeline ends where a page of the old one follows, which is also the next to be
-/// written.
+/// WAL of the new timeline ends before a page of the old one, which will be overwritten next.
 #[test]
-fn what_a_parent_timeline_left_is_the_end_of_wal() -> Result<()> {
+fn pages_of_a_parent_timeline_end_wal() -> Result<()> {
     let restored = Restored::new()?;
     let server = &restored.server;
     server.sql("SELECT pg_switch_wal()")?;
@@ -122,9 +120,9 @@ fn what_a_parent_timeline_left_is_the_end_of_wal() -> Result<()> {
     restored.finish()
 }
 
-/// The WAL receiver writes any range of a page, over pages that the old timeline left.
+/// The WAL receiver writes any range of a page, over pages left by the old timeline.
 #[test]
-fn a_standby_writes_over_what_a_parent_timeline_left() -> Result<()> {
+fn a_standby_overwrites_pages_of_a_parent_timeline() -> Result<()> {
     let restored = Restored::new()?;
     let server = &restored.server;
     let standby = standby_of(server, &[])?;
@@ -150,9 +148,9 @@ fn a_standby_writes_over_what_a_parent_timeline_left() -> Result<()> {
     restored.finish()
 }
 
-/// Programs that read WAL without the server come to the same end.
+/// Programs that read WAL without the server find the same end.
 #[test]
-fn programs_find_the_end_before_what_a_parent_timeline_left() -> Result<()> {
+fn programs_find_the_end_of_wal_before_pages_of_a_parent_timeline() -> Result<()> {
     let restored = Restored::new()?;
     let server = &restored.server;
     server.sql("SELECT pg_switch_wal()")?;
@@ -161,10 +159,10 @@ fn programs_find_the_end_before_what_a_parent_timeline_left() -> Result<()> {
     let mut dump = server.program("pagevault-keyring");
     dump.env("PGDATA", server.data_directory());
     dump.args(["exec", "--", "pg_waldump"]).arg(restored.own_name(0));
-    let said = dump.output()?;
-    let shown = String::from_utf8_lossy(&said.stdout).matches("INSERT").count();
+    let response = dump.output()?;
+    let shown = String::from_utf8_lossy(&response.stdout).matches("INSERT").count();
     ensure!(shown >= 100, "{shown} records");
-    let error = String::from_utf8_lossy(&said.stderr).into_owned();
+    let error = String::from_utf8_lossy(&response.stderr).into_owned();
     ensure!(error.contains("error in WAL record") && !error.contains("no key"), "{error}");
     let mut verify = server.program("pagevault-keyring");
     run(verify.arg("verify").arg(server.data_directory()))?;

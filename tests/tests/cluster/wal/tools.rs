@@ -1,5 +1,4 @@
-//! Stock tools that read WAL themselves refuse sealed pages, as they refuse any page that is not
-//! WAL.
+//! Stock tools that read WAL themselves refuse sealed pages like any page that is not WAL.
 
 use anyhow::{Result, ensure};
 use pagevault_tests::installation::run;
@@ -19,7 +18,7 @@ fn pg_waldump_refuses() -> Result<()> {
     let mut dump = cluster.program("pg_waldump");
     let result = run(dump.arg(cluster.data_directory().join("pg_wal").join(name)));
     let error = result.err().map(|e| format!("{e:#}")).unwrap_or_default();
-    // By the first page already, which says how large the segment is.
+    // It refuses the first page already, which contains the segment size.
     ensure!(
         error.contains("WAL segment size") || error.contains("could not find a valid record"),
         "{error}"
@@ -28,7 +27,7 @@ fn pg_waldump_refuses() -> Result<()> {
 }
 
 #[test]
-fn pg_resetwal_works_and_the_server_goes_on() -> Result<()> {
+fn pg_resetwal_works_and_the_server_continues() -> Result<()> {
     let (cluster, _keys) = sealing(&Settings::default())?;
     insert(&cluster, "drossel", 100)?;
     cluster.stop(StopMode::Fast)?;
@@ -44,7 +43,7 @@ fn pg_resetwal_works_and_the_server_goes_on() -> Result<()> {
     cluster.finish()
 }
 
-/// What goes over the wire is plaintext, and so is what is made of it.
+/// WAL is plaintext in the replication protocol, and so are the received files.
 #[test]
 fn pg_receivewal_receives_plaintext() -> Result<()> {
     let (mut cluster, _keys) = sealing(&Settings::default())?;

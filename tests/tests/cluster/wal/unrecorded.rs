@@ -1,5 +1,5 @@
-//! Switches that are in force when the key file cannot take their record: it may not grow, for one
-//! process, which is to that process as a full disk is (PostgreSQL ignores SIGXFSZ for that,
+//! Switches in effect that cannot be recorded because the key file cannot grow. A file size limit
+//! of one process simulates a full disk (PostgreSQL ignores SIGXFSZ, so writes fail;
 //! `PostmasterMain`, postmaster.c).
 
 use anyhow::{Context, Result, ensure};
@@ -17,7 +17,7 @@ const IS_UNRECORDED: &str =
     FROM pagevault.status";
 const IN_FORCE: &str = "wal_switch.in_memory";
 
-/// Keeps a process from making the key file longer.
+/// Prevents a process from extending the key file.
 fn fill_disk(cluster: &Cluster, process: Pid) -> Result<()> {
     let length = cluster.data_directory().join("pagevault/cluster.keys").metadata()?.len();
     limit_files(cluster, process, &length.to_string())
@@ -27,7 +27,7 @@ fn empty_disk(cluster: &Cluster, process: Pid) -> Result<()> {
     limit_files(cluster, process, "unlimited")
 }
 
-/// As the server's user, who may do so; root in a container may not.
+/// Runs as the server's user, which has permission; root in a container may not.
 fn limit_files(cluster: &Cluster, process: Pid, limit: &str) -> Result<()> {
     let mut prlimit = cluster.installation().command("/usr/bin/prlimit");
     let process = process.as_raw_nonzero().to_string();
@@ -35,17 +35,17 @@ fn limit_files(cluster: &Cluster, process: Pid, limit: &str) -> Result<()> {
     Ok(())
 }
 
-/// Has the worker switch and fail to record it; its number.
+/// Lets the worker switch and fail to record it; returns its process id.
 fn leave_unrecorded(cluster: &Cluster, to: &str) -> Result<Pid> {
     cluster.stop_at(IN_FORCE)?;
     cluster.set(&[("pagevault.wal_encryption", to)])?;
     let worker = cluster.stopped_at(IN_FORCE)?;
     fill_disk(cluster, worker)?;
-    cluster.go_on();
+    cluster.resume();
     Ok(worker)
 }
 
-/// It is a problem for as long as it lasts, and then standbys follow.
+/// The problem is reported while it lasts; afterwards standbys follow.
 #[test]
 fn a_switch_that_could_not_be_recorded_is_recorded_later() -> Result<()> {
     let (mut cluster, _keys) = Cluster::with_keys(&Settings::default())?;
@@ -54,12 +54,12 @@ fn a_switch_that_could_not_be_recorded_is_recorded_later() -> Result<()> {
     let standby = standby_of(&cluster, &[])?;
     let worker = leave_unrecorded(&cluster, "on")?;
     cluster.eventually(IS_UNRECORDED, "t")?;
-    // A page at most comes before the switch.
+    // At most one page precedes the switch.
     insert(&cluster, "zeisig", 1000)?;
     insert(&cluster, "amsel", 1000)?;
     assert_hidden(&cluster, "amsel")?;
 
-    // Nothing is decided after it, by nobody, before it is recorded.
+    // No further switch is decided before this one is recorded.
     let mut client = cluster.client()?;
     let own = Pid::from_raw(text(&mut client, "SELECT pg_backend_pid()")?.parse()?);
     fill_disk(&cluster, own.context("a process")?)?;
@@ -73,7 +73,7 @@ fn a_switch_that_could_not_be_recorded_is_recorded_later() -> Result<()> {
     cluster.eventually(PROBLEM, "none")?;
     ensure!(cluster.log().contains("is recorded now"));
     wait_for(&standby, &cluster)?;
-    // The standby keeps to plaintext in the page that it had begun when it heard of the switch.
+    // The standby continues in plaintext in the page that it had begun when it received the switch.
     insert(&cluster, "zeisig", 1000)?;
     insert(&cluster, "drossel", 1000)?;
     wait_for(&standby, &cluster)?;
@@ -95,10 +95,10 @@ fn a_switch_that_could_not_be_recorded_is_recorded_later() -> Result<()> {
     cluster.finish()
 }
 
-/// The worker records what another process could not; and what a stop makes the server forget is
-/// decided anew.
+/// The worker records a switch that another process could not. Switches that a stop makes the
+/// server forget are decided again.
 #[test]
-fn others_record_a_rotation_and_a_start_decides_anew() -> Result<()> {
+fn the_worker_records_a_rotation_and_a_start_decides_again() -> Result<()> {
     let (mut cluster, _keys) = sealing(&Settings::default())?;
     cluster.allow_log("could not write key file");
     cluster.stop_at(IN_FORCE)?;
@@ -106,7 +106,7 @@ fn others_record_a_rotation_and_a_start_decides_anew() -> Result<()> {
     let rotation =
         std::thread::spawn(move || expect_error(&mut client, "SELECT pagevault.rotate_wal_key()"));
     fill_disk(&cluster, cluster.stopped_at(IN_FORCE)?)?;
-    cluster.go_on();
+    cluster.resume();
     let error = rotation.join().map_err(|_| anyhow::anyhow!("the client panicked"))??;
     ensure!(error.sqlstate == "58030", "{error:?}");
     cluster.eventually(PROBLEM, "none")?;
@@ -124,7 +124,8 @@ fn others_record_a_rotation_and_a_start_decides_anew() -> Result<()> {
     cluster.eventually(STATE, "f")?;
     cluster.eventually(PROBLEM, "none")?;
 
-    // As does a start whose checkpoint stands in a page that is sealed without a switch.
+    // So does a start whose checkpoint record is in a page that is sealed without a recorded
+    // switch.
     leave_unrecorded(&cluster, "on")?;
     cluster.eventually(IS_UNRECORDED, "t")?;
     insert(&cluster, "zeisig", 1000)?;

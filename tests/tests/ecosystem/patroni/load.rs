@@ -1,5 +1,4 @@
-//! Rows that are written one after the other to whoever takes writes, and remembered when they are
-//! acknowledged.
+//! Inserts rows one by one on the current primary, and records which were acknowledged.
 
 use std::process::Child;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,7 +12,7 @@ use postgres::NoTls;
 use super::CANARY;
 use super::nodes::{Group, Node};
 
-/// Writes until it is dropped.
+/// Inserts rows until it is dropped.
 pub(crate) struct Load {
     state: Arc<State>,
     writer: Option<JoinHandle<()>>,
@@ -24,12 +23,12 @@ pub(crate) struct Load {
 struct State {
     end: AtomicBool,
     acknowledged: Mutex<Vec<u64>>,
-    /// Rows of which it is not known whether they are there.
+    /// Rows whose commit is uncertain.
     unknown: AtomicU64,
 }
 
 impl Load {
-    /// Begins to write into the table `ledger`.
+    /// Starts inserting into the table `ledger`.
     pub(crate) fn start(group: &Group) -> Load {
         let state = Arc::new(State::default());
         let (own, servers) = (Arc::clone(&state), group.writable());
@@ -37,7 +36,7 @@ impl Load {
         Load { state, writer: Some(writer), pgbench: None }
     }
 
-    /// pgbench on a node, beside the rows, until that node is gone or the next call.
+    /// Runs pgbench on a node as well, until that node stops or the next call.
     pub(crate) fn pgbench_on(&mut self, group: &Group, node: usize) -> Result<()> {
         self.end_pgbench();
         self.pgbench = Some(group.pgbench(node).args(["-n", "-c", "2", "-T", "600"]).spawn()?);
@@ -64,7 +63,7 @@ impl Load {
         })
     }
 
-    /// That a node has every row that was acknowledged by now, and none that nobody wrote.
+    /// Checks that a node has every row acknowledged so far, and no other.
     pub(crate) fn is_on(&self, node: &Node) -> Result<()> {
         let acknowledged =
             self.state.acknowledged.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -83,8 +82,7 @@ impl Load {
         Ok(())
     }
 
-    /// Ends it, and checks that a node has what was acknowledged, and no more than may have been on
-    /// its way.
+    /// Stops, and checks that a node has the acknowledged rows and no others except uncertain ones.
     pub(crate) fn finish(mut self, node: &Node) -> Result<()> {
         self.end_pgbench();
         self.state.end.store(true, Ordering::Relaxed);
@@ -103,7 +101,7 @@ impl Load {
 }
 
 impl Drop for Load {
-    /// The writer sees it when its servers are gone, at the latest.
+    /// The writer stops at the latest when its servers are gone.
     fn drop(&mut self) {
         self.state.end.store(true, Ordering::Relaxed);
         self.end_pgbench();

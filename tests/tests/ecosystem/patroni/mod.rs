@@ -1,4 +1,4 @@
-//! Patroni: nodes change places by themselves, with everything encrypted and WAL sealed.
+//! Patroni: automatic failover and switchover, with everything encrypted including WAL.
 
 mod load;
 mod nodes;
@@ -27,19 +27,19 @@ pub(crate) const TESTS: &[Test] = &[
     },
 ];
 
-/// In each row that is written.
+/// Occurs in each row.
 const CANARY: &str = "rotkehlchen-7d1f0c6e92b4";
-/// In each row that only a server has that died.
+/// Occurs in each row that exists only on a failed server.
 const LOST: &str = "zaunkoenig-b83a5e0f41c7";
 
-/// What standbys must have alike.
+/// A digest that must be equal on all nodes.
 const CONTENT: &str = "SELECT concat_ws(' ',
     (SELECT count(*) || ':' || coalesce(sum(hashtext(t::text)::bigint), 0) FROM t),
     (SELECT count(*) || ':' || coalesce(sum(hashtext(l::text)::bigint), 0) FROM ledger l),
     (SELECT count(*) || ':' || coalesce(sum(hashtext(a::text)::bigint), 0) FROM pgbench_accounts a),
     (SELECT count(*) || ':' || coalesce(sum(delta), 0) FROM pgbench_history))";
 
-/// Nodes with tables, sealed.
+/// A group of nodes with sealed tables.
 fn group(count: usize, programs: Programs) -> Result<Group> {
     let group = Group::start(count, programs)?;
     let leader = &group.nodes[group.leader()?];
@@ -52,7 +52,7 @@ fn group(count: usize, programs: Programs) -> Result<Group> {
     Ok(group)
 }
 
-/// A new key of every kind.
+/// Creates a new key of every kind.
 fn rotate(node: &Node) -> Result<()> {
     for statement in [
         "SELECT pagevault.rotate_cluster_master_key()",
@@ -67,7 +67,7 @@ fn rotate(node: &Node) -> Result<()> {
     Ok(())
 }
 
-/// Has a leader write what no standby gets, with keys that no standby has, and kills it.
+/// Lets a leader write rows and keys that no standby receives, and kills it.
 fn die_alone(group: &mut Group, number: usize) -> Result<()> {
     let leader = &group.nodes[number];
     let senders = column(&mut leader.client()?, "SELECT pid FROM pg_stat_replication")?;
@@ -91,7 +91,7 @@ fn die_alone(group: &mut Group, number: usize) -> Result<()> {
     group.kill_node(number)
 }
 
-/// Waits for another leader than `before`.
+/// Waits for a leader other than `before`.
 fn next_leader(group: &Group, before: usize) -> Result<usize> {
     let mut leader = before;
     group.eventually("another leader", |group| {
@@ -102,8 +102,9 @@ fn next_leader(group: &Group, before: usize) -> Result<usize> {
     Ok(leader)
 }
 
-/// That all nodes have the same, nothing of it is readable in their files, and every page and
-/// record opens. Only the node that was there before there were keys may have WAL from that time.
+/// Checks that all nodes have the same contents, that none of it is readable in their files, and
+/// that every page and WAL record can be opened. Only a node that existed before the first key may
+/// have plaintext WAL from that time.
 fn check(mut group: Group, leader: usize, oldest: Option<usize>) -> Result<()> {
     let content = group.nodes[leader].text(CONTENT)?;
     for node in &group.nodes {
@@ -143,8 +144,8 @@ fn check(mut group: Group, leader: usize, oldest: Option<usize>) -> Result<()> {
     Ok(())
 }
 
-/// A leader dies with rows and keys of its own, another takes over, the first comes back by
-/// `pg_rewind`; then a switchover. Rows are written all the time, and every key is rotated in
+/// A leader fails with rows and keys that only it has, another takes over, and the first returns by
+/// `pg_rewind`; then a switchover. Rows are inserted all the time, and every key is rotated in
 /// between.
 fn nodes_change_places() -> Result<()> {
     let mut group = group(3, Programs::WithKeys)?;
@@ -190,8 +191,8 @@ fn nodes_change_places() -> Result<()> {
     load.goes_on(&group)?;
     rotate(&group.nodes[third])?;
     let leader = group.whole()?;
-    // What is asked of pg_waldump is where the last checkpoint ends: an old leader that has no more
-    // follows as it is.
+    // pg_waldump is asked where the last checkpoint ends: an old leader without later WAL follows
+    // without pg_rewind.
     let log = group.nodes[second].log();
     ensure!(!log.contains("Failed to parse pg_waldump output"), "pg_waldump did not work");
     ensure!(!log.contains("running pg_rewind"), "it was rewound after a switchover");
@@ -199,9 +200,9 @@ fn nodes_change_places() -> Result<()> {
     check(group, leader, Some(first))
 }
 
-/// While the provider is away a standby is promoted as ever, and a node that comes back waits for
-/// it. `pg_rewind` without keys fails then, and has changed nothing; Patroni makes a copy in its
-/// place. Another is made by hand.
+/// While the provider is unavailable, promotion of a standby works, and a returning node waits for
+/// the provider. `pg_rewind` without keys fails then and changes nothing, and Patroni makes a new
+/// copy instead. Another copy is made manually.
 fn made_anew() -> Result<()> {
     let mut group = group(2, Programs::StockRewind)?;
     let load = Load::start(&group);
@@ -214,7 +215,7 @@ fn made_anew() -> Result<()> {
     load.is_on(&group.nodes[second])?;
     load.goes_on(&group)?;
     group.start_node(first)?;
-    // It is tried again and again.
+    // It is attempted repeatedly.
     group.eventually("recovery without keys", |group| {
         let tries = group.nodes[first].log().matches("cannot start without keys").count();
         ensure!(tries >= 3, "{tries} of 3 tries");

@@ -1,4 +1,4 @@
-//! Nodes under Patroni on one machine, with the configuration that the user guide has, and an etcd.
+//! Nodes under Patroni on one machine, with the configuration of the user guide, and an etcd.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -24,15 +24,15 @@ const NODE: &str = include_str!("../../../../docs/examples/patroni/node.yml");
 const WITH_KEYS: &str = include_str!("../../../../docs/examples/patroni/with-keys");
 const POST_BOOTSTRAP: &str = include_str!("../../../../docs/examples/patroni/post-bootstrap");
 
-/// How long anything may take that Patroni does.
+/// Time limit for each action of Patroni.
 const PATIENCE: Duration = Duration::from_secs(180);
 
-/// Which programs Patroni runs.
+/// The PostgreSQL programs that Patroni runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Programs {
-    /// As the guide has it.
+    /// As in the guide.
     WithKeys,
-    /// The same, but PostgreSQL's own to rewind.
+    /// The same, but with stock pg_rewind.
     StockRewind,
 }
 
@@ -58,7 +58,7 @@ pub(crate) struct Group {
 }
 
 impl Group {
-    /// As many nodes, each streaming from the first.
+    /// Starts this many nodes; the others stream from the first.
     pub(crate) fn start(count: usize, programs: Programs) -> Result<Group> {
         let installation = Installation::get()?;
         let directory = tempfile::Builder::new().prefix("pagevault-patroni-").tempdir()?;
@@ -73,7 +73,7 @@ impl Group {
             let node = group.make_node(&format!("node{number}"), etcd_port)?;
             group.nodes.push(node);
         }
-        // The first one is the leader.
+        // The first one becomes the leader.
         for node in 0..count {
             group.start_node(node)?;
             group.eventually("a leader", |group| group.leader().map(drop))?;
@@ -125,7 +125,7 @@ impl Group {
         Ok(node)
     }
 
-    /// Starts Patroni, and waits for nothing.
+    /// Starts Patroni without waiting for it.
     pub(crate) fn start_node(&mut self, number: usize) -> Result<()> {
         let node = &self.nodes[number];
         let patroni = program("patroni").context("no patroni")?;
@@ -142,7 +142,7 @@ impl Group {
         Ok(())
     }
 
-    /// A program of the server user that finds PostgreSQL's on its path.
+    /// A program run as the server user, with PostgreSQL's programs in PATH.
     fn command(&self, program: &Path) -> Result<Command> {
         let mut command = self.installation.command(&program.display().to_string());
         let own = self.installation.program("");
@@ -151,13 +151,13 @@ impl Group {
         Ok(command)
     }
 
-    /// SIGKILL to Patroni and to the server, as when the machine dies.
+    /// Sends SIGKILL to Patroni and the server, like a machine failure.
     pub(crate) fn kill_node(&mut self, number: usize) -> Result<()> {
         self.nodes[number].kill()
     }
 
-    /// Ends all nodes in good order, their servers with them; the leader last, or another would
-    /// take over.
+    /// Stops all nodes and their servers cleanly; the leader last, otherwise another would take
+    /// over.
     pub(crate) fn stop(&mut self) -> Result<()> {
         let leader = self.leader()?;
         let others = (0..self.nodes.len()).filter(|number| *number != leader);
@@ -167,14 +167,14 @@ impl Group {
         Ok(())
     }
 
-    /// `patronictl`, with what it printed.
+    /// Runs `patronictl` and returns its output.
     pub(crate) fn patronictl(&self, arguments: &[&str]) -> Result<String> {
         let configuration = self.nodes[0].directory.join("patroni.yml");
         let program = program("patroni").context("no patroni")?.with_file_name("patronictl");
         run(self.command(&program)?.arg("-c").arg(configuration).args(arguments))
     }
 
-    /// The leader that Patroni knows of, if its server takes writes.
+    /// The leader according to Patroni, if its server accepts writes.
     pub(crate) fn leader(&self) -> Result<usize> {
         let members = self.members()?;
         let number = self.with_role(&members, "leader")?;
@@ -183,7 +183,7 @@ impl Group {
         Ok(number)
     }
 
-    /// The standby that has all that was acknowledged.
+    /// The synchronous standby, which has all acknowledged transactions.
     pub(crate) fn synchronous(&self) -> Result<usize> {
         self.with_role(&self.members()?, "sync_standby")
     }
@@ -196,7 +196,7 @@ impl Group {
         known.with_context(|| format!("{name} is not ours"))
     }
 
-    /// What Patroni's interface says of the cluster, at the first node that answers.
+    /// Patroni's REST description of the cluster, from the first node that replies.
     fn members(&self) -> Result<Value> {
         let running = self.nodes.iter().filter(|node| node.patroni.is_some());
         let mut problem = anyhow::anyhow!("no node runs");
@@ -242,7 +242,7 @@ impl Group {
         }
     }
 
-    /// A connection to whoever takes writes.
+    /// A connection to the server that accepts writes.
     pub(crate) fn writable(&self) -> postgres::Config {
         let mut config = settings();
         for node in &self.nodes {
@@ -252,7 +252,7 @@ impl Group {
         config
     }
 
-    /// pgbench, to be run against a node.
+    /// pgbench, to run against a node.
     pub(crate) fn pgbench(&self, number: usize) -> Command {
         let mut command = self.installation.command("pgbench");
         command
@@ -266,12 +266,12 @@ impl Group {
         command
     }
 
-    /// A program of PostgreSQL or of ours, as the server user.
+    /// A program of PostgreSQL or pagevault, run as the server user.
     pub(crate) fn tool(&self, name: &str) -> Command {
         self.installation.command(name)
     }
 
-    /// Tells that what happened is as it should be: no logs are shown.
+    /// Marks the test as successful, so that no logs are printed.
     pub(crate) fn passed(mut self) {
         self.passed = true;
     }
@@ -304,7 +304,7 @@ impl Node {
         self.directory.join("data")
     }
 
-    /// What Patroni and the server have said so far.
+    /// The logs of Patroni and the server so far.
     pub(crate) fn log(&self) -> String {
         std::fs::read_to_string(self.directory.join("log")).unwrap_or_default()
     }
@@ -323,7 +323,7 @@ impl Node {
         text(&mut self.client()?, query)
     }
 
-    /// What Patroni's interface answers.
+    /// The response of Patroni's REST interface.
     fn ask(&self, path: &str) -> Result<Value> {
         let mut stream = TcpStream::connect(("127.0.0.1", self.rest_port))?;
         stream.set_read_timeout(Some(Duration::from_secs(5)))?;
@@ -342,8 +342,7 @@ impl Node {
             patroni.wait()?;
         }
         process::kill_all(&self.data_directory())?;
-        // Where nobody collects orphans a dead postmaster stays as a zombie, and is taken for
-        // alive.
+        // If nothing reaps orphans, a dead postmaster stays as a zombie and seems to be running.
         let lock = self.directory.join(format!(".s.PGSQL.{}.lock", self.port));
         for lock in [self.data_directory().join("postmaster.pid"), lock] {
             if lock.exists() {
@@ -379,7 +378,7 @@ fn settings() -> postgres::Config {
     config
 }
 
-/// An example of the guide with other places. All of them must be in it.
+/// An example of the guide with these texts replaced, all of which must occur in it.
 fn replaced(example: &str, places: &[(&str, &str)]) -> Result<String> {
     let mut text = example.to_owned();
     for (from, to) in places {
@@ -389,7 +388,7 @@ fn replaced(example: &str, places: &[(&str, &str)]) -> Result<String> {
     Ok(text)
 }
 
-/// The directory that Patroni takes for PostgreSQL's programs, and what bootstrapping runs.
+/// The directory for Patroni's `bin_dir`, and the programs for bootstrapping.
 fn make_programs(installation: &Installation, root: &Path, programs: Programs) -> Result<()> {
     let own = installation.program("");
     let own_text = own.display().to_string();
@@ -436,8 +435,8 @@ fn start_etcd(installation: &Installation, root: &Path) -> Result<(Child, u16)> 
         if child.try_wait()?.is_some() || Instant::now() > deadline {
             let _ = child.kill();
             let _ = child.wait();
-            let said = std::fs::read_to_string(root.join("etcd.log")).unwrap_or_default();
-            bail!("etcd does not start: {said}");
+            let output = std::fs::read_to_string(root.join("etcd.log")).unwrap_or_default();
+            bail!("etcd does not start: {output}");
         }
         std::thread::sleep(Duration::from_millis(50));
     }

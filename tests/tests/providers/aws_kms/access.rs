@@ -1,4 +1,4 @@
-//! Credentials, permissions, regions, TLS: all that lies between the server and its key.
+//! Credentials, permissions, regions, TLS: everything between the server and its key.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -9,7 +9,9 @@ use pagevault_tests::key_servers::Server;
 use pagevault_tests::key_servers::canned::Canned;
 use pagevault_tests::key_servers::certificates::Authority;
 use pagevault_tests::key_servers::helper::Provider;
-use pagevault_tests::key_servers::kms::{Credentials, Emulator, REGION, without_surroundings};
+use pagevault_tests::key_servers::kms::{
+    Credentials, Emulator, REGION, without_ambient_credentials,
+};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -56,7 +58,7 @@ fn wrap() -> Value {
     json!({"wrap": {"plaintext": SECRET}})
 }
 
-/// A user with an access key who may do `actions` with all keys.
+/// A user with an access key and permission for `actions` on all keys.
 fn user(kms: &Emulator, name: &str, actions: &[&str]) -> Result<Credentials> {
     let statement = json!({"Effect": "Allow", "Action": actions, "Resource": "*"});
     user_with(kms, name, &json!({"Version": "2012-10-17", "Statement": [statement]}).to_string())
@@ -72,8 +74,8 @@ fn user_with(kms: &Emulator, name: &str, policy: &str) -> Result<Credentials> {
     Credentials::of(part("AccessKeyId")?, part("SecretAccessKey")?)
 }
 
-/// The first policy of the user guide, for `key`, without its conditions: ministack does not know
-/// `kms:EncryptionContext`.
+/// The first policy of the user guide, for `key`, without its conditions: ministack does not
+/// support `kms:EncryptionContext`.
 fn documented_policy(key: &str) -> Result<String> {
     let guide = include_str!("../../../../docs/aws-kms.md");
     let (_, policy) = guide.split_once("\n```json\n").context("no policy in the guide")?;
@@ -95,24 +97,24 @@ fn least_privilege_is_enough_and_less_is_denied() -> Result<()> {
     let provider = kms.provider(&enough);
     let (wrapped, _) = provider.wrap(&key, CONTEXT, SECRET)?;
     ensure!(provider.unwrap(&key, CONTEXT, &wrapped)? == SECRET);
-    let told = provider.ask(&key, CONTEXT, json!("check"))?;
-    let findings = told["checked"]["findings"].as_array().with_context(|| format!("{told}"))?;
-    ensure!(findings.iter().all(|finding| finding["failure"].is_null()), "{told}");
+    let reply = provider.ask(&key, CONTEXT, json!("check"))?;
+    let findings = reply["checked"]["findings"].as_array().with_context(|| format!("{reply}"))?;
+    ensure!(findings.iter().all(|finding| finding["failure"].is_null()), "{reply}");
     ensure!(findings[3]["seen"].as_str().is_some_and(|seen| seen.contains("not allowed to list")));
 
     let less = user(&kms, "less", &["kms:DescribeKey", "kms:Encrypt"])?;
     let provider = kms.provider(&less);
     provider.wrap(&key, CONTEXT, SECRET)?;
     let action = json!({"unwrap": {"wrapped": wrapped}});
-    let told = provider.refused(&key, CONTEXT, action, "denied")?;
-    let message = told["message"].as_str().unwrap_or_default();
-    ensure!(message.contains("does not allow kms:Decrypt") && message.contains(&key), "{told}");
-    ensure!(told["detail"].as_str().is_some_and(|text| text.contains("AccessDeniedException")));
-    ensure!(told["retry"] == false);
+    let reply = provider.refused(&key, CONTEXT, action, "denied")?;
+    let message = reply["message"].as_str().unwrap_or_default();
+    ensure!(message.contains("does not allow kms:Decrypt") && message.contains(&key), "{reply}");
+    ensure!(reply["detail"].as_str().is_some_and(|text| text.contains("AccessDeniedException")));
+    ensure!(reply["retry"] == false);
 
     let nothing = user(&kms, "nothing", &["s3:ListBucket"])?;
-    let told = kms.provider(&nothing).refused(&key, CONTEXT, wrap(), "denied")?;
-    ensure!(told["message"].as_str().is_some_and(|text| text.contains("kms:DescribeKey")));
+    let reply = kms.provider(&nothing).refused(&key, CONTEXT, wrap(), "denied")?;
+    ensure!(reply["message"].as_str().is_some_and(|text| text.contains("kms:DescribeKey")));
     Ok(())
 }
 
@@ -125,15 +127,16 @@ fn unknown_and_forged_credentials_are_not_accepted() -> Result<()> {
     let forged = "FORGEDFORGEDFORGEDFORGED";
     for id in [id.context("no id")?, "AKIAUNKNOWN000000000"] {
         let credentials = Credentials::of(id, forged)?;
-        let told = kms.provider(&credentials).refused(&key, CONTEXT, wrap(), "unauthenticated")?;
-        ensure!(told["retry"] == false && !told.to_string().contains(forged), "{told}");
+        let reply = kms.provider(&credentials).refused(&key, CONTEXT, wrap(), "unauthenticated")?;
+        ensure!(reply["retry"] == false && !reply.to_string().contains(forged), "{reply}");
 
-        let told = kms.provider(&credentials).ask(&key, CONTEXT, json!("check"))?;
-        let findings = told["checked"]["findings"].as_array().with_context(|| format!("{told}"))?;
+        let reply = kms.provider(&credentials).ask(&key, CONTEXT, json!("check"))?;
+        let findings =
+            reply["checked"]["findings"].as_array().with_context(|| format!("{reply}"))?;
         let last = findings.last().context("no findings")?;
-        ensure!(last["what"] == "the credentials are accepted", "{told}");
-        ensure!(last["failure"]["class"] == "unauthenticated", "{told}");
-        ensure!(!told.to_string().contains(forged), "{told}");
+        ensure!(last["what"] == "the credentials are accepted", "{reply}");
+        ensure!(last["failure"]["class"] == "unauthenticated", "{reply}");
+        ensure!(!reply.to_string().contains(forged), "{reply}");
     }
     Ok(())
 }
@@ -142,22 +145,23 @@ fn credentials_come_from_where_aws_looks() -> Result<()> {
     let kms = Emulator::ministack_with_iam()?;
     let key = kms.create_key()?;
     let source = |provider: &Provider| -> Result<String> {
-        let told = provider.ask(&key, CONTEXT, json!("check"))?;
-        let findings = told["checked"]["findings"].as_array().with_context(|| format!("{told}"))?;
-        ensure!(findings.len() == 7, "{told}");
-        ensure!(findings.iter().all(|finding| finding["failure"].is_null()), "{told}");
+        let reply = provider.ask(&key, CONTEXT, json!("check"))?;
+        let findings =
+            reply["checked"]["findings"].as_array().with_context(|| format!("{reply}"))?;
+        ensure!(findings.len() == 7, "{reply}");
+        ensure!(findings.iter().all(|finding| finding["failure"].is_null()), "{reply}");
         Ok(findings[1]["seen"].as_str().unwrap_or_default().to_owned())
     };
     let options =
         json!({"region": REGION, "endpoint": kms.endpoint(), "insecure_loopback_http": true});
 
-    let environment = without_surroundings(Provider::new("aws_kms", options.clone()))
+    let environment = without_ambient_credentials(Provider::new("aws_kms", options.clone()))
         .env("AWS_ACCESS_KEY_ID", "test")
         .env("AWS_SECRET_ACCESS_KEY", "test");
     let seen = source(&environment)?;
     ensure!(seen == "from the environment, access key ID test", "{seen}");
 
-    // What the options name goes before the environment.
+    // Credentials in the options take precedence over the environment.
     let root = Credentials::root()?;
     let mut named = environment.env("AWS_SECRET_ACCESS_KEY", "wrong");
     named.options["credentials_file"] = json!(root.path());
@@ -174,11 +178,11 @@ fn credentials_come_from_where_aws_looks() -> Result<()> {
     let seen = source(&provider)?;
     ensure!(seen == "from a profile's process, access key ID test", "{seen}");
 
-    // Containers are told an address on their host.
+    // Containers get an address on their host.
     let document = json!({"AccessKeyId": "test", "SecretAccessKey": "test", "Token": "none",
         "Expiration": "2099-01-01T00:00:00Z"});
     let host = Canned::answer(200, "application/json", document.to_string())?;
-    let container = without_surroundings(Provider::new("aws_kms", options))
+    let container = without_ambient_credentials(Provider::new("aws_kms", options))
         .env("AWS_CONTAINER_CREDENTIALS_FULL_URI", &host.endpoint);
     let seen = source(&container)?;
     ensure!(seen == "from the container, access key ID test" && host.requests() == 1, "{seen}");
@@ -189,11 +193,11 @@ fn no_credentials_says_so() -> Result<()> {
     let silent = Canned::silent()?;
     let options =
         json!({"region": REGION, "endpoint": silent.endpoint, "insecure_loopback_http": true});
-    let provider = without_surroundings(Provider::new("aws_kms", options));
-    let told = provider.refused("alias/x", CONTEXT, wrap(), "unauthenticated")?;
-    let message = told["message"].as_str().unwrap_or_default();
-    ensure!(message.ends_with("there are no AWS credentials"), "{told}");
-    ensure!(told["retry"] == false && silent.requests() == 0);
+    let provider = without_ambient_credentials(Provider::new("aws_kms", options));
+    let reply = provider.refused("alias/x", CONTEXT, wrap(), "unauthenticated")?;
+    let message = reply["message"].as_str().unwrap_or_default();
+    ensure!(message.ends_with("there are no AWS credentials"), "{reply}");
+    ensure!(reply["retry"] == false && silent.requests() == 0);
     Ok(())
 }
 
@@ -204,27 +208,27 @@ fn bad_credentials_files_say_what_is_wrong() -> Result<()> {
         if let Some(profile) = profile {
             options["profile"] = json!(profile);
         }
-        let provider = without_surroundings(Provider::new("aws_kms", options));
-        let told = provider.refused("alias/x", CONTEXT, wrap(), "unauthenticated")?;
-        let text = told["detail"].as_str().unwrap_or_default();
-        ensure!(text.contains(detail), "{detail:?} is not in {told}");
-        ensure!(!told.to_string().contains("hidden") && told["retry"] == false, "{told}");
+        let provider = without_ambient_credentials(Provider::new("aws_kms", options));
+        let reply = provider.refused("alias/x", CONTEXT, wrap(), "unauthenticated")?;
+        let text = reply["detail"].as_str().unwrap_or_default();
+        ensure!(text.contains(detail), "{detail:?} is not in {reply}");
+        ensure!(!reply.to_string().contains("hidden") && reply["retry"] == false, "{reply}");
         Ok(())
     };
     let file = Credentials::of("AKIA", "hidden")?;
     refused(&file, Some("other"), "other")?;
     let garbage = Credentials::from_text("[default]\nhidden hidden hidden\n")?;
     refused(&garbage, None, "could not parse")?;
-    // The process says what it likes; it is not repeated.
+    // The output of the process may be anything, so errors do not repeat it.
     let failing = Credentials::from_text(
         "[default]\ncredential_process = /bin/sh -c \"echo hidden >&2; exit 1\"\n",
     )?;
     refused(&failing, None, "does not give any")?;
     let class_of = |credentials: &Credentials| -> Result<Value> {
         let options = json!({"region": REGION, "credentials_file": credentials.path()});
-        let provider = without_surroundings(Provider::new("aws_kms", options));
-        let mut told = provider.ask("alias/x", CONTEXT, wrap())?;
-        Ok(told["failed"]["class"].take())
+        let provider = without_ambient_credentials(Provider::new("aws_kms", options));
+        let mut reply = provider.ask("alias/x", CONTEXT, wrap())?;
+        Ok(reply["failed"]["class"].take())
     };
     let file = Credentials::of("AKIA", "hidden")?;
     fs::set_permissions(file.path(), Permissions::from_mode(0o644))?;
@@ -242,10 +246,10 @@ fn bad_credentials_files_say_what_is_wrong() -> Result<()> {
 fn no_region_says_so() -> Result<()> {
     let root = Credentials::root()?;
     let options = json!({"credentials_file": root.path()});
-    let provider = without_surroundings(Provider::new("aws_kms", options));
-    let told = provider.refused("alias/x", CONTEXT, wrap(), "bad_options")?;
-    ensure!(told["message"].as_str().is_some_and(|text| text.ends_with("no AWS region is set")));
-    // It becomes part of a host name.
+    let provider = without_ambient_credentials(Provider::new("aws_kms", options));
+    let reply = provider.refused("alias/x", CONTEXT, wrap(), "bad_options")?;
+    ensure!(reply["message"].as_str().is_some_and(|text| text.ends_with("no AWS region is set")));
+    // The region becomes part of a host name.
     let strange = provider.env("AWS_REGION", "example.com/");
     strange.refused("alias/x", CONTEXT, wrap(), "bad_options")?;
     Ok(())
@@ -256,7 +260,7 @@ fn addresses_in_the_environment_are_not_followed() -> Result<()> {
     let root = Credentials::root()?;
     let options = json!({"region": REGION, "endpoint": right.endpoint,
         "insecure_loopback_http": true, "credentials_file": root.path()});
-    let mut provider = without_surroundings(Provider::new("aws_kms", options));
+    let mut provider = without_ambient_credentials(Provider::new("aws_kms", options));
     for variable in ["HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY"] {
         provider = provider.env(variable, &wrong.endpoint);
     }
@@ -266,11 +270,11 @@ fn addresses_in_the_environment_are_not_followed() -> Result<()> {
     provider.refused("alias/x", CONTEXT, wrap(), "key_missing")?;
     ensure!(right.requests() == 1);
 
-    // Without the option it is AWS itself, which does not know this region.
+    // Without the option, requests go to AWS itself, which does not have this region.
     provider.options = json!({"region": "xx-none-1", "credentials_file": root.path()});
     provider.deadline_ms = 3000;
-    let told = provider.ask("alias/x", CONTEXT, wrap())?;
-    ensure!(!told["failed"].is_null(), "{told}");
+    let reply = provider.ask("alias/x", CONTEXT, wrap())?;
+    ensure!(!reply["failed"].is_null(), "{reply}");
     ensure!(wrong.requests() == 0, "an address in the environment was followed");
     Ok(())
 }
@@ -287,11 +291,11 @@ fn options_are_checked() -> Result<()> {
         (json!({"credentials_file": "../credentials"}), "credentials_file"),
         (json!({"profile": ""}), "profile"),
     ] {
-        let provider = without_surroundings(Provider::new("aws_kms", options));
-        let told = provider.ask("", "", json!("check_options"))?;
-        ensure!(told["failed"]["class"] == "bad_options", "{told}");
-        let message = told["failed"]["message"].as_str().unwrap_or_default();
-        ensure!(message.contains(part) && !message.contains("secret@"), "{told}");
+        let provider = without_ambient_credentials(Provider::new("aws_kms", options));
+        let reply = provider.ask("", "", json!("check_options"))?;
+        ensure!(reply["failed"]["class"] == "bad_options", "{reply}");
+        let message = reply["failed"]["message"].as_str().unwrap_or_default();
+        ensure!(message.contains(part) && !message.contains("secret@"), "{reply}");
     }
     for (address, accepted) in [("http://kms.example.com", true), ("http://127.0.0.1:9", false)] {
         let options = json!({"endpoint": address, "insecure_loopback_http": accepted});
@@ -300,12 +304,13 @@ fn options_are_checked() -> Result<()> {
     }
     let all = json!({"region": REGION, "endpoint": "https://kms.example.com", "profile": "p",
         "ca_file": "/nonexistent/ca.pem", "credentials_file": "/nonexistent/credentials"});
-    let told = Provider::new("aws_kms", all).ask("", "", json!("check_options"))?;
-    ensure!(told == "options_ok", "{told}");
+    let reply = Provider::new("aws_kms", all).ask("", "", json!("check_options"))?;
+    ensure!(reply == "options_ok", "{reply}");
     Ok(())
 }
 
-/// moto with a certificate for `host`, and the directory that says who issued it (`ca.pem`).
+/// moto with a certificate for `host`, and a directory with the certificate of its issuer
+/// (`ca.pem`).
 fn moto_as(host: &str) -> Result<(Emulator, TempDir)> {
     let directory = TempDir::new()?;
     fs::set_permissions(directory.path(), Permissions::from_mode(0o755))?;
@@ -328,9 +333,9 @@ fn only_trusted_servers_are_spoken_to() -> Result<()> {
     let ((kms, directory), root) = (moto_as("127.0.0.1")?, Credentials::root()?);
     let key = kms.create_key()?;
     let mut provider = kms.provider(&root);
-    let told = provider.refused(&key, CONTEXT, wrap(), "tls")?;
-    ensure!(told["detail"].as_str().is_some_and(|text| text.contains("UnknownIssuer")), "{told}");
-    ensure!(told["retry"] == false);
+    let reply = provider.refused(&key, CONTEXT, wrap(), "tls")?;
+    ensure!(reply["detail"].as_str().is_some_and(|text| text.contains("UnknownIssuer")), "{reply}");
+    ensure!(reply["retry"] == false);
 
     provider.options["ca_file"] = json!(directory.path().join("ca.pem"));
     let (wrapped, _) = provider.wrap(&key, CONTEXT, SECRET)?;
@@ -344,10 +349,13 @@ fn only_trusted_servers_are_spoken_to() -> Result<()> {
     let (kms, directory) = moto_as("kms.example.com")?;
     let mut provider = kms.provider(&root);
     provider.options["ca_file"] = json!(directory.path().join("ca.pem"));
-    let told = provider.refused(&key, CONTEXT, wrap(), "tls")?;
-    ensure!(told["detail"].as_str().is_some_and(|text| text.contains("kms.example.com")), "{told}");
+    let reply = provider.refused(&key, CONTEXT, wrap(), "tls")?;
+    ensure!(
+        reply["detail"].as_str().is_some_and(|text| text.contains("kms.example.com")),
+        "{reply}"
+    );
 
-    // Files that cannot be used are an error of the options, not of the connection.
+    // Unusable files are an error of the options, not of the connection.
     let empty = directory.path().join("empty.pem");
     fs::write(&empty, "")?;
     for file in [empty, directory.path().join("missing.pem")] {

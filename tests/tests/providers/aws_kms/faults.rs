@@ -1,4 +1,4 @@
-//! Errors that AWS KMS gives when it is not well or not content, and a server that does not answer.
+//! Errors of AWS KMS, temporary and permanent, and a server that does not reply.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 use pagevault_tests::key_servers::canned::Canned;
 use pagevault_tests::key_servers::free_port;
 use pagevault_tests::key_servers::helper::Provider;
-use pagevault_tests::key_servers::kms::{Credentials, REGION, without_surroundings};
+use pagevault_tests::key_servers::kms::{Credentials, REGION, without_ambient_credentials};
 use serde_json::{Value, json};
 
 use super::{CONTEXT, SECRET, wrapped_by};
@@ -31,7 +31,7 @@ pub(super) const TESTS: &[Test] = &[
 fn provider(endpoint: &str, credentials: &Credentials, deadline_ms: u64) -> Provider {
     let options = json!({"region": REGION, "endpoint": endpoint,
         "insecure_loopback_http": true, "credentials_file": credentials.path()});
-    let mut provider = without_surroundings(Provider::new("aws_kms", options));
+    let mut provider = without_ambient_credentials(Provider::new("aws_kms", options));
     provider.deadline_ms = deadline_ms;
     provider
 }
@@ -52,18 +52,19 @@ fn passing_errors() -> Result<()> {
         (500, "KMSInternalException", "unreachable"),
         (500, "DependencyTimeoutException", "unreachable"),
         (500, "KeyUnavailableException", "unreachable"),
-        // What it says is not that the key is not to be used: its external key store is away.
+        // This says nothing about the key itself: its external key store is unavailable.
         (400, "KMSInvalidStateException", "unreachable"),
     ] {
         let kms = Canned::error(status, code)?;
-        let told = provider(&kms.endpoint, &root, 3000).refused("k", CONTEXT, unwrap(), class)?;
-        ensure!(told["retry"] == true, "{told}");
-        let detail = told["detail"].as_str().unwrap_or_default();
-        ensure!(detail.contains(code) && detail.contains("canned-1"), "{told}");
-        // By us, and not by the SDK as well. On a busy machine the last answer may come too late.
+        let reply = provider(&kms.endpoint, &root, 3000).refused("k", CONTEXT, unwrap(), class)?;
+        ensure!(reply["retry"] == true, "{reply}");
+        let detail = reply["detail"].as_str().unwrap_or_default();
+        ensure!(detail.contains(code) && detail.contains("canned-1"), "{reply}");
+        // Retries come from pagevault and not also from the SDK. On a busy machine the last reply
+        // may come too late.
         let made = kms.requests();
         let counted = |tries| detail.ends_with(&format!("Tried {tries} times."));
-        ensure!(made > 1 && (counted(made) || counted(made - 1)), "{told}: {made}");
+        ensure!(made > 1 && (counted(made) || counted(made - 1)), "{reply}: {made}");
     }
     Ok(())
 }
@@ -83,7 +84,7 @@ fn what_passes() -> Result<()> {
     Ok(())
 }
 
-/// No emulator would notice what is missing in these.
+/// No emulator would detect missing fields in these requests.
 fn requests_name_them() -> Result<()> {
     let root = Credentials::root()?;
     let kms = Canned::actions(|action| match action {
@@ -144,15 +145,15 @@ fn lasting_errors() -> Result<()> {
         ("NotFoundException", "key_missing"),
         ("DisabledException", "key_disabled"),
         ("InvalidCiphertextException", "wrong_ciphertext"),
-        // No emulator here gives this one for a ciphertext of another key.
+        // No emulator here returns this error for a ciphertext of another key.
         ("IncorrectKeyException", "wrong_ciphertext"),
     ] {
         let kms = Canned::error(400, code)?;
-        let told = provider(&kms.endpoint, &root, 5000).refused("k", CONTEXT, unwrap(), class)?;
-        ensure!(told["retry"] == false && kms.requests() == 1, "{told}");
-        // What is said of signatures may hold a session's token.
-        let is_repeated = told.to_string().contains("said by the server");
-        ensure!(!(is_repeated && class == "unauthenticated"), "{told}");
+        let reply = provider(&kms.endpoint, &root, 5000).refused("k", CONTEXT, unwrap(), class)?;
+        ensure!(reply["retry"] == false && kms.requests() == 1, "{reply}");
+        // The server's message about signatures may contain a session token.
+        let is_repeated = reply.to_string().contains("said by the server");
+        ensure!(!(is_repeated && class == "unauthenticated"), "{reply}");
     }
     Ok(())
 }
@@ -160,14 +161,14 @@ fn lasting_errors() -> Result<()> {
 fn nobody_there() -> Result<()> {
     let root = Credentials::root()?;
     let endpoint = format!("http://127.0.0.1:{}", free_port()?);
-    let told = provider(&endpoint, &root, 3000).refused("k", CONTEXT, unwrap(), "unreachable")?;
-    ensure!(told["message"].as_str().is_some_and(|text| text.contains(&endpoint)), "{told}");
-    let detail = told["detail"].as_str().unwrap_or_default();
-    ensure!(detail.starts_with("Connection refused"), "{told}");
+    let reply = provider(&endpoint, &root, 3000).refused("k", CONTEXT, unwrap(), "unreachable")?;
+    ensure!(reply["message"].as_str().is_some_and(|text| text.contains(&endpoint)), "{reply}");
+    let detail = reply["detail"].as_str().unwrap_or_default();
+    ensure!(detail.starts_with("Connection refused"), "{reply}");
 
     let unknown = "https://kms.invalid";
-    let told = provider(unknown, &root, 3000).refused("k", CONTEXT, unwrap(), "unreachable")?;
-    ensure!(told["message"].as_str().is_some_and(|text| text.contains(unknown)), "{told}");
+    let reply = provider(unknown, &root, 3000).refused("k", CONTEXT, unwrap(), "unreachable")?;
+    ensure!(reply["message"].as_str().is_some_and(|text| text.contains(unknown)), "{reply}");
     Ok(())
 }
 
@@ -175,17 +176,20 @@ fn silent_server() -> Result<()> {
     let (root, silent) = (Credentials::root()?, Canned::silent()?);
     let start = Instant::now();
     let asked = provider(&silent.endpoint, &root, 3000);
-    let told = asked.refused("k", CONTEXT, unwrap(), "deadline")?;
+    let reply = asked.refused("k", CONTEXT, unwrap(), "deadline")?;
     let took = start.elapsed();
     ensure!(took < Duration::from_secs(10), "took {took:?}");
-    ensure!(silent.requests() == 1 && told["retry"] == true, "{told}");
-    ensure!(told["message"].as_str().is_some_and(|text| text.contains(&silent.endpoint)), "{told}");
+    ensure!(silent.requests() == 1 && reply["retry"] == true, "{reply}");
+    ensure!(
+        reply["message"].as_str().is_some_and(|text| text.contains(&silent.endpoint)),
+        "{reply}"
+    );
 
-    // A check ends in time as well, and tells how far it came.
-    let told = provider(&silent.endpoint, &root, 3000).ask("k", CONTEXT, json!("check"))?;
-    let last = told["checked"]["findings"].as_array().and_then(|findings| findings.last());
-    ensure!(last.is_some_and(|last| last["what"] == "AWS KMS answers"), "{told}");
-    ensure!(last.is_some_and(|last| last["failure"]["class"] == "deadline"), "{told}");
+    // A check ends in time too, and reports its steps so far.
+    let reply = provider(&silent.endpoint, &root, 3000).ask("k", CONTEXT, json!("check"))?;
+    let last = reply["checked"]["findings"].as_array().and_then(|findings| findings.last());
+    ensure!(last.is_some_and(|last| last["what"] == "AWS KMS answers"), "{reply}");
+    ensure!(last.is_some_and(|last| last["failure"]["class"] == "deadline"), "{reply}");
     Ok(())
 }
 
@@ -199,11 +203,12 @@ fn answers_of_others() -> Result<()> {
         (503, "unreachable", true),
     ] {
         let other = Canned::answer(status, "text/html", page.into())?;
-        let told = provider(&other.endpoint, &root, 3000).refused("k", CONTEXT, unwrap(), class)?;
-        ensure!(told["retry"] == retry, "{told}");
-        ensure!(!told.to_string().contains("said by the server"), "{told}");
+        let reply =
+            provider(&other.endpoint, &root, 3000).refused("k", CONTEXT, unwrap(), class)?;
+        ensure!(reply["retry"] == retry, "{reply}");
+        ensure!(!reply.to_string().contains("said by the server"), "{reply}");
     }
-    // Replies without what they must hold.
+    // Replies without required fields.
     let empty = Canned::answer(200, "application/x-amz-json-1.1", "{}".into())?;
     let asked = provider(&empty.endpoint, &root, 3000);
     for action in [unwrap(), json!({"wrap": {"plaintext": "AAAA"}})] {

@@ -86,20 +86,20 @@ fn a_key_has_four_names() -> Result<()> {
     let alias_arn = format!("{account}:alias/main");
     for name in [id, &arn, "alias/main", &alias_arn] {
         let (wrapped, _) = provider.wrap(name, CONTEXT, SECRET)?;
-        // What is stored names the key itself.
+        // The stored form contains the key's ARN.
         let bytes = STANDARD.decode(wrapped.as_str().context("no text")?)?;
         ensure!(bytes[3..].starts_with(arn.as_bytes()), "wrapped by {name}");
         ensure!(provider.unwrap("alias/gone", CONTEXT, &wrapped)? == SECRET);
-        let told = provider.ask(name, CONTEXT, json!("check"))?;
-        let findings = told["checked"]["findings"].as_array().context("no findings")?;
+        let reply = provider.ask(name, CONTEXT, json!("check"))?;
+        let findings = reply["checked"]["findings"].as_array().context("no findings")?;
         let found = findings.iter().find(|found| found["what"] == "the key is there");
         let summary = found.and_then(|found| found["seen"].as_str()).context("no summary")?;
         let expected = "in eu-central-1, customer managed, material from KMS";
         ensure!(summary.contains(&arn) && summary.ends_with(expected), "{summary}");
     }
     let elsewhere = arn.replace("eu-central-1", "eu-west-1");
-    let told = provider.refused(&elsewhere, CONTEXT, wrap(), "bad_options")?;
-    ensure!(told["detail"] == "Its region is eu-west-1.", "{told}");
+    let reply = provider.refused(&elsewhere, CONTEXT, wrap(), "bad_options")?;
+    ensure!(reply["detail"] == "Its region is eu-west-1.", "{reply}");
     Ok(())
 }
 
@@ -126,15 +126,15 @@ fn every_damage_is_noticed() -> Result<()> {
 }
 
 fn a_disabled_key_says_so_and_works_again_when_enabled() -> Result<()> {
-    // moto goes on decrypting with such a key.
+    // moto continues to decrypt with such a key.
     let (kms, root) = (Emulator::ministack()?, Credentials::root()?);
     let (provider, key) = (kms.provider(&root), kms.create_key()?);
     let (wrapped, _) = provider.wrap(&key, CONTEXT, SECRET)?;
     kms.aws("kms", "disable_key", json!({"KeyId": key}))?;
     let rotate = json!({"rotate": {"wrapped": wrapped}});
     for action in [wrap(), unwrap(&wrapped), rotate] {
-        let told = provider.refused(&key, CONTEXT, action, "key_disabled")?;
-        ensure!(told["message"].as_str().is_some_and(|text| text.contains("is disabled")));
+        let reply = provider.refused(&key, CONTEXT, action, "key_disabled")?;
+        ensure!(reply["message"].as_str().is_some_and(|text| text.contains("is disabled")));
     }
     kms.aws("kms", "enable_key", json!({"KeyId": key}))?;
     ensure!(provider.unwrap(&key, CONTEXT, &wrapped)? == SECRET);
@@ -142,14 +142,14 @@ fn a_disabled_key_says_so_and_works_again_when_enabled() -> Result<()> {
 }
 
 fn a_key_to_be_deleted_says_so() -> Result<()> {
-    // moto goes on decrypting with such a key.
+    // moto continues to decrypt with such a key.
     let (kms, root) = (Emulator::ministack()?, Credentials::root()?);
     let (provider, key) = (kms.provider(&root), kms.create_key()?);
     let (wrapped, _) = provider.wrap(&key, CONTEXT, SECRET)?;
     kms.aws("kms", "schedule_key_deletion", json!({"KeyId": key, "PendingWindowInDays": 7}))?;
     for action in [wrap(), unwrap(&wrapped)] {
-        let told = provider.refused(&key, CONTEXT, action, "key_disabled")?;
-        ensure!(told["detail"].as_str().is_some_and(|text| text.contains("pending deletion")));
+        let reply = provider.refused(&key, CONTEXT, action, "key_disabled")?;
+        ensure!(reply["detail"].as_str().is_some_and(|text| text.contains("pending deletion")));
     }
     kms.aws("kms", "cancel_key_deletion", json!({"KeyId": key}))?;
     kms.aws("kms", "enable_key", json!({"KeyId": key}))?;
@@ -163,29 +163,29 @@ fn a_missing_key_says_so() -> Result<()> {
     let (account, _) = arn.split_once(":key/").context("no ARN")?;
     let missing = format!("{account}:key/00000000-0000-0000-0000-000000000000");
     for key in ["alias/nothing", "00000000-0000-0000-0000-000000000000", &missing] {
-        let told = provider.refused(key, CONTEXT, wrap(), "key_missing")?;
-        ensure!(told["message"].as_str().is_some_and(|text| text.contains(key)), "{told}");
+        let reply = provider.refused(key, CONTEXT, wrap(), "key_missing")?;
+        ensure!(reply["message"].as_str().is_some_and(|text| text.contains(key)), "{reply}");
     }
     Ok(())
 }
 
 fn keys_of_another_kind_are_refused() -> Result<()> {
-    // ministack as installed makes no such keys.
+    // ministack cannot create such keys.
     let (kms, root) = (Emulator::moto()?, Credentials::root()?);
     let parameters = json!({"KeyUsage": "ENCRYPT_DECRYPT", "KeySpec": "RSA_2048"});
     let made = kms.aws("kms", "create_key", parameters)?;
     let key = made["KeyMetadata"]["KeyId"].as_str().context("no key")?;
-    let told = kms.provider(&root).refused(key, CONTEXT, wrap(), "bad_options")?;
-    ensure!(told["detail"].as_str().is_some_and(|text| text.contains("RSA_2048")), "{told}");
+    let reply = kms.provider(&root).refused(key, CONTEXT, wrap(), "bad_options")?;
+    ensure!(reply["detail"].as_str().is_some_and(|text| text.contains("RSA_2048")), "{reply}");
     Ok(())
 }
 
 fn check_tells_what_works() -> Result<()> {
     let (kms, root) = (Emulator::ministack()?, Credentials::root()?);
     let (provider, key) = (kms.provider(&root), kms.create_key()?);
-    let told = provider.ask(&key, CONTEXT, json!("check"))?;
-    let findings = told["checked"]["findings"].as_array().with_context(|| format!("{told}"))?;
-    ensure!(findings.iter().all(|finding| finding["failure"].is_null()), "{told}");
+    let reply = provider.ask(&key, CONTEXT, json!("check"))?;
+    let findings = reply["checked"]["findings"].as_array().with_context(|| format!("{reply}"))?;
+    ensure!(findings.iter().all(|finding| finding["failure"].is_null()), "{reply}");
     let what: Vec<&str> = findings.iter().filter_map(|finding| finding["what"].as_str()).collect();
     let expected = [
         "the region is known",

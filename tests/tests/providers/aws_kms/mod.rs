@@ -1,5 +1,5 @@
-//! AWS KMS, as emulators play it. Which of them a test uses, and why, is in the table of
-//! [`pagevault_tests::key_servers::kms`].
+//! AWS KMS, by emulators. The table in [`pagevault_tests::key_servers::kms`] shows their
+//! differences, and so which of them a test needs.
 
 mod access;
 mod faults;
@@ -22,7 +22,7 @@ pub(crate) fn tests() -> Vec<Test> {
     [keys::TESTS, rotation::TESTS, access::TESTS, faults::TESTS].concat()
 }
 
-/// Wrapped as the provider writes it (`keyring/src/providers/aws_kms/wrapping.rs`), in base64.
+/// The provider's stored form (`keyring/src/providers/aws_kms/wrapping.rs`), in base64.
 pub(crate) fn wrapped_by(arn: &str, key_version: u64, ciphertext: &[u8]) -> String {
     let length = u16::try_from(arn.len()).unwrap_or(u16::MAX);
     let parts: [&[u8]; 5] =

@@ -1,4 +1,4 @@
-//! New material, new keys, moved aliases.
+//! New key material, other keys, moved aliases.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::sleep;
@@ -8,7 +8,9 @@ use anyhow::{Result, ensure};
 use pagevault_tests::key_servers::Server;
 use pagevault_tests::key_servers::canned::Canned;
 use pagevault_tests::key_servers::helper::Provider;
-use pagevault_tests::key_servers::kms::{Credentials, Emulator, REGION, without_surroundings};
+use pagevault_tests::key_servers::kms::{
+    Credentials, Emulator, REGION, without_ambient_credentials,
+};
 use serde_json::{Value, json};
 
 use super::{CONTEXT, OTHER_CONTEXT, SECRET, wrapped_by};
@@ -52,7 +54,7 @@ pub(super) const TESTS: &[Test] = &[
     },
 ];
 
-/// Versions are times in seconds.
+/// Waits for the next second, because versions are times in seconds.
 fn next_second() {
     sleep(Duration::from_millis(1100));
 }
@@ -85,7 +87,7 @@ fn rotation_on_demand_is_done_once() -> Result<()> {
     let second = provider.rotate(&key, &wrapped)?;
     ensure!(second > first && rotations()? == 1, "{first}, {second}");
 
-    // A caller that did not hear of it asks again with what it has.
+    // A caller that did not get the reply repeats the request with the old version.
     next_second();
     ensure!(provider.rotate(&key, &wrapped)? == second && rotations()? == 1);
 
@@ -96,9 +98,9 @@ fn rotation_on_demand_is_done_once() -> Result<()> {
     }
     let third = provider.rotate(&key, &again)?;
     ensure!(third > second && rotations()? == 2, "{second}, {third}");
-    let told = provider.ask(&key, CONTEXT, json!("check"))?.to_string();
+    let response = provider.ask(&key, CONTEXT, json!("check"))?.to_string();
     let expected = format!("version {third} wraps, versions from {first} on unwrap; ");
-    ensure!(told.contains(&expected), "{told}");
+    ensure!(response.contains(&expected), "{response}");
     Ok(())
 }
 
@@ -121,25 +123,25 @@ fn a_moved_alias_is_the_rotation() -> Result<()> {
     let (again, version) = provider.rewrap("alias/main", "alias/main", CONTEXT, &wrapped)?;
     ensure!(version == second);
     ensure!(provider.unwrap("alias/main", CONTEXT, &again)? == SECRET);
-    // Now that nothing moved, the new key itself is rotated.
+    // Now the alias is unchanged, so the new key itself is rotated.
     next_second();
     ensure!(provider.rotate("alias/main", &again)? > second);
     Ok(())
 }
 
 fn what_cannot_be_rotated_says_how_to_go_on() -> Result<()> {
-    // ministack knows no rotation on demand at all, as AWS KMS for keys in a custom key store.
+    // ministack does not support rotation on demand, like AWS KMS for keys in a custom key store.
     let (kms, root) = (Emulator::ministack()?, Credentials::root()?);
     let (provider, key) = (kms.provider(&root), kms.create_key()?);
     let (wrapped, _) = provider.wrap(&key, CONTEXT, SECRET)?;
     let action = json!({"rotate": {"wrapped": wrapped}});
-    let told = provider.refused(&key, CONTEXT, action, "denied")?;
-    let message = told["message"].as_str().unwrap_or_default();
-    ensure!(message.ends_with("key cannot be rotated on demand"), "{told}");
-    let hint = told["hint"].as_str().unwrap_or_default();
+    let response = provider.refused(&key, CONTEXT, action, "denied")?;
+    let message = response["message"].as_str().unwrap_or_default();
+    ensure!(message.ends_with("key cannot be rotated on demand"), "{response}");
+    let hint = response["hint"].as_str().unwrap_or_default();
     ensure!(
         hint.contains("move the alias") && hint.contains("set_database_master_key()"),
-        "{told}"
+        "{response}"
     );
     ensure!(provider.unwrap(&key, CONTEXT, &wrapped)? == SECRET);
     Ok(())
@@ -147,8 +149,8 @@ fn what_cannot_be_rotated_says_how_to_go_on() -> Result<()> {
 
 const ARN: &str = "arn:aws:kms:eu-central-1:1:key/1";
 
-/// A key of 2026-01-01 whose rotations are listed as `rotations` says, given how often they were
-/// asked for, and whose rotation on demand is answered with `rotated`.
+/// A key from 2026-01-01. `rotations` returns its list of rotations, given the number of requests
+/// for it, and `rotated` is the reply to a rotation on demand.
 fn rotating(
     rotated: (u16, Value),
     rotations: impl Fn(usize) -> (u16, Value) + Send + 'static,
@@ -178,12 +180,12 @@ fn asking(kms: &Canned, root: &Credentials) -> (Provider, Value) {
     let options = json!({"region": REGION, "endpoint": kms.endpoint,
         "insecure_loopback_http": true, "credentials_file": root.path()});
     let wrapped = json!(wrapped_by(ARN, 20_260_101_000_000, b"ciphertext"));
-    (without_surroundings(Provider::new("aws_kms", options)), wrapped)
+    (without_ambient_credentials(Provider::new("aws_kms", options)), wrapped)
 }
 
 fn a_rotation_is_waited_for_until_the_deadline() -> Result<()> {
     let root = Credentials::root()?;
-    // The second is of a caller that was cut short and asks again.
+    // The second reply is for a caller that was interrupted and asks again.
     for begun in [(200, json!({"KeyId": ARN})), error("ConflictException")] {
         let kms = rotating(begun.clone(), |asked| match asked {
             0..3 => rotation("PENDING_ROTATION"),
@@ -196,9 +198,9 @@ fn a_rotation_is_waited_for_until_the_deadline() -> Result<()> {
         let (mut provider, wrapped) = asking(&kms, &root);
         provider.deadline_ms = 4000;
         let action = json!({"rotate": {"wrapped": wrapped}});
-        let told = provider.refused("k", CONTEXT, action, "deadline")?;
-        let message = told["message"].as_str().unwrap_or_default();
-        ensure!(message.ends_with("has begun and is not complete yet"), "{told}");
+        let response = provider.refused("k", CONTEXT, action, "deadline")?;
+        let message = response["message"].as_str().unwrap_or_default();
+        ensure!(message.ends_with("has begun and is not complete yet"), "{response}");
     }
     Ok(())
 }
@@ -208,10 +210,14 @@ fn the_limit_of_rotations_says_how_to_go_on() -> Result<()> {
     let none = || (200, json!({"Rotations": [], "Truncated": false}));
     let kms = rotating(error("LimitExceededException"), move |_| none())?;
     let (provider, wrapped) = asking(&kms, &root);
-    let told = provider.refused("k", CONTEXT, json!({"rotate": {"wrapped": wrapped}}), "denied")?;
-    ensure!(told["hint"].as_str().is_some_and(|text| text.contains("move the alias")), "{told}");
-    // Elsewhere this code means too many requests; here trying again is of no use.
-    ensure!(told["retry"] == false && kms.requests() == 4, "{told}: {}", kms.requests());
+    let response =
+        provider.refused("k", CONTEXT, json!({"rotate": {"wrapped": wrapped}}), "denied")?;
+    ensure!(
+        response["hint"].as_str().is_some_and(|text| text.contains("move the alias")),
+        "{response}"
+    );
+    // Elsewhere this code means too many requests; here a retry is useless.
+    ensure!(response["retry"] == false && kms.requests() == 4, "{response}: {}", kms.requests());
     Ok(())
 }
 
@@ -220,13 +226,14 @@ fn what_cannot_be_seen_to_complete_is_not_begun() -> Result<()> {
     let answer = json!({"KeyId": ARN, "CiphertextBlob": "AAAA"});
     let kms = rotating((200, answer), |_| error("AccessDeniedException"))?;
     let (provider, wrapped) = asking(&kms, &root);
-    // The key can be used without it.
+    // Otherwise the key can be used.
     let (_, version) = provider.wrap("k", CONTEXT, SECRET)?;
     ensure!(version == 20_260_101_000_000, "{version}");
-    let told = provider.refused("k", CONTEXT, json!({"rotate": {"wrapped": wrapped}}), "denied")?;
-    ensure!(told["message"].as_str().is_some_and(|text| text.contains("kms:ListKeyRotations")));
+    let response =
+        provider.refused("k", CONTEXT, json!({"rotate": {"wrapped": wrapped}}), "denied")?;
+    ensure!(response["message"].as_str().is_some_and(|text| text.contains("kms:ListKeyRotations")));
     // DescribeKey, ListKeyRotations and Encrypt to wrap; the first two to rotate, and the list that
-    // must be seen.
+    // would have to show the rotation.
     ensure!(kms.requests() == 3 + 3, "{} requests", kms.requests());
     Ok(())
 }

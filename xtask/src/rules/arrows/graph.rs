@@ -1,8 +1,8 @@
-//! Circles among arrows.
+//! Cycles among arrows.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Whether one can come from `from` to `to` along these arrows.
+/// Whether these arrows lead from `from` to `to`.
 pub(super) fn leads(arrows: &BTreeSet<(&str, &str)>, from: &str, to: &str) -> bool {
     let (mut seen, mut ahead) = (BTreeSet::new(), vec![from]);
     while let Some(node) = ahead.pop() {
@@ -16,19 +16,19 @@ pub(super) fn leads(arrows: &BTreeSet<(&str, &str)>, from: &str, to: &str) -> bo
     false
 }
 
-/// The strongly connected components of more than one module: each uses each of them, if
-/// indirectly.
-pub(super) fn circles<'a>(arrows: &BTreeSet<(&'a str, &'a str)>) -> Vec<BTreeSet<&'a str>> {
+/// The strongly connected components of more than one module, in which each module uses each other
+/// one, directly or indirectly.
+pub(super) fn cycles<'a>(arrows: &BTreeSet<(&'a str, &'a str)>) -> Vec<BTreeSet<&'a str>> {
     let nodes: BTreeSet<&str> = arrows.iter().flat_map(|&(from, to)| [from, to]).collect();
-    let mut circles: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    let mut cycles: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     for node in &nodes {
         let with = |other: &&&str| leads(arrows, node, other) && leads(arrows, other, node);
-        let circle: BTreeSet<&str> = nodes.iter().filter(with).copied().collect();
-        if circle.len() > 1 {
-            circles.insert(circle.first().copied().unwrap_or_default(), circle);
+        let cycle: BTreeSet<&str> = nodes.iter().filter(with).copied().collect();
+        if cycle.len() > 1 {
+            cycles.insert(cycle.first().copied().unwrap_or_default(), cycle);
         }
     }
-    circles.into_values().collect()
+    cycles.into_values().collect()
 }
 
 #[cfg(test)]
@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn circles_are_found_and_nothing_else() {
+    fn cycles_are_found_and_nothing_else() {
         let arrows = BTreeSet::from([
             ("a", "b"),
             ("b", "c"),
@@ -46,8 +46,8 @@ mod tests {
             ("f", "e"),
         ]);
         let expected = [BTreeSet::from(["a", "b", "c"]), BTreeSet::from(["e", "f"])];
-        assert_eq!(circles(&arrows), expected);
+        assert_eq!(cycles(&arrows), expected);
         assert!(leads(&arrows, "b", "d") && !leads(&arrows, "d", "b"));
-        assert!(circles(&BTreeSet::from([("a", "b"), ("a", "c"), ("b", "c")])).is_empty());
+        assert!(cycles(&BTreeSet::from([("a", "b"), ("a", "c"), ("b", "c")])).is_empty());
     }
 }

@@ -1,6 +1,6 @@
-//! Which module of a crate uses which: xtask/arrows.toml has the arrows that there are, and those
-//! that should go, because they close a circle. A new one is an error until the table is changed on
-//! purpose.
+//! The modules of a crate that each module uses. xtask/arrows.toml lists the permitted arrows, and
+//! those that should be removed because they close a cycle. A new arrow is an error until it is
+//! added to the table.
 
 mod graph;
 mod paths;
@@ -17,13 +17,13 @@ use crate::workspace::Workspace;
 pub(crate) use show::show;
 pub(crate) use table::{PATH, Table};
 
-/// From which top-level module to which; the crate's root is called [`ROOT`].
+/// A top-level module and one that it uses; the root of the crate is called [`ROOT`].
 type Arrow = (String, String);
 
-/// The module that is the crate itself (lib.rs, main.rs).
+/// The root module of the crate (lib.rs, main.rs).
 const ROOT: &str = "crate";
 
-/// Where an arrow is found: file and line.
+/// The places of an arrow: file and line.
 type Places = Vec<(String, usize)>;
 
 /// The arrows of a crate.
@@ -43,7 +43,7 @@ pub(crate) fn check(workspace: &Workspace) -> Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// The table as it should be for what there is.
+/// The updated table.
 pub(crate) fn bless(workspace: &Workspace) -> Result<String> {
     Ok(Table::read(workspace)?.blessed(&all(workspace)).to_string())
 }

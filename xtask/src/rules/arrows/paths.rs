@@ -1,4 +1,4 @@
-//! The arrows of one crate, by the paths in its sources that begin with `crate` or `super`.
+//! Finds the arrows of one crate: paths in its sources that begin with `crate` or `super`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,15 +7,15 @@ use crate::cfg::condition_at;
 use crate::tree::{Tree, after_colons, split_at_commas};
 use crate::workspace::{File, Workspace};
 
-/// The arrows between the top-level modules of the crate in this directory. What only tests use is
-/// no arrow.
+/// The arrows between the top-level modules of the crate in this directory. Uses in tests do not
+/// count.
 pub(super) fn arrows(workspace: &Workspace, directory: &str) -> Arrows {
     let sources = format!("{directory}/src/");
     let has_library = workspace.file(&format!("{sources}lib.rs")).is_some();
     let mut files: Vec<(Vec<&str>, &File)> = Vec::new();
     for file in workspace.rust() {
         let Some(path) = file.path.strip_prefix(&sources) else { continue };
-        // A program beside a library is another crate, and uses it by its name.
+        // A program next to a library is a separate crate, which uses the library by name.
         if path != "main.rs" || !has_library {
             files.push((module_of(path), file));
         }
@@ -36,7 +36,7 @@ pub(super) fn arrows(workspace: &Workspace, directory: &str) -> Arrows {
     arrows
 }
 
-/// The module that a file below src/ is.
+/// The module path of a file below src/.
 fn module_of(path: &str) -> Vec<&str> {
     let path = path.trim_end_matches(".rs");
     let mut module: Vec<&str> = path.split('/').collect();
@@ -46,19 +46,19 @@ fn module_of(path: &str) -> Vec<&str> {
     module
 }
 
-/// What is declared where.
+/// Declarations of a crate.
 #[derive(Default)]
 struct Crate {
-    /// Modules at the top.
+    /// Top-level modules.
     top: BTreeSet<String>,
-    /// Modules that are there for tests only.
+    /// Modules that exist only for tests.
     tests: BTreeSet<Vec<String>>,
-    /// Names that the root takes over from a module: `pub use module::Name`.
+    /// Names that the root re-exports from a module: `pub use module::Name`.
     exports: BTreeMap<String, String>,
 }
 
 impl Crate {
-    /// Notes the modules that this one declares, and what the root exports.
+    /// Records the modules that this one declares, and what the root re-exports.
     fn declare(&mut self, module: &[&str], trees: &[Tree]) {
         for item in items(trees) {
             let (public, item_without) = without_visibility(item.trees);
@@ -88,7 +88,7 @@ impl Crate {
         (1..=module.len()).any(|length| self.tests.contains(&module[..length]))
     }
 
-    /// Calls `found` with each arrow from `module`, in which these tokens stand, to another
+    /// Calls `found` with each arrow from `module`, which contains these tokens, to another
     /// top-level module.
     fn find(&self, trees: &[Tree], module: &[&str], found: &mut dyn FnMut(&str, &str, usize)) {
         for item in items(trees).filter(|item| !item.test_only) {
@@ -128,7 +128,7 @@ impl Crate {
         }
     }
 
-    /// The names at the crate's root that a path names which begins with this token.
+    /// The names at the crate's root that the path beginning with this token refers to.
     fn targets<'t>(
         &self,
         tree: &'t Tree,
@@ -160,7 +160,7 @@ impl Crate {
         }
     }
 
-    /// The top-level module in which this name of the root's is defined.
+    /// The top-level module that defines this name of the root.
     fn module_with<'a>(&'a self, name: &'a str) -> &'a str {
         if self.top.contains(name) {
             name
@@ -170,15 +170,15 @@ impl Crate {
     }
 }
 
-/// Something up to `;` or a block: an item, a statement, a part of one.
+/// Tokens up to `;` or a block: an item, a statement, or a part of one.
 struct Item<'t> {
-    /// Without its attributes.
+    /// The tokens without attributes.
     trees: &'t [Tree],
-    /// Whether an attribute says so.
+    /// Whether an attribute limits it to tests.
     test_only: bool,
 }
 
-/// Cuts tokens into items.
+/// Splits tokens into items.
 fn items(trees: &[Tree]) -> impl Iterator<Item = Item<'_>> {
     let mut rest = trees;
     std::iter::from_fn(move || {
@@ -191,7 +191,7 @@ fn items(trees: &[Tree]) -> impl Iterator<Item = Item<'_>> {
         if rest.is_empty() {
             return None;
         }
-        // In `use a::{b, c};` the block does not end it.
+        // In `use a::{b, c};` the block does not end the item.
         let (_, plain) = without_visibility(rest);
         let is_use = plain.first().is_some_and(|word| word.is("use"));
         let ends = |tree: &Tree| tree.is_punct(';') || !is_use && tree.group('{').is_some();
@@ -202,7 +202,7 @@ fn items(trees: &[Tree]) -> impl Iterator<Item = Item<'_>> {
     })
 }
 
-/// What stands in the attribute that begins here, and what follows it.
+/// The content of the attribute that begins here, and the tokens after it.
 fn attribute(trees: &[Tree]) -> Option<(&[Tree], &[Tree])> {
     match trees {
         [hash, mark, inside, rest @ ..] if hash.is_punct('#') && mark.is_punct('!') => {
@@ -213,7 +213,7 @@ fn attribute(trees: &[Tree]) -> Option<(&[Tree], &[Tree])> {
     }
 }
 
-/// Whether an item is visible outside of its module, and the item without what says so.
+/// Whether an item is visible outside its module, and the item without its visibility.
 fn without_visibility(trees: &[Tree]) -> (bool, &[Tree]) {
     match trees {
         [word, scope, rest @ ..] if word.is("pub") && scope.group('(').is_some() => (true, rest),
@@ -231,7 +231,7 @@ fn first_names(path: &[Tree]) -> Vec<&str> {
     }
 }
 
-/// The names by which a `use` makes things known: of `::a::{b, c as d};` b and d.
+/// The names that a `use` introduces: for `::a::{b, c as d};` b and d.
 fn last_names(path: &[Tree]) -> Vec<&str> {
     let path = match path {
         [path @ .., end] if end.is_punct(';') => path,
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn super_counts_from_the_module_it_stands_in() {
+    fn super_is_relative_to_its_module() {
         let files = [
             LIB,
             ("x/src/a/mod.rs", "use super::b;\nmod inner { use super::b; use super::super::c; }\n"),
@@ -284,13 +284,13 @@ mod tests {
     }
 
     #[test]
-    fn a_name_of_the_root_is_of_the_module_that_it_is_taken_from() {
+    fn a_name_of_the_root_belongs_to_the_module_that_defines_it() {
         let files = [LIB, ("x/src/b.rs", "use crate::{Other, Thing};\nuse crate::LIMIT;\n")];
         assert_eq!(found(&files), ["b -> c: 1 1", "b -> crate: 2", "crate -> b: 4"]);
     }
 
     #[test]
-    fn what_tests_use_is_no_arrow() {
+    fn uses_in_tests_are_no_arrows() {
         let files = [
             LIB,
             ("x/src/t.rs", "use crate::a;\n"),

@@ -1,14 +1,14 @@
-//! The arrows as a person reads them: a matrix for each crate, its circles, and where the arrows
-//! are that close them.
+//! Prints the arrows: for each crate a matrix, its cycles, and the places of the arrows that close
+//! them.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-use super::graph::circles;
+use super::graph::cycles;
 use super::{Arrows, all};
 use crate::workspace::Workspace;
 
-/// Columns of a number in the matrix.
+/// Width of a number in the matrix.
 const WIDTH: usize = 4;
 
 /// All crates, one after the other.
@@ -24,15 +24,15 @@ fn of_crate(name: &str, arrows: &Arrows) -> String {
     let mut text =
         format!("{name}: {} arrows (rows use columns, in so many places)\n\n", pairs.len());
     matrix(&mut text, arrows, &pairs);
-    let circles = circles(&pairs);
-    if circles.is_empty() {
-        text.push_str("\n  no circles\n");
+    let cycles = cycles(&pairs);
+    if cycles.is_empty() {
+        text.push_str("\n  no cycles\n");
     }
-    for circle in circles {
-        let modules = circle.iter().copied().collect::<Vec<_>>().join(", ");
+    for cycle in cycles {
+        let modules = cycle.iter().copied().collect::<Vec<_>>().join(", ");
         let _ = write!(text, "\n  each of these uses each, if indirectly: {modules}\n");
         for ((from, to), places) in arrows {
-            if circle.contains(from.as_str()) && circle.contains(to.as_str()) {
+            if cycle.contains(from.as_str()) && cycle.contains(to.as_str()) {
                 let _ = writeln!(text, "    {from} -> {to}: {}", places.len());
                 for (path, line) in places {
                     let _ = writeln!(text, "      {path}:{line}");

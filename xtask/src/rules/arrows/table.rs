@@ -7,18 +7,18 @@ use std::fmt;
 use anyhow::{Context, Result};
 use serde::Deserialize;
 
-use super::graph::{circles, leads};
+use super::graph::{cycles, leads};
 use super::{Arrow, Arrows, Finding, Places};
 use crate::workspace::Workspace;
 
-/// Where it is.
+/// Its path.
 pub(crate) const PATH: &str = "xtask/arrows.toml";
 
 const HEAD: &str = "\
-# Which top-level module of a crate uses which (`crate` is its root); what tests use does not count.
-# An arrow that is not here is an error: it is added in the commit that needs it, if the module should
-# know the other one. Under \"against\" stand arrows that close a circle, with the number of places:
-# they are to go, so the numbers may only fall. `cargo xtask tidy --arrows` shows where they are.
+# The modules of each crate, and the modules that each may use (`crate` is the root). Uses in tests do
+# not count. A use that is not listed is an error: if it is justified, add it in the commit that needs
+# it. \"against\" lists uses that close a cycle, with the number of places; the numbers may only fall.
+# `cargo xtask tidy --arrows` shows the places.
 ";
 
 /// The arrows of all crates, by their directories.
@@ -32,16 +32,16 @@ pub(crate) struct Table {
 #[derive(Deserialize, Default, PartialEq, Eq, Debug)]
 #[serde(deny_unknown_fields)]
 struct Allowed {
-    /// What each module may use: without a circle.
+    /// The modules that each module may use, without cycles.
     #[serde(default)]
     uses: BTreeMap<String, BTreeSet<String>>,
-    /// Where arrows against those lead, and how many places have them.
+    /// Arrows that close a cycle, with the number of places.
     #[serde(default)]
     against: BTreeMap<String, BTreeMap<String, usize>>,
 }
 
 impl Table {
-    /// The table in the workspace, empty if there is none.
+    /// The table of the workspace, empty if there is none.
     pub(super) fn read(workspace: &Workspace) -> Result<Table> {
         match workspace.file(PATH) {
             Some(file) => toml::from_str(&file.text).context(PATH),
@@ -49,7 +49,7 @@ impl Table {
         }
     }
 
-    /// What is wrong with an arrow that there is.
+    /// Findings about an existing arrow.
     pub(super) fn judge(&self, name: &str, arrow: &Arrow, places: &Places) -> Vec<Finding> {
         let allowed = self.crates.get(name);
         let (from, to) = arrow;
@@ -66,22 +66,22 @@ impl Table {
             )
         } else {
             format!(
-                "{from} uses {to} in {} places, which closes a circle; {excepted} are excepted (go another way; see {PATH})",
+                "{from} uses {to} in {} places, which closes a cycle; {excepted} are excepted (go another way; see {PATH})",
                 places.len()
             )
         };
         places.iter().map(|(path, line)| Finding::new(path, *line, message.clone())).collect()
     }
 
-    /// What is wrong with the table: it has circles, or arrows that are no more.
+    /// Findings about the table: cycles, and arrows that no longer exist.
     pub(super) fn faults(&self, found: &BTreeMap<String, Arrows>) -> Vec<Finding> {
         let mut faults = Vec::new();
         let mut fault = |message: String| faults.push(Finding::new(PATH, 1, message));
         for (name, allowed) in &self.crates {
-            for circle in circles(&allowed.arrows()) {
-                let modules = circle.into_iter().collect::<Vec<_>>().join(", ");
+            for cycle in cycles(&allowed.arrows()) {
+                let modules = cycle.into_iter().collect::<Vec<_>>().join(", ");
                 fault(format!(
-                    "{name}: a circle of {modules} (put an arrow of it under \"against\")"
+                    "{name}: a cycle of {modules} (put an arrow of it under \"against\")"
                 ));
             }
             let count = |from: &String, to: &String| {
@@ -109,8 +109,8 @@ impl Table {
         faults
     }
 
-    /// This table with the arrows that there are. Those that it allows stay; of the others, those
-    /// that close a circle are excepted.
+    /// This table with the existing arrows. Permitted ones stay permitted; of the others, those
+    /// that close a cycle become exceptions.
     pub(super) fn blessed(&self, found: &BTreeMap<String, Arrows>) -> Table {
         let mut table = Table::default();
         for (name, arrows) in found {
@@ -124,7 +124,7 @@ impl Table {
                     others.push((arrow, places.len()));
                 }
             }
-            // First what is new; and among those, the direction in which there are more is right.
+            // New arrows first. Between two modules, the direction with more places is permitted.
             others.sort_by_key(|&(arrow, places)| {
                 let excepted = before.and_then(|before| before.excepted(arrow)).is_some();
                 (excepted, Reverse(places), arrow)
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_is_what_there_is() {
+    fn the_table_matches_the_sources() {
         let exact = "[x.uses]\na = [\"b\"]\nb = [\"c\"]\n[x.against]\nb = { a = 1 }\n";
         assert_eq!(judged(exact), [""; 0]);
         assert_eq!(judged(&exact.replace("[\"c\"]", "[]")), ["x/src/b.rs:1"]);
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn blessing_keeps_the_direction_of_most_and_what_was_decided() {
+    fn blessing_keeps_permitted_arrows_and_the_direction_of_most() {
         let found = all(&Workspace::of(&[LIB, A, B, C]));
         let blessed = Table::default().blessed(&found);
         let text = "[x.uses]\na = [\"b\"]\nb = [\"c\"]\n\n[x.against]\nb = { a = 1 }\n";

@@ -1,4 +1,6 @@
-//! A label on a database covers its catalogs; a setting covers those that all databases share.
+//! A label on a database covers its catalogs; a setting covers the shared catalogs.
+
+mod shared;
 
 use std::io::Write;
 use std::process::Stdio;
@@ -6,7 +8,6 @@ use std::process::Stdio;
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::cluster::{column, run_sql, text};
 use pagevault_tests::datafile::PageState;
-use pagevault_tests::standby::{standby_of, wait_for};
 use pagevault_tests::{Cluster, DataFile, KeyFile, Settings, StopMode};
 use postgres::Client;
 
@@ -15,13 +16,13 @@ use crate::{assert_plain, assert_sealed};
 
 const APP: &str = "DATABASE app";
 
-/// Names that are nowhere but in catalogs.
+/// Objects whose names are only in catalogs.
 const OBJECTS: &str = "
     CREATE TABLE kanarienvogel (kanarienfutter int DEFAULT 4711, name text);
     INSERT INTO kanarienvogel VALUES (1, 'a'), (2, 'b');
     CREATE FUNCTION zwitschern() RETURNS text LANGUAGE sql AS 'SELECT ''kanarienlied''::text'";
 
-/// A cluster with the database `app`, which has a few objects and nothing encrypted.
+/// A cluster with the database `app`, which contains a few objects; nothing is encrypted.
 fn cluster() -> Result<(Cluster, KeyFile)> {
     let settings = Settings::default().conf("pagevault.unlock_timeout = 1s");
     let (cluster, keys) = Cluster::with_keys(&settings)?;
@@ -32,7 +33,7 @@ fn cluster() -> Result<(Cluster, KeyFile)> {
     Ok((cluster, keys))
 }
 
-/// Main files of all catalogs of the client's database, or of the shared ones, with their names.
+/// Main files and names of all catalogs of the client's database, or of the shared ones.
 fn catalogs(
     cluster: &Cluster,
     client: &mut Client,
@@ -53,7 +54,7 @@ fn catalogs(
         .collect()
 }
 
-/// Every page of every catalog.
+/// Checks every page of every catalog.
 fn expect(cluster: &Cluster, client: &mut Client, shared: bool, sealed: bool) -> Result<()> {
     run_sql(client, "CHECKPOINT")?;
     let mut pages = 0;
@@ -107,7 +108,7 @@ fn a_label_on_the_database_seals_its_catalogs() -> Result<()> {
         );
         ensure!(text(&mut app, &known)? == "t", "relations: {name}");
     }
-    // Neither the others nor the shared ones.
+    // Neither the catalogs of other databases nor shared ones.
     let mut postgres = cluster.client()?;
     expect(&cluster, &mut postgres, false, false)?;
     expect(&cluster, &mut postgres, true, false)?;
@@ -135,7 +136,7 @@ fn a_label_on_the_database_seals_its_catalogs() -> Result<()> {
     drop(app);
     cluster.crash()?;
 
-    // Without the label they stay what they are, until they are decrypted.
+    // Without the label they keep their state until they are decrypted.
     let mut app = cluster.client_to("app")?;
     run_sql(&mut app, "SET pagevault.data_catalog_encryption = off")?;
     let refused =
@@ -159,7 +160,7 @@ fn a_label_on_the_database_seals_its_catalogs() -> Result<()> {
 }
 
 #[test]
-fn a_label_from_outside_shows_as_drift_inside() -> Result<()> {
+fn a_label_set_in_another_database_causes_drift() -> Result<()> {
     let (cluster, _keys) = cluster()?;
     cluster.sql(&label(APP, "'encrypted aes-128-xts'"))?;
     let mut app = cluster.client_to("app")?;
@@ -171,7 +172,7 @@ fn a_label_from_outside_shows_as_drift_inside() -> Result<()> {
     ensure!(found == wanted, "{found}");
     run_sql(&mut app, "SELECT pagevault.encrypt('pg_catalog.pg_class')")?;
     ensure!(column(&mut app, drift)?.is_empty(), "not healed");
-    // What is made anew is sealed; the rest with one call.
+    // New files are sealed; one call seals the rest.
     run_sql(&mut app, "VACUUM FULL pg_proc")?;
     ensure!(text(&mut app, "SELECT pagevault.is_encrypted('pg_proc')")? == "t", "pg_proc");
     let sealed: u32 =
@@ -188,7 +189,7 @@ fn a_label_from_outside_shows_as_drift_inside() -> Result<()> {
 }
 
 #[test]
-fn who_may_encrypt_catalogs() -> Result<()> {
+fn only_administrators_may_encrypt_catalogs() -> Result<()> {
     let (cluster, _keys) = cluster()?;
     cluster.sql("CREATE ROLE keeper IN ROLE pagevault_admin; CREATE ROLE anyone")?;
     for statement in [
@@ -200,7 +201,7 @@ fn who_may_encrypt_catalogs() -> Result<()> {
         ensure!(refused.sqlstate == "42501", "{statement}: {refused}");
         cluster.sql(&format!("SET ROLE keeper; {statement}"))?;
     }
-    // No labels on catalogs, nothing by an index, nothing by accident.
+    // No labels on catalogs; no encryption by way of an index or by mistake.
     for (statement, code) in [
         ("SECURITY LABEL FOR pagevault ON TABLE pg_proc IS 'encrypted'", "0A000"),
         ("SECURITY LABEL FOR pagevault ON TABLE pg_proc IS 'plaintext'", "0A000"),
@@ -214,12 +215,12 @@ fn who_may_encrypt_catalogs() -> Result<()> {
     cluster.finish()
 }
 
-/// The catalogs of a new database are what those of its template are, whatever other databases
-/// have.
+/// The catalogs of a new database are encrypted like those of its template, regardless of other
+/// databases.
 #[test]
 fn copies_of_a_database_follow_their_template() -> Result<()> {
     let (mut cluster, _keys) = cluster()?;
-    // Replay of a move or DROP of a database whose directory went before the crash.
+    // During replay of a move or DROP of a database whose directory was removed before the crash.
     cluster.allow_log("could not open directory");
     cluster.allow_log("some useless files may be left behind");
     let space = cluster.directory().join("space");
@@ -256,11 +257,11 @@ fn copies_of_a_database_follow_their_template() -> Result<()> {
 }
 
 #[test]
-fn a_locked_database_keeps_users_out_of_itself_only() -> Result<()> {
+fn a_locked_database_does_not_affect_others() -> Result<()> {
     let (mut cluster, keys) = cluster()?;
     cluster.allow_log("locked");
     cluster.allow_log("pagevault");
-    // The cluster's key in another place, so that only that of the database is locked.
+    // The cluster's master key is in another file, so that only the database's key is locked.
     let near = cluster.key_file("near", "main")?;
     cluster.sql(&near.add_provider("near"))?;
     let mut app = cluster.client_to("app")?;
@@ -280,7 +281,7 @@ fn a_locked_database_keeps_users_out_of_itself_only() -> Result<()> {
         ensure!(format!("{refused:#}").contains("is locked"), "{refused:#}");
         ensure!(cluster.text("SELECT count(*) FROM pg_database")? == "4", "another database");
         cluster.sql("CREATE TABLE IF NOT EXISTS elsewhere (id int)")?;
-        // The cache of the relations that a session starts with is no copy of what they hold.
+        // The cache file of a session's first relations contains no copy of catalog contents.
         if init_files {
             let cached = cluster.text("SELECT pg_relation_filepath('pg_class')")?;
             ensure!(cached.starts_with("base/"), "{cached}");
@@ -307,150 +308,7 @@ fn a_locked_database_keeps_users_out_of_itself_only() -> Result<()> {
     cluster.finish()
 }
 
-#[test]
-fn shared_catalogs_are_sealed_on_demand() -> Result<()> {
-    let (cluster, _keys) = cluster()?;
-    let mut client = cluster.client()?;
-    run_sql(&mut client, "CREATE ROLE wellensittich LOGIN PASSWORD 'x'")?;
-    expect(&cluster, &mut client, true, false)?;
-    cluster.set(&[("pagevault.shared_catalog_encryption", "on")])?;
-    let mut client = cluster.client()?;
-    expect(&cluster, &mut client, true, false)?;
-    let drift = "SELECT concat_ws(', ', expected, reason, actual, fix) FROM pagevault.drift
-                 WHERE relation = 'pg_authid'::regclass";
-    let found = text(&mut client, drift)?;
-    let wanted = "encrypted, setting pagevault.shared_catalog_encryption, plaintext, \
-                  SELECT pagevault.encrypt('pg_catalog.pg_authid')";
-    ensure!(found == wanted, "{found}");
-    let encrypted = "SELECT count(*) > 8 AND count(job) = 0 FROM pagevault.encrypt_catalogs()";
-    ensure!(text(&mut client, encrypted)? == "t" && text(&mut client, encrypted)? == "f");
-    expect(&cluster, &mut client, true, true)?;
-    expect_no_drift(&mut client)?;
-    expect(&cluster, &mut client, false, false)?;
-    drop(client);
-
-    cluster.crash()?;
-    let mut client = cluster.client()?;
-    for command in [
-        "VACUUM FULL pg_authid",
-        "REINDEX TABLE pg_database",
-        "VACUUM FULL pg_shseclabel",
-        "REINDEX INDEX pg_authid_rolname_index",
-        "REINDEX SYSTEM postgres",
-        "VACUUM FULL",
-        "CREATE ROLE kohlmeise",
-        "CREATE DATABASE more",
-        "SELECT pagevault.rotate_database_key()",
-    ] {
-        run_sql(&mut client, command).with_context(|| command.to_owned())?;
-        expect(&cluster, &mut client, true, true).with_context(|| command.to_owned())?;
-    }
-    // What else is made meanwhile is not sealed.
-    run_sql(
-        &mut client,
-        "BEGIN; LOCK pg_authid; CREATE TABLE open AS SELECT 1 AS id; COMMIT; CHECKPOINT",
-    )?;
-    assert_plain(&cluster.files("open")?)?;
-    drop(client);
-    cluster.restart()?;
-    let roles = "SELECT count(*) FROM pg_roles WHERE rolname IN ('wellensittich', 'kohlmeise')";
-    ensure!(cluster.text(roles)? == "2", "roles");
-
-    // Off: they stay what they are, and can be decrypted.
-    let refused = cluster.error("SELECT pagevault.decrypt('pg_authid')")?;
-    ensure!(refused.detail.contains("shared_catalog_encryption is on"), "{refused}");
-    cluster.set(&[("pagevault.shared_catalog_encryption", "off")])?;
-    cluster.sql("VACUUM FULL pg_authid")?;
-    let mut client = cluster.client()?;
-    expect(&cluster, &mut client, true, true)?;
-    expect_no_drift(&mut client)?;
-    run_sql(
-        &mut client,
-        "SELECT pagevault.decrypt(oid) FROM pg_class WHERE oid < 16384 AND relkind = 'r' AND relisshared",
-    )?;
-    run_sql(&mut client, "SELECT pagevault.wait_for_rekey(job) FROM pagevault.rekey_jobs")?;
-    expect(&cluster, &mut client, true, false)?;
-    drop(client);
-    cluster.crash()?;
-    ensure!(cluster.text(roles)? == "2", "roles after a crash");
-    cluster.finish()
-}
-
-/// Nobody can log in, and nobody needs to.
-#[test]
-fn a_locked_cluster_with_sealed_shared_catalogs_unlocks_by_itself() -> Result<()> {
-    let (mut cluster, keys) = cluster()?;
-    cluster.allow_log("locked");
-    cluster.allow_log("pagevault");
-    cluster.allow_log("background worker");
-    // All that runs without a client is to be there: the launchers of autovacuum and replication.
-    cluster.set(&[("pagevault.shared_catalog_encryption", "on")])?;
-    cluster.append_conf("autovacuum = on")?;
-    cluster.sql("SELECT pagevault.encrypt_catalogs()")?;
-    assert_sealed(&cluster.files("pg_authid")?)?;
-    cluster.stop(StopMode::Fast)?;
-    keys.take_away()?;
-    cluster.start_server()?;
-    for database in ["postgres", "app", "template1"] {
-        let refused = match cluster.client_to(database) {
-            Ok(_) => anyhow::bail!("logged in without keys"),
-            Err(error) => format!("{error:#}"),
-        };
-        ensure!(refused.contains("is locked"), "{database}: {refused}");
-        ensure!(refused.contains("Nobody can log in until then"), "{database}: {refused}");
-    }
-    ensure!(cluster.log().contains("nobody can log in"), "the log does not tell");
-    // Not even then does the server write anything that it should not.
-    cluster.restart()?;
-    keys.bring_back()?;
-    cluster.eventually_that("a login", || cluster.client().map(drop))?;
-    ensure!(cluster.text("SELECT state FROM pagevault.status")? == "unlocked", "state");
-    check_objects(&mut cluster.client_to("app")?)?;
-    cluster.sql("CREATE ROLE afterwards")?;
-    cluster.crash()?;
-    ensure!(cluster.text("SELECT count(*) FROM pg_roles WHERE rolname = 'afterwards'")? == "1");
-    let mut client = cluster.client()?;
-    expect(&cluster, &mut client, true, true)?;
-    drop(client);
-    cluster.finish()
-}
-
-/// Keys of catalogs go to standbys through WAL, those of shared ones too.
-#[test]
-fn a_standby_follows_and_takes_over() -> Result<()> {
-    let (cluster, keys) = cluster()?;
-    let standby = standby_of(&cluster, &[])?;
-    // All that is sealed is sealed while it follows.
-    cluster.set(&[("pagevault.shared_catalog_encryption", "on")])?;
-    cluster.sql("SELECT pagevault.encrypt_catalogs()")?;
-    let mut app = cluster.client_to("app")?;
-    run_sql(&mut app, &label(APP, "'encrypted'"))?;
-    run_sql(&mut app, "VACUUM FULL pg_class; ")?;
-    run_sql(&mut app, "VACUUM FULL pg_authid")?;
-    run_sql(&mut app, "CREATE ROLE afterwards; CREATE TABLE afterwards AS SELECT 7 AS id")?;
-    run_sql(&mut app, "CHECKPOINT")?; // without it the standby makes no restart point
-    drop(app);
-    wait_for(&standby, &cluster)?;
-    let check = |cluster: &Cluster| -> Result<()> {
-        let mut app = cluster.client_to("app")?;
-        check_objects(&mut app)?;
-        ensure!(text(&mut app, "SELECT id FROM afterwards")? == "7", "table");
-        expect(cluster, &mut app, false, true)?;
-        expect(cluster, &mut app, true, true)
-    };
-    check(&standby)?;
-    cluster.stop(StopMode::Fast)?;
-    standby.sql("SELECT pg_promote()")?;
-    check(&standby)?;
-    standby.sql("CREATE ROLE promoted")?;
-    standby.crash()?;
-    check(&standby)?;
-    drop(keys);
-    standby.finish()?;
-    cluster.finish()
-}
-
-/// Stopped anywhere, catalogs are readable, and the next time goes on.
+/// After an interruption at any point, catalogs are readable, and the next call continues.
 #[test]
 fn sealing_may_be_interrupted() -> Result<()> {
     let (mut cluster, _keys) = cluster()?;
@@ -495,7 +353,7 @@ fn sealing_may_be_interrupted() -> Result<()> {
     cluster.finish()
 }
 
-/// `postgres --single`, where broken system indexes are rebuilt.
+/// `postgres --single`, in which broken system indexes are rebuilt.
 #[test]
 fn single_user_mode_follows_the_policy_too() -> Result<()> {
     let (cluster, _keys) = cluster()?;

@@ -1,6 +1,8 @@
 //! Labels on schemas, tablespaces, databases and partitioned tables decide for new storage; the
 //! nearest one wins.
 
+mod names;
+
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
@@ -22,7 +24,8 @@ pub(crate) fn label(object: &str, label: &str) -> String {
     format!("SECURITY LABEL FOR pagevault ON {object} IS {label};")
 }
 
-/// How the relation and all that belongs to it are written: `plain`, a cipher, or both.
+/// State of the pages of the relation and its indexes, TOAST table and sequences: `plain`, a
+/// cipher, or both.
 pub(crate) fn state(cluster: &Cluster, relation: &str) -> Result<String> {
     state_in(&mut cluster.client()?, relation)
 }
@@ -48,7 +51,7 @@ pub(crate) fn expect(cluster: &Cluster, relation: &str, wanted: &str) -> Result<
     Ok(())
 }
 
-/// `relation: wanted (why)` of every row of the view.
+/// `relation: wanted (reason)` for every row of the view.
 pub(crate) fn drift(cluster: &Cluster) -> Result<Vec<String>> {
     column(
         &mut cluster.client()?,
@@ -66,7 +69,7 @@ pub(crate) fn expect_no_drift(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// Runs what the view says, until it says nothing more.
+/// Runs the commands in the view until it is empty.
 pub(crate) fn heal(cluster: &Cluster) -> Result<()> {
     let mut client = cluster.client()?;
     for _ in 0..20 {
@@ -97,7 +100,7 @@ fn the_nearest_label_wins() -> Result<()> {
     make("before", "", "plain")?;
     cluster.sql(&label("DATABASE postgres", "'encrypted'"))?;
     make("of_database", "", XTS)?;
-    // Of the two that are not this database's alone neither takes away what the other wants.
+    // A tablespace and a database are shared: neither removes what the other demands.
     cluster.sql(&label("TABLESPACE pg_default", "'plaintext'"))?;
     make("of_default_tablespace", "", XTS)?;
     cluster.sql(&label("TABLESPACE space", "'encrypted aes-128-xts'"))?;
@@ -111,7 +114,7 @@ fn the_nearest_label_wins() -> Result<()> {
     expect(&cluster, "app.of_schema_2", "plain")?;
     cluster.sql("TRUNCATE app.of_schema_2")?;
     expect(&cluster, "app.of_schema_2", "plain")?;
-    // The setting is the last that is asked.
+    // The setting is consulted last.
     cluster.sql(&label("DATABASE postgres", "NULL"))?;
     let on = "SET pagevault.default_encryption = on;";
     cluster.sql(&format!("{on} CREATE TABLE plain_by_tablespace {table}"))?;
@@ -123,10 +126,9 @@ fn the_nearest_label_wins() -> Result<()> {
     cluster.finish()
 }
 
-/// Whatever is made in an encrypted schema, by whichever statement, and also by the setting's
-/// enemies.
+/// Whatever is created in an encrypted schema, by any statement, even against the setting.
 #[test]
-fn everything_made_in_an_encrypted_schema_is_encrypted() -> Result<()> {
+fn everything_created_in_an_encrypted_schema_is_encrypted() -> Result<()> {
     let (cluster, _keys) = cluster()?;
     cluster.sql("CREATE SCHEMA app")?;
     cluster.sql(&label("SCHEMA app", "'encrypted'"))?;
@@ -189,7 +191,7 @@ fn partitions_follow_their_own_label_else_their_parents() -> Result<()> {
     cluster.sql("SELECT pagevault.wait_for_rekey('sub1'::regclass)")?;
     expect(&cluster, "sub1", "plain")?;
 
-    // Attached: an empty table follows, one with rows stays what it is.
+    // Attached: an empty table follows, one with rows keeps its state.
     cluster.sql("CREATE TABLE empty (id int, name text); CREATE INDEX ON empty (name)")?;
     cluster
         .sql("CREATE TABLE full_one (id int, name text); INSERT INTO full_one VALUES (41, 'x')")?;
@@ -208,7 +210,7 @@ fn partitions_follow_their_own_label_else_their_parents() -> Result<()> {
         "sub1 is plain by its label: {rows:?}"
     );
 
-    // Detached: nothing is wanted any more, and it stays encrypted.
+    // Detached: nothing demands encryption any more, and it stays encrypted.
     cluster.sql("ALTER TABLE p DETACH PARTITION p1")?;
     cluster.sql("VACUUM FULL p1")?;
     expect(&cluster, "p1", XTS_128)?;
@@ -220,7 +222,7 @@ fn partitions_follow_their_own_label_else_their_parents() -> Result<()> {
     cluster.finish()
 }
 
-/// Each of these gives a plaintext table new storage after its schema was labelled.
+/// Each of these statements gives a plaintext table new storage after its schema was labelled.
 #[test]
 fn replaced_storage_follows_the_present_policy() -> Result<()> {
     let (cluster, _keys) = cluster()?;
@@ -244,7 +246,7 @@ fn replaced_storage_follows_the_present_policy() -> Result<()> {
         cluster.sql("DROP TABLE t")?;
         cluster.sql(&label("SCHEMA public", "NULL"))?;
     }
-    // Within one transaction, in which the answer was another before.
+    // Within one transaction, in which the policy changes.
     for turn in [
         label("SCHEMA public", "'encrypted'"),
         "SET LOCAL pagevault.default_encryption = on;".to_owned(),
@@ -267,7 +269,7 @@ fn replaced_storage_follows_the_present_policy() -> Result<()> {
         cluster.sql(&format!("DROP TABLE {name}; DROP TABLE p; DROP SCHEMA app"))?;
         cluster.sql(&label("SCHEMA public", "NULL"))?;
     }
-    // On the way into an encrypted tablespace, and out of it again.
+    // Into an encrypted tablespace, and out of it again.
     cluster.sql(&label("TABLESPACE space", "'encrypted'"))?;
     for moved in [
         "ALTER TABLE t SET TABLESPACE space",
@@ -287,7 +289,7 @@ fn replaced_storage_follows_the_present_policy() -> Result<()> {
 }
 
 #[test]
-fn encryption_stays_until_the_own_label_says_plain() -> Result<()> {
+fn encryption_stays_until_the_own_label_says_plaintext() -> Result<()> {
     let (cluster, _keys) = cluster()?;
     cluster.sql(&label("SCHEMA public", "'encrypted'"))?;
     cluster.sql("CREATE TABLE t (id int PRIMARY KEY, name text); INSERT INTO t VALUES (1, 'x')")?;
@@ -304,7 +306,7 @@ fn encryption_stays_until_the_own_label_says_plain() -> Result<()> {
 }
 
 #[test]
-fn who_may_label_and_look() -> Result<()> {
+fn labels_and_views_need_the_right_role() -> Result<()> {
     let (cluster, _keys) = cluster()?;
     cluster.sql("CREATE ROLE owner")?;
     cluster.sql("CREATE DATABASE theirs OWNER owner")?;
@@ -331,7 +333,7 @@ fn who_may_label_and_look() -> Result<()> {
         ("owner", "DATABASE postgres", "'encrypted'", denied.clone()),
         ("owner", "TABLESPACE space", "'encrypted'", denied.clone()),
         ("owner", "SCHEMA kept", "'encrypted'", denied.clone()),
-        // The administrator's power is over encryption, not over the objects of others.
+        // The administrator may change encryption, not other users' objects.
         ("keeper", "SCHEMA app", "'plaintext'", denied.clone()),
         ("keeper", "SCHEMA kept", "'encrypted'", None),
         ("keeper", "SCHEMA kept", "'plaintext'", None),
@@ -339,15 +341,15 @@ fn who_may_label_and_look() -> Result<()> {
         ("postgres", "SCHEMA app", "NULL", None),
         ("postgres", "DATABASE theirs", "NULL", None),
     ] {
-        let said = as_role(role, &label(object, word))?;
-        ensure!(said == outcome, "{role}, {object} {word}: {said:?}");
+        let response = as_role(role, &label(object, word))?;
+        ensure!(response == outcome, "{role}, {object} {word}: {response:?}");
     }
     for (role, outcome) in
         [("owner", denied), ("keeper", None), ("watcher", None), ("postgres", None)]
     {
         for query in ["SELECT * FROM pagevault.drift", "SELECT * FROM pagevault.drift(true)"] {
-            let said = as_role(role, query)?;
-            ensure!(said == outcome, "{role}, {query}: {said:?}");
+            let response = as_role(role, query)?;
+            ensure!(response == outcome, "{role}, {query}: {response:?}");
         }
     }
     cluster.finish()
@@ -368,26 +370,6 @@ fn dropped_objects_leave_no_label() -> Result<()> {
     cluster.sql("DROP DATABASE d")?;
     cluster.sql("DROP TABLESPACE space")?;
     ensure!(cluster.text(count)? == "0", "labels are left");
-    cluster.finish()
-}
-
-/// Anyone may call a table by the name of a transient one.
-#[test]
-fn names_of_transient_tables_are_no_way_out() -> Result<()> {
-    let (cluster, _keys) = cluster()?;
-    let mut client = cluster.client()?;
-    run_sql(&mut client, "CREATE TABLE a (id int); CREATE TABLE b (id int)")?;
-    let a = text(&mut client, "SELECT 'a'::regclass::oid")?;
-    let b = text(&mut client, "SELECT 'b'::regclass::oid")?;
-    run_sql(
-        &mut client,
-        &format!("ALTER TABLE a RENAME TO pg_temp_{b}; ALTER TABLE b RENAME TO pg_temp_{a}"),
-    )?;
-    run_sql(&mut client, &label("SCHEMA public", "'encrypted'"))?;
-    run_sql(&mut client, &format!("TRUNCATE pg_temp_{a}, pg_temp_{b}"))?;
-    expect(&cluster, &format!("pg_temp_{a}"), XTS)?;
-    expect(&cluster, &format!("pg_temp_{b}"), XTS)?;
-    drop(client);
     cluster.finish()
 }
 
@@ -480,131 +462,5 @@ fn a_dump_carries_every_label() -> Result<()> {
     ensure!(text(&mut app, drift)? == "0", "drift after the restore");
     ensure!(before[0] == XTS_128 && before[1] == "plain" && before[2] == XTS, "{before:?}");
     drop(app);
-    cluster.finish()
-}
-
-/// "$user" leads the search path: what this role makes would land beside the extension's own.
-#[test]
-fn a_role_called_pagevault_makes_nothing_among_the_extensions_tables() -> Result<()> {
-    let (cluster, _keys) = cluster()?;
-    cluster.sql("CREATE ROLE pagevault SUPERUSER LOGIN; CREATE SCHEMA app")?;
-    for statement in [
-        "CREATE TABLE mine (id int)",
-        "CREATE TABLE mine AS SELECT 1 AS id",
-        "CREATE TABLE mine (id int) PARTITION BY LIST (id)",
-        "CREATE SEQUENCE mine",
-        "CREATE MATERIALIZED VIEW mine AS SELECT 1 AS id",
-    ] {
-        let error = cluster.error(&format!("SET ROLE pagevault; {statement}"))?;
-        ensure!(error.sqlstate == "42501", "{statement}: {error}");
-        ensure!(error.message == "permission denied to create pagevault.mine", "{error}");
-        ensure!(error.detail == "The schema pagevault is the extension's.", "{error}");
-        ensure!(error.hint.starts_with("Name another schema."), "{error}");
-    }
-    cluster
-        .sql("SET ROLE pagevault; CREATE TABLE app.mine (id int); CREATE TEMP TABLE t (id int)")?;
-    cluster.finish()
-}
-
-/// Where the extension is not installed, a schema of its name is like any other.
-#[test]
-fn a_schema_called_pagevault_is_nothing_special_elsewhere() -> Result<()> {
-    let (cluster, _keys) = cluster()?;
-    cluster.sql("CREATE DATABASE elsewhere")?;
-    let mut client = cluster.client_to("elsewhere")?;
-    run_sql(
-        &mut client,
-        "CREATE SCHEMA pagevault; CREATE TABLE pagevault.before (id int); INSERT INTO pagevault.before VALUES (1)",
-    )?;
-    run_sql(&mut client, &label("SCHEMA pagevault", "'encrypted'"))?;
-    run_sql(&mut client, "CREATE TABLE pagevault.mine AS SELECT 1 AS id")?;
-    run_sql(&mut client, &label("TABLE pagevault.before", "'encrypted'"))?;
-    run_sql(&mut client, "CHECKPOINT")?;
-    for table in ["before", "mine"] {
-        let path = format!("SELECT pg_relation_filepath('pagevault.{table}')");
-        let path = cluster.data_directory().join(text(&mut client, &path)?);
-        crate::assert_sealed(&pagevault_tests::DataFile::find(&path)?).context(table)?;
-    }
-    drop(client);
-    cluster.finish()
-}
-
-/// A schema with pg_repack's name, and tables that are called as its copies are.
-#[test]
-fn names_of_copies_that_pg_repack_makes_are_no_way_out() -> Result<()> {
-    let (cluster, _keys) = cluster()?;
-    cluster.sql(
-        "CREATE ROLE stranger; GRANT CREATE ON DATABASE postgres TO stranger;
-         CREATE TABLE open (id int)",
-    )?;
-    cluster.sql(&label("TABLE open", "'plaintext'"))?;
-    cluster.sql(&label("DATABASE postgres", "'encrypted'"))?;
-    cluster.set(&[("pagevault.enforce_encryption", "on")])?;
-    let open = cluster.text("SELECT 'open'::regclass::oid")?;
-    let mut client = cluster.client()?;
-    run_sql(&mut client, "SET SESSION AUTHORIZATION stranger; CREATE SCHEMA repack")?;
-    for name in [format!("table_{open}"), format!("log_{open}"), "table_4000000000".to_owned()] {
-        let name = format!("repack.{name}");
-        run_sql(&mut client, &format!("CREATE TABLE {name} AS SELECT 1 AS id"))?;
-        expect(&cluster, &name, XTS)?;
-        run_sql(&mut client, &format!("TRUNCATE {name}"))?;
-        expect(&cluster, &name, XTS)?;
-    }
-    drop(client);
-    cluster.finish()
-}
-
-/// Its copy becomes the table's file in the end, and nothing tells of that.
-#[test]
-fn a_table_that_pg_repack_has_copied_in_plaintext_is_not_encrypted() -> Result<()> {
-    let (cluster, _keys) = cluster()?;
-    // The extension by its name; what counts is what belongs to it.
-    cluster.sql(
-        "UPDATE pg_extension SET extname = 'pg_repack' WHERE extname = 'plpgsql';
-         CREATE SCHEMA packed; ALTER EXTENSION pg_repack ADD SCHEMA packed;
-         CREATE SCHEMA repack",
-    )?;
-    cluster.sql(
-        "CREATE TABLE t AS SELECT 1 AS id; CREATE MATERIALIZED VIEW v AS SELECT 1 AS id;
-         CREATE TABLE parts (id int) PARTITION BY LIST (id);
-         CREATE TABLE part PARTITION OF parts FOR VALUES IN (1)",
-    )?;
-    for (kind, name) in [("TABLE", "t"), ("MATERIALIZED VIEW", "v"), ("TABLE", "part")] {
-        let oid = cluster.text(&format!("SELECT '{name}'::regclass::oid"))?;
-        let set = label(&format!("{kind} {name}"), "'encrypted'");
-        for copy in [format!("log_{oid}"), format!("table_{oid}")] {
-            cluster.sql(&format!("CREATE TABLE packed.{copy} AS SELECT 1 AS id"))?;
-            for statement in [set.clone(), format!("SELECT pagevault.encrypt('{name}')")] {
-                let error = cluster.error(&statement)?;
-                ensure!(error.sqlstate == "55006", "{error}");
-                ensure!(error.message == format!("public.{name} is being repacked"), "{error}");
-                ensure!(
-                    error.detail
-                        == format!("pg_repack has rows of it in packed.{copy}, in plaintext."),
-                    "{error}"
-                );
-                ensure!(error.hint.starts_with("Wait until pg_repack is done"), "{error}");
-            }
-            expect(&cluster, name, "plain")?;
-            cluster.sql(&format!("DROP TABLE packed.{copy}"))?;
-        }
-        // By what is said around it, too.
-        cluster.sql(&format!("CREATE TABLE packed.log_{oid} AS SELECT 1 AS id"))?;
-        cluster.sql(&label("SCHEMA public", "'encrypted'"))?;
-        for relation in [name, if name == "part" { "parts" } else { name }] {
-            let error = cluster.error(&format!("SELECT pagevault.reconcile('{relation}')"))?;
-            ensure!(error.message == format!("public.{name} is being repacked"), "{error}");
-        }
-        cluster.sql(&label("SCHEMA public", "NULL"))?;
-        cluster.sql(&format!("DROP TABLE packed.log_{oid}"))?;
-        // Another's table of that name is not in the way, nor is a copy that is encrypted.
-        cluster.sql(&format!("CREATE TABLE repack.log_{oid} AS SELECT 1 AS id"))?;
-        cluster.sql(&set)?;
-        expect(&cluster, name, XTS)?;
-        let copy = format!("packed.table_{oid}");
-        cluster.sql(&format!("CREATE TABLE {copy} AS SELECT 1 AS id"))?;
-        expect(&cluster, &copy, XTS)?;
-        cluster.sql(&set)?;
-    }
     cluster.finish()
 }
