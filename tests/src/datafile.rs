@@ -19,12 +19,12 @@ pub enum PageState {
     Zero,
     /// A page as PostgreSQL writes it.
     Plain,
-    /// A sealed page and its version.
+    /// A sealed page and its key version.
     Sealed(u16),
 }
 
 impl PageState {
-    /// The state of a page: the version is in the 13 bits of `pd_flags` (bytes 10-11, little
+    /// The state of a page: the key version is in the 13 bits of `pd_flags` (bytes 10-11, little
     /// endian) that PostgreSQL never sets.
     #[must_use]
     pub fn of(page: &[u8]) -> PageState {

@@ -66,11 +66,11 @@ fn a_setting_that_does_not_exist_stops_the_start() -> Result<()> {
     cluster.append_conf("pagevault.cipher = rot13\npagevault.cipher = 'aes-128-xts'")?;
     cluster.start_server()?;
     ensure!(cluster.text("SHOW pagevault.cipher")? == "aes-128-xts", "the valid line");
-    // A running server keeps what it has.
+    // A running server keeps its value.
     cluster.append_conf("pagevault.enforce = on")?;
     cluster.sql("SELECT pg_reload_conf()")?;
     ensure!(cluster.text("SHOW pagevault.cipher")? == "aes-128-xts", "after the reload");
-    let said = cluster.error("SHOW pagevault.enforce")?;
-    ensure!(said.sqlstate == "42704", "{said}");
+    let error = cluster.error("SHOW pagevault.enforce")?;
+    ensure!(error.sqlstate == "42704", "{error}");
     cluster.finish()
 }

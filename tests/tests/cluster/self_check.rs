@@ -1,19 +1,19 @@
-//! What proves after every start that the server calls pagevault's functions, and ends a server in
-//! which that cannot be proven.
+//! The self-check at every start proves that the server calls pagevault's functions, and stops the
+//! server if that cannot be proven.
 
 use std::fs;
 
 use anyhow::{Result, ensure};
 use pagevault_tests::{Cluster, Installation, Settings, process};
 
-/// The postmaster's word on a background worker that has come to its end.
+/// Start of the postmaster's log line for a background worker that has exited.
 const DONE: &str = "background worker \"pagevault self-check\"";
 
 fn settings() -> Settings {
     Settings::default().conf("log_min_messages = debug1")
 }
 
-/// Waits until the self-check is through.
+/// Waits until the self-check is done.
 fn proven(cluster: &Cluster) -> Result<()> {
     cluster.eventually_that("self-check", || {
         let log = cluster.log();
@@ -26,16 +26,15 @@ fn proven(cluster: &Cluster) -> Result<()> {
 }
 
 #[test]
-fn it_is_done_at_every_start() -> Result<()> {
+fn it_runs_at_every_start() -> Result<()> {
     let cluster = Cluster::start(&settings())?;
     proven(&cluster)?;
     cluster.finish()
 }
 
-/// Past the kernel's cache memory has to be aligned, and everything that is written comes from
-/// memory of ours.
+/// With direct I/O, buffers must be aligned, and pagevault writes from buffers of its own.
 #[test]
-fn it_is_done_with_direct_io() -> Result<()> {
+fn it_runs_with_direct_io() -> Result<()> {
     let major = Installation::get()?.major;
     if major < 16 {
         eprintln!("skipped: debug_io_direct is new in PostgreSQL 16");
@@ -67,9 +66,9 @@ fn it_is_done_with_direct_io() -> Result<()> {
     cluster.finish()
 }
 
-/// As a compiler may build it: some function is called directly, not through the pointer.
+/// A compiler may produce a server that calls some function directly, not through the pointer.
 #[test]
-fn a_server_that_bypasses_a_function_admits_nobody() -> Result<()> {
+fn a_server_that_bypasses_a_function_admits_no_session() -> Result<()> {
     let major = Installation::get()?.major;
     let mut functions = vec!["mdcreate", "mdextend", "open", "pwrite"];
     functions.extend(if major < 17 { ["mdread", "mdwrite"] } else { ["mdreadv", "mdwritev"] });
@@ -83,7 +82,7 @@ fn a_server_that_bypasses_a_function_admits_nobody() -> Result<()> {
     let leave_out = cluster.data_directory().join("pagevault.leave_out");
     for function in functions {
         fs::write(&leave_out, function)?;
-        // pg_ctl waits for a server that accepts connections: it may be gone before.
+        // pg_ctl fails if the server stops before it accepts connections.
         let _ = cluster.start_server();
         ensure!(cluster.client().is_err(), "{function}: a session is admitted");
         cluster.eventually_that("the server", || {
@@ -94,7 +93,7 @@ fn a_server_that_bypasses_a_function_admits_nobody() -> Result<()> {
         ensure!(log.contains(&format!("without it: {function} is bypassed")), "{function}: {log}");
     }
     fs::remove_file(leave_out)?;
-    // Its redo is as suspicious as its sessions.
+    // It must not begin redo either.
     cluster.start_server()?;
     cluster.sql("CREATE TABLE t (id int)")?;
     cluster.kill()?;
@@ -114,7 +113,7 @@ fn a_server_that_bypasses_a_function_admits_nobody() -> Result<()> {
 }
 
 #[test]
-fn a_server_that_cannot_be_tried_admits_nobody_and_ends() -> Result<()> {
+fn a_server_that_cannot_be_checked_admits_no_session_and_stops() -> Result<()> {
     let mut cluster = Cluster::create(&settings())?;
     let scratch = cluster.data_directory().join("global/9161");
     fs::create_dir(&scratch)?;
@@ -143,9 +142,9 @@ fn a_server_that_cannot_be_tried_admits_nobody_and_ends() -> Result<()> {
     cluster.finish()
 }
 
-/// What a crash in the middle has left.
+/// The scratch file of a self-check that a crash interrupted.
 #[test]
-fn nothing_is_left() -> Result<()> {
+fn a_left_over_scratch_file_is_removed() -> Result<()> {
     let cluster = Cluster::create(&settings())?;
     let scratch = cluster.data_directory().join("global/9161");
     fs::write(&scratch, [1; 5 * 8192])?;

@@ -1,4 +1,4 @@
-//! Functions that change keys or jobs refuse a transaction that is to write nothing.
+//! Functions that change keys or jobs refuse a read-only transaction.
 
 use anyhow::{Result, ensure};
 use pagevault_tests::cluster::{column, expect_error, run_sql};

@@ -73,7 +73,7 @@ fn versions_of(file: &DataFile) -> Result<Vec<u16>> {
         .collect()
 }
 
-/// Fails unless every page of every file on disk has this epoch, without a checkpoint.
+/// Fails unless every page of every file on disk has this key version, without a checkpoint.
 fn assert_version(cluster: &Cluster, wanted: u16) -> Result<()> {
     let found = versions(cluster)?;
     ensure!(found.len() == 6, "not the family of t: {found:?}");

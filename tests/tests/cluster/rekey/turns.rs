@@ -20,7 +20,7 @@ fn cluster() -> Result<Cluster> {
 
 const OTHER_CIPHER: &str = "SECURITY LABEL FOR pagevault ON TABLE t IS 'encrypted aes-128-xts'";
 
-/// Fails unless all pages of `t` on disk have this epoch.
+/// Fails unless all pages of `t` on disk have this key version.
 fn assert_one_version(cluster: &Cluster, wanted: u16) -> Result<()> {
     cluster.sql("CHECKPOINT")?;
     for file in cluster.files("t")? {
