@@ -133,7 +133,7 @@ impl Briefing {
             let generation = from.u32()?;
             let cipher = from.u8()?;
             let bytes = from.bytes()?;
-            let wrong = |_| from.error(Problem::Field("key", "not of a known cipher"));
+            let wrong = |_| from.error(Problem::Field("key", "unknown cipher"));
             let cipher = CipherId::try_from(cipher).map_err(wrong)?;
             let wrong = |_| from.error(Problem::Field("key", "wrong length"));
             keys.push((generation, DataKey::from_bytes(cipher, bytes).map_err(wrong)?));

@@ -228,7 +228,7 @@ impl Reader {
             }
             let total = self.total(page, at);
             if !(RECORD..=MAX_RECORD).contains(&total) {
-                self.suspect = Some(format!("{}: not a record", lsn(self.began)));
+                self.suspect = Some(format!("{}: invalid record length", lsn(self.began)));
                 self.record.clear();
                 return;
             }
@@ -260,7 +260,7 @@ impl Reader {
     /// The incomplete record does not continue on the next page.
     fn mark_incomplete(&mut self) {
         if !self.record.is_empty() {
-            self.suspect = Some(format!("{}: the record is not complete", lsn(self.began)));
+            self.suspect = Some(format!("{}: the record is incomplete", lsn(self.began)));
         }
     }
 

@@ -78,7 +78,7 @@ fn open(archive: &Path) -> Result<()> {
 fn verify(cluster: &Cluster) -> Result<()> {
     let mut command = cluster.installation().command("pagevault-keyring");
     let said = run(command.arg("verify").arg(cluster.data_directory()))?;
-    ensure!(said.contains("Everything opens."), "{said}");
+    ensure!(said.contains("No damage found."), "{said}");
     Ok(())
 }
 

@@ -108,7 +108,7 @@ fn keys_that_a_failed_start_has_cut_off_come_back_after_pg_resetwal() -> Result<
 
     let (said, _) = keyring(&cluster, "inspect")?;
     ensure!(
-        said.contains("5.keys.unsettled") && said.contains("kept until recovery has"),
+        said.contains("5.keys.unsettled") && said.contains("kept until recovery ends"),
         "{said}"
     );
     // WAL is there.
@@ -148,12 +148,12 @@ fn keys_that_a_failed_start_has_cut_off_come_back_after_pg_resetwal() -> Result<
 
     let (said, done) = keyring(&cluster, "take-back")?;
     ensure!(
-        done && said.contains("data key rel 1663/5/") && said.contains("were taken back"),
+        done && said.contains("data key rel 1663/5/") && said.contains("were restored"),
         "{said}"
     );
     ensure!(put_aside(&cluster)?.is_empty());
     let (said, done) = keyring(&cluster, "take-back")?;
-    ensure!(done && said.contains("0 data keys were taken back"), "{said}");
+    ensure!(done && said.contains("0 data keys were restored"), "{said}");
     cluster.start_server()?;
     ensure!(cluster.text(SUM)? == sum, "contents differ");
     cluster.sql("INSERT INTO s SELECT i, 'more' FROM generate_series(1, 100) i; CHECKPOINT")?;

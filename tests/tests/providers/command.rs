@@ -158,7 +158,7 @@ fn check() -> Result<()> {
         Ok((output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned()))
     };
     let (well, said) = check("db-kek")?;
-    ensure!(well && said.contains("Everything works"), "{said}");
+    ensure!(well && said.contains("All checks passed"), "{said}");
     let (well, said) = check("typo")?;
     ensure!(!well && said.contains("there is no such key"), "{said}");
     Ok(())

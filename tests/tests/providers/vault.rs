@@ -182,7 +182,9 @@ fn a_socket_is_spoken_to_if_it_is_ours() -> Result<()> {
     if rustix::process::geteuid().is_root() {
         std::os::unix::fs::chown(vault.socket(), Some(65534), None)?;
         let told = provider.refused("db-kek", CONTEXT, wrap(), "insecure")?;
-        ensure!(told["message"].as_str().is_some_and(|text| text.contains("of another user")));
+        ensure!(
+            told["message"].as_str().is_some_and(|text| text.contains("belongs to another user"))
+        );
         // Somebody who listens there, in a directory of the server's user: only the kernel can
         // tell.
         vault.stop();
@@ -395,7 +397,7 @@ fn check() -> Result<()> {
         Ok((output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned()))
     };
     let (well, said) = check("db-kek")?;
-    ensure!(well && said.contains("Everything works"), "{said}");
+    ensure!(well && said.contains("All checks passed"), "{said}");
     ensure!(said.contains("does not open for another database"), "{said}");
     let (well, said) = check("typo")?;
     ensure!(!well && said.contains("transit/keys/typo"), "{said}");

@@ -339,10 +339,10 @@ fn keys_that_are_put_in_escrow_have_a_line() -> Result<()> {
         command.args(["audit", "verify", "-D"]).arg(cluster.data_directory());
         run(command.arg(cluster.directory().join("log")))
     };
-    // Nothing vouches for the last attempt yet, in which there was no key.
+    // Nothing confirms the last attempt yet, in which there was no key.
     ensure!(verify().is_err(), "lines without a MAC count");
     run(&mut export("third"))?;
     let said = verify()?;
-    ensure!(said.contains("what pagevault-keyring has done itself: 2 with a MAC, 4"), "{said}");
+    ensure!(said.contains("pagevault-keyring's own audit trail: 2 with a MAC, 4"), "{said}");
     cluster.finish()
 }

@@ -48,7 +48,7 @@ fn at(lines: &[String], what: &str) -> usize {
 }
 
 fn count(said: &str) -> usize {
-    let count = said.split_once("Not as the server has written it: ").map(|(_, rest)| rest);
+    let count = said.split_once("Problems found: ").map(|(_, rest)| rest);
     count.and_then(|rest| rest.split_once('.')?.0.parse().ok()).unwrap_or(0)
 }
 
@@ -66,7 +66,7 @@ fn a_trail_stays_whole_over_rotations_restarts_and_crashes() -> Result<()> {
     cluster.stop(StopMode::Immediate)?;
     cluster.start_server()?;
     let said = ensure_whole(&cluster)?;
-    ensure!(said.contains("runs of the server: 4"), "{said}");
+    ensure!(said.contains("; runs: 4"), "{said}");
     // What is written while the cluster is locked is proven by what comes after.
     keys.take_away()?;
     cluster.append_conf("pagevault.unlock_timeout = 0")?;
@@ -80,9 +80,9 @@ fn a_trail_stays_whole_over_rotations_restarts_and_crashes() -> Result<()> {
     fs::rename(log(&cluster), &older)?;
     cluster.restart()?;
     let (code, said) = verified(&cluster, &[&log(&cluster), &older])?;
-    ensure!(code == 0 && said.contains("runs of the server: 6"), "{code}: {said}");
+    ensure!(code == 0 && said.contains("; runs: 6"), "{code}: {said}");
     let (code, said) = verified(&cluster, &[&log(&cluster)])?;
-    ensure!(code == 0 && said.contains("what was before is not in these files"), "{code}: {said}");
+    ensure!(code == 0 && said.contains("earlier lines are not in these files"), "{code}: {said}");
     cluster.finish()
 }
 
@@ -163,7 +163,7 @@ fn what_is_taken_away_is_missed() -> Result<()> {
         let line = lines.remove(at);
         lines.insert(at + 1, line);
     })?;
-    ensure!(said.contains("stands behind a later one"), "{said}");
+    ensure!(said.contains("is out of order"), "{said}");
     // Without its state, nothing is known of the end, and the next run does not know what was
     // before.
     cluster.stop(StopMode::Fast)?;
@@ -172,7 +172,7 @@ fn what_is_taken_away_is_missed() -> Result<()> {
     ensure!(code == 2 && said.contains("has no file audit.state"), "{code}: {said}");
     cluster.start_server()?;
     let (code, said) = verified(&cluster, &[&log(&cluster)])?;
-    ensure!(code == 2 && said.contains("does not know what was before it"), "{code}: {said}");
+    ensure!(code == 2 && said.contains("has no link to an earlier run"), "{code}: {said}");
     cluster.finish()
 }
 
@@ -190,7 +190,10 @@ fn the_trail_is_found_in_every_format_of_the_log() -> Result<()> {
         for name in ["server", "server.csv", "server.json"] {
             let path = cluster.data_directory().join("logs").join(name);
             let (code, said) = verified(&cluster, &[&path])?;
-            ensure!(code == 0 && !said.contains("is not in these files"), "{name}: {code}: {said}");
+            ensure!(
+                code == 0 && !said.contains("are not in these files"),
+                "{name}: {code}: {said}"
+            );
         }
         Ok(())
     })?;
@@ -236,10 +239,10 @@ fn a_standby_goes_on_where_its_copy_was_made() -> Result<()> {
     cluster.sql("SELECT pagevault.rotate_cluster_master_key()")?;
     ensure_whole(&cluster)?;
     let said = ensure_whole(&standby)?;
-    ensure!(said.contains("what was before is not in these files"), "{said}");
+    ensure!(said.contains("earlier lines are not in these files"), "{said}");
     // Both together: the standby has parted from the primary, and nothing is missing.
     let (code, said) = verified(&standby, &[&log(&cluster), &log(&standby)])?;
-    ensure!(code == 0 && said.contains("one of them is of a copy"), "{code}: {said}");
+    ensure!(code == 0 && said.contains("one of them is from a copy"), "{code}: {said}");
     standby.finish()?;
     cluster.finish()
 }

@@ -25,7 +25,7 @@ impl Copied<'_> {
     }
 }
 
-/// A standby for which the provider's path names another file, as it does on another machine.
+/// A standby for which the provider's path refers to another file, as it does on another machine.
 fn standby<'a>(primary: &Cluster, keys: &'a KeyFile) -> Result<(Cluster, Copied<'a>)> {
     let mut standby = Standby::default()
         .conf("pagevault.unlock_timeout = 1s")

@@ -56,7 +56,7 @@ fn what_would_leave_keys_behind_is_refused() -> Result<()> {
     let (mut taken, _its_keys) = Cluster::with_keys(&settings())?;
     taken.allow_log("cannot encrypt WAL: the cluster has no master key");
     taken.stop(StopMode::Fast)?;
-    refused(&taken, "It was given keys already")?;
+    refused(&taken, "It already has keys of its own")?;
     taken.start_server()?;
     taken.finish()?;
 
@@ -67,7 +67,7 @@ fn what_would_leave_keys_behind_is_refused() -> Result<()> {
     new.sql("CREATE TABLE more (id int); SELECT pagevault.encrypt('more')")?;
     new.stop(StopMode::Fast)?;
     // Nor is an upgraded cluster upgraded again.
-    refused(&new, "it was upgraded already")?;
+    refused(&new, "the cluster was already upgraded")?;
     new.start_server()?;
     ensure!(new.text("SELECT id FROM t")? == "7", "the table");
     old.start_server()?;

@@ -184,7 +184,7 @@ fn silent_server() -> Result<()> {
     // A check ends in time as well, and tells how far it came.
     let told = provider(&silent.endpoint, &root, 3000).ask("k", CONTEXT, json!("check"))?;
     let last = told["checked"]["findings"].as_array().and_then(|findings| findings.last());
-    ensure!(last.is_some_and(|last| last["what"] == "AWS KMS answers"), "{told}");
+    ensure!(last.is_some_and(|last| last["what"] == "AWS KMS replies"), "{told}");
     ensure!(last.is_some_and(|last| last["failure"]["class"] == "deadline"), "{told}");
     Ok(())
 }
