@@ -18,7 +18,7 @@ pub(super) enum Audit {
     /// The exit code is 0 if there are none, 2 if there are some, and 1 if the trail could not be
     /// verified.
     Verify {
-        /// All server logs (text, CSV or JSON), and all files written by pagevault.audit_file
+        /// All server logs (text, CSV or JSON), and all files of the setting pagevault.audit_file
         #[arg(required = true, value_name = "FILE")]
         files: Vec<PathBuf>,
         /// The data directory; its keystore contains the MAC keys and the end of the trail

@@ -75,7 +75,12 @@ enum Command {
         #[command(flatten)]
         access: access::AccessOptions,
         /// The program and its arguments
-        #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
+        #[arg(
+            value_name = "COMMAND",
+            trailing_var_arg = true,
+            allow_hyphen_values = true,
+            required = true
+        )]
         line: Vec<OsString>,
     },
     /// Used by `serve` and `check` to run programs of the operator

@@ -30,7 +30,7 @@ pub(crate) fn failure() -> Failure {
     Failure {
         class: ErrorClass::KeyMissing,
         message: "provider \"disk\" has no key \"main\"".into(),
-        detail: Some("The key file has no key of that name.".into()),
+        detail: Some("The key file holds no key of that name.".into()),
         hint: None,
         retry: false,
     }

@@ -184,7 +184,7 @@ fn a_bundle_is_made_for_its_recipients_only() -> Result<()> {
         ensure!(fs::metadata(&bundle)?.permissions().mode() & 0o777 == 0o600, "mode");
         for identity in [&first, &second] {
             let said = run(&mut open(&cluster, "check", &bundle, identity))?;
-            ensure!(said.contains("holds 1 database keys"), "{said}");
+            ensure!(said.contains("contains 1 database keys"), "{said}");
         }
         let said = refused(&mut open(&cluster, "check", &bundle, &stranger))?;
         ensure!(said.contains("no identity can decrypt the bundle"), "{said}");

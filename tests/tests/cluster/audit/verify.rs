@@ -169,7 +169,7 @@ fn what_is_taken_away_is_missed() -> Result<()> {
     cluster.stop(StopMode::Fast)?;
     fs::remove_file(cluster.data_directory().join("pagevault/audit.state"))?;
     let (code, said) = verified(&cluster, &[&log(&cluster)])?;
-    ensure!(code == 2 && said.contains("has no file audit.state"), "{code}: {said}");
+    ensure!(code == 2 && said.contains("file audit.state is missing or damaged"), "{code}: {said}");
     cluster.start_server()?;
     let (code, said) = verified(&cluster, &[&log(&cluster)])?;
     ensure!(code == 2 && said.contains("has no link to an earlier run"), "{code}: {said}");
