@@ -5,8 +5,8 @@
 //! so decide which files are read, where they are sent, and which programs run, with the rights of
 //! the user who runs the command. So they are trusted only if they, the data directory and all
 //! directories above it belong to root or to this user, and nobody else can write there
-//! (`trust::way`). Even then no program runs and no credential is read that only they name, and no
-//! credential is sent to a place that only they name, because copied files lose their owner and
+//! (`trust::resolve`). Even then no program runs and no credential is read that only they name, and
+//! no credential is sent to a place that only they name, because copied files lose their owner and
 //! history. Options can permit this, or a file of the user describes the providers instead.
 
 use std::collections::BTreeMap;
@@ -25,7 +25,7 @@ use serde_json::{Map, Value};
 use crate::failure::{Failure, unreadable};
 use crate::options::printable;
 use crate::providers;
-use crate::trust::way::{Unresolved, follow};
+use crate::trust::resolve::{Unresolved, follow};
 use crate::trust::{FileKind, insecure, require};
 
 /// How providers may be reached.
@@ -82,27 +82,30 @@ impl Access {
             })?;
         if recorded.kind == "command" && !self.programs {
             let program = options.get("unwrap").unwrap_or(&Value::Null).to_string();
-            return Err(insecure(format!("provider \"{}\" runs programs", printable(name)))
+            let name = printable(name);
+            let message = format!("running the program of provider \"{name}\" is not allowed");
+            return Err(insecure(message)
                 .with_detail(format!(
-                    "The key files in \"{}\" say so: {}. Nothing was run.",
+                    "Only the key files in \"{}\" name the program: {}. Nothing was run.",
                     data_directory.display(),
                     printable(&program)
                 ))
-                .with_hint("If you trust who wrote them: --allow-command. Or say how the provider is reached: --providers FILE."));
+                .with_hint("If you trust the origin of the key files, use --allow-command. Otherwise, configure the provider in a file, and use --providers FILE."));
         }
         let named_options = providers::credential_options(&recorded.kind, &options);
         if !self.credentials && !named_options.is_empty() {
             let shown =
                 |name: &&str| format!("{name} {}", options.get(*name).unwrap_or(&Value::Null));
             let shown: Vec<String> = named_options.iter().map(shown).collect();
-            let message = format!("provider \"{}\" has credentials sent", printable(name));
+            let message =
+                format!("using the credentials of provider \"{}\" is not allowed", printable(name));
             return Err(insecure(message)
                 .with_detail(format!(
-                    "Which and where to is said by the key files in \"{}\" alone: {}. Nothing was read or sent.",
+                    "Only the key files in \"{}\" name the credentials or their destination: {}. Nothing was read or sent.",
                     data_directory.display(),
                     printable(&shown.join(", "))
                 ))
-                .with_hint("If you trust who wrote them: --allow-credentials. Or say how the provider is reached: --providers FILE."));
+                .with_hint("If you trust the origin of the key files, use --allow-credentials. Otherwise, configure the provider in a file, and use --providers FILE."));
         }
         let programs = self.programs && recorded.programs;
         Ok(ProviderSpec { name: name.to_owned(), kind: recorded.kind.clone(), options, programs })
@@ -117,14 +120,14 @@ fn read_providers(path: &Path) -> Result<BTreeMap<String, ProviderConfig>, Failu
     let text = read_trusted(FileKind::Providers, &place)?;
     serde_json::from_slice(&text).map_err(|error| {
         // The text is not repeated: it may contain a credential by mistake.
-        let message = format!("\"{}\" does not say what providers there are", path.display());
+        let message = format!("\"{}\" is not a valid providers file", path.display());
         Failure::new(ErrorClass::BadOptions, message)
             .with_detail(format!(
-                "Reading stopped at line {}, column {}.",
+                "The error is at line {}, column {}.",
                 error.line(),
                 error.column()
             ))
-            .with_hint("It must hold JSON: {\"NAME\": {\"kind\": \"file\", \"options\": {\"path\": \"/etc/pagevault/keys\"}}}.")
+            .with_hint("It must contain JSON: {\"NAME\": {\"kind\": \"file\", \"options\": {\"path\": \"/etc/pagevault/keys\"}}}.")
     })
 }
 

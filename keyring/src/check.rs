@@ -25,25 +25,25 @@ pub fn check(provider: &dyn Provider, key: Option<&str>) -> Vec<Finding> {
 }
 
 fn use_key(provider: &dyn Provider, key: &str, findings: &mut Findings) -> Option<()> {
-    findings.note("the key is there", provider.describe(key), |info| {
+    findings.note("the key exists", provider.describe(key), |info| {
         format!(
-            "version {} wraps, versions from {} on unwrap; {}",
+            "wraps with version {}, unwraps versions from {} on; {}",
             info.key_version, info.oldest_version, info.summary
         )
     })?;
     let wrapped = findings.note("the key wraps and unwraps", round_trip(provider, key), |_| {
-        "a test key came back unharmed".to_owned()
+        "a test key was wrapped and unwrapped".to_owned()
     })?;
     let refused = match provider.unwrap(key, OTHER_CONTEXT, &wrapped) {
         Err(error) if error.class == ErrorClass::WrongCiphertext => Ok(()),
         Err(error) => Err(error),
         Ok(_) => Err(Failure::new(
             ErrorClass::Insecure,
-            "a key wrapped for one database opens for another",
+            "a key wrapped for one database can be unwrapped for another",
         )),
     };
     findings.note("wrapped keys are bound to their database", refused, |()| {
-        "a test key does not open for another database".to_owned()
+        "a test key cannot be unwrapped for another database".to_owned()
     })
 }
 
@@ -56,7 +56,7 @@ fn round_trip(provider: &dyn Provider, key: &str) -> Result<Vec<u8>, Failure> {
     if !secret.matches(&unwrapped.plaintext) {
         return Err(Failure::new(
             ErrorClass::Internal,
-            "the key that came back is not the one that was wrapped",
+            "the unwrapped key differs from the one that was wrapped",
         ));
     }
     Ok(wrapped)

@@ -11,6 +11,12 @@ pub(crate) fn refuse(message: impl Into<String>) -> Failure {
     Failure::new(ErrorClass::BadOptions, message)
 }
 
+/// Standard output cannot be written.
+pub(crate) fn unprintable(error: io::Error) -> Failure {
+    Failure::new(ErrorClass::Internal, "could not write to standard output")
+        .with_detail(format!("{error}."))
+}
+
 /// The operating system refuses to read a file or directory.
 pub(crate) fn unreadable(path: &Path, error: &io::Error) -> Failure {
     Failure::new(ErrorClass::Unreachable, format!("could not read \"{}\": {error}", path.display()))

@@ -62,7 +62,7 @@ fn inspect_file(path: &Path, out: &mut impl Write) -> Result<(), Failure> {
     writeln!(out, "{}: {length} bytes", printable(&path.display().to_string())).map_err(failed)?;
     if let Some(scope) = log::scope_of(&name).or(aside::scope_beside(&name)) {
         if aside::scope_beside(&name).is_some() {
-            writeln!(out, "  cut off by a start, and kept until recovery has ended:")
+            writeln!(out, "  records cut off at a server start, kept until recovery ends:")
                 .map_err(failed)?;
         }
         let bytes = read_regular(path, log::MAX_LOG).map_err(failed)?;
@@ -72,8 +72,7 @@ fn inspect_file(path: &Path, out: &mut impl Write) -> Result<(), Failure> {
     } else if relation_file(&name) {
         pages(path, relation_state, out).map_err(failed)
     } else {
-        writeln!(out, "  neither a key file, nor a WAL segment, nor a file of a relation")
-            .map_err(failed)
+        writeln!(out, "  neither a key file, a WAL segment nor a relation file").map_err(failed)
     }
 }
 
@@ -89,7 +88,7 @@ fn key_log(bytes: &[u8], scope: Scope, out: &mut impl Write) -> io::Result<()> {
     writeln!(out, "  key file of {whose}, format {}, keystore {id:032x}", log::VERSION)?;
     writeln!(
         out,
-        "  rewritten {} times, {} of {} bytes known to be durable, {} bytes not finished",
+        "  rewritten {} times, {} of {} bytes known to be durable, {} bytes of an unfinished write",
         position.generation, position.settled, position.end, contents.torn
     )?;
     for record in &contents.records {
@@ -113,7 +112,7 @@ fn wal_state(page: &[u8; PAGE_SIZE], at: u64) -> String {
     }
     // The smallest WAL segment has 1 MB.
     if address.offset_in(1 << 20) != at % (1 << 20) {
-        return "left from an earlier use".to_owned();
+        return "left over from an earlier use of the file".to_owned();
     }
     match wal::mark_of(page) {
         Some(mark) => format!("encrypted, WAL key version {}", mark.get()),
@@ -147,9 +146,11 @@ fn pages(
         }
         match now {
             Some(now) => run = run.or(Some((block, now))),
-            None if length > 0 => return writeln!(out, "  and {length} bytes that are no page"),
+            None if length > 0 => {
+                return writeln!(out, "  and {length} bytes of an incomplete page");
+            }
             None if more > 0 => {
-                return writeln!(out, "  and {more} bytes more than any segment has");
+                return writeln!(out, "  and {more} bytes more than the maximum size of a segment");
             }
             None => return Ok(()),
         }
@@ -187,7 +188,7 @@ mod tests {
         bytes[3 * PAGE_SIZE] = 1;
         assert_eq!(
             shown("16384", &bytes),
-            "  page 0: empty\n  page 1: encrypted, data key version 3\n  pages 2 to 3: plaintext\n  and 7 bytes that are no page"
+            "  page 0: empty\n  page 1: encrypted, data key version 3\n  pages 2 to 3: plaintext\n  and 7 bytes of an incomplete page"
         );
     }
 

@@ -63,9 +63,12 @@ impl Keystore {
                 ErrorClass::KeyMissing,
                 format!("there is no keystore in \"{}\"", data_directory.display()),
             )
-            .with_detail(format!("It has no file {DIRECTORY}/{}.", log::file_name(Scope::CLUSTER)))
+            .with_detail(format!(
+                "File {DIRECTORY}/{} does not exist there.",
+                log::file_name(Scope::CLUSTER)
+            ))
             .with_hint(
-                "Name a data directory whose server runs with pagevault, or a copy of it.",
+                "Specify the data directory of a server that runs with pagevault, or a copy of it.",
             ));
         }
         let (mut id, mut state) = (None, State::default());
@@ -80,7 +83,7 @@ impl Keystore {
             let bytes = read_trusted(FileKind::Keystore, &path)?;
             let contents = log::replay(&bytes, scope).map_err(|error| damaged(&error))?;
             if *id.get_or_insert(contents.position.keystore_id) != contents.position.keystore_id {
-                return Err(damaged(&"it is of another keystore than the others"));
+                return Err(damaged(&"it belongs to another keystore than the other key files"));
             }
             for record in contents.records {
                 state.apply(record).map_err(|error| damaged(&error))?;
@@ -89,7 +92,7 @@ impl Keystore {
         let id = id.unwrap_or_default();
         for record in restored(&directory, id)? {
             state.apply(record).map_err(|error| {
-                Failure::new(ErrorClass::Internal, format!("keystore: {error}"))
+                Failure::new(ErrorClass::Internal, format!("the keystore is damaged: {error}"))
             })?;
         }
         Ok(Self { data_directory, id, scopes, state, access })
@@ -210,13 +213,13 @@ impl Keystore {
         }
         Err(Failure::new(
             ErrorClass::WrongKey,
-            format!("this is not version {version} of the database key of {}", scope.name()),
+            format!("wrong key for version {version} of the database key of {}", scope.name()),
         )
         .with_detail(format!(
-            "It does not fit its check value. The keystore says that it is wrapped by master key \"{}\" of provider \"{}\". Nothing was changed.",
+            "The key does not match the recorded key check value. According to the keystore, it is wrapped by master key \"{}\" of provider \"{}\". Nothing was changed.",
             record.master_key, record.provider
         ))
-        .with_hint("Check that the provider, or the bundle, is the right one. If the key files are damaged, restore the directory pagevault/ of the data directory from a backup."))
+        .with_hint("Check that the provider or the bundle is the right one. If the key files are damaged, restore the directory pagevault/ of the data directory from a backup."))
     }
 
     /// Has the providers perform operations; returns one outcome for each.
@@ -230,7 +233,9 @@ impl Keystore {
     fn unwrap_operation(&self, scope: Scope, version: KeyVersion) -> Result<Operation, Failure> {
         let damaged = |what: String| Failure::new(ErrorClass::Internal, what);
         let key = self.state.database_key(scope, version).ok_or_else(|| {
-            damaged(format!("the keystore has no database key {scope}/{version}"))
+            damaged(format!(
+                "the keystore has no version {version} of the database key of scope {scope}"
+            ))
         })?;
         let name = &key.provider;
         let provider = self
@@ -251,7 +256,7 @@ pub(crate) fn unwrapped(outcome: Outcome) -> Result<Secret32, Failure> {
     match outcome {
         Outcome::Unwrapped { plaintext, .. } => {
             let bytes = plaintext.expose().try_into().map_err(|_| {
-                Failure::new(ErrorClass::WrongCiphertext, "a database key has not 32 bytes")
+                Failure::new(ErrorClass::WrongCiphertext, "a database key does not have 32 bytes")
             })?;
             Ok(Secret32::from_bytes(bytes))
         }
@@ -263,7 +268,7 @@ pub(crate) fn unwrapped(outcome: Outcome) -> Result<Secret32, Failure> {
 pub(crate) fn failure_of(outcome: Outcome) -> Failure {
     match outcome {
         Outcome::Failed(failure) => failure,
-        _ => Failure::new(ErrorClass::Internal, "a provider answered something else"),
+        _ => Failure::new(ErrorClass::Internal, "unexpected reply from a provider"),
     }
 }
 
@@ -279,7 +284,7 @@ fn restored(directory: &Path, id: [u8; 16]) -> Result<Vec<Record>, Failure> {
             ErrorClass::Internal,
             format!("key file \"{}\" is not readable: {error}", path.display()),
         )
-        .with_hint("Remove it, and restore the escrow again.")
+        .with_hint("Remove the file, and run \"pagevault-keyring escrow restore\" again.")
     })?;
     Ok(if restored.keystore == id { restored.records } else { Vec::new() })
 }

@@ -40,13 +40,13 @@ impl<'a> Options<'a> {
         });
         let mut texts = texts.filter(|texts| !texts.is_empty()).ok_or_else(|| {
             bad(format!(
-                "option \"{name}\" must be an array of strings, a program and its arguments"
+                "option \"{name}\" must be an array of strings: a program and its arguments"
             ))
-            .with_hint(format!("Give it as {{\"{name}\": [\"/absolute/path\", \"argument\"]}}."))
+            .with_hint(format!("Specify it as {{\"{name}\": [\"/absolute/path\", \"argument\"]}}."))
         })?;
         if texts.iter().any(|text| text.len() > 4095 || text.chars().any(char::is_control)) {
             return Err(bad(format!(
-                "option \"{name}\" holds a control character or more than 4095 bytes"
+                "option \"{name}\" contains a control character or is longer than 4095 bytes"
             )));
         }
         let path = absolute_path(&texts.remove(0)).map_err(|error| Failure {
@@ -85,7 +85,7 @@ impl<'a> Options<'a> {
                 Ok(Some(text))
             }
             Some(Value::String(_)) => Err(bad(format!(
-                "option \"{name}\" is empty, too long or holds a control character"
+                "option \"{name}\" is empty, is too long or contains a control character"
             ))),
             Some(_) => Err(bad(format!("option \"{name}\" must be a string"))),
         }
@@ -111,55 +111,55 @@ impl<'a> Options<'a> {
 
     fn missing(&self, name: &str, example: &str) -> Failure {
         bad(format!("option \"{name}\" is missing for a provider of kind \"{}\"", self.kind))
-            .with_hint(format!("Give it as {{\"{name}\": {example}}}."))
+            .with_hint(format!("Specify it as {{\"{name}\": {example}}}."))
     }
 }
 
 /// The option that permits http to this machine. It is named for its risk: any user of the machine
 /// can listen at a free port, and would receive keys.
-pub(crate) const CLEAR: &str = "insecure_loopback_http";
+pub(crate) const INSECURE_HTTP: &str = "insecure_loopback_http";
 
-/// Accepts `https://host[:port]` as the value of `option`, and `http` to this machine if `clear`
-/// ([`CLEAR`]) is set.
-pub(crate) fn server_address(option: &str, text: &str, clear: bool) -> Result<Url, Failure> {
+/// Accepts `https://host[:port]` as the value of `option`, and `http` to this machine if
+/// `allow_http` ([`INSECURE_HTTP`]) is set.
+pub(crate) fn server_address(option: &str, text: &str, allow_http: bool) -> Result<Url, Failure> {
     let wrong = |detail: &str| {
         // The value is not repeated: it may contain a credential by mistake.
-        bad(format!("option \"{option}\" is not the address of a server"))
+        bad(format!("option \"{option}\" is not a server address"))
             .with_detail(detail)
-            .with_hint("Give it as \"https://keys.example.com\", with a port if need be.")
+            .with_hint("Specify it as \"https://keys.example.com\", with a port if necessary.")
     };
     let url = Url::parse(text).map_err(|error| wrong(&format!("{error}.")))?;
-    let host = url.host_str().ok_or_else(|| wrong("It names no host."))?;
+    let host = url.host_str().ok_or_else(|| wrong("It does not contain a host name."))?;
     let here = matches!(host, "localhost" | "127.0.0.1" | "[::1]");
     match url.scheme() {
         "https" => {}
-        "http" if here && clear => {}
+        "http" if here && allow_http => {}
         "http" if here => {
             return Err(Failure::new(
                 ErrorClass::Insecure,
-                "keys would go to whoever listens at a port of this machine",
+                "keys could be sent to any user of this machine",
             )
             .with_detail(format!(
-                "The option \"{option}\" begins with http: nothing proves that the key server is there, and any user may listen where it is down."
+                "Option \"{option}\" begins with http://, so the key server is not authenticated; while it is down, any user can listen at its port."
             ))
             .with_hint(format!(
-                "Use https, or a Unix socket where the provider has one. For tests there is the option \"{CLEAR}\"."
+                "Use https, or a Unix socket if the provider supports it. For tests, set the option \"{INSECURE_HTTP}\"."
             )));
         }
         "http" => {
-            return Err(Failure::new(ErrorClass::Insecure, "keys would travel in clear")
+            return Err(Failure::new(ErrorClass::Insecure, "keys would be sent unencrypted")
                 .with_detail(format!(
-                    "The option \"{option}\" begins with http and names another machine."
+                    "Option \"{option}\" begins with http://, and is the address of another machine."
                 ))
                 .with_hint("Use https."));
         }
         _ => return Err(wrong("It begins with neither https:// nor http://.")),
     }
     if !url.username().is_empty() || url.password().is_some() {
-        return Err(wrong("It holds a user name or password."));
+        return Err(wrong("It contains a user name or password."));
     }
     if !matches!(url.path(), "" | "/") || url.query().is_some() || url.fragment().is_some() {
-        return Err(wrong("Something follows the host and the port."));
+        return Err(wrong("It contains more than a host and a port."));
     }
     Ok(url)
 }
@@ -170,18 +170,18 @@ pub fn absolute_path(text: &str) -> Result<PathBuf, Failure> {
     let shown = printable(text);
     if !path.is_absolute() {
         return Err(bad(format!("path \"{shown}\" is not absolute")).with_hint(
-            "Give the whole path: the server and the helper may run in different directories.",
+            "Specify an absolute path: the server and the helper may run in different directories.",
         ));
     }
     if text.len() > 4095 || text.chars().any(char::is_control) {
-        return Err(bad("path holds a control character or is longer than 4095 bytes"));
+        return Err(bad("path contains a control character or is longer than 4095 bytes"));
     }
     if path.file_name().is_none() || text.ends_with('/') {
-        return Err(bad(format!("path \"{shown}\" names no file")));
+        return Err(bad(format!("path \"{shown}\" does not contain a file name")));
     }
     if path.components().any(|part| part == Component::ParentDir) {
         return Err(bad(format!("path \"{shown}\" contains \"..\""))
-            .with_hint("Give the path without \"..\"."));
+            .with_hint("Specify the path without \"..\"."));
     }
     Ok(path.to_owned())
 }

@@ -67,7 +67,7 @@ pub fn serve() -> ExitCode {
 fn serve_request() -> io::Result<()> {
     if io::stdin().is_terminal() || io::stdout().is_terminal() {
         return Err(io::Error::other(
-            "serve answers a server, through pipes; to try out a provider, use: \
+            "serve communicates with the server through pipes; to test a provider, use: \
              pagevault-keyring check --help",
         ));
     }
@@ -147,14 +147,15 @@ pub(crate) fn answer(request: Request, start: Instant, limit: Duration) -> Reply
         }
     };
     let cause = || match ended {
-        RecvTimeoutError::Timeout => {
-            Failure::new(ErrorClass::Deadline, format!("no answer within {} ms", limit.as_millis()))
-                .with_detail("The provider had not finished when its time was up.")
-                .with_hint("It is slow or hangs. Try again, or raise pagevault.keyring_timeout.")
-                .transient()
-        }
+        RecvTimeoutError::Timeout => Failure::new(
+            ErrorClass::Deadline,
+            format!("no answer within {} ms", limit.as_millis()),
+        )
+        .with_detail("The provider did not finish before the time limit.")
+        .with_hint("It is slow or does not respond. Try again, or raise pagevault.keyring_timeout.")
+        .transient(),
         RecvTimeoutError::Disconnected => {
-            Failure::new(ErrorClass::Internal, "the helper failed at this operation")
+            Failure::new(ErrorClass::Internal, "the helper failed during this operation")
                 .with_detail("Its messages are in the server's log.")
         }
     };

@@ -5,7 +5,7 @@
 //! may contain them, or show that they never took effect. Standbys do not get the records; they
 //! cannot follow across lost WAL anyway.
 
-use std::io::{self, Write};
+use std::io::Write;
 use std::path::Path;
 
 use pagevault_keystore::log::{self, Log, LogError, Trust, aside};
@@ -15,7 +15,7 @@ use pagevault_keystore::{Record, Scope, batch};
 
 use crate::access::Access;
 use crate::escrow::{require_owner, require_stopped};
-use crate::failure::{Failure, refuse, unreadable};
+use crate::failure::{Failure, refuse, unprintable, unreadable};
 use crate::offline::{DIRECTORY, Keystore};
 use crate::options::printable;
 use crate::verify::Control;
@@ -30,9 +30,9 @@ pub fn take_back(data_directory: &Path, out: &mut impl Write) -> Result<(), Fail
     let keystore = Keystore::read(data_directory, Access::default())?;
     require_owner(&keystore)?;
     if !Control::ask(keystore.data_directory())?.ended {
-        return Err(refuse("the server was not shut down, and has WAL to replay")
-            .with_detail("WAL has the keys, or they have never been in use. Nothing was changed.")
-            .with_hint("Start the server. Only if its WAL is lost for good, run pg_resetwal first, then this."));
+        return Err(refuse("the server was not shut down cleanly, and has WAL to replay")
+            .with_detail("WAL contains the keys, or they were never used. Nothing was changed.")
+            .with_hint("Start the server. Only if its WAL is permanently lost, run pg_resetwal, and then this command again."));
     }
     let storage = FileStorage::new(&keystore.data_directory().join(DIRECTORY))
         .map_err(|error| unreadable(&keystore.data_directory().join(DIRECTORY), &error))?;
@@ -43,7 +43,7 @@ pub fn take_back(data_directory: &Path, out: &mut impl Write) -> Result<(), Fail
             require_whole(&storage, scope)?;
             let opened = Log::open(&storage, scope, Trust::All).map_err(failed)?;
             let (mut log, _) = opened.ok_or_else(|| {
-                refuse(format!("there is no key file beside \"{}\"", aside::name(scope)))
+                refuse(format!("there is no key file for \"{}\"", aside::name(scope)))
             })?;
             log.append(&missing).map_err(failed)?;
         }
@@ -53,7 +53,7 @@ pub fn take_back(data_directory: &Path, out: &mut impl Write) -> Result<(), Fail
             writeln!(out, "{}", printable(&batch::describe(record))).map_err(unprintable)?;
         }
     }
-    writeln!(out, "{count} data keys were taken back.").map_err(unprintable)
+    writeln!(out, "{count} data keys were restored.").map_err(unprintable)
 }
 
 /// Opening a key file for writing removes an unreadable end. After a shutdown an unreadable end
@@ -71,8 +71,4 @@ fn require_whole(storage: &FileStorage, scope: Scope) -> Result<(), Failure> {
 
 fn failed(error: LogError) -> Failure {
     Failure::new(ErrorClass::Internal, error.to_string())
-}
-
-fn unprintable(error: io::Error) -> Failure {
-    unreadable(Path::new("-"), &error)
 }

@@ -98,7 +98,10 @@ pub(crate) fn decode_at(bytes: &[u8], offset: u64) -> Result<Frame, FormatError>
         return Err(fail(Problem::Checksum));
     }
     if header.settled > offset {
-        return Err(fail(Problem::Field("batch header", "settles what is not yet written")));
+        return Err(fail(Problem::Field(
+            "batch header",
+            "settled position is after the start of the batch",
+        )));
     }
     let mut from = Reader::new(body, offset + HEADER as u64);
     let mut records = Vec::new();

@@ -135,7 +135,7 @@ impl Briefing {
                 .ok_or_else(|| from.error(Problem::Field("key version", "must not be 0")))?;
             let cipher = from.u8()?;
             let bytes = from.bytes()?;
-            let wrong = |_| from.error(Problem::Field("key", "not of a known cipher"));
+            let wrong = |_| from.error(Problem::Field("key", "unknown cipher"));
             let cipher = CipherId::try_from(cipher).map_err(wrong)?;
             let wrong = |_| from.error(Problem::Field("key", "wrong length"));
             keys.push((version, DataKey::from_bytes(cipher, bytes).map_err(wrong)?));

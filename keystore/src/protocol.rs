@@ -40,7 +40,7 @@ pub enum ProtocolError {
     #[error("message is larger than {SIZE_LIMIT} bytes")]
     TooLarge,
     /// The other side speaks another version.
-    #[error("the other side speaks protocol version {found}, this side version {VERSION}")]
+    #[error("unsupported protocol version {found}, expected version {VERSION}")]
     Version {
         /// The version in the message.
         found: u32,

@@ -31,7 +31,7 @@ pub enum StateError {
     },
     /// Another key under the number of a database key that is known, recognised by its check value.
     #[error(
-        "version {version} of the database key of scope {scope} is another key than the one that is known"
+        "version {version} of the database key of scope {scope} differs from the key that is already known"
     )]
     DatabaseKeyReplaced {
         /// Whose key.

@@ -63,7 +63,7 @@ pub(super) struct Verdict {
     pub(super) runs: usize,
     /// Lines with a MAC of their own, and lines that others prove.
     pub(super) with_mac: u64,
-    pub(super) vouched: u64,
+    pub(super) without_mac: u64,
     pub(super) findings: Vec<Finding>,
     /// Number of forged lines that are not in `findings`.
     pub(super) more_forged: u64,
@@ -101,9 +101,9 @@ impl<'a> Chain<'a> {
             .or_else(|| lines.iter().find(|line| line.mac_key.is_none()));
         let Some(line) = best else {
             let why = match lines.first() {
-                None => "it is not of the form that lines have",
+                None => "it does not have the format of an audit line",
                 Some(line) if self.has_key(line) => "its MAC is wrong",
-                Some(_) => "it names a key that the cluster does not have",
+                Some(_) => "it refers to a MAC key that the cluster does not have",
             };
             self.forged(spot, why);
             return Ok(());
@@ -160,7 +160,7 @@ impl<'a> Chain<'a> {
         verdict.runs = runs.len();
         for (number, link) in &good {
             let Some(claim) = self.claim(*number, link) else { continue };
-            *(if claim.has_mac { &mut verdict.with_mac } else { &mut verdict.vouched }) += 1;
+            *(if claim.has_mac { &mut verdict.with_mac } else { &mut verdict.without_mac }) += 1;
         }
         verdict.findings = self.findings;
         verdict.more_forged = self.more_forged;
@@ -213,8 +213,8 @@ impl<'a> Chain<'a> {
         for (number, claims) in &self.claims {
             for (_, claim) in claims.iter().filter(|(link, _)| good.get(number) != Some(link)) {
                 let why = match good.contains_key(number) {
-                    true => "another line has its number",
-                    false => "nothing vouches for it",
+                    true => "another line has the same number",
+                    false => "there is no proof that the server wrote it",
                 };
                 self.findings.push(Finding::Forged(claim.spot, why));
             }

@@ -19,7 +19,7 @@ use pagevault_keystore::audit::{AuditKey, Line, Noted, STATE, TOOLS, newest};
 
 use self::chain::{Chain, Finding, Note, Spot, TooMany, Verdict, name};
 use crate::access::{Access, read_trusted};
-use crate::failure::{Failure, refuse, unreadable};
+use crate::failure::{Failure, refuse, unprintable, unreadable};
 use crate::offline::{DIRECTORY, Keystore};
 use crate::options::printable;
 use crate::regular::open_regular;
@@ -51,7 +51,7 @@ pub fn verify(
     let Some(Cluster { data_directory, access }) = cluster else {
         let verdict = check(files, None, None)?;
         report("the audit trail", files, &verdict, out).map_err(unprintable)?;
-        writeln!(out, "No MAC was checked: name the data directory with -D.")
+        writeln!(out, "MACs were not verified: specify the data directory with -D.")
             .map_err(unprintable)?;
         return Ok(verdict.findings.is_empty());
     };
@@ -68,7 +68,7 @@ pub fn verify(
     if noted.is_none() {
         writeln!(
             out,
-            "  The keystore has no file {STATE}, or a damaged one: what is missing at the end is not missed here."
+            "  The keystore's file {STATE} is missing or damaged: missing lines at the end cannot be detected."
         )
         .map_err(unprintable)?;
         well = false;
@@ -76,7 +76,7 @@ pub fn verify(
     let tools = [folder.join(TOOLS)];
     if fs::symlink_metadata(&tools[0]).is_ok() {
         let verdict = check(&tools, Some(&keys), None)?;
-        report("what pagevault-keyring has done itself", &tools, &verdict, out)
+        report("pagevault-keyring's own audit trail", &tools, &verdict, out)
             .map_err(unprintable)?;
         well &= verdict.findings.is_empty();
     }
@@ -115,12 +115,12 @@ fn check(
         find::lines(&mut BufReader::new(opened), |number, candidates| {
             chain.add((file, number), candidates).map_err(|TooMany| {
                 too_many = true;
-                io::Error::other("it holds too many lines of audit trails")
+                io::Error::other("it contains too many audit lines")
             })
         })
         .map_err(|error| match too_many {
             true => refuse(format!("\"{}\": {error}", path.display()))
-                .with_hint("Give fewer files at a time."),
+                .with_hint("Verify fewer files at a time."),
             false => unreadable(path, &error),
         })?;
     }
@@ -133,11 +133,11 @@ fn report(
     verdict: &Verdict,
     out: &mut impl Write,
 ) -> io::Result<()> {
-    let Verdict { runs, with_mac, vouched, findings, more_forged, notes } = verdict;
+    let Verdict { runs, with_mac, without_mac, findings, more_forged, notes } = verdict;
     let count = findings.len() as u64 + more_forged;
     writeln!(
         out,
-        "Lines of {what}: {with_mac} with a MAC, {vouched} that these vouch for; runs of the server: {runs}."
+        "Lines of {what}: {with_mac} with a MAC, {without_mac} confirmed without a MAC; runs: {runs}."
     )?;
     for note in notes {
         writeln!(out, "  {}", note_text(note))?;
@@ -155,7 +155,7 @@ fn report(
     }
     match count {
         0 => writeln!(out, "Nothing is missing, changed or forged."),
-        count => writeln!(out, "Not as the server has written it: {count}."),
+        count => writeln!(out, "Problems found: {count}."),
     }
 }
 
@@ -163,17 +163,17 @@ fn note_text(note: &Note) -> String {
     match note {
         Note::Begins { run, seq } => {
             format!(
-                "begins with line {seq} of run {}; what was before is not in these files",
+                "the trail begins with line {seq} of run {}; earlier lines are not in these files",
                 name(run)
             )
         }
         Note::Branches { run, before, seq, last } => format!(
-            "run {} goes on after line {seq} of run {}, which has {last}: one of them is of a copy, or of a restored backup",
+            "run {} continues after line {seq} of run {}, which has {last} lines: one of them is from a copy or a restored backup",
             name(run),
             name(before)
         ),
         Note::Unwritten { run, seq } => format!(
-            "line {seq} of run {} is noted, and not written yet: the server does so, when it starts at the latest",
+            "line {seq} of run {} is recorded in {STATE}, but not written yet: the server writes it at its next start at the latest",
             name(run)
         ),
     }
@@ -193,24 +193,22 @@ fn finding_text(finding: &Finding, files: &[PathBuf]) -> String {
             format!("missing: lines {from} to {to} of run {}", name(run))
         }
         Finding::Reordered { spot, run, seq } => {
-            format!("{}: line {seq} of run {} stands behind a later one", place(spot), name(run))
+            format!(
+                "{}: line {seq} of run {} is out of order: it follows a later line",
+                place(spot),
+                name(run)
+            )
         }
         Finding::Torn { run, seq } => format!(
-            "line {seq} of run {} is not the one that the next line was written after",
+            "line {seq} of run {} was changed: the next line contains the hash of a different line",
             name(run)
         ),
         Finding::Unconnected { run } => format!(
-            "run {} does not know what was before it: the file {STATE} was lost, or it is of another cluster",
+            "run {} has no link to an earlier run: the file {STATE} was lost, or the run belongs to another cluster",
             name(run)
         ),
-        Finding::NoRunBefore { run, before, seq } => format!(
-            "missing: run {} with {seq} lines, which was before run {}",
-            name(before),
-            name(run)
-        ),
+        Finding::NoRunBefore { run, before, seq } => {
+            format!("missing: run {} with {seq} lines, before run {}", name(before), name(run))
+        }
     }
-}
-
-fn unprintable(error: io::Error) -> Failure {
-    refuse(format!("could not write to standard output: {error}"))
 }

@@ -46,7 +46,7 @@ impl TrailEntry {
         };
         // The recipients of keys are recorded completely, or the action is refused.
         if serde_json::Value::from(to).to_string().len() > MAX_TO {
-            return Err(refused(&"it is for more than a line can name"));
+            return Err(refused(&"its recipients do not fit into one audit line"));
         }
         let facts = serde_json::json!({
             "action": action,

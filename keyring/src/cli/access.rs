@@ -9,16 +9,16 @@ use crate::failure::Failure;
 
 #[derive(Args)]
 pub(super) struct AccessOptions {
-    /// Run the programs that the key files name: of a provider of kind "command", or in a profile
-    /// of AWS
+    /// Run programs that only the key files name: those of providers of kind "command", and the
+    /// credential_process of AWS profiles
     #[arg(long)]
     allow_command: bool,
-    /// Read the credentials that the key files name, and send them to the key servers that they
-    /// name
+    /// Use credentials that only the key files name, and send them to key servers that only the key
+    /// files name
     #[arg(long)]
     allow_credentials: bool,
-    /// How providers are reached, in place of what the key files say: {"NAME": {"kind": "...",
-    /// "options": {...}}}
+    /// File with the configuration of providers, used instead of the one in the key files:
+    /// {"NAME": {"kind": "...", "options": {...}}}
     #[arg(long, value_name = "FILE")]
     providers: Option<PathBuf>,
 }

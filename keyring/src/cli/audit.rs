@@ -12,15 +12,16 @@ use crate::failure::Failure;
 
 #[derive(Subcommand)]
 pub(super) enum Audit {
-    /// Tell which lines of the audit trail are missing, changed, forged or out of order; the server
-    /// may be running
+    /// Report lines of the audit trail that are missing, changed, forged or out of order; the
+    /// server may be running
     ///
-    /// Ends with 0 if there are none, with 2 if there are, with 1 if it could not be looked at.
+    /// The exit code is 0 if there are none, 2 if there are some, and 1 if the trail could not be
+    /// verified.
     Verify {
-        /// Server logs (as text, CSV or JSON) and files of pagevault.audit_file; all that there are
+        /// All server logs (text, CSV or JSON), and all files of the setting pagevault.audit_file
         #[arg(required = true, value_name = "FILE")]
         files: Vec<PathBuf>,
-        /// The data directory: its keystore has the keys of MACs, and knows where the trail ends
+        /// The data directory; its keystore contains the MAC keys and the end of the trail
         #[arg(short = 'D', long, value_name = "DIR")]
         data_directory: Option<PathBuf>,
         #[command(flatten)]

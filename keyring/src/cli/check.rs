@@ -9,8 +9,7 @@ use clap::Args;
 use pagevault_keystore::protocol::{ErrorClass, Finding};
 use serde_json::{Map, Value};
 
-use super::unprintable;
-use crate::failure::Failure;
+use crate::failure::{Failure, unprintable};
 use crate::findings::Findings;
 use crate::provider::{Environment, Provider};
 use crate::{check, providers};
@@ -23,13 +22,13 @@ pub(super) struct Check {
     /// Kind of the provider, such as "file"
     #[arg(long, value_name = "KIND")]
     provider_kind: String,
-    /// Options of the provider as in SQL, such as '{"path": "/etc/pagevault/keys"}'
+    /// Options of the provider, as JSON, such as '{"path": "/etc/pagevault/keys"}'
     #[arg(long, value_name = "JSON")]
     options: String,
     /// Name of the master key
     #[arg(long, value_name = "NAME")]
     key: String,
-    /// The server's data directory, in which no key may lie
+    /// The server's data directory; files with keys or credentials inside it are refused
     #[arg(long, value_name = "DIR")]
     data_directory: Option<PathBuf>,
 }
@@ -38,7 +37,7 @@ impl Check {
     /// Prints a line per finding; success if none is a failure.
     pub(super) fn run(&self, out: &mut impl Write) -> Result<ExitCode, Failure> {
         let mut findings = Findings::default();
-        let provider = findings.note("the options are understood", self.provider(), |_| {
+        let provider = findings.note("the options are valid", self.provider(), |_| {
             format!("kind {}", self.provider_kind)
         });
         let mut findings = findings.into_vec();
@@ -50,9 +49,9 @@ impl Check {
         }
         let well = findings.iter().all(|finding| finding.failure.is_none());
         let verdict = if well {
-            "Everything works."
+            "All checks passed."
         } else {
-            "Something does not work; what follows it was not tried."
+            "A check failed; the checks after it were skipped."
         };
         writeln!(out, "\n{verdict}").map_err(unprintable)?;
         Ok(if well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -76,8 +75,8 @@ pub(super) fn options(text: &str) -> Result<Map<String, Value>, Failure> {
     serde_json::from_str(text).map_err(|error| {
         // The text is not repeated: it may contain a credential by mistake.
         Failure::new(ErrorClass::BadOptions, "options are not a JSON object")
-            .with_detail(format!("Reading stopped at column {}.", error.column()))
-            .with_hint("Give them as in SQL, for example '{\"path\": \"/etc/pagevault/keys\"}'.")
+            .with_detail(format!("The error is at column {}.", error.column()))
+            .with_hint("Specify them as in SQL, for example '{\"path\": \"/etc/pagevault/keys\"}'.")
     })
 }
 

@@ -9,46 +9,45 @@ use pagevault_keystore::protocol::ProviderSpec;
 
 use super::access::AccessOptions;
 use super::check::options;
-use super::unprintable;
 use crate::escrow::{self, Form, Holder};
-use crate::failure::Failure;
+use crate::failure::{Failure, unprintable};
 
 #[derive(Subcommand)]
 pub(super) enum Escrow {
-    /// Write all database keys to a file that only your private key opens; the server may be
-    /// running
+    /// Write all database keys to a bundle that only your private key can decrypt; the server may
+    /// be running
     Export {
         /// The data directory
         data_directory: PathBuf,
-        /// Your public key, as age-keygen shows it; may be given several times
+        /// Your public key, as shown by age-keygen; can be given several times
         #[arg(long, value_name = "age1...", required = true)]
         recipient: Vec<String>,
-        /// The file to make
+        /// Path of the new bundle
         #[arg(long, value_name = "FILE")]
         output: PathBuf,
-        /// Write text instead of bytes
+        /// Write the bundle as text (ASCII armor)
         #[arg(long)]
         armor: bool,
         #[command(flatten)]
         access: AccessOptions,
     },
-    /// Try whether a bundle opens all keys of a data directory; nothing is changed, the server may
-    /// be running
+    /// Test whether a bundle unwraps all keys of a data directory; nothing is changed, and the
+    /// server may be running
     Check {
-        /// The file that was exported
+        /// The bundle
         bundle: PathBuf,
-        /// File with your private key, as age-keygen writes it; - is standard input
+        /// File with your private key, as written by age-keygen; - for standard input
         #[arg(long, value_name = "FILE")]
         identity: PathBuf,
         /// The data directory, or a backup
         #[arg(long, value_name = "DIR")]
         data_directory: PathBuf,
     },
-    /// Give the keys of a bundle to another provider, in a data directory whose server is down
+    /// Transfer the keys in a bundle to another provider; the server must be down
     Restore {
-        /// The file that was exported
+        /// The bundle
         bundle: PathBuf,
-        /// File with your private key, as age-keygen writes it; - is standard input
+        /// File with your private key, as written by age-keygen; - for standard input
         #[arg(long, value_name = "FILE")]
         identity: PathBuf,
         /// The data directory, or a restored backup
@@ -57,13 +56,13 @@ pub(super) enum Escrow {
         /// Kind of the new provider, such as "file"
         #[arg(long, value_name = "KIND")]
         provider_kind: String,
-        /// Options of the new provider as in SQL, such as '{"path": "/etc/pagevault/keys"}'
+        /// Options of the new provider, as JSON, such as '{"path": "/etc/pagevault/keys"}'
         #[arg(long, value_name = "JSON")]
         options: String,
-        /// Name of the master key there; it must exist
+        /// Name of the master key of the new provider; it must exist
         #[arg(long, value_name = "NAME")]
         key: String,
-        /// Name that the new provider gets in SQL
+        /// Name of the new provider in SQL
         #[arg(long, value_name = "NAME", default_value = "restored")]
         provider_name: String,
     },
@@ -78,7 +77,7 @@ impl Escrow {
                 let access = access.access()?;
                 let keys = escrow::export(&data_directory, &recipients, &output, form, access)?;
                 format!(
-                    "Database keys in {}: {keys}.\nKeep it apart from the private key, and from backups of the data. Try it: escrow check.",
+                    "Database keys in {}: {keys}.\nKeep the bundle apart from the private key and from backups of the data. Test it with: pagevault-keyring escrow check",
                     output.display()
                 )
             }
@@ -86,7 +85,7 @@ impl Escrow {
                 let identities = escrow::identities(&identity)?;
                 let checked = escrow::check(&bundle, &identities, &data_directory)?;
                 format!(
-                    "The bundle holds {} database keys, and opens all {} data keys of the data directory.",
+                    "The bundle contains {} database keys, which unwrap all {} data keys of the data directory.",
                     checked.database_keys, checked.data_keys
                 )
             }
@@ -111,7 +110,7 @@ impl Escrow {
                 let keys = escrow::restore(&bundle, &identities, &data_directory, &holder)?;
                 let (key, name) = (&holder.key, &holder.provider.name);
                 format!(
-                    "Database keys now wrapped by key \"{key}\" of provider \"{name}\": {keys}.\nStart the server. Make standbys anew."
+                    "Database keys now wrapped by key \"{key}\" of provider \"{name}\": {keys}.\nStart the server. Create its standbys again."
                 )
             }
         };

@@ -7,8 +7,7 @@ use std::process::ExitCode;
 use nix::unistd::geteuid;
 use pagevault_keystore::protocol::ErrorClass;
 
-use super::unprintable;
-use crate::failure::Failure;
+use crate::failure::{Failure, unprintable};
 use crate::keyfile::format::{NAME_LIMIT, valid_name};
 use crate::keyfile::place::Place;
 use crate::keyfile::store;
@@ -23,9 +22,9 @@ pub(super) fn create(
     data_directory: Option<&Path>,
 ) -> Result<ExitCode, Failure> {
     if !valid_name(name) {
-        return Err(Failure::new(ErrorClass::BadOptions, "key name is not valid").with_detail(
-            format!("A name has 1 to {NAME_LIMIT} bytes and no control characters."),
-        ));
+        return Err(Failure::new(ErrorClass::BadOptions, "invalid key name").with_detail(format!(
+            "A name has 1 to {NAME_LIMIT} bytes and no control characters."
+        )));
     }
     let place = Place::resolve(&absolute_path(path)?)?;
     outside(&place, data_directory)?;
@@ -35,10 +34,10 @@ pub(super) fn create(
     if locked.keys.key(name).is_some() {
         return Err(Failure::new(
             ErrorClass::BadOptions,
-            format!("key file \"{path}\" already holds a key \"{}\"", printable(name)),
+            format!("key \"{}\" already exists in key file \"{path}\"", printable(name)),
         )
         .with_hint(
-            "A new version of it is made by SQL: SELECT pagevault.rotate_database_master_key()",
+            "To make a new version of it, use SQL: SELECT pagevault.rotate_database_master_key()",
         ));
     }
     add_version(&mut locked.keys, name)?;
@@ -46,15 +45,18 @@ pub(super) fn create(
 
     let shown = place.path();
     let shown = shown.display();
-    writeln!(out, "Key \"{}\" is made, version 1, in {shown}", printable(name))
+    writeln!(out, "Created key \"{}\", version 1, in {shown}", printable(name))
         .and_then(|()| {
-            writeln!(out, "Back the file up, apart from the database: without it the data is lost.")
+            writeln!(
+                out,
+                "Back up this file, separately from the database: without it the data is lost."
+            )
         })
         .map_err(unprintable)?;
     if geteuid().is_root() {
         writeln!(
             out,
-            "The file belongs to root. Give it to the user that runs the server, for example: \
+            "The file belongs to root. Make the user that runs the server its owner, for example: \
              chown postgres \"{shown}\""
         )
         .map_err(unprintable)?;

@@ -13,7 +13,6 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
-use crate::failure::Failure;
 use crate::{exec, harden, inspect, program, serve, take_back, verify};
 
 /// Wraps and unwraps pagevault's keys with master keys, outside the server process.
@@ -26,60 +25,65 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Answer one request of the server: JSON on standard input, JSON on standard output
+    /// Process one request of the server: JSON on standard input, JSON on standard output
     Serve,
-    /// Try out a provider and a key, and tell in plain words what works
+    /// Test a provider and a master key, and print the result of each check
     Check(check::Check),
-    /// Make and list key files for providers of kind "file"
+    /// Create and list key files for providers of kind "file"
     #[command(subcommand)]
     File(FileCommand),
-    /// Keep the database keys under a public key of yours, for the day on which the provider is
-    /// lost
+    /// Export the database keys, encrypted for your own public key, and restore them after the loss
+    /// of a provider
     #[command(subcommand)]
     Escrow(escrow::Escrow),
-    /// The audit trail of a cluster
+    /// Verify the audit trail of a cluster
     #[command(subcommand)]
     Audit(audit::Audit),
-    /// Tell what key files, files of relations and WAL segments say of themselves; no key is needed
+    /// Show what can be read from key files, relation files and WAL segments without keys
     Inspect {
-        /// Files, or a data directory for its key files
+        /// Files, or data directories, whose key files are shown
         #[arg(required = true)]
         paths: Vec<PathBuf>,
     },
-    /// Open every page and every WAL record of a data directory whose server is down, or of a
-    /// backup
+    /// Decrypt and check every page and every WAL record of a data directory whose server is down,
+    /// or of a backup
     ///
-    /// Ends with 0 if everything opens, with 2 if something is damaged, with 1 if it could not be
-    /// looked at.
+    /// The exit code is 0 if no damage is found, 2 if something is damaged, and 1 if the data
+    /// directory could not be verified.
     Verify {
         /// The data directory
         data_directory: PathBuf,
         #[command(flatten)]
         access: access::AccessOptions,
     },
-    /// Have key files say again what starts that failed have cut off them; for when WAL is lost for
-    /// good, after pg_resetwal
+    /// Restore records that failed starts of the server cut off from key files; only for use after
+    /// pg_resetwal, if WAL is permanently lost
     TakeBack {
-        /// The data directory, whose server is down
+        /// The data directory; its server must be down
         data_directory: PathBuf,
     },
     /// Run one of PostgreSQL's own programs, such as pg_waldump, pg_rewind or pg_upgrade, with the
     /// keys of a data directory
     Exec {
-        /// Data directory whose keystore holds the keys, or a copy of it; by default the data
-        /// directory that the program is told, else PGDATA
+        /// Data directory with the keystore, or a directory with a copy of it; by default the data
+        /// directory in the arguments of the program, else PGDATA
         #[arg(long, value_name = "DIR")]
         keystore: Option<PathBuf>,
-        /// Where pagevault_preload.so is, if not where PostgreSQL keeps its libraries
+        /// Path of pagevault_preload.so, if it is not in PostgreSQL's library directory
         #[arg(long, value_name = "FILE")]
         library: Option<PathBuf>,
         #[command(flatten)]
         access: access::AccessOptions,
         /// The program and its arguments
-        #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
+        #[arg(
+            value_name = "COMMAND",
+            trailing_var_arg = true,
+            allow_hyphen_values = true,
+            required = true
+        )]
         line: Vec<OsString>,
     },
-    /// What `serve` and `check` start a program of the operator's with
+    /// Used by `serve` and `check` to run programs of the operator
     #[command(hide = true)]
     Run {
         program: OsString,
@@ -90,18 +94,18 @@ enum Command {
 
 #[derive(Subcommand)]
 enum FileCommand {
-    /// Make a key, and the key file if there is none
+    /// Create a key, and the key file if it does not exist
     Create {
         /// Absolute path of the key file
         path: String,
         /// Name of the new key
         #[arg(long, value_name = "NAME")]
         key: String,
-        /// The server's data directory, in which no key may lie
+        /// The server's data directory; a key file inside it is refused
         #[arg(long, value_name = "DIR")]
         data_directory: Option<PathBuf>,
     },
-    /// List the keys of a key file with their versions, never the keys themselves
+    /// List the names and versions of the keys in a key file, but not the keys themselves
     List {
         /// Absolute path of the key file
         path: String,
@@ -162,11 +166,4 @@ pub fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
-}
-
-/// An error of writing to standard output.
-fn unprintable(error: io::Error) -> Failure {
-    use pagevault_keystore::protocol::ErrorClass;
-    Failure::new(ErrorClass::Internal, "could not write to standard output")
-        .with_detail(format!("{error}."))
 }

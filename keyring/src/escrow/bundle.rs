@@ -77,7 +77,7 @@ impl Bundle {
     pub(super) fn keystore(&self) -> Result<[u8; 16], Failure> {
         u128::from_str_radix(&self.keystore, 16)
             .map(u128::to_be_bytes)
-            .map_err(|_| refuse("the bundle does not say of which keystore it is"))
+            .map_err(|_| refuse("the bundle does not contain a valid keystore identity"))
     }
 
     /// Writes the bundle to a new file, which appears complete and durable or not at all.
@@ -90,10 +90,10 @@ impl Bundle {
         // With enough capacity: a vector that grows leaves copies of keys behind.
         let mut text = Zeroizing::new(Vec::with_capacity(self.keys.len() * KEY + 512));
         serde_json::to_writer(&mut *text, self)
-            .map_err(|_| refuse("the bundle cannot be written as JSON"))?;
+            .map_err(|_| refuse("could not encode the bundle as JSON"))?;
         let recipients = recipients.iter().map(|recipient| recipient as &dyn age::Recipient);
         let encryptor = Encryptor::with_recipients(recipients)
-            .map_err(|_| refuse("a bundle needs a recipient"))?;
+            .map_err(|_| refuse("a bundle needs at least one recipient"))?;
         place(encryptor, &text, output, form).map_err(|error| {
             let shown = output.display();
             refuse(format!("could not write the bundle \"{shown}\": {error}"))
@@ -109,18 +109,20 @@ impl Bundle {
         }
         let armored = ArmoredReader::new(BufReader::new(file.take(LARGEST)));
         let decryptor = Decryptor::new(armored).map_err(|error| match error {
-            DecryptError::UnknownFormat => no_bundle(path, "It is of a later format of age."),
+            DecryptError::UnknownFormat => {
+                no_bundle(path, "Its version of the age format is not supported.")
+            }
             DecryptError::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
                 damaged(path)
             }
-            _ => no_bundle(path, "It is not a file of age, or its beginning is damaged."),
+            _ => no_bundle(path, "It is not an age file, or its header is damaged."),
         })?;
         let identities = identities.iter().map(|identity| identity as &dyn age::Identity);
         let mut reader = decryptor.decrypt(identities).map_err(|error| match error {
             DecryptError::NoMatchingKeys => {
-                refuse(format!("no identity opens the bundle \"{}\"", path.display()))
-                    .with_detail("It was made for other recipients.")
-                    .with_hint("Give the file with the private key of one of its recipients.")
+                refuse(format!("no identity can decrypt the bundle \"{}\"", path.display()))
+                    .with_detail("It was encrypted for other recipients.")
+                    .with_hint("Specify a file with the private key of one of its recipients.")
             }
             _ => damaged(path),
         })?;
@@ -130,17 +132,21 @@ impl Bundle {
         reader.read_to_end(&mut text).map_err(|_| damaged(path))?;
         // serde quotes input in its errors, which may be a key.
         let kind: Kind = serde_json::from_slice(&text)
-            .map_err(|_| no_bundle(path, "It holds something else."))?;
+            .map_err(|_| no_bundle(path, "It does not contain database keys."))?;
         if kind.format != FORMAT {
-            return Err(no_bundle(path, "It holds something else."));
+            return Err(no_bundle(path, "It does not contain database keys."));
         }
         if kind.version != VERSION {
             return Err(no_bundle(
                 path,
-                &format!("It is of version {}, this program knows {VERSION}.", kind.version),
+                &format!(
+                    "It has version {}; this program supports version {VERSION}.",
+                    kind.version
+                ),
             ));
         }
-        serde_json::from_slice(&text).map_err(|_| no_bundle(path, "It holds something else."))
+        serde_json::from_slice(&text)
+            .map_err(|_| no_bundle(path, "It does not contain database keys."))
     }
 }
 
@@ -172,15 +178,16 @@ fn directory_of(path: &Path) -> &Path {
 /// directory, where it would be lost with the data.
 pub(super) fn require_place(keystore: &Keystore, output: &Path) -> Result<(), Failure> {
     if fs::symlink_metadata(output).is_ok() {
-        return Err(refuse(format!("there is a file \"{}\"", output.display()))
-            .with_hint("A bundle is not overwritten. Give it a name with the date, say."));
+        return Err(refuse(format!("file \"{}\" already exists", output.display())).with_hint(
+            "Existing files are not overwritten. Use another name, for example one with the date.",
+        ));
     }
     let directory = directory_of(output);
     let directory = fs::canonicalize(directory).map_err(|error| unreadable(directory, &error))?;
     if directory.starts_with(keystore.data_directory()) {
-        return Err(refuse("a bundle does not belong into the data directory")
+        return Err(refuse("a bundle must not be inside the data directory")
             .with_detail("It would be lost with the data.")
-            .with_hint("Write it to another place."));
+            .with_hint("Write it to another directory."));
     }
     Ok(())
 }
@@ -195,11 +202,11 @@ pub fn recipients(texts: &[String]) -> Result<Vec<Recipient>, Failure> {
 
 fn no_recipient(text: &str) -> Failure {
     // The text is not repeated: it may be a private key.
-    refuse("a recipient is not a public key of age, type X25519").with_hint(
+    refuse("recipient is not an age public key of type X25519").with_hint(
         if text.to_ascii_uppercase().starts_with("AGE-SECRET-KEY") {
-            "This is a private key, and belongs into a safe. The public key begins with age1."
+            "This is a private key: keep it in a safe place. The public key begins with age1."
         } else {
-            "A public key begins with age1; age-keygen makes a pair."
+            "A public key begins with age1; age-keygen generates a key pair."
         },
     )
 }
@@ -218,8 +225,8 @@ pub fn identities(path: &Path) -> Result<Vec<Identity>, Failure> {
         read::open(path, FileKind::Credentials)?.take(LIMIT + 1).read_to_string(&mut text)
     };
     let other = || {
-        refuse(format!("\"{}\" is not a file of identities of age", path.display())).with_hint(
-            "It holds lines that begin with AGE-SECRET-KEY-1. If a passphrase protects it: age -d FILE | pagevault-keyring escrow ... --identity -",
+        refuse(format!("\"{}\" is not an age identity file", path.display())).with_hint(
+            "It must contain lines that begin with AGE-SECRET-KEY-1. If it is protected by a passphrase, use: age -d FILE | pagevault-keyring escrow ... --identity -",
         )
     };
     read.map_err(|error| match error.kind() {
@@ -236,12 +243,12 @@ pub fn identities(path: &Path) -> Result<Vec<Identity>, Failure> {
 }
 
 fn no_bundle(path: &Path, detail: &str) -> Failure {
-    refuse(format!("\"{}\" is not a bundle of escrow", path.display())).with_detail(detail)
+    refuse(format!("\"{}\" is not an escrow bundle", path.display())).with_detail(detail)
 }
 
 pub(super) fn damaged(path: &Path) -> Failure {
     refuse(format!("the bundle \"{}\" is damaged", path.display()))
-        .with_detail("It was changed or cut off after it was written. Nothing was changed.")
+        .with_detail("It was changed or truncated after it was written. Nothing was changed.")
         .with_hint("Use another copy of it.")
 }
 

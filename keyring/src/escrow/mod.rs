@@ -48,7 +48,7 @@ pub fn export(
     let all: BTreeSet<_> =
         keystore.state().database_keys().map(|(scope, version, _)| (scope, version)).collect();
     if all.is_empty() {
-        return Err(refuse("the keystore holds no key yet"));
+        return Err(refuse("the keystore does not contain any database key yet"));
     }
     let readers: Vec<_> = recipients.iter().map(ToString::to_string).collect();
     let place = output.display().to_string();
@@ -66,7 +66,7 @@ fn with_trail_result<T>(
 ) -> Result<T, Failure> {
     let done = done?;
     recorded.map_err(|error| {
-        refuse(format!("it is done, but the audit trail could not be written: {error}"))
+        refuse(format!("the operation succeeded, but its outcome could not be recorded in the audit trail: {error}"))
     })?;
     Ok(done)
 }
@@ -100,8 +100,10 @@ fn export_keys(
     let count = keys.len();
     let mark = Mark { keystore: keystore.id(), made, keys };
     put(keystore, MARK, mark.encode().as_bytes()).map_err(|error| {
-        refuse(format!("the bundle is written, but that could not be noted: {error}"))
-            .with_hint("pagevault.status will still report the keys as not in escrow.")
+        refuse(format!("the bundle was written, but the export could not be recorded: {error}"))
+            .with_hint(
+                "Until the next export, pagevault.status reports these keys as not in escrow.",
+            )
     })?;
     Ok(count)
 }
@@ -203,22 +205,22 @@ pub(crate) fn require_owner(keystore: &Keystore) -> Result<(), Failure> {
         return Ok(());
     }
     Err(refuse("the data directory belongs to another user")
-        .with_detail(format!("\"{}\" belongs to user {owner}.", directory.display()))
-        .with_hint("Run this as the user that the server runs as."))
+        .with_detail(format!("\"{}\" belongs to user ID {owner}.", directory.display()))
+        .with_hint("Run this command as the user that runs the server."))
 }
 
 pub(crate) fn require_stopped(data_directory: &Path) -> Result<(), Failure> {
     let lock = data_directory.join("postmaster.pid");
     if lock.exists() {
         return Err(refuse("a server is running in the data directory")
-            .with_detail(format!("There is a file {}.", lock.display()))
+            .with_detail(format!("Lock file {} exists.", lock.display()))
             .with_hint(
-                "Stop it first. If none is running, a crash has left the file: remove it.",
+                "Stop the server. If no server is running, the lock file is left over from a crash: remove it.",
             ));
     }
     if data_directory.join("standby.signal").exists() {
-        return Err(refuse("the data directory is of a standby")
-            .with_hint("Restore the primary, and make standbys of it anew; or make this one the primary: remove standby.signal."));
+        return Err(refuse("the data directory belongs to a standby")
+            .with_hint("Run this command on the primary, and create its standbys again. To make this server the primary instead, remove standby.signal."));
     }
     Ok(())
 }
@@ -230,8 +232,8 @@ fn require_free_name(keystore: &Keystore, spec: &ProviderSpec) -> Result<(), Fai
     if other.kind == spec.kind && options.as_ref() == Some(&spec.options) {
         return Ok(());
     }
-    Err(refuse(format!("there is another provider \"{}\"", spec.name))
-        .with_hint("Give the new one another name with --provider-name."))
+    Err(refuse(format!("another provider \"{}\" exists already", spec.name))
+        .with_hint("Choose another name for the new provider with --provider-name."))
 }
 
 /// The keys of a bundle, if it belongs to this keystore.
@@ -242,12 +244,15 @@ fn open(
 ) -> Result<DatabaseKeys, Failure> {
     let bundle = Bundle::read(path, identities)?;
     if bundle.keystore()? != keystore.id() {
-        return Err(refuse(format!("the bundle \"{}\" is of another cluster", path.display()))
-            .with_detail(format!(
-                "It holds keys of keystore {}, the data directory has keystore {}.",
-                bundle.keystore,
-                bundle::hexadecimal(keystore.id())
-            )));
+        return Err(refuse(format!(
+            "the bundle \"{}\" belongs to another cluster",
+            path.display()
+        ))
+        .with_detail(format!(
+            "It contains keys of keystore {}, but the data directory has keystore {}.",
+            bundle.keystore,
+            bundle::hexadecimal(keystore.id())
+        )));
     }
     let mut known = BTreeMap::new();
     for Key { scope, version, key } in &bundle.keys {
@@ -287,12 +292,12 @@ fn prove(keystore: &Keystore, known: &DatabaseKeys, source: &str) -> Result<usiz
                 return Err(Failure::new(
                     ErrorClass::WrongCiphertext,
                     format!(
-                        "{} of the {source} does not unwrap a data key of the data directory",
+                        "{} from the {source} does not unwrap a data key of the data directory",
                         name(record.scope, record.key_version)
                     ),
                 )
                 .with_detail(format!(
-                    "It is data key version {version} of relation file {file}. Nothing was changed."
+                    "This is version {version} of the data key of relation file {file}. Nothing was changed."
                 )));
             }
             opened += 1;
@@ -310,8 +315,8 @@ fn too_old(keystore: &Keystore, missing: &[(Scope, KeyVersion)]) -> Failure {
     };
     let list: Vec<_> = missing.iter().map(named).collect();
     refuse("the bundle is older than keys of the data directory")
-        .with_detail(format!("It does not hold {}. Nothing was changed.", list.join("; ")))
-        .with_hint("Use a newer bundle; or restore a backup that is as old as this one.")
+        .with_detail(format!("It does not contain {}. Nothing was changed.", list.join("; ")))
+        .with_hint("Use a newer bundle, or restore a backup that is not newer than this bundle.")
 }
 
 fn name(scope: Scope, version: KeyVersion) -> String {
@@ -355,12 +360,12 @@ fn wrap(
         if !key.matches(unwrapped(outcome)?.expose()) {
             return Err(Failure::new(
                 ErrorClass::WrongCiphertext,
-                format!("the provider does not give {} back", name(scope, version)),
+                format!("the provider did not return {} unchanged", name(scope, version)),
             ));
         }
     }
     let options = serde_json::to_string(&holder.provider.options).map_err(|_| {
-        Failure::new(ErrorClass::Internal, "the provider's options cannot be written")
+        Failure::new(ErrorClass::Internal, "could not encode the provider's options as JSON")
     })?;
     let provider = &holder.provider;
     let mut records = vec![Record::Provider {

@@ -59,7 +59,9 @@ fn prepare(
     access: Access,
     line: &[OsString],
 ) -> Result<Command, Failure> {
-    let Some((name, arguments)) = line.split_first() else { return Err(refuse("which program?")) };
+    let Some((name, arguments)) = line.split_first() else {
+        return Err(refuse("no program was specified"));
+    };
     let program = find(name)?;
     let tool = Tool::of(&program)?;
     let mut command = Command::new(&program);
@@ -107,8 +109,8 @@ fn require_elf(program: &Path) -> Result<(), Failure> {
     if file.read_exact(&mut magic).is_ok() && magic == *b"\x7fELF" {
         return Ok(());
     }
-    Err(refuse(format!("\"{}\" is not a program but a script", program.display())).with_hint(
-        "Give the path of the program itself, in the directory that pg_config --bindir shows.",
+    Err(refuse(format!("\"{}\" is a script, not a program", program.display())).with_hint(
+        "Specify the path of the program itself, in the directory that pg_config --bindir shows.",
     ))
 }
 
@@ -119,8 +121,9 @@ fn require_no_privileges(program: &Path) -> Result<(), Failure> {
     if mode & 0o6000 == 0 {
         return Ok(());
     }
-    Err(refuse(format!("\"{}\" is setuid or setgid", program.display()))
-        .with_hint("PostgreSQL's programs need no such privileges. Use one without."))
+    Err(refuse(format!("\"{}\" is setuid or setgid", program.display())).with_hint(
+        "PostgreSQL's programs do not need these mode bits. Use a program without them.",
+    ))
 }
 
 fn find_library(given: Option<&Path>) -> Result<PathBuf, Failure> {
@@ -141,13 +144,13 @@ fn find_library(given: Option<&Path>) -> Result<PathBuf, Failure> {
     };
     let library = found.or_else(|| given.is_none().then(asked).flatten()).ok_or_else(|| {
         refuse(format!("the library {LIBRARY} is not installed")).with_hint(
-            "It belongs into the directory that pg_config --pkglibdir shows. Or say where it is with --library.",
+            "Install it in the directory that pg_config --pkglibdir shows, or specify its path with --library.",
         )
     })?;
     // These characters separate libraries in LD_PRELOAD and cannot be quoted.
     if library.as_os_str().as_bytes().iter().any(|c| b": \t\n".contains(c)) {
         return Err(refuse(format!(
-            "the path of the library must not contain a colon or blank: \"{}\"",
+            "the path of the library must not contain a colon or white space: \"{}\"",
             library.display()
         )));
     }
@@ -178,12 +181,12 @@ fn probe(program: &Path, library: &Path) -> Result<(), Failure> {
     if read.is_ok() && shown == AT_WORK {
         return Ok(());
     }
-    Err(refuse(format!("the library does not get into \"{}\"", program.display()))
+    Err(refuse(format!("the library was not loaded into \"{}\"", program.display()))
         .with_detail(format!(
-            "Run with {} and --version, it did not show that it was there ({ended}). Nothing was done.",
+            "The program was run with --version and LD_PRELOAD={}, and the library did not report that it was loaded ({ended}). Nothing was done.",
             library.display()
         ))
-        .with_hint("The program must be linked dynamically, for the same C library and machine."))
+        .with_hint("The program must be dynamically linked, and built for the same C library and architecture as the library."))
 }
 
 /// Makes a command load the library and inherit the memory.
@@ -204,7 +207,7 @@ fn memory(content: &[u8]) -> Result<OwnedFd, Failure> {
         file.write_all_at(content, 0)?;
         Ok(file.into())
     };
-    make().map_err(|error| refuse(format!("could not make memory for keys: {error}")))
+    make().map_err(|error| refuse(format!("could not allocate memory for keys: {error}")))
 }
 
 fn data_directory(
@@ -221,8 +224,8 @@ fn data_directory(
     places
         .find(|place| offline::has_keystore(place))
         .ok_or_else(|| {
-            refuse("it is not known which keystore holds the keys").with_hint(
-                "Name a data directory, or a copy of one, with --keystore or in PGDATA. It must hold pagevault/cluster.keys.",
+            refuse("could not determine which keystore to use").with_hint(
+                "Specify a data directory, or a copy of one, with --keystore or in PGDATA. It must contain pagevault/cluster.keys.",
             )
         })
 }
@@ -239,7 +242,7 @@ fn require_same_keystore(target: &Path, arguments: &[OsString]) -> Result<(), Fa
         return Ok(());
     }
     Err(refuse("source and target have different keystores").with_detail(format!(
-        "\"{}\" and \"{}\" do not stem from one cluster, or one of them was given a new keystore. Nothing was done.",
+        "\"{}\" and \"{}\" do not originate from the same cluster, or one of them was given a new keystore. Nothing was done.",
         source.data_directory().display(),
         target.data_directory().display()
     )))
@@ -257,10 +260,10 @@ fn make_briefing(
         keystore.wal_keys().map(|(_, key)| (key.scope, key.key_version)).collect();
     if wanted.is_empty() {
         return Err(refuse(format!(
-            "WAL was never encrypted under the keystore of \"{}\"",
+            "the keystore of \"{}\" has no WAL keys",
             keystore.data_directory().display()
         ))
-        .with_hint("There is nothing to do for exec: run the program itself."));
+        .with_hint("WAL was never encrypted. Run the program directly, without exec."));
     }
     let unlocked = keystore.unlock(&wanted)?;
     // With enough capacity: a vector that grows leaves copies of keys behind.

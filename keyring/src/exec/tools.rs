@@ -57,8 +57,8 @@ impl Tool {
         let known = TOOLS.iter().find(|tool| OsStr::new(tool.name) == name).copied();
         known.ok_or_else(|| {
             let names = TOOLS.map(|tool| tool.name).join(", ");
-            refuse(format!("it is not known what \"{}\" does with WAL", program.display()))
-                .with_hint(format!("Known programs: {names}."))
+            refuse(format!("program \"{}\" is not supported", program.display()))
+                .with_hint(format!("Supported programs: {names}."))
         })
     }
 

@@ -41,7 +41,7 @@ pub(super) fn prepare(
     let old = cluster(arguments, &["-d", "--old-datadir"], "PGDATAOLD")?;
     let new = cluster(arguments, &["-D", "--new-datadir"], "PGDATANEW")?;
     if old == new {
-        return Err(refuse("old and new cluster are the same data directory"));
+        return Err(refuse("old and new cluster have the same data directory"));
     }
     if !old.join(DIRECTORY).join(log::file_name(Scope::CLUSTER)).exists() {
         return Ok(()); // no keys: an ordinary cluster
@@ -83,12 +83,12 @@ fn cluster(arguments: &[OsString], names: &[&str], variable: &str) -> Result<Pat
     if !path.join("PG_VERSION").is_file() {
         return Err(refuse(format!("\"{}\" is not a data directory", path.display()))
             .with_detail("It has no file PG_VERSION.")
-            .with_hint("Name the directory with the data; where the configuration is elsewhere, use the options -o and -O of pg_upgrade."));
+            .with_hint("Specify the data directory; if the configuration files are elsewhere, use the options -o and -O of pg_upgrade."));
     }
     if path.join("postmaster.pid").exists() {
         return Err(refuse(format!("a server is running in \"{}\"", path.display()))
-            .with_detail("There is a file postmaster.pid.")
-            .with_hint("Stop it. Nothing was done."));
+            .with_detail("Lock file postmaster.pid exists. Nothing was done.")
+            .with_hint("Stop the server."));
     }
     Ok(path)
 }
@@ -112,9 +112,9 @@ fn require_preload(program: &Path, new: &Path, arguments: &[OsString]) -> Result
         .map_err(|error| refuse(format!("could not run \"{}\": {error}", server.display())))?;
     if !output.status.success() {
         return Err(refuse(format!(
-            "\"{}\" does not tell the settings of \"{}\"",
-            server.display(),
-            new.display()
+            "could not get the settings of \"{}\" from \"{}\"",
+            new.display(),
+            server.display()
         ))
         .with_detail(String::from_utf8_lossy(output.stderr.trim_ascii()).into_owned()));
     }
@@ -123,9 +123,9 @@ fn require_preload(program: &Path, new: &Path, arguments: &[OsString]) -> Result
     if names.any(|name| name.rsplit('/').next() == Some("pagevault")) {
         return Ok(());
     }
-    Err(refuse(format!("the server of \"{}\" does not load pagevault", new.display()))
-        .with_detail("It would write in plaintext what pg_upgrade restores into it. Nothing was done.")
-        .with_hint("Give the new cluster the settings of the old one, shared_preload_libraries = 'pagevault' among them."))
+    Err(refuse(format!("the new cluster \"{}\" does not load pagevault", new.display()))
+        .with_detail("It would write the data that pg_upgrade restores in plaintext. Nothing was done.")
+        .with_hint("Configure the new cluster like the old one, including shared_preload_libraries = 'pagevault'."))
 }
 
 /// Copies the keystore into the new cluster, unless it is there already.
@@ -137,7 +137,7 @@ fn copy_keystore(keystore: &Keystore, new: &Path) -> Result<(), Failure> {
         require_replaceable_keystore(keystore, &whole, new)?;
     }
     write(keystore, &whole, new).map_err(|error| {
-        refuse(format!("could not make the keystore of \"{}\": {error}", new.display()))
+        refuse(format!("could not create the keystore of \"{}\": {error}", new.display()))
     })
 }
 
@@ -161,15 +161,15 @@ fn require_replaceable_keystore(
 ) -> Result<(), Failure> {
     let present = Keystore::read(new, Access::default())?;
     let detail = if present.id() != keystore.id() {
-        "It was given keys already, which the upgrade would replace."
+        "It already has keys of its own, which the upgrade would replace."
     } else if upgrade::is_part_of(present.state(), whole) {
         return Ok(());
     } else {
-        "It is that of the old cluster and has keys that the old cluster does not have: it was upgraded already, wholly or in part."
+        "It is a copy of the keystore of the old cluster with additional keys: the cluster was already upgraded, completely or in part."
     };
-    Err(refuse(format!("the new cluster \"{}\" has a keystore", new.display()))
+    Err(refuse(format!("the new cluster \"{}\" already has a keystore", new.display()))
         .with_detail(format!("{detail} Nothing was done."))
-        .with_hint("Make the new cluster anew with initdb. It needs the settings of the old one, but no provider and no key: the upgrade brings them."))
+        .with_hint("Create the new cluster again with initdb. It needs the settings of the old cluster, but no provider and no keys: the upgrade transfers them."))
 }
 
 fn write(keystore: &Keystore, whole: &State, new: &Path) -> io::Result<()> {

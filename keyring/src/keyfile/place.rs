@@ -14,7 +14,7 @@ use nix::unistd::{AccessFlags, access};
 use pagevault_keystore::protocol::ErrorClass;
 
 use crate::failure::Failure;
-use crate::trust::way::follow;
+use crate::trust::resolve::follow;
 use crate::trust::{FileKind, check_directory, data_directory_above, insecure, io_error, require};
 
 /// A file's directory, without symbolic links, and its name in it.
@@ -22,7 +22,7 @@ use crate::trust::{FileKind, check_directory, data_directory_above, insecure, io
 pub struct Place {
     what: FileKind,
     /// The directory as given, with symbolic links.
-    way: PathBuf,
+    given: PathBuf,
     directory: PathBuf,
     name: OsString,
 }
@@ -41,7 +41,7 @@ impl Place {
         let (Some(above), Some(name)) = (path.parent(), path.file_name()) else {
             return Err(Failure::new(
                 ErrorClass::BadOptions,
-                format!("path \"{}\" names no file", path.display()),
+                format!("path \"{}\" does not contain a file name", path.display()),
             ));
         };
         let directory = above.canonicalize().map_err(|error| {
@@ -49,13 +49,13 @@ impl Place {
             let failure = io_error(&error, &format!("could not find directory \"{shown}\""));
             match (error.kind(), what) {
                 (io::ErrorKind::NotFound, FileKind::KeyFile) => failure.with_hint(format!(
-                    "Check the path. As the user that runs the server: mkdir -m 0700 \"{shown}\""
+                    "Check the path. To create the directory, run as the user that runs the server: mkdir -m 0700 \"{shown}\""
                 )),
                 (io::ErrorKind::NotFound, _) => failure.with_hint("Check the path."),
                 _ => failure,
             }
         })?;
-        Ok(Place { what, way: above.to_owned(), directory, name: name.to_owned() })
+        Ok(Place { what, given: above.to_owned(), directory, name: name.to_owned() })
     }
 
     /// The directory.
@@ -112,16 +112,16 @@ impl Place {
     fn inside(&self, what: &str, root: &Path) -> Failure {
         let name = self.what.name();
         let root = root.display();
-        insecure(format!("{name} \"{}\" lies inside the {what}", self.path().display()))
+        insecure(format!("{name} \"{}\" is inside the {what}", self.path().display()))
             .with_detail(match self.what {
                 FileKind::KeyFile => {
-                    format!("Every copy and backup of {what} \"{root}\" would carry the key along.")
+                    format!("Every copy and backup of {what} \"{root}\" would contain the key.")
                 }
                 _ => {
-                    format!("Whatever restores or writes {what} \"{root}\" could exchange it.")
+                    format!("Anyone who can restore or write {what} \"{root}\" could replace it.")
                 }
             })
-            .with_hint(format!("Put the {name} elsewhere, for example under /etc/pagevault."))
+            .with_hint(format!("Move the {name} to another directory, for example /etc/pagevault."))
     }
 
     /// Refuses a place where others could replace the file: each directory above it must belong to
@@ -131,11 +131,11 @@ impl Place {
         self.directory
             .ancestors()
             .try_for_each(|directory| check_directory(self.what, directory))?;
-        let shown = self.way.display();
-        let way = follow(self.what, &self.way).map_err(|unresolved| {
+        let shown = self.given.display();
+        let resolved = follow(self.what, &self.given).map_err(|unresolved| {
             unresolved.or(|error| io_error(error, &format!("could not find directory \"{shown}\"")))
         })?;
-        check_directory(self.what, &way)
+        check_directory(self.what, &resolved)
     }
 
     /// Refuses a program that anybody but root and the current user could have written, and files
@@ -155,7 +155,7 @@ impl Place {
         })?;
         if metadata.is_symlink() {
             return Err(insecure(format!("program \"{shown}\" is a symbolic link"))
-                .with_detail("Whoever can change the link could choose another program.")
+                .with_detail("A user who can change the link could choose another program.")
                 .with_hint("Give the path of the program itself."));
         }
         if !metadata.is_file() {
@@ -207,8 +207,7 @@ impl Place {
             if error.kind() == io::ErrorKind::NotFound {
                 return io_error(&error, &format!("key file \"{shown}\" does not exist"))
                     .with_hint(format!(
-                        "Bring the file back, or check the path. A new one is made with: \
-                         pagevault-keyring file create \"{shown}\" --key NAME"
+                        "Restore the file, or check the path. To create a new key file, use: pagevault-keyring file create \"{shown}\" --key NAME"
                     ));
             }
             io_error(&error, &format!("could not open key file \"{shown}\""))
@@ -228,10 +227,10 @@ fn check_file(path: &Path, metadata: &Metadata) -> Result<(), Failure> {
     }
     require(FileKind::KeyFile, path, metadata)?;
     if metadata.nlink() > 1 {
-        return Err(insecure(format!("key file \"{shown}\" has {} names", metadata.nlink()))
-            .with_detail("Another hard link to it may lie where backups or other users reach it.")
+        return Err(insecure(format!("key file \"{shown}\" has {} hard links", metadata.nlink()))
+            .with_detail("Another hard link may be where backups or other users can reach it.")
             .with_hint(format!(
-                "Find the others with: find / -xdev -inum {}, and remove them.",
+                "Find the other links with: find / -xdev -inum {}, and remove them.",
                 metadata.ino()
             )));
     }
@@ -240,5 +239,5 @@ fn check_file(path: &Path, metadata: &Metadata) -> Result<(), Failure> {
 
 fn not_regular(path: &Path) -> Failure {
     insecure(format!("key file \"{}\" is not a regular file", path.display()))
-        .with_hint("Give the path of a file made with: pagevault-keyring file create")
+        .with_hint("Specify the path of a file that was created by: pagevault-keyring file create")
 }

@@ -66,7 +66,7 @@ pub fn make_if_missing(place: &Place) -> Result<(), Failure> {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         Err(error) => Err(io_error(
             &error,
-            &format!("could not make key file \"{}\"", place.path().display()),
+            &format!("could not create key file \"{}\"", place.path().display()),
         )),
     }
 }
@@ -79,11 +79,11 @@ impl Locked<'_> {
         let text = self.keys.encode().map_err(|_| {
             Failure::new(ErrorClass::Denied, format!("key file \"{}\" is full", path.display()))
                 .with_detail(format!("It would grow beyond {SIZE_LIMIT} bytes."))
-                .with_hint("Make a new key in another file and move to it.")
+                .with_hint("Create a new key in another file, and use it as the master key.")
         })?;
         self.write(&text).map_err(|error| {
             io_error(&error, &format!("could not write key file \"{}\"", path.display())).with_hint(
-                "No key in it is lost. The directory must be writable and its disk not full.",
+                "No key was lost. Check that the directory is writable, and that the disk is not full.",
             )
         })
     }
@@ -136,14 +136,13 @@ fn decode(place: &Place, text: &[u8]) -> Result<KeyFile, Failure> {
                 .with_detail(detail)
                 .with_hint(hint)
         };
-        let restore = "Bring back an intact copy of the file.".to_owned();
+        let restore = "Restore an intact copy of the file.".to_owned();
         match error {
             FormatError::Empty => refused(
                 "is empty",
-                "It was made but never filled, or was cut off.".into(),
+                "It was created but never written, or it was truncated.".into(),
                 format!(
-                    "If it never held a key, run: pagevault-keyring file create \"{shown}\" \
-                     --key NAME. Otherwise bring back an intact copy."
+                    "If it never contained a key, run: pagevault-keyring file create \"{shown}\" --key NAME. Otherwise restore an intact copy."
                 ),
             ),
             FormatError::TooLarge => refused(
@@ -153,8 +152,8 @@ fn decode(place: &Place, text: &[u8]) -> Result<KeyFile, Failure> {
             ),
             FormatError::Malformed { line, column } => refused(
                 "cannot be read as a key file",
-                format!("It is damaged or something else, at line {line}, column {column}."),
-                "Check the path, or bring back an intact copy of the file.".into(),
+                format!("It is damaged, or not a key file. The error is at line {line}, column {column}."),
+                "Check the path, or restore an intact copy of the file.".into(),
             ),
             FormatError::Version(found) => refused(
                 "has an unknown format version",
@@ -169,7 +168,7 @@ fn decode(place: &Place, text: &[u8]) -> Result<KeyFile, Failure> {
             }
             FormatError::Inconsistent => refused(
                 "is damaged",
-                "It holds a bad name, a key without versions or versions out of order.".into(),
+                "It has an invalid name, a key without versions, or versions out of order.".into(),
                 restore,
             ),
         }

@@ -33,5 +33,5 @@ pub(crate) async fn read_reply(mut response: Response) -> Result<Zeroizing<Vec<u
 
 /// The same as an I/O error, for clients that need one.
 pub(crate) fn too_long() -> io::Error {
-    io::Error::other(format!("it answered with more than {REPLY_LIMIT} bytes"))
+    io::Error::other(format!("the reply has more than {REPLY_LIMIT} bytes"))
 }

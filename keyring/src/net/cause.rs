@@ -25,12 +25,12 @@ impl Cause {
     pub(crate) fn about(self, server: &str) -> Failure {
         let (message, hint) = match self.class {
             ErrorClass::Tls => (
-                format!("no trusted connection to {server}"),
+                format!("could not establish a trusted connection to {server}"),
                 "Check the address, the server's certificate and the option \"ca_file\".",
             ),
             ErrorClass::Deadline => (
                 format!("{server} did not answer in time"),
-                "The provider is slow or hangs. Try again, or raise pagevault.keyring_timeout.",
+                "The provider is slow or does not respond. Try again, or raise pagevault.keyring_timeout.",
             ),
             _ => (
                 format!("could not reach {server}"),
@@ -54,7 +54,7 @@ pub(crate) fn cause_of(error: &(dyn Error + 'static)) -> Cause {
         if error.downcast_ref::<reqwest::Error>().is_some_and(reqwest::Error::is_timeout) {
             return Cause {
                 class: ErrorClass::Deadline,
-                detail: "It took the connection, if any, and said nothing.".to_owned(),
+                detail: "There was no reply before the time limit.".to_owned(),
                 retry: true,
             };
         }

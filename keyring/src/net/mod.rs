@@ -52,9 +52,9 @@ impl Network {
         self.runtime.block_on(async {
             tokio::time::timeout_at(deadline.into(), work).await.unwrap_or_else(|_| {
                 Err(Failure::new(ErrorClass::Deadline, "no answer in time")
-                    .with_detail("The answer had not come, or not all of it, when its time was up.")
+                    .with_detail("The reply was not complete before the time limit.")
                     .with_hint(
-                        "The provider is slow or hangs. Try again, or raise pagevault.keyring_timeout.",
+                        "The provider is slow or does not respond. Try again, or raise pagevault.keyring_timeout.",
                     )
                     .transient())
             })

@@ -18,7 +18,7 @@ use nix::unistd::geteuid;
 use pagevault_keystore::protocol::ErrorClass;
 
 use crate::failure::Failure;
-use crate::trust::way::follow;
+use crate::trust::resolve::follow;
 use crate::trust::{FileKind, insecure};
 
 /// The path of the socket without symbolic links, if root or the current user listens there.
@@ -37,23 +37,23 @@ pub(crate) fn trusted(path: &Path) -> Result<PathBuf, Failure> {
     let metadata = fs::symlink_metadata(&place).map_err(|error| unreachable(&error))?;
     if !metadata.file_type().is_socket() {
         return Err(insecure(format!("\"{shown}\" is not a socket"))
-            .with_detail("A key server does not listen there.")
+            .with_detail("A key server cannot listen there.")
             .with_hint("Give the path of the socket."));
     }
     let us = geteuid().as_raw();
     let is_ours = |user: u32| user == 0 || user == us;
-    let foreign = |user: u32, how: &str| {
-        insecure(format!("key server at unix://{shown} is of another user"))
-            .with_detail(format!("The socket {how} user ID {user}; we run as user ID {us}."))
-            .with_hint("Run the key server as root or as the server's operating system user, or reach it by https.")
+    let foreign = |user: u32, what: &str| {
+        insecure(format!("key server at unix://{shown} belongs to another user"))
+            .with_detail(format!("{what} has user ID {user}; the current user ID is {us}."))
+            .with_hint("Run the key server as root or as the server's operating system user, or connect to it by https.")
     };
     if !is_ours(metadata.uid()) {
-        return Err(foreign(metadata.uid(), "belongs to"));
+        return Err(foreign(metadata.uid(), "The owner of the socket"));
     }
     let stream = connect(&place).map_err(|errno| unreachable(&errno.into()))?;
     let peer = getsockopt(&stream, PeerCredentials).map_err(|errno| unreachable(&errno.into()))?;
     if !is_ours(peer.uid()) {
-        return Err(foreign(peer.uid(), "is listened at by"));
+        return Err(foreign(peer.uid(), "The process that listens at the socket"));
     }
     Ok(place)
 }

@@ -11,7 +11,7 @@ use rustls::{ClientConfig, RootCertStore};
 use zeroize::Zeroizing;
 
 use crate::failure::Failure;
-use crate::trust::{FileKind, check_directory, read, way};
+use crate::trust::{FileKind, check_directory, read, resolve};
 
 /// Trusted authorities, and the certificate of this client.
 #[derive(Debug, Clone, Default)]
@@ -92,7 +92,7 @@ fn check_native() -> Result<(), Failure> {
     }
     let directories = env::var_os("SSL_CERT_DIR").unwrap_or_default();
     for directory in env::split_paths(&directories).filter(|path| path.is_dir()) {
-        let found = way::follow(FileKind::Trusted, &directory)
+        let found = resolve::follow(FileKind::Trusted, &directory)
             .map_err(|unresolved| unresolved.or(|error| unreadable(&directory, error)))?;
         check_directory(FileKind::Trusted, &found)?;
     }
@@ -105,7 +105,7 @@ fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Failur
         .collect::<Result<_, _>>()
         .map_err(|error| unreadable(path, &error))?;
     if certificates.is_empty() {
-        return Err(unreadable(path, &"there is no certificate in it"));
+        return Err(unreadable(path, &"it contains no certificate"));
     }
     Ok(certificates)
 }

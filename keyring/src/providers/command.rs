@@ -70,9 +70,9 @@ pub fn build(
     environment: &Environment,
 ) -> Result<Box<dyn Provider>, Failure> {
     if !environment.programs {
-        return Err(insecure("provider may not run programs")
-            .with_detail("It was set by a role that may not have the server run programs, or stands in key files that somebody else may have written.")
-            .with_hint("Have a superuser or a member of pg_execute_server_program set the provider's programs again, with alter_provider(). Of the programs that need no server, those that ask for keys have the option --allow-command."));
+        return Err(insecure("provider is not allowed to run programs")
+            .with_detail("It was configured by a role that may not execute server programs, or the programs are named in key files that another user could have written.")
+            .with_hint("Have a superuser or a member of pg_execute_server_program set the provider's programs again with alter_provider(). For commands of pagevault-keyring that need keys, use the option --allow-command."));
     }
     let given = |option: &'static str| -> Result<Option<Program>, Failure> {
         let program = options.program(option)?;
@@ -84,7 +84,9 @@ pub fn build(
                 ErrorClass::BadOptions,
                 format!("option \"{option}\" is missing for a provider of kind \"command\""),
             )
-            .with_hint(format!("Give it as {{\"{option}\": [\"/absolute/path\", \"argument\"]}}."))
+            .with_hint(format!(
+                "Specify it as {{\"{option}\": [\"/absolute/path\", \"argument\"]}}."
+            ))
         })
     };
     Ok(Box::new(CommandProvider {
@@ -120,7 +122,7 @@ impl Provider for CommandProvider {
 
     fn unwrap(&self, key: &str, context: &str, wrapped: &[u8]) -> Result<Unwrapped, Failure> {
         let Parts { head, key_version, text, body } = Parts::of(wrapped)
-            .ok_or_else(|| refused("It is not what a provider of kind \"command\" makes."))?;
+            .ok_or_else(|| refused("It was not wrapped by a provider of kind \"command\"."))?;
         let version = key_version.to_string();
         let fields =
             [("key", key), ("context", context), ("key_version", &version), ("wrapped", text)];
@@ -133,8 +135,7 @@ impl Provider for CommandProvider {
         let bound = associated_data(head, key, context);
         wrap::unwrap(&WrapKey::new(&once), &bound, body, &mut plaintext).map_err(|_| {
             refused(
-                "It was wrapped by another key of the same name, for another database or under \
-                 another name, or it is damaged.",
+                "It was wrapped by another key of the same name, under another name or for another database, or it is damaged.",
             )
         })?;
         Ok(Unwrapped { plaintext, key_version })
@@ -155,7 +156,9 @@ impl Provider for CommandProvider {
         let version =
             reply.key_version.ok_or_else(|| unusable(program, "It lacks \"key_version\"."))?;
         if !is_new(version) {
-            let wrong = format!("It says that the key has version {version}, which is not new.");
+            let wrong = format!(
+                "It reports key version {version}, which is not newer than the one in use."
+            );
             return Err(unusable(program, &wrong));
         }
         Ok(version)
@@ -176,7 +179,7 @@ impl Provider for CommandProvider {
             let what = format!("the program for \"{}\" is safe to run", program.option);
             findings.note(&what, self.safe(program), |place| {
                 format!(
-                    "{}, outside the data directory, can be changed by root and us only",
+                    "{}, outside the data directory, writable only by root or the current user",
                     place.path().display()
                 )
             })?;
@@ -218,9 +221,9 @@ impl CommandProvider {
         match &self.environment.data_directory {
             Some(root) if path.starts_with(root) => Err(Failure::new(
                 ErrorClass::Insecure,
-                format!("program \"{}\" lies inside the data directory", path.display()),
+                format!("program \"{}\" is inside the data directory", path.display()),
             )
-            .with_hint("Put the program elsewhere, for example under /etc/pagevault.")),
+            .with_hint("Move the program to another directory, for example /etc/pagevault.")),
             _ => Ok(()),
         }
     }
@@ -318,13 +321,13 @@ const STATUSES: &[(i32, ErrorClass, bool, &str, &str)] = &[
         ErrorClass::Unreachable,
         true,
         "the key server or token cannot be reached",
-        "Check that the key server runs or the token is there, and the way to it.",
+        "Check that the key server is running or the token is present, and that the program can reach it.",
     ),
     (
         11,
         ErrorClass::Unauthenticated,
         false,
-        "its credentials are not accepted",
+        "its credentials were rejected",
         "Check the credentials or the PIN that the program uses. Some tokens lock after a few wrong \
          attempts.",
     ),
@@ -332,15 +335,15 @@ const STATUSES: &[(i32, ErrorClass, bool, &str, &str)] = &[
         12,
         ErrorClass::Denied,
         false,
-        "it may not use the key",
-        "Grant the program's account the use of the key.",
+        "it is not allowed to use the key",
+        "Allow the program's account to use the key.",
     ),
     (
         13,
         ErrorClass::KeyMissing,
         false,
         "there is no such key",
-        "Check the key's name, or make the key with the tools of the key server.",
+        "Check the key's name, or create the key with the tools of the key server.",
     ),
     (
         14,
@@ -354,7 +357,7 @@ const STATUSES: &[(i32, ErrorClass, bool, &str, &str)] = &[
         16,
         ErrorClass::Throttled,
         true,
-        "the key server refuses so many requests",
+        "the key server got too many requests",
         "Try again later, or raise the limit of the key server.",
     ),
     (
@@ -362,7 +365,7 @@ const STATUSES: &[(i32, ErrorClass, bool, &str, &str)] = &[
         ErrorClass::WrongCiphertext,
         false,
         "the wrapped key cannot be unwrapped",
-        "Give the provider the master key that wrapped it.",
+        "Use the master key that wrapped it.",
     ),
 ];
 
@@ -383,13 +386,13 @@ fn failed(program: &Program, code: i32, said: Option<&str>) -> Failure {
             .with_detail(format!("{how} {said}"))
             .with_hint(TRY_OUT);
     };
-    let error = Failure::new(*class, format!("program \"{path}\" says that {what}"))
+    let error = Failure::new(*class, format!("program \"{path}\" reports that {what}"))
         .with_detail(format!("Its exit status was {code}. {said}"))
         .with_hint(*hint);
     if *passes { error.transient() } else { error }
 }
 
-const TRY_OUT: &str = "Try the provider out as the server's operating system user, with: \
+const TRY_OUT: &str = "Test the provider as the server's operating system user, with: \
                        pagevault-keyring check --provider-kind command";
 
 fn interrupted(program: &Program, stopped: Stopped) -> Failure {
@@ -397,9 +400,9 @@ fn interrupted(program: &Program, stopped: Stopped) -> Failure {
     match stopped {
         Stopped::Late => {
             Failure::new(ErrorClass::Deadline, format!("program \"{path}\" did not end in time"))
-                .with_detail("It was killed, with everything that it had started.")
+                .with_detail("It was killed, together with all processes that it had started.")
                 .with_hint(
-                    "The program, or what it waits for, is slow or hangs. Try again, or raise \
+                    "The program, or the system that it waits for, is slow or does not respond. Try again, or raise \
              pagevault.keyring_timeout.",
                 )
                 .transient()
@@ -423,7 +426,7 @@ fn too_much(program: &Program) -> Failure {
 fn unusable(program: &Program, wrong: &str) -> Failure {
     Failure::new(
         ErrorClass::Unreachable,
-        format!("program \"{}\" gave no usable answer", program.path.display()),
+        format!("program \"{}\" returned an invalid answer", program.path.display()),
     )
     .with_detail(wrong)
     .with_hint(
@@ -434,8 +437,10 @@ fn unusable(program: &Program, wrong: &str) -> Failure {
 
 fn cannot_be_passed(name: &str) -> Failure {
     let name = name.replace('_', " ");
-    Failure::new(ErrorClass::BadRequest, format!("{name} cannot be given to a program"))
-        .with_detail("It is empty, holds a control character, or begins or ends with white space.")
+    Failure::new(ErrorClass::BadRequest, format!("{name} cannot be passed to a program"))
+        .with_detail(
+            "It is empty, contains a control character, or begins or ends with white space.",
+        )
         .with_hint("Use a key with another name.")
 }
 
@@ -446,17 +451,16 @@ fn cannot_rotate(key: &str) -> Failure {
             printable(key)
         ))
         .with_hint(
-            "Make a new version of the key with the tools of the key server and try again; or make \
-             a new key, and give its name to set_database_master_key() or set_cluster_master_key().",
+            "Create a new version of the key with the tools of the key server, and try again; or create a new key, and pass its name to set_database_master_key() or set_cluster_master_key().",
         )
 }
 
 fn refused(cause: &str) -> Failure {
     Failure::new(ErrorClass::WrongCiphertext, "wrapped key cannot be unwrapped")
         .with_detail(cause)
-        .with_hint("Give the provider the master key that wrapped it.")
+        .with_hint("Use the master key that wrapped it.")
 }
 
 fn internal(cause: String) -> Failure {
-    Failure::new(ErrorClass::Internal, "could not wrap").with_detail(cause)
+    Failure::new(ErrorClass::Internal, "could not wrap the key").with_detail(cause)
 }

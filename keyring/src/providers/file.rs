@@ -69,17 +69,17 @@ impl FileProvider {
             let names: Vec<String> =
                 file.keys().take(10).map(|(name, _)| format!("\"{}\"", printable(name))).collect();
             let detail = match names.as_slice() {
-                [] => "It holds no key at all.".to_owned(),
-                names => format!("It holds {}.", names.join(", ")),
+                [] => "It contains no keys.".to_owned(),
+                names => format!("It contains {}.", names.join(", ")),
             };
             let name = printable(name);
             Failure::new(
                 ErrorClass::KeyMissing,
-                format!("key file \"{shown}\" holds no key \"{name}\""),
+                format!("key file \"{shown}\" has no key \"{name}\""),
             )
             .with_detail(detail)
             .with_hint(format!(
-                "Check the name. A new key is made with: pagevault-keyring file create \
+                "Check the name. To create a new key, use: pagevault-keyring file create \
                  \"{shown}\" --key \"{name}\""
             ))
         })
@@ -98,7 +98,7 @@ impl FileProvider {
             format!("wrapped key cannot be unwrapped with key file \"{}\"", self.path.display()),
         )
         .with_detail(cause)
-        .with_hint("Give the provider the key file that wrapped it, or an intact copy of it.")
+        .with_hint("Use the key file that wrapped it, or an intact copy of it.")
     }
 }
 
@@ -112,7 +112,8 @@ impl Provider for FileProvider {
         let bound = associated_data(key, newest.version, context);
         let wrap_key = WrapKey::new(newest.secret.expose());
         wrap::wrap(&wrap_key, &bound, plaintext, &mut wrapped[HEADER..]).map_err(|error| {
-            Failure::new(ErrorClass::Internal, "could not wrap").with_detail(format!("{error}."))
+            Failure::new(ErrorClass::Internal, "could not wrap the key")
+                .with_detail(format!("{error}."))
         })?;
         Ok(Wrapped { wrapped, key_version: newest.version })
     }
@@ -120,13 +121,13 @@ impl Provider for FileProvider {
     fn unwrap(&self, key: &str, context: &str, wrapped: &[u8]) -> Result<Unwrapped, Failure> {
         let Some((key_version, body)) = header(wrapped) else {
             return Err(self.refused(
-                "It was not made by a provider of kind \"file\", or by a newer version of it.",
+                "It was not wrapped by a provider of kind \"file\", or by a newer version of pagevault.",
             ));
         };
         let file = self.load()?;
         let Some(version) = self.find(&file, key)?.version(key_version) else {
             return Err(self.refused(format!(
-                "It was wrapped by version {key_version} of the key, which this file does not hold."
+                "It was wrapped by version {key_version} of the key, which this file does not contain."
             )));
         };
         let mut plaintext = Zeroizing::new(vec![0; body.len().saturating_sub(OVERHEAD)]);
@@ -135,8 +136,7 @@ impl Provider for FileProvider {
         wrap::unwrap(&wrap_key, &bound, body, &mut plaintext).map_err(|error| match error {
             WrapError::Length(_) => self.refused("It is too short."),
             _ => self.refused(
-                "It was wrapped by another key of the same name, for another database, or it is \
-                 damaged.",
+                "It was wrapped by another key of the same name or for another database, or it is damaged.",
             ),
         })?;
         Ok(Unwrapped { plaintext, key_version })
@@ -174,18 +174,21 @@ impl Provider for FileProvider {
         })?;
         let data_directory = self.data_directory.as_deref();
         findings.note(
-            "the file lies outside the data directory",
+            "the file is outside the data directory",
             outside(&place, data_directory),
             |()| match data_directory {
-                Some(root) => format!("not below {} and its tablespaces", root.display()),
-                None => "no --data-directory given: only looked for PG_VERSION above it".to_owned(),
+                Some(root) => format!("not inside {} or its tablespaces", root.display()),
+                None => {
+                    "no directory above it contains PG_VERSION (--data-directory was not specified)"
+                        .to_owned()
+                }
             },
         )?;
-        findings.note("nobody else can exchange the file", place.check_directories(), |()| {
+        findings.note("other users cannot replace the file", place.check_directories(), |()| {
             "all directories above it are safe".to_owned()
         })?;
-        findings.note("nobody else can read the file", place.open(), |_| {
-            "a regular file, its owner is us, its mode 0600 or less".to_owned()
+        findings.note("other users cannot read the file", place.open(), |_| {
+            "a regular file, owned by the current user, mode 0600 or less".to_owned()
         })?;
         findings.note("the file is a key file", store::load(&place), |file| {
             format!("intact, keys: {}", file.keys().count())
@@ -213,9 +216,9 @@ impl FileProvider {
         match &self.data_directory {
             Some(root) if self.path.starts_with(root) => Err(Failure::new(
                 ErrorClass::Insecure,
-                format!("key file \"{}\" lies inside the data directory", self.path.display()),
+                format!("key file \"{}\" is inside the data directory", self.path.display()),
             )
-            .with_hint("Put the key file elsewhere, for example under /etc/pagevault.")),
+            .with_hint("Move the key file to another directory, for example /etc/pagevault.")),
             _ => Ok(()),
         }
     }
@@ -226,7 +229,7 @@ pub fn add_version(file: &mut KeyFile, name: &str) -> Result<u64, Failure> {
     match file.add_version(name) {
         Ok(Some(version)) => Ok(version),
         Ok(None) => Err(Failure::new(ErrorClass::Denied, "key has no further version number")),
-        Err(error) => Err(Failure::new(ErrorClass::Internal, "could not make a key")
+        Err(error) => Err(Failure::new(ErrorClass::Internal, "could not create a key")
             .with_detail(format!("{error}."))),
     }
 }

@@ -16,7 +16,7 @@
 //! escrow bundles.
 //!
 //! Each directory above must belong to root or the user, and may be writable by others only if it
-//! has the sticky bit. Each symbolic link in the path must belong to root or the user (`way`).
+//! has the sticky bit. Each symbolic link in the path must belong to root or the user (`resolve`).
 //! Kubernetes mounts a ConfigMap read-only as a directory of mode 0777; this is accepted for
 //! trusted files.
 //!
@@ -24,7 +24,7 @@
 //! maximum that the list grants (acl(5)).
 
 pub(crate) mod read;
-pub(crate) mod way;
+pub(crate) mod resolve;
 
 use crate::failure::Failure;
 use std::fs::{self, Metadata};
@@ -69,7 +69,7 @@ impl FileKind {
             FileKind::Trusted => "file",
             FileKind::Socket => "socket",
             FileKind::Keystore => "keystore",
-            FileKind::Providers => "file of providers",
+            FileKind::Providers => "providers file",
             FileKind::Bundle => "bundle",
         }
     }
@@ -123,11 +123,11 @@ fn judge(what: FileKind, path: &Path, rights: Rights) -> Result<(), Failure> {
         return Err(match what {
             FileKind::Program => error
                 .with_detail(format!(
-                    "It belongs to user ID {owner}, who could change it; we run as user ID {us}."
+                    "It belongs to user ID {owner}, who could change it; the current user ID is {us}."
                 ))
                 .with_hint(format!("Run as root: chown root \"{shown}\"")),
             _ => error
-                .with_detail(format!("It belongs to user ID {owner}; we run as user ID {us}."))
+                .with_detail(format!("It belongs to user ID {owner}; the current user ID is {us}."))
                 .with_hint(ownership_hint(path, owner, us)),
         });
     }
@@ -135,15 +135,16 @@ fn judge(what: FileKind, path: &Path, rights: Rights) -> Result<(), Failure> {
         return Ok(());
     }
     Err(match what {
-        FileKind::KeyFile => insecure(format!("key file \"{shown}\" is open to other users"))
+        FileKind::KeyFile => insecure(format!("key file \"{shown}\" is accessible to other users"))
             .with_detail(format!("Its mode is {mode:04o}; it must be 0600 or less."))
             .with_hint(format!(
-                "Run: chmod 0600 \"{shown}\". If others may have read the key, rotate it and \
-                 re-wrap what it wraps."
+                "Run: chmod 0600 \"{shown}\". If other users may have read the key, rotate it."
             )),
-        FileKind::Credentials => insecure(format!("\"{shown}\" is open to others"))
-            .with_detail(format!("Its mode is {mode:04o}; it must be 0640 or less."))
-            .with_hint(format!("Give it to the server's user alone: chmod 0600 \"{shown}\"")),
+        FileKind::Credentials => {
+            insecure(format!("{name} \"{shown}\" is accessible to other users"))
+                .with_detail(format!("Its mode is {mode:04o}; it must be 0640 or less."))
+                .with_hint(format!("Run: chmod 0600 \"{shown}\""))
+        }
         _ => insecure(format!("{name} \"{shown}\" can be changed by other users"))
             .with_detail(format!("Its mode is {mode:04o}."))
             .with_hint(format!("Run: chmod go-w \"{shown}\"")),
@@ -175,7 +176,7 @@ fn judge_directory(
     };
     if owner != 0 && owner != us {
         return Err(unsafe_directory(format!(
-            "It belongs to user ID {owner}, who could exchange the {name}; we run as user ID {us}."
+            "It belongs to user ID {owner}, who could replace the {name}; the current user ID is {us}."
         ))
         .with_hint(ownership_hint(directory, owner, us)));
     }
@@ -184,7 +185,7 @@ fn judge_directory(
         || matches!(what, FileKind::Trusted | FileKind::ServiceAccount) && is_read_only();
     if !is_safe {
         return Err(unsafe_directory(format!(
-            "Its mode is {mode:04o}: others than its owner may exchange the {name}."
+            "Its mode is {mode:04o}: users other than its owner could replace the {name}."
         ))
         .with_hint(format!("Run: chmod go-w \"{shown}\"")));
     }
@@ -200,7 +201,7 @@ pub(crate) fn data_directory_above(path: &Path) -> Option<&Path> {
 /// user.
 fn ownership_hint(path: &Path, owner: u32, us: u32) -> String {
     if us == 0 {
-        format!("Run this as the user that runs the server; is that user ID {owner}?")
+        format!("Run this command as the user that runs the server (user ID {owner}?).")
     } else {
         format!("Run as root: chown {us} \"{}\"", path.display())
     }
@@ -216,7 +217,7 @@ pub(crate) fn io_error(error: &io::Error, message: &str) -> Failure {
     let failure = Failure::new(ErrorClass::Unreachable, message).with_detail(format!("{error}."));
     match error.kind() {
         io::ErrorKind::PermissionDenied => failure.with_hint(format!(
-            "User ID {} must own the file and may enter each directory above it.",
+            "User ID {} must own the file, and must have access to each directory above it.",
             geteuid()
         )),
         // A network file system that restarts, or a temporary shortage.
@@ -288,7 +289,10 @@ mod tests {
     fn the_hint_for_root_asks_for_the_servers_user() {
         let rights = Rights { mode: 0o600, owner: 26, us: 0 };
         let error = judge(FileKind::KeyFile, Path::new("/d/f"), rights).unwrap_err();
-        assert_eq!(error.hint(), "Run this as the user that runs the server; is that user ID 26?");
+        assert_eq!(
+            error.hint(),
+            "Run this command as the user that runs the server (user ID 26?)."
+        );
     }
 
     #[test]

@@ -11,7 +11,7 @@ use nix::fcntl::OFlag;
 use pagevault_keystore::protocol::ErrorClass;
 use zeroize::Zeroizing;
 
-use super::way::follow;
+use super::resolve::follow;
 use super::{FileKind, data_directory_above, insecure, require};
 use crate::failure::Failure;
 
@@ -32,12 +32,12 @@ pub(crate) fn open(path: &Path, what: FileKind) -> Result<File, Failure> {
     let place = follow(what, &absolute)
         .map_err(|unresolved| unresolved.or(|error| unreadable(path, error)))?;
     if let Some(root) = place.parent().and_then(data_directory_above) {
-        return Err(insecure(format!("\"{shown}\" lies inside the data directory"))
+        return Err(insecure(format!("file \"{shown}\" is inside the data directory"))
             .with_detail(format!(
-                "What is in \"{}\" is written for users of the database.",
+                "Database users can make the server write files in \"{}\".",
                 root.display()
             ))
-            .with_hint("Put the file elsewhere, for example under /etc/pagevault."));
+            .with_hint("Move the file to another directory, for example /etc/pagevault."));
     }
     let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
     let opened = OpenOptions::new().read(true).custom_flags(flags.bits()).open(&place);
@@ -57,12 +57,12 @@ pub(crate) fn open(path: &Path, what: FileKind) -> Result<File, Failure> {
 pub(crate) fn read(path: &Path, what: FileKind) -> Result<Zeroizing<String>, Failure> {
     let file = open(path, what)?;
     let wrong = |detail: &str| {
-        wrong(path, detail).with_hint("The file must hold the credential alone, on one line.")
+        wrong(path, detail).with_hint("The file must contain only the credential, on one line.")
     };
     // With full capacity: a string that grows leaves copies behind.
     let mut text = Zeroizing::new(String::with_capacity(LIMIT as usize + 1));
     file.take(LIMIT + 1).read_to_string(&mut text).map_err(|error| match error.kind() {
-        std::io::ErrorKind::InvalidData => wrong("It holds something else than text."),
+        std::io::ErrorKind::InvalidData => wrong("It is not a text file."),
         _ => unreadable(path, &error),
     })?;
     let secret = Zeroizing::new(text.trim().to_owned());
@@ -70,7 +70,7 @@ pub(crate) fn read(path: &Path, what: FileKind) -> Result<Zeroizing<String>, Fai
         return Err(wrong("It is empty or too long."));
     }
     if !secret.bytes().all(|byte| byte.is_ascii_graphic()) {
-        return Err(wrong("It holds more than one word of printable ASCII."));
+        return Err(wrong("It does not consist of one word of printable ASCII."));
     }
     Ok(secret)
 }
@@ -103,9 +103,9 @@ fn unreadable(path: &Path, error: &std::io::Error) -> Failure {
 
 fn wrong(path: &Path, detail: &str) -> Failure {
     let shown = path.display();
-    Failure::new(ErrorClass::BadOptions, format!("\"{shown}\" is not usable"))
+    Failure::new(ErrorClass::BadOptions, format!("\"{shown}\" cannot be used"))
         .with_detail(detail)
-        .with_hint("The option must name a file.")
+        .with_hint("Check the path.")
 }
 
 #[cfg(test)]

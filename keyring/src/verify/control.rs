@@ -47,7 +47,7 @@ impl Control {
             return Err(failed(&String::from_utf8_lossy(&output.stderr).trim()));
         }
         Control::of(&String::from_utf8_lossy(&output.stdout)).ok_or_else(|| {
-            failed(&"it shows a cluster whose blocks are not of 8 kB, or its files not of 1 GB")
+            failed(&"the block size is not 8 kB, or the segment size of relations is not 1 GB")
         })
     }
 

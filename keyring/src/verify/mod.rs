@@ -21,7 +21,7 @@ pub(crate) use self::pages::fill;
 pub(crate) use self::control::Control;
 use self::leftovers::Leftovers;
 use crate::access::Access;
-use crate::failure::{Failure, refuse, unreadable};
+use crate::failure::{Failure, refuse, unprintable};
 use crate::offline::{DIRECTORY, DatabaseKeys, Keystore};
 
 /// Whether a file of this name belongs to a relation.
@@ -45,7 +45,7 @@ struct Findings {
     plaintext: u64,
     empty: u64,
     shredded: u64,
-    passed_over: u64,
+    skipped: u64,
     wal_sealed: u64,
     wal_plaintext: u64,
     records: u64,
@@ -91,11 +91,11 @@ pub fn verify(
     if data_directory.join("postmaster.pid").exists() {
         return Err(refuse("a server is running in the data directory")
             .with_detail(format!(
-                "There is a file {}.",
+                "Lock file {} exists.",
                 data_directory.join("postmaster.pid").display()
             ))
             .with_hint(
-                "Stop it, or verify a base backup. In a running server use pagevault.verify().",
+                "Stop the server, or verify a base backup. For a running server, use pagevault.verify().",
             ));
     }
     let keystore = Keystore::read(data_directory, access)?;
@@ -112,7 +112,7 @@ pub fn verify(
     let progress = progress(total);
     let mut findings = Findings::default();
     if !control.clean {
-        findings.passed_over = pages::skip_unlogged(&mut files);
+        findings.skipped = pages::skip_unlogged(&mut files);
     }
     let context = Context { keystore: &keystore, unlocked: &unlocked, control };
     let mut leftovers = Leftovers::new(&context, &files);
@@ -122,8 +122,7 @@ pub fn verify(
     }
     records::verify(&context, &segments, &progress, &mut findings)?;
     progress.finish_and_clear();
-    report(&keystore, &put_aside, &findings, control.clean, out)
-        .map_err(|error| unreadable(Path::new("-"), &error))?;
+    report(&keystore, &put_aside, &findings, control.clean, out).map_err(unprintable)?;
     Ok(findings.damaged == 0)
 }
 
@@ -171,11 +170,11 @@ fn report(
     let needed = keystore.needed();
     let keys = keystore.state().files().flat_map(|(_, entry)| entry.keys.values());
     let keys = keys.filter(|key| needed.contains(&(key.scope, key.key_version))).count();
-    writeln!(out, "keys         {keys}, all of whose database keys are unlocked")?;
+    writeln!(out, "keys         {keys} data keys; all their database keys could be unwrapped")?;
     for (scope, count) in put_aside {
         writeln!(
             out,
-            "put aside    {count} data keys in {DIRECTORY}/{}, which the key files do not have: a start has cut them off, and WAL\n             brings them. If it is lost for good: pagevault-keyring take-back",
+            "put aside    {count} data keys in {DIRECTORY}/{}, cut off at a server start and not in the key files. Replay of\n             WAL restores them. If WAL is permanently lost, use: pagevault-keyring take-back",
             aside::name(*scope)
         )?;
     }
@@ -199,24 +198,24 @@ fn report(
     for file in findings.left_over.iter().take(LISTED) {
         writeln!(
             out,
-            "left over    {file}: no relation has it, a transaction that was not committed made it"
+            "left over    {file}: belongs to no relation; created by a transaction that did not commit"
         )?;
     }
     if findings.left_over.len() > LISTED {
         writeln!(out, "             and {} more", findings.left_over.len() - LISTED)?;
     }
-    if findings.passed_over > 0 {
-        let files = findings.passed_over;
-        writeln!(out, "passed over  {files} files of unlogged relations, which recovery empties")?;
+    if findings.skipped > 0 {
+        let files = findings.skipped;
+        writeln!(out, "skipped      {files} files of unlogged relations, which recovery resets")?;
     }
     if findings.damaged > 0 && !clean {
         writeln!(
             out,
-            "             This is a backup, or its server was not shut down cleanly: recovery repairs pages that were\n             being written. Start it, shut it down, and verify again."
+            "             This is a backup, or its server was not shut down cleanly: recovery repairs pages that were\n             being written. Start the server, shut it down, and verify again."
         )?;
     }
     match findings.damaged {
-        0 => writeln!(out, "\nEverything opens."),
-        count => writeln!(out, "\n{count} things are damaged."),
+        0 => writeln!(out, "\nNo damage found."),
+        count => writeln!(out, "\nDamage found: {count}."),
     }
 }

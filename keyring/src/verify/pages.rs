@@ -84,7 +84,7 @@ pub(super) fn check_segments(
             if leftovers.includes(file.file) {
                 findings.left_over(path);
             } else {
-                findings.damage(format!("{path} continues a file that is {what}"));
+                findings.damage(format!("{path}: the segment before it is {what}"));
             }
         }
     }

@@ -213,7 +213,7 @@ impl Reader {
             }
             let total = self.total(page, at);
             if !(RECORD..=MAX_RECORD).contains(&total) {
-                self.suspect = Some(format!("{}: not a record", self.began));
+                self.suspect = Some(format!("{}: invalid record length", self.began));
                 self.record.clear();
                 return;
             }
@@ -244,7 +244,7 @@ impl Reader {
     /// The incomplete record does not continue on the next page.
     fn mark_incomplete(&mut self) {
         if !self.record.is_empty() {
-            self.suspect = Some(format!("{}: the record is not complete", self.began));
+            self.suspect = Some(format!("{}: the record is incomplete", self.began));
         }
     }
 

@@ -126,12 +126,12 @@ fn the_wrong_key_from_a_program_is_noticed() {
 fn exit_statuses_have_meanings() {
     for (status, class, passes, says) in [
         (10, "unreachable", true, "the key server or token cannot be reached"),
-        (11, "unauthenticated", false, "its credentials are not accepted"),
-        (12, "denied", false, "it may not use the key"),
+        (11, "unauthenticated", false, "its credentials were rejected"),
+        (12, "denied", false, "it is not allowed to use the key"),
         (13, "key_missing", false, "there is no such key"),
         (14, "key_disabled", false, "the key is disabled or about to be deleted"),
         (15, "sealed", false, "the key server is sealed"),
-        (16, "throttled", true, "the key server refuses so many requests"),
+        (16, "throttled", true, "the key server got too many requests"),
         (17, "wrong_ciphertext", false, "the wrapped key cannot be unwrapped"),
     ] {
         let programs = Programs::new(&format!("echo no >&2; exit {status}"));
@@ -139,7 +139,7 @@ fn exit_statuses_have_meanings() {
         let outcome = &served(&request)["results"][0];
         let failed = programs.failed(outcome, class);
         let path = programs.path();
-        assert_eq!(failed.message, format!("program \"{}\" says that {says}", path.display()));
+        assert_eq!(failed.message, format!("program \"{}\" reports that {says}", path.display()));
         let detail = format!("Its exit status was {status}. It printed: \"no\".");
         assert!(failed.detail.starts_with(&detail), "{failed:?}");
         assert_eq!(outcome["failed"]["retry"].as_bool().unwrap_or_default(), passes, "{outcome}");
@@ -278,7 +278,7 @@ fn an_answer_of_another_form_is_refused_and_not_repeated() {
         let programs = Programs::new(print);
         let failed = programs.refused("unreachable");
         let path = programs.path();
-        let expected = format!("program \"{}\" gave no usable answer", path.display());
+        let expected = format!("program \"{}\" returned an invalid answer", path.display());
         assert_eq!(failed.message, expected, "{print}");
         assert_eq!(failed.detail, why, "{print}");
         assert!(failed.hint.contains("base64 -w0"), "{failed:?}");
@@ -328,7 +328,7 @@ fn names_may_contain_anything_but_control_characters_and_outer_blanks() {
     }
     for key in ["main\nplaintext x", "main\r", "\tmain", "main ", " main", "", "\u{85}", "\0"] {
         let failed = failure(&ask(key, CONTEXT), "bad_request");
-        assert!(failed.message.ends_with("key cannot be given to a program"), "{failed:?}");
+        assert!(failed.message.ends_with("key cannot be passed to a program"), "{failed:?}");
     }
     failure(&ask("main", "a\nb"), "bad_request");
 }
@@ -371,7 +371,7 @@ fn a_rotation_without_a_new_version_is_refused() {
     let action = json!({"rotate": {"wrapped": programs.wrap(&[1; 32])}});
     let operation = programs.operation_with(options, "main", CONTEXT, action);
     let failed = programs.failed(&programs.bench.one(operation), "unreachable");
-    assert_eq!(failed.detail, "It says that the key has version 5, which is not new.");
+    assert_eq!(failed.detail, "It reports key version 5, which is not newer than the one in use.");
 }
 
 #[test]
@@ -402,10 +402,10 @@ fn check_reports_success() {
     assert_eq!(
         what_is_well(&text),
         [
-            "the options are understood",
+            "the options are valid",
             "the program for \"wrap\" is safe to run",
             "the program for \"unwrap\" is safe to run",
-            "the key is there",
+            "the key exists",
             "the key wraps and unwraps",
             "wrapped keys are bound to their database",
         ]

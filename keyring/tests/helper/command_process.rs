@@ -210,15 +210,15 @@ fn options_are_read_strictly() {
         ),
         (
             json!({"wrap": "/bin/true", "unwrap": program}),
-            "option \"wrap\" must be an array of strings, a program and its arguments",
+            "option \"wrap\" must be an array of strings: a program and its arguments",
         ),
         (
             json!({"wrap": [], "unwrap": program}),
-            "option \"wrap\" must be an array of strings, a program and its arguments",
+            "option \"wrap\" must be an array of strings: a program and its arguments",
         ),
         (
             json!({"wrap": program, "unwrap": ["/a", 1]}),
-            "option \"unwrap\" must be an array of strings, a program and its arguments",
+            "option \"unwrap\" must be an array of strings: a program and its arguments",
         ),
         (
             json!({"wrap": ["wrap"], "unwrap": program}),
@@ -226,7 +226,7 @@ fn options_are_read_strictly() {
         ),
         (
             json!({"wrap": program, "unwrap": ["/a", "b\nc"]}),
-            "option \"unwrap\" holds a control character or more than 4095 bytes",
+            "option \"unwrap\" contains a control character or is longer than 4095 bytes",
         ),
     ] {
         let failed = failure(&check_options(&programs, options), "bad_options");
@@ -303,7 +303,7 @@ fn programs_in_the_data_directory_are_not_run() {
     for _ in 0..2 {
         let failed = failure(&check_options(&programs, options.clone()), "insecure");
         let expected = format!(
-            "provider \"ours\": program \"{}\" lies inside the data directory",
+            "provider \"ours\": program \"{}\" is inside the data directory",
             inside.display()
         );
         assert_eq!(failed.message, expected);
@@ -311,7 +311,7 @@ fn programs_in_the_data_directory_are_not_run() {
     }
     let operation = programs.operation_with(options, "main", CONTEXT, wrap_action(&[1; 32]));
     let refused = programs.failed(&programs.bench.one(operation), "insecure");
-    assert!(refused.detail.contains("could exchange it"), "{refused:?}");
+    assert!(refused.detail.contains("could replace it"), "{refused:?}");
     let absent = json!([programs.bench.path("data/sub/program")]);
     let options = json!({"wrap": absent, "unwrap": absent});
     failure(&check_options(&programs, options), "insecure");

@@ -237,7 +237,7 @@ const NAMED: &[Named] = &[
         },
     },
     Named {
-        place: "a bundle of escrow",
+        place: "an escrow bundle",
         kind: Kind::Public,
         content: "x",
         ask: |bench, path| {
@@ -323,8 +323,12 @@ fn serve(
 fn program(line: &[&str]) -> Outcome {
     let output = run(line);
     let said = stderr(&output);
-    let reasons =
-        ["can be changed by other users", "is open to", "belongs to another user", "is not safe"];
+    let reasons = [
+        "can be changed by other users",
+        "is accessible to",
+        "belongs to another user",
+        "is not safe",
+    ];
     (reasons.iter().any(|reason| said.contains(reason)), said)
 }
 

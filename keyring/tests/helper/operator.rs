@@ -37,18 +37,18 @@ fn check_reports_what_works() {
     assert_eq!(
         what_is_well(&text),
         [
-            "the options are understood",
+            "the options are valid",
             "the directory exists",
-            "the file lies outside the data directory",
-            "nobody else can exchange the file",
-            "nobody else can read the file",
+            "the file is outside the data directory",
+            "other users cannot replace the file",
+            "other users cannot read the file",
             "the file is a key file",
-            "the key is there",
+            "the key exists",
             "the key wraps and unwraps",
             "wrapped keys are bound to their database",
         ]
     );
-    assert!(text.ends_with("\nEverything works.\n"), "{text}");
+    assert!(text.ends_with("\nAll checks passed.\n"), "{text}");
 }
 
 #[test]
@@ -63,7 +63,7 @@ fn check_changes_nothing() {
 fn last_finding(output: &Output) -> String {
     let text = stdout(output);
     assert_eq!(output.status.code(), Some(1), "{text}");
-    assert!(text.ends_with("Something does not work; what follows it was not tried.\n"), "{text}");
+    assert!(text.ends_with("A check failed; the checks after it were skipped.\n"), "{text}");
     assert_eq!(text.matches("not ok  ").count(), 1, "{text}");
     let at = text.find("not ok  ").unwrap();
     text[at..].split("\n\n").next().unwrap().to_owned()
@@ -77,28 +77,27 @@ fn check_reports_what_does_not_work() {
     let options = options(&bench);
 
     let found = last_finding(&check(&bench, "{", "main"));
-    assert!(found.starts_with("not ok  the options are understood: options are not"), "{found}");
+    assert!(found.starts_with("not ok  the options are valid: options are not"), "{found}");
     let found = last_finding(&check(&bench, "{\"pfad\": 1}", "main"));
     assert!(found.ends_with("Known options: path."), "{found}");
     let found = last_finding(&check(&bench, &options, "mian"));
-    assert!(found.starts_with("not ok  the key is there: key file"), "{found}");
+    assert!(found.starts_with("not ok  the key exists: key file"), "{found}");
 
     chmod(&path, 0o644);
     let found = last_finding(&check(&bench, &options, "main"));
     assert_eq!(
         found,
         format!(
-            "not ok  nobody else can read the file: key file \"{shown}\" is open to other users\n        \
+            "not ok  other users cannot read the file: key file \"{shown}\" is accessible to other users\n        \
              Its mode is 0644; it must be 0600 or less.\n        \
-             Run: chmod 0600 \"{shown}\". If others may have read the key, rotate it and re-wrap \
-             what it wraps."
+             Run: chmod 0600 \"{shown}\". If other users may have read the key, rotate it."
         )
     );
     chmod(&path, 0o600);
 
     chmod(&bench.path("keys"), 0o777);
     let found = last_finding(&check(&bench, &options, "main"));
-    assert!(found.starts_with("not ok  nobody else can exchange the file: directory"), "{found}");
+    assert!(found.starts_with("not ok  other users cannot replace the file: directory"), "{found}");
     chmod(&bench.path("keys"), 0o700);
 
     fs::write(&path, "x").unwrap();
@@ -111,7 +110,7 @@ fn check_reports_what_does_not_work() {
 
     let inside = json!({"path": bench.path("data/keys")}).to_string();
     let found = last_finding(&check(&bench, &inside, "main"));
-    assert!(found.starts_with("not ok  the file lies outside the data directory: "), "{found}");
+    assert!(found.starts_with("not ok  the file is outside the data directory: "), "{found}");
 }
 
 #[test]
@@ -123,7 +122,7 @@ fn create_makes_a_private_file_and_adds_keys() {
     let again = run(&["file", "create", path.to_str().unwrap(), "--key", "main"]);
     assert_eq!(again.status.code(), Some(1));
     let text = stderr(&again);
-    assert!(text.contains("already holds a key \"main\"\nHint: A new version"), "{text}");
+    assert!(text.contains("key \"main\" already exists in key file"), "{text}");
 }
 
 #[test]
@@ -162,11 +161,11 @@ fn create_refuses_bad_places_and_names() {
     let long = "n".repeat(256);
     for (path, key, message) in [
         ("keys", "main", "is not absolute"),
-        (inside, "main", "lies inside the data directory"),
+        (inside, "main", "is inside the data directory"),
         (missing, "main", "could not find directory"),
-        (good, "", "key name is not valid"),
-        (good, "a\nb", "key name is not valid"),
-        (good, &long, "key name is not valid"),
+        (good, "", "invalid key name"),
+        (good, "a\nb", "invalid key name"),
+        (good, &long, "invalid key name"),
     ] {
         let made = run(&["file", "create", path, "--key", key, "--data-directory", data]);
         assert_eq!(made.status.code(), Some(1));

@@ -30,9 +30,9 @@ fn a_batch_is_answered_in_order() {
     assert_eq!(results[3]["wrapped"]["key_version"], 2);
     assert_eq!(results[4], "options_ok");
     let found = &results[5]["checked"]["findings"];
-    let there = found.as_array().unwrap().iter().find(|found| found["what"] == "the key is there");
+    let there = found.as_array().unwrap().iter().find(|found| found["what"] == "the key exists");
     let summary = there.unwrap()["seen"].as_str().unwrap();
-    assert!(summary.starts_with("version 2 wraps, versions from 1 on unwrap; "), "{summary}");
+    assert!(summary.starts_with("wraps with version 2, unwraps versions from 1 on; "), "{summary}");
     assert!(summary.contains(bench.key_file().to_str().unwrap()), "{summary}");
 }
 
@@ -195,8 +195,7 @@ fn another_version_is_named() {
         request["new"] = json!("a field of that version");
         let output = serve_text(request.to_string().as_bytes());
         let refused = failure(&reply(&output)["results"][0], "bad_request");
-        let expected =
-            format!("the other side speaks protocol version {version}, this side version 1");
+        let expected = format!("unsupported protocol version {version}, expected version 1");
         assert_eq!(refused.message, expected);
         assert!(refused.hint.contains("pagevault.keyring_command"), "{refused:?}");
     }

@@ -51,7 +51,7 @@ fn options_are_read_strictly() {
         (
             json!({}),
             "option \"path\" is missing for a provider of kind \"file\"",
-            "Give it as {\"path\": \"/absolute/path\"}.",
+            "Specify it as {\"path\": \"/absolute/path\"}.",
         ),
         (json!({"path": 7}), "option \"path\" must be a string", ""),
         (
@@ -62,14 +62,18 @@ fn options_are_read_strictly() {
         (
             json!({"path": "keys"}),
             "option \"path\": path \"keys\" is not absolute",
-            "Give the whole path: the server and the helper may run in different directories.",
+            "Specify an absolute path: the server and the helper may run in different directories.",
         ),
-        (json!({"path": "/"}), "option \"path\": path \"/\" names no file", ""),
-        (json!({"path": "/keys/"}), "option \"path\": path \"/keys/\" names no file", ""),
+        (json!({"path": "/"}), "option \"path\": path \"/\" does not contain a file name", ""),
+        (
+            json!({"path": "/keys/"}),
+            "option \"path\": path \"/keys/\" does not contain a file name",
+            "",
+        ),
         (
             json!({"path": "/etc/../keys"}),
             "option \"path\": path \"/etc/../keys\" contains \"..\"",
-            "Give the path without \"..\".",
+            "Specify the path without \"..\".",
         ),
     ] {
         let failure = failure(&check_options(&bench, options), "bad_options");
@@ -116,13 +120,13 @@ fn a_file_inside_the_data_directory_is_refused() {
         let real = path.parent().unwrap().canonicalize().unwrap().join("keys");
         assert_eq!(
             refused.message,
-            format!("key file \"{}\" lies inside the {what}", real.display())
+            format!("key file \"{}\" is inside the {what}", real.display())
         );
         let root = bench.path(root);
         assert_eq!(
             refused.detail,
             format!(
-                "Every copy and backup of {what} \"{}\" would carry the key along.",
+                "Every copy and backup of {what} \"{}\" would contain the key.",
                 root.display()
             )
         );
@@ -150,7 +154,7 @@ fn the_data_directory_of_another_server_is_refused_too() {
     let bench = Bench::new();
     fs::write(bench.path("keys/PG_VERSION"), "17\n").unwrap();
     let refused = refused(&bench, &bench.key_file(), "insecure");
-    assert!(refused.message.ends_with("lies inside the data directory"), "{refused:?}");
+    assert!(refused.message.ends_with("is inside the data directory"), "{refused:?}");
 }
 
 #[test]
@@ -175,7 +179,7 @@ fn a_missing_file_is_named_with_a_hint() {
     assert_eq!(
         refused.hint,
         format!(
-            "Bring the file back, or check the path. A new one is made with: pagevault-keyring \
+            "Restore the file, or check the path. To create a new key file, use: pagevault-keyring \
              file create \"{shown}\" --key NAME"
         )
     );
@@ -199,7 +203,7 @@ fn a_file_open_to_others_is_refused() {
         chmod(&path, mode);
         let refused = refused(&bench, &path, "insecure");
         let shown = path.display();
-        assert_eq!(refused.message, format!("key file \"{shown}\" is open to other users"));
+        assert_eq!(refused.message, format!("key file \"{shown}\" is accessible to other users"));
         assert_eq!(refused.detail, format!("Its mode is {mode:04o}; it must be 0600 or less."));
         assert!(refused.hint.starts_with(&format!("Run: chmod 0600 \"{shown}\".")));
         failure(&check_options(&bench, json!({"path": path})), "insecure");
@@ -220,7 +224,10 @@ fn a_file_of_another_user_is_refused() {
     let refused = refused(&bench, &path, "insecure");
     let shown = path.display();
     assert_eq!(refused.message, format!("key file \"{shown}\" belongs to another user"));
-    assert!(refused.detail.contains(&format!("we run as user ID {}", geteuid())), "{refused:?}");
+    assert!(
+        refused.detail.contains(&format!("the current user ID is {}", geteuid())),
+        "{refused:?}"
+    );
 }
 
 #[test]
@@ -237,7 +244,9 @@ fn a_directory_open_to_others_is_refused_at_every_level() {
         assert_eq!(refused.message, format!("directory \"{shown}\" is not safe for a key file"));
         assert_eq!(
             refused.detail,
-            format!("Its mode is {mode:04o}: others than its owner may exchange the key file.")
+            format!(
+                "Its mode is {mode:04o}: users other than its owner could replace the key file."
+            )
         );
         assert_eq!(refused.hint, format!("Run: chmod go-w \"{shown}\""));
         chmod(&directory, 0o700);
@@ -278,7 +287,7 @@ fn a_second_hard_link_is_refused() {
     let bench = Bench::new();
     fs::hard_link(bench.key_file(), bench.path("data/copy")).unwrap();
     let refused = refused(&bench, &bench.key_file(), "insecure");
-    let expected = format!("key file \"{}\" has 2 names", bench.key_file().display());
+    let expected = format!("key file \"{}\" has 2 hard links", bench.key_file().display());
     assert_eq!(refused.message, expected);
 }
 
@@ -290,7 +299,7 @@ fn other_files_are_refused_as_key_files() {
     let flipped = good.replacen("\"created\": 1", "\"created\": 2", 1);
     assert_ne!(good, flipped);
     for (text, message, detail) in [
-        ("", "is empty", "It was made but never filled, or was cut off."),
+        ("", "is empty", "It was created but never written, or it was truncated."),
         ("{}", "cannot be read as a key file", ""),
         ("-----BEGIN PRIVATE KEY-----", "cannot be read as a key file", ""),
         (&good[..good.len() / 2], "cannot be read as a key file", ""),
@@ -349,10 +358,10 @@ fn an_unknown_key_is_reported_with_the_existing_ones() {
     assert_eq!(
         failed.message,
         format!(
-            "master key \"mian\" of provider \"disk\": key file \"{shown}\" holds no key \"mian\""
+            "master key \"mian\" of provider \"disk\": key file \"{shown}\" has no key \"mian\""
         )
     );
-    assert_eq!(failed.detail, "It holds \"main\", \"second\".");
+    assert_eq!(failed.detail, "It contains \"main\", \"second\".");
     let command = format!("pagevault-keyring file create \"{shown}\" --key \"mian\"");
     assert!(failed.hint.ends_with(&command), "{failed:?}");
 }
@@ -391,12 +400,9 @@ fn another_file_with_the_same_key_name_is_reported() {
     );
     assert_eq!(
         failed.detail,
-        "It was wrapped by another key of the same name, for another database, or it is damaged."
+        "It was wrapped by another key of the same name or for another database, or it is damaged."
     );
-    assert_eq!(
-        failed.hint,
-        "Give the provider the key file that wrapped it, or an intact copy of it."
-    );
+    assert_eq!(failed.hint, "Use the key file that wrapped it, or an intact copy of it.");
 }
 
 #[test]
@@ -433,6 +439,6 @@ fn a_missing_version_is_reported() {
     let failed = failure(&bench.unwrap(&wrapped), "wrong_ciphertext");
     assert_eq!(
         failed.detail,
-        "It was wrapped by version 2 of the key, which this file does not hold."
+        "It was wrapped by version 2 of the key, which this file does not contain."
     );
 }

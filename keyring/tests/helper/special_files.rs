@@ -176,7 +176,7 @@ fn programs_and_bundles_are_regular_files() {
             assert_eq!(output.status.code(), Some(1), "{line:?}: {}", stdout(&output));
             // A program is known by its name behind all links.
             let other = fs::canonicalize(path).unwrap() != *path && path == &program;
-            let message = if other { "it is not known what" } else { "is not a regular file" };
+            let message = if other { "is not supported" } else { "is not a regular file" };
             assert!(stderr(&output).contains(message), "{line:?}: {}", stderr(&output));
         });
     }

@@ -107,10 +107,10 @@ fn programs_that_key_files_name_are_not_run() {
     let (program, mark) = trap(&bench);
     keystore_of_commands(&bench, &program);
     for line in askers(&bench) {
-        refused(&line, &[], "provider \"theirs\" runs programs");
+        refused(&line, &[], "running the program of provider \"theirs\" is not allowed");
         assert!(!mark.exists(), "{line:?} ran it");
         // With the option they run.
-        refused(&line, &["--allow-command"], "gave no usable answer");
+        refused(&line, &["--allow-command"], "returned an invalid answer");
         assert!(mark.exists(), "{line:?}");
         fs::remove_file(&mark).unwrap();
     }
@@ -127,7 +127,7 @@ fn programs_that_key_files_name_are_not_run() {
     refused(&askers(&bench)[0], &["--providers", &shown], "can be changed by other users");
     chmod(&providers, 0o600);
     fs::write(&providers, "hunter2").unwrap();
-    refused(&askers(&bench)[0], &["--providers", &shown], "does not say what providers there are");
+    refused(&askers(&bench)[0], &["--providers", &shown], "is not a valid providers file");
 }
 
 /// A server at a port of this machine that never answers, and the number of its connections.
@@ -167,12 +167,12 @@ fn credentials_that_key_files_name_are_not_sent() {
         let _ = fs::remove_dir_all(bench.path("data/pagevault"));
         keystore(&bench, kind, options, wrapped.to_vec(), CheckValue::from_bytes([0; 16]));
         for line in askers(&bench) {
-            refused(&line, &[], "provider \"theirs\" has credentials sent");
+            refused(&line, &[], "using the credentials of provider \"theirs\" is not allowed");
             refused(&line, &["--allow-command"], "Nothing was read or sent");
             assert_eq!(connections(), 0, "{kind} {line:?}");
             let line: Vec<&str> = line.iter().map(String::as_str).collect();
             let allowed = run(&[&line[..], &["--allow-credentials"]].concat());
-            assert!(!stderr(&allowed).contains("has credentials sent"), "{}", stderr(&allowed));
+            assert!(!stderr(&allowed).contains("using the credentials"), "{}", stderr(&allowed));
         }
         // If the user describes the provider, key files are not consulted.
         let providers = bench.path("keys/providers");
@@ -198,7 +198,7 @@ fn key_files_that_others_may_have_written_are_not_trusted() {
         assert_eq!(output.status.code(), Some(1));
         let ran = mark.exists();
         let _ = fs::remove_file(&mark);
-        let usable = stderr(&output).contains("gave no usable answer");
+        let usable = stderr(&output).contains("returned an invalid answer");
         assert_eq!(ran, usable, "{}", stderr(&output));
         ran
     };
@@ -248,7 +248,7 @@ fn a_wrong_database_key_is_refused() {
     // The provider unwraps it, but it is not the recorded one.
     keystore(&bench, "file", &options, wrap([5; 32]), check(6));
     for line in askers(&bench) {
-        refused(&line, &[], "this is not version 1 of the database key of the cluster");
+        refused(&line, &[], "wrong key for version 1 of the database key of the cluster");
         refused(&line, &[], "provider \"theirs\"");
     }
     fs::remove_dir_all(bench.path("data/pagevault")).unwrap();
@@ -313,7 +313,7 @@ fn a_bundle_with_a_wrong_key_is_refused() {
     record(6);
     for line in [&check[..], &restore] {
         let line: Vec<String> = line.iter().map(|word| (*word).to_owned()).collect();
-        refused(&line, &[], "this is not version 1 of the database key of the cluster");
+        refused(&line, &[], "wrong key for version 1 of the database key of the cluster");
     }
     assert!(!bench.path("data/pagevault/restored").exists());
     record(5);
@@ -362,7 +362,7 @@ fn programs_in_aws_profiles_run_only_with_permission() {
         fs::write(&path, text.replace("\n C", "\nC")).unwrap();
         chmod(&path, 0o600);
         let failed = failure(&aws(&bench, options, false, environment), "insecure");
-        assert!(failed.message.contains("has a program run"), "{failed:?}");
+        assert!(failed.message.contains("runs a program"), "{failed:?}");
         assert!(!failed.detail.is_empty() && !failed.hint.is_empty(), "{failed:?}");
         assert!(!mark.exists(), "{} ran it", path.display());
         failure(&aws(&bench, options, true, environment), "unauthenticated");
@@ -373,7 +373,7 @@ fn programs_in_aws_profiles_run_only_with_permission() {
         fs::write(&path, "[default]\nrole_arn = r\nweb_identity_token_file = /etc/shadow\n")
             .unwrap();
         let failed = failure(&aws(&bench, options, false, environment), "insecure");
-        assert!(failed.message.contains("names another file"), "{failed:?}");
+        assert!(failed.message.contains("refers to another file"), "{failed:?}");
         fs::remove_file(&path).unwrap();
     }
 }
@@ -415,7 +415,7 @@ fn a_provider_without_permission_runs_no_programs() {
         let operation = json!({"provider": provider, "key": "main", "context": CONTEXT,
             "action": wrap_action(&[1; 32])});
         let failed = failure(&bench.one(operation), "insecure");
-        assert!(failed.message.ends_with("provider may not run programs"), "{failed:?}");
+        assert!(failed.message.ends_with("provider is not allowed to run programs"), "{failed:?}");
         assert!(!mark.exists());
     }
 }

@@ -80,7 +80,7 @@ pub enum DirectoryError {
     #[error("record cannot be stored: {0}: {1}")]
     Record(&'static str, &'static str),
     /// A key's wrapping changed at every attempt to read it. Ask again.
-    #[error("key is being wrapped again, try once more")]
+    #[error("key is being rewrapped, try again")]
     Busy,
     /// The memory is too small, or was overwritten by someone.
     #[error("key directory in shared memory is damaged")]

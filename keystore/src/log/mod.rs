@@ -109,7 +109,7 @@ pub enum LogError {
     /// The operating system said no in such a way that it is not known whether the change is
     /// durable. Go on as after any failed fsync: stop, and open the log again after the restart.
     /// Earlier records that are not settled may be gone too.
-    #[error("could not {action} key file \"{name}\", and its state is not known: {source}")]
+    #[error("could not {action} key file \"{name}\", and its state is unknown: {source}")]
     Unsettled {
         /// File.
         name: String,
@@ -142,7 +142,7 @@ pub enum LogError {
         name: String,
     },
     /// The caller's [`Position`] is not the log's end: someone else has changed it. Open it again.
-    #[error("key file \"{name}\" is not as it was left")]
+    #[error("key file \"{name}\" was changed unexpectedly")]
     Moved {
         /// File.
         name: String,

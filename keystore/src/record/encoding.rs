@@ -290,7 +290,7 @@ impl Record {
             kind::JOB => {
                 let (job, relation, kind) = (take_job(from)?, from.u32()?, from.u8()?);
                 let kind = JobKind::from_number(kind)
-                    .ok_or_else(|| from.error(Problem::Field("job", "of no known kind")))?;
+                    .ok_or_else(|| from.error(Problem::Field("job", "unknown kind")))?;
                 let (cipher, requested_by) = (from.u8()?, from.u32()?);
                 let (at, transaction) = (from.i64()?, from.u64()?);
                 let request = Request { relation, kind, cipher, requested_by, at, transaction };
@@ -299,7 +299,7 @@ impl Record {
             kind::JOB_STEP => {
                 let (job, step, state) = (take_job(from)?, from.u32()?, from.u8()?);
                 let state = JobState::from_number(state)
-                    .ok_or_else(|| from.error(Problem::Field("job", "in no known state")))?;
+                    .ok_or_else(|| from.error(Problem::Field("job", "unknown state")))?;
                 let (started, at, error) = (from.i64()?, from.i64()?, from.text()?.to_owned());
                 Self::JobStep { job, step: Step { step, state, started, at, error } }
             }

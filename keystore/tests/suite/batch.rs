@@ -132,7 +132,8 @@ fn what_only_a_log_holds_is_no_payload() {
     bytes[16] = 1;
     let checksum = crc32c::crc32c(&bytes[..32]).to_le_bytes();
     bytes[32..36].copy_from_slice(&checksum);
-    let settles = Problem::Field("batch header", "settles what is not yet written");
+    let settles =
+        Problem::Field("batch header", "settled position is after the start of the batch");
     assert_eq!(batch::decode(&bytes).unwrap_err().problem, settles);
 }
 

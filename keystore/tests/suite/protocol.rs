@@ -100,7 +100,7 @@ fn the_version_is_checked_before_the_rest() {
     let text = br#"{"version": 2, "news": {"from": ["the", "future"]}}"#;
     let error = Request::from_json(text).unwrap_err();
     assert!(matches!(error, ProtocolError::Version { found: 2 }));
-    assert_eq!(error.to_string(), "the other side speaks protocol version 2, this side version 1");
+    assert_eq!(error.to_string(), "unsupported protocol version 2, expected version 1");
     assert!(matches!(Reply::from_json(text, 1), Err(ProtocolError::Version { found: 2 })));
 }
 

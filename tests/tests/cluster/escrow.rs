@@ -98,7 +98,7 @@ fn a_bundle_restores_keys_to_another_provider() -> Result<()> {
     cluster.sql("SELECT pagevault.rotate_wal_key(), pagevault.rotate_cluster_master_key()")?;
     insert(&cluster, "drossel", 100)?;
     let response = run(&mut open(&cluster, "check", &bundle, &identity))?;
-    ensure!(response.contains("holds 3 database keys, and opens all"), "{response}");
+    ensure!(response.contains("contains 3 database keys, which unwrap all"), "{response}");
     // Recovery will replay records with keys wrapped by the lost provider.
     cluster.kill()?;
     fs::remove_file(lost.path())?;
@@ -185,12 +185,12 @@ fn a_bundle_is_made_for_its_recipients_only() -> Result<()> {
         ensure!(fs::metadata(&bundle)?.permissions().mode() & 0o777 == 0o600, "mode");
         for identity in [&first, &second] {
             let response = run(&mut open(&cluster, "check", &bundle, identity))?;
-            ensure!(response.contains("holds 1 database keys"), "{response}");
+            ensure!(response.contains("contains 1 database keys"), "{response}");
         }
         let response = refused(&mut open(&cluster, "check", &bundle, &stranger))?;
-        ensure!(response.contains("no identity opens the bundle"), "{response}");
+        ensure!(response.contains("no identity can decrypt the bundle"), "{response}");
         let response = refused(&mut export(&cluster, &[&one], &bundle))?;
-        ensure!(response.contains("there is a file"), "{response}");
+        ensure!(response.contains("already exists"), "{response}");
         ensure!(fs::read(&bundle)? == bytes, "the bundle was overwritten");
     }
     // An identity that is not read from a file.
@@ -208,16 +208,16 @@ fn a_bundle_is_made_for_its_recipients_only() -> Result<()> {
         "{response}"
     );
     let response = refused(&mut export(&cluster, &["age1xyz"], &other))?;
-    ensure!(response.contains("a recipient is not a public key"), "{response}");
+    ensure!(response.contains("recipient is not an age public key"), "{response}");
     let inside = cluster.data_directory().join("base/bundle");
     let response = refused(&mut export(&cluster, &[&one], &inside))?;
-    ensure!(response.contains("does not belong into the data directory"), "{response}");
+    ensure!(response.contains("must not be inside the data directory"), "{response}");
     fs::set_permissions(&first, fs::Permissions::from_mode(0o644))?;
     let bundle = cluster.directory().join("bundle-true");
     let response = refused(&mut open(&cluster, "check", &bundle, &first))?;
-    ensure!(response.contains("is open to others"), "{response}");
+    ensure!(response.contains("is accessible to other users"), "{response}");
     let response = refused(&mut open(&cluster, "check", &bundle, &bundle))?;
-    ensure!(response.contains("is not a file of identities"), "{response}");
+    ensure!(response.contains("is not an age identity file"), "{response}");
     for entry in fs::read_dir(cluster.directory())? {
         let name = entry?.file_name();
         ensure!(!name.to_string_lossy().starts_with(".escrow"), "left: {}", name.display());
@@ -267,7 +267,7 @@ fn a_bundle_that_does_not_fit_changes_nothing() -> Result<()> {
         fs::write(&damaged, bytes)?;
         cluster.installation().give(&damaged)?;
         let response = refused(&mut restore(&cluster, &damaged, &identity, &found))?;
-        let clear = ["is damaged", "is not a bundle of escrow", "no identity opens the bundle"];
+        let clear = ["is damaged", "is not an escrow bundle", "no identity can decrypt the bundle"];
         ensure!(clear.iter().any(|text| response.contains(text)), "{what}: {response}");
     }
 
@@ -275,11 +275,11 @@ fn a_bundle_that_does_not_fit_changes_nothing() -> Result<()> {
     let foreign = cluster.directory().join("foreign");
     run(&mut export(&other, &[&recipient], &foreign))?;
     let response = refused(&mut restore(&cluster, &foreign, &identity, &found))?;
-    ensure!(response.contains("is of another cluster"), "{response}");
+    ensure!(response.contains("belongs to another cluster"), "{response}");
     // A provider without the key, and a name that another provider has.
     let response =
         refused(restore(&cluster, &newer, &identity, &found).args(["--provider-name", "local"]))?;
-    ensure!(response.contains("there is another provider \"local\""), "{response}");
+    ensure!(response.contains("another provider \"local\" exists already"), "{response}");
     found.take_away()?;
     let response = refused(&mut restore(&cluster, &newer, &identity, &found))?;
     ensure!(response.contains("found"), "{response}");

@@ -80,7 +80,7 @@ fn open(archive: &Path) -> Result<()> {
 fn verify(cluster: &Cluster) -> Result<()> {
     let mut command = cluster.installation().command("pagevault-keyring");
     let output = run(command.arg("verify").arg(cluster.data_directory()))?;
-    ensure!(output.contains("Everything opens."), "{output}");
+    ensure!(output.contains("No damage found."), "{output}");
     Ok(())
 }
 

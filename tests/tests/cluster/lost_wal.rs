@@ -112,7 +112,7 @@ fn keys_cut_off_by_a_failed_start_are_restored_after_pg_resetwal() -> Result<()>
 
     let (response, _) = keyring(&cluster, "inspect")?;
     ensure!(
-        response.contains("5.keys.unsettled") && response.contains("kept until recovery has"),
+        response.contains("5.keys.unsettled") && response.contains("kept until recovery ends"),
         "{response}"
     );
     // WAL still exists.
@@ -155,12 +155,12 @@ fn keys_cut_off_by_a_failed_start_are_restored_after_pg_resetwal() -> Result<()>
 
     let (response, done) = keyring(&cluster, "take-back")?;
     ensure!(
-        done && response.contains("data key rel 1663/5/") && response.contains("were taken back"),
+        done && response.contains("data key rel 1663/5/") && response.contains("were restored"),
         "{response}"
     );
     ensure!(put_aside(&cluster)?.is_empty());
     let (response, done) = keyring(&cluster, "take-back")?;
-    ensure!(done && response.contains("0 data keys were taken back"), "{response}");
+    ensure!(done && response.contains("0 data keys were restored"), "{response}");
     cluster.start_server()?;
     ensure!(cluster.text(SUM)? == sum, "contents differ");
     cluster.sql("INSERT INTO s SELECT i, 'more' FROM generate_series(1, 100) i; CHECKPOINT")?;

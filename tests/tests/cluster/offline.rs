@@ -71,13 +71,13 @@ fn verify_opens_everything_and_finds_each_damage() -> Result<()> {
     insert(&cluster, "meise", 100)?;
     cluster.kill()?;
     let (response, code) = verify(&cluster, &data)?;
-    ensure!(code == Some(0) && response.contains("Everything opens."), "{response}");
+    ensure!(code == Some(0) && response.contains("No damage found."), "{response}");
     cluster.start_server()?;
     let table = cluster.files("sealed")?.remove(0).path;
     let last = filled_segment(&cluster)?;
     cluster.stop(StopMode::Fast)?;
     let (response, code) = verify(&cluster, &data)?;
-    ensure!(code == Some(0) && response.contains("Everything opens."), "{response}");
+    ensure!(code == Some(0) && response.contains("No damage found."), "{response}");
     let number = |line: &str, after: &str| -> Option<u64> {
         let line = response.lines().find(|found| found.starts_with(line))?;
         let words: Vec<_> = line.split_whitespace().collect();
@@ -102,7 +102,7 @@ fn verify_opens_everything_and_finds_each_damage() -> Result<()> {
         flip(&segment.path, 20 * PAGE as u64 + 4000)?;
     }
     let (response, code) = verify(&cluster, &data)?;
-    ensure!(code == Some(2) && response.contains("3 things are damaged"), "{response}");
+    ensure!(code == Some(2) && response.contains("Damage found: 3."), "{response}");
     let name = table.strip_prefix(&data)?.display().to_string();
     ensure!(response.contains(&format!("{name} block 3: the checksum")), "{response}");
     ensure!(response.matches("the record's checksum is wrong").count() == 2, "{response}");
@@ -184,13 +184,13 @@ fn verify_looks_at_every_kind_of_file() -> Result<()> {
     ];
     cluster.stop(StopMode::Fast)?;
     let (response, code) = verify(&cluster, &data)?;
-    ensure!(code == Some(0) && !response.contains("passed over"), "{response}");
+    ensure!(code == Some(0) && !response.contains("skipped"), "{response}");
 
     let show = |path: &Path| path.strip_prefix(&data).unwrap_or(path).display().to_string();
     let flip_all = || damage.iter().try_for_each(|(path, block)| flip(path, block * 8192 + 5000));
     flip_all()?;
     let (response, code) = verify(&cluster, &data)?;
-    ensure!(code == Some(2) && response.contains("\n7 things are damaged"), "{response}");
+    ensure!(code == Some(2) && response.contains("\nDamage found: 7."), "{response}");
     ensure!(!response.contains("not shut down cleanly"), "{response}");
     for (path, block) in &damage {
         let place = format!("{} block {block}: the checksum", show(path));
@@ -215,7 +215,7 @@ fn verify_looks_at_every_kind_of_file() -> Result<()> {
     ensure!(code == Some(0), "{response}");
     std::fs::write(&beyond, vec![0; 8192])?;
     let (response, code) = verify(&cluster, &data)?;
-    let place = format!("{} continues a file that is not full", show(&beyond));
+    let place = format!("{}: the segment before it is not full", show(&beyond));
     ensure!(code == Some(2) && response.contains(&place), "{response}");
     std::fs::remove_file(&beyond)?;
 
@@ -290,9 +290,9 @@ fn verify_reports_files_without_relation() -> Result<()> {
     cluster.stop(StopMode::Fast)?;
     reseal(&lost)?;
     let (response, code) = verify(&cluster, &data)?;
-    let line = format!("left over    {}: no relation has it", show(&lost));
+    let line = format!("left over    {}: belongs to no relation", show(&lost));
     ensure!(code == Some(0) && response.contains(&line), "{response}");
-    ensure!(response.contains("Everything opens."), "{response}");
+    ensure!(response.contains("No damage found."), "{response}");
     for file in [&kept, &prepared] {
         flip(file, 5000)?;
         let (response, code) = verify(&cluster, &data)?;

@@ -229,7 +229,7 @@ fn of_another_history_is_not_replayed() -> Result<()> {
     primary.sql("SELECT pagevault.rotate_database_key()")?;
     let _ = standby.start_server();
     standby.eventually_logs("contradicts this server's keystore")?;
-    ensure!(standby.log().contains("is another key than the one that is known"));
+    ensure!(standby.log().contains("differs from the key that is already known"));
     let _ = standby.kill();
     ensure!(recorded(&storage, 2)? == foreign, "the contradiction was written down");
     other.finish()?;

@@ -158,7 +158,7 @@ fn check() -> Result<()> {
         Ok((output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned()))
     };
     let (well, response) = check("db-kek")?;
-    ensure!(well && response.contains("Everything works"), "{response}");
+    ensure!(well && response.contains("All checks passed"), "{response}");
     let (well, response) = check("typo")?;
     ensure!(!well && response.contains("there is no such key"), "{response}");
     Ok(())

@@ -184,7 +184,9 @@ fn a_socket_is_spoken_to_if_it_is_ours() -> Result<()> {
     if rustix::process::geteuid().is_root() {
         std::os::unix::fs::chown(vault.socket(), Some(65534), None)?;
         let reply = provider.refused("db-kek", CONTEXT, wrap(), "insecure")?;
-        ensure!(reply["message"].as_str().is_some_and(|text| text.contains("of another user")));
+        ensure!(
+            reply["message"].as_str().is_some_and(|text| text.contains("belongs to another user"))
+        );
         // Another process listens there, in a directory of the server user; only the kernel can
         // identify it.
         vault.stop();
@@ -399,7 +401,7 @@ fn check() -> Result<()> {
         Ok((output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned()))
     };
     let (well, response) = check("db-kek")?;
-    ensure!(well && response.contains("Everything works"), "{response}");
+    ensure!(well && response.contains("All checks passed"), "{response}");
     ensure!(response.contains("does not open for another database"), "{response}");
     let (well, response) = check("typo")?;
     ensure!(!well && response.contains("transit/keys/typo"), "{response}");

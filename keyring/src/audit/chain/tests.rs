@@ -56,13 +56,13 @@ fn an_untouched_trail_is_proven_wholly() {
     let verdict = verdict_with(&trail(), Some((&trail()[8], true)));
     assert_eq!(verdict.findings, []);
     assert_eq!(verdict.notes, []);
-    assert_eq!((verdict.runs, verdict.with_mac, verdict.vouched), (2, 5, 4));
+    assert_eq!((verdict.runs, verdict.with_mac, verdict.without_mac), (2, 5, 4));
 }
 
 #[test]
 fn a_missing_line_is_found() {
-    let unvouched = Finding::Forged((0, 1), "nothing vouches for it");
-    for (at, expected) in [(1, unvouched), (3, missing(1, 4, 4)), (6, missing(2, 1, 2))] {
+    let unproven = Finding::Forged((0, 1), "there is no proof that the server wrote it");
+    for (at, expected) in [(1, unproven), (3, missing(1, 4, 4)), (6, missing(2, 1, 2))] {
         let mut lines = trail();
         lines.remove(at);
         let findings = verdict(&lines).findings;
@@ -74,7 +74,7 @@ fn a_missing_line_is_found() {
     assert!(verdict(&lines).findings.contains(&missing(1, 4, 5)));
     // The end of the trail, which is recorded only in the state file.
     let lines = trail();
-    assert_eq!(verdict(&lines[..7]).findings.len(), 2, "lines that nothing vouches for");
+    assert_eq!(verdict(&lines[..7]).findings.len(), 2, "lines without proof");
     let findings = verdict_with(&lines[..8], Some((&lines[8], true))).findings;
     assert_eq!(findings, [missing(2, 4, 4)]);
     let verdict = verdict_with(&lines[..8], Some((&lines[8], false)));
@@ -112,15 +112,18 @@ fn changed_and_invented_lines_are_found() {
     let (_, end) = run(1, None, &[0, 0, 1, 1, 2]);
     let mut behind = end;
     for (line, why) in [
-        ("{}".to_owned(), "it is not of the form that lines have"),
-        (next_line(&mut invented, None, 7, "", None), "nothing vouches for it"),
+        ("{}".to_owned(), "it does not have the format of an audit line"),
+        (next_line(&mut invented, None, 7, "", None), "there is no proof that the server wrote it"),
         (next_line(&mut invented, None, 7, "", Some(&strange)), "its MAC is wrong"),
         (
             next_line(&mut invented, None, 7, "", Some(&unknown)),
-            "it names a key that the cluster does not have",
+            "it refers to a MAC key that the cluster does not have",
         ),
-        (next_line(&mut behind, None, 7, "", None), "nothing vouches for it"),
-        (next_line(&mut Place { seq: 3, ..end }, None, 7, "", None), "another line has its number"),
+        (next_line(&mut behind, None, 7, "", None), "there is no proof that the server wrote it"),
+        (
+            next_line(&mut Place { seq: 3, ..end }, None, 7, "", None),
+            "another line has the same number",
+        ),
     ] {
         let mut lines = trail();
         lines.insert(5, line);
@@ -143,7 +146,7 @@ fn the_same_line_twice_is_one() {
     lines.extend(trail());
     let verdict = verdict(&lines);
     assert_eq!(verdict.findings, []);
-    assert_eq!(verdict.with_mac + verdict.vouched, 9);
+    assert_eq!(verdict.with_mac + verdict.without_mac, 9);
 }
 
 #[test]
@@ -180,7 +183,7 @@ fn a_flood_of_forged_lines_is_counted() {
     }
     let verdict = chain.conclude(None);
     assert_eq!(verdict.findings.len() as u64 + verdict.more_forged, MAX_LINES as u64 + 1);
-    assert_eq!((verdict.runs, verdict.with_mac, verdict.vouched), (2, 5, 4));
+    assert_eq!((verdict.runs, verdict.with_mac, verdict.without_mac), (2, 5, 4));
 }
 
 #[test]
@@ -193,5 +196,5 @@ fn many_lines_with_the_same_number_hide_nothing() {
     }
     let verdict = verdict(&lines);
     assert_eq!(verdict.findings.len(), 40, "{:?}", verdict.findings);
-    assert_eq!(verdict.with_mac + verdict.vouched, 9);
+    assert_eq!(verdict.with_mac + verdict.without_mac, 9);
 }

@@ -17,7 +17,7 @@ pub(super) fn describe(credentials: &Credentials) -> String {
     let source = credentials
         .get_property::<Vec<AwsCredentialFeature>>()
         .and_then(|features| features.iter().find_map(source))
-        .unwrap_or("the standard chain");
+        .unwrap_or("the default credential provider chain");
     format!("from {source}, access key ID {}", printable(credentials.access_key_id()))
 }
 
@@ -25,14 +25,16 @@ fn source(feature: &AwsCredentialFeature) -> Option<&'static str> {
     use AwsCredentialFeature as From;
     Some(match feature {
         From::CredentialsEnvVars => "the environment",
-        From::CredentialsStsAssumeRole => "a role that was assumed",
+        From::CredentialsStsAssumeRole => "an assumed role",
         From::CredentialsStsAssumeRoleWebId | From::CredentialsEnvVarsStsWebIdToken => {
             "a web identity"
         }
         From::CredentialsProfile | From::CredentialsProfileSourceProfile => "a profile",
-        From::CredentialsProfileProcess | From::CredentialsProcess => "a profile's process",
+        From::CredentialsProfileProcess | From::CredentialsProcess => {
+            "the credential_process of a profile"
+        }
         From::CredentialsHttp => "the container",
-        From::CredentialsImds => "the instance's metadata",
+        From::CredentialsImds => "the instance metadata",
         _ => return None,
     })
 }
@@ -41,20 +43,21 @@ fn source(feature: &AwsCredentialFeature) -> Option<&'static str> {
 /// and lines of a file are not repeated.
 pub(super) fn no_credentials(error: &CredentialsError, profile: Option<&str>) -> Failure {
     let (message, detail, retry) = match error {
-        CredentialsError::ProviderTimedOut(_) => {
-            ("AWS credentials were not found in time", "Their source did not answer.".into(), true)
-        }
+        CredentialsError::ProviderTimedOut(_) => (
+            "could not get AWS credentials in time",
+            "The source of the credentials did not respond.".into(),
+            true,
+        ),
         CredentialsError::CredentialsNotLoaded(_) => {
             let detail = match profile {
-                Some(profile) => format!("{profile} is not there or has none."),
-                None => "Neither the environment nor a profile, a web identity, the container or \
-                         the instance's metadata has any for the server's operating system user."
+                Some(profile) => format!("{profile} does not exist or has no credentials."),
+                None => "Neither the environment nor a profile, a web identity, the container or the instance metadata provides credentials for the server's operating system user."
                     .to_owned(),
             };
             ("there are no AWS credentials", detail, false)
         }
         CredentialsError::InvalidConfiguration(_) => {
-            ("AWS credentials are not set up well", causes(error), false)
+            ("invalid configuration of AWS credentials", causes(error), false)
         }
         _ => {
             let (detail, retry) = failed(error);
@@ -62,7 +65,7 @@ pub(super) fn no_credentials(error: &CredentialsError, profile: Option<&str>) ->
         }
     };
     let error = Failure::new(ErrorClass::Unauthenticated, message).with_detail(detail).with_hint(
-        "Attach a role to the instance, or name a file of the server's user in the option \
+        "Attach a role to the instance, or specify a file that belongs to the server's user in the option \
              \"credentials_file\".",
     );
     if retry { error.transient() } else { error }
@@ -91,5 +94,5 @@ fn failed(error: &CredentialsError) -> (String, bool) {
         }
         next = error.source();
     }
-    ("The source of credentials that is set up does not give any.".into(), false)
+    ("The configured source of credentials did not provide any.".into(), false)
 }

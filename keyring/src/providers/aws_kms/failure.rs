@@ -58,7 +58,7 @@ impl Refused {
                 },
                 _ => unanswered(Failure::new(
                     ErrorClass::Internal,
-                    format!("could not form a request to {place}"),
+                    format!("could not build a request to {place}"),
                 )),
             };
         };
@@ -79,7 +79,7 @@ impl Refused {
 
     /// There was no reply in time.
     pub(super) fn too_late(place: &str) -> Refused {
-        let detail = "The request was sent or being sent when its time was up.".to_owned();
+        let detail = "There was no reply before the time limit.".to_owned();
         let cause = Cause { class: ErrorClass::Deadline, detail, retry: true };
         Refused { code: String::new(), answered: false, error: cause.about(place) }
     }
@@ -177,21 +177,20 @@ fn message_and_hint(
     use ErrorClass as Class;
     match class {
         Class::Throttled => (
-            format!("{place} gets too many requests"),
-            "It is tried again while there is time. If it lasts, ask for a higher request quota.",
+            format!("too many requests to {place}"),
+            "The request is repeated until the time limit. If the error persists, ask for a higher request quota.",
         ),
         Class::Unreachable if meaning(code).is_none() => (
-            format!("{place} answers something else than AWS KMS does"),
-            "Check what stands between here and AWS KMS, and that the endpoint is AWS KMS.",
+            format!("reply from {place} is not an AWS KMS reply"),
+            "Check that the endpoint is AWS KMS, and check proxies and load balancers on the way to it.",
         ),
         Class::Unreachable => (
             format!("{place} is not available"),
-            "It is tried again while there is time. Look at the AWS Health Dashboard, and at the \
-             custom key store if the key is in one.",
+            "The request is repeated until the time limit. Check the AWS Health Dashboard, and the custom key store if the key is in one.",
         ),
         Class::BadOptions if is_unsupported(code) => (
             format!("{place} does not support kms:{action} with {key}"),
-            "Check the kind of the key and, with an endpoint of your own, what it supports.",
+            "Check the type of the key and, if the endpoint is not that of AWS, what it supports.",
         ),
         Class::Denied => (
             format!("{place} does not allow kms:{action} with {key}"),
@@ -205,10 +204,10 @@ fn message_and_hint(
                     "They have expired: renew them, or use a role that renews them by itself."
                 }
                 "InvalidSignatureException" | "SignatureDoesNotMatch" | "RequestExpired" => {
-                    "Check the secret access key, and that this machine's clock is right."
+                    "Check the secret access key, and that this machine's clock is correct."
                 }
                 _ => {
-                    "Check which credentials are used, and that they are of this region's partition."
+                    "Check which credentials are used, and that they belong to the partition of this region."
                 }
             },
         ),
@@ -221,7 +220,7 @@ fn message_and_hint(
                 "DisabledException" => format!("key {key} is disabled"),
                 _ => format!("key {key} cannot be used in its present state"),
             },
-            "Look at the key (aws kms describe-key), then enable it or cancel its deletion.",
+            "Check the key (aws kms describe-key), then enable it or cancel its deletion.",
         ),
         Class::WrongCiphertext => (
             format!("wrapped key cannot be unwrapped with {key}"),
@@ -229,11 +228,11 @@ fn message_and_hint(
              backup.",
         ),
         Class::BadOptions => (
-            format!("{place} does not understand kms:{action} with {key}"),
-            "Check the key's name, its kind, and that the endpoint is AWS KMS.",
+            format!("{place} rejected kms:{action} with {key} as invalid"),
+            "Check the key's name, its type, and that the endpoint is AWS KMS.",
         ),
         _ => (
-            format!("{place} gave an answer to kms:{action} that cannot be read"),
+            format!("could not read the reply of {place} to kms:{action}"),
             "Check that the endpoint is AWS KMS.",
         ),
     }
@@ -253,7 +252,8 @@ fn detail(code: &str, status: u16, said: Option<&str>, request: Option<&str>) ->
         code => format!("It answered {}.", printable(code)),
     };
     if code == "InvalidCiphertextException" || code == "IncorrectKeyException" {
-        detail.push_str(" It was wrapped by another key, for another database, or it is damaged.");
+        detail
+            .push_str(" It was wrapped by another key or for another database, or it is damaged.");
     }
     if let Some(said) = said.filter(|said| !said.is_empty()) {
         detail.push_str(&format!(" {}.", printable(said).trim_end_matches('.')));

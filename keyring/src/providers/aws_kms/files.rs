@@ -22,8 +22,8 @@ use crate::trust::{FileKind, insecure, read};
 
 /// Properties that run a program or read another file: name and description.
 const RESTRICTED: [(&str, &str); 2] = [
-    ("credential_process", "has a program run"),
-    ("web_identity_token_file", "names another file"),
+    ("credential_process", "runs a program"),
+    ("web_identity_token_file", "refers to another file"),
 ];
 
 /// Variables by which the SDK finds tokens in files. The operator sets them, and must own the
@@ -76,10 +76,8 @@ impl Settings {
         let bytes = read::read_whole(path, what)?;
         let text = str::from_utf8(&bytes).map_err(|_| {
             bad(format!("\"{}\" is not usable", path.display()))
-                .with_detail("It holds something else than text.")
-                .with_hint(
-                    "It must be a configuration or credentials file as AWS's tools have them.",
-                )
+                .with_detail("It is not a text file.")
+                .with_hint("It must be an AWS configuration or credentials file.")
         })?;
         for line in text.lines() {
             for (name, does) in RESTRICTED {
@@ -126,9 +124,9 @@ fn default_path(variable: &str, below_home: &str) -> Option<PathBuf> {
 }
 
 fn forbidden_property(path: &Path, name: &str, does: &str) -> Failure {
-    insecure(format!("\"{}\" {does}, which this provider may not", path.display()))
-        .with_detail(format!("It sets {name}. The provider was set by a role that may not have the server run programs."))
-        .with_hint("Have a superuser or a member of pg_execute_server_program set the provider's options again, with alter_provider(). Or use a file without it. Of the programs that need no server, those that ask for keys have the option --allow-command.")
+    insecure(format!("file \"{}\" {does}, which is not allowed for this provider", path.display()))
+        .with_detail(format!("It sets {name}. The provider was configured by a role that may not execute server programs."))
+        .with_hint("Have a superuser or a member of pg_execute_server_program set the provider's options again with alter_provider(), or use a file without this property. For commands of pagevault-keyring that need keys, use the option --allow-command.")
 }
 
 #[cfg(test)]

@@ -121,9 +121,9 @@ fn check_name(key: &str) -> Result<(), Failure> {
     if key.is_empty() || key.len() > KEY_LIMIT || key.chars().any(char::is_control) {
         return Err(Failure::new(
             ErrorClass::BadOptions,
-            format!("\"{}\" is not the name of a key in AWS KMS", printable(key)),
+            format!("\"{}\" is not a valid name of an AWS KMS key", printable(key)),
         )
-        .with_hint("Give a key id, an ARN, or an alias such as alias/pagevault."));
+        .with_hint("Specify a key ID, an ARN, or an alias such as alias/pagevault."));
     }
     Ok(())
 }
@@ -137,9 +137,9 @@ fn check_kind(metadata: &KeyMetadata) -> Result<(), Failure> {
     let usage = metadata.key_usage().map_or("unknown", KeyUsageType::as_str);
     Err(Failure::new(
         ErrorClass::BadOptions,
-        format!("key \"{}\" is of a kind that cannot be a master key", shown(metadata)),
+        format!("key \"{}\" cannot be used as a master key", shown(metadata)),
     )
-    .with_detail(format!("Its spec is {spec}, its usage {usage}."))
+    .with_detail(format!("Its key spec is {spec}, its key usage is {usage}."))
     .with_hint("Create a key of spec SYMMETRIC_DEFAULT and usage ENCRYPT_DECRYPT, the defaults."))
 }
 
@@ -155,27 +155,27 @@ fn check_state(metadata: &KeyMetadata) -> Result<(), Failure> {
         Some(KeyState::PendingDeletion | KeyState::PendingReplicaDeletion) => {
             let date = metadata.deletion_date();
             let date = date.and_then(|date| date.fmt(DateTimeFormat::DateTime).ok());
-            let date = date.map_or(String::new(), |date| format!(", on {date}"));
-            error(ErrorClass::KeyDisabled, "is to be deleted")
-                .with_detail(format!("It is pending deletion{date}. Then all it wrapped is lost."))
+            let date = date.map_or(String::new(), |date| format!(" on {date}"));
+            error(ErrorClass::KeyDisabled, "is scheduled for deletion")
+                .with_detail(format!("It will be deleted{date}. Then everything that it wrapped is lost."))
                 .with_hint(
-                    "Cancel that and enable it: aws kms cancel-key-deletion, aws kms enable-key.",
+                    "Cancel the deletion, and enable the key: aws kms cancel-key-deletion, aws kms enable-key.",
                 )
         }
         Some(KeyState::PendingImport) => error(ErrorClass::KeyDisabled, "has no key material")
-            .with_detail("It waits for its material to be imported: it expired, or was deleted.")
-            .with_hint("Import the same material again: aws kms import-key-material."),
+            .with_detail("Its key material was not imported yet, has expired or was deleted.")
+            .with_hint("Import the key material, the same as before: aws kms import-key-material."),
         Some(KeyState::Creating) => error(ErrorClass::KeyDisabled, "is still being created")
             .with_detail("Its state is Creating.")
-            .with_hint("Wait some seconds.")
+            .with_hint("Try again in a few seconds.")
             .transient(),
         Some(KeyState::Unavailable) => error(ErrorClass::Unreachable, "is not available")
-            .with_detail("The key store outside AWS KMS that holds it is not connected.")
-            .with_hint("Look at the state of the custom key store.")
+            .with_detail("The custom key store that contains it is not connected.")
+            .with_hint("Check the state of the custom key store.")
             .transient(),
         other => error(ErrorClass::KeyDisabled, "cannot be used in its present state")
             .with_detail(format!("Its state is {}.", other.map_or("unknown", KeyState::as_str)))
-            .with_hint("Look at the key in AWS KMS: aws kms describe-key."),
+            .with_hint("Check the key in AWS KMS: aws kms describe-key."),
     })
 }
 
@@ -192,7 +192,7 @@ fn kind(metadata: &KeyMetadata) -> String {
     let regions = if metadata.multi_region() == Some(true) { ", multi-Region" } else { "" };
     let origin = match metadata.origin() {
         Some(OriginType::AwsKms) | None => "KMS",
-        Some(OriginType::External) => "outside (imported)",
+        Some(OriginType::External) => "an external source (imported)",
         Some(OriginType::AwsCloudhsm) => "a CloudHSM key store",
         Some(OriginType::ExternalKeyStore) => "an external key store",
         Some(other) => other.as_str(),

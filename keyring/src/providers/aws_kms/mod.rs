@@ -50,7 +50,7 @@ use zeroize::Zeroizing;
 
 use crate::failure::Failure;
 use crate::findings::Findings;
-use crate::options::{CLEAR, Options};
+use crate::options::{INSECURE_HTTP, Options};
 use crate::provider::{Environment, KeyInfo, Provider, Unwrapped, Wrapped};
 use failure::is_unsupported;
 use session::{Ambient, Session};
@@ -59,9 +59,9 @@ use wrapping::Wrapping;
 
 /// Names of all options.
 pub const OPTIONS: &[&str] =
-    &["region", "endpoint", CLEAR, "ca_file", "profile", "credentials_file"];
+    &["region", "endpoint", INSECURE_HTTP, "ca_file", "profile", "credentials_file"];
 /// Options that decide which credentials are read, and where they are sent.
-pub(super) const CREDENTIAL_OPTIONS: &[&str] = &["endpoint", CLEAR, "credentials_file"];
+pub(super) const CREDENTIAL_OPTIONS: &[&str] = &["endpoint", INSECURE_HTTP, "credentials_file"];
 
 /// Name of the only entry in the encryption context.
 const CONTEXT: &str = "pagevault";
@@ -165,11 +165,11 @@ impl Provider for AwsKms {
 
     fn examine(&self, findings: &mut Findings) -> Option<()> {
         let ambient = Ambient::find(&self.settings, self.deadline);
-        let ambient =
-            findings.note("the region is known", ambient, |ambient| ambient.region.to_string())?;
+        let ambient = findings
+            .note("the AWS region is known", ambient, |ambient| ambient.region.to_string())?;
         let credentials = ambient.credentials(&self.settings);
         let credentials =
-            findings.note("there are credentials", credentials, credentials::describe)?;
+            findings.note("credentials are available", credentials, credentials::describe)?;
         // Later operations use this session.
         let session = ambient.connect(&self.settings, credentials);
         let asked =
@@ -183,14 +183,14 @@ impl Provider for AwsKms {
                 })
             });
         let (_, answered) =
-            findings.note("AWS KMS answers", asked, |(session, _)| session.place.clone())?;
+            findings.note("AWS KMS replies", asked, |(session, _)| session.place.clone())?;
         let accepted = match answered {
-            Ok(_) => Ok("known, and allowed to list aliases, which is not needed"),
+            Ok(_) => Ok("they may list aliases, which is not required"),
             // An answer that denies this action shows that the credentials are accepted.
             Err(refused)
                 if refused.error.class == ErrorClass::Denied || is_unsupported(&refused.code) =>
             {
-                Ok("known, and not allowed to list aliases, which is not needed")
+                Ok("they may not list aliases, which is not required")
             }
             Err(refused) => Err(refused.error),
         };

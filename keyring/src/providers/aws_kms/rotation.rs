@@ -56,7 +56,7 @@ pub(super) async fn rotate(
         .with_detail(
             "AWS KMS completes it by itself. Until then the key wraps with its old material.",
         )
-        .with_hint("Rotate again in a minute: that takes up what has been begun.")
+        .with_hint("Rotate again in a minute: this continues the same rotation.")
         .transient()),
     }
 }

@@ -74,8 +74,8 @@ impl Ambient {
         let loaded =
             network.run(async { Ok(in_time(deadline, REQUEST_TIME, loader.load()).await) })?;
         let sdk = loaded.ok_or_else(|| {
-            Failure::new(ErrorClass::Deadline, "the AWS configuration was not found in time")
-                .with_detail("The instance's metadata service was asked for the region.")
+            Failure::new(ErrorClass::Deadline, "could not determine the AWS region in time")
+                .with_detail("The instance metadata service did not respond.")
                 .with_hint("Set the option \"region\".")
                 .transient()
         })?;
@@ -83,8 +83,7 @@ impl Ambient {
         let Some(region) = region.cloned() else {
             return Err(bad("no AWS region is set")
                 .with_detail(
-                    "Neither the option \"region\" nor AWS_REGION in the server's environment, a \
-                     profile or the instance's metadata names one.",
+                    "Neither the option \"region\" nor AWS_REGION in the server's environment, a profile or the instance metadata specifies one.",
                 )
                 .with_hint("Set it in the provider's options: {\"region\": \"eu-central-1\"}."));
         };
@@ -173,7 +172,8 @@ pub(super) fn http_client(ca_file: Option<PathBuf>) -> Result<SharedHttpClient, 
         }
     };
     let context = TlsContext::builder().with_trust_store(trust).build().map_err(|error| {
-        Failure::new(ErrorClass::Internal, "could not set TLS up").with_detail(format!("{error}."))
+        Failure::new(ErrorClass::Internal, "could not initialize TLS")
+            .with_detail(format!("{error}."))
     })?;
     let builder = Builder::new().tls_provider(Provider::Rustls(CryptoMode::Ring));
     Ok(bounded(builder.tls_context(context).build_https()))
@@ -230,8 +230,8 @@ impl Session {
             ErrorClass::Unreachable,
             format!("{} gave an incomplete reply to kms:{action}", self.place),
         )
-        .with_detail("Something that every such reply has was missing in it, or unusable. A proxy or load balancer may have given it.")
-        .with_hint("Check what stands between here and AWS KMS, and that the endpoint is AWS KMS.")
+        .with_detail("A required part of the reply is missing or invalid. The reply may be from a proxy or load balancer.")
+        .with_hint("Check that the endpoint is AWS KMS, and check proxies and load balancers on the way to it.")
         .transient()
     }
 }

@@ -8,7 +8,7 @@ use pagevault_keystore::protocol::ErrorClass;
 
 use super::session::http_client;
 use crate::failure::Failure;
-use crate::options::{CLEAR, Options, bad, printable, server_address};
+use crate::options::{INSECURE_HTTP, Options, bad, printable, server_address};
 
 /// Only the form is checked; files are read when they are needed.
 pub(super) struct Settings {
@@ -30,7 +30,7 @@ impl Settings {
         }
         let endpoint = options.text("endpoint")?.map(str::to_owned);
         if let Some(endpoint) = &endpoint {
-            server_address("endpoint", endpoint, options.flag(CLEAR)?)?;
+            server_address("endpoint", endpoint, options.flag(INSECURE_HTTP)?)?;
         }
         Ok(Settings {
             region,
@@ -82,8 +82,8 @@ pub(super) fn check_region(region: &str) -> Result<(), Failure> {
         return Ok(());
     }
     Err(bad(format!("\"{}\" is not the name of an AWS region", printable(region)))
-        .with_detail("Such a name has small letters, digits and hyphens.")
-        .with_hint("Give it as in {\"region\": \"eu-central-1\"}."))
+        .with_detail("A region name consists of lower-case letters, digits and hyphens.")
+        .with_hint("Specify it as in {\"region\": \"eu-central-1\"}."))
 }
 
 #[cfg(test)]

@@ -39,8 +39,7 @@ impl<'a> Wrapping<'a> {
     /// # Errors
     /// `wrong_ciphertext` for everything but results of [`Wrapping::to_bytes`].
     pub(super) fn parse(wrapped: &'a [u8]) -> Result<Wrapping<'a>, Failure> {
-        let foreign =
-            "It was not made by a provider of kind \"aws_kms\", or by a newer version of it.";
+        let foreign = "It was not wrapped by a provider of kind \"aws_kms\", or by a newer version of pagevault.";
         let (&format, rest) = wrapped.split_first().ok_or_else(|| damaged("It is empty."))?;
         if format != FORMAT {
             return Err(damaged(foreign));
@@ -51,9 +50,9 @@ impl<'a> Wrapping<'a> {
         let (arn, rest) = rest.split_at_checked(length).ok_or_else(short)?;
         let (key_version, ciphertext) = rest.split_first_chunk::<8>().ok_or_else(short)?;
         let arn = str::from_utf8(arn).ok().filter(|arn| is_key_arn(arn));
-        let arn = arn.ok_or_else(|| damaged("It names no key of AWS KMS."))?;
+        let arn = arn.ok_or_else(|| damaged("It does not contain the ARN of an AWS KMS key."))?;
         if ciphertext.is_empty() || ciphertext.len() > CIPHERTEXT_LIMIT {
-            return Err(damaged("Its ciphertext has a size that AWS KMS does not make."));
+            return Err(damaged("The size of its ciphertext is not possible in AWS KMS."));
         }
         Ok(Wrapping { arn, key_version: u64::from_be_bytes(*key_version), ciphertext })
     }

@@ -56,13 +56,13 @@ pub(super) enum Credentials {
 impl Auth {
     pub(super) fn from_options(auth: Option<&Map<String, Value>>) -> Result<Auth, Failure> {
         const METHODS: &[&str] = &["token_file", "approle", "kubernetes", "cert"];
-        let hint = "Give one of \"token_file\", \"approle\", \"kubernetes\", \"cert\".";
+        let hint = "Specify one of \"token_file\", \"approle\", \"kubernetes\", \"cert\".";
         let empty = Map::new();
         let auth = auth.unwrap_or(&empty);
         let options = Options::new("vault", auth, METHODS)?;
         if auth.len() != 1 {
-            let problem = if auth.is_empty() { "names no" } else { "names more than one" };
-            return Err(bad(format!("option \"auth\" {problem} way to log in")).with_hint(hint));
+            let problem = if auth.is_empty() { "has no" } else { "has more than one" };
+            return Err(bad(format!("option \"auth\" {problem} login method")).with_hint(hint));
         }
         if let Some(path) = options.optional_path("token_file")? {
             return Ok(Auth::TokenFile(path));
@@ -85,7 +85,7 @@ impl Auth {
                 jwt_file: jwt_file.unwrap_or_else(|| SERVICE_ACCOUNT.into()),
             });
         }
-        let values = options.object("cert")?.ok_or_else(|| bad("option \"auth\" is wrong"))?;
+        let values = options.object("cert")?.ok_or_else(|| bad("invalid option \"auth\""))?;
         let options = Options::new("vault", values, &["cert_file", "key_file", "name", "mount"])?;
         Ok(Auth::Cert {
             mount: mount(&options, "cert")?,

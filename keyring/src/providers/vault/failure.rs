@@ -125,17 +125,17 @@ pub(super) fn of_request(
     match verdict(status, &says) {
         None => of_outage(NoAnswer::Refused { status, says }, server),
         Some(Verdict::Denied) => {
-            Failure::new(ErrorClass::Denied, format!("{place} denies it"))
+            Failure::new(ErrorClass::Denied, format!("{place} denied permission"))
                 .with_detail(format!("{} may not {} {path}. {text}", auth.shown(), need.capability))
                 .with_hint(format!(
-                    "Give its policy: path \"{path}\" {{ capabilities = [\"{}\"] }}",
+                    "Add to its policy: path \"{path}\" {{ capabilities = [\"{}\"] }}",
                     need.capability
                 ))
         }
         Some(Verdict::Missing) => missing(server, &text),
         Some(Verdict::TooOld) => Failure::new(
             ErrorClass::KeyDisabled,
-            format!("{place} no longer opens this version of the key"),
+            format!("{place} no longer decrypts with this version of the key"),
         )
         .with_detail(text)
         .with_hint("Lower min_decryption_version of the key, or restore from a newer backup."),
@@ -151,9 +151,9 @@ pub(super) fn of_request(
             format!("wrapped key cannot be unwrapped at {place}"),
         )
         .with_detail(format!(
-            "It was wrapped by another key of the same name, for another database, or it is damaged. {text}"
+            "It was wrapped by another key of the same name or for another database, or it is damaged. {text}"
         ))
-        .with_hint("Give the provider the Vault and the mount that wrapped it."),
+        .with_hint("Use the Vault server and the mount that wrapped it."),
     }
 }
 
@@ -171,8 +171,8 @@ pub(super) fn of_login(error: NoAnswer, server: &Server, auth: &Auth) -> Failure
 /// The failure if Vault is sealed or was never initialized.
 pub(super) fn sealed(server: &Server) -> Failure {
     Failure::new(ErrorClass::Sealed, format!("{} is sealed", server.shown()))
-        .with_detail("Until it is unsealed nobody can use its keys.")
-        .with_hint("Have it unsealed: vault operator unseal. Nothing here needs to be done then.")
+        .with_detail("Its keys cannot be used until it is unsealed.")
+        .with_hint("Unseal it: vault operator unseal. Nothing needs to be changed in PostgreSQL.")
 }
 
 fn is_active(says: &[String]) -> bool {
@@ -181,7 +181,7 @@ fn is_active(says: &[String]) -> bool {
 
 fn shown(says: &[String]) -> String {
     match says {
-        [] => "Vault says nothing more.".to_owned(),
+        [] => "Vault gave no reason.".to_owned(),
         says => format!("Vault says: {}.", printable(&says.join("; "))),
     }
 }
@@ -191,16 +191,17 @@ fn unauthenticated(server: &Server, auth: &Auth, text: &str) -> Failure {
         ErrorClass::Unauthenticated,
         format!("{} does not accept the credentials", server.shown()),
     )
-    .with_detail(format!("Used was {}. {text}", auth.shown()))
-    .with_hint("It may have expired or been revoked. Renew it; nothing here needs to be changed.")
+    .with_detail(format!("The login used {}. {text}", auth.shown()))
+    .with_hint(
+        "It may have expired or been revoked. Renew it; nothing needs to be changed in PostgreSQL.",
+    )
 }
 
 fn missing(server: &Server, text: &str) -> Failure {
     Failure::new(ErrorClass::KeyMissing, format!("there is no such key at {}", server.shown()))
         .with_detail(text)
         .with_hint(
-            "Check the key's name and the option \"mount\". A key is made with: \
-             vault write -f <mount>/keys/<name> derived=true",
+            "Check the key's name and the option \"mount\". To create a key, use: vault write -f <mount>/keys/<name> derived=true",
         )
 }
 
@@ -210,35 +211,35 @@ pub(super) fn of_outage(error: NoAnswer, server: &Server) -> Failure {
     let outage = |message: String| Failure::new(ErrorClass::Unreachable, message);
     match error {
         NoAnswer::Lost(cause) => cause.about(place),
-        NoAnswer::TooLong => outage(format!("{place} answers with more than Vault does"))
-            .with_detail(format!("The answer has more than {REPLY_LIMIT} bytes."))
+        NoAnswer::TooLong => outage(format!("reply from {place} is too large"))
+            .with_detail(format!("The reply has more than {REPLY_LIMIT} bytes."))
             .with_hint("Check that the address is that of Vault or OpenBao."),
         NoAnswer::Unsent => Failure::new(
             ErrorClass::Internal,
-            format!("could not form a request to {place}"),
+            format!("could not build a request to {place}"),
         )
         .with_hint("Check the provider's options."),
         NoAnswer::Foreign(status @ 300..=399)
         | NoAnswer::Refused { status: status @ 300..=399, .. } => {
-            outage(format!("{place} points to another address"))
+            outage(format!("{place} redirects to another address"))
                 .with_detail(format!("The HTTP status is {status}."))
-                .with_hint("Give the address of the active server or of the load balancer.")
+                .with_hint("Use the address of the active server or of the load balancer.")
                 // During a change of leaders a server may redirect that would forward the request a
                 // moment later.
                 .transient()
         }
         NoAnswer::Foreign(429) | NoAnswer::Refused { status: 429, .. } => {
-            Failure::new(ErrorClass::Throttled, format!("{place} has too many requests"))
+            Failure::new(ErrorClass::Throttled, format!("too many requests to {place}"))
                 .with_detail("The HTTP status is 429, \"too many requests\".")
                 .with_hint("Try again later, or raise the rate limit quota.")
                 .transient()
         }
         NoAnswer::Foreign(status) => {
-            outage(format!("{place} answers something else than Vault does"))
+            outage(format!("reply from {place} is not a Vault reply"))
                 .with_detail(format!(
-                    "The HTTP status is {status}; the answer is not of the form that Vault's have. A proxy or load balancer may have given it."
+                    "The HTTP status is {status}, and the reply does not have the format of Vault's replies. It may be from a proxy or load balancer."
                 ))
-                .with_hint("Check what stands between here and Vault, and that the address is that of Vault or OpenBao.")
+                .with_hint("Check that the address is that of Vault or OpenBao, and check proxies and load balancers on the way to it.")
                 .transient()
         }
         NoAnswer::Refused { status: 503, says }
@@ -249,10 +250,10 @@ pub(super) fn of_outage(error: NoAnswer, server: &Server) -> Failure {
         NoAnswer::Refused { status, says } if !is_active(&says) => {
             outage(format!("{place} is not active"))
                 .with_detail(format!("The HTTP status is {status}. {}", shown(&says)))
-                .with_hint("Give the address of the active server or of the load balancer.")
+                .with_hint("Use the address of the active server or of the load balancer.")
                 .transient()
         }
-        NoAnswer::Refused { status, says } => outage(format!("{place} has a problem"))
+        NoAnswer::Refused { status, says } => outage(format!("{place} reported an error"))
             .with_detail(format!("The HTTP status is {status}. {}", shown(&says)))
             .with_hint("See the log of Vault, and check the provider's options.")
             .transient(),

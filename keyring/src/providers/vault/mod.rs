@@ -38,13 +38,13 @@ use self::auth::Auth;
 use self::session::{Server, Session};
 use crate::failure::Failure;
 use crate::findings::Findings;
-use crate::options::{CLEAR, Options, absolute_path, bad, printable, server_address};
+use crate::options::{INSECURE_HTTP, Options, absolute_path, bad, printable, server_address};
 use crate::provider::{Environment, KeyInfo, Provider, Unwrapped, Wrapped};
 
 /// Names of all options.
-pub const OPTIONS: &[&str] = &["address", CLEAR, "mount", "namespace", "ca_file", "auth"];
+pub const OPTIONS: &[&str] = &["address", INSECURE_HTTP, "mount", "namespace", "ca_file", "auth"];
 /// Options that decide which credentials are read, and where they are sent.
-pub(super) const CREDENTIAL_OPTIONS: &[&str] = &["address", CLEAR, "auth"];
+pub(super) const CREDENTIAL_OPTIONS: &[&str] = &["address", INSECURE_HTTP, "auth"];
 
 struct Vault {
     mount: String,
@@ -57,13 +57,13 @@ pub fn build(
     environment: &Environment,
 ) -> Result<Box<dyn Provider>, Failure> {
     let mount = options.text("mount")?.unwrap_or("transit");
-    let (address, clear) = (options.required_text("address")?, options.flag(CLEAR)?);
+    let (address, allow_http) = (options.required_text("address")?, options.flag(INSECURE_HTTP)?);
     let socket = address.strip_prefix("unix://").map(absolute_path).transpose()?;
     let server = Server {
         address: match &socket {
             // For the Host header of requests.
             Some(_) => server_address("address", "http://localhost", true)?,
-            None => server_address("address", address, clear)?,
+            None => server_address("address", address, allow_http)?,
         },
         shown: address.trim_end_matches('/').to_owned(),
         socket,
@@ -83,8 +83,8 @@ pub(super) fn path(option: &str, text: &str) -> Result<String, Failure> {
     if path.split('/').all(|part| !matches!(part, "" | "." | "..") && part.chars().all(plain)) {
         return Ok(path.to_owned());
     }
-    Err(bad(format!("option \"{option}\" is not a path in Vault"))
-        .with_detail("A path has letters, digits, \"_\", \"-\", \".\" and \"/\"."))
+    Err(bad(format!("option \"{option}\" is not a valid Vault path"))
+        .with_detail("A path consists of letters, digits, \"_\", \"-\", \".\" and \"/\"."))
 }
 
 fn plain(c: char) -> bool {
@@ -102,9 +102,9 @@ fn check_key(key: &str) -> Result<(), Failure> {
     }
     Err(Failure::new(
         ErrorClass::KeyMissing,
-        format!("Vault can have no key \"{}\"", printable(key)),
+        format!("\"{}\" is not a valid name of a Vault key", printable(key)),
     )
-    .with_detail("The name of a Transit key has letters, digits, \"_\", \"-\" and \".\".")
+    .with_detail("The name of a Transit key consists of letters, digits, \"_\", \"-\" and \".\".")
     .with_hint("Check the name of the master key."))
 }
 
@@ -122,11 +122,11 @@ impl Vault {
         }
         Err(Failure::new(
             ErrorClass::Insecure,
-            format!("key \"{key}\" cannot bind what it wraps to a database"),
+            format!("key \"{key}\" cannot bind wrapped keys to a database"),
         )
-        .with_detail("It was not made with derived=true, or is not for encryption.")
+        .with_detail("It was not created with derived=true, or does not support encryption.")
         .with_hint(format!(
-            "Make another key: vault write {}/keys/<name> derived=true",
+            "Create another key: vault write {}/keys/<name> derived=true",
             self.mount
         )))
     }
@@ -153,14 +153,14 @@ fn ciphertext(wrapped: &[u8]) -> Result<(&str, u64), Failure> {
     let text = std::str::from_utf8(wrapped).ok().filter(|text| text.is_ascii());
     text.and_then(|text| Some((text, version_of(text)?))).ok_or_else(|| {
         Failure::new(ErrorClass::WrongCiphertext, "wrapped key cannot be unwrapped with Vault")
-            .with_detail("It was not made by a provider of kind \"vault\".")
+            .with_detail("It was not wrapped by a provider of kind \"vault\".")
             .with_hint("Restore the directory pagevault/ of the data directory from a backup.")
     })
 }
 
 fn wrapped(ciphertext: String) -> Result<Wrapped, Failure> {
     let key_version = version_of(&ciphertext).ok_or_else(|| {
-        Failure::new(ErrorClass::Internal, "Vault answered with an unknown kind of text")
+        Failure::new(ErrorClass::Internal, "Vault returned ciphertext in an unknown format")
     })?;
     Ok(Wrapped { wrapped: ciphertext.into_bytes(), key_version })
 }
@@ -190,9 +190,10 @@ impl Provider for Vault {
             api.ask(built(request.context(STANDARD.encode(context)).build())?).await
         })?;
         let encoded = Zeroizing::new(reply.plaintext);
-        let plaintext = STANDARD.decode(encoded.as_bytes()).map(Zeroizing::new).map_err(|_| {
-            Failure::new(ErrorClass::Internal, "Vault answered with something else than base64")
-        })?;
+        let plaintext = STANDARD
+            .decode(encoded.as_bytes())
+            .map(Zeroizing::new)
+            .map_err(|_| Failure::new(ErrorClass::Internal, "Vault returned invalid base64"))?;
         Ok(Unwrapped { plaintext, key_version })
     }
 
@@ -235,7 +236,7 @@ impl Provider for Vault {
     fn describe(&self, key: &str) -> Result<KeyInfo, Failure> {
         let info = self.key(key)?;
         let leaves = if info.exportable || info.allow_plaintext_backup {
-            "it may be exported or backed up in clear"
+            "it can be exported or backed up in plaintext"
         } else {
             "it cannot leave Vault"
         };

@@ -41,7 +41,7 @@ impl Server {
     /// A warning about an unprotected connection.
     fn warning(&self) -> &'static str {
         match (self.address.scheme(), &self.socket) {
-            ("http", None) => "; IN CLEAR, to whoever listens there",
+            ("http", None) => "; UNENCRYPTED, and the server is not authenticated",
             _ => "",
         }
     }
@@ -167,7 +167,7 @@ impl Session {
             (true, false) => Ok(()),
             _ => Err(failure::sealed(&self.server)),
         };
-        findings.note("the server is unsealed", open, |()| "it is".to_owned())?;
+        findings.note("the server is unsealed", open, |()| "yes".to_owned())?;
         findings.note("the credentials can be read", self.auth.read(), |_| {
             format!("for {}", self.auth.shown())
         })?;
@@ -182,7 +182,7 @@ impl Session {
             match lookup(api).await {
                 Ok(token) => Ok(describe_token(token.ttl, token.renewable, &token.policies)),
                 Err(error) if self.auth.token_is_ours() && failure::is_denial(&error) => {
-                    Ok("logged in; the token may not look at itself".to_owned())
+                    Ok("logged in; the token may not look up its own properties".to_owned())
                 }
                 Err(error) => Err(failure::of_login(error, &self.server, &self.auth)),
             }

@@ -340,10 +340,10 @@ fn escrow_of_keys_is_recorded() -> Result<()> {
         command.args(["audit", "verify", "-D"]).arg(cluster.data_directory());
         run(command.arg(cluster.directory().join("log")))
     };
-    // The MAC of the last attempt, made without a key, is not verified yet.
+    // The confirms the last attempt, made without a key, is not verified yet.
     ensure!(verify().is_err(), "lines without a MAC count");
     run(&mut export("third"))?;
     let output = verify()?;
-    ensure!(output.contains("what pagevault-keyring has done itself: 2 with a MAC, 4"), "{output}");
+    ensure!(output.contains("pagevault-keyring's own audit trail: 2 with a MAC, 4"), "{output}");
     cluster.finish()
 }

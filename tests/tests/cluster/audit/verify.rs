@@ -51,7 +51,7 @@ fn at(lines: &[String], what: &str) -> usize {
 }
 
 fn count(response: &str) -> usize {
-    let count = response.split_once("Not as the server has written it: ").map(|(_, rest)| rest);
+    let count = response.split_once("Problems found: ").map(|(_, rest)| rest);
     count.and_then(|rest| rest.split_once('.')?.0.parse().ok()).unwrap_or(0)
 }
 
@@ -69,7 +69,7 @@ fn a_trail_stays_complete_across_rotations_restarts_and_crashes() -> Result<()> 
     cluster.stop(StopMode::Immediate)?;
     cluster.start_server()?;
     let response = ensure_whole(&cluster)?;
-    ensure!(response.contains("runs of the server: 4"), "{response}");
+    ensure!(response.contains("; runs: 4"), "{response}");
     // Lines written while the cluster is locked are verified by later lines.
     keys.take_away()?;
     cluster.append_conf("pagevault.unlock_timeout = 0")?;
@@ -83,10 +83,10 @@ fn a_trail_stays_complete_across_rotations_restarts_and_crashes() -> Result<()> 
     fs::rename(log(&cluster), &older)?;
     cluster.restart()?;
     let (code, response) = verified(&cluster, &[&log(&cluster), &older])?;
-    ensure!(code == 0 && response.contains("runs of the server: 6"), "{code}: {response}");
+    ensure!(code == 0 && response.contains("; runs: 6"), "{code}: {response}");
     let (code, response) = verified(&cluster, &[&log(&cluster)])?;
     ensure!(
-        code == 0 && response.contains("what was before is not in these files"),
+        code == 0 && response.contains("earlier lines are not in these files"),
         "{code}: {response}"
     );
     cluster.finish()
@@ -169,18 +169,18 @@ fn missing_lines_are_detected() -> Result<()> {
         let line = lines.remove(at);
         lines.insert(at + 1, line);
     })?;
-    ensure!(response.contains("stands behind a later one"), "{response}");
+    ensure!(response.contains("is out of order"), "{response}");
     // Without the state file the end is unknown, and the next run does not know what preceded it.
     cluster.stop(StopMode::Fast)?;
     fs::remove_file(cluster.data_directory().join("pagevault/audit.state"))?;
     let (code, response) = verified(&cluster, &[&log(&cluster)])?;
-    ensure!(code == 2 && response.contains("has no file audit.state"), "{code}: {response}");
-    cluster.start_server()?;
-    let (code, response) = verified(&cluster, &[&log(&cluster)])?;
     ensure!(
-        code == 2 && response.contains("does not know what was before it"),
+        code == 2 && response.contains("file audit.state is missing or damaged"),
         "{code}: {response}"
     );
+    cluster.start_server()?;
+    let (code, response) = verified(&cluster, &[&log(&cluster)])?;
+    ensure!(code == 2 && response.contains("has no link to an earlier run"), "{code}: {response}");
     cluster.finish()
 }
 
@@ -199,7 +199,7 @@ fn the_trail_is_found_in_every_format_of_the_log() -> Result<()> {
             let path = cluster.data_directory().join("logs").join(name);
             let (code, response) = verified(&cluster, &[&path])?;
             ensure!(
-                code == 0 && !response.contains("is not in these files"),
+                code == 0 && !response.contains("are not in these files"),
                 "{name}: {code}: {response}"
             );
         }
@@ -247,10 +247,10 @@ fn a_standby_continues_the_trail_of_its_copy() -> Result<()> {
     cluster.sql("SELECT pagevault.rotate_cluster_master_key()")?;
     ensure_whole(&cluster)?;
     let response = ensure_whole(&standby)?;
-    ensure!(response.contains("what was before is not in these files"), "{response}");
+    ensure!(response.contains("earlier lines are not in these files"), "{response}");
     // Both logs together: the standby has diverged from the primary, and nothing is missing.
     let (code, response) = verified(&standby, &[&log(&cluster), &log(&standby)])?;
-    ensure!(code == 0 && response.contains("one of them is of a copy"), "{code}: {response}");
+    ensure!(code == 0 && response.contains("one of them is from a copy"), "{code}: {response}");
     standby.finish()?;
     cluster.finish()
 }

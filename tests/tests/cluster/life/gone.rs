@@ -60,11 +60,11 @@ fn the_key_of_a_dropped_database_is_not_required() -> Result<()> {
     let mut check = cluster.program("pagevault-keyring");
     check.args(["escrow", "check", "--data-directory"]).arg(cluster.data_directory());
     let output = run(check.arg("--identity").arg(&private).arg(&bundle))?;
-    ensure!(output.contains("holds 1 database keys, and opens all"), "{output}");
+    ensure!(output.contains("contains 1 database keys, which unwrap all"), "{output}");
     cluster.stop(StopMode::Fast)?;
     let mut verify = cluster.program("pagevault-keyring");
     let output = run(verify.arg("verify").arg(cluster.data_directory()))?;
-    ensure!(output.contains("Everything opens."), "{output}");
+    ensure!(output.contains("No damage found."), "{output}");
     cluster.start_server()?;
     // Keys of existing databases are still required.
     let space = cluster.directory().join("space");
@@ -109,7 +109,7 @@ fn the_key_of_a_database_on_an_unmounted_file_system_is_required() -> Result<()>
     let altered = cluster.error(&format!("SELECT pagevault.alter_provider('other', {options})"));
     std::fs::rename(&away, &space)?;
     let error = altered?;
-    ensure!(error.sqlstate == "42704" && error.text().contains("holds no key"), "{error}");
+    ensure!(error.sqlstate == "42704" && error.text().contains("has no key"), "{error}");
     cluster.finish()
 }
 

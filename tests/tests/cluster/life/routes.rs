@@ -25,7 +25,7 @@ impl Copied<'_> {
     }
 }
 
-/// A standby on which the provider's path leads to another file, as on another machine.
+/// A standby on which the provider's path refers to another file, as on another machine.
 fn standby<'a>(primary: &Cluster, keys: &'a KeyFile) -> Result<(Cluster, Copied<'a>)> {
     let mut standby = Standby::default()
         .conf("pagevault.unlock_timeout = 1s")

@@ -10,7 +10,7 @@ use pagevault_tests::cluster::{expect_error, run_sql};
 
 use super::cluster;
 
-/// An AWS credentials file with a program, which creates a marker file.
+/// An AWS credentials file of AWS that runs a program, which creates a marker file.
 fn trap(cluster: &Cluster) -> Result<(PathBuf, PathBuf)> {
     let (file, mark) =
         (cluster.directory().join("credentials"), cluster.directory().join("sprung"));
@@ -41,7 +41,10 @@ fn in_profiles_of_aws() -> Result<()> {
 
     let error = expect_error(&mut keeper, &add("theirs"))?;
     ensure!(error.sqlstate == "F0000", "{error}");
-    ensure!(error.text().contains("has a program run, which this provider may not"), "{error}");
+    ensure!(
+        error.text().contains("runs a program, which is not allowed for this provider"),
+        "{error}"
+    );
     ensure!(error.detail.contains("credential_process"), "{error}");
     ensure!(error.hint.contains("pg_execute_server_program"), "{error}");
 

@@ -55,7 +55,7 @@ fn upgrades_that_would_lose_keys_are_refused() -> Result<()> {
     let (mut taken, _its_keys) = Cluster::with_keys(&settings())?;
     taken.allow_log("cannot encrypt WAL: the cluster has no master key");
     taken.stop(StopMode::Fast)?;
-    refused(&taken, "It was given keys already")?;
+    refused(&taken, "It already has keys of its own")?;
     taken.start_server()?;
     taken.finish()?;
 
@@ -66,7 +66,7 @@ fn upgrades_that_would_lose_keys_are_refused() -> Result<()> {
     new.sql("CREATE TABLE more (id int); SELECT pagevault.encrypt('more')")?;
     new.stop(StopMode::Fast)?;
     // An upgraded cluster cannot be upgraded again.
-    refused(&new, "it was upgraded already")?;
+    refused(&new, "the cluster was already upgraded")?;
     new.start_server()?;
     ensure!(new.text("SELECT id FROM t")? == "7", "the table");
     old.start_server()?;

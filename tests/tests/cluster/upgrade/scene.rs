@@ -190,7 +190,7 @@ impl Scene {
                 .arg("verify")
                 .arg(cluster.data_directory()),
         )?;
-        ensure!(verified.contains("Everything opens."), "{verified}");
+        ensure!(verified.contains("No damage found."), "{verified}");
         Ok(())
     }
 

@@ -100,7 +100,7 @@ fn least_privilege_is_enough_and_less_is_denied() -> Result<()> {
     let reply = provider.ask(&key, CONTEXT, json!("check"))?;
     let findings = reply["checked"]["findings"].as_array().with_context(|| format!("{reply}"))?;
     ensure!(findings.iter().all(|finding| finding["failure"].is_null()), "{reply}");
-    ensure!(findings[3]["seen"].as_str().is_some_and(|seen| seen.contains("not allowed to list")));
+    ensure!(findings[3]["seen"].as_str().is_some_and(|seen| seen.contains("may not list")));
 
     let less = user(&kms, "less", &["kms:DescribeKey", "kms:Encrypt"])?;
     let provider = kms.provider(&less);
@@ -176,7 +176,7 @@ fn credentials_come_from_where_aws_looks() -> Result<()> {
     let mut provider = kms.provider(&process);
     provider.options["profile"] = json!("vaulted");
     let seen = source(&provider)?;
-    ensure!(seen == "from a profile's process, access key ID test", "{seen}");
+    ensure!(seen == "from the credential_process of a profile, access key ID test", "{seen}");
 
     // Containers get an address on their host.
     let document = json!({"AccessKeyId": "test", "SecretAccessKey": "test", "Token": "none",
@@ -223,7 +223,7 @@ fn bad_credentials_files_say_what_is_wrong() -> Result<()> {
     let failing = Credentials::from_text(
         "[default]\ncredential_process = /bin/sh -c \"echo hidden >&2; exit 1\"\n",
     )?;
-    refused(&failing, None, "does not give any")?;
+    refused(&failing, None, "did not provide any")?;
     let class_of = |credentials: &Credentials| -> Result<Value> {
         let options = json!({"region": REGION, "credentials_file": credentials.path()});
         let provider = without_ambient_credentials(Provider::new("aws_kms", options));

@@ -188,7 +188,7 @@ fn silent_server() -> Result<()> {
     // A check ends in time too, and reports its steps so far.
     let reply = provider(&silent.endpoint, &root, 3000).ask("k", CONTEXT, json!("check"))?;
     let last = reply["checked"]["findings"].as_array().and_then(|findings| findings.last());
-    ensure!(last.is_some_and(|last| last["what"] == "AWS KMS answers"), "{reply}");
+    ensure!(last.is_some_and(|last| last["what"] == "AWS KMS replies"), "{reply}");
     ensure!(last.is_some_and(|last| last["failure"]["class"] == "deadline"), "{reply}");
     Ok(())
 }

@@ -92,7 +92,7 @@ fn a_key_has_four_names() -> Result<()> {
         ensure!(provider.unwrap("alias/gone", CONTEXT, &wrapped)? == SECRET);
         let reply = provider.ask(name, CONTEXT, json!("check"))?;
         let findings = reply["checked"]["findings"].as_array().context("no findings")?;
-        let found = findings.iter().find(|found| found["what"] == "the key is there");
+        let found = findings.iter().find(|found| found["what"] == "the key exists");
         let summary = found.and_then(|found| found["seen"].as_str()).context("no summary")?;
         let expected = "in eu-central-1, customer managed, material from KMS";
         ensure!(summary.contains(&arn) && summary.ends_with(expected), "{summary}");
@@ -188,11 +188,11 @@ fn check_tells_what_works() -> Result<()> {
     ensure!(findings.iter().all(|finding| finding["failure"].is_null()), "{reply}");
     let what: Vec<&str> = findings.iter().filter_map(|finding| finding["what"].as_str()).collect();
     let expected = [
-        "the region is known",
-        "there are credentials",
-        "AWS KMS answers",
+        "the AWS region is known",
+        "credentials are available",
+        "AWS KMS replies",
         "the credentials are accepted",
-        "the key is there",
+        "the key exists",
         "the key wraps and unwraps",
         "wrapped keys are bound to their database",
     ];

@@ -99,7 +99,7 @@ fn rotation_on_demand_is_done_once() -> Result<()> {
     let third = provider.rotate(&key, &again)?;
     ensure!(third > second && rotations()? == 2, "{second}, {third}");
     let response = provider.ask(&key, CONTEXT, json!("check"))?.to_string();
-    let expected = format!("version {third} wraps, versions from {first} on unwrap; ");
+    let expected = format!("wraps with version {third}, unwraps versions from {first} on; ");
     ensure!(response.contains(&expected), "{response}");
     Ok(())
 }

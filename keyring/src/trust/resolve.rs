@@ -108,7 +108,7 @@ fn check_link(what: FileKind, link: &Path, metadata: &Metadata) -> Result<(), Fa
     let (shown, name) = (link.display(), what.name());
     Err(insecure(format!("symbolic link \"{shown}\" is not safe for a {name}"))
         .with_detail(format!(
-            "It belongs to user ID {owner}, who could exchange the {name}; we run as user ID {us}."
+            "It belongs to user ID {owner}, who could replace the {name}; the current user ID is {us}."
         ))
         .with_hint("Give the path of the file itself."))
 }
