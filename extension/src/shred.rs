@@ -393,7 +393,10 @@ fn finish(
         None => Ok(shredded(outcome)),
         Some(report) => Err(Report::new(
             Code::ERRCODE_IO_ERROR,
-            format!("the keys of {object} are destroyed, but the key file still holds them: {}", report.message()),
+            format!(
+                "the keys of {object} are destroyed, but the key file still holds them: {}",
+                report.message()
+            ),
         )
         .detail("Nothing can be read with them by this server any more. Their wrapped copies are still in the file.")
         .hint("Remove the cause, then shred once more.")),

@@ -1,5 +1,4 @@
-//! Statements that change what is protected: SECURITY LABEL, settings, CREATE and DROP EXTENSION,
-//! CREATE DATABASE.
+//! Statements that change what is protected: SECURITY LABEL, settings, CREATE and DROP EXTENSION.
 //!
 //! They can be rolled back. So one line is written when the statement begins, and one with the
 //! outcome when its transaction or subtransaction has ended: `ok`, `rolled_back`, `prepared`, or
