@@ -122,8 +122,8 @@ pub(crate) fn stamp(batch: &[u8], settled: u64, logged: Lsn) -> Vec<u8> {
     out
 }
 
-/// A frame without records. It states how many bytes of the log are durable, and the WAL address up
-/// to which the log contains everything that WAL says about it.
+/// A frame without records. It states how many bytes of the log are durable, and the WAL address
+/// before which the log contains all WAL records about it.
 pub(crate) fn mark(settled: u64, logged: Lsn) -> [u8; HEADER] {
     Header { length: 0, checksum: crc32c::crc32c(&[]), settled, logged }.bytes()
 }

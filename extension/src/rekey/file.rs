@@ -95,8 +95,8 @@ pub(super) fn rewrite(
     Ok(stale.len() as u32)
 }
 
-/// Records that the file has no pages of older versions, as was proven. Fails if the file's state
-/// has changed since.
+/// Records that the file has no pages of older versions, as was proven. False if the file has
+/// entered another state since.
 pub(super) fn finish(target: Target) -> Result<bool> {
     fault::point("rekey.proved");
     let finished = data_keys::record_rewritten(target.file, target.version)?;

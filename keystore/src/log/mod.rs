@@ -15,9 +15,10 @@
 //!
 //! WAL is authoritative, and checkpoints bring the log up to date: every change is in WAL, and redo
 //! begins where the last checkpoint began and repeats what came after it. A batch is *staged* at
-//! the end of the log before its WAL record is inserted, so that there is room for it, but does not
-//! count yet. It is *settled* once its WAL record and the batch are durable and the log states so.
-//! Every checkpoint settles; a caller that needs a key at the next start settles at once.
+//! the end of the log before its WAL record is inserted, which proves that there is room for it,
+//! but does not count yet. It is *settled* once its WAL record and the batch are durable and the
+//! log states so. Every checkpoint settles; a caller that needs a key at the next start settles at
+//! once.
 //!
 //! To settle, a process takes the log's [`Position`] (under the callers' lock), makes WAL durable
 //! up to the last record about it, syncs the log ([`Log::sync`]; both without the lock), appends

@@ -22,7 +22,7 @@ pub struct Position {
     pub end: u64,
     /// Number of these bytes that are known to be durable.
     pub settled: u64,
-    /// The log contains everything that WAL says about it before this address.
+    /// All WAL records about this log before this address are in it.
     pub logged: Lsn,
 }
 
