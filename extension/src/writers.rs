@@ -10,7 +10,8 @@
 //! Each process has its own slot in shared memory, by its number among the server's processes, with
 //! one number for each kind of [`Act`]. The process makes it odd before it looks up the key, and
 //! even afterwards; it never has the same odd value twice in a row. Beside it is the file, so that
-//! only writers of that file are waited for. So the number is odd from before the lookup until after the write, and
+//! only writers of that file are waited for. So the number is odd from before the lookup until
+//! after the write, and
 //!
 //! - the writer stores the odd number, and then looks up the key;
 //! - the other process stores the key, and then reads the numbers.
