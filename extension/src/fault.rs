@@ -1,27 +1,27 @@
-//! Points at which tests stop a process, to kill it or others there.
+//! Fault points: named points at which tests stop a process, to kill it or others there.
 //!
-//! With the feature `fault_points`, which no ordinary build has, a process that comes by [`point`]
-//! looks for a file `pagevault.stop_at` in the data directory. If that names the point, the process
-//! writes its number to `pagevault.stopped`, says so in the log, and stays until the file is gone
-//! or names another point. A file rather than a setting: it reaches every process at once, in the
-//! middle of whatever it does, recovery too.
+//! With the feature `fault_points`, which ordinary builds do not have, a process that reaches
+//! [`point`] looks for a file `pagevault.stop_at` in the data directory. If the file names the
+//! point, the process writes its number to `pagevault.stopped`, logs it, and stays until the file
+//! is removed or names another point. A file rather than a setting, because it reaches all
+//! processes at once, at any point, also in recovery.
 //!
-//! A server that bypasses a function of ours is made with a file `pagevault.leave_out`, which names
-//! a function that is not replaced ([`leaves_out`]).
+//! A file `pagevault.leave_out` names a function that is not replaced ([`leaves_out`]), which
+//! simulates a server that bypasses the replacement.
 //!
-//! Without the feature nothing of this is compiled.
+//! Without the feature, none of this is compiled.
 
 #[cfg(not(feature = "fault_points"))]
 #[inline(always)]
 pub(crate) fn point(_name: &str) {}
 
-/// As [`point`], for one object: `name number`, of a relation file or a database. On the page path,
-/// so that it cannot be cancelled there.
+/// Like [`point`], for one object: `name number`, with the number of a relation file or a database.
+/// For the page path, so it cannot be cancelled.
 #[cfg(not(feature = "fault_points"))]
 #[inline(always)]
 pub(crate) fn point_of(_name: &str, _object: u32) {}
 
-/// True if this function of the server is not to be replaced.
+/// Whether this function of the server is not to be replaced.
 #[cfg(not(feature = "fault_points"))]
 #[inline(always)]
 pub(crate) fn leaves_out(_function: &str) -> bool {
@@ -58,7 +58,7 @@ mod stopping {
         }
     }
 
-    /// The working directory of every process of a server is its data directory.
+    /// The working directory of all processes of a server is its data directory.
     fn is_wanted(name: &str, object: Option<u32>) -> bool {
         let Ok(text) = fs::read_to_string(STOP_AT) else { return false };
         let mut words = text.split_whitespace();
@@ -70,7 +70,7 @@ mod stopping {
     fn stop(name: &str, object: Option<u32>, meanwhile: impl Fn()) {
         let pid = std::process::id();
         pgrx::log!("pagevault: process {pid} stops at {name}");
-        // Complete from the first moment that it can be seen.
+        // Renamed into place, so that tests never read an incomplete file.
         let written = format!("{STOPPED}.{pid}");
         let told = fs::write(&written, format!("{pid} {name}"));
         let _ = told.and_then(|()| fs::rename(&written, STOPPED));

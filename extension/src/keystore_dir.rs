@@ -1,4 +1,4 @@
-//! Where the keystore is.
+//! The location of the keystore.
 
 use std::path::PathBuf;
 
@@ -8,10 +8,10 @@ use pgrx::PgSqlErrorCode;
 use crate::pg::process;
 use crate::pg::report::{Report, Result};
 
-/// The keystore's directory inside the data directory.
+/// Name of the keystore's directory in the data directory.
 pub(crate) const NAME: &str = "pagevault";
 
-/// The keystore's directory, absolute.
+/// Absolute path of the keystore's directory.
 pub(crate) fn path() -> PathBuf {
     process::data_directory().join(NAME)
 }

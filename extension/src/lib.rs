@@ -1,14 +1,14 @@
 //! pagevault: transparent encryption at rest for stock PostgreSQL.
 //!
-//! This crate is the edge: the only one that knows PostgreSQL. See ARCHITECTURE.md for the picture.
+//! The only crate that knows PostgreSQL. See ARCHITECTURE.md for an overview.
 //!
 //! Start-up has three stages, in this order, each with one function per subsystem:
 //!
 //! 1. `_PG_init` in the postmaster, while `shared_preload_libraries` are loaded: settings, resource
-//!    manager, hooks, interposition. Anything that fails here ends the start.
-//! 2. `shmem_request_hook`: asks for our lock.
-//! 3. `shmem_startup_hook`: finds the lock, reads the keystore, unlocks. Runs again when the server
-//!    restarts after a crash of one of its processes.
+//!    manager, hooks, replacement of functions. Any error here ends the start.
+//! 2. `shmem_request_hook`: requests pagevault's lock.
+//! 3. `shmem_startup_hook`: finds the lock, reads the keystore, unlocks. Runs again after a crash
+//!    restart.
 
 mod api;
 mod audit;
@@ -39,9 +39,9 @@ extension_sql_file!("../../sql/roles.sql", name = "roles", bootstrap);
 extension_sql_file!("../../sql/rekey.sql", name = "rekey", requires = ["roles", rekey_job_rows]);
 extension_sql_file!("../../sql/views.sql", name = "views", finalize);
 
-/// Called by the server when the library is loaded: in full only from `shared_preload_libraries`.
-/// Loaded otherwise (CREATE EXTENSION on a server without the setting), nothing is installed and
-/// every entry point says so.
+/// Called by the server when the library is loaded. Installs everything if it is loaded from
+/// `shared_preload_libraries`. Otherwise (CREATE EXTENSION on a server without the setting) it
+/// installs nothing, and all functions report that.
 #[pg_guard]
 pub extern "C-unwind" fn _PG_init() {
     preload::start();
@@ -61,11 +61,11 @@ pub mod pg_test {
     /// Lines added to the test server's postgresql.conf.
     #[must_use]
     pub fn postgresql_conf_options() -> Vec<&'static str> {
-        // The server's role may be called pagevault, and has the schema of its name first in the
-        // path else.
+        // If the server's role is called pagevault, a schema of its name would be first in the
+        // search path.
         let mut lines = vec!["shared_preload_libraries = 'pagevault'", "search_path = 'public'"];
-        // Beside what this was built to: see tools/test-server. Without it, tests that need keys
-        // are skipped.
+        // Built in the same directory: see tools/test-server. Without it, tests that need keys are
+        // skipped.
         let keyring = std::env::current_exe()
             .ok()
             .and_then(|test| Some(test.parent()?.parent()?.join("pagevault-keyring")))

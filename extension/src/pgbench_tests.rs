@@ -1,9 +1,8 @@
-//! pgbench inside `cargo pgrx test`: encrypted tables beside plain ones in one server, judged by
-//! what was counted and by CPU time, never by the clock. And what a page costs on the server's own
-//! path.
+//! pgbench in `cargo pgrx test`: encrypted and plaintext tables in one server, compared by counters
+//! and CPU time, never by elapsed time. Also measures the cost of a page on the server's own path.
 //!
-//! Also to be had from psql, in a server that has a build with `--features pg_test`: `SELECT
-//! tests.pgbench_...()`.
+//! The tests can also be called from psql on a server with a build with `--features pg_test`:
+//! `SELECT tests.pgbench_...()`.
 
 #[pgrx::pg_schema]
 mod tests {
@@ -27,17 +26,17 @@ mod tests {
 
     const DATABASE: &str = "pagevault_pgbench";
 
-    /// Tests run at once, and these would count each other's pages.
+    /// Tests run in parallel, and these would count each other's pages.
     const LOCK: &str = "SELECT pg_advisory_xact_lock(20240607)";
 
-    /// A database with pgbench's tables in two schemas, `plain` and `sealed`, and a master key of
-    /// its own: the other tests count on there being none for theirs. Dropped in the end.
+    /// A database with pgbench's tables in two schemas, `plain` and `sealed`, and its own master
+    /// key, because other tests need a cluster without one. Dropped at the end.
     struct Bench {
         keys: PathBuf,
     }
 
     impl Bench {
-        /// `None`, and a notice, where there is no program to talk to key providers.
+        /// `None`, with a notice, if there is no key provider helper.
         fn prepare() -> Option<Bench> {
             assert!(Spi::run(LOCK).is_ok());
             let keyring = helper::program();
@@ -71,12 +70,12 @@ mod tests {
             }
             for schema in ["plain", "sealed"] {
                 bench.pgbench(schema, &["-i", "-q", "-s", "1"]);
-                // All of table and index, into shared buffers.
+                // Read all of table and index into shared buffers.
                 bench.sql(&format!(
                     "SET search_path = {schema}; SELECT count(*), sum(abalance) FROM pgbench_accounts;
                      SET enable_seqscan = off; SELECT count(*) FROM pgbench_accounts WHERE aid > 0"
                 ));
-                // What pgbench itself asks for when it begins.
+                // Loads what pgbench itself reads when it starts.
                 bench.pgbench(schema, &["-n", "-t", "1", "-S"]);
             }
             bench.sql("CHECKPOINT");
@@ -110,8 +109,8 @@ mod tests {
             run(command.args(arguments).arg(DATABASE));
         }
 
-        /// Runs pgbench on a schema: what it had sealed and opened, pages, and CPU seconds of all
-        /// processes.
+        /// Runs pgbench on a schema. Returns the numbers of encrypted and decrypted pages, and the
+        /// CPU seconds of all processes.
         fn measure(&self, schema: &str, arguments: &[&str]) -> (u64, u64, f64) {
             let (before, cpu) = (counted(), cpu_seconds());
             self.pgbench(schema, &[&["-n", "-c", "2"], arguments].concat());
@@ -130,8 +129,8 @@ mod tests {
         }
     }
 
-    /// The output of a program that must succeed. This process answers the others meanwhile: CREATE
-    /// DATABASE and DROP DATABASE wait until all have done so.
+    /// The output of a program that must succeed. Meanwhile this process handles interrupts: CREATE
+    /// DATABASE and DROP DATABASE wait until all processes have done so.
     fn run(command: &mut Command) -> String {
         let started = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
         let finished = started.and_then(|mut child| {
@@ -145,24 +144,24 @@ mod tests {
             Ok(output) => output,
             Err(error) => panic!("{command:?}: {error}"),
         };
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{command:?}: {said}");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{command:?}: {stderr}");
         String::from_utf8_lossy(&output.stdout).trim().to_owned()
     }
 
-    /// Relation pages that were sealed and opened so far.
+    /// Numbers of relation pages encrypted and decrypted so far.
     fn counted() -> (u64, u64) {
         let totals = shmem::get().map(|shared| shared.counters.totals(StatsKind::Relation));
         totals.map_or((0, 0), |totals| (totals.sealed, totals.opened))
     }
 
-    /// CPU time of the server: the postmaster, its children, and those that have ended.
+    /// CPU time of the server: the postmaster, its children, and its former children.
     fn cpu_seconds() -> f64 {
-        const HERTZ: f64 = 100.0; // USER_HZ, of what Linux shows to programs everywhere
+        const HERTZ: f64 = 100.0; // USER_HZ, the unit of these fields on Linux
         let postmaster = std::os::unix::process::parent_id();
         let children = format!("/proc/{postmaster}/task/{postmaster}/children");
         let children = std::fs::read_to_string(children).unwrap_or_default();
-        // utime, stime and, of children that were waited for, cutime and cstime: proc(5).
+        // utime, stime, and of terminated children cutime and cstime: proc(5).
         let ticks = |pid: &str, fields: usize| -> f64 {
             let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
             let after_name = stat.rsplit(')').next().unwrap_or_default();
@@ -173,15 +172,14 @@ mod tests {
         (ticks(&postmaster.to_string(), 4) + living) / HERTZ
     }
 
-    /// Encryption may cost, but not so much that one would see it here; other tests run beside this
-    /// one.
+    /// Compares with a wide margin, because other tests run at the same time.
     fn assert_similar(what: &str, plain: f64, sealed: f64) {
         notice!("{what}: CPU seconds plain {plain:.2}, encrypted {sealed:.2}");
         assert!(sealed < plain * 2.0 + 1.0, "{what}: CPU plain {plain} s, encrypted {sealed} s");
     }
 
     #[pg_test]
-    fn pgbench_costs_what_is_counted() {
+    fn pgbench_pages_and_cpu_time_are_within_bounds() {
         let Some(bench) = Bench::prepare() else { return };
         let few: &[&str] = &["-t", "2000", "-S"];
         let plain = bench.measure("plain", few);
@@ -198,14 +196,14 @@ mod tests {
             .sql("SELECT pg_relation_size('sealed.pgbench_history') / 8192 + 2")
             .parse()
             .unwrap_or_default();
-        // Each of the transactions changes four rows, on as many pages at most, and an index page
-        // or map now and then.
+        // Each transaction changes four rows, on at most as many pages, and sometimes an index page
+        // or a map.
         let most = 2 * 500 * 6 + 100;
         assert!((at_least..most).contains(&sealed.0), "{} pages were sealed", sealed.0);
         assert_similar("read-write", plain.2, sealed.2);
     }
 
-    /// Nanoseconds of this process's CPU for each of `count` turns: the best of many rounds.
+    /// CPU nanoseconds of this process for each of `count` calls: the best of many rounds.
     fn nanoseconds(count: u32, mut turn: impl FnMut(u32)) -> f64 {
         let cpu = || clock::cpu_time() as f64;
         let rounds = (0..200).map(|_| {
@@ -216,7 +214,8 @@ mod tests {
         rounds.fold(f64::INFINITY, f64::min)
     }
 
-    /// Sealing and opening as the storage manager has it done: decision, key, counters and all.
+    /// Encrypts and decrypts as the storage manager's functions do: with decision, key and
+    /// counters.
     #[pg_test]
     fn pgbench_page_costs_little_more_than_the_cipher() {
         const PAGES: u32 = 64;
@@ -234,7 +233,8 @@ mod tests {
         let mut plain: Vec<Page> = vec![[7; PAGE_SIZE]; PAGES as usize];
         for page in &mut plain {
             page[10..12].fill(0); // pd_flags: no version
-            page[18..20].copy_from_slice(&(PAGE_SIZE as u16 | 4).to_le_bytes()); // pd_pagesize_version
+            // pd_pagesize_version
+            page[18..20].copy_from_slice(&(PAGE_SIZE as u16 | 4).to_le_bytes());
         }
         let mut sealed = plain.clone();
         let seal = nanoseconds(PAGES, |block| {
@@ -265,7 +265,7 @@ mod tests {
             "ns of CPU per page, {}: sealing {seal:.0}, opening {open:.0}; the cipher alone {bare:.0}",
             key.backend()
         );
-        // Sealing copies the page, and a debug build is slow around the cipher.
+        // Encryption copies the page, and code around the cipher is slow in a debug build.
         let most = if cfg!(debug_assertions) { 20.0 } else { 1.5 };
         assert!(seal < bare * most && open < bare * most, "{seal} and {open}, against {bare}");
     }

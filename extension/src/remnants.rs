@@ -1,17 +1,17 @@
-//! Clearing what deleted rows leave of sampled values: in the catalogs of statistics of this
-//! database, and in their TOAST tables, whose files go on under new keys.
+//! Clearing sampled values that deleted rows leave in pages: of the statistics catalogs of this
+//! database and of their TOAST tables, whose files continue under new keys.
 //!
-//! While others read and write them. A file at a time:
+//! Other sessions keep reading and writing them. For each file:
 //!
-//! 1. If it is sealed it gets another data key, as in rekeying ([`crate::rekey`]).
-//! 2. Every page is cleared ([`crate::pg::remnants`]), with an image in WAL. The table comes before
-//!    its TOAST table: who still finds a deleted row finds no reference to a value in it, before
-//!    the value is gone.
-//! 3. It is written and synced, and every page on disk is found to be under the new key.
+//! 1. If it is encrypted, it gets another data key, as in rekeying ([`crate::rekey`]).
+//! 2. All pages are cleared ([`crate::pg::remnants`]), with an image in WAL. The table is cleared
+//!    before its TOAST table, so that a reader that still finds a deleted row finds no reference to
+//!    a removed value.
+//! 3. The file is written and synced, and all pages on disk are verified to be under the new key.
 //!
-//! Then the keys before the new ones can be destroyed ([`crate::keys::usage::destruction`]), so
-//! that older copies of the pages, in blocks of the disk that were given back, say, cannot be
-//! opened either. Each step may be the last: all of it can be done again.
+//! Then the former keys can be destroyed ([`crate::keys::usage::destruction`]), so that older
+//! copies of the pages, for example in freed blocks of the disk, cannot be decrypted either. All of
+//! it can be interrupted at any step and repeated.
 
 use std::time::{Duration, Instant};
 
@@ -29,55 +29,56 @@ use crate::pg::report::Result;
 use crate::pg::{process, statistics};
 use crate::{fault, rekey};
 
-/// How long others are waited for altogether: who reads a page, holds a lock, or rekeys. They may
-/// wait for the caller, whose locks the detection of deadlocks does not know them to wait for.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Total time to wait for others: readers of a page, holders of locks, rekeying. Limited because
+/// they may be waiting for the caller's locks, and the deadlock detector does not know that the
+/// caller waits for them.
+const MAX_WAIT: Duration = Duration::from_secs(10);
 
-/// How often it is looked whether they are done.
-const LOOK_AGAIN: Duration = Duration::from_millis(5);
+/// Polling interval while waiting.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Keeps VACUUM away, which shortens files, and whatever makes new ones.
+/// Excludes VACUUM, which truncates files, and commands that create new files.
 const LOCK: pg_sys::LOCKMODE = pg_sys::ShareUpdateExclusiveLock as pg_sys::LOCKMODE;
 
-/// The one error of a new key that does not keep anybody from shredding.
+/// The only error in creating a key that does not prevent shredding.
 const NO_ROOM: i32 = PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED as i32;
 
-/// One file, and what became of it.
+/// One file, and the result.
 pub(crate) struct Cleared {
     pub(crate) name: String,
     pub(crate) file: RelFile,
     pub(crate) state: State,
-    /// Until the former keys are destroyed nobody else changes the key.
+    /// Prevents others from changing the key until the former keys are destroyed.
     _right: Option<Rewriting>,
 }
 
-/// How far a file was cleared.
+/// Result of clearing a file.
 pub(crate) enum State {
-    /// All its pages were looked at.
+    /// All its pages were processed.
     Done {
         pages: u32,
         /// Deleted rows in pages that others were reading: these keep their values.
         left: u32,
         key: Key,
     },
-    /// Nothing was done: others had it locked.
+    /// Nothing was done, because others held locks.
     Locked,
-    /// Its keys are destroyed anyway.
+    /// Its keys are already destroyed.
     Destroyed,
 }
 
-/// How a file goes on.
+/// The key under which a file continues.
 pub(crate) enum Key {
-    /// Under a new key of this version; the former ones can be destroyed.
+    /// A new key of this version; the former ones can be destroyed.
     New(DataKeyVersion),
-    /// Under the one that it had: there is no room for another, for this reason.
+    /// The same key as before: there is no room for another, for this reason.
     AsBefore(String),
-    /// In plaintext.
+    /// None: plaintext.
     None,
 }
 
 impl Cleared {
-    /// The last of the former keys, if they are to be destroyed.
+    /// The last former version, if the former keys are to be destroyed.
     pub(crate) fn last_former_version(&self) -> Option<DataKeyVersion> {
         match self.state {
             State::Done { key: Key::New(version), .. } => DataKeyVersion::new(version.get() - 1),
@@ -86,32 +87,32 @@ impl Cleared {
     }
 }
 
-/// Clears all catalogs of statistics. What cannot be had in time is left out, and said so.
+/// Clears all statistics catalogs. Files that cannot be locked in time are skipped and reported.
 ///
 /// # Errors
-/// When a file gets no new key, or a process does not end its writing of a page. Raises ERROR: a
-/// page cannot be read or opened, a key is locked, the disk is full, this session is told to stop.
+/// If a file gets no new key, or a process does not finish writing a page. Raises ERROR if a page
+/// cannot be read or decrypted, a key is locked, the disk is full, or this session is cancelled.
 pub(crate) fn clear_statistics() -> Result<Vec<Cleared>> {
-    let patience = Patience { until: Instant::now() + PATIENCE };
+    let limit = WaitLimit { until: Instant::now() + MAX_WAIT };
     let before = Before::now();
     let mut cleared = Vec::new();
     for (catalog, kept) in statistics::CATALOGS {
         let family = relation::family_as_it_is(catalog);
         for member in family.into_iter().filter(|member| member.kind != RelationKind::Index) {
             let kept = if member.kind == RelationKind::Toast { Kept::Lengths } else { kept };
-            cleared.push(clear(&member, kept, &before, &patience)?);
+            cleared.push(clear(&member, kept, &before, &limit)?);
         }
     }
     fault::point("remnants.cleared");
     Ok(cleared)
 }
 
-fn clear(member: &Facts, kept: Kept, before: &Before, patience: &Patience) -> Result<Cleared> {
+fn clear(member: &Facts, kept: Kept, before: &Before, limit: &WaitLimit) -> Result<Cleared> {
     let oid = member.oid;
     let done = |file, state, _right| {
         Ok(Cleared { name: relation::quoted_name(member), file, state, _right })
     };
-    if patience.wait_for(|| relation::try_lock(oid, LOCK).then_some(())).is_none() {
+    if limit.wait_for(|| relation::try_lock(oid, LOCK).then_some(())).is_none() {
         return done(member.file, State::Locked, None);
     }
     let Some(held) = Held::open(oid) else { return done(member.file, State::Locked, None) };
@@ -119,7 +120,7 @@ fn clear(member: &Facts, kept: Kept, before: &Before, patience: &Patience) -> Re
     if directory::is_destroyed(file) {
         return done(file, State::Destroyed, None);
     }
-    let right = patience.wait_for(|| Rewriting::try_for_transaction(oid, held.is_shared()));
+    let right = limit.wait_for(|| Rewriting::try_for_transaction(oid, held.is_shared()));
     if right.is_none() {
         return done(file, State::Locked, None);
     }
@@ -131,8 +132,7 @@ fn clear(member: &Facts, kept: Kept, before: &Before, patience: &Patience) -> Re
         for block in 0..blocks {
             process::check_for_interrupts();
             if fork == ForkNumber::MAIN_FORKNUM {
-                left +=
-                    held.clear_page(block, kept, before, &ring, has_new_key, || patience.wait());
+                left += held.clear_page(block, kept, before, &ring, has_new_key, || limit.wait());
                 pages += 1;
                 fault::point("remnants.page_cleared");
             } else if has_new_key {
@@ -149,7 +149,7 @@ fn clear(member: &Facts, kept: Kept, before: &Before, patience: &Patience) -> Re
     done(file, State::Done { pages, left, key }, right)
 }
 
-/// Has a file that is sealed written under a new key from now on, and nobody under another one.
+/// Switches an encrypted file to a new key, and waits until no process writes under another one.
 fn new_key(held: &Held) -> Result<Key> {
     let file = held.file();
     let Some(cipher) = directory::current_cipher(file) else { return Ok(Key::None) };
@@ -164,17 +164,17 @@ fn new_key(held: &Held) -> Result<Key> {
     Ok(directory::current_version(file).map_or(Key::None, Key::New))
 }
 
-/// Time that is left for waiting.
-struct Patience {
+/// The time left for waiting.
+struct WaitLimit {
     until: Instant,
 }
 
-impl Patience {
-    /// Waits a moment; false if there is no time left.
+impl WaitLimit {
+    /// Waits a moment; false if no time is left.
     fn wait(&self) -> bool {
         let goes_on = Instant::now() < self.until;
         if goes_on {
-            process::sleep(LOOK_AGAIN);
+            process::sleep(POLL_INTERVAL);
         }
         goes_on
     }

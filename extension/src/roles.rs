@@ -1,4 +1,4 @@
-//! Who may do what.
+//! Rights of roles.
 
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys;
@@ -7,18 +7,18 @@ use crate::pg::privileges::{has_role, is_superuser, may_select};
 use crate::pg::report::{Report, Result};
 use crate::pg::{catalog, relation};
 
-/// The role that may manage providers and keys and remove encryption.
+/// The role that may manage providers and keys, and remove encryption.
 pub(crate) const ADMIN: &std::ffi::CStr = c"pagevault_admin";
 
-/// A role was made or renamed. What the name [`ADMIN`] gives is not to be had by choosing it: who
-/// has CREATEROLE could make the role before the extension does, or after it was dropped, and from
-/// PostgreSQL 16 on is its administrator then (CreateRole in user.c).
+/// A role was created or renamed. Refuses the name [`ADMIN`], so that nobody gets its rights by
+/// choosing it: a role with CREATEROLE could create it before the extension does, or after it was
+/// dropped, and from PostgreSQL 16 on would then have ADMIN OPTION on it (CreateRole in user.c).
 pub(crate) fn refuse_reserved(role: pg_sys::Oid, is_new: bool) -> Result<()> {
     let reserved = catalog::new_role_name(role).is_some_and(|name| name.as_c_str() == ADMIN);
     if !reserved || is_superuser() {
         return Ok(());
     }
-    // Its own attributes and members may be changed by whoever may: it has the name already.
+    // Changes of attributes and members of the existing role are not restricted here.
     if !is_new && catalog::role_oid(ADMIN) == role {
         return Ok(());
     }
@@ -30,13 +30,13 @@ pub(crate) fn refuse_reserved(role: pg_sys::Oid, is_new: bool) -> Result<()> {
     .hint("A superuser makes it with CREATE EXTENSION pagevault."))
 }
 
-/// True if the caller may see paths of the server and messages of key providers.
+/// Whether the caller may see paths of the server and messages of key providers.
 pub(crate) fn may_see_providers() -> bool {
     has_role(ADMIN) || has_role(c"pg_monitor")
 }
 
-/// Refuses callers who may neither read the relation nor monitor the server: looking at its files
-/// costs I/O and tells about its contents.
+/// Refuses callers who may neither read the relation nor monitor the server: reading its files
+/// costs I/O and reveals something about its contents.
 pub(crate) fn require_select(relation: pg_sys::Oid, name: &str) -> Result<()> {
     if may_select(relation) || may_see_providers() {
         return Ok(());
@@ -60,7 +60,7 @@ pub(crate) fn require_owner_or_admin(relation: pg_sys::Oid, name: &str) -> Resul
     Err(not_owner(name))
 }
 
-/// What who does not own a relation is told.
+/// The error for callers who do not own a relation.
 pub(crate) fn not_owner(name: &str) -> Report {
     Report::new(
         PgSqlErrorCode::ERRCODE_INSUFFICIENT_PRIVILEGE,
@@ -68,12 +68,12 @@ pub(crate) fn not_owner(name: &str) -> Report {
     )
 }
 
-/// True if the caller may have the server run programs, whatever they may do with keys.
+/// Whether the caller may run programs on the server. Independent of the rights to keys.
 pub(crate) fn may_run_programs() -> bool {
     has_role(c"pg_execute_server_program")
 }
 
-/// Refuses callers who may not have the server run programs.
+/// Refuses callers who may not run programs on the server.
 pub(crate) fn require_program_runner(action: &str) -> Result<()> {
     if may_run_programs() {
         return Ok(());

@@ -1,15 +1,15 @@
-//! Shredding: destroying the data keys of relations, of a schema, of a database, so that nobody can
-//! read again what they held.
+//! Shredding: destroying the data keys of relations, of a schema or of a database, so that their
+//! data cannot be read again.
 //!
-//! The relations are locked as for DROP; what is dirty is written; every page on disk is looked at,
-//! since a page in plaintext is not destroyed with any key; the pages leave shared buffers; the
-//! keys are destroyed ([`crate::keys::usage::destruction`]). The relations stay in the catalog,
-//! with files that cannot be read: DROP or TRUNCATE is the user's choice, and views and grants
-//! survive until then.
+//! The relations are locked as for DROP. Dirty pages are written, and all pages on disk are
+//! checked, because destroying keys does not destroy plaintext pages. The pages are dropped from
+//! shared buffers, and the keys are destroyed ([`crate::keys::usage::destruction`]). The relations
+//! stay in the catalog, with unreadable files: the user chooses between DROP and TRUNCATE, and
+//! views and grants survive until then.
 //!
-//! Nothing of it can be rolled back. What is done by ordinary means, deleting statistics, is
-//! committed by another process before the first key is destroyed. What deleted rows leave in the
-//! pages of statistics is cleared before that as well ([`remnants`]).
+//! Nothing of this can be rolled back. Ordinary changes, the deletion of statistics, are committed
+//! by another process before the first key is destroyed. What deleted rows leave in the pages of
+//! statistics is also cleared before that ([`remnants`]).
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -34,22 +34,22 @@ use crate::{audit, fault, workers};
 
 const LOCK: pg_sys::LOCKMODE = pg_sys::AccessExclusiveLock as pg_sys::LOCKMODE;
 
-/// What was destroyed.
+/// Result of shredding.
 pub(crate) struct Shredded {
-    /// Names of the files' relations, as far as there are any.
+    /// Names of the files' relations, if they have any.
     pub(crate) names: Vec<(RelFile, String)>,
     pub(crate) outcome: Outcome,
-    /// Rows of statistics that were deleted; `None` if there was nothing to look for.
+    /// Number of deleted rows of statistics; `None` if there was nothing to search.
     pub(crate) statistics: Option<i64>,
-    /// The files of statistics, and what became of what deleted rows had left in them.
+    /// The files of statistics, and the result of clearing deleted rows in them.
     pub(crate) cleared: Vec<Cleared>,
-    /// Files of a database that are in plaintext: it keeps them.
+    /// Number of plaintext files of a database, which are not destroyed.
     pub(crate) plaintext_files: usize,
-    /// Nothing is left of the files.
+    /// The files do not exist any more.
     pub(crate) are_gone: bool,
 }
 
-/// Shreds a relation and what follows it.
+/// Shreds a relation and those that follow it.
 pub(crate) fn relation(by: &str, oid: Oid, confirm: &str) -> Result<Shredded> {
     let facts = relation::require(oid)?;
     let name = relation::qualified_name(oid);
@@ -64,7 +64,7 @@ pub(crate) fn relation(by: &str, oid: Oid, confirm: &str) -> Result<Shredded> {
     relations(by, &name, &[oid], |facts| relation::quoted_name(facts) == name)
 }
 
-/// Shreds every relation of a schema.
+/// Shreds all relations of a schema.
 pub(crate) fn schema(by: &str, oid: Oid, confirm: &str) -> Result<Shredded> {
     let name = catalog::schema_name(oid).ok_or_else(|| {
         Report::new(
@@ -94,8 +94,7 @@ pub(crate) fn schema(by: &str, oid: Oid, confirm: &str) -> Result<Shredded> {
     relations(by, &format!("schema {name}"), &roots, is_there)
 }
 
-/// `is_meant` says of one of the `roots`, now that nobody changes it any more, whether it is
-/// still what was confirmed.
+/// `is_meant` checks, under the lock, whether one of the `roots` is still what was confirmed.
 fn relations(
     by: &str,
     object: &str,
@@ -124,7 +123,7 @@ fn relations(
         buffers::flush_relation(facts.oid);
         require_sealed(facts)?;
     }
-    let statistics = forget_statistics(&oids)?;
+    let statistics = delete_statistics(&oids)?;
     fault::point("shred.forgotten");
     let cleared = remnants::clear_statistics()?;
     let files: Vec<RelFile> = stored.iter().map(|facts| facts.file).collect();
@@ -142,13 +141,13 @@ fn relations(
     })
 }
 
-/// Of files that were cleared, the keys that they had before.
+/// The former key versions of cleared files.
 fn former_keys(cleared: &[Cleared]) -> Vec<(RelFile, DataKeyVersion)> {
     cleared.iter().filter_map(|one| Some((one.file, one.last_former_version()?))).collect()
 }
 
-/// Locks the relations with partitions and followers against everybody. Partitioned tables first,
-/// so that no partition is attached meanwhile.
+/// Locks the relations, their partitions and followers against all access. Partitioned tables are
+/// locked first, so that no partition can be attached meanwhile.
 fn lock_members(roots: &[Oid]) -> Result<Vec<Facts>> {
     let mut members: Vec<Facts> = Vec::new();
     let mut locked = HashSet::new();
@@ -174,7 +173,8 @@ fn lock_members(roots: &[Oid]) -> Result<Vec<Facts>> {
         .flat_map(|table| relation::family_as_it_is(table.oid))
         .map(|facts| facts.oid)
         .collect();
-    // Who had a lock before us may have detached a partition, or given a sequence to somebody else.
+    // An earlier holder of a lock may have detached a partition, or changed the owner of a
+    // sequence.
     if let Some(other) = members.iter().find(|facts| !now.contains(&facts.oid)) {
         return Err(changed(&relation::quoted_name(other)));
     }
@@ -187,8 +187,8 @@ fn lock_members(roots: &[Oid]) -> Result<Vec<Facts>> {
     Ok(members)
 }
 
-/// A job may concern a partitioned table above, and tables above have samples of those below.
-/// There may be several.
+/// Adds all ancestors, of which there may be several: a job may concern a partitioned table above,
+/// and statistics of tables above contain samples of those below.
 fn with_ancestors(oids: &[Oid]) -> Vec<Oid> {
     let mut all: HashSet<Oid> = oids.iter().copied().collect();
     let mut next = oids.to_vec();
@@ -198,7 +198,7 @@ fn with_ancestors(oids: &[Oid]) -> Vec<Oid> {
     all.into_iter().collect()
 }
 
-/// Looks at every page on disk.
+/// Checks that no page on disk is plaintext.
 fn require_sealed(facts: &Facts) -> Result<()> {
     let plaintext: i64 = verify::count_pages(facts.file)?
         .iter()
@@ -222,10 +222,10 @@ fn require_sealed(facts: &Facts) -> Result<()> {
     .hint("Encrypt it first with pagevault.encrypt(). What was in plaintext once may still be found on the disk."))
 }
 
-/// Sampled values in the statistics are contents, too. That they are deleted is committed before
-/// any key is destroyed: this session's transaction may still be rolled back, by an error later in
-/// its statement, or when its client goes away.
-fn forget_statistics(relations: &[Oid]) -> Result<i64> {
+/// Deletes statistics that contain sampled values. The deletion is committed before any key is
+/// destroyed, because this session's transaction may still be rolled back by an error later in its
+/// statement, or if its client disconnects.
+fn delete_statistics(relations: &[Oid]) -> Result<i64> {
     let relations: HashSet<Oid> = relations.iter().copied().collect();
     let above = with_ancestors(&relations.iter().copied().collect::<Vec<_>>());
     let sampled = Sampled { relations, above: above.into_iter().collect() };
@@ -245,7 +245,7 @@ fn forget_statistics(relations: &[Oid]) -> Result<i64> {
     }
 }
 
-/// Shreds a database that nobody is connected to: every data key that it ever had.
+/// Shreds a database without sessions: all data keys that it ever had.
 pub(crate) fn database(by: &str, name: &ServerText, confirm: &str) -> Result<Shredded> {
     let found = catalog::database_oid(name);
     let name = &name.to_string();
@@ -297,18 +297,17 @@ pub(crate) fn database(by: &str, name: &ServerText, confirm: &str) -> Result<Shr
     })
 }
 
-/// Shreds what is gone of this database: files of relations that were dropped, and of those that
-/// were rewritten, from before. Nobody knows any more whose they were, but nobody can read them
-/// either, except from backups.
+/// Shreds the former files of this database: those of dropped relations, and those of relations
+/// before they were rewritten. It is not known any more to which relations they belonged.
 pub(crate) fn former_files(by: &str, confirm: &str) -> Result<Shredded> {
     let database = process::my_database();
     let name = catalog::database_name(database).unwrap_or_default().to_string();
     require_confirmation(&name, confirm)?;
-    // What was dropped since the last checkpoint is not quite gone.
+    // Files dropped since the last checkpoint may still exist.
     session::as_owner_of_the_cluster(|| Spi::run("CHECKPOINT"))?;
     let mut found = destruction::former_files(database)?;
     require_tablespaces(database, &found)?;
-    // Whoever had made a key, and not yet its file, has made the file then.
+    // Wait for processes that have created a key and are about to create its file.
     writers::await_others(Act::Creating, None)?;
     found.retain(Former::is_gone);
     if found.is_empty() {
@@ -317,9 +316,9 @@ pub(crate) fn former_files(by: &str, confirm: &str) -> Result<Shredded> {
             format!("database \"{name}\" has no keys of files that are gone"),
         ));
     }
-    // DROP has deleted the statistics of what was dropped.
+    // DROP has deleted the statistics of dropped relations.
     let cleared = remnants::clear_statistics()?;
-    // Nothing of them is in shared buffers, since their removal dropped it.
+    // Their pages left shared buffers when the files were removed.
     let outcome = destruction::destroy_former(database, &found, &former_keys(&cleared));
     finish(by, &format!("former files of database {name}"), outcome, |outcome| Shredded {
         names: Vec::new(),
@@ -331,14 +330,14 @@ pub(crate) fn former_files(by: &str, confirm: &str) -> Result<Shredded> {
     })
 }
 
-/// Files of this database that no relation has: a crash leaves those of transactions that did not
-/// commit, which may be copies of what was shredded. Or somebody makes them just now.
+/// Files of this database that no relation has: left by transactions that a crash aborted, which
+/// may be copies of shredded data, or being created now.
 pub(crate) fn left_behind() -> Result<Vec<RelFile>> {
     let known = Survey::make().relations().map(|facts| facts.file).collect();
     destruction::files_besides(process::my_database(), &known)
 }
 
-/// Where a file system is not mounted all files seem to be gone.
+/// If a file system is not mounted, all its files would seem to be gone.
 fn require_tablespaces(database: u32, found: &[Former]) -> Result<()> {
     let known: HashSet<u32> = catalog::tablespaces().into_iter().map(Oid::to_u32).collect();
     for tablespace in found.iter().map(|former| former.file.tablespace).collect::<HashSet<_>>() {
@@ -371,7 +370,7 @@ fn in_use(name: &str, detail: String) -> Report {
     .hint("Shred it as you would drop it: when nobody is connected to it.")
 }
 
-/// Writes the audit line, and makes sure that the caller hears if the file still holds the keys.
+/// Writes the audit line, and raises an error if the key file still contains the keys.
 fn finish(
     by: &str,
     object: &str,
@@ -379,29 +378,32 @@ fn finish(
     shredded: impl FnOnce(Outcome) -> Shredded,
 ) -> Result<Shredded> {
     let who = session::identity();
-    let (files, keys, told) = match &outcome {
+    let (files, keys, result) = match &outcome {
         Ok(outcome) => {
             let keys = outcome.files.iter().map(|file| u64::from(file.keys)).sum();
-            let told = outcome.not_compacted.as_ref().map_or("ok", Report::message);
-            (outcome.files.len(), keys, told)
+            let result = outcome.not_compacted.as_ref().map_or("ok", Report::message);
+            (outcome.files.len(), keys, result)
         }
         Err(report) => (0, 0, report.message()),
     };
-    let destruction = audit::Destruction { object, files, data_keys: keys, outcome: told };
+    let destruction = audit::Destruction { object, files, data_keys: keys, outcome: result };
     audit::log_destruction(&who, by, &destruction);
     let mut outcome = outcome?;
     match outcome.not_compacted.take() {
         None => Ok(shredded(outcome)),
         Some(report) => Err(Report::new(
             Code::ERRCODE_IO_ERROR,
-            format!("the keys of {object} are destroyed, but the key file still holds them: {}", report.message()),
+            format!(
+                "the keys of {object} are destroyed, but the key file still holds them: {}",
+                report.message()
+            ),
         )
         .detail("Nothing can be read with them by this server any more. Their wrapped copies are still in the file.")
         .hint("Remove the cause, then shred once more.")),
     }
 }
 
-/// Both as messages show them, so that what a message says is what is to be typed.
+/// Compares names as messages show them, so that users can type what a message says.
 fn require_confirmation(name: &str, confirm: &str) -> Result<()> {
     if confirm == name {
         return Ok(());

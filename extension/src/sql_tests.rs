@@ -1,5 +1,5 @@
-//! Tests that run inside a server (`cargo pgrx test`): what needs no key provider. What does is
-//! tested on whole clusters (`tests/`).
+//! Tests inside a server (`cargo pgrx test`) that need no key provider. Others are tests on whole
+//! clusters (`tests/`).
 
 #[pgrx::pg_schema]
 mod tests {
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[pg_test]
-    fn nothing_that_writes_is_executable_by_everyone() -> spi::Result<()> {
+    fn no_writing_function_is_executable_by_everyone() -> spi::Result<()> {
         let open = Spi::get_one::<String>(
             "SELECT string_agg(proname, ', ' ORDER BY proname) FROM pg_proc
               WHERE pronamespace = 'pagevault'::regnamespace
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[pg_test]
-    fn labels_are_read() {
+    fn labels_are_parsed() {
         assert!(matches!(label::parse("plaintext"), Ok(Label::Plaintext)));
         assert!(matches!(label::parse(" encrypted "), Ok(Label::Encrypted(None))));
         assert!(matches!(label::parse("encrypted aes-128-xts"), Ok(Label::Encrypted(Some(_)))));
@@ -145,7 +145,7 @@ mod tests {
             .map(|(scope, number)| table.state(database(scope), version(number)));
         let (refused, locked, ready) = (State::Refused, State::Locked, State::Ready);
         assert_eq!(states, [Some(refused), Some(refused), Some(locked), Some(ready)]);
-        // The key is still there, and nobody puts another in its place.
+        // The key is still there, and cannot be replaced by another.
         let other = pagevault_cipher::Secret32::from_bytes(&[8; 32]);
         assert!(table.unlock(database(5), version(1), &other).is_ok());
         assert!(table.get(database(5), version(1)).is_some_and(|read| read.matches(key.expose())));
@@ -165,7 +165,8 @@ mod tests {
         let mut seen: Vec<PgSqlErrorCode> = Vec::new();
         for class in classes {
             let code = refusal::sqlstate(class);
-            // A client must be able to tell its own cancel from a provider's deadline.
+            // Clients must be able to distinguish their own cancel request from a provider's
+            // deadline.
             assert!(
                 code != PgSqlErrorCode::ERRCODE_QUERY_CANCELED && !seen.contains(&code),
                 "{class}"
@@ -176,15 +177,15 @@ mod tests {
     }
 
     #[pg_test]
-    fn health_is_kept_by_provider_and_cut_to_what_fits() -> std::io::Result<()> {
+    fn health_is_kept_for_each_provider_and_truncated() -> std::io::Result<()> {
         let table = Region::<Health>::map(0, MemoryKind::Sparse)?.head;
         let lock = KeystoreLock::acquire();
         assert!(table.entry(&lock, "a").is_none());
         table.record(&lock, "a", 10, 1500, Ok(()));
         let text = "\u{e4}".repeat(1000);
-        let trouble = OperationFailure { class: "wrong_ciphertext", answered: false, text };
-        table.record(&lock, "b", 20, 7, Err(&trouble));
-        table.record(&lock, "b", 30, 7, Err(&trouble));
+        let failure = OperationFailure { class: "wrong_ciphertext", answered: false, text };
+        table.record(&lock, "b", 20, 7, Err(&failure));
+        table.record(&lock, "b", 30, 7, Err(&failure));
         let a = table.entry(&lock, "a");
         assert!(a.is_some_and(|a| a.reachable && a.latency_us == 1500 && a.last_error_at == 0));
         let b = table.entry(&lock, "b");
@@ -202,12 +203,12 @@ mod tests {
     }
 
     #[pg_test]
-    fn a_full_table_of_database_keys_says_so() -> std::io::Result<()> {
+    fn a_full_table_of_database_keys_is_reported() -> std::io::Result<()> {
         let table = Secrets::new(Region::map(secrets::slots_needed(0), MemoryKind::Sparse)?);
         let announces = |number: &u32| table.announce(database(1), version(*number)).is_ok();
         let announced = |number: &u32| table.has_room() && announces(number);
         assert_eq!((1..).take_while(announced).count(), table.limit());
-        // What recovery has on top of that.
+        // Recovery may use reserved slots beyond the limit.
         let room = (2000..).take_while(announces).count();
         assert_eq!((table.limit(), room), (1023 - 64, 64));
         assert_eq!(table.newest(database(1)), Some(version(2063)));
@@ -217,7 +218,7 @@ mod tests {
     }
 
     #[pg_test]
-    fn control_words_remember_where_logs_end() -> std::io::Result<()> {
+    fn control_words_hold_the_ends_of_logs() -> std::io::Result<()> {
         let control = Control::new(Region::map(control::entries_needed(0), MemoryKind::Sparse)?);
         assert!(control.position(Scope::CLUSTER).is_none());
         control.set_keystore_id(&[9; 16]);

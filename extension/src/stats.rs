@@ -1,11 +1,11 @@
-//! How much was sealed and opened since the server started, and how long that took.
+//! Counters of encrypted and decrypted pages since the server started, and of the time spent.
 //!
-//! Every process has a slot of its own in shared memory, by its number among the server's
-//! processes, and nobody else writes there: counting is an addition to memory that is in this
-//! core's cache, without lock or atomic instruction. Readers add all slots up. A slot is never
-//! cleared: the next process with that number goes on counting. All this outlives a crash restart.
+//! Each process has its own slot in shared memory, by its number among the server's processes, and
+//! is the only writer of it. So counting is an addition to memory in this core's cache, without
+//! locks or atomic instructions. Readers add up all slots. Slots are never cleared: the next
+//! process with the same number continues. Counters survive a crash restart.
 //!
-//! Called inside critical sections: nothing here allocates, waits or raises.
+//! Called in critical sections: nothing here allocates, waits or raises an error.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -13,8 +13,8 @@ use crate::pg::{clock, compat};
 use crate::shmem;
 use crate::shmem::counters::{Amount, Line, StatsKind};
 
-/// Nobody else writes here, so this need not be one instruction. (Processes without a number share
-/// a slot, and may lose a count.)
+/// No other process writes here, so this need not be an atomic addition. (Processes without a
+/// number share a slot, and may lose counts.)
 #[inline]
 fn add(counter: &AtomicU64, amount: u64) {
     counter.store(counter.load(Relaxed).wrapping_add(amount), Relaxed);
@@ -25,7 +25,7 @@ fn line(kind: StatsKind) -> Option<&'static Line> {
     shmem::get()?.counters.line(compat::process_number(), kind)
 }
 
-/// The time of sealing or opening that has begun: a moment, put off by what is not to be counted.
+/// Measures the time of encrypting or decrypting. Pauses are added to the start time.
 #[derive(Clone, Copy)]
 #[must_use]
 pub(crate) struct Timing {
@@ -33,18 +33,18 @@ pub(crate) struct Timing {
 }
 
 impl Timing {
-    /// Begins now.
+    /// Starts now.
     #[inline]
     pub(crate) fn begin() -> Timing {
         Timing { began: clock::ticks() }
     }
 
-    /// Timing whose time is counted elsewhere.
+    /// For time that is counted elsewhere.
     pub(crate) fn none() -> Timing {
         Timing { began: u64::MAX }
     }
 
-    /// Does something that is neither.
+    /// Runs something whose time is not to be counted.
     #[inline]
     pub(crate) fn pause<R>(&mut self, f: impl FnOnce() -> R) -> R {
         let paused = clock::ticks();
@@ -53,13 +53,14 @@ impl Timing {
         result
     }
 
-    /// `pages` of `bytes` in all were sealed since it began. None: not counted at all.
+    /// Counts `pages` of `bytes` in total, encrypted since the start. Without bytes nothing is
+    /// counted.
     #[inline]
     pub(crate) fn sealed(self, kind: StatsKind, pages: u64, bytes: u64) {
         self.done(kind, |line| &line.sealed, pages, bytes);
     }
 
-    /// `pages` of `bytes` in all were opened since it began.
+    /// Counts `pages` of `bytes` in total, decrypted since the start.
     #[inline]
     pub(crate) fn opened(self, kind: StatsKind, pages: u64, bytes: u64) {
         self.done(kind, |line| &line.opened, pages, bytes);
@@ -77,7 +78,7 @@ impl Timing {
     }
 }
 
-/// A page could not be opened, because its key could not be had.
+/// Counts a page that could not be decrypted because its key was not available.
 #[cold]
 pub(crate) fn count_failure(kind: StatsKind) {
     if let Some(line) = line(kind) {

@@ -1,4 +1,4 @@
-//! What is really on disk: the state of every page of a relation file, read from the file itself.
+//! What is on disk: the state of each page of a relation file, read from the file itself.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -29,7 +29,7 @@ pub(crate) struct PageCount {
     pub(crate) pages: i64,
 }
 
-/// Every fork that a relation may have.
+/// All forks of a relation.
 pub(crate) const ALL_FORKS: std::ops::RangeInclusive<ForkNumber::Type> =
     ForkNumber::MAIN_FORKNUM..=ForkNumber::INIT_FORKNUM;
 
@@ -40,7 +40,7 @@ const FORKS: [(ForkNumber::Type, &str); 4] = [
     (ForkNumber::INIT_FORKNUM, "init"),
 ];
 
-/// Reads every segment of every fork of a file, relative to the data directory.
+/// Counts the pages in all segments of all forks of a file.
 pub(crate) fn count_pages(file: RelFile) -> Result<Vec<PageCount>> {
     let mut counts = Vec::new();
     for (fork, name) in FORKS {
@@ -63,11 +63,11 @@ pub(crate) fn count_pages(file: RelFile) -> Result<Vec<PageCount>> {
     Ok(counts)
 }
 
-/// The pages of a relation, and of what follows it, as far as it has storage that lasts. Nobody's
-/// lock is waited for: a file that is replaced while it is read is nobody's any more, so all is
-/// read once more. Of what somebody replaces just now it tells how it was before.
+/// The pages of a relation and of those that follow it, except for temporary storage. Waits for no
+/// lock: if a file is replaced while it is read, everything is read again. Of replacements in
+/// progress, the former state is returned.
 pub(crate) fn pages_of(relation: Oid) -> Result<Vec<(Facts, Vec<PageCount>)>> {
-    /// Whoever replaces files all the time is not waited for.
+    /// Limits repetitions if files are replaced all the time.
     const ATTEMPTS: u32 = 10;
     let stored = || {
         relation::hear_of_changes();
@@ -88,7 +88,7 @@ pub(crate) fn pages_of(relation: Oid) -> Result<Vec<(Facts, Vec<PageCount>)>> {
     }
 }
 
-/// How long the main fork of a file is; 0 if it is gone.
+/// Length of the main fork of a file in bytes; 0 if the file does not exist.
 pub(crate) fn main_fork_bytes(file: RelFile) -> Result<i64> {
     let path = compat::relation_path(file, ForkNumber::MAIN_FORKNUM);
     let mut bytes = 0;
@@ -104,7 +104,7 @@ pub(crate) fn main_fork_bytes(file: RelFile) -> Result<i64> {
     Ok(bytes)
 }
 
-/// True if pages of a file are sealed when they are written, or were and are not yet rewritten.
+/// Whether new pages of a file are encrypted, or pages on disk are and have not been rewritten.
 pub(crate) fn may_be_sealed(file: RelFile) -> Result<bool> {
     if !directory::is_known(file) || directory::is_sealed(file) {
         return Ok(directory::is_sealed(file));
@@ -112,7 +112,7 @@ pub(crate) fn may_be_sealed(file: RelFile) -> Result<bool> {
     Ok(count_pages(file)?.iter().any(|count| matches!(count.state, PageState::Sealed(_))))
 }
 
-/// What was shredded can neither be rewritten nor begun anew in place.
+/// Refuses a shredded file: it can be neither rewritten nor restarted in place.
 pub(crate) fn refuse_destroyed(file: RelFile) -> Result<()> {
     if !directory::is_destroyed(file) {
         return Ok(());
@@ -121,10 +121,10 @@ pub(crate) fn refuse_destroyed(file: RelFile) -> Result<()> {
     Err(errors::report(PageFault::of_key(file, KeyError::Destroyed), 0))
 }
 
-/// A page sealed under a version that the keystore does not know belongs to a keystore that was
-/// lost; a new key of that version would make it unreadable for ever.
+/// Refuses a page encrypted under a version that the keystore does not know. It belongs to a lost
+/// keystore, and a new key of that version would make it unreadable for ever.
 ///
-/// Looks at these blocks of one fork; true if there may be more behind them.
+/// Examines these blocks of one fork; true if there may be more behind them.
 pub(crate) fn refuse_lost_versions(
     file: RelFile,
     fork: ForkNumber::Type,
@@ -154,8 +154,8 @@ pub(crate) fn refuse_lost_versions(
     }
 }
 
-/// The blocks of a fork in `range` whose pages on disk are not as they are to be. What is all zero,
-/// or not on disk yet, is not among them.
+/// The blocks of a fork in `range` whose pages on disk are not in the target state. Pages of zeros,
+/// and pages that are not on disk yet, are not included.
 pub(crate) fn stale_blocks(
     target: Target,
     fork: ForkNumber::Type,
@@ -170,8 +170,8 @@ pub(crate) fn stale_blocks(
     Ok(stale)
 }
 
-/// True if no page among these blocks is otherwise than it is to be, and whether there may be more
-/// behind them; as [`stale_blocks`].
+/// Whether all pages of these blocks are in the target state or not included, see [`stale_blocks`];
+/// and whether there may be more blocks behind them.
 pub(crate) fn are_fresh(
     target: Target,
     fork: ForkNumber::Type,
@@ -182,8 +182,8 @@ pub(crate) fn are_fresh(
     Ok((fresh, more))
 }
 
-/// Tells the state of each of these blocks of a fork that is on disk. True if the file does not end
-/// before the last of them.
+/// Passes the state of each of these blocks on disk to `found`. True unless the file ends before
+/// the last of them.
 fn scan(
     file: RelFile,
     fork: ForkNumber::Type,
@@ -217,11 +217,11 @@ fn scan(
     Ok(true)
 }
 
-/// Syncs the segment of a fork, as `mdsyncfiletag` (md.c) does: it is opened for that. False if
-/// there is none.
+/// Syncs a segment of a fork, opening it for that, as `mdsyncfiletag` (md.c) does. False if it does
+/// not exist.
 ///
-/// Nobody needs to hold the file: if it is gone, or becomes another relation's, nothing depends on
-/// it.
+/// The file need not be locked: if it is dropped, or becomes another relation's, nothing depends on
+/// the sync.
 pub(crate) fn sync_segment(file: RelFile, fork: ForkNumber::Type, segment: u32) -> Result<bool> {
     let path = compat::relation_path(file, fork);
     let path = if segment == 0 { path } else { format!("{path}.{segment}") };
@@ -233,7 +233,7 @@ pub(crate) fn sync_segment(file: RelFile, fork: ForkNumber::Type, segment: u32) 
     if process::fsync()
         && let Err(error) = opened.sync_all()
     {
-        // What could not be written may be forgotten by the kernel: only WAL has it then
+        // The kernel may forget what it could not write; then only WAL contains it
         // (data_sync_retry).
         Report::new(
             PgSqlErrorCode::ERRCODE_IO_ERROR,
@@ -249,19 +249,19 @@ fn count_segment(file: &File, path: &str, states: &mut BTreeMap<PageState, i64>)
     read_states(file, 0..pg_sys::RELSEG_SIZE, found).map_err(|e| unreadable(path, &e))
 }
 
-/// Tells the state of each of these blocks of a segment, as far as it goes.
+/// Passes the state of each of these blocks of a segment to `found`, up to its end.
 ///
-/// Only headers are read: copying whole pages out of the kernel's cache takes most of the time
-/// otherwise.
+/// Reads headers only: otherwise, copying whole pages from the kernel's cache takes most of the
+/// time.
 fn read_states(
     file: &File,
     blocks: Range<u32>,
     mut found: impl FnMut(u32, PageState),
 ) -> std::io::Result<()> {
-    /// How far ahead the kernel is told to read: it does not see that reading headers is reading
-    /// on.
+    /// Number of blocks to read ahead. The kernel does not detect that reading headers is
+    /// sequential.
     const AHEAD: u32 = 128;
-    // A partial page at the end is one being added just now.
+    // A partial page at the end is being added at this moment.
     let length = file.metadata()?.len() / PAGE_SIZE as u64;
     let end = blocks.end.min(u32::try_from(length).unwrap_or(u32::MAX));
     for block in blocks.start..end {
@@ -271,7 +271,7 @@ fn read_states(
         }
         match read_state(file, u64::from(block) * PAGE_SIZE as u64) {
             Ok(state) => found(block, state),
-            Err(e) if e.kind() == ErrorKind::UnexpectedEof => break, // cut meanwhile
+            Err(e) if e.kind() == ErrorKind::UnexpectedEof => break, // truncated meanwhile
             Err(e) => return Err(e),
         }
     }
@@ -306,7 +306,7 @@ fn unreadable(path: &str, error: &std::io::Error) -> Report {
     )
 }
 
-/// How many relation files of a database, in all tablespaces, are not written sealed.
+/// Number of relation files of a database, in all tablespaces, that are not encrypted.
 pub(crate) fn plaintext_files(database: u32) -> Result<usize> {
     let mut count = 0;
     for tablespace in catalog::tablespaces() {
@@ -315,8 +315,8 @@ pub(crate) fn plaintext_files(database: u32) -> Result<usize> {
     Ok(count)
 }
 
-/// How many relation files of a database in one tablespace, with numbers from `first` on, are not
-/// written sealed.
+/// Number of relation files of a database in one tablespace, with numbers from `first` on, that are
+/// not encrypted.
 pub(crate) fn plaintext_files_in(database: u32, tablespace: u32, first: u32) -> Result<usize> {
     let directory = compat::database_path(database, tablespace);
     let entries = match std::fs::read_dir(&directory) {
@@ -327,7 +327,7 @@ pub(crate) fn plaintext_files_in(database: u32, tablespace: u32, first: u32) -> 
     let mut count = 0;
     for entry in entries {
         let name = entry.map_err(|e| unreadable(&directory, &e))?.file_name();
-        // Main forks, their first segments: names that are numbers.
+        // First segments of main forks: names that are numbers.
         let Some(relation) = name.to_str().and_then(|name| name.parse().ok()) else { continue };
         let file = RelFile { tablespace, database, relation };
         count += usize::from(relation >= first && !directory::is_sealed(file));

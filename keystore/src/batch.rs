@@ -7,15 +7,15 @@
 //!  8  length    u32, of the body
 //! 12  checksum  u32, CRC-32C of the body
 //! 16  settled   u64, in a log: how many of its bytes were known to be durable; else 0
-//! 24  logged    u64, in a log: a WAL address at or before the batch's WAL record; 0 where none is needed
+//! 24  logged    u64, in a log: a WAL address at or before the batch's WAL record; 0: none needed
 //! 32  header    u32, CRC-32C of bytes 0 to 31
 //! 36  body      records, see `record`
 //! ```
 //!
-//! The same bytes are the payload of a WAL record and, but for `settled` and `logged`, a frame of a
-//! key log. The header has its own checksum so that it can testify even when its body is damaged
-//! (see `log`). In a log, a frame without a body is a *mark*: it is there only for what its header
-//! says.
+//! The same bytes are the payload of a WAL record and, except for `settled` and `logged`, a frame
+//! of a key log. The header has its own checksum, so that `settled` can be trusted even if the body
+//! is damaged (see `log`). In a log, a frame without a body is a *mark*: it serves only to record
+//! what its header states.
 
 use std::fmt::Write as _;
 
@@ -27,7 +27,7 @@ use crate::record::{Record, cipher_name};
 use crate::wal::Switch;
 use crate::wire::Reader;
 
-/// First bytes of every batch.
+/// First bytes of each batch.
 pub const MAGIC: [u8; 4] = [0xDB, b'p', b'v', 0xB1];
 /// Batch format version.
 pub const VERSION: u16 = 1;
@@ -35,11 +35,11 @@ pub const VERSION: u16 = 1;
 pub const HEADER: usize = 36;
 /// Largest body (256 MiB).
 pub const MAX_BODY: usize = 256 << 20;
-/// Most records in a batch, so that a small hostile batch cannot ask for much memory.
+/// Most records in a batch, so that a small malicious batch cannot demand much memory.
 pub const MAX_RECORDS: usize = 1 << 20;
 
-/// The records as one batch. Fails where a record is outside its limits, so that nothing is ever
-/// written that could not be read.
+/// Encodes records as one batch. Fails if a record exceeds its limits, so that nothing is written
+/// that cannot be read again.
 pub fn encode(records: &[Record]) -> Result<Vec<u8>, FormatError> {
     let mut out = vec![0; HEADER];
     let here = |out: &Vec<u8>, problem| FormatError { offset: out.len() as u64, problem };
@@ -63,7 +63,7 @@ pub fn encode(records: &[Record]) -> Result<Vec<u8>, FormatError> {
     Ok(out)
 }
 
-/// The records of exactly one batch. All of it is checked before anything is returned.
+/// Decodes exactly one batch. All of it is checked before anything is returned.
 pub fn decode(bytes: &[u8]) -> Result<Vec<Record>, FormatError> {
     let frame = decode_at(bytes, 0)?;
     let fail = |offset: usize, problem| Err(FormatError { offset: offset as u64, problem });
@@ -76,19 +76,19 @@ pub fn decode(bytes: &[u8]) -> Result<Vec<Record>, FormatError> {
     Ok(frame.records)
 }
 
-/// A batch or mark of a log.
+/// A batch or mark in a log.
 pub(crate) struct Frame {
-    /// None in a mark.
+    /// Empty in a mark.
     pub(crate) records: Vec<Record>,
-    /// Bytes of the log that were known to be durable when this was written.
+    /// Number of bytes of the log that were known to be durable when this was written.
     pub(crate) settled: u64,
-    /// A WAL address at or before the batch's WAL record; 0 where none is needed.
+    /// A WAL address at or before the batch's WAL record; 0 if none is needed.
     pub(crate) logged: Lsn,
-    /// Bytes, with the header.
+    /// Length in bytes, including the header.
     pub(crate) length: usize,
 }
 
-/// The frame at the start of `bytes`, which lie at `offset` in their file.
+/// Decodes the frame at the start of `bytes`, which are at `offset` in their file.
 pub(crate) fn decode_at(bytes: &[u8], offset: u64) -> Result<Frame, FormatError> {
     let fail = |problem| FormatError { offset, problem };
     let header = Header::parse(bytes).map_err(fail)?;
@@ -114,8 +114,8 @@ pub(crate) fn decode_at(bytes: &[u8], offset: u64) -> Result<Frame, FormatError>
     Ok(Frame { records, settled: header.settled, logged: header.logged, length: end })
 }
 
-/// Makes an encoded batch a frame of a log of which `settled` bytes are known to be durable.
-/// `logged`: see the head of the module.
+/// Turns an encoded batch into a frame of a log of which `settled` bytes are known to be durable.
+/// `logged`: see the module's description.
 pub(crate) fn stamp(batch: &[u8], settled: u64, logged: Lsn) -> Vec<u8> {
     let mut out = batch.to_vec();
     if let Ok(header) = Header::parse(batch) {
@@ -125,13 +125,13 @@ pub(crate) fn stamp(batch: &[u8], settled: u64, logged: Lsn) -> Vec<u8> {
     out
 }
 
-/// A frame without records, which only says how much of the log is durable, and up to where it has
-/// what WAL says.
+/// A frame without records. It states how many bytes of the log are durable, and the WAL address
+/// before which the log contains all WAL records about it.
 pub(crate) fn mark(settled: u64, logged: Lsn) -> [u8; HEADER] {
     Header { length: 0, checksum: crc32c::crc32c(&[]), settled, logged }.bytes()
 }
 
-/// Whether a frame is there as it was written, be it understood or not: its checksums are right.
+/// Whether a frame is as it was written, that is, its checksums match. Its version may be unknown.
 pub(crate) fn is_intact(bytes: &[u8]) -> bool {
     match Header::parse(bytes) {
         Ok(header) => header.matches(bytes),
@@ -139,8 +139,8 @@ pub(crate) fn is_intact(bytes: &[u8]) -> bool {
     }
 }
 
-/// Whether a frame that may be half there says that more than `offset` bytes of its log were
-/// durable. What a later pagevault says is not understood, and taken for a yes.
+/// Whether a frame, which may be incomplete, states that more than `offset` bytes of its log were
+/// durable. A frame of a later version cannot be interpreted, and counts as if it did.
 pub(crate) fn testifies_beyond(bytes: &[u8], offset: u64) -> bool {
     match Header::parse(bytes) {
         Ok(header) => header.settled > offset,
@@ -148,14 +148,14 @@ pub(crate) fn testifies_beyond(bytes: &[u8], offset: u64) -> bool {
     }
 }
 
-/// Of a header that was refused for this reason.
+/// Whether a header that was refused for this reason had a correct checksum.
 fn had_right_checksum(problem: &Problem) -> bool {
     !matches!(problem, Problem::Short | Problem::Magic | Problem::HeaderChecksum)
 }
 
-/// A header that has passed its own checksum.
+/// A header whose own checksum is correct.
 struct Header {
-    /// Bytes of the body; at most [`MAX_BODY`].
+    /// Length of the body in bytes; at most [`MAX_BODY`].
     length: usize,
     checksum: u32,
     settled: u64,
@@ -180,7 +180,7 @@ impl Header {
         out
     }
 
-    /// Whether the body of `batch`, all of which must be there, has the right checksum.
+    /// Whether the body in `batch` is complete and matches its checksum.
     fn matches(&self, batch: &[u8]) -> bool {
         let body = batch.get(HEADER..HEADER + self.length);
         body.map(crc32c::crc32c) == Some(self.checksum)
@@ -220,7 +220,8 @@ impl Header {
     }
 }
 
-/// One record in words, without key material, in the style of PostgreSQL's `rmgrdesc` functions.
+/// Describes a record as text, without key material, in the style of PostgreSQL's `rmgrdesc`
+/// functions.
 pub fn describe(record: &Record) -> String {
     match record {
         Record::Provider { name, kind, .. } => format!("provider {name} kind {kind}"),
@@ -270,7 +271,7 @@ pub fn describe(record: &Record) -> String {
     }
 }
 
-/// All records of a batch in words, separated by `"; "`.
+/// Describes all records of a batch, separated by `"; "`.
 pub fn describe_all(records: &[Record]) -> String {
     records.iter().map(describe).collect::<Vec<_>>().join("; ")
 }

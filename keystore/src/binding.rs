@@ -1,4 +1,5 @@
-//! What a wrapping is bound to, so that a wrapped key put in another's place does not unwrap.
+//! Data to which wrapped keys are bound, so that a wrapped key does not unwrap in the place of
+//! another.
 
 use pagevault_cipher::DataKeyVersion;
 
@@ -12,10 +13,10 @@ use crate::scope::Scope;
 ///  8  database u32                         12  relation file number u32       little-endian
 /// ```
 ///
-/// The tablespace is not bound: ALTER DATABASE SET TABLESPACE (`movedb` in dbcommands.c) copies a
-/// database's files raw and keeps their numbers, and its keys must go with them without the need to
-/// wrap them again. The scope and version of the database key are not bound either: another
-/// database key fails to unwrap by itself.
+/// The tablespace is not bound: ALTER DATABASE SET TABLESPACE (`movedb` in dbcommands.c) copies the
+/// files of a database raw and keeps their numbers, and the keys must remain valid without
+/// rewrapping. The scope and version of the database key are not bound either: unwrapping with
+/// another database key fails anyway.
 pub fn data_key_aad(file: RelFile, version: DataKeyVersion, cipher: u8) -> [u8; 16] {
     let [v0, v1] = version.get().to_le_bytes();
     let [d0, d1, d2, d3] = file.database.to_le_bytes();
@@ -23,10 +24,10 @@ pub fn data_key_aad(file: RelFile, version: DataKeyVersion, cipher: u8) -> [u8; 
     [b'P', b'V', b'D', b'K', 1, cipher, v0, v1, d0, d1, d2, d3, r0, r1, r2, r3]
 }
 
-/// Context of a wrapped database key, which providers bind as associated data: this keystore, this
-/// scope (database OID, 0 for the cluster).
+/// Context of a wrapped database key, which providers bind as associated data: keystore and scope
+/// (database OID, 0 for the cluster).
 ///
-/// Printable ASCII, for providers take text: `pagevault/1/<keystore id in hex>/<scope>`.
+/// Printable ASCII, because providers take text: `pagevault/1/<keystore id in hex>/<scope>`.
 pub fn master_context(keystore_id: &[u8; 16], scope: Scope) -> String {
     format!("pagevault/1/{:032x}/{scope}", u128::from_be_bytes(*keystore_id))
 }

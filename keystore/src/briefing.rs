@@ -1,5 +1,5 @@
-//! What `pagevault-keyring exec` tells the library in a program of PostgreSQL: the keys of WAL and
-//! what they are for. It is passed in anonymous memory that the program inherits as a descriptor.
+//! Data that `pagevault-keyring exec` passes to the library in one of PostgreSQL's programs: WAL
+//! keys and their use. It is in anonymous memory that the program inherits as a file descriptor.
 //!
 //! ```text
 //!  0  magic    "pvbrief\n"
@@ -12,7 +12,8 @@
 //!     keys     u32, then for each: version u32, cipher u8, key bytes
 //! ```
 //!
-//! Both sides are of one release: the version only tells a library that was left behind.
+//! Both sides are of the same release. The version only detects a library that an upgrade left
+//! behind.
 
 use pagevault_cipher::{CipherId, DataKey, KeyVersion, Lsn};
 use zeroize::Zeroizing;
@@ -24,46 +25,46 @@ use crate::wire::{Reader, put_bytes, put_u8, put_u16, put_u32, put_u64};
 const MAGIC: [u8; 8] = *b"pvbrief\n";
 const VERSION: u16 = 1;
 
-/// Name of the environment variable that holds the number of the descriptor.
+/// Environment variable that holds the number of the file descriptor.
 pub const VARIABLE: &str = "PAGEVAULT_BRIEFING";
 
-/// What the library writes over a briefing's first bytes when it is at work. Not the beginning of
-/// one.
+/// The library overwrites the first bytes of a briefing with this when it is active. Differs from
+/// the magic number.
 pub const AT_WORK: [u8; 8] = *b"at work\n";
 
-/// What a program does with WAL.
+/// How a program uses WAL.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Role {
-    /// It reads segments.
+    /// Reads segments.
     Read,
-    /// It writes segments, in plaintext as it means, and may read them.
+    /// Writes segments, which it takes for plaintext, and may read them.
     Seal,
-    /// `pg_rewind`: reads segments of the target, and copies those of the source as they are.
+    /// `pg_rewind`: reads segments of the target, and copies those of the source unchanged.
     Rewind {
         /// The target's data directory.
         target: Vec<u8>,
     },
-    /// It only shows that the library is loaded.
+    /// Only shows that the library is loaded.
     Probe,
 }
 
-/// All that the library is told.
+/// All data for the library.
 pub struct Briefing {
-    /// What the program does.
+    /// How the program uses WAL.
     pub role: Role,
-    /// The program runs others, which need the same memory; so it is left as it is.
+    /// The program starts others that need the same memory, so its contents must stay.
     pub shared: bool,
-    /// File name of the program that the library works in. In others, such as a shell in between,
-    /// it does nothing.
+    /// File name of the program for which this is meant. The library does nothing in others, such
+    /// as a shell that starts the program.
     pub program: Vec<u8>,
-    /// From where each key is used.
+    /// The addresses from which each key is used.
     pub switches: Vec<Switch>,
     /// Keys by version.
     pub keys: Vec<(KeyVersion, DataKey)>,
 }
 
 impl Briefing {
-    /// As bytes, in memory that is wiped.
+    /// Encodes the briefing in memory that is wiped.
     pub fn encode(&self) -> Zeroizing<Vec<u8>> {
         let (role, target) = match &self.role {
             Role::Read => (1, &[][..]),
@@ -71,7 +72,7 @@ impl Briefing {
             Role::Rewind { target } => (3, target.as_slice()),
             Role::Probe => (4, &[][..]),
         };
-        // With room for all of it, so that it does not grow and leave copies behind.
+        // Allocate for all of it, because growing would leave copies of keys behind.
         let room = 64 + self.program.len() + target.len() + self.switches.len() * 17;
         let mut out = Zeroizing::new(Vec::with_capacity(room + self.keys.len() * 73));
         out.extend_from_slice(&MAGIC);
@@ -96,10 +97,10 @@ impl Briefing {
         out
     }
 
-    /// Reads what [`Briefing::encode`] wrote. `bytes` are the caller's to wipe.
+    /// Decodes what [`Briefing::encode`] wrote. The caller wipes `bytes`.
     ///
     /// # Errors
-    /// When it is anything else.
+    /// If it is anything else.
     pub fn decode(bytes: &[u8]) -> Result<Self, FormatError> {
         let mut from = Reader::new(bytes, 0);
         if from.array::<8>()? != MAGIC {
@@ -128,7 +129,7 @@ impl Briefing {
             switches.push(Switch { step, start, phase });
         }
         let count = from.u32()?;
-        // With room for all of them: a vector that grows leaves copies of keys behind.
+        // Allocate for all of them, because growing would leave copies of keys behind.
         let mut keys = Vec::with_capacity((count as usize).min(bytes.len()));
         for _ in 0..count {
             let version = KeyVersion::new(from.u32()?)
@@ -174,16 +175,16 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_is_understood() {
-        let told = briefing();
-        let heard = Briefing::decode(&told.encode()).unwrap();
-        assert_eq!(heard.encode().as_slice(), told.encode().as_slice());
-        assert_eq!(heard.role, told.role);
-        assert_eq!(heard.keys.len(), 2);
+    fn an_encoded_briefing_is_decoded() {
+        let sent = briefing();
+        let received = Briefing::decode(&sent.encode()).unwrap();
+        assert_eq!(received.encode().as_slice(), sent.encode().as_slice());
+        assert_eq!(received.role, sent.role);
+        assert_eq!(received.keys.len(), 2);
     }
 
     #[test]
-    fn a_part_of_it_is_not() {
+    fn incomplete_and_longer_bytes_are_refused() {
         let bytes = briefing().encode();
         for length in 0..bytes.len() {
             assert!(Briefing::decode(&bytes[..length]).is_err(), "{length} bytes");

@@ -1,27 +1,30 @@
-//! What tells the right database key from a wrong one, before it is used.
+//! Key check values: they distinguish the right database key from a wrong one before it is used.
 //!
-//! A provider may give another key than the one that was wrapped: its address leads to another
-//! server, it is another key of the same name, wrapped keys were exchanged in the keystore.
-//! Everything sealed under that key would be lost as soon as the right one is back. So each version
+//! A provider may return another key than the one that was wrapped: its address leads to another
+//! server, another key has the same name, or wrapped keys were exchanged in the keystore. Pages
+//! encrypted under that key would be lost as soon as the right key is back. So each version of a
+//! database key is recorded with a key check value:
 //! of a database key is recorded with a key check value:
 //!
 //! ```text
-//! HKDF-SHA256 (RFC 5869), no salt, 16 bytes: key = the database key, label = "pagevault database key check value v1",
-//! context = keystore id (16 bytes) | scope u32 | version u32, little-endian       (label, context: pagevault_cipher::kdf)
+//! HKDF-SHA256 (RFC 5869), no salt, 16 bytes
+//! key = the database key, label = "pagevault database key check value v1",
+//! context = keystore id (16 bytes) | scope u32 | version u32, little-endian
+//! (label, context: pagevault_cipher::kdf)
 //! ```
 //!
-//! It stands in the keystore, in WAL and in backups, readable for all who have those. It tells them
-//! nothing of the key: HKDF's output under one `info` is, to who does not have the key, as good as
-//! random, and gives no hint of its outputs under another. It only lets a guess be tried, as every
-//! wrapped data key does that lies beside it; there are 2^256 guesses. The key's other use is
-//! AES-256-GCM, with which HMAC-SHA256 has no structure in common. A wrong key passes with a
-//! probability of 2^-128; to find one that passes takes as many attempts. Two keys with one value
-//! are found in 2^64, by who may choose both of them: that is the server, which makes database keys
-//! at random.
+//! The value is in the keystore, in WAL and in backups, and readable there. It reveals nothing
+//! about the key: without the key, HKDF's output under one `info` is indistinguishable from random
+//! and unrelated to its outputs under others. It only lets an attacker test a guess, as does each
+//! wrapped data key beside it; there are 2^256 guesses. The key is otherwise used for AES-256-GCM,
+//! which has no structure in common with HMAC-SHA256. A wrong key passes with a probability of
+//! 2^-128, and finding one that passes takes as many attempts. Finding two keys with the same value
+//! takes 2^64 attempts and the choice of both keys; only the server chooses database keys, at
+//! random.
 //!
-//! Bound to keystore, scope and version, a value that was put in another's place fits no key. It is
-//! not proof against who may write the keystore: they could exchange key and value together, as
-//! they could all other files.
+//! A value is bound to keystore, scope and version, so it matches no key in another place. It does
+//! not protect against an attacker who can write the keystore: they could exchange key and value
+//! together, like all other files.
 
 use std::fmt;
 
@@ -31,7 +34,7 @@ use subtle::ConstantTimeEq;
 use crate::scope::Scope;
 
 const LABEL: &str = "pagevault database key check value v1";
-/// Its length in bytes.
+/// Length in bytes.
 pub const LENGTH: usize = 16;
 
 /// The key check value of one version of a database key.
@@ -39,7 +42,7 @@ pub const LENGTH: usize = 16;
 pub struct CheckValue([u8; LENGTH]);
 
 impl CheckValue {
-    /// The value of a key that is this version of this scope's.
+    /// Computes the value of `key` as this version of the scope's key.
     #[must_use]
     pub fn of(key: &Secret32, keystore: &[u8; 16], scope: Scope, version: KeyVersion) -> Self {
         let mut context = [0; 24];
@@ -51,7 +54,7 @@ impl CheckValue {
         Self(value)
     }
 
-    /// Whether this is the value of the key. Takes the same time wherever they differ.
+    /// Whether this is the value of `key`. Runs in constant time.
     #[must_use]
     pub fn fits(
         self,
@@ -63,13 +66,13 @@ impl CheckValue {
         Self::of(key, keystore, scope, version).0.ct_eq(&self.0).into()
     }
 
-    /// As it is recorded.
+    /// From the bytes in a record.
     #[must_use]
     pub const fn from_bytes(bytes: [u8; LENGTH]) -> Self {
         Self(bytes)
     }
 
-    /// To be recorded.
+    /// The bytes for a record.
     #[must_use]
     pub const fn as_bytes(&self) -> &[u8; LENGTH] {
         &self.0
@@ -100,7 +103,7 @@ mod tests {
         Secret32::from_bytes(&[byte; 32])
     }
 
-    /// Written down from another implementation: vectors/check_value.py.
+    /// From an independent implementation: vectors/check_value.py.
     #[test]
     fn the_construction_is_fixed() {
         let value = CheckValue::of(&key(7), &KEYSTORE, SCOPE, version(3));

@@ -1,12 +1,11 @@
-//! Writing a log anew while a backup may be under way.
+//! Compacting a log while a backup may be in progress.
 //!
-//! A backup lists files first and copies them later, many programs no more bytes of each than it
-//! had when it was listed. If the log was written anew in between, and has grown since, its end is
-//! missing in the copy. WAL brings what came after the backup began, and nothing else; so what is
-//! older must not stand in that end. Hence records stay in the order and in the batches in which
-//! they stand in the log: what stays is nowhere further from the beginning than it was. Only a
-//! tombstone moves, to where the first record of its file stood, and is shorter than the key whose
-//! place it takes.
+//! A backup lists files first and copies them later; many programs copy no more bytes of each file
+//! than it had when it was listed. If the log is compacted in between and has grown since, the copy
+//! lacks its end. WAL contains what was added after the backup began, but nothing older; so older
+//! records must not be in that end. Hence records keep the order and the batches of the old log,
+//! and no kept record moves away from the beginning. Only tombstones move, to the place of the
+//! first record of their file. A tombstone is shorter than the key that it replaces.
 
 use std::collections::HashMap;
 
@@ -15,8 +14,8 @@ use crate::record::Record;
 use crate::rel_file::RelFile;
 use crate::state::State;
 
-/// The records of `kept` as batches in the order of `log`, which they are taken from; what the log
-/// says in other words comes last.
+/// Returns the records of `kept` in batches, in the order of `log`, from which they are taken.
+/// Records that `log` does not contain in this form come last.
 pub fn in_place(kept: Vec<Record>, log: &[Vec<Record>]) -> Vec<Vec<Record>> {
     let mut wanted: HashMap<Vec<u8>, usize> = HashMap::new();
     for record in &kept {
@@ -29,7 +28,7 @@ pub fn in_place(kept: Vec<Record>, log: &[Vec<Record>]) -> Vec<Vec<Record>> {
         }
         _ => false,
     };
-    // From behind: of what the log says twice the last counts.
+    // Backwards: if the log contains a record twice, the last one counts.
     let mut places: Vec<Vec<Place<'_>>> = Vec::new();
     for batch in log.iter().rev() {
         let place = |record| Place { record, stays: take(record) };
@@ -43,7 +42,7 @@ pub fn in_place(kept: Vec<Record>, log: &[Vec<Record>]) -> Vec<Vec<Record>> {
         places.push(batch.iter().map(|record| Place { record, stays: true }).collect());
     }
     let batches = tombstones_first(places);
-    // Order means something where a record corrects another one.
+    // Records that correct others depend on the order, so the state must be the same.
     let arranged = State::from_records(batches.iter().flatten().cloned());
     if arranged == State::from_records(kept.iter().cloned()) {
         batches
@@ -52,15 +51,15 @@ pub fn in_place(kept: Vec<Record>, log: &[Vec<Record>]) -> Vec<Vec<Record>> {
     }
 }
 
-/// Where a record stands in the log.
+/// A record in the log.
 struct Place<'a> {
     record: &'a Record,
     /// Whether it is kept.
     stays: bool,
 }
 
-/// What stays, with the tombstone of each file where the first record of the file stood, be it kept
-/// or not; leaves out batches with nothing in them.
+/// The kept records, without empty batches. The tombstone of each file is moved to the place of the
+/// first record of the file, kept or not.
 fn tombstones_first(places: Vec<Vec<Place<'_>>>) -> Vec<Vec<Record>> {
     let is_tombstone = |record: &Record| matches!(record, Record::Destroyed { .. });
     let mut tombstones: HashMap<RelFile, Vec<&Record>> = HashMap::new();
@@ -152,9 +151,9 @@ mod tests {
         State::from_records(log.iter().flatten().cloned()).unwrap().records(Scope::database(5))
     }
 
-    /// Newer files have lower numbers here: folded, their records come first.
+    /// Newer files have lower numbers here, so that their records come first in `folded`.
     #[test]
-    fn what_stays_keeps_its_place() {
+    fn kept_records_keep_their_places() {
         let log = [
             vec![data_key(9, 1), current(9, 1)],
             vec![data_key(8, 1), current(8, 1)],
@@ -178,10 +177,10 @@ mod tests {
         assert_eq!(in_place(folded(&batches), &batches), batches);
     }
 
-    /// Of a file that lives on the keys before the present one are gone, and where they stood is
-    /// the tombstone: a copy that ends before the present key must not end before that.
+    /// The former keys of a live file are gone, and the tombstone is in their place: a copy that
+    /// ends before the present key must not end before the tombstone.
     #[test]
-    fn a_tombstone_of_former_keys_stands_where_these_stood() {
+    fn a_tombstone_takes_the_place_of_the_keys() {
         let log = [
             vec![data_key(9, 1), current(9, 1)],
             vec![data_key(8, 1), current(8, 1)],
@@ -199,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_in_other_words_comes_last() {
+    fn records_that_are_not_in_the_log_come_last() {
         let log = [vec![data_key(9, 1), current(9, 1)], vec![data_key(3, 1)]];
         let mut kept = folded(&log);
         kept.push(data_key(2, 1));
@@ -208,9 +207,9 @@ mod tests {
         assert_eq!(in_place(kept, &log), expected);
     }
 
-    /// Here the log's order would say something else than what is kept.
+    /// Here the order of the log would give another state than `kept`.
     #[test]
-    fn the_meaning_goes_before_the_place() {
+    fn the_state_counts_more_than_the_order() {
         let log = [vec![data_key(9, 1), data_key(9, 2)], vec![current(9, 2)], vec![current(9, 1)]];
         let kept = vec![data_key(9, 1), data_key(9, 2), current(9, 1), current(9, 2)];
         let batches = in_place(kept.clone(), &log);

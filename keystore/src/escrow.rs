@@ -1,7 +1,7 @@
-//! What `pagevault-keyring escrow` leaves beside the key files: which database keys are in escrow,
-//! and wrappings that a restore made while the server was down.
+//! The files that `pagevault-keyring escrow` writes beside the key files: which database keys are
+//! in escrow, and wrappings made by a restore while the server was down.
 //!
-//! The mark, file `escrow`, is text:
+//! The mark, a text file named `escrow`:
 //!
 //! ```text
 //! pagevault escrow 1
@@ -11,7 +11,7 @@
 //! end <CRC-32C of all lines before, 8 hexadecimal digits>
 //! ```
 //!
-//! A restore, file `restored`:
+//! A restore, a file named `restored`:
 //!
 //! ```text
 //!  0  magic     "pvrest1\n"
@@ -19,8 +19,8 @@
 //! 24  a batch of records (see `batch`): the provider, and the database keys as it has wrapped them
 //! ```
 //!
-//! Whoever reads the keystore folds those records in after the cluster's log. The server writes
-//! them to its log and, once it may write WAL, there too; then the file goes.
+//! Readers of the keystore apply these records after the cluster's log. The server writes them to
+//! its log and, as soon as it may write WAL, to WAL; then it removes the file.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -31,21 +31,21 @@ use crate::error::{FormatError, Problem};
 use crate::scope::Scope;
 use crate::{Record, batch};
 
-/// Name of the mark.
+/// Name of the mark's file.
 pub const MARK: &str = "escrow";
-/// Name of a restore that the server has not logged yet.
+/// Name of the file of a restore that the server has not logged yet.
 pub const RESTORED: &str = "restored";
-/// Largest mark or restore, in bytes.
+/// Largest size of either file, in bytes.
 pub const LIMIT: u64 = 16 << 20;
 
 const FIRST_LINE: &str = "pagevault escrow 1";
 const MAGIC: [u8; 8] = *b"pvrest1\n";
 const HEADER: usize = 24;
 
-/// What is in the newest bundle.
+/// Contents of the newest bundle.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mark {
-    /// The keystore that the keys are of.
+    /// The keystore of the keys.
     pub keystore: [u8; 16],
     /// Seconds since 1970.
     pub made: i64,
@@ -54,7 +54,7 @@ pub struct Mark {
 }
 
 impl Mark {
-    /// As the file holds it.
+    /// The contents of the file.
     pub fn encode(&self) -> String {
         let id = u128::from_be_bytes(self.keystore);
         let mut text = format!("{FIRST_LINE}\nkeystore {id:032x}\nmade {}\n", self.made);
@@ -67,8 +67,8 @@ impl Mark {
         text
     }
 
-    /// Reads the file; `None` if it is damaged or of a later version: then nothing is known to be
-    /// in escrow.
+    /// Reads the file. `None` if it is damaged or of a later version; then no key counts as
+    /// escrowed.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let text = std::str::from_utf8(bytes).ok()?;
         let (before, checksum) = text.strip_suffix('\n')?.rsplit_once("\nend ")?;
@@ -90,20 +90,20 @@ impl Mark {
     }
 }
 
-/// Wrappings that were made while the server was down.
+/// Wrappings made while the server was down.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Restored {
-    /// The keystore that they are for.
+    /// The keystore of the keys.
     pub keystore: [u8; 16],
     /// A provider and database keys.
     pub records: Vec<Record>,
 }
 
 impl Restored {
-    /// As the file holds it.
+    /// The contents of the file.
     ///
     /// # Errors
-    /// When a record is outside its limits.
+    /// If a record exceeds its limits.
     pub fn encode(&self) -> Result<Vec<u8>, FormatError> {
         let batch = batch::encode(&self.records)?;
         Ok([MAGIC.as_slice(), &self.keystore, &batch].concat())
@@ -112,7 +112,7 @@ impl Restored {
     /// Reads the file.
     ///
     /// # Errors
-    /// When it is damaged, or holds records of another kind.
+    /// If it is damaged, or holds records of another kind.
     pub fn decode(bytes: &[u8]) -> Result<Self, FormatError> {
         let not_one = FormatError { offset: 0, problem: Problem::Magic };
         let Some((head, batch)) = bytes.split_at_checked(HEADER) else { return Err(not_one) };

@@ -1,5 +1,5 @@
-//! How the helper says that something was not done: to the server in its reply, to operators on the
-//! command line.
+//! Failures as the helper reports them: to the server in its reply, to operators on the command
+//! line.
 
 use std::fmt;
 
@@ -7,93 +7,93 @@ use serde::{Deserialize, Serialize};
 
 /// Why something was not done, in the parts of a PostgreSQL error.
 ///
-/// None of them may hold key material: they end in the server's log.
+/// No part may contain key material: all of them appear in the server's log.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[serde(deny_unknown_fields)]
 #[error("{message}")]
 pub struct Failure {
-    /// The kind of cause, for decisions and the SQLSTATE.
+    /// Kind of the cause; decides what the caller does, and the SQLSTATE.
     pub class: ErrorClass,
-    /// Lower case, no full stop, names provider and key.
+    /// In lower case without a full stop; names provider and key.
     pub message: String,
-    /// A whole sentence with the facts.
+    /// The facts, in whole sentences.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub detail: Option<String>,
-    /// A whole sentence with what to do.
+    /// The remedy, in whole sentences.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hint: Option<String>,
-    /// The same operation may succeed later without anyone changing anything.
+    /// The same operation may succeed later without any intervention.
     pub retry: bool,
 }
 
-/// Kinds of cause that a caller may want to tell apart.
+/// Kinds of causes that callers distinguish.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ErrorClass {
     /// No connection, or no such file.
     Unreachable,
-    /// Connection refused for reasons of TLS.
+    /// The TLS handshake failed.
     Tls,
-    /// The provider does not know who asks.
+    /// The provider could not authenticate the client.
     Unauthenticated,
-    /// The provider knows who asks and says no.
+    /// The provider denies access to an authenticated client.
     Denied,
     /// No such master key, or no such version.
     KeyMissing,
-    /// The master key exists and is switched off.
+    /// The master key exists, but is disabled.
     KeyDisabled,
-    /// The provider itself is sealed.
+    /// The provider itself is sealed (as Vault can be).
     Sealed,
     /// Too many requests.
     Throttled,
-    /// Time ran out.
+    /// The deadline has passed.
     Deadline,
-    /// Not wrapped by this key, or not for this context.
+    /// Not wrapped by this key, or for another context.
     WrongCiphertext,
-    /// The database key that was unwrapped does not fit its check value. Only who has that can
-    /// tell, which is not the helper.
+    /// The unwrapped database key does not match its key check value. Only the server, which has
+    /// that value, can detect this.
     WrongKey,
-    /// An option is missing, unknown or wrong.
+    /// An option is missing, unknown or invalid.
     BadOptions,
-    /// The request itself is wrong.
+    /// The request itself is invalid.
     BadRequest,
-    /// Refused because keys would not be safe: a file's mode, owner or place.
+    /// Refused because keys would not be safe: because of a file's mode, owner or location.
     Insecure,
-    /// A defect of the helper.
+    /// A bug in the helper.
     Internal,
 }
 
 impl Failure {
-    /// One without detail and hint that is not worth trying again.
+    /// A failure without detail and hint that is not worth a retry.
     pub fn new(class: ErrorClass, message: impl Into<String>) -> Self {
         Self { class, message: message.into(), detail: None, hint: None, retry: false }
     }
 
-    /// The same with a detail; none if it is empty.
+    /// Adds a detail, unless it is empty.
     #[must_use]
     pub fn with_detail(mut self, detail: impl Into<String>) -> Self {
         self.detail = given(detail);
         self
     }
 
-    /// The same with a hint; none if it is empty.
+    /// Adds a hint, unless it is empty.
     #[must_use]
     pub fn with_hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = given(hint);
         self
     }
 
-    /// The detail, empty if there is none.
+    /// The detail; empty if there is none.
     pub fn detail(&self) -> &str {
         self.detail.as_deref().unwrap_or_default()
     }
 
-    /// The hint, empty if there is none.
+    /// The hint; empty if there is none.
     pub fn hint(&self) -> &str {
         self.hint.as_deref().unwrap_or_default()
     }
 
-    /// The same, worth trying again.
+    /// Marks the failure as worth a retry.
     #[must_use]
     pub fn transient(mut self) -> Self {
         self.retry = true;

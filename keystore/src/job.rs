@@ -1,33 +1,33 @@
-//! Rekey jobs: who asked for what, and what became of it.
+//! Rekey jobs: requests, and their outcome.
 //!
-//! A job stands in the log of its database. It counts once the transaction that asked for it has
-//! committed, which the log does not know: the first step says so, or that it never was. Of the
-//! steps the highest is what is so, in whatever order they are heard. What is over is kept for a
-//! while; what was forgotten does not come back, though older WAL may speak of it again.
+//! A job is recorded in the log of its database. It counts only if the requesting transaction has
+//! committed, which the log does not know; the first step of the job says so. The step with the
+//! highest number is the present one, in whatever order steps are applied. Jobs that are over are
+//! kept for a while; a forgotten job does not come back, even if older WAL contains records of it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use crate::scope::Scope;
 
-/// Jobs of a database that are over and still known: the newest.
+/// Number of jobs of a database that are kept after they are over: the newest.
 pub const ENDED_KEPT: usize = 100;
 /// Longest error text, in bytes.
 pub const MAX_ERROR: usize = 400;
-/// Numbers are `bigint` in SQL.
+/// Highest job number: numbers are `bigint` in SQL.
 pub const MAX_NUMBER: u64 = i64::MAX as u64;
 
-/// A job of a cluster.
+/// Identifies a job in the cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct JobId {
     /// Database OID.
     pub database: u32,
-    /// From 1, in the order in which jobs of the database were asked for.
+    /// From 1, in the order of the requests in this database.
     pub number: u64,
 }
 
 impl JobId {
-    /// Whose log records about the job are in.
+    /// The log that holds the job's records.
     pub const fn scope(self) -> Scope {
         Scope::database(self.database)
     }
@@ -39,26 +39,26 @@ impl fmt::Display for JobId {
     }
 }
 
-/// What a job does to its relation.
+/// What a job does with its relation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum JobKind {
-    /// What is plaintext is sealed.
+    /// Encrypt plaintext pages.
     Encrypt = 1,
-    /// What is sealed gets a new data key.
+    /// Put encrypted pages under a new data key.
     Rotate = 2,
-    /// What is sealed becomes plaintext.
+    /// Decrypt encrypted pages.
     Decrypt = 3,
 }
 
 impl JobKind {
-    /// The kind of this number.
+    /// The kind with this number.
     #[must_use]
     pub fn from_number(number: u8) -> Option<Self> {
         [Self::Encrypt, Self::Rotate, Self::Decrypt].into_iter().find(|kind| *kind as u8 == number)
     }
 
-    /// As SQL spells it.
+    /// The name in SQL.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -69,22 +69,22 @@ impl JobKind {
     }
 }
 
-/// Where a job stands.
+/// State of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum JobState {
-    /// To be done.
+    /// Waiting for a worker, or running.
     Waiting = 1,
-    /// Not to be done until it is resumed.
+    /// Not to be run until it is resumed.
     Paused = 2,
     /// Complete.
     Done = 3,
-    /// Somebody has ended it.
+    /// Cancelled by a user.
     Cancelled = 4,
-    /// It could not go on.
+    /// Ended by an error.
     Failed = 5,
-    /// The transaction that asked for it has not committed, or what it was for was done otherwise:
-    /// nobody sees it any more.
+    /// The requesting transaction has not committed, or the work was done in another way. Not
+    /// visible any more.
     Void = 6,
 }
 
@@ -92,13 +92,13 @@ impl JobState {
     const ALL: [Self; 6] =
         [Self::Waiting, Self::Paused, Self::Done, Self::Cancelled, Self::Failed, Self::Void];
 
-    /// The state of this number.
+    /// The state with this number.
     #[must_use]
     pub fn from_number(number: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|state| *state as u8 == number)
     }
 
-    /// As SQL spells it.
+    /// The name in SQL.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -111,51 +111,51 @@ impl JobState {
         }
     }
 
-    /// Whether nothing more comes by itself.
+    /// Whether the job is over, and stays so unless it is resumed.
     #[must_use]
     pub fn is_over(self) -> bool {
         matches!(self, Self::Done | Self::Cancelled | Self::Failed)
     }
 }
 
-/// What was asked for.
+/// A request for a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request {
-    /// Of which relation (OID), and of what follows it.
+    /// OID of the relation. The relations that follow it are included.
     pub relation: u32,
-    /// To do what.
+    /// What to do.
     pub kind: JobKind,
-    /// For [`JobKind::Encrypt`]: with this cipher; 0 if none was named.
+    /// For [`JobKind::Encrypt`]: the cipher; 0 if none was named.
     pub cipher: u8,
-    /// By which role (OID).
+    /// OID of the requesting role.
     pub requested_by: u32,
-    /// When, in microseconds since 1970.
+    /// Time of the request, in microseconds since 1970.
     pub at: i64,
-    /// In which transaction or subtransaction: its full number (`FullTransactionId`).
+    /// The requesting transaction or subtransaction (`FullTransactionId`).
     pub transaction: u64,
 }
 
-/// What became of a job.
+/// A change of a job's state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Step {
-    /// From 1. The highest is what is so.
+    /// From 1. The highest counts.
     pub step: u32,
-    /// Where the job stands.
+    /// State of the job.
     pub state: JobState,
-    /// When a worker first began, in microseconds since 1970; 0 if none did or it is not known.
+    /// When a worker first began, in microseconds since 1970; 0 if none did or it is unknown.
     pub started: i64,
-    /// When, in microseconds since 1970.
+    /// Time of this step, in microseconds since 1970.
     pub at: i64,
-    /// Why it has failed.
+    /// Why the job has failed.
     pub error: String,
 }
 
-/// A job as it is known.
+/// A job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Job {
-    /// What was asked for.
+    /// The request.
     pub request: Request,
-    /// The last step, if there was any.
+    /// The last step, if any.
     pub step: Option<Step>,
     /// Relations (OIDs) whose files the job has switched to another key.
     pub begun: BTreeSet<u32>,
@@ -166,12 +166,12 @@ pub struct Job {
 pub struct Jobs {
     jobs: BTreeMap<u64, Job>,
     over: BTreeSet<u64>,
-    /// Of numbers up to this one, those that are not known are forgotten for good.
+    /// Unknown jobs with numbers up to this one are forgotten for good.
     forgotten: u64,
 }
 
 impl Jobs {
-    /// A job was asked for.
+    /// Adds a requested job.
     pub fn ask(&mut self, number: u64, request: Request) {
         if number > self.forgotten {
             let job = || Job { request, step: None, begun: BTreeSet::new() };
@@ -179,7 +179,7 @@ impl Jobs {
         }
     }
 
-    /// A step of a job. None follows the one that says that it is done.
+    /// Applies a step. After `Done`, further steps are ignored.
     pub fn step(&mut self, number: u64, step: Step) {
         let Some(job) = self.jobs.get_mut(&number) else { return };
         let is_news = |known: &Step| known.step < step.step && known.state != JobState::Done;
@@ -205,7 +205,7 @@ impl Jobs {
         }
     }
 
-    /// A job has switched the files of a relation.
+    /// Records that a job has switched the files of a relation.
     pub fn begin(&mut self, number: u64, relation: u32) {
         if let Some(job) = self.jobs.get_mut(&number) {
             let is_done = job.step.as_ref().is_some_and(|step| step.state == JobState::Done);
@@ -215,8 +215,7 @@ impl Jobs {
         }
     }
 
-    /// Of numbers up to this one, those that are not known are forgotten; with `all` the others,
-    /// too.
+    /// Forgets unknown jobs with numbers up to `through`, and with `all` known ones, too.
     pub fn forget(&mut self, through: u64, all: bool) {
         self.forgotten = self.forgotten.max(through);
         if all {
@@ -231,12 +230,12 @@ impl Jobs {
         self.forgotten = self.forgotten.max(number);
     }
 
-    /// By number.
+    /// All jobs, by number.
     pub fn iter(&self) -> impl Iterator<Item = (u64, &Job)> {
         self.jobs.iter().map(|(number, job)| (*number, job))
     }
 
-    /// Of numbers up to this one, those that are not known were forgotten.
+    /// Unknown jobs with numbers up to this one were forgotten.
     #[must_use]
     pub fn forgotten(&self) -> u64 {
         self.forgotten
@@ -283,8 +282,8 @@ mod tests {
         state.jobs(DATABASE).unwrap().iter().map(|(number, _)| number).collect()
     }
 
-    /// A hundred and fifty jobs that are over, one that is paused among them, and one that was
-    /// rolled back.
+    /// One hundred and fifty jobs that are over, one paused job among them, and one whose
+    /// transaction was rolled back.
     fn history() -> Vec<Record> {
         let mut records = Vec::new();
         for number in 1..=151 {
@@ -299,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn the_highest_step_is_what_is_so() {
+    fn the_highest_step_counts() {
         let steps = [step(1, 3, JobState::Cancelled), step(1, 4, JobState::Waiting)];
         for order in [[0, 1], [1, 0]] {
             let mut records = vec![asked(1)];
@@ -311,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_of_what_is_over_is_kept_and_all_that_is_not() {
+    fn all_unfinished_and_the_newest_ended_jobs_are_kept() {
         let state = fold(&history());
         let numbers = known(&state);
         assert_eq!(numbers.len(), ENDED_KEPT + 1);
@@ -320,17 +319,17 @@ mod tests {
     }
 
     #[test]
-    fn what_is_forgotten_does_not_come_back() {
+    fn forgotten_jobs_do_not_come_back() {
         let history = history();
         let state = fold(&history);
         let kept = state.records(Scope::database(DATABASE));
         assert_eq!(fold(&kept), state);
-        // Redo begins anywhere.
+        // Redo can begin anywhere.
         for from in [0, 27, 300, 600] {
             let repeated = [&kept[..], &history[from..]].concat();
             assert_eq!(fold(&repeated), state, "from {from}");
         }
-        // Written anew it is the same, and so once more with what comes after.
+        // Compaction keeps the state, also when repeated and with later records.
         let mut log: Vec<Vec<Record>> =
             history.iter().cloned().map(|record| vec![record]).collect();
         for _ in 0..2 {
@@ -345,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn those_of_a_database_that_is_gone_are_forgotten() {
+    fn jobs_of_a_dropped_database_are_forgotten() {
         let gone = Record::JobsForgotten { database: DATABASE, through: 152, all: true };
         let records = [history(), vec![gone]].concat();
         let state = fold(&records);

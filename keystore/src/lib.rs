@@ -1,33 +1,32 @@
-//! What pagevault remembers about keys, and how it speaks to the program that holds the master
-//! keys.
+//! Key records and their storage, and the protocol between the server and the key provider helper.
 //!
-//! No key is ever here in clear: records hold wrapped keys, and only [`protocol`] carries a secret,
-//! in types that wipe it. The crate is pure but for one trait, [`storage::Storage`].
+//! No plaintext key is stored: records hold wrapped keys. Only [`protocol`] and [`briefing`] carry
+//! secrets, in types that wipe them. The crate is pure except for one trait, [`storage::Storage`].
 //!
 //! | module | subject |
 //! |---|---|
-//! | [`rel_file`] | files of relations, and how each is written |
-//! | [`record`] | the facts that are kept |
-//! | [`check_value`] | what tells the right database key from a wrong one |
-//! | [`audit`] | lines of the audit trail, and where it stands |
-//! | [`batch`] | the records of one change as one checked piece of bytes, also a WAL record's payload |
+//! | [`rel_file`] | relation files, and their states |
+//! | [`record`] | key records |
+//! | [`check_value`] | key check values of database keys |
+//! | [`audit`] | lines of the audit trail, and its state file |
+//! | [`batch`] | the records of one change with a checksum; also the payload of a WAL record |
 //! | [`log`] | an append-only file of batches: replay, append, compact |
-//! | [`compaction`] | what of a log is written anew, and in which order |
-//! | [`storage`] | the file operations a log needs |
-//! | [`state`] | records folded into what is so now |
-//! | [`directory`] | which key belongs to which relation file, in shared memory |
-//! | [`wal`] | keys of WAL, and from where each is used |
-//! | [`wal_pages`] | opening and completing pages of WAL |
-//! | [`wal_segments`] | reading and writing ranges of segments by these |
-//! | [`wal_timelines`] | which timeline a page is of, and which it should be of |
-//! | [`transfer`] | `read` and `preadv` for who has `pread`, and so on |
+//! | [`compaction`] | contents and order of a compacted log |
+//! | [`storage`] | the file operations that a log needs |
+//! | [`state`] | the state that results from a sequence of records |
+//! | [`directory`] | the data keys of each relation file, in shared memory |
+//! | [`wal`] | WAL keys, and the addresses from which each is used |
+//! | [`wal_pages`] | decrypting and completing single WAL pages |
+//! | [`wal_segments`] | reading and writing byte ranges of WAL segments |
+//! | [`wal_timelines`] | the timeline of a WAL page |
+//! | [`transfer`] | `read`, `preadv` and similar calls in terms of `pread` and `pwrite` |
 //! | [`wrappings`] | older wrappings of data keys |
-//! | [`escrow`] | which database keys are in escrow, and what a restore left |
-//! | [`briefing`] | what PostgreSQL's own programs are told by `pagevault-keyring exec` |
+//! | [`escrow`] | database keys in escrow, and keys written by a restore |
+//! | [`briefing`] | data that `pagevault-keyring exec` passes to PostgreSQL's programs |
 //! | [`job`] | rekey jobs |
 //! | [`job_table`] | rekey jobs, in shared memory |
-//! | [`upgrade`] | what goes along when `pg_upgrade` makes a new cluster |
-//! | [`protocol`] | request to and reply from `pagevault-keyring` |
+//! | [`upgrade`] | the keystore of a cluster that `pg_upgrade` creates |
+//! | [`protocol`] | requests to `pagevault-keyring`, and its replies |
 
 #![forbid(unsafe_code)]
 

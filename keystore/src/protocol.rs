@@ -1,5 +1,5 @@
-//! The conversation between the server and the helper `pagevault-keyring`: one JSON request on its
-//! standard input, one JSON reply on its standard output, protocol version 1.
+//! The protocol between the server and the helper `pagevault-keyring`, version 1: one JSON request
+//! on standard input, one JSON reply on standard output.
 //!
 //! ```json
 //! {"version":1,"deadline_ms":5000,"data_directory":"/var/lib/postgresql/17/main","operations":[
@@ -9,12 +9,12 @@
 //! {"version":1,"results":[{"wrapped":{"wrapped":"<base64>","key_version":3}}],"elapsed_us":[812]}
 //! ```
 //!
-//! Both sides read with [`Request::from_json`] and [`Reply::from_json`], which check size and
-//! version before anything else, refuse unknown fields, and never put content into an error: a
-//! message that cannot be read may hold a key. Secret bytes travel as [`SecretBytes`], and the text
-//! that carries them lives in a buffer that is wiped, also when it has to grow. (A reader must hand
-//! in a buffer that it wipes itself. Base64 is decoded straight from there, unless it contains JSON
-//! escapes, which neither side writes.)
+//! Both sides read with [`Request::from_json`] and [`Reply::from_json`]. These check size and
+//! version first, refuse unknown fields, and never put content into an error, because an unreadable
+//! message may hold a key. Secret bytes are [`SecretBytes`]; the text that carries them is in a
+//! buffer that is wiped, also when it grows. (The caller must wipe the buffer that it passes to a
+//! reader. Base64 is decoded directly from it, unless it contains JSON escapes, which neither side
+//! writes.)
 
 use std::fmt;
 use std::io;
@@ -27,25 +27,25 @@ use zeroize::{Zeroize, Zeroizing};
 
 pub use crate::failure::{ErrorClass, Failure};
 
-/// The protocol version this crate speaks.
+/// The protocol version of this crate.
 pub const VERSION: u32 = 1;
 
 /// Largest request or reply in bytes (1 MiB).
 pub const SIZE_LIMIT: usize = 1 << 20;
 
-/// Why a message was not accepted or could not be written.
+/// Why a message was not accepted, or could not be written.
 #[derive(Debug, thiserror::Error)]
 pub enum ProtocolError {
     /// More than [`SIZE_LIMIT`] bytes.
     #[error("message is larger than {SIZE_LIMIT} bytes")]
     TooLarge,
-    /// The other side speaks another version.
+    /// The other side uses another version.
     #[error("unsupported protocol version {found}, expected version {VERSION}")]
     Version {
         /// The version in the message.
         found: u32,
     },
-    /// Not JSON, or not of the expected form. Position only; content is never repeated.
+    /// Not JSON, or not of the expected form. Gives the position only, never the content.
     #[error("message cannot be read at line {line}, column {column}")]
     Malformed {
         /// Line, from 1.
@@ -56,55 +56,55 @@ pub enum ProtocolError {
     /// The reply does not have one outcome for each operation.
     #[error("reply has {found} results for {expected} operations")]
     Count {
-        /// Operations asked.
+        /// Number of operations.
         expected: usize,
-        /// Outcomes received.
+        /// Number of outcomes received.
         found: usize,
     },
-    /// The helper could not read the request at all.
+    /// The helper could not read the request.
     #[error("the key provider helper refused the request: {0}")]
     Refused(Failure),
 }
 
-/// What the server asks: operations on master keys, done in order within one deadline.
+/// A request of the server: operations on master keys, done in order within one deadline.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Request {
     /// [`VERSION`].
     pub version: u32,
-    /// Milliseconds from the reading of the request until the reply must have been written.
+    /// Milliseconds from reading the request to writing the reply.
     pub deadline_ms: u64,
     /// The server's data directory. No provider may keep its keys inside it.
     pub data_directory: String,
-    /// What to do.
+    /// The operations.
     pub operations: Vec<Operation>,
 }
 
-/// One thing to do with one master key.
+/// One operation on one master key.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Operation {
-    /// Who holds the master key.
+    /// The provider that holds the master key.
     pub provider: ProviderSpec,
-    /// The master key's name there.
+    /// Name of the master key at the provider.
     pub key: String,
     /// Bound as associated data by every provider; see `master_context` in this crate.
     pub context: String,
-    /// What to do with it.
+    /// What to do with the key.
     pub action: Action,
 }
 
-/// A provider as the keystore records it.
+/// A provider as recorded in the keystore.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ProviderSpec {
-    /// Name given in SQL; for messages.
+    /// Name in SQL; for messages.
     pub name: String,
     /// `file`, `vault`, `aws_kms` or `command`.
     pub kind: String,
-    /// Options of that kind. The helper refuses names it does not know.
+    /// Options of this kind. The helper refuses unknown names.
     pub options: serde_json::Map<String, serde_json::Value>,
-    /// Whether it may run programs, also those that a file names which the options name.
+    /// Whether it may run programs, including those named in a file to which an option points.
     #[serde(default)]
     pub programs: bool,
 }
@@ -128,47 +128,47 @@ pub enum Action {
         /// A database key.
         plaintext: SecretBytes,
     },
-    /// Unwrap what `Wrap` gave, whichever version wrapped it.
+    /// Unwrap the result of `Wrap`, whichever version of the key wrapped it.
     Unwrap {
         /// From [`Outcome::Wrapped`].
         wrapped: Base64,
     },
-    /// Wrap again under the newest version of this operation's key what `from_key` of the same
-    /// provider wrapped; answered by [`Outcome::Wrapped`]. Where the provider can, the plaintext
-    /// stays with it.
+    /// Wrap again, under the newest version of this operation's key, what `from_key` of the same
+    /// provider wrapped. Answered by [`Outcome::Wrapped`]. The plaintext stays in the provider if
+    /// the provider can do this.
     Rewrap {
-        /// The master key that wrapped it: the same key, or the one that is being left.
+        /// The master key that wrapped it: the same key, or the previous one.
         from_key: String,
         /// From [`Outcome::Wrapped`].
         wrapped: Base64,
     },
-    /// Make sure that the key has a version newer than the one that wrapped `wrapped`. If it has
-    /// one already (rotated elsewhere, or a rotation that was cut short), that one will do.
+    /// Make sure that the key has a version newer than the one that wrapped `wrapped`. If such a
+    /// version exists (rotated elsewhere, or by an interrupted rotation), nothing is done.
     Rotate {
-        /// What the key wraps now.
+        /// A database key wrapped by the version in use.
         wrapped: Base64,
     },
-    /// Look at everything from the options to the provider's answers and, if the operation names a
-    /// key, have it wrap and unwrap a secret made for the purpose.
+    /// Check everything from the options to the provider's answers. If the operation names a key,
+    /// also wrap and unwrap a test secret with it.
     Check,
-    /// Check the provider's options only. No key is looked up, the network is not used.
+    /// Check the provider's options only, without looking up a key or using the network.
     CheckOptions,
 }
 
-/// What the helper answers: one outcome for each operation, in the same order.
+/// A reply of the helper: one outcome for each operation, in the same order.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Reply {
     /// [`VERSION`].
     pub version: u32,
-    /// As many as there were operations. A request that could not be read at all is answered by one
+    /// One for each operation. A request that could not be read is answered by one
     /// [`Outcome::Failed`] of class [`ErrorClass::BadRequest`].
     pub results: Vec<Outcome>,
-    /// Microseconds that each operation took, repeated attempts included, in the same order.
+    /// Microseconds that each operation took, including retries, in the same order.
     pub elapsed_us: Vec<u64>,
 }
 
-/// How one operation ended.
+/// Outcome of one operation.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Outcome {
@@ -176,12 +176,12 @@ pub enum Outcome {
     Wrapped {
         /// Opaque to the server.
         wrapped: Base64,
-        /// Version of the master key that wrapped.
+        /// Version of the master key that wrapped it.
         key_version: u64,
     },
     /// Answers [`Action::Unwrap`].
     Unwrapped {
-        /// What was wrapped.
+        /// The unwrapped key.
         plaintext: SecretBytes,
         /// Version of the master key that had wrapped it.
         key_version: u64,
@@ -191,9 +191,9 @@ pub enum Outcome {
         /// The new version.
         key_version: u64,
     },
-    /// Answers [`Action::Check`]: what was looked at, in order, up to the first failure.
+    /// Answers [`Action::Check`]: the checks in order, up to the first failure.
     Checked {
-        /// One entry for each thing looked at.
+        /// One entry for each check.
         findings: Vec<Finding>,
     },
     /// Answers [`Action::CheckOptions`].
@@ -202,15 +202,15 @@ pub enum Outcome {
     Failed(Failure),
 }
 
-/// One thing that [`Action::Check`] looked at.
+/// Result of one check of [`Action::Check`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Finding {
-    /// What should be, such as "the key is there".
+    /// What is expected, such as "the key is there".
     pub what: String,
-    /// What was seen, in plain words; empty after a failure.
+    /// What was found, in plain words; empty after a failure.
     pub seen: String,
-    /// Why it is not so.
+    /// Why the check failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<Failure>,
 }
@@ -233,12 +233,12 @@ impl Request {
 }
 
 impl Reply {
-    /// A reply of this version. `elapsed_us` belongs to `results`, one for one.
+    /// A reply of this version, with one element of `elapsed_us` for each of `results`.
     pub fn new(results: Vec<Outcome>, elapsed_us: Vec<u64>) -> Self {
         Self { version: VERSION, results, elapsed_us }
     }
 
-    /// Reads the reply to a request of `operations` operations.
+    /// Reads the reply to a request with this number of operations.
     pub fn from_json(text: &[u8], operations: usize) -> Result<Self, ProtocolError> {
         let mut reply: Self = read(text)?;
         if reply.results.len() == operations && reply.elapsed_us.len() == operations {
@@ -258,9 +258,9 @@ impl Reply {
     }
 }
 
-/// Reads a message after its size and version.
+/// Reads a message, after checking its size and version.
 fn read<T: DeserializeOwned>(text: &[u8]) -> Result<T, ProtocolError> {
-    // Other fields are skipped here: what a later version adds must not hide the version itself.
+    // Skips other fields: fields of a later version must not prevent reading the version.
     #[derive(Deserialize)]
     struct Versioned {
         version: u32,
@@ -275,19 +275,20 @@ fn read<T: DeserializeOwned>(text: &[u8]) -> Result<T, ProtocolError> {
     serde_json::from_slice(text).map_err(malformed)
 }
 
-/// Keeps the place and drops the text: serde_json quotes the offending value, which may be a key.
+/// Keeps the position and drops the text: serde_json quotes the offending value, which may be a
+/// key.
 fn malformed(error: serde_json::Error) -> ProtocolError {
     ProtocolError::Malformed { line: error.line(), column: error.column() }
 }
 
 fn write<T: Serialize>(message: &T) -> Result<Zeroizing<Vec<u8>>, ProtocolError> {
     let mut buffer = WipedBuffer(Zeroizing::new(Vec::with_capacity(4096)));
-    // The only thing that can fail is the buffer's limit.
+    // Only the buffer's limit can cause an error.
     serde_json::to_writer(&mut buffer, message).map_err(|_| ProtocolError::TooLarge)?;
     Ok(buffer.0)
 }
 
-/// Grows by copying into a new vector and wiping the old one, which `Vec` itself does not do.
+/// Grows by copying into a new vector and wiping the old one, which `Vec` does not do.
 struct WipedBuffer(Zeroizing<Vec<u8>>);
 
 impl io::Write for WipedBuffer {
@@ -324,7 +325,7 @@ impl SecretBytes {
         Self(bytes)
     }
 
-    /// The secret. Not to be compared: `Secret32::matches` does.
+    /// The secret. Compare it with `Secret32::matches`, not with `==`.
     pub fn expose(&self) -> &[u8] {
         &self.0
     }
@@ -350,7 +351,7 @@ impl<'de> Deserialize<'de> for SecretBytes {
     }
 }
 
-/// Bytes that need no secrecy: base64 in JSON.
+/// Bytes that are not secret: base64 in JSON.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Base64(pub Vec<u8>);
 
@@ -366,7 +367,7 @@ impl<'de> Deserialize<'de> for Base64 {
     }
 }
 
-/// Decodes base64 straight from the input, into one allocation of the right size.
+/// Decodes base64 directly from the input, into one allocation of the right size.
 struct Base64Text;
 
 impl Visitor<'_> for Base64Text {

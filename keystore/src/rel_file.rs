@@ -1,4 +1,4 @@
-//! Files of relations, and how each is written.
+//! Relation files, and their states.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use pagevault_cipher::DataKeyVersion;
 
 use crate::scope::Scope;
 
-/// A relation's file, as PostgreSQL's `RelFileLocator` (`RelFileNode` before 16).
+/// A relation file, as PostgreSQL's `RelFileLocator` (`RelFileNode` before 16).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RelFile {
     /// Tablespace OID.
@@ -18,40 +18,40 @@ pub struct RelFile {
 }
 
 impl RelFile {
-    /// Whose log records about the file are in.
+    /// The log that holds the file's records.
     pub const fn scope(&self) -> Scope {
         Scope::database(self.database)
     }
 }
 
-/// As in PostgreSQL's own WAL descriptions.
+/// As in PostgreSQL's WAL descriptions.
 impl fmt::Display for RelFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}/{}", self.tablespace, self.database, self.relation)
     }
 }
 
-/// How a file is written: a step of its life, ordered as the steps follow one another.
+/// State of a file: whether and under which key version its pages are written. States are ordered.
 ///
-/// Sealed with version n, in plaintext after version n, sealed with version n + 1, and so on; a
-/// version that is past never comes back. So it does not matter in which order, or how often, the
-/// records are heard: the latest step is what is so. Redo relies on that, as it repeats old records
-/// to a keystore that has newer ones.
+/// A file is encrypted with version n, then plaintext after version n, then encrypted with version
+/// n + 1, and so on; an earlier version never comes back. So the order and the number of times in
+/// which records are applied do not matter: the latest state counts. Redo relies on that, because
+/// it applies old records to a keystore that contains newer ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Phase {
-    /// Of the key; `None` before all others: nothing was decided yet.
+    /// Version of the key; `None`: nothing was decided yet, the lowest state.
     pub version: Option<DataKeyVersion>,
-    /// Written in plaintext, although it has keys up to `version`.
+    /// Written as plaintext, although there are keys up to `version`.
     pub plaintext: bool,
 }
 
 impl Phase {
-    /// Sealed under this version.
+    /// Encrypted under this version.
     pub const fn under(version: DataKeyVersion) -> Self {
         Self { version: Some(version), plaintext: false }
     }
 
-    /// In plaintext after this version.
+    /// Plaintext after this version.
     pub const fn plaintext_after(version: DataKeyVersion) -> Self {
         Self { version: Some(version), plaintext: true }
     }

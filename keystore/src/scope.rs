@@ -1,4 +1,4 @@
-//! Whom a database key serves, and whose records a key log holds.
+//! What a database key serves, and to what a key log belongs.
 
 use std::fmt;
 
@@ -8,18 +8,18 @@ use std::fmt;
 pub struct Scope(u32);
 
 impl Scope {
-    /// The cluster: shared relations, and databases without a master key of their own.
+    /// The cluster: shared relations, and databases without their own master key.
     pub const CLUSTER: Self = Self(0);
 
-    /// The database of this OID; the cluster for 0 (`InvalidOid`), which shared relations have in
-    /// its place.
+    /// The database with this OID; the cluster for 0 (`InvalidOid`), which shared relations have as
+    /// their database.
     #[inline]
     #[must_use]
     pub const fn database(oid: u32) -> Self {
         Self(oid)
     }
 
-    /// The database's OID, 0 for the cluster: as files, WAL, shared memory and SQL have it.
+    /// The database's OID, 0 for the cluster, as in files, WAL, shared memory and SQL.
     #[inline]
     #[must_use]
     pub const fn number(self) -> u32 {
@@ -33,7 +33,7 @@ impl Scope {
         self.0 == 0
     }
 
-    /// As messages name it: "the cluster", or "database" with its OID.
+    /// The name in messages: "the cluster", or "database" with its OID.
     #[must_use]
     pub fn name(self) -> String {
         if self.is_cluster() { "the cluster".to_owned() } else { format!("database {self}") }

@@ -1,9 +1,9 @@
-//! Records folded into what is so now.
+//! The state that results from a sequence of records.
 //!
-//! The fold is the meaning of a log: compaction writes [`State::records`] and loses nothing,
-//! because folding those gives the same state again. It also keeps the one promise on which every
-//! page depends: a file's version, once it has a key, keeps that key. What may change is the
-//! wrapping.
+//! Applying a log's records gives its meaning. Compaction writes [`State::records`] and loses
+//! nothing, because applying those gives the same state again. The state also guarantees what each
+//! page depends on: a version of a file, once it has a key, keeps that key. Only the wrapping may
+//! change.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,9 +19,9 @@ use crate::wal::{self, Switch};
 /// A record that contradicts an earlier one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StateError {
-    /// A second key for a version that has one, recognised by its cipher or, for a cipher that this
-    /// version does not know, by its length. (Two keys of one cipher cannot be told apart while
-    /// they are wrapped.)
+    /// A second key for a version that has one. Detected by its cipher or, if this pagevault does
+    /// not know the cipher, by its length. (Wrapped keys of the same cipher cannot be
+    /// distinguished.)
     #[error("relation file {file} has another data key of version {version}")]
     KeyReplaced {
         /// Which file.
@@ -29,17 +29,17 @@ pub enum StateError {
         /// Which version.
         version: DataKeyVersion,
     },
-    /// Another key under the number of a database key that is known, recognised by its check value.
+    /// Another key with the number of a known database key, detected by its key check value.
     #[error(
         "version {version} of the database key of scope {scope} differs from the key that is already known"
     )]
     DatabaseKeyReplaced {
-        /// Whose key.
+        /// Scope of the key.
         scope: Scope,
         /// Its version.
         version: KeyVersion,
     },
-    /// A version is spoken of that has no key.
+    /// A record names a version that has no key.
     #[error("relation file {file} has no data key of version {version}")]
     NoKey {
         /// Which file.
@@ -56,31 +56,31 @@ pub struct Provider {
     pub kind: String,
     /// JSON object.
     pub options: String,
-    /// Who set it may have the server run programs, and so may the provider.
+    /// The role that set the provider may run programs on the server, so the provider may, too.
     pub programs: bool,
 }
 
-/// A database key's present wrapping.
+/// The present wrapping of a database key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DatabaseKey {
     /// Provider of the master key.
     pub provider: String,
-    /// Master key's name at the provider.
+    /// Name of the master key at the provider.
     pub master_key: String,
-    /// Master key's version that wrapped.
+    /// Version of the master key that wrapped it.
     pub master_version: u64,
     /// Opaque.
     pub wrapped: Vec<u8>,
-    /// Of the key that is wrapped.
+    /// Key check value of the wrapped key.
     pub check: CheckValue,
     /// Seconds since 1970.
     pub created: i64,
 }
 
-/// A data key's present wrapping.
+/// The present wrapping of a data key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DataKey {
-    /// Cipher number; perhaps one that this version does not know.
+    /// Number of the cipher; may be unknown to this version of pagevault.
     pub cipher: u8,
     /// Scope of the database key that wraps.
     pub scope: Scope,
@@ -95,57 +95,57 @@ pub struct DataKey {
 /// A relation file.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct File {
-    /// How it is written.
+    /// Its state.
     pub phase: Phase,
     /// Keys by version.
     pub keys: BTreeMap<DataKeyVersion, DataKey>,
-    /// Keys that were destroyed on purpose.
+    /// The destroyed keys, if any.
     pub destroyed: Option<Destroyed>,
-    /// The last phase that began when the file had pages, and whether all of these are written so
-    /// by now.
+    /// The last state change that began when the file had pages, and whether all of them have been
+    /// rewritten.
     pub rewriting: Option<(Phase, bool)>,
 }
 
-/// What is left of destroyed keys.
+/// Tombstone of destroyed keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Destroyed {
-    /// The highest version whose key is destroyed, with all before it.
+    /// The highest destroyed version; all lower ones are destroyed, too.
     pub through: DataKeyVersion,
     /// All WAL records about pages under these keys end at this LSN or before.
     pub lsn: Lsn,
-    /// Cipher of the file's pages, 0 if it was not written sealed any more.
+    /// Cipher of the file's pages; 0 if the file was plaintext by then.
     pub cipher: u8,
     /// The keys of all files of the database were destroyed.
     pub whole: bool,
-    /// When, in seconds since 1970.
+    /// Time, in seconds since 1970.
     pub at: i64,
 }
 
 impl File {
-    /// Whether pages on disk may be written otherwise than new ones. A rewriting is announced
-    /// before the phase that it leads to.
+    /// Whether pages on disk may be in another state than new ones. A `Rewriting` record precedes
+    /// the record of the state that it announces.
     pub fn is_mixed(&self) -> bool {
         self.rewriting.is_some_and(|(phase, done)| phase >= self.phase && !done)
     }
 
-    /// Whether the key of a version was destroyed, or would be if it came.
+    /// Whether the key of a version was destroyed, or would be when it is recorded.
     pub fn is_destroyed(&self, version: DataKeyVersion) -> bool {
         self.destroyed.is_some_and(|destroyed| version <= destroyed.through)
     }
 
-    /// Forgets keys for good.
+    /// Removes destroyed keys.
     fn destroy(&mut self, destroyed: Destroyed) {
         self.destroyed = self.destroyed.max(Some(destroyed));
         self.keys.retain(|version, _| *version > destroyed.through);
     }
 
-    /// Takes a step, if it is one forward.
+    /// Enters a state, if it is a later one.
     fn enter(&mut self, phase: Phase) {
         self.phase = self.phase.max(phase);
     }
 
-    /// The version that a new key gets: numbers go on even where a file number is used again.
-    /// `None` after the last one.
+    /// The version for a new key: numbering continues even if a file number is used again. `None`
+    /// after the last version.
     pub fn next_version(&self) -> Option<DataKeyVersion> {
         DataKeyVersion::after(self.last_version())
     }
@@ -157,7 +157,7 @@ impl File {
     }
 }
 
-/// Everything that one or several logs say.
+/// The state described by one or several logs.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct State {
     providers: BTreeMap<String, Provider>,
@@ -168,18 +168,18 @@ pub struct State {
 }
 
 impl State {
-    /// Folds records, in order, into nothing.
+    /// Applies records, in order, to an empty state.
     pub fn from_records(records: impl IntoIterator<Item = Record>) -> Result<Self, StateError> {
         let mut state = Self::default();
         records.into_iter().try_for_each(|record| state.apply(record))?;
         Ok(state)
     }
 
-    /// Folds one more record. On error the state is as it was.
+    /// Applies one record. On error the state is unchanged.
     ///
-    /// Redo may repeat what a log has kept, in order, from any record on: in the end nothing has
-    /// changed. A key that was destroyed does not come back. Of a file's records only those of its
-    /// keys need their order, see [`Phase`].
+    /// Redo may repeat, in order and from any record on, what a log already contains: in the end
+    /// nothing has changed. A destroyed key does not come back. Among the records of a file, only
+    /// the order of those of keys matters, see [`Phase`].
     pub fn apply(&mut self, record: Record) -> Result<(), StateError> {
         match record {
             Record::Provider { name, kind, options, programs } => {
@@ -277,7 +277,7 @@ impl State {
         entry.ok_or(StateError::NoKey { file, version })
     }
 
-    /// The records that say all this, for the log of `home` (see [`Record::home`]).
+    /// The records that describe this state, for the log of `home` (see [`Record::home`]).
     pub fn records(&self, home: Scope) -> Vec<Record> {
         let mut records = Vec::new();
         if home.is_cluster() {
@@ -327,12 +327,13 @@ impl State {
         self.providers.get(name)
     }
 
-    /// Whether a database key is wrapped by a master key of this provider, so that it must stay.
+    /// Whether a database key is wrapped by a master key of this provider, which must therefore
+    /// stay.
     pub fn uses_provider(&self, name: &str) -> bool {
         self.database_keys.values().any(|key| key.provider == name)
     }
 
-    /// All database keys as scope, version, key.
+    /// All database keys with scope and version.
     pub fn database_keys(&self) -> impl Iterator<Item = (Scope, KeyVersion, &DatabaseKey)> {
         self.database_keys.iter().map(|(&(scope, version), key)| (scope, version, key))
     }
@@ -349,7 +350,7 @@ impl State {
         versions.next_back().map(|(&(_, version), key)| (version, key))
     }
 
-    /// All changes of how WAL is written.
+    /// All WAL switches.
     pub fn wal_switches(&self) -> impl Iterator<Item = Switch> + Clone {
         self.wal_switches.iter().copied()
     }
@@ -392,7 +393,7 @@ fn file_records(file: RelFile, entry: &File) -> impl Iterator<Item = Record> {
     destroyed.into_iter().chain(keys).chain(phase).chain(rewriting)
 }
 
-/// What is forgotten comes last: before it stands all that is not.
+/// The record of forgotten jobs comes last, after the jobs that are not forgotten.
 fn job_records(database: u32, jobs: &Jobs) -> impl Iterator<Item = Record> {
     let known = jobs.iter().flat_map(move |(number, known)| {
         let job = JobId { database, number };

@@ -1,4 +1,4 @@
-//! The few file operations a key log needs, and their implementation on a directory.
+//! The file operations that a key log needs, and their implementation on a directory.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -7,56 +7,56 @@ use std::path::{Path, PathBuf};
 
 /// A flat directory of small files.
 ///
-/// Every operation but [`append`](Storage::append) that returns `Ok` is durable: it survives a
-/// power cut. One that fails, or is killed in the middle, may have happened not at all, in part, or
-/// wholly, and durably or not; of bytes not yet durable anything may be found after a power cut: a
-/// part, zeros, garbage. `log` is written for exactly these promises, and its tests run on a fake
-/// that breaks off at every step.
+/// Each operation except [`append`](Storage::append) is durable when it returns `Ok`: it survives a
+/// power failure. An operation that fails or is interrupted may have had no, part or all of its
+/// effect, durably or not. Of bytes that are not durable yet, anything may remain after a power
+/// failure: a part, zeros, garbage. `log` relies on exactly these guarantees; its tests use a fake
+/// that stops at each step.
 ///
-/// Callers exclude each other by a lock of their own. No implementation keeps a file open between
-/// calls: another process may have replaced it by [`rename`](Storage::rename).
+/// Callers exclude each other by a lock of their own. Implementations keep no file open between
+/// calls, because another process may replace it by [`rename`](Storage::rename).
 pub trait Storage {
     /// Names of all files.
     fn names(&self) -> io::Result<Vec<String>>;
 
-    /// Length in bytes, `None` if there is no such file.
+    /// Length in bytes; `None` if there is no such file.
     fn len(&self, name: &str) -> io::Result<Option<u64>>;
 
-    /// Bytes from `from`, at most `limit`; `None` if there is no such file.
+    /// At most `limit` bytes from offset `from`; `None` if there is no such file.
     fn read(&self, name: &str, from: u64, limit: u64) -> io::Result<Option<Vec<u8>>>;
 
-    /// Makes a file with this content, in place of any of that name. Its *name* need not be durable
-    /// before it is renamed.
+    /// Creates a file with this content, replacing any file of that name. The *name* need not be
+    /// durable before the file is renamed.
     fn create(&self, name: &str, bytes: &[u8]) -> io::Result<()>;
 
-    /// Adds to a file that is `at` bytes long; fails if it is not. Durable after the next
-    /// [`sync_data`](Storage::sync_data): until then a power cut may leave any part of it.
+    /// Appends to a file that is `at` bytes long; fails if it has another length. Durable after the
+    /// next [`sync_data`](Storage::sync_data): until then a power failure may leave any part of it.
     fn append(&self, name: &str, at: u64, bytes: &[u8]) -> io::Result<()>;
 
-    /// Cuts a file.
+    /// Truncates a file.
     fn truncate(&self, name: &str, length: u64) -> io::Result<()>;
 
-    /// Gives a file another name, atomically in place of any that had it.
+    /// Renames a file, atomically replacing any file of the new name.
     fn rename(&self, from: &str, to: &str) -> io::Result<()>;
 
     /// Removes a file; no error if there is none.
     fn remove(&self, name: &str) -> io::Result<()>;
 
-    /// Makes the content that can be read now durable, whoever wrote it.
+    /// Makes the present content durable, whichever process wrote it.
     fn sync_data(&self, name: &str) -> io::Result<()>;
 
-    /// Makes what can be read now durable, name and content, whoever wrote it.
+    /// Makes the present content and the name durable, whichever process wrote them.
     fn sync(&self, name: &str) -> io::Result<()>;
 }
 
-/// Of a data directory that its group may read (`PG_DIR_MODE_GROUP`, file_perm.h).
+/// Mode of a data directory that its group may read (`PG_DIR_MODE_GROUP`, file_perm.h).
 const GROUP_ACCESS: u32 = 0o750;
 
 /// A directory on disk.
 ///
-/// Its mode is 0700 and that of its files 0600; or 0750 and 0640 where its parent may be read by a
-/// group, as PostgreSQL has it for all that is in a data directory (`GetDataDirectoryCreatePerm`,
-/// file_perm.c): who makes backups by this right needs the keystore, too.
+/// Its mode is 0700 and that of its files 0600; or 0750 and 0640 if its parent directory is
+/// readable by its group, as PostgreSQL does in a data directory (`GetDataDirectoryCreatePerm`,
+/// file_perm.c): roles that make backups by group access need the keystore, too.
 #[derive(Debug, Clone)]
 pub struct FileStorage {
     directory: PathBuf,
@@ -64,7 +64,7 @@ pub struct FileStorage {
 }
 
 impl FileStorage {
-    /// The storage in `directory`, which is made if it does not exist (its parent must).
+    /// The storage in `directory`, which is created if it does not exist (its parent must exist).
     pub fn new(directory: &Path) -> io::Result<Self> {
         let parent = directory.parent().filter(|path| *path != Path::new(""));
         let parent = File::open(parent.unwrap_or(Path::new(".")))?;
@@ -110,7 +110,7 @@ impl FileStorage {
 
 impl Storage for FileStorage {
     fn names(&self) -> io::Result<Vec<String>> {
-        // Names that are not UTF-8 are not ours.
+        // Names that are not UTF-8 are not pagevault's.
         let names =
             fs::read_dir(&self.directory)?.map(|entry| Ok(entry?.file_name().into_string()));
         names.filter_map(|name: io::Result<_>| name.map(Result::ok).transpose()).collect()
@@ -136,7 +136,7 @@ impl Storage for FileStorage {
     }
 
     fn create(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
-        // Removed rather than emptied, so that the mode is ours whoever left a file there.
+        // Removed rather than truncated, so that the mode is right, whatever file was there.
         self.remove(name)?;
         let path = self.path(name)?;
         let mut file =
@@ -176,7 +176,7 @@ impl Storage for FileStorage {
     }
 
     fn sync_data(&self, name: &str) -> io::Result<()> {
-        // fdatasync: also writes the new length, without which the data could not be read.
+        // fdatasync: also writes the new length, which is needed to read the data.
         self.open_to_write(name)?.sync_data()
     }
 

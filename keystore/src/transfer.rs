@@ -1,8 +1,8 @@
-//! What `read`, `write`, `preadv` and `pwritev` are for who has `pread` and `pwrite` only.
+//! `read`, `write`, `preadv` and `pwritev` in terms of `pread` and `pwrite`.
 
-/// Transfers the parts of a vector one after the other, until one is not done whole. `transfer`
-/// gets a part and how much was done before it, and answers as `pread` does. A failure counts only
-/// if nothing was transferred before.
+/// Transfers the parts of a vector one after the other, until one is incomplete. `transfer` gets a
+/// part and the number of bytes before it, and returns what `pread` does. An error counts only if
+/// nothing was transferred before.
 pub fn each_part<T>(
     parts: impl IntoIterator<Item = T>,
     length: impl Fn(&T) -> usize,
@@ -21,8 +21,8 @@ pub fn each_part<T>(
     total as isize
 }
 
-/// Transfers at the position of a descriptor, and moves it behind what was transferred. `tell` and
-/// `seek` answer as `lseek` does.
+/// Transfers at the position of a file descriptor, and advances it. `tell` and `seek` return what
+/// `lseek` does.
 pub fn at_position(
     tell: impl FnOnce() -> i64,
     seek: impl FnOnce(i64) -> i64,

@@ -1,10 +1,11 @@
-//! What of a keystore goes into the cluster that `pg_upgrade` makes, and how the servers are told
-//! that it did.
+//! The keystore of the cluster that `pg_upgrade` creates, and how its servers learn that keys are
+//! carried over.
 //!
-//! `pg_upgrade` puts relation files into a new cluster as they are, under their numbers (since
-//! PostgreSQL 15 also those of databases and tablespaces). So their keys are the same in both,
-//! under the same identity of the keystore, to which database keys are bound. Catalogs are not
-//! carried: those of the new cluster are other files under the same numbers, in plaintext at first.
+//! `pg_upgrade` moves relation files into a new cluster unchanged, and keeps their numbers (since
+//! PostgreSQL 15 also those of databases and tablespaces). So their keys are the same in both
+//! clusters, and so is the identity of the keystore, to which database keys are bound. Catalogs are
+//! not carried over: those of the new cluster are other files with the same numbers, plaintext at
+//! first.
 
 use pagevault_cipher::DataKeyVersion;
 
@@ -14,27 +15,28 @@ use crate::state::{State, StateError};
 use crate::wal;
 
 /// Environment variable by which `pagevault-keyring exec` tells the servers that `pg_upgrade`
-/// starts that keys go along.
+/// starts that keys are carried over.
 pub const VARIABLE: &str = "PAGEVAULT_UPGRADE";
 
-/// What [`VARIABLE`] says.
+/// Contents of [`VARIABLE`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ticket {
-    /// The keystore of the old cluster.
+    /// Identity of the old cluster's keystore.
     pub keystore: [u8; 16],
-    /// Nothing will be moved (`pg_upgrade --check`), so the new cluster has no keys yet.
+    /// Nothing will be moved (`pg_upgrade --check`), so the new cluster has no keys.
     pub only_check: bool,
 }
 
 impl Ticket {
-    /// As the value of the variable: the identity in hexadecimal digits, then perhaps `check`.
+    /// The value of the variable: the identity in hexadecimal digits, then `,check` if
+    /// `only_check`.
     #[must_use]
     pub fn encode(&self) -> String {
         let id = u128::from_be_bytes(self.keystore);
         format!("{id:032x}{}", if self.only_check { ",check" } else { "" })
     }
 
-    /// Reads what [`Ticket::encode`] wrote; `None` if it is anything else.
+    /// Decodes what [`Ticket::encode`] wrote; `None` if it is anything else.
     #[must_use]
     pub fn decode(text: &str) -> Option<Self> {
         let (id, only_check) = match text.strip_suffix(",check") {
@@ -48,25 +50,24 @@ impl Ticket {
     }
 }
 
-/// Numbers below are those of catalogs as initdb made them (`FirstNormalObjectId`, transam.h).
+/// Lower numbers belong to catalogs that initdb created (`FirstNormalObjectId`, transam.h).
 const FIRST_USER_FILE: u32 = 16384;
 
-/// `pg_largeobject` and its index, which `pg_upgrade` carries under the numbers that they have in
-/// the old cluster.
+/// `pg_largeobject` and its index, whose files `pg_upgrade` carries over under their old numbers.
 const LARGE_OBJECTS: [u32; 2] = [2613, 2683];
 
-/// Whether `pg_upgrade` carries the file of this number, or it stands for a key of WAL.
+/// Whether `pg_upgrade` carries this file over, or it stands for a WAL key.
 fn is_carried(file: RelFile) -> bool {
     wal::is_key_place(file)
         || (file.database != 0
             && (file.relation >= FIRST_USER_FILE || LARGE_OBJECTS.contains(&file.relation)))
 }
 
-/// The state of the new cluster's keystore. It has all keys, so that versions go on; what is not
-/// carried is written in plaintext until the new server decides anew.
+/// The state of the new cluster's keystore. It contains all keys, so that version numbers continue;
+/// files that are not carried over are plaintext until the new server decides otherwise.
 ///
 /// # Errors
-/// When the state contradicts itself.
+/// If the state contradicts itself.
 pub fn carried(mut state: State) -> Result<State, StateError> {
     let left: Vec<(RelFile, DataKeyVersion)> = state
         .files()
@@ -79,8 +80,7 @@ pub fn carried(mut state: State) -> Result<State, StateError> {
     Ok(state)
 }
 
-/// Whether `state` says nothing that `whole` does not say: no key is lost where `whole` takes its
-/// place.
+/// Whether `whole` contains all of `state`, so that no key is lost if `whole` replaces it.
 #[must_use]
 pub fn is_part_of(state: &State, whole: &State) -> bool {
     state
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn files_that_are_carried_stay_sealed_and_all_keys_stay() {
+    fn carried_files_stay_encrypted_and_all_keys_are_kept() {
         let new = carried(state()).unwrap();
         for (at, file) in KEYED.into_iter().enumerate() {
             let entry = new.file(file).unwrap();
@@ -134,12 +134,12 @@ mod tests {
             assert_eq!(entry.phase.current(), (at < 3).then_some(version(2)), "{file}");
             assert_eq!(entry.next_version(), Some(version(3)), "{file}");
         }
-        // Once more changes nothing.
+        // Repeating it changes nothing.
         assert_eq!(carried(new.clone()).unwrap(), new);
     }
 
     #[test]
-    fn what_has_a_key_more_is_not_part() {
+    fn a_state_with_more_is_not_a_part() {
         let (whole, mut state) = (carried(state()).unwrap(), carried(state()).unwrap());
         assert!(is_part_of(&State::default(), &whole));
         assert!(is_part_of(&state, &whole));
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn tickets_are_read_as_they_are_written() {
+    fn encoded_tickets_are_decoded() {
         for only_check in [false, true] {
             let ticket = Ticket { keystore: [0xa5; 16], only_check };
             assert_eq!(Ticket::decode(&ticket.encode()), Some(ticket));

@@ -1,17 +1,16 @@
-//! WAL keys: where they are kept, and from where in WAL each is used.
+//! WAL keys: where they are recorded, and the WAL addresses from which each is used.
 //!
-//! Versions count from 1. The key of a version is a data key as any other, recorded as that
-//! of a relation file that cannot exist ([`key_place`]), so that all that is done for data keys is
-//! done for it.
+//! Versions count from 1. The key of a version is recorded as the data key of a relation file that
+//! cannot exist ([`key_place`]), so that everything done for data keys is done for it, too.
 //!
-//! Which key a WAL page is sealed with depends on the page's address alone: a page is written again
-//! and again as it fills, and must not change its key meanwhile. [`Switches`] says it: each switch
-//! is an address, that of a page not begun yet, and how WAL is written from there on.
+//! The key of a WAL page depends on its address only: a page is written repeatedly as it fills, and
+//! must not change its key meanwhile. [`Switches`] holds the addresses: each switch is the address
+//! of a page that was not begun yet, and the state of WAL from there on.
 //!
-//! Switches have a number, in the order in which they were decided. In one history of WAL addresses
-//! have the same order; but a switch may be safe in the keystore when WAL is lost before it came
-//! there, in a crash or by recovery to a point before it. WAL then takes another course, to which
-//! that switch does not belong: what is decided later counts against it wherever both apply.
+//! Switches are numbered in the order in which they were decided. In one history of WAL, addresses
+//! have the same order. But a switch may be durable in the keystore although WAL before its address
+//! was lost, in a crash or by recovery to an earlier point. WAL then takes another course, to which
+//! that switch does not belong: where both apply, a later decision counts.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -20,17 +19,17 @@ use pagevault_cipher::{DataKeyVersion, KeyVersion, Lsn};
 
 use crate::rel_file::RelFile;
 
-/// How WAL is written.
+/// Whether WAL is encrypted, and under which key version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct WalPhase {
-    /// Of the key; `None` before the first: in plaintext.
+    /// Version of the key; `None`: there was none yet, WAL is plaintext.
     pub version: Option<KeyVersion>,
-    /// Written in plaintext, although there were keys up to `version`.
+    /// Plaintext, although there are keys up to `version`.
     pub plaintext: bool,
 }
 
 impl WalPhase {
-    /// Sealed under this version.
+    /// Encrypted under this version.
     pub const fn under(version: KeyVersion) -> Self {
         Self { version: Some(version), plaintext: false }
     }
@@ -52,7 +51,7 @@ impl fmt::Display for WalPhase {
     }
 }
 
-/// Versions of the WAL key that are recorded as versions of one file's data key.
+/// Number of WAL key versions that are recorded as versions of one file's data key.
 const IN_ONE_FILE: u32 = DataKeyVersion::LAST.get() as u32;
 
 /// The file, and the version of its data key, under which a version of the WAL key is recorded. No
@@ -62,12 +61,12 @@ pub const fn key_place(version: KeyVersion) -> (RelFile, DataKeyVersion) {
     let file = RelFile { tablespace: 0, database: 0, relation: 1 + before / IN_ONE_FILE };
     match DataKeyVersion::new((before % IN_ONE_FILE + 1) as u16) {
         Some(there) => (file, there),
-        // The number is within 1 to IN_ONE_FILE.
+        // Cannot happen: the number is within 1 to IN_ONE_FILE.
         None => (file, DataKeyVersion::LAST),
     }
 }
 
-/// The version of the WAL key that is recorded at a place, see [`key_place`].
+/// The version of the WAL key that is recorded there, see [`key_place`].
 pub fn version_at(file: RelFile, there: DataKeyVersion) -> Option<KeyVersion> {
     let before = file.relation.checked_sub(1)?.checked_mul(IN_ONE_FILE)?;
     KeyVersion::new(before.checked_add(there.get().into())?)
@@ -78,30 +77,30 @@ pub const fn is_key_place(file: RelFile) -> bool {
     file.tablespace == 0
 }
 
-/// A change of how WAL is written. The greater of two was decided later.
+/// A change of WAL's key. The greater of two was decided later.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Switch {
-    /// Its number among the decisions, from 1.
+    /// Number of the decision, from 1.
     pub step: u32,
-    /// Address of the first page that is concerned.
+    /// Address of the first page concerned.
     pub start: Lsn,
-    /// How it is written.
+    /// The state from there on.
     pub phase: WalPhase,
 }
 
-/// How WAL is written in a stretch of it.
+/// A range of WAL with one key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stretch {
-    /// Its first address.
+    /// First address.
     pub from: Lsn,
-    /// The address behind its last.
+    /// Address behind the last.
     pub to: Lsn,
-    /// How it is written.
+    /// State of the range.
     pub phase: WalPhase,
 }
 
-/// How the page at `address` is written, after all switches, and how far around it that is so: of
-/// those that apply there the one that was decided last counts.
+/// The state of the page at `address`, and the range around it with the same state. Of the switches
+/// that apply, the one decided last counts.
 pub fn stretch_at<I>(switches: I, address: Lsn) -> Stretch
 where
     I: IntoIterator<Item = Switch, IntoIter: Clone>,
@@ -116,7 +115,7 @@ where
     }
 }
 
-/// No room for another switch.
+/// There is no room for another switch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("all {} switches of WAL keys are in use", Switches::CAPACITY)]
 pub struct Full;
@@ -127,8 +126,8 @@ pub struct Full;
 /// count u32, then for each switch: start u64, version u32, plaintext u32, step u32
 /// ```
 ///
-/// Switches are only added, so readers need no lock: they see the first `count`, whole. One writer
-/// at a time.
+/// Switches are only added, so readers need no lock: the first `count` are complete. There is one
+/// writer at a time.
 #[derive(Debug, Clone, Copy)]
 pub struct Switches<'a> {
     words: &'a [AtomicU32],
@@ -137,22 +136,22 @@ pub struct Switches<'a> {
 const ENTRY: usize = 5;
 
 impl<'a> Switches<'a> {
-    /// Most switches.
+    /// Highest number of switches.
     pub const CAPACITY: usize = 1 << 14;
-    /// Words of shared memory.
+    /// Size in words of shared memory.
     pub const WORDS: usize = 1 + Self::CAPACITY * ENTRY;
 
-    /// The switches in `words`, of which there are [`Switches::WORDS`], zero at first.
+    /// The switches in `words`, [`Switches::WORDS`] in number and initially zero.
     pub fn new(words: &'a [AtomicU32]) -> Self {
         Self { words }
     }
 
-    /// Forgets everything; no one else looks at the words.
+    /// Removes all switches. No other process may access the words.
     pub fn reset(&self) {
         self.words.iter().for_each(|word| word.store(0, Ordering::Relaxed));
     }
 
-    /// How many there are. As long as this is the same, so is everything else.
+    /// The number of switches. While it is unchanged, so are the switches.
     #[inline]
     pub fn count(&self) -> u32 {
         self.words.first().map_or(0, |count| count.load(Ordering::Acquire))
@@ -173,7 +172,7 @@ impl<'a> Switches<'a> {
         })
     }
 
-    /// Adds a switch, unless it is there.
+    /// Adds a switch, unless it is known.
     ///
     /// # Errors
     /// [`Full`]
@@ -206,8 +205,8 @@ impl<'a> Switches<'a> {
         self.iter().any(|known| known == switch)
     }
 
-    /// How the page at `address` is written, and how far around it that is so. Costs the number of
-    /// switches.
+    /// The state of the page at `address`, and the range with the same state. Takes time
+    /// proportional to the number of switches.
     pub fn at(&self, address: Lsn) -> Stretch {
         stretch_at(self.iter(), address)
     }
@@ -217,7 +216,7 @@ impl<'a> Switches<'a> {
         self.iter().max()
     }
 
-    /// Whether any page at `address` or behind it is sealed.
+    /// Whether any page at or behind `address` is encrypted.
     pub fn is_sealed_from(&self, address: Lsn) -> bool {
         self.at(address).phase.sealed().is_some()
             || self.iter().any(|switch| switch.start > address && switch.phase.sealed().is_some())

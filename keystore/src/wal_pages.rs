@@ -1,42 +1,43 @@
-//! Pages of WAL segments, one by one: opening what was read, completing what is written from any
-//! byte on. The server and PostgreSQL's own programs (`preload/`) do the same to them.
+//! Single pages of WAL segments: decrypting pages that were read, and completing pages that are
+//! written from any byte on. Used by the server and, through `preload/`, by PostgreSQL's own
+//! programs.
 
 use pagevault_cipher::wal::{self, Mark};
 use pagevault_cipher::{KeyVersion, Lsn, PageKey};
 
 use crate::wal::WalPhase;
 
-/// Who knows how WAL is written, and has the keys.
+/// The WAL keys, and the addresses at which they are used.
 pub trait WalKeys {
-    /// Why a key is not to be had.
+    /// Why a key is not available.
     type Error;
 
-    /// How the page at an address is written.
+    /// The state of the page at an address.
     fn phase_at(&self, address: Lsn) -> WalPhase;
 
     /// Runs `f` with the expanded key of a version.
     ///
     /// # Errors
-    /// When there is no such key, or it cannot be used now.
+    /// If there is no such key, or it is not available now.
     fn with_key<R>(
         &self,
         version: KeyVersion,
         f: impl FnOnce(&PageKey) -> R,
     ) -> Result<R, Self::Error>;
 
-    /// Opens a page under the key of a version.
+    /// Decrypts a page under the key of a version.
     ///
     /// # Errors
-    /// As [`WalKeys::with_key`].
+    /// Those of [`WalKeys::with_key`].
     fn open(&self, page: &mut [u8], version: KeyVersion) -> Result<(), Self::Error> {
         self.with_key(version, |key| wal::open(page, key))
     }
 
-    /// Seals pages of `page_size` bytes under the key of a version; returns how many were not
-    /// empty.
+    /// Encrypts pages of `page_size` bytes under the key of a version. Returns the number of pages
+    /// that were not empty.
     ///
     /// # Errors
-    /// As [`WalKeys::with_key`].
+    /// Those of [`WalKeys::with_key`].
     fn seal(
         &self,
         pages: &mut [u8],
@@ -50,31 +51,32 @@ pub trait WalKeys {
         })
     }
 
-    /// The version that a mark means in the page at `address`.
+    /// The key version that a mark in the page at `address` denotes.
     fn version_of(&self, mark: Mark, address: Lsn) -> KeyVersion {
         mark.version_near(self.phase_at(address).version)
     }
 }
 
-/// Why a page cannot be opened or sealed.
+/// Why a page cannot be decrypted or encrypted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fault<E> {
-    /// Of the page.
+    /// Address of the page.
     pub address: Lsn,
-    /// Of the key.
+    /// Version of the key.
     pub version: KeyVersion,
     /// What is wrong with the key.
     pub cause: E,
 }
 
-/// Opens a page that was read from where `belongs` says which timeline and address belong.
+/// Decrypts a page that was read. `belongs` says whether a timeline and an address belong at this
+/// place.
 ///
-/// A page that does not is left from an earlier use of the segment: it loses its mark, and is
-/// refused by who reads WAL, by its address, by its timeline, or by what is in it where a record
-/// should go on.
+/// A page that does not belong there is left over from an earlier use of the segment. Its mark is
+/// removed; the reader of WAL refuses it, because of its address, its timeline, or its contents
+/// where a record should continue.
 ///
 /// # Errors
-/// When the key is not to be had; the page is as it was.
+/// If the key is not available; the page is unchanged.
 pub fn open<K: WalKeys>(
     keys: &K,
     page: &mut [u8],
@@ -90,10 +92,10 @@ pub fn open<K: WalKeys>(
     keys.open(page, version).map_err(|cause| Fault { address, version, cause })
 }
 
-/// Seals pages that follow one another, the first at `address`, with one key.
+/// Encrypts consecutive pages, the first at `address`, with one key.
 ///
 /// # Errors
-/// When the key is not to be had; the pages are as they were.
+/// If the key is not available; the pages are unchanged.
 pub fn seal<K: WalKeys>(
     keys: &K,
     pages: &mut [u8],
@@ -107,8 +109,8 @@ pub fn seal<K: WalKeys>(
     }
 }
 
-/// How a page on disk is written; `None` if it is not the page of this address, or `is_left_over`
-/// says of its timeline that a parent left it there.
+/// The state of a page on disk. `None` if it does not have this address, or if `is_left_over` says
+/// that a parent timeline left it there.
 pub fn phase_of<K: WalKeys>(
     keys: &K,
     page: &[u8],
@@ -124,12 +126,12 @@ pub fn phase_of<K: WalKeys>(
     })
 }
 
-/// Puts `bytes` into the page at `address` from `offset` on, where they have room, and seals it.
-/// The page is as it was on disk, zero where there was nothing; one that is there already keeps its
-/// key. What is not known of it is zero. `is_left_over` is as for [`phase_of`].
+/// Copies `bytes` into the page from `offset` on, and encrypts it. `page` holds what is on disk,
+/// zeros where there was nothing; a page on disk keeps its key. Unknown bytes become zero. `bytes`
+/// must fit. `is_left_over`: see [`phase_of`].
 ///
 /// # Errors
-/// When a key is not to be had.
+/// If a key is not available.
 pub fn complete<K: WalKeys>(
     keys: &K,
     page: &mut [u8],
@@ -147,13 +149,13 @@ pub fn complete<K: WalKeys>(
         Some(Some(version)) => {
             match keys.open(page, version) {
                 Ok(()) => {}
-                // Nothing of it is needed.
+                // Nothing of the old page is needed.
                 Err(_) if is_all => phase = switched,
                 Err(cause) => return Err(Fault { address, version, cause }),
             }
         }
         Some(None) => {}
-        // Of a header that came in parts the first is there, in clear.
+        // If a header arrives in parts, the first part is there, in plaintext.
         None if offset < wal::HEADER_SIZE => {
             wal::clear_mark(page);
             page.iter_mut().skip(offset).for_each(|byte| *byte = 0);

@@ -1,15 +1,14 @@
-//! Ranges of WAL segments: reads and writes from any byte to any other, by way of the pages that
-//! cover them. The server and PostgreSQL's own programs (`preload/`) do the same.
+//! Reading and writing any range of bytes of a WAL segment, by way of the pages that contain it.
+//! Used by the server and, through `preload/`, by PostgreSQL's own programs.
 
 use pagevault_cipher::Lsn;
 
 use crate::wal_pages::{self, Fault, WalKeys};
 
-/// A segment that is open.
+/// An open segment.
 ///
-/// The calls answer as the system's do: with the number of bytes that were transferred, which may
-/// be fewer than asked for, or with something negative for a failure, of which the cause stays
-/// where the system put it.
+/// The functions return what the system calls do: the number of bytes transferred, which may be
+/// fewer than requested, or a negative number for an error, with the cause in `errno`.
 pub trait Segment {
     /// `pread`.
     fn pread(&self, to: &mut [u8], at: u64) -> isize;
@@ -17,31 +16,30 @@ pub trait Segment {
     /// `pwrite`.
     fn pwrite(&self, from: &[u8], at: u64) -> isize;
 
-    /// Whether a page that says it has this address belongs `at` this offset.
+    /// Whether a page with this address belongs at the offset `at`.
     fn belongs(&self, address: Lsn, at: u64) -> bool;
 
-    /// Whether a page of this timeline, at its address, was left there by a parent of the segment's
+    /// Whether a page of this timeline at its address was left there by a parent of the segment's
     /// timeline ([`wal_timelines::is_left_over`](crate::wal_timelines::is_left_over)).
     fn is_left_over(&self, timeline: u32, address: Lsn) -> bool;
 
-    /// The address of the page `at` this offset, into which `bytes` go from its byte `offset` on;
-    /// `page` is as on disk.
+    /// The address of the page at the offset `at`, into which `bytes` will be copied from its byte
+    /// `offset` on. `page` holds what is on disk.
     fn address(&self, at: u64, page: &[u8], offset: usize, bytes: &[u8]) -> Lsn;
 }
 
-/// What a segment is named after: three words of 8 hexadecimal digits (`XLogFileName`,
+/// The parts of a segment's name: three words of 8 hexadecimal digits (`XLogFileName`,
 /// src/include/access/xlog_internal.h).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Name {
-    /// Its timeline.
+    /// The timeline.
     pub timeline: u32,
-    /// Its number, in two parts of 32 bits.
+    /// The number, in two parts of 32 bits.
     pub number: (u32, u32),
 }
 
 impl Name {
-    /// The address of the segment's first byte, where segments have this size
-    /// (`XLogFromFileName`).
+    /// The address of the segment's first byte, for segments of this size (`XLogFromFileName`).
     #[inline]
     #[must_use]
     pub const fn start(self, segment_size: u64) -> Lsn {
@@ -50,7 +48,7 @@ impl Name {
     }
 }
 
-/// The parts of a segment's name; `None` if it is not one.
+/// Parses a segment's name; `None` if it is not one.
 #[must_use]
 pub fn parse_name(name: &[u8]) -> Option<Name> {
     let [timeline, high, low] = name.as_chunks::<8>().0 else { return None };
@@ -61,21 +59,21 @@ pub fn parse_name(name: &[u8]) -> Option<Name> {
     Some(Name { timeline: hexadecimal(timeline)?, number })
 }
 
-/// The number that up to 8 hexadecimal digits make.
+/// Parses up to 8 hexadecimal digits.
 pub(crate) fn hexadecimal(digits: &[u8]) -> Option<u32> {
     digits.iter().try_fold(0, |number, digit| Some(number << 4 | char::from(*digit).to_digit(16)?))
 }
 
 /// Reads a range. `scratch` holds some whole pages of `page_size`.
 ///
-/// A page may be written again while it is read. What was asked for is the same before and after,
-/// but for what stands with new bytes in one block of 16: the kernel must not copy half of that. It
-/// copies no less than 16 bytes at once where source and target are aligned, as files are and
-/// `scratch` must be; `to` need not be. Of a page of which the end is missing nothing is returned:
-/// a sealed one cannot be told from that it ends there.
+/// A page may be written again while it is read. The requested bytes are the same before and after,
+/// except for those that share a 16-byte cipher block with new bytes; of such a block the kernel
+/// must not copy a mixture. It copies at least 16 bytes at once if source and target are aligned,
+/// as files are and `scratch` must be; `to` need not be. Nothing is returned of a page whose end is
+/// missing: an encrypted page cannot be decrypted up to an unknown end.
 ///
 /// # Errors
-/// When a page cannot be opened; what is in `to` is worth nothing then.
+/// If a page cannot be decrypted; the contents of `to` are undefined then.
 pub fn read<K: WalKeys>(
     keys: &K,
     segment: &impl Segment,
@@ -110,12 +108,11 @@ pub fn read<K: WalKeys>(
     Ok(done as isize)
 }
 
-/// Writes a range: reads the pages, opens and completes them, seals and writes them again. A page
-/// that is there already keeps its key; what is not known of a page is zero. `scratch` is as for
-/// [`read`].
+/// Writes a range: reads the pages, decrypts and completes them, encrypts and writes them. A page
+/// on disk keeps its key; unknown bytes of a page become zero. `scratch` is as for [`read`].
 ///
 /// # Errors
-/// When a page cannot be opened or sealed; those before it were written.
+/// If a page cannot be decrypted or encrypted; the pages before it were written.
 pub fn write<K: WalKeys>(
     keys: &K,
     segment: &impl Segment,
@@ -144,7 +141,7 @@ pub fn write<K: WalKeys>(
         }
         let wrote = write_whole(segment, pages, page_size, first);
         if wrote < length as isize {
-            // Of the first page, what comes before the range does not count.
+            // The bytes of the first page before the range do not count.
             let ours = usize::try_from(wrote).unwrap_or(0).saturating_sub(skip);
             return Ok(if ours > 0 { (done + ours) as isize } else { partial(done, wrote.min(0)) });
         }
@@ -153,8 +150,9 @@ pub fn write<K: WalKeys>(
     Ok(done as isize)
 }
 
-/// Writes all of some pages; at a failure says how much of whole pages was written, or what the
-/// call said if none. A sealed page cannot be written on from its middle.
+/// Writes all of some pages. If a call fails, returns the number of bytes in whole pages that were
+/// written, or the call's result if there are none. An encrypted page cannot be continued from its
+/// middle.
 pub fn write_whole(segment: &impl Segment, bytes: &[u8], page_size: usize, at: u64) -> isize {
     let mut done = 0;
     while done < bytes.len() {
@@ -168,7 +166,8 @@ pub fn write_whole(segment: &impl Segment, bytes: &[u8], page_size: usize, at: u
     done as isize
 }
 
-/// What a call says that did `before`, and then met a failure or did less than it should.
+/// The result of a transfer of `before` bytes, followed by a call that failed or transferred fewer
+/// bytes than requested.
 #[must_use]
 pub fn partial(before: usize, last: isize) -> isize {
     match (before, last) {

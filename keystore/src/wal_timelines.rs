@@ -1,22 +1,23 @@
-//! Which timeline a WAL page is of, and which it should be of.
+//! The timeline of a WAL page.
 //!
-//! Where a timeline forks, its parent may have gone on. What that wrote behind the fork may lie in
-//! a segment that the child uses again: `RemoveNonParentXlogFiles` (xlog.c) renames such segments,
-//! often to the same number. So a page may stand at its address and be left over nevertheless.
-//! PostgreSQL tells it by `xlp_tli`: timelines never go backwards (`XLogReaderValidatePageHeader`,
-//! xlogreader.c), because a child has a greater number than its parent.
+//! Where a timeline forks, its parent may have continued. The parent's WAL behind the fork may be
+//! in a segment that the child uses again: `RemoveNonParentXlogFiles` (xlog.c) renames such
+//! segments, often to the same number. So a page may have the right address and still be left over.
+//! PostgreSQL detects it by `xlp_tli`: timelines never go backwards
+//! (`XLogReaderValidatePageHeader`, xlogreader.c), because a child has a greater number than its
+//! parent.
 //!
-//! That compares a page with the one before it. Here pages are looked at one by one; so a page is
-//! compared with the timeline in its segment's name, and with the address at which that timeline
+//! That check compares a page with the one before it. Here pages are handled one by one, so a page
+//! is compared with the timeline in its segment's name, and with the address at which that timeline
 //! began, from its history file. Before that address a segment holds pages of parents
-//! (`XLogFileCopy`, xlog.c); the page in which the timeline began, too.
+//! (`XLogFileCopy`, xlog.c), and so does the page in which the timeline began.
 
 use pagevault_cipher::Lsn;
 
 use crate::wal_segments::hexadecimal;
 
-/// Most that is read of a history file: its end, where the newest fork stands. Lines have about 100
-/// bytes.
+/// Bytes that are read of a history file: its end, which contains the newest fork. Lines have about
+/// 100 bytes.
 pub const HISTORY_TAIL: usize = 4096;
 
 /// The name of the history file of a timeline (`TLHistoryFileName`, xlog_internal.h).
@@ -29,28 +30,27 @@ pub fn history_name(timeline: u32) -> [u8; 16] {
     name
 }
 
-/// The lines of a history file that say something, read as `readTimeLineHistory` (timeline.c) does.
+/// The lines with content of a history file, as `readTimeLineHistory` (timeline.c) reads it.
 fn lines(history: &[u8]) -> impl DoubleEndedIterator<Item = &[u8]> {
     let lines = history.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii_start);
     lines.filter(|line| !matches!(line.first(), None | Some(b'#')))
 }
 
-/// The address at which a timeline began: where the last line of its history file says that its
-/// parent ended. `None` if it does not say so. Of the file the end suffices.
+/// The address at which a timeline began: the end of its parent in the last line of its history
+/// file. `None` if there is none. The end of the file suffices.
 #[must_use]
 pub fn begin_of(history: &[u8]) -> Option<Lsn> {
     fork(lines(history).next_back()?).map(|(_, end)| end)
 }
 
-/// The timeline to which an address belongs, in the history of `timeline`: the first that did not
-/// end before it.
+/// The timeline of an address in the history of `timeline`: the first that did not end before it.
 #[must_use]
 pub fn owner_of(history: &[u8], timeline: u32, address: Lsn) -> u32 {
     let owner = lines(history).filter_map(fork).find(|(_, end)| address < *end);
     owner.map_or(timeline, |(parent, _)| parent)
 }
 
-/// A line of a history file: a timeline, and where it ended.
+/// Parses a line of a history file: a timeline, and where it ended.
 fn fork(line: &[u8]) -> Option<(u32, Lsn)> {
     let digits = line.iter().take_while(|byte| byte.is_ascii_digit()).count();
     let timeline = std::str::from_utf8(line.get(..digits)?).ok()?.parse().ok()?;
@@ -66,10 +66,10 @@ fn word(digits: &[u8]) -> Option<u32> {
     if digits.is_empty() || digits.len() > 8 { None } else { hexadecimal(digits) }
 }
 
-/// Whether a page of a timeline, which stands at its address, was left there by a parent of the
-/// timeline that the segment is of. `begin` says where that began. If it does not know, the page
-/// counts: PostgreSQL would go by the page before it, and to take a page that counts for the end of
-/// WAL loses transactions.
+/// Whether a page of `timeline` at its address was left there by a parent of the segment's timeline
+/// `of_segment`. `begin` returns the address at which that began. If it is unknown, the page counts
+/// as valid: PostgreSQL compares it with the page before it, and to mistake a valid page for the
+/// end of WAL would lose transactions.
 pub fn is_left_over(
     timeline: u32,
     address: Lsn,
@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_history_file_says_where_its_timeline_began() {
+    fn the_beginning_of_a_timeline_is_read_from_its_history_file() {
         let first = "1\t0/3000090\tno recovery target specified\n";
         for (text, begin) in [
             (first.to_owned(), Some(Lsn(0x300_0090))),
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_is_left_over_from_where_its_timeline_ended() {
+    fn pages_behind_the_end_of_their_timeline_are_left_over() {
         let begin = || Some(Lsn(0x8000));
         assert!(is_left_over(1, Lsn(0x8000), 2, begin) && is_left_over(1, Lsn(u64::MAX), 2, begin));
         assert!(!is_left_over(1, Lsn(0x6000), 2, begin));

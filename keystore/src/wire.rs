@@ -1,5 +1,5 @@
-//! Little-endian fields, written and read by hand: the compiler's memory layout and other people's
-//! serialisers have no say in what is on disk.
+//! Little-endian fields, written and read by hand: formats on disk must not depend on the
+//! compiler's memory layout or on other libraries.
 
 use crate::error::{FormatError, Problem};
 
@@ -23,13 +23,13 @@ pub(crate) fn put_i64(out: &mut Vec<u8>, value: i64) {
     out.extend_from_slice(&value.to_le_bytes());
 }
 
-/// Length (u32) and bytes. Callers have checked the field's own, much smaller limit.
+/// Length (u32) and bytes. Callers have checked the much smaller limit of the field.
 pub(crate) fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
     put_u32(out, u32::try_from(bytes.len()).unwrap_or(u32::MAX));
     out.extend_from_slice(bytes);
 }
 
-/// Reads fields in order and knows where it is, for error messages.
+/// Reads fields in order, and tracks the offset for error messages.
 pub(crate) struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -88,7 +88,7 @@ impl<'a> Reader<'a> {
         self.array().map(i64::from_le_bytes)
     }
 
-    /// What [`put_bytes`] wrote. Nothing is allocated before the bytes are known to be there.
+    /// Reads what [`put_bytes`] wrote. Allocates nothing.
     pub(crate) fn bytes(&mut self) -> Result<&'a [u8], FormatError> {
         let length = self.u32()?;
         self.take(usize::try_from(length).unwrap_or(usize::MAX))

@@ -1,12 +1,12 @@
-//! Older wrappings of data keys, for copies of the keystore whose files were not copied at the same
-//! moment.
+//! Older wrappings of data keys, for copies of the keystore whose files were copied at different
+//! moments.
 //!
-//! A base backup may copy the cluster's log, then the database key is rotated, then it copies a
-//! database's log: that one's data keys are wrapped by a version that the copy of the cluster's log
-//! does not know. WAL brings it, but only when replay comes to it, and needs data keys before. The
-//! database's log still has their older wrappings, by versions that are known. So logs of a server
-//! that runs never lose these, and a server that is about to replay goes by the newest wrapping
-//! that it can open, as if what it cannot open had not been written yet.
+//! Suppose a base backup copies the cluster's log, then the database key is rotated, then the
+//! backup copies a database's log. The data keys in the latter are wrapped by a version that the
+//! copy of the cluster's log does not contain. WAL contains that version, but replay needs data
+//! keys before it reaches it. The database's log still has older wrappings of them, by known
+//! versions. So the logs of a running server keep all wrappings, and a server that is about to
+//! replay uses the newest wrapping that it can unwrap, as if newer ones had not been written yet.
 
 use std::collections::{HashMap, HashSet};
 
@@ -16,7 +16,7 @@ use crate::record::Record;
 use crate::rel_file::RelFile;
 use crate::scope::Scope;
 
-/// What a data key is of, and which database key wraps it here.
+/// File and version of a data key record, and the database key that wraps it.
 fn wrapping(record: &Record) -> Option<((RelFile, DataKeyVersion), (Scope, KeyVersion))> {
     match record {
         Record::DataKey { file, version, scope, key_version, .. } => {
@@ -26,7 +26,7 @@ fn wrapping(record: &Record) -> Option<((RelFile, DataKeyVersion), (Scope, KeyVe
     }
 }
 
-/// Scope and version of each database key that is known by these records.
+/// Scope and version of each database key in these records.
 pub fn database_keys(records: &[Record]) -> HashSet<(Scope, KeyVersion)> {
     let known = records.iter().filter_map(|record| match record {
         Record::DatabaseKey { scope, version, .. } => Some((*scope, *version)),
@@ -35,9 +35,9 @@ pub fn database_keys(records: &[Record]) -> HashSet<(Scope, KeyVersion)> {
     known.collect()
 }
 
-/// Leaves out data keys that are wrapped by database keys that are not known yet, and what says
-/// that files are written with them. Returns whether there were any. Replay brings them again: a
-/// data key stands in WAL after the database key that wraps it.
+/// Removes data keys that are wrapped by unknown database keys, and the records that put these keys
+/// into use. Returns whether there were any. Replay brings them again: in WAL a data key comes
+/// after the database key that wraps it.
 pub fn leave_out_unknown(records: &mut Vec<Record>, known: &HashSet<(Scope, KeyVersion)>) -> bool {
     let is_known = |by: &(Scope, KeyVersion)| known.contains(by);
     let wrappings = || records.iter().filter_map(wrapping);
@@ -59,8 +59,8 @@ pub fn leave_out_unknown(records: &mut Vec<Record>, known: &HashSet<(Scope, KeyV
     !others.is_empty()
 }
 
-/// A log, folded, with the older wrappings that the log has of the keys in it. Folded again it is
-/// the same.
+/// Adds to the records of a compacted log the older wrappings that `log` has of the keys in it.
+/// Idempotent.
 pub fn with_older(folded: Vec<Record>, log: &[Record]) -> Vec<Record> {
     let mut older: HashMap<_, Vec<&Record>> = HashMap::new();
     for record in log {
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_wrapping_that_opens_counts() {
+    fn the_newest_wrapping_that_can_be_unwrapped_counts() {
         let known = database_keys(&[database_key(1), database_key(2), current(9)]);
         let log = [
             data_key(1, 1),
@@ -146,7 +146,7 @@ mod tests {
             [data_key(1, 1), current(1), data_key(1, 2), data_key(2, 2), rewriting(1)]
         );
         assert!(State::from_records(records).is_ok());
-        // Nothing unknown, nothing left out.
+        // Nothing unknown, nothing removed.
         let all = database_keys(&[1, 2, 3, 4].map(database_key));
         let mut records = log.to_vec();
         assert!(!leave_out_unknown(&mut records, &all));
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_compacted_log_has_older_wrappings_and_means_the_same() {
+    fn a_compacted_log_keeps_older_wrappings_and_the_state() {
         let log = [
             data_key(1, 1),
             current(1),

@@ -1,4 +1,4 @@
-//! What differs from the policy.
+//! The SQL function behind the view `pagevault.drift`.
 
 use pgrx::pg_sys::Oid;
 use pgrx::prelude::*;
@@ -7,8 +7,8 @@ use crate::commands::drift;
 use crate::pg::report::OrRaise;
 use crate::preload;
 
-/// Behind the view `pagevault.drift`; with `check_files` also what is on disk, which is read from
-/// end to end.
+/// Relations that differ from the policy. With `check_files` also pages on disk; this reads all
+/// files completely.
 #[pg_extern(sql = "
     CREATE FUNCTION pagevault.drift(check_files boolean)
     RETURNS TABLE (relation regclass, expected text, actual text, reason text, fix text)

@@ -1,4 +1,4 @@
-//! Encrypting relations, and looking at what is on disk.
+//! SQL functions that encrypt and decrypt relations, and that inspect what is on disk.
 
 use pgrx::pg_sys::{self, Oid};
 use pgrx::prelude::*;
@@ -14,8 +14,8 @@ use crate::pg::text::ServerText;
 use crate::verify::{self, PageCount, PageState};
 use crate::{policy, preload, roles};
 
-/// The security label as a function: `SECURITY LABEL FOR pagevault ON ... IS 'encrypted'`. Returns
-/// the number of the job, or NULL where none was needed.
+/// Sets the security label: `SECURITY LABEL FOR pagevault ON ... IS 'encrypted'`. Returns the
+/// number of the rekey job, or NULL if none is needed.
 #[pg_extern(sql = "
     CREATE FUNCTION pagevault.encrypt(relation regclass, cipher text DEFAULT NULL) RETURNS bigint
     LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
@@ -31,7 +31,7 @@ fn encrypt_relation(oid: Oid, cipher: Option<&[u8]>) -> Result<Option<i64>> {
         None => "encrypted".to_owned(),
         Some(cipher) => format!("encrypted {}", ServerText::from_bytes(cipher)),
     };
-    // Refused before the statement is built; the label provider checks again.
+    // Checked before the statement is built; the label provider checks again.
     policy::label::parse(&label)?;
     relation::require(oid)?;
     lock_as_label(oid);
@@ -48,16 +48,17 @@ fn encrypt_relation(oid: Oid, cipher: Option<&[u8]>) -> Result<Option<i64>> {
     labels::set(Object::relation(oid), &format!("'{label}'"))
 }
 
-/// As the statement will lock it, so that nobody gives its name to another until then. Who may not
-/// label it does not keep others waiting: the statement refuses that.
+/// Locks the relation as the statement will, so that its name cannot pass to another relation
+/// before that. Callers that may not label it take no lock and block nobody; the statement refuses
+/// them.
 fn lock_as_label(oid: Oid) {
     if relation::is_owned_by_caller(oid) {
         relation::lock(oid, pg_sys::ShareUpdateExclusiveLock as pg_sys::LOCKMODE);
     }
 }
 
-/// The label 'plaintext' as a function; of system catalogs, which have no label, where nothing
-/// wants them encrypted.
+/// Sets the label 'plaintext'. System catalogs have no label: they are decrypted unless the policy
+/// requires encryption.
 #[pg_extern(sql = "
     CREATE FUNCTION pagevault.decrypt(relation regclass) RETURNS bigint
     STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
@@ -79,7 +80,7 @@ fn decrypt(oid: Oid) -> Option<i64> {
     audited_on("decrypt", oid, decrypt).or_raise()
 }
 
-/// Labels this database and has everything in it encrypted, by jobs where there is much.
+/// Labels this database and encrypts everything in it; large relations by jobs.
 #[pg_extern(sql = "
     CREATE FUNCTION pagevault.encrypt_database() RETURNS TABLE (relation regclass, job bigint)
     LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
@@ -100,7 +101,7 @@ fn encrypt_database() -> TableIterator<'static, (name!(relation, Oid), name!(job
     TableIterator::new(audited("encrypt_database", encrypt).or_raise())
 }
 
-/// This database and all that is in it, as far as it is labelled encrypted.
+/// This database and the objects in it that are labelled encrypted.
 fn labelled_encrypted() -> Result<Vec<Object>> {
     let mut found = crate::pg::labels::labelled();
     found.push(Object::my_database());
@@ -114,7 +115,7 @@ fn labelled_encrypted() -> Result<Vec<Object>> {
     Ok(wanted)
 }
 
-/// Takes away every label that wants encryption in this database, and the encryption, by jobs.
+/// Removes all labels that require encryption in this database, and decrypts by jobs.
 #[pg_extern(sql = "
     CREATE FUNCTION pagevault.decrypt_database() RETURNS TABLE (relation regclass, job bigint)
     LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
@@ -132,8 +133,8 @@ fn decrypt_database() -> TableIterator<'static, (name!(relation, Oid), name!(job
     TableIterator::new(audited("decrypt_database", decrypt).or_raise())
 }
 
-/// Encrypts every catalog of which a label or setting wants it: at once, but with the columns that
-/// its siblings have.
+/// Encrypts, at once, all catalogs for which a label or setting requires it. The result has a
+/// column for jobs like that of `encrypt_database`; it is always NULL.
 #[pg_extern(sql = "
     CREATE FUNCTION pagevault.encrypt_catalogs() RETURNS TABLE (relation regclass, job bigint)
     LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
@@ -150,8 +151,8 @@ fn encrypt_catalogs() -> TableIterator<'static, (name!(relation, Oid), name!(job
     TableIterator::new(audited("encrypt_catalogs", encrypt).or_raise())
 }
 
-/// True only if every page of the relation, its indexes, TOAST table and owned sequences that is
-/// not empty is sealed on disk, and new pages will be.
+/// True only if all pages on disk of the relation, its indexes, TOAST table and owned sequences are
+/// encrypted or empty, and new pages will be encrypted.
 #[pg_extern(sql = "
     CREATE FUNCTION pagevault.is_encrypted(relation regclass) RETURNS boolean
     STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
@@ -166,7 +167,7 @@ fn is_encrypted(oid: Oid) -> bool {
     !pages.is_empty() && pages.iter().all(is_sealed)
 }
 
-/// What is really on disk: pages by relation, fork and data key. Reads the files from end to end.
+/// Counts the pages on disk by relation, fork and data key. Reads the files completely.
 #[pg_extern(sql = "
     CREATE FUNCTION pagevault.verify(relation regclass)
     RETURNS TABLE (relation regclass, fork text, state text, data_key_version integer, pages bigint)

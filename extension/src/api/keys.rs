@@ -1,4 +1,4 @@
-//! Master keys and database keys in SQL.
+//! SQL functions for master keys and database keys.
 
 use pagevault_keystore::Scope;
 use pgrx::prelude::*;
@@ -24,7 +24,8 @@ fn set_database_master_key(provider: &[u8], key: &[u8]) {
     .or_raise();
 }
 
-/// Sets or changes the master key of the cluster, which serves every database without its own.
+/// Sets or changes the master key of the cluster, which is used for all databases without their
+/// own.
 #[pg_extern(sql = "
     CREATE FUNCTION pagevault.set_cluster_master_key(provider text, master_key text) RETURNS void
     STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
@@ -42,7 +43,7 @@ fn set(function: &'static str, scope: Scope, provider: &[u8], key: &[u8]) -> Res
     master_keys::set(function, scope, provider, key)
 }
 
-/// Makes a new version of this database's master key and wraps the database key with it.
+/// Creates a new version of this database's master key, and wraps the database key with it.
 #[pg_extern]
 fn rotate_database_master_key() -> i64 {
     audited("rotate_database_master_key", || {
@@ -53,7 +54,7 @@ fn rotate_database_master_key() -> i64 {
     .or_raise()
 }
 
-/// Makes a new version of the cluster's master key and wraps the cluster's database key with it.
+/// Creates a new version of the cluster's master key, and wraps the cluster's database key with it.
 #[pg_extern]
 fn rotate_cluster_master_key() -> i64 {
     audited("rotate_cluster_master_key", || {
@@ -63,7 +64,7 @@ fn rotate_cluster_master_key() -> i64 {
     .or_raise()
 }
 
-/// Makes a new database key and wraps every data key of this database with it. No page is touched.
+/// Creates a new database key, and rewraps all data keys of this database. No page is touched.
 #[pg_extern]
 fn rotate_database_key() -> i64 {
     audited("rotate_database_key", || {
@@ -74,7 +75,7 @@ fn rotate_database_key() -> i64 {
     .or_raise()
 }
 
-/// Makes a new WAL key and has it used from now on; returns its version.
+/// Creates a new WAL key, which is used from now on. Returns its version.
 #[pg_extern]
 fn rotate_wal_key() -> i64 {
     audited("rotate_wal_key", || {
@@ -84,8 +85,8 @@ fn rotate_wal_key() -> i64 {
     .or_raise()
 }
 
-/// Asks the providers again for every key that is locked or was revoked; an error when any is left
-/// so.
+/// Requests all locked and revoked keys from the providers again; raises an error if any of them
+/// stays so.
 #[pg_extern]
 fn unlock() {
     audited("unlock", || {

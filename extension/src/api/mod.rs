@@ -1,4 +1,4 @@
-//! The SQL functions: argument checks and calls, one file per noun.
+//! The SQL functions: argument checks and calls, one file for each subject.
 
 mod drift;
 mod encrypt;
@@ -19,12 +19,12 @@ use crate::{preload, roles};
 const PROVIDER: &str = "name of a key provider";
 const KEY: &str = "name of a master key";
 
-/// Does what the function of this name is for, between two lines of the audit trail.
+/// Runs the work of an SQL function between two lines of the audit trail.
 fn audited<T>(function: &'static str, work: impl FnOnce() -> Result<T>) -> Result<T> {
     audit::audited(Operation::function(function), work)
 }
 
-/// As [`audited`], of a relation.
+/// Like [`audited`], for a relation.
 fn audited_on<T>(
     function: &'static str,
     relation: pgrx::pg_sys::Oid,
@@ -35,7 +35,7 @@ fn audited_on<T>(
     audit::audited(Operation::function(function).on(name), work)
 }
 
-/// As [`audited`], with a master key.
+/// Like [`audited`], with a master key.
 fn audited_with<T>(
     function: &'static str,
     provider: &[u8],
@@ -48,7 +48,7 @@ fn audited_with<T>(
     audit::audited(Operation { provider, master_key, ..operation }, work)
 }
 
-/// What every function that changes keys asks first.
+/// Checks common to all functions that change keys. Takes the lock that serialises key management.
 fn require_key_admin(action: &str) -> Result<()> {
     preload::require_active()?;
     roles::require_admin(action)?;
@@ -57,7 +57,7 @@ fn require_key_admin(action: &str) -> Result<()> {
     Ok(())
 }
 
-/// Refuses what writes keys or jobs, on a standby and in a transaction that is to write nothing.
+/// Refuses an operation that writes keys or jobs, on a standby or in a read-only transaction.
 fn require_primary(action: &str) -> Result<()> {
     if process::in_recovery() {
         return Err(Report::new(

@@ -1,4 +1,4 @@
-//! Key providers in SQL.
+//! SQL functions for key providers.
 
 use pgrx::prelude::*;
 use pgrx::{AnyElement, PgSqlErrorCode};
@@ -10,7 +10,7 @@ use crate::pg::report::{OrRaise, Report, Result};
 use crate::pg::text::{self, ServerText};
 use crate::{preload, roles};
 
-/// Makes a key provider known. Options are checked, the provider is not asked for anything yet.
+/// Adds a key provider. Its options are checked; no request is sent to it yet.
 #[pg_extern(sql = "
     CREATE FUNCTION pagevault.add_provider(provider text, kind text, options jsonb) RETURNS void
     STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
@@ -24,7 +24,8 @@ fn add_provider(name: &[u8], kind: &[u8], options: AnyElement) {
     audited("add_provider", name, add).or_raise();
 }
 
-/// Gives a provider other options, after proving that every key it wrapped still unwraps.
+/// Changes the options of a provider, after checking that every key it wrapped can still be
+/// unwrapped.
 #[pg_extern(sql = "
     CREATE FUNCTION pagevault.alter_provider(provider text, options jsonb) RETURNS void
     STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
@@ -37,7 +38,7 @@ fn alter_provider(name: &[u8], options: AnyElement) {
     audited("alter_provider", name, alter).or_raise();
 }
 
-/// Forgets a provider that wraps nothing.
+/// Removes a provider that wraps no key.
 #[pg_extern(sql = "
     CREATE FUNCTION pagevault.drop_provider(provider text) RETURNS void
     STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
@@ -59,8 +60,8 @@ fn audited<T>(
     audit::audited(Operation { provider: Some(provider), ..Operation::function(function) }, work)
 }
 
-/// Has a provider looked at from its options to a round trip with each of its master keys in use,
-/// or with `key`. What is not as it should be is a row, not an error.
+/// Checks a provider from its options to a round trip with each of its master keys in use, or with
+/// `key`. A failed check is a row, not an error.
 #[pg_extern(sql = "
     CREATE FUNCTION pagevault.check_provider(provider text, master_key text DEFAULT NULL)
     RETURNS TABLE (master_key text, item text, ok boolean, result text, hint text)

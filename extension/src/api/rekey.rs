@@ -1,4 +1,4 @@
-//! Rekeying in SQL: new data keys, and the jobs that give them to pages.
+//! SQL functions for rekeying: new data keys, and rekey jobs.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,8 @@ use crate::pg::report::{OrRaise, Report, Result};
 use crate::rekey::jobs::{self, Order, ShownState};
 use crate::{preload, roles};
 
-/// Gives a relation and what follows it new data keys, online. Returns the number of the job.
+/// Puts a relation, and those that follow it, under new data keys, online. Returns the job's
+/// number.
 #[pg_extern(sql = "
     CREATE FUNCTION pagevault.rotate_data_key(relation regclass) RETURNS bigint
     STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
@@ -42,8 +43,8 @@ fn rotate_data_key(oid: Oid) -> i64 {
     audited_on("rotate_data_key", oid, rotate).or_raise()
 }
 
-/// Has a relation and what follows it written as labels and settings want it, online. Returns the
-/// number of the job, or NULL where none is needed.
+/// Brings a relation, and those that follow it, to the state that labels and settings require,
+/// online. Returns the number of the rekey job, or NULL if none is needed.
 #[pg_extern(sql = "
     CREATE FUNCTION pagevault.reconcile(relation regclass) RETURNS bigint
     STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
@@ -52,7 +53,7 @@ fn reconcile(oid: Oid) -> Option<i64> {
     let reconcile = || {
         preload::require_active()?;
         relation::require(oid)?;
-        // As SECURITY LABEL would lock it.
+        // The lock that SECURITY LABEL takes.
         relation::lock(oid, pg_sys::ShareUpdateExclusiveLock as pg_sys::LOCKMODE);
         let facts = relation::require(oid)?;
         let name = relation::qualified_name(oid);
@@ -70,8 +71,8 @@ fn reconcile(oid: Oid) -> Option<i64> {
     audited_on("reconcile", oid, reconcile).or_raise()
 }
 
-/// Gives every encrypted relation of this database new data keys, online. Returns the jobs; what is
-/// being rekeyed already has its own.
+/// Puts all encrypted relations of this database under new data keys, online. Returns the jobs.
+/// Relations that are being rekeyed are skipped.
 #[pg_extern(sql = "
     CREATE FUNCTION pagevault.rotate_all_data_keys() RETURNS TABLE (relation regclass, job bigint)
     LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
@@ -81,7 +82,7 @@ fn rotate_all_data_keys() -> TableIterator<'static, (name!(relation, Oid), name!
         preload::require_active()?;
         roles::require_admin("rotate all data keys")?;
         require_primary("rotate data keys")?;
-        let mut asked = Vec::new();
+        let mut submitted = Vec::new();
         for facts in relation::all().into_iter().filter_map(relation::facts) {
             if facts.is_stored()
                 && relation::leads(&facts)
@@ -90,10 +91,10 @@ fn rotate_all_data_keys() -> TableIterator<'static, (name!(relation, Oid), name!
                 && jobs::unfinished_of(facts.oid)?.is_none()
             {
                 let name = relation::quoted_name(&facts);
-                asked.push((facts.oid, jobs::submit(facts.oid, &name, JobKind::Rotate, None)?));
+                submitted.push((facts.oid, jobs::submit(facts.oid, &name, JobKind::Rotate, None)?));
             }
         }
-        Ok(asked)
+        Ok(submitted)
     };
     TableIterator::new(audited("rotate_all_data_keys", rotate).or_raise())
 }
@@ -104,7 +105,7 @@ fn any_sealed(facts: &Facts) -> bool {
         .any(|table| table.is_stored() && directory::is_sealed(table.file))
 }
 
-/// Stops a job until it is resumed.
+/// Pauses a job until it is resumed.
 #[pg_extern(sql = "
     CREATE FUNCTION pagevault.pause_rekey(job bigint) RETURNS void
     STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
@@ -113,7 +114,7 @@ fn pause_rekey(job: i64) {
     audit_order("pause_rekey", job, Order::Pause).or_raise();
 }
 
-/// Has a job that was paused, was cancelled or has failed go on where it was.
+/// Resumes a job that was paused, was cancelled or has failed.
 #[pg_extern(sql = "
     CREATE FUNCTION pagevault.resume_rekey(job bigint) RETURNS void
     STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
@@ -122,7 +123,7 @@ fn resume_rekey(job: i64) {
     audit_order("resume_rekey", job, Order::Resume).or_raise();
 }
 
-/// Ends a job where it is. The relation stays readable; its pages are a mixture.
+/// Cancels a job. The relation stays readable; its pages are a mixture.
 #[pg_extern(sql = "
     CREATE FUNCTION pagevault.cancel_rekey(job bigint) RETURNS void
     STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
@@ -131,21 +132,21 @@ fn cancel_rekey(job: i64) {
     audit_order("cancel_rekey", job, Order::Cancel).or_raise();
 }
 
-/// Waits for a job: true once it is done, false if the time is up or it was paused or cancelled.
+/// Waits for a job. True when it is done; false on timeout, or if it was paused or cancelled.
 #[pg_extern(sql = "
     CREATE FUNCTION pagevault.wait_for_rekey(job bigint, timeout interval DEFAULT NULL) RETURNS boolean
     LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
 ")]
 fn wait_for_rekey(job: Option<i64>, timeout: Option<Interval>) -> Option<bool> {
     let waited = |job| {
-        allowed(job)?;
+        require_access(job)?;
         jobs::subject_of(job)?;
         wait(job, limit_of(timeout))
     };
     job.map(|job| waited(job).or_raise())
 }
 
-/// As above: a number without a cast could mean either of the other two.
+/// Without this overload, an integer without a cast would be ambiguous between the other two.
 #[pg_extern(
     name = "wait_for_rekey",
     sql = "
@@ -157,7 +158,7 @@ fn wait_for_rekey_of_integer(job: Option<i32>, timeout: Option<Interval>) -> Opt
     wait_for_rekey(job.map(i64::from), timeout)
 }
 
-/// Waits for the job of a relation; true as well where there never was one.
+/// Waits for the job of a relation. True also if there never was one.
 #[pg_extern(
     name = "wait_for_rekey",
     sql = "
@@ -184,13 +185,13 @@ fn limit_of(timeout: Option<Interval>) -> Option<Duration> {
     Some(Duration::from_micros(u64::try_from(limit).unwrap_or(u64::MAX)))
 }
 
-/// How often a waiting session looks.
-const LOOK: Duration = Duration::from_millis(100);
+/// Polling interval of a waiting session.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 fn wait(job: i64, limit: Option<Duration>) -> Result<bool> {
     let start = Instant::now();
     loop {
-        // Gone meanwhile: what it was for was done otherwise.
+        // The job is void: its work was done in another way.
         let Some((state, error)) = jobs::state_of(job)? else { return Ok(false) };
         match state {
             ShownState::Recorded(JobState::Done) => return Ok(true),
@@ -210,9 +211,9 @@ fn wait(job: i64, limit: Option<Duration>) -> Result<bool> {
         let left = limit.map(|limit| limit.saturating_sub(start.elapsed()));
         match left {
             Some(Duration::ZERO) => return Ok(false),
-            // Not less than the latch counts in.
-            Some(left) => process::sleep(left.clamp(Duration::from_millis(1), LOOK)),
-            None => process::sleep(LOOK),
+            // The resolution of latch timeouts is one millisecond.
+            Some(left) => process::sleep(left.clamp(Duration::from_millis(1), POLL_INTERVAL)),
+            None => process::sleep(POLL_INTERVAL),
         }
     }
 }
@@ -223,7 +224,7 @@ fn audit_order(function: &'static str, job: i64, which: Order) -> Result<()> {
 }
 
 fn order(job: i64, order: Order) -> Result<()> {
-    allowed(job)?;
+    require_access(job)?;
     require_primary("change rekey jobs")?;
     if order == Order::Resume {
         let (rel, kind) = jobs::subject_of(job)?;
@@ -234,8 +235,8 @@ fn order(job: i64, order: Order) -> Result<()> {
     jobs::obey(job, order)
 }
 
-/// Going on with a decryption takes what asking for it took: the right to take encryption away, and
-/// that to label the relation. And meanwhile somebody may have wanted it encrypted.
+/// Resuming a decryption requires the same rights as requesting it: to remove encryption, and to
+/// label the relation. The policy may also have changed in the meantime.
 fn require_right_to_decrypt(rel: Oid) -> Result<()> {
     let name = relation::qualified_name(rel);
     roles::require_admin(&format!("remove the encryption of {name}"))?;
@@ -245,8 +246,8 @@ fn require_right_to_decrypt(rel: Oid) -> Result<()> {
     requests::refuse_wanted(&relation::require(rel)?)
 }
 
-/// Jobs are the business of administrators and of who owns the relation.
-fn allowed(job: i64) -> Result<()> {
+/// Refuses callers who are neither administrators nor owners of the job's relation.
+fn require_access(job: i64) -> Result<()> {
     preload::require_active()?;
     if roles::is_admin() {
         return Ok(());
@@ -258,7 +259,7 @@ fn allowed(job: i64) -> Result<()> {
     }
 }
 
-/// Serves the view rekey_jobs. Takes no lock on what it tells of.
+/// Rows of the view `pagevault.rekey_jobs`. Takes no lock on the relations.
 #[pg_extern(sql = "
     CREATE FUNCTION pagevault.rekey_job_rows()
     RETURNS TABLE (job bigint, relation oid, kind text, state text, pages_done bigint, pages_total bigint,
@@ -295,20 +296,20 @@ fn rekey_job_rows() -> TableIterator<
             known.progress.pages_total,
             known.progress.bytes_per_second,
             known.request.requested_by.into(),
-            moment(known.request.at),
-            moment(known.started),
-            moment(known.ended),
+            timestamp(known.request.at),
+            timestamp(known.started),
+            timestamp(known.ended),
             Some(known.error).filter(|error| !error.is_empty()),
         )
     });
     TableIterator::new(rows)
 }
 
-/// A moment in microseconds since 1970; `None` for 0.
-fn moment(us_since_1970: i64) -> Option<TimestampWithTimeZone> {
+/// Converts microseconds since 1970; `None` for 0.
+fn timestamp(us_since_1970: i64) -> Option<TimestampWithTimeZone> {
     const EPOCH: i64 = (pg_sys::POSTGRES_EPOCH_JDATE as i64 - pg_sys::UNIX_EPOCH_JDATE as i64)
         * pg_sys::SECS_PER_DAY as i64
         * 1_000_000;
-    let moment = Some(us_since_1970).filter(|us| *us != 0)?;
-    TimestampWithTimeZone::try_from(moment - EPOCH).ok()
+    let timestamp = Some(us_since_1970).filter(|us| *us != 0)?;
+    TimestampWithTimeZone::try_from(timestamp - EPOCH).ok()
 }

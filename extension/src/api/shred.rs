@@ -1,4 +1,5 @@
-//! Shredding in SQL: what was destroyed, and what has to be done elsewhere, as rows.
+//! SQL functions for shredding. Their rows list what was destroyed, and what is left to do
+//! elsewhere.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +20,7 @@ use crate::shred::{self, Shredded};
 
 type Row = (String, String, Option<String>, Option<i32>, String);
 
-/// Destroys the data keys of a relation and of all that follows it.
+/// Destroys the data keys of a relation and of those that follow it.
 #[pg_extern(sql = "
     CREATE FUNCTION pagevault.shred(relation regclass, confirm text)
     RETURNS TABLE (item text, object text, file text, data_keys integer, detail text)
@@ -68,7 +69,7 @@ fn shred_schema(
         .or_raise()
 }
 
-/// Destroys all data keys of a database that nobody is connected to.
+/// Destroys all data keys of a database without sessions.
 #[pg_extern(sql = "
     CREATE FUNCTION pagevault.shred_database(database text, confirm text)
     RETURNS TABLE (item text, object text, file text, data_keys integer, detail text)
@@ -96,7 +97,7 @@ fn shred_database(
     .or_raise()
 }
 
-/// Destroys the data keys of files of this database that are gone.
+/// Destroys the data keys of files of this database that no longer exist.
 #[pg_extern(sql = "
     CREATE FUNCTION pagevault.shred_former_files(confirm text)
     RETURNS TABLE (item text, object text, file text, data_keys integer, detail text)
@@ -122,7 +123,7 @@ fn shred_former_files(
     .or_raise()
 }
 
-/// A name as messages show it. Arguments are bytes: names need not be UTF-8.
+/// A name as shown in messages. Arguments are bytes, because names need not be UTF-8.
 fn shown(name: &[u8]) -> String {
     ServerText::from_bytes(name).to_string()
 }
@@ -152,11 +153,11 @@ fn shredded(
         .hint(format!("Use SELECT * FROM pagevault.{function}(...) as a statement of its own.")));
     }
     session::commit_after_this_statement();
-    Ok(TableIterator::new(proof(&shred()?)?))
+    Ok(TableIterator::new(report_rows(&shred()?)?))
 }
 
-/// What was destroyed, what is left where, and what to do about it.
-fn proof(shredded: &Shredded) -> Result<Vec<Row>> {
+/// Rows for what was destroyed, which copies are left where, and what to do about them.
+fn report_rows(shredded: &Shredded) -> Result<Vec<Row>> {
     let mut rows = destroyed(shredded);
     let note = |item: &str, object: &str, detail: String| -> Row {
         (item.to_owned(), object.to_owned(), None, None, detail)
@@ -235,7 +236,7 @@ fn destroyed(shredded: &Shredded) -> Vec<Row> {
     shredded.outcome.files.iter().map(row).collect()
 }
 
-/// What was found of sampled values, and where it was looked for.
+/// Rows about sampled values: what was deleted, and the files that were cleared.
 fn statistics(shredded: &Shredded) -> Vec<Row> {
     let mut rows = Vec::new();
     if let Some(deleted) = shredded.statistics {
@@ -249,7 +250,7 @@ fn statistics(shredded: &Shredded) -> Vec<Row> {
     rows
 }
 
-/// What is true of one file of statistics.
+/// The row of one file of statistics.
 fn cleared(one: &Cleared, outcome: &Outcome) -> Row {
     const AGAIN: &str = "Shred once more, which does no harm.";
     let former = outcome.former_keys.iter().find(|former| former.file == one.file);
@@ -280,7 +281,7 @@ fn cleared(one: &Cleared, outcome: &Outcome) -> Row {
     ("statistics".to_owned(), one.name.clone(), Some(path), keys, detail)
 }
 
-/// Where WAL still holds what was wrapped.
+/// Rows about wrapped keys in WAL, here and on standbys.
 fn wal(shredded: &Shredded) -> Result<Vec<Row>> {
     let lsn = shredded.outcome.lsn.to_string();
     let counts = |query: &str| -> Result<i64> {
@@ -321,7 +322,7 @@ fn wal(shredded: &Shredded) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Which master keys protect the wrapped copies that are left, and how to be rid of them.
+/// Rows about the master keys that protect remaining wrapped copies, and how to make these useless.
 fn master_key_rows(shredded: &Shredded) -> Result<Vec<Row>> {
     let state = persist::current_cluster_state()?;
     let mut rows = Vec::new();

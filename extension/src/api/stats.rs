@@ -1,4 +1,4 @@
-//! Behind the view `pagevault.stats`.
+//! The SQL function behind the view `pagevault.stats`.
 
 use pgrx::prelude::*;
 
@@ -6,7 +6,7 @@ use crate::pg::report::OrRaise;
 use crate::shmem::counters::StatsKind;
 use crate::{preload, shmem};
 
-/// What was sealed and opened since the server started.
+/// Pages encrypted and decrypted since the server started.
 #[pg_extern]
 #[allow(clippy::type_complexity, reason = "the row type of the function, spelt once")]
 fn stats_rows() -> TableIterator<

@@ -1,4 +1,4 @@
-//! What the views show. Key material never passes here.
+//! SQL functions behind the views. None of them handles key material.
 
 use pagevault_keystore::directory::Directory;
 use pagevault_keystore::wal::is_key_place;
@@ -15,7 +15,7 @@ use crate::shmem::health::Moment;
 use crate::shmem::secrets::State;
 use crate::{preload, roles, shmem, verify};
 
-/// Behind the view `pagevault.status`.
+/// Row of the view `pagevault.status`.
 #[pg_extern]
 #[allow(clippy::type_complexity, reason = "the row type of the function, spelt once")]
 fn status_rows() -> TableIterator<
@@ -59,7 +59,7 @@ fn status_rows() -> TableIterator<
             None,
         ));
     }
-    // Paths and providers are nobody's business who only wants to know whether all is well.
+    // Paths and providers are shown to privileged roles only.
     let privileged = roles::may_see_providers();
     let shared = shmem::required().or_raise();
     let counts = shared.directory.counts().map_err(Report::from).or_raise();
@@ -103,12 +103,13 @@ fn status_rows() -> TableIterator<
     ))
 }
 
-/// Names of the providers that did not answer when they were last asked.
+/// Names of the providers that did not answer the last request.
 fn unreachable_providers() -> Result<Vec<String>> {
     let state = persist::current_cluster_state()?;
     let (health, lock) = (&shmem::required()?.health, KeystoreLock::acquire());
-    let silent = |name: &&str| health.entry(&lock, name).is_some_and(|known| !known.reachable);
-    Ok(state.providers().map(|(name, _)| name).filter(silent).map(str::to_owned).collect())
+    let is_unreachable =
+        |name: &&str| health.entry(&lock, name).is_some_and(|known| !known.reachable);
+    Ok(state.providers().map(|(name, _)| name).filter(is_unreachable).map(str::to_owned).collect())
 }
 
 fn timestamp(moment: Moment) -> Option<TimestampWithTimeZone> {
@@ -116,7 +117,7 @@ fn timestamp(moment: Moment) -> Option<TimestampWithTimeZone> {
     (moment != 0).then(|| pgrx::datum::datetime_support::to_timestamp(seconds))
 }
 
-/// Behind the view `pagevault.providers`. Nobody is asked: this is what was learnt last.
+/// Rows of the view `pagevault.providers`, from the last requests. No request is sent.
 #[pg_extern]
 #[allow(clippy::type_complexity, reason = "the row type of the function, spelt once")]
 fn provider_rows() -> TableIterator<
@@ -166,7 +167,7 @@ fn provider_rows() -> TableIterator<
     TableIterator::new(rows)
 }
 
-/// Behind the view `pagevault.database_keys`.
+/// Rows of the view `pagevault.database_keys`.
 #[pg_extern]
 #[allow(clippy::type_complexity, reason = "the row type of the function, spelt once")]
 fn database_key_rows() -> TableIterator<
@@ -206,7 +207,7 @@ fn database_key_rows() -> TableIterator<
     TableIterator::new(rows)
 }
 
-/// Behind the view `pagevault.data_keys`: the keys of this database.
+/// Rows of the view `pagevault.data_keys`: the keys of this database.
 #[pg_extern]
 #[allow(clippy::type_complexity, reason = "the row type of the function, spelt once")]
 fn data_key_rows() -> TableIterator<
@@ -254,8 +255,8 @@ fn key_rows(directory: &Directory<'_>) -> Result<Vec<KeyRow>> {
     Ok(rows)
 }
 
-/// Behind the view `pagevault.relations`: every relation with storage, the key that its new pages
-/// get, and the size of its main fork. Nobody's lock is waited for.
+/// Rows of the view `pagevault.relations`: all relations with storage, the key of new pages, and
+/// the size of the main fork. Waits for no lock.
 #[pg_extern]
 fn relation_rows() -> TableIterator<
     'static,

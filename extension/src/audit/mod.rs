@@ -2,15 +2,16 @@
 //! LOG.
 //!
 //! ```text
-//! pagevault audit: {"action":"rewrap","by":"rotate_cluster_master_key","role":"postgres","database":"app",
-//!   "scope":"cluster","provider":"vault","master_key":"main","master_key_version":3,"outcome":"ok","duration_ms":3.2}
+//! pagevault audit: {"action":"rewrap","by":"rotate_cluster_master_key","role":"postgres",
+//!   "database":"app","scope":"cluster","provider":"vault","master_key":"main",
+//!   "master_key_version":3,"outcome":"ok","duration_ms":3.2}
 //! ```
 //!
-//! (In the log it is one line.) `by` is the SQL function or the worker that asked; `role` and
-//! `database` are null where there is none. `scope` is `cluster` or `database` with its OID; null
-//! where the operation concerns no database key. `outcome` is `ok` or the error class. Neither key
-//! material nor options of a provider are ever in it. A line with the action `shred` names the
-//! object, and counts files and keys.
+//! (In the log it is one line.) `by` is the SQL function or the worker; `role` and `database` are
+//! null if there is none. `scope` is `cluster` or `database` with its OID; null if the operation
+//! concerns no database key. `outcome` is `ok` or the error class. Lines never contain key material
+//! or provider options. A line with the action `shred` names the object; the line `destroy_keys`
+//! contains the numbers of files and keys.
 
 mod operation;
 pub(crate) mod settings;
@@ -25,26 +26,26 @@ pub(crate) use self::operation::{Operation, audited, log as log_operation};
 pub(crate) use self::trail::{begin, repeat_early_lines};
 use crate::pg::session::{self, Identity};
 
-/// What was done, and how it ended.
+/// An operation on a provider, and its outcome.
 #[derive(Default)]
 pub(crate) struct Event<'a> {
     /// `wrap`, `unwrap`, ..., `add_provider`.
     pub(crate) action: &'a str,
     /// The SQL function or the worker.
     pub(crate) by: &'a str,
-    /// Whose database key, if any.
+    /// Scope of the database key, if any.
     pub(crate) scope: Option<Scope>,
     pub(crate) provider: &'a str,
     pub(crate) master_key: Option<&'a str>,
-    /// The master key that is being left.
+    /// The previous master key, if the key moves to another one.
     pub(crate) from_master_key: Option<&'a str>,
-    /// The master key's version in the answer.
+    /// The master key's version in the provider's answer.
     pub(crate) master_key_version: Option<u64>,
     pub(crate) outcome: &'a str,
     pub(crate) elapsed_us: Option<u64>,
 }
 
-/// Writes the line of an event. Looks nothing up, so that it works when a session is being
+/// Writes the line of an event. Reads no catalogs, so that it also works while a session is being
 /// cancelled.
 pub(crate) fn log(who: &Identity, event: &Event<'_>) {
     #[derive(Serialize)]
@@ -73,8 +74,8 @@ pub(crate) fn log(who: &Identity, event: &Event<'_>) {
     write(who, event.action, event.by, facts);
 }
 
-/// Has the trail go on with who does what, and these facts. What a user has asked for is synced;
-/// what the server does by itself, again and again, need not be.
+/// Appends a line with the identity and these facts to the trail. Lines of users' operations are
+/// synced; those of periodic operations of the server are not.
 fn write(who: &Identity, action: &str, by: &str, facts: impl Serialize) {
     #[derive(Serialize)]
     struct Line<'a, F> {
@@ -98,13 +99,13 @@ fn write(who: &Identity, action: &str, by: &str, facts: impl Serialize) {
         database: who.database.as_deref(),
         facts,
     };
-    // Texts and numbers always have a JSON form.
+    // Text and numbers can always be represented in JSON.
     let json = serde_json::to_string(&line).unwrap_or_default();
     let members = json.strip_prefix('{').and_then(|json| json.strip_suffix('}'));
     trail::write(members.unwrap_or_default(), who.role.is_some());
 }
 
-/// Database keys that were locked and are not any more: from here on lines may have a MAC.
+/// Logs that database keys were unlocked; from here on lines can have a MAC.
 pub(crate) fn unlocked(by: &str, database_keys: usize, locked: usize) {
     #[derive(Serialize)]
     struct Facts {
@@ -116,17 +117,17 @@ pub(crate) fn unlocked(by: &str, database_keys: usize, locked: usize) {
     write(&session::identity(), "unlock", by, Facts { database_keys, locked, outcome });
 }
 
-/// What the line of keys that were destroyed tells: what of, how many, and how that ended.
+/// Facts of the line about destroyed keys.
 #[derive(Serialize)]
 pub(crate) struct Destruction<'a> {
     pub(crate) object: &'a str,
     pub(crate) files: usize,
     pub(crate) data_keys: u64,
-    /// `ok`, or the SQLSTATE's message.
+    /// `ok`, or the error message.
     pub(crate) outcome: &'a str,
 }
 
-/// Writes the line of keys that the SQL function `by` has destroyed.
+/// Writes the line about keys that the SQL function `by` has destroyed.
 pub(crate) fn log_destruction(who: &Identity, by: &str, destruction: &Destruction<'_>) {
     write(who, "destroy_keys", by, destruction);
 }

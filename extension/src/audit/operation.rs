@@ -1,5 +1,4 @@
-//! Operations of users: a line before, which says who attempts what, and one after, which says how
-//! it ended.
+//! Operations of users: one line before the attempt, and one with the outcome.
 
 use std::borrow::Cow;
 use std::panic::AssertUnwindSafe;
@@ -12,13 +11,13 @@ use crate::pg::report::{Result, sqlstate};
 use crate::pg::session::{self, Identity};
 use crate::shmem;
 
-/// Longest text of a line, in bytes, but for names of PostgreSQL's.
+/// Longest text in a line, in bytes, except for names in PostgreSQL.
 const LONGEST: usize = 512;
 
-/// Of a line that says that something is about to be done.
+/// Outcome in the line before an operation.
 pub(super) const ATTEMPTED: &str = "attempted";
 
-/// What is done, and on what.
+/// An operation and its object.
 #[derive(Default, Clone)]
 pub(crate) struct Operation {
     /// `shred`, `label`, `set`, ...
@@ -28,18 +27,18 @@ pub(crate) struct Operation {
     pub(crate) object: Option<String>,
     pub(crate) provider: Option<String>,
     pub(crate) master_key: Option<String>,
-    /// Of what is replaced: a label, a value of a setting.
+    /// The replaced label or value.
     pub(crate) from: Option<String>,
     pub(crate) to: Option<String>,
 }
 
 impl Operation {
-    /// By the SQL function of this name.
+    /// An operation by the SQL function of this name.
     pub(crate) fn function(name: &'static str) -> Operation {
         Operation { action: name, by: name, ..Operation::default() }
     }
 
-    /// On this object.
+    /// Sets the object.
     pub(crate) fn on(mut self, object: impl Into<String>) -> Operation {
         self.object = Some(object.into());
         self
@@ -63,7 +62,7 @@ impl Operation {
             #[serde(skip_serializing_if = "Option::is_none")]
             sqlstate: Option<&'a str>,
         }
-        // What is cut must not look as if it were all.
+        // Truncated text must be recognisable.
         fn cut(text: &Option<String>) -> Option<Cow<'_, str>> {
             let whole = text.as_deref()?;
             let text = &whole[..whole.floor_char_boundary(LONGEST)];
@@ -84,13 +83,13 @@ impl Operation {
         super::write(who, self.action, self.by, facts);
     }
 
-    /// Writes that it has failed with this SQLSTATE, if that is known.
+    /// Writes the line of a failure with this SQLSTATE, if known.
     pub(super) fn log_failure(&self, who: &Identity, code: Option<i32>) {
         self.log(who, outcome_of(code), code.map(sqlstate).as_deref());
     }
 }
 
-/// How an operation ended that was refused with this SQLSTATE.
+/// Outcome of an operation that failed with this SQLSTATE.
 fn outcome_of(code: Option<i32>) -> &'static str {
     match code {
         Some(code) if code == Code::ERRCODE_INSUFFICIENT_PRIVILEGE as i32 => "denied",
@@ -99,10 +98,10 @@ fn outcome_of(code: Option<i32>) -> &'static str {
     }
 }
 
-/// Does what a user asks for, between two lines of the trail.
+/// Runs an operation of a user between two lines of the trail.
 pub(crate) fn audited<T>(operation: Operation, work: impl FnOnce() -> Result<T>) -> Result<T> {
     if shmem::get().is_none() {
-        return work(); // not loaded: it refuses
+        return work(); // not loaded: `work` raises the error
     }
     let who = session::identity();
     operation.log(&who, ATTEMPTED, None);
@@ -129,7 +128,7 @@ fn code_of(error: &CaughtError) -> i32 {
     report.sql_error_code() as i32
 }
 
-/// What the server does by itself, or notices.
+/// Writes the line of something that the server does by itself, or detects.
 pub(crate) fn log(operation: &Operation, outcome: &str) {
     operation.log(&Identity::default(), outcome, None);
 }

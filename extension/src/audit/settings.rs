@@ -1,11 +1,11 @@
-//! Settings that decide what is protected, and for how long: their values at the server's start,
-//! and what becomes of them when the configuration is read again.
+//! Settings that decide about protection: their values at server start, and their changes when the
+//! configuration is reloaded.
 
 use super::operation::{self, Operation};
 use crate::pg::guc;
 use crate::pg::process::ProcessLocal;
 
-/// By their names, without the prefix.
+/// Settings in the trail.
 const WATCHED: [&str; 17] = [
     "pagevault.audit_destination",
     "pagevault.audit_file",
@@ -26,14 +26,14 @@ const WATCHED: [&str; 17] = [
     "shared_preload_libraries",
 ];
 
-/// The values that this process has told of, or the server at its start.
+/// The values logged last by this process, or by the server at its start.
 static KNOWN: ProcessLocal<Vec<String>> = ProcessLocal::new(Vec::new());
 
 fn values() -> Vec<String> {
     WATCHED.iter().map(|name| guc::shown(name)).collect()
 }
 
-/// All of them, as a text; at the server's start.
+/// All values as text, for the line of the server start.
 pub(super) fn at_start() -> String {
     let values = values();
     let text: Vec<String> =
@@ -42,8 +42,7 @@ pub(super) fn at_start() -> String {
     text.join(" ")
 }
 
-/// Tells of those that have changed; in the one process that watches them, once it has read the
-/// configuration again.
+/// Logs changed values. Called in one process only, after it has reloaded the configuration.
 pub(crate) fn tell_changes() {
     let now = values();
     let before = KNOWN.replace(now.clone());

@@ -1,7 +1,7 @@
-//! Where lines of the audit trail go beside the server's log.
+//! Destinations of audit lines beside the server log.
 //!
-//! Both are opened for each line, which are few: whatever rotates the file, or restarts the
-//! receiver, needs to tell nobody.
+//! Both are opened for each line; there are few lines. So log rotation and restarts of the syslog
+//! receiver need no notification.
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
@@ -11,9 +11,9 @@ use std::path::Path;
 
 use pagevault_keystore::audit::MARK;
 
-/// Adds a line to a file: all of it, or nothing. The caller has the lock of the trail.
+/// Appends a line to a file, completely or not at all. The caller holds the lock of the trail.
 pub(super) fn append(path: &Path, text: &str, sync: bool) -> io::Result<()> {
-    // A FIFO would have us wait, and a link lead elsewhere.
+    // Opening a FIFO would block, and a symbolic link could point elsewhere.
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY;
     let mut file = OpenOptions::new()
         .read(true)
@@ -31,7 +31,8 @@ pub(super) fn append(path: &Path, text: &str, sync: bool) -> io::Result<()> {
     if length > 0 {
         file.read_exact_at(&mut end, length - 1)?;
     }
-    // Somebody else's line, or what a full disk has left, must not become the beginning of ours.
+    // Begin a new line if the file ends in an incomplete one, left by another writer or a full
+    // disk.
     let before = if end == *b"\n" { "" } else { "\n" };
     let line = format!("{before}{text}\n");
     if let Err(error) = file.write_all(line.as_bytes()) {
@@ -41,12 +42,12 @@ pub(super) fn append(path: &Path, text: &str, sync: bool) -> io::Result<()> {
     if sync { file.sync_data() } else { Ok(()) }
 }
 
-/// Sends a line to the receiver of system messages behind this socket, without waiting for it. What
-/// it adds of the sender it knows from the kernel; the moment is in the line (RFC 3164, section
+/// Sends a line to the syslog receiver at this socket, without blocking. The message contains no
+/// time stamp or host: the receiver adds them, and the time is in the line (RFC 3164, section
 /// 4.3.2).
 pub(super) fn send(socket: &Path, facility: &str, ident: &str, text: &str) -> io::Result<()> {
     const NOTICE: u32 = 5;
-    /// `local0`; the others follow.
+    /// Facility `local0`; the others follow.
     const LOCAL: u32 = 16;
     let number = facility.strip_prefix("local").and_then(|number| number.parse::<u32>().ok());
     let priority = (LOCAL + number.unwrap_or(0)) * 8 + NOTICE;

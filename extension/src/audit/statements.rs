@@ -1,9 +1,9 @@
-//! Statements that change what is protected: SECURITY LABEL, settings, the extension itself.
+//! Statements that change what is protected: SECURITY LABEL, settings, CREATE and DROP EXTENSION.
 //!
-//! They can be rolled back. So a line says what is attempted when the statement begins, and the
-//! outcome has a line when the transaction, or the subtransaction that it was in, has ended: `ok`,
-//! `rolled_back`, `prepared`, or why the statement failed. What the server refuses before it comes
-//! to us is known by its error.
+//! They can be rolled back. So one line is written when the statement begins, and one with the
+//! outcome when its transaction or subtransaction has ended: `ok`, `rolled_back`, `prepared`, or
+//! why the statement failed. Statements that the server refuses before pagevault's hooks are
+//! recognised by their error.
 
 use pgrx::pg_sys::SubTransactionId;
 
@@ -12,7 +12,7 @@ use crate::pg::process::ProcessLocal;
 use crate::pg::session::{self, Identity};
 use crate::shmem;
 
-/// A statement whose transaction goes on.
+/// A statement whose transaction is in progress.
 struct Pending {
     number: u64,
     operation: Operation,
@@ -23,21 +23,20 @@ struct Pending {
     refused: Option<i32>,
 }
 
-/// Of the statement that was begun last; never used again.
+/// Number of the last statement; numbers are not used again.
 static NUMBER: ProcessLocal<u64> = ProcessLocal::new(0);
 static PENDING: ProcessLocal<Vec<Pending>> = ProcessLocal::new(Vec::new());
 /// The SQLSTATE of the last error of this process.
 static LAST_ERROR: ProcessLocal<Option<i32>> = ProcessLocal::new(None);
-/// What the server itself has refused in this transaction.
+/// Statements of this transaction that the server itself has refused.
 static DENIED: ProcessLocal<Vec<(Operation, Identity)>> = ProcessLocal::new(Vec::new());
 /// Settings that this session has changed in this transaction.
 static CHANGED: ProcessLocal<Vec<(Operation, Identity)>> = ProcessLocal::new(Vec::new());
 
-/// Most that is remembered of one transaction; statements beyond have their outcome written at
-/// once.
+/// Limit of each list. Outcomes of statements beyond it are logged at once.
 const MOST: usize = 10_000;
 
-/// A statement begins. Returns its number, for [`done`].
+/// Called when a statement begins. Returns its number, for [`done`].
 pub(crate) fn begin(operation: Operation) -> u64 {
     let who = session::identity();
     operation.log(&who, ATTEMPTED, None);
@@ -53,7 +52,7 @@ pub(crate) fn begin(operation: Operation) -> u64 {
     number
 }
 
-/// The statement of this number has come to its end.
+/// Called when the statement of this number has ended.
 pub(crate) fn done(number: u64) {
     let too_many: Vec<Pending> = PENDING.with(|all| {
         if let Some(pending) = all.iter_mut().rfind(|pending| pending.number == number) {
@@ -65,7 +64,7 @@ pub(crate) fn done(number: u64) {
     too_many.iter().for_each(|pending| pending.end("not committed yet"));
 }
 
-/// The newest statement is about this object, and replaces that.
+/// Sets the object of the newest statement, and the value that it replaces.
 pub(crate) fn is_about(object: String, from: Option<String>) {
     PENDING.with(|all| {
         if let Some(pending) = all.last_mut().filter(|pending| !pending.is_done) {
@@ -75,7 +74,7 @@ pub(crate) fn is_about(object: String, from: Option<String>) {
     });
 }
 
-/// The newest statement is refused by us.
+/// Called when pagevault refuses the newest statement.
 pub(crate) fn refuse(code: i32) {
     PENDING.with(|all| {
         if let Some(pending) = all.last_mut().filter(|pending| !pending.is_done) {
@@ -84,14 +83,14 @@ pub(crate) fn refuse(code: i32) {
     });
 }
 
-/// Who acts, where an error should not be raised, or must not be: in the midst of another it would
-/// take the server down. So catalogs are read only while all can be.
+/// The identity, without raising an error: an error during error handling would stop the server. So
+/// catalogs are read only while all their keys are available.
 fn who() -> Identity {
     let withheld = shmem::anything_withheld() || shmem::anything_destroyed();
     if withheld { session::identity_at_hand() } else { session::identity() }
 }
 
-/// This session changes a setting.
+/// Called when this session changes a setting.
 pub(crate) fn setting_changed(name: &'static str, from: bool, to: bool) {
     let text = |on| Some(if on { "on" } else { "off" }.to_owned());
     let operation = Operation { action: "set", by: "session", ..Operation::default() };
@@ -104,7 +103,7 @@ pub(crate) fn setting_changed(name: &'static str, from: bool, to: bool) {
     });
 }
 
-/// An error was logged. What of it concerns us is written when the transaction has ended.
+/// Called when an error is logged. Lines about it are written when the transaction has ended.
 pub(crate) fn note_error(code: i32, denied: impl FnOnce() -> Option<Operation>) {
     LAST_ERROR.set(Some(code));
     if let Some(operation) = denied() {
@@ -127,9 +126,9 @@ impl Pending {
     }
 }
 
-/// The transaction has ended. Raises nothing and reads no catalog.
+/// Called when the transaction has ended. Raises no error and reads no catalog.
 pub(crate) fn transaction_ended(outcome: &'static str) {
-    // The last one begun is the first that is undone.
+    // In reverse order, as statements are undone.
     for pending in PENDING.take().iter().rev() {
         pending.end(outcome);
     }
@@ -139,21 +138,21 @@ pub(crate) fn transaction_ended(outcome: &'static str) {
     }
 }
 
-/// Writes what the session has set.
+/// Writes the lines of settings that the session has changed.
 fn settings_changed() {
     for (operation, who) in CHANGED.take() {
         operation.log(&who, "ok", None);
     }
 }
 
-/// A subtransaction was rolled back.
+/// Called when a subtransaction was rolled back.
 pub(crate) fn subtransaction_aborted(subtransaction: SubTransactionId) {
     let aborted = |pending: &mut Pending| pending.subtransaction == subtransaction;
     let gone: Vec<Pending> = PENDING.with(|all| all.extract_if(.., aborted).collect());
     gone.iter().for_each(|pending| pending.end("rolled_back"));
 }
 
-/// A subtransaction has become a part of its parent.
+/// Called when a subtransaction was merged into its parent.
 pub(crate) fn subtransaction_ended(subtransaction: SubTransactionId, parent: SubTransactionId) {
     PENDING.with(|all| {
         for pending in all.iter_mut().filter(|pending| pending.subtransaction == subtransaction) {

@@ -1,10 +1,10 @@
-//! The chain that the lines of the audit trail make (`pagevault_keystore::audit`): whose turn it
-//! is, under which key, and where it stood when the server ended.
+//! The chain of audit lines (`pagevault_keystore::audit`): their order, the key of their MACs, and
+//! the state that survives the server.
 //!
-//! A line is noted in `audit.state`, then written where lines go, then marked as written; all under
-//! one lock, so that lines have one order everywhere. Killed in between, the server writes the
-//! noted line when it starts again: what is missing then was taken away. If it cannot be noted it
-//! is written all the same: what the line tells of goes on.
+//! A line is saved in `audit.state`, then written to its destinations, then marked as written; all
+//! under one lock, so that the order is the same everywhere. If the server is killed in between, it
+//! writes the saved line at the next start. So a missing line was removed by someone. If saving
+//! fails, the line is written nevertheless, and the audited operation continues.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -28,17 +28,17 @@ use crate::shmem::trail::Trail;
 use crate::shmem::{self, Shared};
 use crate::{fault, keystore_dir};
 
-/// The cluster's database key, of which the MACs' key is derived.
+/// The cluster's database key, from which the key of the MACs is derived.
 const SCOPE: Scope = Scope::CLUSTER;
 
-/// At server start, before anything else is audited: begins a new run, which holds on to the one
-/// before.
+/// Begins a new run, which is linked to the one before. Called at server start, before anything
+/// else is audited.
 pub(crate) fn begin(shared: &Shared, is_first: bool) -> Result<()> {
     let mut run = [0; 16];
     fill_random(&mut run)?;
     let lock = AuditLock::acquire();
     let trail = &shared.trail;
-    // After a crash of one of its processes the collector runs.
+    // After a crash restart the logging collector is already running.
     trail.set_repeated(!is_first);
     EARLY.with(Vec::clear);
     trail.set_problem("");
@@ -52,7 +52,7 @@ pub(crate) fn begin(shared: &Shared, is_first: bool) -> Result<()> {
     };
     trail.set_count(noted.as_ref().map_or(0, |noted| noted.count));
     if let Some(noted) = noted.as_ref().filter(|noted| !noted.written) {
-        // Where that fails, the first line of this run tells.
+        // On failure, the first line of this run shows it.
         let _ = send(&noted.text, true);
     }
     let previous = noted.and_then(|noted| Place::of(&noted.text));
@@ -79,7 +79,7 @@ fn unreadable(error: &io::Error) -> Report {
     .detail("The trail goes on, and nothing in it says where it stood before.")
 }
 
-/// Goes on with the trail: `facts` are members of a JSON object, without braces.
+/// Appends a line to the trail. `facts` are members of a JSON object, without braces.
 pub(super) fn write(facts: &str, sync: bool) {
     let facts = on_one_line(facts);
     let Some(shared) = shmem::get() else {
@@ -100,7 +100,7 @@ pub(super) fn write(facts: &str, sync: bool) {
     put(&lock, trail, &place, &text, sync);
 }
 
-/// The key of the newest version of the cluster's database key that is unwrapped.
+/// The audit key from the newest unlocked version of the cluster's database key.
 fn key_of(shared: &Shared) -> Option<AuditKey> {
     let id = shared.control.keystore_id()?;
     let mut versions: Vec<_> =
@@ -111,7 +111,7 @@ fn key_of(shared: &Shared) -> Option<AuditKey> {
     })
 }
 
-/// Notes a line, writes it, and notes that.
+/// Saves a line, writes it, and marks it as written.
 fn put(_lock: &AuditLock, trail: &Trail, place: &Place, text: &str, sync: bool) {
     let count = trail.count() + 1;
     let noted = note(count, text, sync && process::fsync());
@@ -125,7 +125,7 @@ fn put(_lock: &AuditLock, trail: &Trail, place: &Place, text: &str, sync: bool) 
     fault::point("audit.noted");
     let sent = send(text, sync);
     if let Ok(file) = &noted {
-        // If this is lost the line is written twice, and known to be the same.
+        // If this is lost, the line is written twice, which readers recognise.
         let _ = file.write_all_at(&[1], audit::offset(count) + WRITTEN);
     }
     let problem = noted.err().or(sent.err());
@@ -168,16 +168,16 @@ fn read_state() -> io::Result<Option<Noted>> {
     }
     bytes.truncate(read);
     if bytes.iter().all(|byte| *byte == 0) {
-        return Ok(None); // made, and never written to
+        return Ok(None); // created, never written
     }
     audit::newest(&bytes).map(Some).ok_or_else(|| io::Error::other("it is damaged"))
 }
 
-/// What was written before the logging collector ran: it has not heard of it.
+/// Lines written before the logging collector ran, which it has not received.
 static EARLY: ProcessLocal<Vec<String>> = ProcessLocal::new(Vec::new());
 
-/// Writes a line where lines go; to the server's log at any rate where another place does not take
-/// it.
+/// Writes a line to its destinations. If another destination fails, the line goes to the server
+/// log.
 fn send(text: &str, sync: bool) -> std::result::Result<(), String> {
     let destination = guc::audit_destination();
     let mut problem = None;
@@ -185,7 +185,7 @@ fn send(text: &str, sync: bool) -> std::result::Result<(), String> {
         let path = guc::audit_file();
         let done = match path.as_os_str().is_empty() {
             true => Err(io::Error::other("pagevault.audit_file is not set")),
-            // Relative names are below the data directory.
+            // Relative names are relative to the data directory.
             false => {
                 sink::append(&process::data_directory().join(&path), text, sync && process::fsync())
             }
@@ -214,8 +214,8 @@ fn send(text: &str, sync: bool) -> std::result::Result<(), String> {
     problem.map_or(Ok(()), Err)
 }
 
-/// Has the logging collector hear of what was written before it ran; in a background worker, which
-/// has inherited that.
+/// Repeats, for the logging collector, the lines written before it ran. Called in a background
+/// worker, which has inherited these lines from the postmaster.
 pub(crate) fn repeat_early_lines() {
     let Some(shared) = shmem::get() else { return };
     let early = EARLY.take();
@@ -227,7 +227,7 @@ pub(crate) fn repeat_early_lines() {
     }
 }
 
-/// JSON escapes control characters below U+0020 only; readers of logs end a line at others too.
+/// JSON escapes control characters below U+0020 only; log readers also end lines at others.
 fn on_one_line(json: &str) -> String {
     let breaks = |c: char| c.is_control() || matches!(c, '\u{2028}' | '\u{2029}');
     let mut line = String::with_capacity(json.len());

@@ -1,23 +1,24 @@
-//! Relations that come to follow another, or move, without getting new storage.
+//! Relations that begin to follow another one, or move, without new storage.
 //!
-//! The object access hook notes them while their command runs; when it is over and the catalogs
-//! show the outcome, they are looked at. Each command looks at its own: a command within it, of a
-//! function or an event trigger, comes too early, and its errors may be caught.
+//! The object access hook notes them during their command. They are handled when the command ends
+//! and the catalogs show the result. Each command handles its own relations: a nested command, from
+//! a function or an event trigger, would come too early, and its errors may be caught.
 //!
-//! - Sequences follow the table that came to own them: ALTER SEQUENCE ... OWNED BY makes no
-//!   storage, and pg_dump writes it after the table's label; CREATE SEQUENCE ... OWNED BY makes it
-//!   before it names the table.
-//! - An empty table that is attached follows the partitioned table; pg_dump restores partitions so.
-//!   One with pages stays what it is. The same where one is detached.
-//! - `pagevault.enforce_encryption` refuses plaintext relations that come to where encryption is
-//!   wanted.
+//! - A sequence follows the table that owns it. ALTER SEQUENCE ... OWNED BY creates no storage, and
+//!   pg_dump writes it after the table's label. CREATE SEQUENCE ... OWNED BY creates the storage
+//!   before the owner is recorded.
+//! - An empty table that is attached follows the partitioned table; pg_dump restores partitions in
+//!   this way. A table with pages keeps its state. The same holds for detaching.
+//! - `pagevault.enforce_encryption` refuses plaintext relations that move to a place where the
+//!   policy requires encryption.
 //!
-//! A new partition is told its partitioned table before its file has a block, and decided at once.
+//! For a new partition, the parent is known before its file has a block, and the decision is made
+//! at once.
 
 use pgrx::pg_sys::Oid;
 
 use super::enforce;
-use super::storage::seal_empty_file;
+use super::storage::set_cipher_of_empty_file;
 use crate::pg::guc;
 use crate::pg::nesting::{Mark, Notes};
 use crate::pg::process::{self, ProcessLocal};
@@ -26,19 +27,19 @@ use crate::pg::report::Result;
 use crate::policy::{described, memo, policy};
 use crate::rekey::at_once;
 
-/// What to look at, and why.
+/// A relation to handle, and the reason.
 #[derive(Clone, Copy)]
 pub(crate) enum Altered {
     Sequence(Oid),
     Attached(Oid),
-    /// With the schema that it was in.
+    /// With the schema in which it was before.
     Relation(Oid, Oid),
 }
 
 static ALTERED: ProcessLocal<Notes<Altered>> = ProcessLocal::new(Notes::new());
 static CREATED: ProcessLocal<Oid> = ProcessLocal::new(Oid::INVALID);
 
-/// A relation with storage was just created.
+/// Called when a relation with storage has been created.
 pub(super) fn note_created(facts: &Facts) {
     CREATED.with(|created| *created = facts.oid);
     if facts.kind == RelationKind::Sequence {
@@ -46,7 +47,7 @@ pub(super) fn note_created(facts: &Facts) {
     }
 }
 
-/// A relation was altered by the current command. The catalogs still show it as it was.
+/// The current command alters a relation. The catalogs still show its former state.
 pub(crate) fn relation_altered(oid: Oid) {
     memo::forget_relation(oid);
     let Some(facts) = relation::facts(oid) else { return };
@@ -58,7 +59,7 @@ pub(crate) fn relation_altered(oid: Oid) {
     }
 }
 
-/// A relation got a parent by the current command, as a partition or by inheritance, or lost it.
+/// The current command gives a relation a parent, as a partition or by inheritance, or removes it.
 pub(crate) fn parent_changed(child: Oid, parent: Oid) -> Result<()> {
     memo::forget_relation(child);
     if !relation::facts(parent).is_some_and(|parent| parent.kind == RelationKind::PartitionedTable)
@@ -70,7 +71,7 @@ pub(crate) fn parent_changed(child: Oid, parent: Oid) -> Result<()> {
             let (policy, relation) = (policy(), described(&facts));
             let wanted =
                 policy.wanted_below(Some(parent.to_u32()), &relation, relation.tablespace)?;
-            seal_empty_file(facts.file, policy.cipher_by(wanted))
+            set_cipher_of_empty_file(facts.file, policy.cipher_by(wanted))
         }
         _ => {
             note(Altered::Attached(child));
@@ -79,8 +80,7 @@ pub(crate) fn parent_changed(child: Oid, parent: Oid) -> Result<()> {
     }
 }
 
-/// True from the creation of a table until the first block, a TOAST table or an index is made for
-/// it.
+/// True from the creation of a table until it gets its first block, a TOAST table or an index.
 fn is_new(facts: &Facts) -> bool {
     CREATED.with(|created| *created == facts.oid)
         && facts.is_stored()
@@ -92,22 +92,22 @@ fn note(altered: Altered) {
     ALTERED.with(|notes| notes.push(altered));
 }
 
-/// A command begins.
+/// Marks the beginning of a command.
 pub(crate) fn mark() -> Mark {
     ALTERED.with(|notes| notes.mark())
 }
 
-/// True if there is something for [`follow`] to do.
+/// Whether there is something for [`follow`] to do.
 pub(crate) fn any_since(mark: Mark) -> bool {
     ALTERED.with(|notes| notes.any_since(mark))
 }
 
-/// The end of (sub)transactions.
+/// Called at the end of (sub)transactions.
 pub(crate) fn with_notes(at_end: impl FnOnce(&mut Notes<Altered>)) {
     ALTERED.with(at_end);
 }
 
-/// Looks at what was altered since the command began.
+/// Handles the relations noted since the beginning of the command.
 pub(crate) fn follow(mark: Mark) -> Result<()> {
     let list = ALTERED.with(|notes| notes.take_since(mark));
     if !process::runs_transactions() {
@@ -116,11 +116,11 @@ pub(crate) fn follow(mark: Mark) -> Result<()> {
     for altered in list {
         match altered {
             Altered::Sequence(oid) => {
-                // What was remembered while it was made, it had no owner yet.
+                // An owner remembered during its creation is outdated.
                 memo::forget_relation(oid);
                 let Some(sequence) = relation::facts_after_command(oid) else { continue };
                 if sequence.is_stored() && memo::owner_of(oid)?.is_some() {
-                    encrypt_if_wanted(&sequence)?;
+                    encrypt_if_required(&sequence)?;
                 }
             }
             Altered::Attached(oid) => {
@@ -129,7 +129,7 @@ pub(crate) fn follow(mark: Mark) -> Result<()> {
                 }
                 for partition in relation::with_partitions(oid).iter().filter(|p| p.is_stored()) {
                     if relation::is_empty(partition.oid) {
-                        encrypt_if_wanted(partition)?;
+                        encrypt_if_required(partition)?;
                     }
                     enforce::refuse_plaintext(partition)?;
                 }
@@ -146,7 +146,7 @@ pub(crate) fn follow(mark: Mark) -> Result<()> {
     Ok(())
 }
 
-fn encrypt_if_wanted(facts: &Facts) -> Result<()> {
+fn encrypt_if_required(facts: &Facts) -> Result<()> {
     let Some(cipher) = policy().for_altered(&described(facts))? else { return Ok(()) };
     memo::forget_unencrypted();
     at_once::encrypt(facts.oid, Some(cipher))

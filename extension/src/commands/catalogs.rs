@@ -1,9 +1,8 @@
-//! System catalogs that have come to be wanted encrypted: what is done about them, and when. Which
-//! these are, the policy says.
+//! Encrypting system catalogs: which actions, and when. The policy decides which catalogs.
 //!
-//! A catalog that is replaced follows the policy as any relation does. One that is there is sealed
-//! in place, where that begins to hold: at the end of the command that made it so, or at the latest
-//! before its transaction commits. Nobody is kept from reading or writing it meanwhile.
+//! A catalog with new storage follows the policy like any relation. An existing one is encrypted in
+//! place as soon as the policy requires it: at the end of the command that changed the policy, or
+//! at the latest before its transaction commits. Reads and writes continue meanwhile.
 
 use pagevault_cipher::{CipherId, DataKeyVersion};
 use pagevault_core::policy::catalogs;
@@ -22,17 +21,18 @@ use crate::rekey::at_once;
 
 const LARGE_OBJECTS: Oid = Oid::from_u32(catalogs::LARGE_OBJECTS);
 
-/// Catalogs with values of user tables, in the order in which they are sealed.
+/// Catalogs with values of user tables, in the order in which they are encrypted.
 pub(crate) const WITH_VALUES: [Oid; 3] = {
     let [first, second, third] = catalogs::WITH_VALUES;
     [Oid::from_u32(first), Oid::from_u32(second), Oid::from_u32(third)]
 };
 
-/// Up to this size old large objects are sealed within the user's command: 64 MiB, about a second.
+/// Up to this number of blocks (64 MiB, about a second), existing large objects are encrypted
+/// within the user's command.
 const LARGE_OBJECTS_AT_ONCE: u32 = 8192;
 
-/// Seals what the command has made necessary. Where that fails it stays to be done: a command
-/// within another one may have come here, and its error be caught.
+/// Encrypts what the command has made necessary. If this fails, it remains pending: a nested
+/// command may have called this, and its error may be caught.
 pub(crate) fn follow() -> Result<()> {
     if process::runs_transactions() {
         seal(pending::get())?;
@@ -58,24 +58,24 @@ fn seal(pending: Pending) -> Result<()> {
     Ok(())
 }
 
-/// The one catalog whose file pg_upgrade takes from the old cluster, with its key or in plaintext.
+/// The only catalog whose file pg_upgrade takes from the old cluster, with its key or as plaintext.
 fn is_brought_by_pg_upgrade(catalog: Oid) -> bool {
     catalog == LARGE_OBJECTS && process::is_binary_upgrade()
 }
 
-/// Seals a catalog within a command of the user's that is about something else.
+/// Encrypts a catalog within a user's command about something else.
 fn seal_now(oid: Oid, cipher: Option<CipherId>) -> Result<()> {
     if oid == LARGE_OBJECTS && relation::blocks(oid) > LARGE_OBJECTS_AT_ONCE {
-        // The index stays plain until the old pages are sealed: that is how drift knows. It holds
-        // numbers only.
+        // The index, which contains only numbers, stays plaintext until the old pages are
+        // encrypted. Drift detection recognises the state by that.
         at_once::seal_new_pages(oid, cipher)
     } else {
         at_once::encrypt_catalog(oid, cipher)
     }
 }
 
-/// What is sealed last tells that all before it was sealed wholly: [`at_once::encrypt_catalog`]
-/// goes on to the next file only when one is on disk.
+/// If the last file is encrypted, all before it are completely encrypted:
+/// [`at_once::encrypt_catalog`] begins a file only after the one before is on disk.
 fn values_are_sealed() -> bool {
     WITH_VALUES.into_iter().filter(|oid| !is_brought_by_pg_upgrade(*oid)).all(|oid| {
         let is_sealed = |facts: &Facts| directory::is_sealed(facts.file);
@@ -86,7 +86,7 @@ fn values_are_sealed() -> bool {
     })
 }
 
-/// `pagevault.encrypt_catalogs()`: seals every catalog of which that is wanted.
+/// `pagevault.encrypt_catalogs()`: encrypts all catalogs for which the policy requires it.
 pub(crate) fn encrypt_wanted() -> Result<()> {
     for (catalog, decision) in wanted_encrypted()? {
         at_once::encrypt_catalog(catalog.oid, decision.named_cipher())?;
@@ -94,7 +94,7 @@ pub(crate) fn encrypt_wanted() -> Result<()> {
     Ok(())
 }
 
-/// Under which keys catalogs, with what follows them, are written.
+/// Data key versions of all catalogs and of the relations that follow them.
 pub(crate) struct Keys(Vec<(Oid, Vec<Option<DataKeyVersion>>)>);
 
 impl Keys {
@@ -105,7 +105,7 @@ impl Keys {
         Keys(catalogs.map(|catalog| (catalog.oid, keys_of(catalog.oid))).collect())
     }
 
-    /// The catalogs that have other keys by now.
+    /// The catalogs whose key versions have changed.
     pub(crate) fn changed(self) -> impl Iterator<Item = Oid> {
         let changed = self.0.into_iter().filter(|(catalog, keys)| keys_of(*catalog) != *keys);
         changed.map(|(catalog, _)| catalog)
@@ -117,7 +117,7 @@ fn keys_of(catalog: Oid) -> Vec<Option<DataKeyVersion>> {
     members.iter().map(|member| directory::current_version(member.file)).collect()
 }
 
-/// Catalogs, without their indexes and TOAST tables, of which encryption is wanted.
+/// Catalogs that the policy requires to be encrypted, without their indexes and TOAST tables.
 fn wanted_encrypted() -> Result<Vec<(Facts, Decision)>> {
     let mut found = Vec::new();
     for facts in relation::all().into_iter().filter_map(relation::facts) {
@@ -131,7 +131,7 @@ fn wanted_encrypted() -> Result<Vec<(Facts, Decision)>> {
     Ok(found)
 }
 
-/// `pagevault.encrypt()` of a catalog. Catalogs have no label of their own.
+/// `pagevault.encrypt()` of a catalog. Catalogs have no labels of their own.
 pub(crate) fn encrypt(catalog: &Facts, cipher: Option<CipherId>) -> Result<()> {
     require_table(catalog)?;
     let wanted = policy::wanted_encrypted(catalog)?;
@@ -147,8 +147,8 @@ pub(crate) fn encrypt(catalog: &Facts, cipher: Option<CipherId>) -> Result<()> {
     at_once::encrypt_catalog(catalog.oid, cipher.or_else(named))
 }
 
-/// `pagevault.decrypt()` of a catalog, unless that is against the policy. Returns the number of the
-/// job, if it takes one.
+/// `pagevault.decrypt()` of a catalog, unless it is against the policy. Returns the number of the
+/// rekey job, if one is needed.
 pub(crate) fn decrypt(catalog: &Facts) -> Result<Option<i64>> {
     require_table(catalog)?;
     if let Some(wanted) = policy::wanted_encrypted(catalog)? {

@@ -1,7 +1,7 @@
-//! Databases whose files are copied below the storage manager: their keys go along.
+//! Databases whose files are copied without the storage manager: their keys are copied, too.
 //!
-//! Both commands have the database locked and nobody else in it by then, and make the copy visible
-//! only when they commit; so the keys are in the keystore and in WAL before.
+//! Both commands hold a lock on the database, which has no other sessions, and make the copy
+//! visible only by their commit. So the keys are in the keystore and in WAL before that.
 
 use pagevault_keystore::{RelFile, Scope};
 use pgrx::PgSqlErrorCode;
@@ -16,16 +16,16 @@ use crate::pg::report::{Report, Result};
 use crate::pg::text::ServerText;
 use crate::verify;
 
-/// What CREATE DATABASE copies, and how.
+/// The template of CREATE DATABASE, and the way of copying.
 struct Template {
     name: ServerText,
-    /// Its files are copied as they are.
+    /// Files are copied without decrypting them.
     raw: bool,
 }
 
 static TEMPLATE: ProcessLocal<Option<Template>> = ProcessLocal::new(None);
 
-/// A database, and the one that it is copied from, each with its default tablespace.
+/// A database and its template, with the default tablespaces of both.
 #[derive(Clone, Copy)]
 struct DatabaseCopy {
     from: u32,
@@ -34,18 +34,18 @@ struct DatabaseCopy {
     new_tablespace: u32,
 }
 
-/// The last one that this session made.
+/// The last copy made by this session.
 static COPY: ProcessLocal<Option<DatabaseCopy>> = ProcessLocal::new(None);
 
-/// CREATE DATABASE is about to be carried out; `raw` if it copies files as they are.
+/// CREATE DATABASE begins; `raw` if it copies files without decrypting them.
 pub(crate) fn creating(template: ServerText, raw: bool) {
     TEMPLATE.with(|slot| *slot = Some(Template { name: template, raw }));
 }
 
-/// A row for a new database was made; no file is there yet. The template is locked, so its name is
-/// its own.
+/// The row of a new database exists, but no file. The template is locked, so it still has this
+/// name.
 pub(crate) fn created(database: Oid) -> Result<()> {
-    refuse_number_of_another(database)?;
+    refuse_oid_of_dropped_database(database)?;
     let Some(Template { name, raw }) = TEMPLATE.with(Option::take) else { return Ok(()) };
     let Some(template) = catalog::database_oid(&name) else { return Ok(()) };
     let tablespace = catalog::tablespace_of_database(template);
@@ -61,11 +61,11 @@ pub(crate) fn created(database: Oid) -> Result<()> {
     };
     COPY.with(|slot| *slot = Some(copy));
     if process::is_binary_upgrade() {
-        return Ok(()); // it is made of initdb's template; what it held comes with keys of its own
+        return Ok(()); // a copy of initdb's template; the files moved later have their own keys
     }
     refuse_plaintext_copies(copy)?;
     if !raw {
-        return Ok(()); // each file will be created and written as any other
+        return Ok(()); // each file will be created and written like any other
     }
     copies::copy_keys(copy.from, copy.to, |file| {
         let moves = file.tablespace == copy.tablespace;
@@ -74,13 +74,13 @@ pub(crate) fn created(database: Oid) -> Result<()> {
     })
 }
 
-/// Whoever may create databases may choose their OIDs (createdb in dbcommands.c). The keys of a
-/// database that is gone are kept under its own, and not missed as long as nothing is there
-/// ([`crate::keys::provider::gone`]); a new one would make its provider needed again, at the next
-/// start by everybody, and write files that are copied as they are under keys of its files.
-fn refuse_number_of_another(database: Oid) -> Result<()> {
+/// Roles that may create databases may choose OIDs (createdb in dbcommands.c). The keys of a
+/// dropped database stay recorded under its OID, and are not needed as long as nothing has that OID
+/// ([`crate::keys::provider::gone`]). A new database with it would make the old provider necessary
+/// at the next start, and raw copies would be written under keys of the old database's files.
+fn refuse_oid_of_dropped_database(database: Oid) -> Result<()> {
     let scope = Scope::database(database.to_u32());
-    // There the keys come before their database.
+    // pg_upgrade adds keys before their databases.
     if process::is_binary_upgrade() || !persist::has_keys_of(scope)? {
         return Ok(());
     }
@@ -92,7 +92,7 @@ fn refuse_number_of_another(database: Oid) -> Result<()> {
     .hint("Choose another OID. If you chose none, try again."))
 }
 
-/// The file of the template that a file of a new database is copied from.
+/// The template's file from which a file of a new database is copied.
 pub(super) fn original_of(file: RelFile) -> Option<RelFile> {
     let copy = COPY.with(|copy| *copy).filter(|copy| copy.to == file.database)?;
     let moved = file.tablespace == copy.new_tablespace;
@@ -100,7 +100,7 @@ pub(super) fn original_of(file: RelFile) -> Option<RelFile> {
     Some(RelFile { tablespace, database: copy.from, ..file })
 }
 
-/// The row of a database was changed. If that is its tablespace, what lay in the old one has been
+/// The row of a database was changed. If its tablespace changes, the files of the old one have been
 /// copied.
 pub(crate) fn altered(database: Oid) -> Result<()> {
     let old = catalog::tablespace_of_database(database);
@@ -117,8 +117,8 @@ pub(crate) fn altered(database: Oid) -> Result<()> {
     })
 }
 
-/// Both commands bring files to other places as they are: `pagevault.enforce_encryption` asks what
-/// is wanted there. The new database has no label yet, and no settings of its own.
+/// Both commands move raw files to other places; `pagevault.enforce_encryption` applies the policy
+/// there. The new database has neither a label nor settings yet.
 fn refuse_plaintext_copies(copy: DatabaseCopy) -> Result<()> {
     for tablespace in catalog::tablespaces() {
         let moves = tablespace.to_u32() == copy.tablespace;
@@ -128,9 +128,9 @@ fn refuse_plaintext_copies(copy: DatabaseCopy) -> Result<()> {
     Ok(())
 }
 
-/// Refuses files in plaintext of a database and tablespace that are copied to others where
-/// encryption is enforced. Of a database that is not this one it is not known which of its files
-/// are catalogs that were rewritten; a label on it covers them too.
+/// Refuses a raw copy of plaintext files of a database from the tablespace `old` to a place where
+/// encryption is enforced. For another database than the current one it is unknown which files are
+/// rewritten catalogs; a label on the database covers these, too.
 fn refuse_plaintext_in(from: Oid, to: Oid, old: Oid, new: Oid) -> Result<()> {
     if !shared_labels::is_enforced_in(to)? || !shared_labels::is_wanted_in(to, new)? {
         return Ok(());

@@ -1,4 +1,5 @@
-//! What differs from the policy: labels decide for storage that is made after them.
+//! Differences between the policy and the actual state: labels decide only about storage created
+//! after them.
 
 use std::fmt;
 
@@ -16,23 +17,23 @@ use crate::policy::{Decision, describe, described, policy, root_of, wanted_encry
 use crate::rekey::jobs::{self, ShownState};
 use crate::verify;
 
-/// A relation that is not as it should be.
+/// A relation that differs from the policy.
 pub(crate) struct Drift {
     pub(crate) relation: Oid,
     pub(crate) expected: Expected,
     /// The label, setting or job that decides.
     pub(crate) reason: ServerText,
     pub(crate) actual: Actual,
-    /// SQL that puts it right.
+    /// SQL that corrects it.
     pub(crate) fix: ServerText,
 }
 
-/// What a relation should be.
+/// The required state of a relation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Expected {
-    /// As a label or setting wants it.
+    /// The state that a label or setting requires.
     Labelled(Label),
-    /// What a job that was asked for makes of it.
+    /// The state that a requested job will produce.
     ByJob(JobKind),
 }
 
@@ -47,12 +48,12 @@ impl fmt::Display for Expected {
     }
 }
 
-/// What a relation is.
+/// The actual state of a relation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Actual {
-    /// Written so, but for pages that are the opposite of what is expected.
+    /// Written in this state, except for `stray` pages in the opposite state.
     Written { cipher: Option<CipherId>, stray: i64, stray_are_plaintext: bool },
-    /// Being rekeyed, or stopped in the middle of it.
+    /// Being rekeyed, or stopped before the end.
     Rekeyed { state: ShownState, pages_done: i64, pages_total: i64 },
 }
 
@@ -75,14 +76,14 @@ impl fmt::Display for Actual {
 }
 
 impl Drift {
-    /// True if it is to be sealed and is not, or not wholly, and no job has been asked to do that.
+    /// True if encryption is required and missing or incomplete, and no job is to do it.
     pub(crate) fn wants_encryption(&self) -> bool {
         matches!(self.expected, Expected::Labelled(Label::Encrypted(_)))
     }
 }
 
-/// Every relation of this database that differs from the policy; with `check_files` also those that
-/// hold pages which are not what they should be, and for that all files are read.
+/// All relations of this database that differ from the policy. With `check_files` also those with
+/// pages on disk that differ, for which all files are read.
 pub(crate) fn find(check_files: bool) -> Result<Vec<Drift>> {
     let survey = Survey::make();
     let (mut found, at_work) = drift_of_jobs()?;
@@ -98,8 +99,8 @@ pub(crate) fn find(check_files: bool) -> Result<Vec<Drift>> {
     Ok(found)
 }
 
-/// Relations whose rekeying was asked for and is not done; and those of which nothing else needs
-/// saying, because a job is on its way.
+/// Relations with requested and unfinished rekeying; and those that need no other report, because a
+/// job is waiting or running.
 fn drift_of_jobs() -> Result<(Vec<Drift>, Vec<Oid>)> {
     let (mut found, mut at_work) = (Vec::new(), Vec::new());
     for job in jobs::unsettled()? {
@@ -113,7 +114,7 @@ fn drift_of_jobs() -> Result<(Vec<Drift>, Vec<Oid>)> {
             at_work.extend(relation::with_partitions(relation).iter().map(|table| table.oid));
         }
         if stopped && job.request.kind == JobKind::Decrypt && is_wanted_encrypted(relation)? {
-            continue; // nobody is to go on with it
+            continue; // must not be resumed
         }
         let fix = if stopped { "resume_rekey" } else { "wait_for_rekey" };
         found.push(Drift {
@@ -153,14 +154,13 @@ fn drift_of(facts: &Facts, check_files: bool) -> Result<Option<Drift>> {
     }))
 }
 
-/// The number of pages on disk that are in plaintext where they should be sealed, or the other way
-/// round.
+/// Number of pages on disk that are plaintext but should be encrypted, or the reverse.
 fn stray_pages(facts: &Facts, wanted: &Decision) -> Result<i64> {
     let counts = verify::count_pages(facts.file)?;
     Ok(counts.iter().filter(|count| wanted.is_stray(count.state)).map(|count| count.pages).sum())
 }
 
-/// Online, and without a label that stays behind. Catalogs have none anyway.
+/// A correction that works online and leaves no label behind. Catalogs have no labels.
 fn fix(facts: &Facts) -> Result<ServerText> {
     let function: &[u8] = if facts.user_made { b"reconcile" } else { b"encrypt" };
     let name = statement::quoted_literal(&relation::sql_name(&root_of(facts)?));

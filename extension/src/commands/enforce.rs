@@ -1,7 +1,7 @@
-//! `pagevault.enforce_encryption`: nothing becomes plaintext where encryption is wanted.
+//! `pagevault.enforce_encryption`: nothing becomes plaintext where the policy requires encryption.
 //!
-//! New storage follows the policy anyway. What is left to refuse is a policy that is taken away,
-//! and a plaintext relation that is brought to where one holds.
+//! New storage follows the policy by itself. So two things are refused: removing a policy, and
+//! moving a plaintext relation to a place where the policy requires encryption.
 
 use pagevault_core::policy::Labelled;
 use pagevault_core::policy::precedence::Change;
@@ -17,7 +17,7 @@ use crate::pg::report::{Report, Result};
 use crate::policy::label::Label;
 use crate::policy::{Source, describe, described, object_of, policy};
 
-/// Refuses a relation that is written in plaintext although encryption is wanted of it.
+/// Refuses a plaintext relation for which the policy requires encryption.
 pub(super) fn refuse_plaintext(facts: &Facts) -> Result<()> {
     let Some(decision) = policy().against_plaintext(&described(facts))? else { return Ok(()) };
     let name = relation::quoted_name(facts);
@@ -28,7 +28,7 @@ pub(super) fn refuse_plaintext(facts: &Facts) -> Result<()> {
     .hint(format!("Encrypt it first: {}.", labels::statement(facts))))
 }
 
-/// Refuses a label of a relation that takes encryption away, from it or from one of its partitions.
+/// Refuses a label of a relation that removes encryption from it or from one of its partitions.
 pub(super) fn refuse_loss(facts: &Facts, name: &str, label: Option<Label>) -> Result<()> {
     if !guc::enforce_encryption() {
         return Ok(());
@@ -45,18 +45,18 @@ pub(super) fn refuse_loss(facts: &Facts, name: &str, label: Option<Label>) -> Re
 
 const TURN_OFF: &str = "A superuser may SET pagevault.enforce_encryption = off.";
 
-/// A label of something around relations takes encryption away, in this database or in another one.
-/// `elsewise` is what wanted it if not that label.
+/// The error for a label of a schema, tablespace or database that would remove encryption, in this
+/// database or in another one. `otherwise_by` is what requires encryption without that label.
 pub(super) fn loss(
     labelled: Labelled,
     change: Change,
-    elsewise: Option<Source>,
+    otherwise_by: Option<Source>,
     database: Option<&Database>,
 ) -> Report {
     let object = object_of(labelled);
     let said = match change.from {
         Some(Label::Encrypted(_)) => Some(Source::Around(labelled)),
-        _ => elsewise,
+        _ => otherwise_by,
     };
     let report = Report::new(
         PgSqlErrorCode::ERRCODE_INSUFFICIENT_PRIVILEGE,
@@ -78,7 +78,7 @@ pub(super) fn loss(
     }
 }
 
-/// Files of a database would be brought, as they are, to where encryption is wanted of them.
+/// The error for raw copies of a database's files to a place where the policy requires encryption.
 pub(super) fn plaintext_files(database: &str, tablespace: Oid, files: usize) -> Report {
     let tablespace = Object::tablespace(tablespace).describe();
     Report::new(

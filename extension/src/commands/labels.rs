@@ -27,27 +27,27 @@ pub(crate) fn statement(facts: &Facts) -> String {
     format!("SECURITY LABEL FOR pagevault ON {kind} {name} IS 'encrypted'")
 }
 
-/// A SECURITY LABEL FOR pagevault.
+/// A SECURITY LABEL statement for pagevault.
 #[derive(Clone, Copy)]
 pub(crate) struct Labelling {
-    /// What it is meant for, if it is a statement of ours.
+    /// The intended object, if [`set`] issued the statement.
     meant_for: Option<Object>,
     begun: bool,
-    /// The rekey job that it has made.
+    /// The rekey job that it has requested.
     job: Option<i64>,
 }
 
-/// Those that this session is carrying out, the innermost last: event triggers may label something
+/// The statements in progress in this session, the innermost last: event triggers may set labels,
 /// too.
 static LABELLINGS: ProcessLocal<Notes<Labelling>> = ProcessLocal::new(Notes::new());
 
-/// A command begins.
+/// Marks the beginning of a command.
 pub(crate) fn mark() -> Mark {
     LABELLINGS.with(|notes| notes.mark())
 }
 
-/// A SECURITY LABEL FOR pagevault begins: the one that [`set`] is about to carry out, or another
-/// one.
+/// A SECURITY LABEL statement for pagevault begins: the one that [`set`] is about to run, or
+/// another.
 pub(crate) fn labelling_begins() {
     LABELLINGS.with(|notes| match notes.last() {
         Some(ours) if !ours.begun => ours.begun = true,
@@ -55,20 +55,20 @@ pub(crate) fn labelling_begins() {
     });
 }
 
-/// The command has ended.
+/// Called at the end of the command.
 pub(crate) fn command_ends(mark: Mark) {
     LABELLINGS.with(|notes| drop(notes.take_since(mark)));
 }
 
-/// The end of (sub)transactions.
+/// Called at the end of (sub)transactions.
 pub(crate) fn with_notes(at_end: impl FnOnce(&mut Notes<Labelling>)) {
     LABELLINGS.with(at_end);
 }
 
-/// Sets a label (in quotes, or NULL) as the caller would, with the statement, so that event
-/// triggers and others that look at statements hear of it. The statement names the object, and
-/// names may change their bearers until the server has looked them up; so the label provider
-/// compares. Returns the number of the rekey job, if it takes one.
+/// Sets a label (in quotes, or NULL) with the caller's rights, by a SECURITY LABEL statement, so
+/// that event triggers and statement hooks run as usual. The statement contains the object's name,
+/// which may pass to another object before the server looks it up; so the label provider compares
+/// the objects. Returns the number of the rekey job, if one is needed.
 pub(crate) fn set(object: Object, label: &str) -> Result<Option<i64>> {
     let Some(target) = object.label_target() else { return Err(gone(object)) };
     let statement = ServerText::join(&[
@@ -80,7 +80,7 @@ pub(crate) fn set(object: Object, label: &str) -> Result<Option<i64>> {
     let before = mark();
     let ours = Labelling { meant_for: Some(object), begun: false, job: None };
     LABELLINGS.with(|notes| notes.push(ours));
-    // Where it fails, the end of the (sub)transaction forgets it.
+    // On failure, the end of the (sub)transaction removes the note.
     let done = statement::run(statement.as_c_str());
     let job = LABELLINGS.with(|notes| notes.last().and_then(|ours| ours.job));
     command_ends(before);
@@ -121,17 +121,17 @@ pub(crate) fn relabelled(object: Object, column: i32, text: Option<ServerText>) 
     let label = text.as_ref().map(label::of_text).transpose()?;
     let outcome = match object.class {
         pg_sys::RelationRelationId => match relation::facts(object.oid) {
-            Some(facts) => relation_relabelled(&facts, label).map(note_job),
+            Some(facts) => apply_to_relation(&facts, label).map(note_job),
             None => Ok(()),
         },
-        _ => surroundings_relabelled(object, label),
+        _ => apply_to_surroundings(object, label),
     };
     memo::forget();
     CHANGED.with(|changed| *changed = true);
     outcome
 }
 
-/// The label that is being set takes a rekey job.
+/// Notes the rekey job that the label in progress needs.
 fn note_job(job: Option<i64>) {
     LABELLINGS.with(|notes| {
         if let Some(labelling) = notes.last() {
@@ -140,31 +140,31 @@ fn note_job(job: Option<i64>) {
     });
 }
 
-/// Whether this transaction has changed labels, be it in a subtransaction that was rolled back.
+/// Whether this transaction has changed labels, even in a subtransaction that was rolled back.
 static CHANGED: ProcessLocal<bool> = ProcessLocal::new(false);
 
-/// The transaction is over, or prepared. If it has committed others see the labels that it has
-/// changed.
+/// Called when the transaction has ended or is prepared. After a commit, other sessions see its
+/// labels.
 pub(crate) fn transaction_ended(has_committed: bool) {
     if CHANGED.with(std::mem::take) && has_committed {
         shmem::count_label_change();
     }
 }
 
-/// True if the label of this database says encrypted.
+/// Whether this database is labelled encrypted.
 pub(crate) fn database_is_labelled_encrypted() -> Result<bool> {
     let label = Object::my_database().label().as_ref().map(label::of_text).transpose()?;
     Ok(matches!(label, Some(Label::Encrypted(_))))
 }
 
-/// Returns the number of the rekey job, if it takes one.
-fn relation_relabelled(facts: &Facts, label: Option<Label>) -> Result<Option<i64>> {
+/// Returns the number of the rekey job, if one is needed.
+fn apply_to_relation(facts: &Facts, label: Option<Label>) -> Result<Option<i64>> {
     let name = relation::qualified_name(facts.oid);
     if label.is_some() {
         check_relation(facts, &name)?;
     }
-    // pg_upgrade brings a file that is as the label says, or as the job that is in the way to that.
-    // It comes later: what there is now holds no rows.
+    // pg_upgrade brings the file later, in the state of the label, or of a job on the way to that
+    // state. The present file has no rows.
     if process::is_binary_upgrade() {
         return Ok(None);
     }
@@ -209,8 +209,9 @@ fn check_relation(facts: &Facts, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// A schema, tablespace or database: decides for storage that is made from now on.
-fn surroundings_relabelled(object: Object, label: Option<Label>) -> Result<()> {
+/// Checks the label of a schema, tablespace or database. It decides about storage created from now
+/// on.
+fn apply_to_surroundings(object: Object, label: Option<Label>) -> Result<()> {
     let here = Object::my_database();
     let around = match labelled(object) {
         Some(around) if !matches!(around, Labelled::Relation(_)) => around,
@@ -267,7 +268,7 @@ fn check_surroundings(object: Object) -> Result<()> {
 /// `pg_global`
 const GLOBAL_TABLESPACE: u32 = 1664;
 
-/// The change of a label, if it takes encryption away or makes an exception.
+/// The change of a label, if it removes encryption or makes an exception.
 fn loss(object: Object, to: Option<Label>) -> Result<Option<Change>> {
     let from = object.label().as_ref().map(label::of_text).transpose()?;
     Ok(takes_encryption_away(from, to))

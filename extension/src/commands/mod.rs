@@ -1,6 +1,6 @@
-//! What commands make us do: labels are set, relations and their files are made, replaced, attached
-//! and moved, databases are copied, users ask for encryption. The hooks and the SQL functions call
-//! these; what is wanted says [`crate::policy`], and pages are rewritten by [`crate::rekey`].
+//! Consequences of commands: labels are set; relations and files are created, replaced, attached
+//! and moved; databases are copied; users request encryption. Called by hooks and SQL functions.
+//! [`crate::policy`] decides what is to be encrypted, [`crate::rekey`] rewrites pages.
 
 pub(crate) mod altered;
 pub(crate) mod catalogs;

@@ -1,6 +1,6 @@
-//! DROP EXTENSION, also by way of CASCADE, DROP SCHEMA and DROP OWNED: refused while anything in
-//! the database is sealed, for who then takes the library away has relations that nothing opens,
-//! and no function that would decrypt them.
+//! DROP EXTENSION, also by CASCADE, DROP SCHEMA and DROP OWNED, is refused while anything in the
+//! database is encrypted: after removing the library, too, nothing could read these relations, and
+//! there would be no function to decrypt them.
 
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::Oid;
@@ -11,10 +11,10 @@ use crate::pg::relation::{self, Facts};
 use crate::pg::report::{Report, Result};
 use crate::verify;
 
-/// Relations that the message names.
+/// Number of relations named in the message.
 const NAMED: usize = 5;
 
-/// An extension is about to be dropped.
+/// Called before an extension is dropped.
 pub(crate) fn dropping(extension: Oid) -> Result<()> {
     if extension != catalog::our_extension() {
         return Ok(());
@@ -48,8 +48,8 @@ fn refuse_if_anything_is_sealed() -> Result<()> {
     .hint("Turn off pagevault.data_catalog_encryption, run pagevault.decrypt_database() and wait for its jobs, then pagevault.decrypt() of what pagevault.relations still shows as encrypted."))
 }
 
-/// Relations of this database, without those that follow others, that have sealed pages on disk or
-/// will have.
+/// Relations of this database that have encrypted pages on disk or will have. Relations that follow
+/// others are left out, unless all of them do.
 fn sealed_relations() -> Result<Vec<Facts>> {
     let mut found: Vec<Facts> = Vec::new();
     for facts in relation::all().into_iter().filter_map(relation::facts) {

@@ -1,4 +1,4 @@
-//! What users ask for: encryption at once where that takes no time, all else by a job.
+//! Requests of users: small relations are encrypted at once, everything else is done by a job.
 
 use pagevault_cipher::CipherId;
 use pgrx::PgSqlErrorCode;
@@ -14,8 +14,8 @@ use crate::pg::report::{Report, Result};
 use crate::policy::{self, pending};
 use crate::rekey::{JobKind, at_once, jobs};
 
-/// Has a relation sealed that is labelled so. Returns the number of the job, if it takes one.
-/// Whoever is decrypting it, or is about to, does that no more, be this rolled back or not.
+/// Encrypts a relation that is labelled so. Returns the number of the rekey job, if one is needed.
+/// Jobs that are decrypting it, or would, are cancelled, even if this transaction is rolled back.
 pub(crate) fn encrypt(facts: &Facts, cipher: Option<CipherId>) -> Result<Option<i64>> {
     refuse_destroyed(facts)?;
     refuse_repacked(facts)?;
@@ -31,10 +31,10 @@ pub(crate) fn encrypt(facts: &Facts, cipher: Option<CipherId>) -> Result<Option<
     Ok(None)
 }
 
-/// Has a relation written in plaintext; as [`encrypt`]. Pages cannot be rolled back, and whatever
-/// ends the transaction after them (an error later in a pipeline, a signal, a promotion) would
-/// leave them so under a label that says otherwise; jobs can. So it is always a job, if any file
-/// has or had a key.
+/// Decrypts a relation; returns like [`encrypt`]. This is always a job, if any file has or had a
+/// key: pages cannot be rolled back, and an abort of the transaction after rewriting them (an error
+/// later in a pipeline, a signal, a promotion) would leave plaintext under a label that says
+/// otherwise. Jobs can be rolled back.
 pub(crate) fn decrypt(facts: &Facts) -> Result<Option<i64>> {
     refuse_destroyed(facts)?;
     if members(facts).into_iter().any(|member| directory::is_known(member.file)) {
@@ -44,7 +44,7 @@ pub(crate) fn decrypt(facts: &Facts) -> Result<Option<i64>> {
     Ok(None)
 }
 
-/// Refuses to go on with the decryption of a relation that is wanted encrypted by now.
+/// Refuses to resume the decryption of a relation for which encryption is required by now.
 pub(crate) fn refuse_wanted(facts: &Facts) -> Result<()> {
     let relation = policy::described(facts);
     let Some(decision) = policy::policy().against_resuming_decryption(&relation)? else {
@@ -58,7 +58,7 @@ pub(crate) fn refuse_wanted(facts: &Facts) -> Result<()> {
     .hint("Change that first, or let the job be."))
 }
 
-/// What was shredded cannot be rewritten, in a job neither.
+/// Refuses shredded relations: they cannot be rewritten, not by a job either.
 pub(crate) fn refuse_destroyed(facts: &Facts) -> Result<()> {
     match members(facts).iter().find(|member| directory::is_destroyed(member.file)) {
         Some(member) => Err(page::errors::destroyed(&relation::quoted_name(member), "")),
@@ -66,11 +66,11 @@ pub(crate) fn refuse_destroyed(facts: &Facts) -> Result<()> {
     }
 }
 
-/// Refuses to encrypt a table of which pg_repack has a copy in plaintext, or a log of changes.
-/// While it fills them it has no lock on the table that would keep this away (ACCESS SHARE,
-/// repack_one_table in its bin/pg_repack.c); and the copy's file is the table's in the end. What it
-/// makes after this follows the table: it makes the log under ACCESS EXCLUSIVE, and so before the
-/// lock that the caller has or after it.
+/// Refuses to encrypt a table of which pg_repack has a plaintext copy or log of changes. While
+/// pg_repack fills these, it holds no lock on the table that would exclude this command (ACCESS
+/// SHARE, repack_one_table in its bin/pg_repack.c), and in the end the table gets the copy's file.
+/// What pg_repack creates afterwards follows the table: it creates the log under ACCESS EXCLUSIVE,
+/// so before or after the caller holds its lock.
 fn refuse_repacked(facts: &Facts) -> Result<()> {
     for table in relation::with_partitions(facts.oid) {
         for copy in policy::repack::copies_of(&table)? {
@@ -111,22 +111,22 @@ fn submit(facts: &Facts, kind: JobKind, cipher: Option<CipherId>) -> Result<i64>
     Ok(job)
 }
 
-/// True if there is much to rewrite, and workers can see it.
+/// True if there is much to rewrite, and workers can see the relation.
 fn takes_a_job(facts: &Facts) -> bool {
     let members = members(facts);
     let blocks: u64 = members.iter().map(|member| u64::from(relation::blocks(member.oid))).sum();
     blocks > guc::rekey_threshold() && !relation::is_new_here(facts.oid)
 }
 
-/// The files of a relation and of what follows it, partitions included, without locks.
+/// The files of a relation and of those that follow it, including partitions, without locks.
 fn members(facts: &Facts) -> Vec<Facts> {
     let tables = relation::with_partitions(facts.oid).into_iter();
     let members = tables.flat_map(|table| relation::family_as_it_is(table.oid));
     members.filter(Facts::is_stored).collect()
 }
 
-/// Has a relation, and what follows it, written as labels and settings want it. Returns the number
-/// of the job, if it takes one.
+/// Brings a relation, and those that follow it, to the state that labels and settings require.
+/// Returns the number of the rekey job, if one is needed.
 pub(crate) fn reconcile(facts: &Facts) -> Result<Option<i64>> {
     let root = policy::root_of(facts)?;
     match policy::policy().wanted_or_kept(&policy::described(&root))? {
@@ -136,8 +136,8 @@ pub(crate) fn reconcile(facts: &Facts) -> Result<Option<i64>> {
     }
 }
 
-/// Has all relations sealed in this database, and all catalogs, that are wanted so and are not.
-/// Returns these relations, with the numbers of the jobs where it takes one.
+/// Encrypts all relations of this database, and all catalogs, for which encryption is required and
+/// missing. Returns these relations, with the numbers of jobs where needed.
 pub(crate) fn encrypt_all_wanted() -> Result<Vec<(Oid, Option<i64>)>> {
     let mut roots: Vec<Oid> = Vec::new();
     for drift in drift::find(false)? {
@@ -158,9 +158,9 @@ pub(crate) fn encrypt_all_wanted() -> Result<Vec<(Oid, Option<i64>)>> {
     Ok(changed)
 }
 
-/// Has everything in this database written in plaintext that nothing wants encrypted any more.
-/// Returns these relations, with the numbers of their jobs. Catalogs that hold values stay sealed:
-/// `pagevault.data_catalog_encryption`.
+/// Decrypts everything in this database for which encryption is not required any more. Returns
+/// these relations and the numbers of their jobs. Catalogs with values of user tables stay
+/// encrypted while `pagevault.data_catalog_encryption` is on.
 pub(crate) fn decrypt_all() -> Result<Vec<(Oid, i64)>> {
     let mut jobs = Vec::new();
     for facts in relation::all().into_iter().filter_map(relation::facts) {

@@ -1,9 +1,9 @@
-//! What is lost when a label is taken from a schema, a tablespace or a database: from everything in
-//! it that has no label nearer, also in databases that this session is not in.
+//! Effects of removing a label from a schema, tablespace or database, on everything in it that has
+//! no nearer label, also in other databases than the session's.
 //!
-//! Labels of tablespaces and databases, and what ALTER DATABASE sets, stand in catalogs that all
-//! databases share. What settings say in another database is what is set for it there, or else what
-//! holds in this session.
+//! Labels of tablespaces and databases, and settings of ALTER DATABASE, are in shared catalogs. A
+//! setting of another database is the value set for that database, or else the value in this
+//! session.
 
 use pagevault_core::policy::Labelled;
 use pagevault_core::policy::enforcement::{SchemaLoss, View, against_schema_label, forbidden_by};
@@ -18,7 +18,7 @@ use crate::pg::labels::Object;
 use crate::pg::report::Result;
 use crate::policy::{Setting, Source, memo};
 
-/// What holds in every database that anything can be in.
+/// Labels and settings of all databases that can contain relations.
 fn views() -> Result<Vec<(View, Database)>> {
     let defaults = catalog::settings_of_databases(c"pagevault.default_encryption");
     let enforced = catalog::settings_of_databases(c"pagevault.enforce_encryption");
@@ -41,11 +41,11 @@ fn views() -> Result<Vec<(View, Database)>> {
     views.collect()
 }
 
-/// Refuses to label a tablespace encrypted where nothing could be made in it any more from some
-/// database: its owner would stop others there, whose databases may know nothing of this.
+/// Refuses to label a tablespace encrypted if some database without a master key could then create
+/// nothing in it: the tablespace's owner would block other databases.
 pub(super) fn require_master_keys() -> Result<()> {
     let mut databases = catalog::databases_in_use();
-    // What is said of this one is said first.
+    // Report the current database first.
     databases
         .sort_by_key(|database| (database.oid != Object::my_database().oid, database.oid.to_u32()));
     for Database { oid, name } in databases {
@@ -61,7 +61,7 @@ pub(super) fn require_master_keys() -> Result<()> {
     Ok(())
 }
 
-/// Refuses to change a label where that takes encryption away and is not to be.
+/// Refuses a change of a label that removes encryption where this is not permitted.
 pub(super) fn refuse_loss(object: Labelled, change: Change) -> Result<()> {
     match object {
         Labelled::Relation(_) => Ok(()),
@@ -101,7 +101,7 @@ fn view_of(database: Oid) -> Result<Option<View>> {
     Ok(views.into_iter().find(|view| view.database == database.to_u32()))
 }
 
-/// True if relations of a database without labels of their own are to be encrypted in a tablespace.
+/// Whether relations without labels of their own in a database are to be encrypted in a tablespace.
 pub(super) fn is_wanted_in(database: Oid, tablespace: Oid) -> Result<bool> {
     let label = memo::label_of(Object::tablespace(tablespace))?;
     let of_session = || View {
@@ -113,7 +113,7 @@ pub(super) fn is_wanted_in(database: Oid, tablespace: Oid) -> Result<bool> {
     Ok(view_of(database)?.unwrap_or_else(of_session).wants_encryption(label))
 }
 
-/// True if nothing of a database may become plaintext where encryption is wanted.
+/// Whether `enforce_encryption` applies to a database.
 pub(super) fn is_enforced_in(database: Oid) -> Result<bool> {
     Ok(view_of(database)?.map_or_else(guc::enforce_encryption, |view| view.enforces))
 }

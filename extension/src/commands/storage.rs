@@ -1,12 +1,13 @@
-//! New storage: it is written as the policy says from its first block on. At two moments:
+//! New storage: it is written as the policy requires from its first block on. The decision is made
+//! at two points:
 //!
-//! 1. `mdcreate` ([`creating_storage`]): a file appears. For TRUNCATE, REINDEX, SET TABLESPACE and
-//!    other replacements of an existing relation's storage nothing else will be heard of it, so the
-//!    answer is looked for among the relations this backend has locked for rewriting. Undecided
-//!    means encrypted.
-//! 2. `object_access_hook` ([`relation_created`]): a new relation exists and its file is still
-//!    empty. Its kind, name and table are known, and the first answer is put right if need be. Of a
-//!    partition the partitioned table is known a moment later ([`super::altered`]).
+//! 1. `mdcreate` ([`creating_storage`]): a file is created. For TRUNCATE, REINDEX, SET TABLESPACE
+//!    and other replacements of a relation's storage, no other hook is called for the file. So the
+//!    answer is derived from the relations that this backend has locked for rewriting. When in
+//!    doubt, the file is encrypted.
+//! 2. `object_access_hook` ([`relation_created`]): a new relation exists, its file is still empty.
+//!    Its kind, name and table are known, and the first decision is corrected if necessary. The
+//!    parent of a partition is known a little later ([`super::altered`]).
 
 use pagevault_cipher::CipherId;
 use pagevault_core::policy::relation::SHARED;
@@ -23,14 +24,13 @@ use crate::pg::report::{Report, Result};
 use crate::pg::{locks, process};
 use crate::policy::{described, memo, pending, policy};
 
-/// A file for a permanent relation is about to be created.
+/// Called before a file of a permanent relation is created.
 pub(crate) fn creating_storage(file: RelFile) -> Result<()> {
-    // Also where the file is known: a number that was used before must not inherit the old file's
-    // key.
+    // Also if the file is known: a number that is used again must not inherit the old file's key.
     begin(file, cipher_for_new_storage(file)?)
 }
 
-/// From now on, and with a key of its own, a file is written with this cipher, or in plaintext.
+/// Starts writing a file with this cipher and a new key, or as plaintext.
 fn begin(file: RelFile, cipher: Option<CipherId>) -> Result<()> {
     match cipher {
         Some(cipher) => {
@@ -52,15 +52,15 @@ fn cipher_for_new_storage(file: RelFile) -> Result<Option<CipherId>> {
         });
     }
     if process::creates_us() {
-        return Ok(None); // `relation_created` decides: there may be no key yet, and no label either
+        return Ok(None); // `relation_created` decides: there may be neither key nor label yet
     }
     let locked = locks::relations_locked_for_rewrite().into_iter();
     let answers = locked.filter_map(|oid| answer_of(oid, file).transpose());
     policy().for_new_file(file, answers)
 }
 
-/// What a locked relation says of a new file. That it does not want it encrypted is remembered:
-/// it is asked again for each file of a command.
+/// The answer of a locked relation for a new file. Answers other than "encrypted" are remembered,
+/// because the question is repeated for each file of a command.
 fn answer_of(oid: Oid, file: RelFile) -> Result<Option<Answer>> {
     let tablespace = file.tablespace.into();
     if let Some(answer) = memo::unencrypted(oid, tablespace) {
@@ -69,14 +69,14 @@ fn answer_of(oid: Oid, file: RelFile) -> Result<Option<Answer>> {
     let moment = memo::moment();
     let Some(locked) = relation::facts(oid) else { return Ok(None) };
     if locked.file == file {
-        return Ok(None); // it is being made, and is decided when it is known what it is
+        return Ok(None); // being created: decided when its kind is known
     }
     let answer = policy().asked(&described(&locked), file)?;
     memo::set_unencrypted(moment, oid, tablespace, answer);
     Ok(Some(answer))
 }
 
-/// A relation was created by the current command and its file is still empty.
+/// Called when the current command has created a relation and its file is still empty.
 pub(crate) fn relation_created(oid: Oid) -> Result<()> {
     let Some(facts) = relation::facts(oid) else { return Ok(()) };
     refuse_in_our_schema(&facts)?;
@@ -85,10 +85,11 @@ pub(crate) fn relation_created(oid: Oid) -> Result<()> {
     }
     altered::note_created(&facts);
     let wanted = policy().for_new_relation(&described(&facts))?;
-    seal_empty_file(facts.file, wanted)
+    set_cipher_of_empty_file(facts.file, wanted)
 }
 
-/// A role called pagevault has this schema first in its search path, and means another one.
+/// The schema pagevault is first in the search path of a role called pagevault, which usually means
+/// another schema.
 fn refuse_in_our_schema(facts: &Facts) -> Result<()> {
     let leads = matches!(
         facts.kind,
@@ -111,8 +112,7 @@ fn refuse_in_our_schema(facts: &Facts) -> Result<()> {
     ))
 }
 
-/// pg_upgrade has made a relation whose file it will bring, and after that perhaps statistics of
-/// it.
+/// pg_upgrade has created a relation, and will bring its file, and perhaps statistics of it, later.
 pub(crate) fn relation_announced(oid: Oid) {
     if relation::facts(oid)
         .is_some_and(|facts| facts.is_stored() && directory::is_sealed(facts.file))
@@ -121,7 +121,7 @@ pub(crate) fn relation_announced(oid: Oid) {
     }
 }
 
-/// Has a file that holds nothing yet written with this cipher, or in plaintext.
-pub(super) fn seal_empty_file(file: RelFile, wanted: Option<CipherId>) -> Result<()> {
+/// Starts writing an empty file with this cipher, or as plaintext.
+pub(super) fn set_cipher_of_empty_file(file: RelFile, wanted: Option<CipherId>) -> Result<()> {
     if wanted == directory::current_cipher(file) { Ok(()) } else { begin(file, wanted) }
 }

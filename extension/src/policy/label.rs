@@ -1,4 +1,4 @@
-//! Security labels, and what to say of a text that is none.
+//! Security labels, and errors for texts that are not labels.
 
 use pagevault_core::policy::label::LabelError;
 use pgrx::PgSqlErrorCode;
@@ -11,12 +11,12 @@ pub(crate) use pagevault_core::policy::label::Label;
 /// A HINT that names the ciphers.
 const KNOWN_CIPHERS: &str = "Known ciphers are aes-256-xts and aes-128-xts.";
 
-/// Reads a label as the server holds it. All of them are ASCII.
+/// Parses a label in the server's encoding. All labels are ASCII.
 pub(crate) fn of_text(text: &ServerText) -> Result<Label> {
     parse(&text.to_string())
 }
 
-/// Reads a label.
+/// Parses a label.
 ///
 /// # Errors
 /// INVALID_PARAMETER_VALUE for anything but the three forms.

@@ -1,10 +1,11 @@
-//! Answers of the current subtransaction, remembered.
+//! Cache of policy facts for the current subtransaction.
 //!
-//! Whenever a file is created every relation that the transaction has locked is asked, so a command
-//! that gives many relations new storage, or a transaction that makes many, asks the same again and
-//! again. What is remembered is forgotten at the end of the (sub)transaction, and when this session
-//! changes it. Nobody else changes a relation that we have locked so. But what is around it is not
-//! locked: when another session has committed a label, everything is forgotten.
+//! Each time a file is created, the policy is evaluated for every relation that the transaction has
+//! locked. So a command that gives new storage to many relations, or a transaction that creates
+//! many, looks up the same facts repeatedly. The cache is cleared at the end of the
+//! (sub)transaction, and when this session changes a fact. No other session can change a relation
+//! that this one has locked in this way. Schemas, tablespaces and databases are not locked: when
+//! another session commits a label, the cache is cleared.
 
 use std::collections::HashMap;
 
@@ -19,11 +20,11 @@ use crate::pg::relation;
 use crate::pg::report::Result;
 use crate::shmem;
 
-/// When answers hold: in one subtransaction, under one value of `pagevault.default_encryption`,
-/// while no label changes.
+/// Validity of cached facts: one subtransaction, one value of `pagevault.default_encryption`, and
+/// no change of a label.
 pub(crate) type Moment = ((u32, u32), bool, u32);
 
-/// This one: what is looked up from here on may be remembered as its.
+/// The present moment. Facts that are looked up after this call may be cached for it.
 pub(crate) fn moment() -> Moment {
     (process::transaction(), guc::default_encryption(), shmem::label_changes())
 }
@@ -34,19 +35,18 @@ struct Memo {
     labels: HashMap<Object, Option<Label>>,
     parents: HashMap<Oid, Option<Oid>>,
     owners: HashMap<Oid, Option<Oid>>,
-    /// What locked relations have said of a file in this tablespace, if not that it is to be
-    /// encrypted.
+    /// Answers of locked relations about files in a tablespace, except "encrypted".
     unencrypted: HashMap<Oid, (Oid, Answer)>,
 }
 
 static MEMO: ProcessLocal<Option<Memo>> = ProcessLocal::new(None);
 
-/// Forgets everything.
+/// Clears the cache.
 pub(crate) fn forget() {
     MEMO.with(|memo| *memo = None);
 }
 
-/// This session altered a relation.
+/// Removes the facts of a relation that this session has altered.
 pub(crate) fn forget_relation(oid: Oid) {
     MEMO.with(|memo| {
         if let Some(memo) = memo {
@@ -57,7 +57,7 @@ pub(crate) fn forget_relation(oid: Oid) {
     });
 }
 
-/// This session encrypted a file, perhaps that of a relation that wanted no encryption before.
+/// Called when this session has encrypted a file, perhaps of a relation with a cached answer.
 pub(crate) fn forget_unencrypted() {
     MEMO.with(|memo| {
         if let Some(memo) = memo {
@@ -66,7 +66,8 @@ pub(crate) fn forget_unencrypted() {
     });
 }
 
-/// What a locked relation has said of new files in a tablespace, if it did not want them encrypted.
+/// The cached answer of a locked relation about new files in a tablespace, if it is not
+/// "encrypted".
 pub(crate) fn unencrypted(relation: Oid, tablespace: Oid) -> Option<Answer> {
     let of = moment();
     MEMO.with(|memo| {
@@ -75,7 +76,7 @@ pub(crate) fn unencrypted(relation: Oid, tablespace: Oid) -> Option<Answer> {
     })
 }
 
-/// Remembers what [`unencrypted`] says; found since this moment.
+/// Caches the answer for [`unencrypted`], which was found since `of`.
 pub(crate) fn set_unencrypted(of: Moment, relation: Oid, tablespace: Oid, answer: Answer) {
     if !matches!(answer, Answer::Encrypted(_)) {
         put(of, |memo| memo.unencrypted.insert(relation, (tablespace, answer)));
@@ -109,7 +110,8 @@ pub(crate) fn owner_of(sequence: Oid) -> Result<Option<Oid>> {
     )
 }
 
-/// `look_up` may raise, and may come back here; so it runs while the memo is not held.
+/// `look_up` may raise an ERROR or call this function again; so the cache is not borrowed
+/// meanwhile.
 fn remember<T: Copy, R>(
     get: impl FnOnce(&Memo) -> Option<T>,
     look_up: impl FnOnce() -> Result<T>,

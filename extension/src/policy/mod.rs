@@ -1,5 +1,5 @@
-//! What is to be encrypted: `pagevault_core::policy`, with PostgreSQL's answers ([`server`]), what
-//! is remembered of them ([`memo`]), and what commands leave to be done ([`pending`]).
+//! The policy: `pagevault_core::policy` with facts from PostgreSQL ([`server`]), a cache of them
+//! ([`memo`]), and the work that commands leave pending ([`pending`]).
 
 pub(crate) mod label;
 pub(crate) mod memo;
@@ -15,8 +15,8 @@ pub(crate) use server::{
 use crate::pg::guc;
 use crate::shmem;
 
-/// True where there is nothing to decide: without a master key nothing is encrypted and no label
-/// says that it should be (they are refused), and the setting asks for nothing.
+/// True if there is nothing to decide: without a master key nothing is encrypted and labels that
+/// say encrypted are refused; and the setting does not require encryption.
 pub(crate) fn is_idle() -> bool {
     !shmem::any_database_key() && !guc::default_encryption()
 }

@@ -1,5 +1,5 @@
-//! What a command has made necessary for the catalogs of its database, and what is to be done when
-//! it ends: state only. `commands` does it.
+//! What a command has made necessary for the catalogs of its database, to be done when it ends.
+//! This is the state only; `commands` does the work.
 
 use crate::pg::process::ProcessLocal;
 
@@ -9,18 +9,18 @@ pub(crate) enum Pending {
     Nothing,
     /// Catalogs with values of user tables.
     Statistics,
-    /// A label was put on this database.
+    /// All catalogs for which the policy requires it: this database got a label.
     Everything,
 }
 
 static PENDING: ProcessLocal<Pending> = ProcessLocal::new(Pending::Nothing);
 
-/// A relation of this database is encrypted, or a label here wants that.
+/// A relation of this database is encrypted, or a label in it requires that.
 pub(crate) fn note_encryption() {
     note(Pending::Statistics);
 }
 
-/// A label on this database wants encryption.
+/// The label of this database requires encryption.
 pub(crate) fn note_database_label() {
     note(Pending::Everything);
 }
@@ -29,19 +29,19 @@ fn note(what: Pending) {
     PENDING.with(|pending| *pending = what.max(*pending));
 }
 
-/// What is to be done.
+/// The pending work.
 #[inline]
 pub(crate) fn get() -> Pending {
     PENDING.with(|pending| *pending)
 }
 
-/// True if that is something.
+/// Whether there is pending work.
 #[inline]
 pub(crate) fn any() -> bool {
     get() != Pending::Nothing
 }
 
-/// It is done, or the transaction was rolled back.
+/// Called when the work is done, or the transaction was rolled back.
 pub(crate) fn forget() {
     PENDING.with(|pending| *pending = Pending::Nothing);
 }

@@ -1,9 +1,9 @@
 //! pg_repack: the tables that it fills follow the table that it repacks.
 //!
-//! It fills `table_<oid>` anew in a schema of its own, and logs the changes of the original in
-//! `log_<oid>`. In the end copy and original exchange their files, and no command tells that to
-//! anyone; so what is filled must be as the original from the start. Which table follows which is
-//! decided in `pagevault_core::policy`.
+//! It fills `table_<oid>` in a schema of its own, and logs the changes of the original in
+//! `log_<oid>`. In the end copy and original exchange their files without any command that hooks
+//! could see. So the filled tables must have the state of the original from the start.
+//! `pagevault_core::policy` decides which table follows which.
 
 use super::server::{described, policy};
 use crate::pg::catalog;
@@ -11,7 +11,8 @@ use crate::pg::relation::{self, Facts};
 use crate::pg::report::Result;
 use crate::pg::text::ServerText;
 
-/// The tables that pg_repack copies this one to, or logs the changes of in, or that it has left.
+/// Tables of pg_repack that are copies of this table or logs of its changes, including those left
+/// by an interrupted run.
 pub(crate) fn copies_of(original: &Facts) -> Result<Vec<Facts>> {
     let mut copies = Vec::new();
     for prefix in ["log_", "table_"] {

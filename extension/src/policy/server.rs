@@ -1,5 +1,5 @@
-//! What the policy asks ([`Catalog`]), answered by PostgreSQL; and its decisions in terms of what
-//! PostgreSQL says of relations. Nothing is decided here: see `pagevault_core::policy`.
+//! Implements the policy's [`Catalog`] with PostgreSQL's catalogs, and converts decisions to
+//! PostgreSQL's objects. The decisions are made in `pagevault_core::policy`.
 
 use pagevault_cipher::CipherId;
 use pagevault_core::policy::relation::named_for;
@@ -26,7 +26,7 @@ pub(crate) fn policy() -> Policy<'static, Server> {
     Policy::of(&Server)
 }
 
-/// What the policy has to know of a relation.
+/// The facts about a relation that the policy needs.
 pub(crate) fn described(facts: &Facts) -> Relation {
     Relation {
         oid: facts.oid.to_u32(),
@@ -112,7 +112,7 @@ impl Catalog for Server {
     }
 }
 
-/// What the catalogs call it.
+/// The catalog object of a labelled object.
 pub(crate) fn object_of(labelled: Labelled) -> Object {
     match labelled {
         Labelled::Relation(oid) => Object::relation(oid.into()),
@@ -122,7 +122,7 @@ pub(crate) fn object_of(labelled: Labelled) -> Object {
     }
 }
 
-/// What may have a label that decides something; `None` for any other object.
+/// The labelled object of a catalog object; `None` for kinds that cannot have a label.
 pub(crate) fn labelled(object: Object) -> Option<Labelled> {
     let oid = object.oid.to_u32();
     match object.class {
@@ -134,7 +134,7 @@ pub(crate) fn labelled(object: Object) -> Option<Labelled> {
     }
 }
 
-/// Kind and name of what decides.
+/// Kind and name of the object or setting that decides.
 pub(crate) fn describe(source: Source) -> ServerText {
     match source {
         Source::Own(oid) | Source::Leader(oid) => Object::relation(oid.into()).describe(),
@@ -143,24 +143,23 @@ pub(crate) fn describe(source: Source) -> ServerText {
     }
 }
 
-/// What is wanted of a relation; `None` if nothing says.
+/// The decision for a relation; `None` if no label or setting applies.
 pub(crate) fn wanted(facts: &Facts) -> Result<Option<Decision>> {
     policy().wanted(&described(facts))
 }
 
-/// As [`wanted`], if that is to be encrypted.
+/// Like [`wanted`], if the decision requires encryption.
 pub(crate) fn wanted_encrypted(facts: &Facts) -> Result<Option<Decision>> {
     Ok(wanted(facts)?.filter(Decision::is_encrypted))
 }
 
-/// The relation that an index or TOAST table belongs to in the end.
+/// The table at the end of the chain from an index or TOAST table.
 pub(crate) fn root_of(facts: &Facts) -> Result<Facts> {
     let root = policy().root_of(&described(facts))?;
     Ok(relation::facts(root.oid.into()).unwrap_or_else(|| facts.clone()))
 }
 
-/// The cipher that a relation is to be encrypted with where none is named: its label's, or the
-/// default.
+/// The cipher for a relation where the command names none: that of its label, or the default.
 pub(crate) fn cipher_wanted_of(facts: &Facts) -> Result<CipherId> {
     policy().cipher_wanted_of(&described(facts))
 }

@@ -1,14 +1,14 @@
-//! Encrypting a relation that has data within one command, in place. Decrypting one is a job
-//! always: it could not be rolled back.
+//! Encrypting a relation with data in place, within one command. Decryption is always a job,
+//! because it could not be rolled back.
 //!
-//! The steps are those of a job ([`pagevault_core::rekey::file`]), without giving back the lock in
-//! between. That lock keeps away VACUUM, which shortens files, and whatever makes new ones; readers
-//! and writers go on. A file may mix pages of any versions and plaintext, so it stays readable
+//! The steps are those of a job ([`pagevault_core::rekey::file`]), but the lock is held throughout.
+//! It excludes VACUUM, which truncates files, and all commands that create new ones; reads and
+//! writes continue. A file may mix plaintext pages and pages of any versions, so it stays readable
 //! wherever this stops.
 //!
-//! Rekey jobs take a weaker lock, which this one does not keep away: so whoever rewrites a
-//! relation, a command or a job, first gets the right to do so ([`Rewriting`]), and no two switch
-//! its key at a time.
+//! Rekey jobs take a weaker lock, which does not conflict with this one. So a command or job that
+//! rewrites a relation first acquires the right to do so ([`Rewriting`]), and no two of them switch
+//! its key at the same time.
 
 use std::ops::Range;
 
@@ -34,15 +34,15 @@ use crate::verify;
 
 const LOCK: pg_sys::LOCKMODE = pg_sys::ShareUpdateExclusiveLock as pg_sys::LOCKMODE;
 
-/// Encrypts a table, its indexes, TOAST table and owned sequences. Of what is already sealed with
-/// the wanted cipher only pages in plaintext are touched.
+/// Encrypts a table, its indexes, TOAST table and owned sequences. In files that already have the
+/// required cipher, only plaintext pages are rewritten.
 pub(crate) fn encrypt(oid: Oid, cipher: Option<CipherId>) -> Result<()> {
     policy::pending::note_encryption();
     encrypt_members(&relation::family(oid, LOCK), cipher)
 }
 
-/// As [`encrypt`], for a catalog. The locks are given back at once: what is sealed stays sealed,
-/// also if the transaction is rolled back.
+/// Like [`encrypt`], for a catalog. The locks are released at once: what is encrypted stays so,
+/// even if the transaction is rolled back.
 pub(crate) fn encrypt_catalog(oid: Oid, cipher: Option<CipherId>) -> Result<()> {
     let members = relation::family(oid, LOCK);
     encrypt_members(&members, cipher)?;
@@ -54,8 +54,8 @@ fn encrypt_members(members: &[Facts], cipher: Option<CipherId>) -> Result<()> {
     rewrite(members, |held| begin_version(held, cipher))
 }
 
-/// Has pages of a relation sealed from now on, with this cipher, or if none is named with any.
-/// `None` if it was so before.
+/// Switches a relation to encryption with this cipher; if none is named, any present cipher is
+/// kept. `None` if nothing changes.
 fn begin_version(held: &Held, cipher: Option<CipherId>) -> Result<Option<Target>> {
     let file = held.file();
     verify::refuse_destroyed(file)?;
@@ -66,30 +66,29 @@ fn begin_version(held: &Held, cipher: Option<CipherId>) -> Result<Option<Target>
     file::seal(held, cipher.unwrap_or_else(guc::cipher)).map(Some)
 }
 
-/// Has what is written to a catalog from now on sealed, and leaves its old pages and its indexes
-/// alone.
+/// Encrypts new writes to a catalog, and leaves its old pages and its indexes alone.
 pub(crate) fn seal_new_pages(oid: Oid, cipher: Option<CipherId>) -> Result<()> {
     const LOCK: pg_sys::LOCKMODE = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
     let members = relation::family(oid, LOCK);
     if let Some(table) = members.first().and_then(|table| Held::open(table.oid)) {
-        // Without the right to rewrite it: a job may take long, and notices that the key is another
-        // one.
+        // Without the right to rewrite it: a job may take long, and detects that the key has
+        // changed.
         begin_version(&table, cipher)?;
     }
     relation::unlock(&members, LOCK);
     Ok(())
 }
 
-/// Has one file after the other written as `switch` says from now on (`None`: as it is), and what
-/// is not so on disk. The next one is begun when that is done: so what is begun last tells of all
-/// before it.
+/// For each file: calls `switch`, which sets the state of new writes or leaves it, and rewrites the
+/// pages on disk that differ. A file is begun only after the one before is complete, so the state
+/// of the last file tells about all.
 fn rewrite(members: &[Facts], switch: impl Fn(&Held) -> Result<Option<Target>>) -> Result<()> {
     for member in members.iter().filter(|member| member.kind.has_storage()) {
         let Some(held) = Held::open(member.oid) else { continue };
         let _right = right_to_rewrite(&held)?;
         switch(&held)?;
-        // A file without any page has nothing that could be written as it was. Of any other it is
-        // not known whether whoever switched it has waited to the end.
+        // A file without pages cannot have pages in an old state. In any other case it is unknown
+        // whether an earlier switch has waited for writers until the end.
         if held.forks().iter().any(|(_, blocks)| *blocks > 0) {
             file::await_writers(held.file())?;
         }
@@ -98,8 +97,9 @@ fn rewrite(members: &[Facts], switch: impl Fn(&Held) -> Result<Option<Target>>) 
     Ok(())
 }
 
-/// Has every page of a file as it is to be written now: the caller holds a lock that keeps the file
-/// from being replaced or cut, and the right to rewrite it, and has waited for writers.
+/// Rewrites all pages of a file that are not in the present state of new writes. The caller holds a
+/// lock that prevents the file from being replaced or truncated, and the right to rewrite it, and
+/// has waited for writers.
 pub(crate) fn rewrite_wholly(held: &Held) -> Result<()> {
     let mut locked = Locked { held, ring: Ring::new(), rewritten: false, begun: 0 };
     let mut state = FileState::START;
@@ -112,7 +112,7 @@ pub(crate) fn rewrite_wholly(held: &Held) -> Result<()> {
     }
 }
 
-/// A file that a command has locked.
+/// A file that the command has locked.
 struct Locked<'a> {
     held: &'a Held,
     ring: Ring,
@@ -136,8 +136,8 @@ impl Storage for Locked<'_> {
         Ok(true)
     }
 
-    /// The key may change once meanwhile, for new pages of a catalog ([`seal_new_pages`]). If it
-    /// kept changing, rewriting would have no end.
+    /// The key may change once meanwhile, for new pages of a catalog ([`seal_new_pages`]). Repeated
+    /// changes are refused, because rewriting would not end.
     fn begin(&mut self, _: Option<RelFile>) -> Result<Begun> {
         self.begun += 1;
         if self.begun > MAX_ROUNDS {
@@ -171,7 +171,7 @@ impl Storage for Locked<'_> {
         Ok(true)
     }
 
-    /// The whole file with the first segment.
+    /// Syncs the whole file when called for its first segment.
     fn sync(&mut self, _: Target, fork: Fork, segment: u32) -> Result<bool> {
         if fork == Fork::Main && segment == 0 {
             self.held.sync();

@@ -1,4 +1,4 @@
-//! Whether a relation that a job is to decrypt may be decrypted still.
+//! Whether a relation may still be decrypted by a job.
 
 use pgrx::pg_sys::{self, Oid};
 
@@ -7,39 +7,39 @@ use crate::pg::relation::{self, Facts};
 use crate::pg::report::Result;
 use crate::policy;
 
-/// What is wanted of a relation that a job is to decrypt.
+/// The present policy for a relation that a job is to decrypt.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Wanted {
     Plaintext,
     Otherwise,
-    /// Somebody has locked it as who labels it does.
-    NotSaidYet,
+    /// Unknown: a session holds the lock that is taken for labelling.
+    Unknown,
 }
 
-/// Whether a relation that a job is to decrypt is still not wanted encrypted; else the job is over.
-/// Asked in the transaction that has its files written in plaintext from then on, under a lock with
-/// which nobody labels it meanwhile: who does so before is seen, who does so after finds a
-/// plaintext file. The lock is not waited for: who has it may wait for this job.
-pub(super) fn is_still_to_be_plaintext(job: &Job, oid: Oid) -> Result<Wanted> {
+/// Checks that the policy still permits the decryption of a relation by a job; if not, ends the
+/// job. Called in the transaction that switches the file to plaintext, under a lock that conflicts
+/// with labelling: a label set before is seen here, and a label set afterwards finds a plaintext
+/// file. Does not wait for the lock, because its holder may be waiting for this job.
+pub(super) fn policy_for_decryption(job: &Job, oid: Oid) -> Result<Wanted> {
     let Some(facts) = relation::facts(oid) else { return Ok(Wanted::Otherwise) };
     let root = policy::root_of(&facts)?;
     let table = relation::owner_of_sequence(root.oid).unwrap_or(root.oid);
-    // As SECURITY LABEL locks what it labels (get_object_address, objectaddress.c).
+    // The lock that SECURITY LABEL takes (get_object_address, objectaddress.c).
     let lock = pg_sys::ShareUpdateExclusiveLock as pg_sys::LOCKMODE;
     if [table, root.oid].into_iter().any(|oid| !relation::try_lock(oid, lock)) {
-        return Ok(Wanted::NotSaidYet);
+        return Ok(Wanted::Unknown);
     }
     let Some(facts) = relation::facts(oid) else { return Ok(Wanted::Otherwise) };
     match refusal(&facts)? {
         None => Ok(Wanted::Plaintext),
-        // A partition or sequence with a label of its own stays as it is, whatever its table
-        // becomes.
+        // A partition or sequence with a label of its own keeps its state, independently of its
+        // table.
         Some(_) if job.relation != table && job.relation != root.oid => Ok(Wanted::Otherwise),
         Some(why) => jobs::abandon(job, &why).map(|()| Wanted::Otherwise),
     }
 }
 
-/// Why a relation must not be decrypted by a job that is under way, or resumed.
+/// The reason why a job in progress, or a resumed one, must not decrypt a relation.
 fn refusal(facts: &Facts) -> Result<Option<String>> {
     let wanted = policy::policy().against_decrypting(&policy::described(facts))?;
     Ok(wanted.map(|decision| {

@@ -1,10 +1,10 @@
-//! Doing one job, in a background worker: every file of the relation and of what follows it.
+//! Running one job in a background worker, for all files of the relation and of those that follow
+//! it.
 //!
-//! What comes next, and why that is enough, is said by [`pagevault_core::rekey::file`]; here each
-//! step is done ([`Online`]), in a transaction of its own that holds an AccessShareLock on the one
-//! relation where it needs one. Between steps nothing is held but the right to rewrite the relation
-//! ([`Rewriting`]): that is where the worker waits to keep its rate, where settings change, and
-//! where jobs are paused and cancelled.
+//! [`pagevault_core::rekey::file`] decides on the steps. Here each step is carried out ([`Online`])
+//! in a transaction of its own, with an AccessShareLock on the relation where needed. Between
+//! steps, only the right to rewrite the relation is held ([`Rewriting`]): there the worker waits to
+//! keep its rate, reads changed settings, and notices that the job was paused or cancelled.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -34,28 +34,28 @@ use crate::policy;
 use crate::verify;
 use crate::writers::{Act, Others};
 
-/// How often progress is written down.
-const NOTE_EVERY: Duration = Duration::from_secs(1);
+/// Interval between updates of the progress.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How often it is asked whether the job goes on: not for each batch, since at full speed there are
-/// hundreds in a second.
-const ASK_EVERY: Duration = Duration::from_millis(100);
+/// Interval between checks whether the job was paused or cancelled. Not after each batch, because
+/// at full speed there are hundreds in a second.
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How often a worker that waits for somebody looks whether he is done.
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
+/// Polling interval of a worker that waits for another process.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Whether to go on.
+/// Whether to continue.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Flow {
     GoOn,
-    /// The job was paused or cancelled, or is gone.
+    /// The job was paused, cancelled or forgotten.
     Stop,
 }
 
-/// Does the job, or as much of it as is wanted. True if it is complete.
+/// Runs the job until it is complete, paused or cancelled. True if it is complete.
 ///
 /// # Errors
-/// Raises ERROR: a page cannot be read or opened, a key is locked, the disk is full.
+/// Raises ERROR if a page cannot be read or decrypted, a key is locked, or the disk is full.
 pub(super) fn run(job: &Job) -> bool {
     fault::point("rekey.claimed");
     let members = in_transaction(|| members_of(job));
@@ -72,7 +72,7 @@ pub(super) fn run(job: &Job) -> bool {
         }
         let went = run.step(&mut online).or_raise();
         if let Went::Over(end) = went {
-            // The right to rewrite it is given back.
+            // Releases the right to rewrite the relation.
             online = Online::new(job, Oid::INVALID);
             if end == End::NeverEnds {
                 in_transaction(|| Err::<(), _>(file::never_ends(oid)));
@@ -86,12 +86,12 @@ pub(super) fn run(job: &Job) -> bool {
 }
 
 fn in_transaction<R>(work: impl FnOnce() -> Result<R>) -> R {
-    // What the worker catches is an ERROR, and nothing of ours outlives it.
+    // The worker catches ERRORs only, and nothing with a destructor is left behind.
     BackgroundWorker::transaction(std::panic::AssertUnwindSafe(|| work().or_raise()))
 }
 
-/// Everything with files that belongs to the job's relation, partitions included; nothing if it is
-/// gone.
+/// All relations with files that belong to the job's relation, including partitions; none if it was
+/// dropped.
 fn members_of(job: &Job) -> Result<Vec<Member>> {
     let lock = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
     let mut members = Vec::new();
@@ -108,11 +108,11 @@ fn members_of(job: &Job) -> Result<Vec<Member>> {
     Ok(members)
 }
 
-/// Between steps: keeps the rate, writes down how far the job is, and asks whether it goes on.
+/// Work between steps: keeps the rate, stores the progress, and checks whether to continue.
 struct Pace<'a> {
     job: &'a Job,
     noted: Instant,
-    /// When it was last asked whether to go on.
+    /// Time of the last check whether to continue.
     asked: Instant,
     bytes_since_noted: f64,
     bytes_per_second: f64,
@@ -129,7 +129,7 @@ impl<'a> Pace<'a> {
             Went::Through { pages, rewritten } => return self.batch(oid, pages, rewritten, run),
             Went::Waits(whom) => {
                 self.show(oid, &online.waits_for(whom));
-                process::wait_in_worker(LOOK_AGAIN);
+                process::wait_in_worker(POLL_INTERVAL);
             }
             Went::On | Went::Again | Went::Over(_) => process::wait_in_worker(Duration::ZERO),
         }
@@ -141,7 +141,7 @@ impl<'a> Pace<'a> {
         if self.keep_rate(f64::from(rewritten) * PAGE_SIZE as f64) == Flow::Stop {
             return Flow::Stop;
         }
-        if self.noted.elapsed() < NOTE_EVERY {
+        if self.noted.elapsed() < PROGRESS_INTERVAL {
             return self.ask();
         }
         self.asked = Instant::now();
@@ -152,15 +152,15 @@ impl<'a> Pace<'a> {
         self.note(run)
     }
 
-    /// Waits as long as it may take to rewrite so many bytes. At the lowest rates that is minutes,
-    /// in which the rate is changed, or the job paused.
+    /// Waits until rewriting this number of bytes is permitted by the rate. At the lowest rates
+    /// that takes minutes, in which the rate may be changed or the job paused.
     fn keep_rate(&mut self, bytes: f64) -> Flow {
         let rewritten = Instant::now();
         loop {
             let takes = guc::rekey_rate().map_or(0.0, |rate| bytes / rate);
             let left = Duration::from_secs_f64(takes).saturating_sub(rewritten.elapsed());
-            process::wait_in_worker(left.min(ASK_EVERY));
-            if left <= ASK_EVERY {
+            process::wait_in_worker(left.min(CHECK_INTERVAL));
+            if left <= CHECK_INTERVAL {
                 return Flow::GoOn;
             }
             if self.ask() == Flow::Stop {
@@ -169,7 +169,7 @@ impl<'a> Pace<'a> {
         }
     }
 
-    /// Says in `pg_stat_activity` what the worker is at.
+    /// Shows the worker's activity in `pg_stat_activity`.
     fn show(&self, oid: Oid, what: &str) {
         let Job { id, kind, .. } = self.job;
         let (kind, oid) = (kind.name(), oid.to_u32());
@@ -177,9 +177,9 @@ impl<'a> Pace<'a> {
         process::show_activity(Some(&text));
     }
 
-    /// Whether the job is to go on; asked now and then.
+    /// Checks whether to continue, if the last check is old enough.
     fn ask(&mut self) -> Flow {
-        if self.asked.elapsed() < ASK_EVERY {
+        if self.asked.elapsed() < CHECK_INTERVAL {
             return Flow::GoOn;
         }
         self.asked = Instant::now();
@@ -193,12 +193,12 @@ impl<'a> Pace<'a> {
     }
 }
 
-/// The file of one relation, while it is rewritten by a job.
+/// The file of one relation that the job is rewriting.
 struct Online<'a> {
     job: &'a Job,
     oid: Oid,
     right: Option<Rewriting>,
-    /// Those who may write under a key that was looked up before.
+    /// Processes that may still write under a former key.
     others: Option<Others>,
     ring: Ring,
 }
@@ -219,13 +219,13 @@ impl<'a> Online<'a> {
         }
     }
 
-    /// In one transaction: what the job wants, and the key that it takes.
+    /// Decides what the job has to do with the relation and switches its key, in one transaction.
     fn switch(&self, looked_at: Option<RelFile>) -> Result<Begun> {
         if self.job.kind == JobKind::Decrypt {
-            match consent::is_still_to_be_plaintext(self.job, self.oid)? {
+            match consent::policy_for_decryption(self.job, self.oid)? {
                 Wanted::Plaintext => {}
                 Wanted::Otherwise => return Ok(Begun::Nothing),
-                Wanted::NotSaidYet => return Ok(Begun::NotYet),
+                Wanted::Unknown => return Ok(Begun::NotYet),
             }
         }
         let Some(held) = Held::open(self.oid) else { return Ok(Begun::Nothing) };
@@ -249,7 +249,7 @@ impl<'a> Online<'a> {
         }
     }
 
-    /// The relation, if it still has the file that the target is for.
+    /// The relation, if it still has the target's file.
     fn held(&self, target: Target) -> Option<Held> {
         Held::open(self.oid).filter(|held| held.file() == target.file)
     }
@@ -264,14 +264,14 @@ impl<'a> Online<'a> {
         if blocks.is_empty() {
             return Ok(Batch::End);
         }
-        // While these are rewritten the next ones come.
+        // Read the next blocks ahead while these are rewritten.
         held.prefetch(fork, blocks.end..blocks.end.saturating_add(BATCH).min(length));
         let rewritten = file::rewrite(&held, target, fork, blocks.clone(), &self.ring)?;
         Ok(Batch::Done { pages: blocks.end - blocks.start, rewritten })
     }
 }
 
-/// What [`plan`] asks.
+/// Answers for [`plan`].
 struct OfJob<'a> {
     job: &'a Job,
     oid: Oid,
@@ -294,7 +294,7 @@ impl Asked for OfJob<'_> {
     }
 }
 
-/// Each step in a transaction of its own. What fails there is raised.
+/// Runs each step in a transaction of its own. Errors are raised there.
 impl Storage for Online<'_> {
     type Error = Report;
 
@@ -320,8 +320,8 @@ impl Storage for Online<'_> {
         Ok(more)
     }
 
-    /// As [`file::await_writers`], without any lock; whoever takes too long is named in the server
-    /// log.
+    /// Like [`file::await_writers`], but without any lock. A writer that exceeds the timeout is
+    /// named in the server log.
     fn writers_are_done(&mut self, target: Target) -> Result<bool> {
         let at = || Others::at(Act::Writing, Some(target.file.relation));
         let others = self.others.get_or_insert_with(at);

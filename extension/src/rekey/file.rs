@@ -1,7 +1,7 @@
-//! The steps of rekeying one relation file that PostgreSQL takes part in, each in the caller's
-//! transaction and under its lock. Their order is said by [`pagevault_core::rekey::file`].
+//! The steps of rekeying one relation file that need PostgreSQL, each in the caller's transaction
+//! and under its lock. [`pagevault_core::rekey::file`] defines their order.
 //!
-//! The file is readable between and during all of them, since each page says how it is written.
+//! The file is readable at any time, because each page contains its key version.
 
 use std::ops::Range;
 
@@ -22,18 +22,18 @@ use crate::pg::{process, relation};
 use crate::verify;
 use crate::writers::{self, Act};
 
-/// What holds for new writes to a file anyway.
+/// The present state of new writes to a file, as a target.
 pub(super) fn present(file: RelFile) -> Target {
     Target { file, version: directory::current_version(file) }
 }
 
-/// As PostgreSQL numbers it.
+/// PostgreSQL's number of a fork.
 pub(super) fn number_of(fork: Fork) -> ForkNumber::Type {
     fork as ForkNumber::Type
 }
 
-/// Has a file that has pages written under a new version from now on, unless the keystore has lost
-/// the key of one. Writers may still be at work that have not seen it: see [`await_writers`].
+/// Switches a file with pages to a new key version, unless the keystore has lost the key of a page.
+/// Writers that have not seen the new version may still be active: see [`await_writers`].
 pub(crate) fn seal(held: &Held, cipher: CipherId) -> Result<Target> {
     let file = held.file();
     for fork in verify::ALL_FORKS {
@@ -47,11 +47,10 @@ pub(crate) fn seal(held: &Held, cipher: CipherId) -> Result<Target> {
     seal_looked_at(held, cipher)
 }
 
-/// As [`seal`], for a file that was gone through.
+/// Like [`seal`], for a file that was already checked for lost keys.
 ///
-/// While that was done nobody need have held it: whatever is written to it meanwhile is written
-/// under a key that there is, and if the relation has another file by now, that one was not looked
-/// at.
+/// The file need not be locked during that check: pages written meanwhile have existing keys. If
+/// the relation has another file by now, the caller has not checked that one.
 pub(super) fn seal_looked_at(held: &Held, cipher: CipherId) -> Result<Target> {
     let file = held.file();
     data_keys::next_version(file, cipher, pages_of(held))?;
@@ -59,7 +58,7 @@ pub(super) fn seal_looked_at(held: &Held, cipher: CipherId) -> Result<Target> {
     Ok(present(file))
 }
 
-/// Has the file written in plaintext from now on; as [`seal`].
+/// Switches the file to plaintext; like [`seal`].
 pub(super) fn unseal(held: &Held) -> Result<Target> {
     let file = held.file();
     data_keys::write_plaintext(file, pages_of(held))?;
@@ -71,16 +70,15 @@ fn pages_of(held: &Held) -> Pages {
     if held.is_logged() { Pages::Logged } else { Pages::Unlogged }
 }
 
-/// Waits until nobody writes any more as it was before [`seal`] or [`unseal`]. Without this a page
-/// that is added past shared buffers could come to the file after it was proven.
+/// Waits until no process writes under the state before [`seal`] or [`unseal`]. Otherwise a page
+/// added without shared buffers could reach the file after the proof.
 pub(crate) fn await_writers(file: RelFile) -> Result<()> {
     writers::await_others(Act::Writing, Some(file.relation))?;
     fault::point("rekey.barrier_passed");
     Ok(())
 }
 
-/// Writes those of the blocks again that on disk are not as they should be. Returns how many these
-/// were.
+/// Rewrites those of the blocks that are not in the target state on disk. Returns their number.
 pub(super) fn rewrite(
     held: &Held,
     target: Target,
@@ -97,8 +95,8 @@ pub(super) fn rewrite(
     Ok(stale.len() as u32)
 }
 
-/// Writes down that no page of a file is under an older version, as was proven, unless it is to be
-/// written otherwise by now.
+/// Records that the file has no pages of older versions, as was proven. False if the file has
+/// entered another state since.
 pub(super) fn finish(target: Target) -> Result<bool> {
     fault::point("rekey.proved");
     let finished = data_keys::record_rewritten(target.file, target.version)?;
@@ -106,7 +104,7 @@ pub(super) fn finish(target: Target) -> Result<bool> {
     Ok(finished)
 }
 
-/// What is rewritten again and again.
+/// The error for a file whose rewriting does not end.
 pub(super) fn never_ends(oid: Oid) -> Report {
     Report::new(
         PgSqlErrorCode::ERRCODE_INTERNAL_ERROR,

@@ -1,8 +1,8 @@
-//! Rekey jobs: asked for, claimed, ordered about, ended.
+//! Rekey jobs: requesting, claiming, controlling and ending them.
 //!
-//! They are records of the keystore ([`pagevault_keystore::job`]), in the log of their database,
-//! and a table in shared memory that all processes read. Nothing in SQL holds them: what stands in
-//! a table has an owner, triggers, rules and publications.
+//! Jobs are records of the keystore ([`pagevault_keystore::job`]) in the log of their database, and
+//! a table in shared memory that all processes read. They are not in an SQL table, because a table
+//! has an owner, triggers, rules and publications.
 
 use std::collections::BTreeMap;
 
@@ -30,7 +30,7 @@ use crate::shmem;
 pub(crate) use pagevault_core::rekey::life::{Order, ShownState};
 pub(crate) use pagevault_keystore::job_table::Progress;
 
-/// How a job ended.
+/// Result of a job.
 pub(crate) enum End {
     Done,
     Failed(String),
@@ -56,12 +56,12 @@ fn now_seconds() -> u32 {
     (process::now_us() / 1_000_000) as u32
 }
 
-/// What became of the transaction that asked for a job.
+/// State of the transaction that requested a job.
 fn outcome(known: &Known) -> Outcome {
     life::outcome(known, xact::outcome)
 }
 
-/// The jobs of this database that this session may know of, by number.
+/// The jobs of this database that are visible to this session, by number.
 fn visible(wanted: impl Fn(&Head) -> bool) -> Result<Vec<Known>> {
     let database = process::my_database();
     let mut found = {
@@ -72,12 +72,12 @@ fn visible(wanted: impl Fn(&Head) -> bool) -> Result<Vec<Known>> {
     Ok(found)
 }
 
-/// All of them.
+/// All visible jobs.
 pub(crate) fn all() -> Result<Vec<Known>> {
     visible(|_| true)
 }
 
-/// A job that this session may know of.
+/// A job that is visible to this session.
 fn require(number: i64) -> Result<Known> {
     let job = here(number);
     visible(|head| head.job == job)?.pop().ok_or_else(|| {
@@ -89,36 +89,36 @@ fn require(number: i64) -> Result<Known> {
     })
 }
 
-/// Writes down of jobs whether the transactions that asked for them have committed, where that is
-/// known by now. True if of some it is not.
+/// Records for jobs whether their requesting transactions have committed, if that is known. True if
+/// some transactions are still in progress.
 fn settle(jobs: &[Known]) -> Result<bool> {
-    let mut open = false;
-    let mut news: BTreeMap<u32, Vec<(JobId, JobState)>> = BTreeMap::new();
+    let mut any_open = false;
+    let mut states: BTreeMap<u32, Vec<(JobId, JobState)>> = BTreeMap::new();
     for known in jobs.iter().filter(|known| known.step == 0) {
         match life::settled(xact::outcome(known.request.transaction)) {
-            None => open = true,
-            Some(state) => news.entry(known.job.database).or_default().push((known.job, state)),
+            None => any_open = true,
+            Some(state) => states.entry(known.job.database).or_default().push((known.job, state)),
         }
     }
-    for (database, news) in news {
+    for (database, states) in states {
         let lock = KeystoreLock::acquire();
-        let records = life::settle(&table()?, &news, now());
+        let records = life::settle(&table()?, &states, now());
         if !records.is_empty() {
             append(&lock, Scope::database(database), &records)?;
         }
     }
-    Ok(open)
+    Ok(any_open)
 }
 
-/// Number, kind and state of the job of a relation that is not at its end.
+/// Number, kind and state of the unfinished job of a relation.
 pub(crate) fn unfinished_of(relation: Oid) -> Result<Option<(i64, JobKind, ShownState)>> {
     let relation = relation.to_u32();
     let found = visible(|head| head.relation == relation && is_unfinished(head.state))?;
     Ok(found.first().map(|known| (number_of(known), known.request.kind, ShownState::of(known))))
 }
 
-/// Adds a job that workers take up when the transaction commits. Of a job of the same kind that
-/// waits already the number is returned.
+/// Adds a job that workers begin when the transaction commits. If a job of the same kind is
+/// waiting, returns that one's number.
 pub(crate) fn submit(
     relation: Oid,
     name: &str,
@@ -168,7 +168,7 @@ fn in_use(name: &str, other: &Known) -> Report {
         ))
 }
 
-/// Where the extension is not installed nobody could look after a job.
+/// Without the extension, nobody could monitor or control a job.
 fn require_extension() -> Result<()> {
     if catalog::has_extension() {
         return Ok(());
@@ -181,8 +181,7 @@ fn require_extension() -> Result<()> {
     .hint("CREATE EXTENSION pagevault, and try again."))
 }
 
-/// Takes an unfinished job of this worker's database that no other worker does; ours until
-/// [`release`].
+/// Claims an unfinished job of this worker's database that has no worker, until [`release`].
 pub(crate) fn claim() -> Result<Option<Job>> {
     let (database, now_seconds) = (process::my_database(), now_seconds());
     let _lock = KeystoreLock::acquire();
@@ -201,30 +200,30 @@ pub(crate) fn claim() -> Result<Option<Job>> {
     Ok(None)
 }
 
-/// Where the job stands in the table that this worker does.
+/// Slot of the claimed job in the table.
 static CLAIMED: ProcessLocal<Option<usize>> = ProcessLocal::new(None);
 
-/// Gives the claimed job back.
+/// Releases the claimed job.
 pub(crate) fn release() {
     if let (Some(slot), Ok(table)) = (CLAIMED.with(Option::take), table()) {
         table.let_go(slot, std::process::id(), 0);
     }
 }
 
-/// As [`release`], where this worker ends in the middle of the job, or is locked out of its
-/// relation: no lock, nothing that could fail. Others have their turn before it is taken up again.
+/// Like [`release`], when this worker exits in the middle of the job, or cannot get a lock on its
+/// relation. Takes no lock and cannot fail. Other jobs come first before this one is claimed again.
 pub(crate) fn give_up() {
     if let (Some(slot), Ok(table)) = (CLAIMED.with(Option::take), table()) {
         table.let_go(slot, std::process::id(), now_seconds());
     }
 }
 
-/// The job, as long as this worker is to go on with it.
+/// The job, unless it was paused or cancelled.
 fn still_mine(table: &JobTable<'_>, job: &Job) -> Option<Known> {
     life::still_done_by(table, here(job.id), std::process::id())
 }
 
-/// Notes how far a job is. False if it is not to go on: paused, cancelled or gone.
+/// Stores the progress of a job. False if it was paused, cancelled or forgotten.
 pub(crate) fn note(job: &Job, progress: &Progress) -> Result<bool> {
     let _lock = KeystoreLock::acquire();
     let table = table()?;
@@ -235,20 +234,20 @@ pub(crate) fn note(job: &Job, progress: &Progress) -> Result<bool> {
     Ok(goes_on)
 }
 
-/// True while nobody has paused or cancelled the job.
+/// Whether the job was neither paused nor cancelled.
 pub(crate) fn goes_on(job: &Job) -> Result<bool> {
     let _lock = KeystoreLock::acquire();
     Ok(still_mine(&table()?, job).is_some())
 }
 
-/// True if the job has switched the file of `relation` to another key already.
+/// Whether the job has already switched the file of `relation` to another key.
 pub(crate) fn has_begun(job: &Job, relation: Oid) -> Result<bool> {
     let _lock = KeystoreLock::acquire();
     Ok(table()?.has_begun(here(job.id), relation.to_u32()))
 }
 
-/// Remembers what [`has_begun`] tells. Durable on return: the new key is, and a crash that loses
-/// this would have the relation rewritten under yet another one.
+/// Records the fact for [`has_begun`]. Durable on return, as the new key is: if a crash lost this
+/// record, the relation would be rewritten under yet another key.
 pub(crate) fn note_begun(job: &Job, relation: Oid) -> Result<()> {
     let end = {
         let lock = KeystoreLock::acquire();
@@ -259,7 +258,7 @@ pub(crate) fn note_begun(job: &Job, relation: Oid) -> Result<()> {
     Ok(())
 }
 
-/// Ends a job, unless somebody has cancelled or paused it.
+/// Ends a job, unless it was cancelled or paused.
 pub(crate) fn finish(job: &Job, end: &End) -> Result<()> {
     let (state, error) = match end {
         End::Done => (JobState::Done, ""),
@@ -268,7 +267,7 @@ pub(crate) fn finish(job: &Job, end: &End) -> Result<()> {
     end_as(job, state, error)
 }
 
-/// The claimed job is not wanted any more.
+/// Cancels the claimed job, because the policy does not permit it any more.
 pub(crate) fn abandon(job: &Job, why: &str) -> Result<()> {
     end_as(job, JobState::Cancelled, why)
 }
@@ -298,7 +297,7 @@ pub(crate) fn subject_of(number: i64) -> Result<(Oid, JobKind)> {
     require(number).map(|known| (known.request.relation.into(), known.request.kind))
 }
 
-/// Carries out an order, at once; an error if the job's state has no room for it.
+/// Pauses, resumes or cancels a job at once; an error if its state does not permit that.
 pub(crate) fn obey(number: i64, order: Order) -> Result<()> {
     let known = require(number)?;
     let is_mine = outcome(&known) == Outcome::Mine;
@@ -337,8 +336,8 @@ fn begins_at_commit(number: i64) -> Report {
     )
 }
 
-/// State and error text of a job, as of now; `None` if there is no such job. An error if this
-/// transaction has asked for it, so that no worker can see it yet.
+/// State and error text of a job; `None` if there is no such job. An error if this transaction has
+/// requested it, because no worker can see it before the commit.
 pub(crate) fn state_of(number: i64) -> Result<Option<(ShownState, String)>> {
     let job = here(number);
     let Some(known) = visible(|head| head.job == job)?.pop() else { return Ok(None) };
@@ -375,7 +374,7 @@ pub(crate) fn unsettled() -> Result<Vec<Known>> {
     Ok(found)
 }
 
-/// Takes back what this database's jobs have still to do to a relation.
+/// Cancels or forgets the remaining jobs of a relation in this database.
 fn take_back(relation: Oid, what: TakenBack) -> Result<()> {
     let relation = relation.to_u32();
     let found: Vec<_> = visible(|head| head.relation == relation && head.state != JobState::Done)?
@@ -395,12 +394,12 @@ fn take_back(relation: Oid, what: TakenBack) -> Result<()> {
     Ok(())
 }
 
-/// Nobody may go on decrypting a relation that is to be encrypted from now on.
+/// Cancels jobs that would decrypt a relation that is to be encrypted from now on.
 pub(crate) fn cancel_decryption(relation: Oid) -> Result<()> {
     take_back(relation, TakenBack::Decryption)
 }
 
-/// What a stopped job has left was done at once: it is forgotten.
+/// Forgets a stopped job, because its work was completed at once.
 pub(crate) fn forget_stopped(relation: Oid) -> Result<()> {
     take_back(relation, TakenBack::Stopped)
 }
@@ -421,16 +420,16 @@ pub(crate) fn cancel_all(why: &str) -> Result<()> {
     }
 }
 
-/// What the launcher wants to know.
+/// Jobs as seen by the launcher.
 #[derive(Default)]
 pub(crate) struct Pending {
-    /// Databases with jobs to be done.
+    /// Databases with jobs to run.
     pub(crate) databases: BTreeMap<u32, Load>,
-    /// There are jobs that may be to be done soon, without anybody saying so.
+    /// There are jobs that may become runnable soon without a notification.
     pub(crate) soon: bool,
 }
 
-/// Brings the table up to date, and says what is to be done. In a transaction of the launcher.
+/// Updates the table and returns what is to be run. In a transaction of the launcher.
 pub(crate) fn pending() -> Result<Pending> {
     let jobs = {
         let _lock = KeystoreLock::acquire();
@@ -439,7 +438,7 @@ pub(crate) fn pending() -> Result<Pending> {
     if jobs.is_empty() {
         return Ok(Pending::default());
     }
-    // After the jobs were read: what had jobs then is a database or was one.
+    // Read after the jobs, so that the database of each job existed before.
     let databases = catalog::all_databases();
     let gone: Vec<u32> = {
         let mut gone: Vec<u32> = jobs.iter().map(|known| known.job.database).collect();
@@ -456,7 +455,7 @@ pub(crate) fn pending() -> Result<Pending> {
     Ok(Pending { databases, soon: soon || unsettled })
 }
 
-/// A database is gone, and its jobs with it.
+/// Forgets the jobs of a dropped database.
 fn forget_database(database: u32) -> Result<()> {
     let lock = KeystoreLock::acquire();
     let through = table()?.next_number(database) - 1;

@@ -1,18 +1,17 @@
-//! Rekeying online: encrypting, decrypting and giving new data keys to relations that are in use.
+//! Rekeying online: encrypting, decrypting and changing the data keys of relations that are in use.
 //!
-//! A job concerns one relation and what follows it. It is a record of the keystore ([`jobs`]),
-//! written by the command that asks for it: it counts once that transaction has committed, outlives
-//! the server, and goes along to standbys. Background workers do the jobs ([`crate::workers`]), a
+//! A job concerns one relation and those that follow it. It is a record of the keystore ([`jobs`]),
+//! written by the requesting command: it counts once that transaction has committed, survives
+//! restarts, and exists on standbys. Background workers run the jobs ([`crate::workers`]), one
 //! relation file at a time ([`engine`]):
 //!
-//! 1. From now on pages of the file are written under a new version (or in plaintext).
-//! 2. Every page that on disk is not so yet is written again through shared buffers, with a
-//!    full-page image in WAL. The file is readable throughout, since each page says how it is
-//!    written.
-//! 3. All is flushed and synced, and the header of every page on disk is read: only if each is as
-//!    wanted is the rewriting finished.
+//! 1. The file is switched: new writes are under a new version, or plaintext.
+//! 2. Each page on disk that is in another state is rewritten through shared buffers, with a
+//!    full-page image in WAL. The file stays readable, because each page contains its key version.
+//! 3. Everything is flushed and synced, and the headers of all pages on disk are read. Only if all
+//!    are in the target state is the rewriting finished.
 //!
-//! Each step looks at the disk for what is left to do, so a job may be stopped anywhere and begun
+//! Each step reads from disk what is left to do, so a job can be stopped at any point and started
 //! again.
 
 pub(crate) mod at_once;
@@ -31,17 +30,17 @@ use crate::fault;
 use crate::pg::catalog;
 use crate::pg::report::OrRaise;
 
-/// What workers need of a job.
+/// The part of a job that workers need.
 #[derive(Clone, Debug)]
 pub(crate) struct Job {
     pub(crate) id: i64,
     pub(crate) relation: Oid,
     pub(crate) kind: JobKind,
-    /// For [`JobKind::Encrypt`], where one was named.
+    /// For [`JobKind::Encrypt`], if one was named.
     pub(crate) cipher: Option<CipherId>,
 }
 
-/// Takes a job that nobody does, in a worker; `None` if there is none.
+/// Claims a job in a worker; `None` if there is none.
 pub(crate) fn claim() -> Option<Job> {
     BackgroundWorker::transaction(|| {
         if catalog::has_extension() {
@@ -53,12 +52,12 @@ pub(crate) fn claim() -> Option<Job> {
     })
 }
 
-/// Does a claimed job; true if it is complete. Raises ERROR.
+/// Runs a claimed job; true if it is complete. May raise ERROR.
 pub(crate) fn run(job: &Job) -> bool {
     engine::run(job)
 }
 
-/// Writes down how a claimed job ended, if it did, and gives it back.
+/// Records the end of a claimed job, if it ended, and releases it.
 pub(crate) fn finish(job: &Job, end: Option<jobs::End>) {
     fault::point("rekey.ended");
     if let Some(end) = end {

@@ -1,27 +1,29 @@
-//! A line of the audit trail: what stands around the facts, so that none can be added, changed or
-//! taken away unnoticed.
+//! A line of the audit trail: the fields around the facts, by which added, changed and missing
+//! lines are detected.
 //!
 //! ```text
-//! {"run":"<32 hex>","seq":<n>,"time":"<UTC>","prev":<"64 hex" or null>, <facts>, "mac_key":<version>,"mac":"<64 hex>"}
+//! {"run":"<32 hex>","seq":<n>,"time":"<UTC>","prev":<"64 hex" or null>, <facts>,
+//!  "mac_key":<version>,"mac":"<64 hex>"}
 //! ```
 //!
-//! without spaces. `run` is a random number of this start of the server, `seq` counts its lines
-//! from 1. `mac_key` is the version of the cluster's database key of which the MAC's key is
+//! on one line, without spaces. `run` is a random number of this server start, `seq` numbers its
+//! lines from 1. `mac_key` is the version of the cluster's database key from which the MAC's key is
 //! derived:
 //!
 //! ```text
-//! key  = HKDF-SHA256 (RFC 5869), no salt, 32 bytes: key = the database key, label = "pagevault audit trail v1",
-//!        context = keystore id (16 bytes) | version u32, little-endian       (label, context: pagevault_cipher::kdf)
+//! key  = HKDF-SHA256 (RFC 5869), no salt, 32 bytes: key = the database key,
+//!        label = "pagevault audit trail v1", context = keystore id (16 bytes) | version u32,
+//!        little-endian (label, context: pagevault_cipher::kdf)
 //! mac  = HMAC-SHA-256 of the line up to `,"mac":` (without it)
 //! prev = SHA-256 of the same part of the line before
 //! ```
 //!
-//! A line that is written while there is no key, or none that is unlocked, has `"mac_key":null` and
-//! no `mac`, and ends after that. The next line that has one vouches for it by `prev`, and so on
-//! back. The first line of a run has the `prev` of the last line before, and says of which run and
-//! number that was: `"previous_run"` and `"previous_seq"`.
+//! A line that is written while there is no database key, or only locked ones, has `"mac_key":null`
+//! and no `mac`, and ends there. The next line with a MAC authenticates it through `prev`, and so
+//! on back. The first line of a run has the `prev` of the last line of the run before, and names
+//! that run and line: `"previous_run"` and `"previous_seq"`.
 //!
-//! What is checked is the text as it stands; nothing is ever made anew of its values.
+//! The text itself is verified; it is never generated again from parsed values.
 
 mod state;
 mod time;
@@ -34,23 +36,23 @@ use serde::Deserialize;
 pub use state::{Noted, SLOT, STATE, STATE_SIZE, WRITTEN, newest, offset, slot};
 pub use time::utc;
 
-/// What stands before a line in the server's log.
+/// Prefix of a line in the server's log.
 pub const MARK: &str = "pagevault audit: ";
-/// The lines that `pagevault-keyring` leaves itself, in the folder of the keystore.
+/// File of lines that `pagevault-keyring` itself writes, in the keystore's directory.
 pub const TOOLS: &str = "audit.tools";
 /// Longest line, in bytes.
 pub const MAX_LINE: usize = 12 << 10;
 
 const LABEL: &str = "pagevault audit trail v1";
-/// Before the MAC's hexadecimal digits.
+/// Text before the MAC's hexadecimal digits.
 const BEFORE_MAC: &str = ",\"mac\":\"";
 
-/// A number of 128 bits that belongs to one start of the server.
+/// Random number of 128 bits that identifies a server start.
 pub type Run = [u8; 16];
-/// The hash of a line, by which the next one holds on to it.
+/// The hash of a line, which the next line contains.
 pub type Link = [u8; 32];
 
-/// What MACs are made with: derived from one version of the cluster's database key.
+/// Key of the MACs, derived from one version of the cluster's database key.
 pub struct AuditKey {
     version: KeyVersion,
     key: Secret32,
@@ -68,14 +70,14 @@ impl AuditKey {
     }
 }
 
-/// Where the trail stands: after its last line.
+/// The end of the trail: its last line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
-    /// Whose line it was.
+    /// The run of the line.
     pub run: Run,
-    /// Its number.
+    /// Number of the line.
     pub seq: u64,
-    /// Its hash.
+    /// Hash of the line.
     pub link: Link,
 }
 
@@ -86,7 +88,7 @@ impl Place {
         Self { run, seq: 0, link: [0; 32] }
     }
 
-    /// Of a line that was noted or read.
+    /// Of a line that was saved or read; `None` if it is not a line.
     #[must_use]
     pub fn of(text: &str) -> Option<Self> {
         let line = Line::parse(text)?;
@@ -94,8 +96,8 @@ impl Place {
     }
 }
 
-/// Makes the next line after `place`, and moves that on. `facts` are members of a JSON object,
-/// without braces; `previous` is where the run before ended, and counts for the first line of a
+/// Makes the next line after `place`, and advances `place`. `facts` are members of a JSON object,
+/// without braces. `previous` is the end of the previous run; it is used in the first line of a
 /// run.
 #[must_use]
 pub fn next_line(
@@ -144,21 +146,21 @@ pub fn next_line(
     text
 }
 
-/// A line as it was found, whoever wrote it.
+/// A parsed line. Parsing does not authenticate it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Line<'a> {
-    /// Whose line it says that it is.
+    /// The run, as stated by the line.
     pub run: Run,
-    /// Its number there.
+    /// Its number in the run, as stated.
     pub seq: u64,
-    /// When it was written; texts of this form have the order of the moments.
+    /// When it was written. Texts of this form sort by time.
     pub time: &'a str,
     /// The hash of the line before.
     pub prev: Option<Link>,
-    /// Of the first line of a run: where the run before ended.
+    /// In the first line of a run: the end of the previous run.
     pub previous: Option<(Run, u64)>,
-    /// Under which version of the cluster's database key it has a MAC, as the line says: a forged
-    /// one may name any number.
+    /// Version of the cluster's database key of the MAC, as stated: a forged line may contain any
+    /// number.
     pub mac_key: Option<u32>,
     /// Its own hash.
     pub link: Link,
@@ -179,7 +181,7 @@ struct Members<'a> {
 }
 
 impl<'a> Line<'a> {
-    /// Reads a line; `None` if it is none. That says nothing of who wrote it.
+    /// Parses a line; `None` if it is not one. Does not authenticate it.
     #[must_use]
     pub fn parse(text: &'a str) -> Option<Self> {
         if text.len() > MAX_LINE {
@@ -212,7 +214,7 @@ impl<'a> Line<'a> {
         })
     }
 
-    /// Whether its MAC was made with this key. False for a line without one.
+    /// Whether its MAC was made with this key. False for a line without a MAC.
     #[must_use]
     pub fn is_authentic(&self, key: &AuditKey) -> bool {
         self.mac_key == Some(key.version.get())
@@ -231,7 +233,7 @@ pub fn hex(bytes: &[u8]) -> String {
     text
 }
 
-/// The bytes, if there are any; `None` if they are not what they should be.
+/// The bytes, if there are any; `None` if the text is not hexadecimal of the right length.
 fn present<const N: usize>(text: Option<&str>) -> Option<Option<[u8; N]>> {
     text.map_or(Some(None), |text| unhex(text).map(Some))
 }
@@ -260,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_says_what_it_was_made_of() {
+    fn a_line_contains_what_it_was_made_from() {
         let mut place = Place::before([1; 16]);
         let end = Place { run: [2; 16], seq: 9, link: [3; 32] };
         let first = next_line(&mut place, Some(&end), 1_000_000, "\"action\":\"start\"", None);
@@ -281,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_line_of_all_holds_on_to_nothing() {
+    fn the_very_first_line_has_no_previous_hash() {
         let mut place = Place::before([1; 16]);
         let text = next_line(&mut place, None, 0, "\"action\":\"start\"", Some(&key(1)));
         let line = Line::parse(&text).unwrap();
@@ -289,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn any_changed_byte_is_noticed() {
+    fn any_changed_byte_is_detected() {
         let mut place = Place::before([1; 16]);
         let text = next_line(&mut place, None, 0, FACTS, Some(&key(1)));
         let link = place.link;
@@ -300,14 +302,14 @@ mod tests {
             let passes = Line::parse(&changed).is_some_and(|line| line.is_authentic(&key(1)));
             assert!(!passes, "{changed}");
         }
-        // To take the MAC away changes the hash, to which the next line holds on.
+        // Removing the MAC changes the hash, which the next line contains.
         let body = text.rsplit_once(BEFORE_MAC).unwrap().0;
         let without = body.replace("\"mac_key\":1", "\"mac_key\":null") + "}";
         assert_ne!(Line::parse(&without).unwrap().link, link);
     }
 
     #[test]
-    fn what_is_no_line_is_refused() {
+    fn malformed_lines_are_refused() {
         let mut place = Place::before([1; 16]);
         let text = next_line(&mut place, None, 0, FACTS, Some(&key(1)));
         let twice = text.replacen("\"seq\":1", "\"seq\":1,\"seq\":2", 1);
@@ -324,7 +326,7 @@ mod tests {
         assert_eq!(Line::parse(&upper), None, "{upper}");
     }
 
-    /// Written down from another implementation: vectors/audit.py.
+    /// From an independent implementation: vectors/audit.py.
     #[test]
     fn the_construction_is_fixed() {
         let mut place = Place::before(*b"abcdefghijklmnop");

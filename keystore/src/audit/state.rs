@@ -1,5 +1,5 @@
-//! The last line of the trail, in the file `audit.state`: where the next run goes on, and what of
-//! the trail's end must be there.
+//! The file `audit.state` with the last line of the trail. The next run continues from it, and
+//! `verify` knows from it which line must be the last.
 //!
 //! ```text
 //! two slots of 16 kB, of which lines use one and the other in turns:
@@ -13,9 +13,9 @@
 //! 32  text      the line
 //! ```
 //!
-//! Numbers are little-endian. A line is noted before it is written; so a server that is killed in
-//! between finds it here and writes it when it starts again. A slot that was not finished leaves
-//! the other one, and the line in it was not written.
+//! Numbers are little-endian. A line is saved here before it is written; if the server is killed in
+//! between, it finds the line here at the next start and writes it. If saving a line is
+//! interrupted, the other slot remains valid; the interrupted line was not written anywhere.
 
 /// Name of the file.
 pub const STATE: &str = "audit.state";
@@ -23,32 +23,32 @@ pub const STATE: &str = "audit.state";
 pub const SLOT: usize = 16 << 10;
 /// Bytes of the file.
 pub const STATE_SIZE: usize = 2 * SLOT;
-/// Where in a slot the byte is that says that the line was written.
+/// Offset in a slot of the byte that states that the line was written.
 pub const WRITTEN: u64 = 16;
 
 const MAGIC: [u8; 8] = *b"pvaudit1";
 const HEADER: usize = 32;
 const _: () = assert!(super::MAX_LINE <= SLOT - HEADER);
 
-/// The last line that was noted.
+/// The last line that was saved.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Noted {
-    /// How many lines were noted up to this one.
+    /// Number of lines saved so far, including this one.
     pub count: u64,
-    /// Whether it was written where lines go.
+    /// Whether it was written to its destination.
     pub written: bool,
     /// The line.
     pub text: String,
 }
 
-/// Where in the file the slot of this line is.
+/// Offset in the file of this line's slot.
 #[must_use]
 pub const fn offset(count: u64) -> u64 {
     (count % 2) * SLOT as u64
 }
 
-/// The slot of a line, which is not written yet. Of a line that is longer than
-/// [`MAX_LINE`](super::MAX_LINE), `None`.
+/// The contents of a slot for a line that is not written yet. `None` if it is longer than
+/// [`MAX_LINE`](super::MAX_LINE).
 #[must_use]
 pub fn slot(count: u64, text: &str) -> Option<Vec<u8>> {
     if text.len() > super::MAX_LINE {
@@ -75,7 +75,7 @@ fn checksum(count: u64, text: &[u8]) -> u32 {
     sum
 }
 
-/// The newest line that a file holds; `None` if there is none that is whole.
+/// The newest line in the file; `None` if there is no intact one.
 #[must_use]
 pub fn newest(file: &[u8]) -> Option<Noted> {
     let slots = [file.get(..SLOT.min(file.len()))?, file.get(SLOT..).unwrap_or_default()];
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_unfinished_or_damaged_leaves_the_one_before() {
+    fn an_unfinished_or_damaged_slot_leaves_the_line_before() {
         let mut file = vec![0; STATE_SIZE];
         put(&mut file, 1, "one");
         let before = file.clone();

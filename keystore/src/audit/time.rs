@@ -1,6 +1,6 @@
-//! A moment as text.
+//! Time as text.
 
-/// A moment in microseconds since 1970, as ISO 8601 has it, in UTC.
+/// Formats a time, in microseconds since 1970, in ISO 8601, UTC.
 #[must_use]
 pub fn utc(us_since_1970: u64) -> String {
     let (seconds, us) = (us_since_1970 / 1_000_000, us_since_1970 % 1_000_000);
@@ -10,8 +10,9 @@ pub fn utc(us_since_1970: u64) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{us:06}Z")
 }
 
-/// Year, month and day of the Gregorian calendar, so many days after 1970-01-01. Eras have 400
-/// years, and years begin with March here, so that the leap day is the last one.
+/// Year, month and day of the Gregorian calendar, from the number of days since 1970-01-01. The
+/// computation uses eras of 400 years, and years that begin in March, so that the leap day is the
+/// last day.
 fn civil(days: u64) -> (u64, u64, u64) {
     const DAYS_OF_ERA: u64 = 146_097;
     /// From 0000-03-01 to 1970-01-01.
@@ -31,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn moments_are_as_date_says() {
+    fn times_are_formatted_as_by_date() {
         for (seconds, text) in [
             (0, "1970-01-01T00:00:00.000007Z"),
             (951_782_399, "2000-02-28T23:59:59.000007Z"),

@@ -1,4 +1,4 @@
-//! Whether records can be taken in, before anything is written down about them.
+//! Checking whether records can be applied, before they are written anywhere.
 
 use std::collections::{HashMap, HashSet};
 
@@ -10,7 +10,7 @@ use crate::record::Record;
 use crate::rel_file::RelFile;
 use crate::wal::{self, Switch};
 
-/// What the records before one of them bring along.
+/// What the preceding records add.
 #[derive(Default)]
 struct Brought {
     keys: HashMap<(RelFile, DataKeyVersion), (u8, usize)>,
@@ -19,7 +19,7 @@ struct Brought {
 }
 
 impl Directory<'_> {
-    /// Whether [`apply`](Self::apply) would take in these records, one after the other. Changes
+    /// Whether [`apply`](Self::apply) would accept these records, one after the other. Changes
     /// nothing.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! Where things are in the directory's words, and how they are packed.
+//! Layout of the directory's words.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -8,7 +8,7 @@ use super::{DirectoryError, Result};
 use crate::record::MAX_WRAPPED_DATA_KEY;
 use crate::rel_file::{Phase, RelFile};
 
-/// A cache line, of which three are used.
+/// A cache line, of which three words are used.
 pub(super) const HEADER_WORDS: usize = 16;
 pub(super) const FILE_WORDS: usize = 10;
 pub(super) const KEY_WORDS: usize = 4;
@@ -44,13 +44,13 @@ pub(super) mod key {
     pub(crate) const BODY: usize = 3;
 }
 
-/// Power of two, at least 1.
+/// A power of two, at least 1.
 pub(super) const fn buckets(capacity: u32) -> u32 {
     if capacity == 0 { 1 } else { capacity.next_power_of_two() }
 }
 
-/// The index of a reference. Chains lead to ever older entries, so an index that is not below the
-/// one before (`bound`) is damage, and no walk can go in circles.
+/// The index in a reference. Chains lead to older entries only, so an index that is not below the
+/// previous one (`bound`) is damage. This also prevents endless loops.
 pub(super) fn step(reference: u32, bound: &mut u32) -> Result<Option<u32>> {
     let Some(index) = reference.checked_sub(1) else { return Ok(None) };
     if index >= *bound {
@@ -68,8 +68,9 @@ pub(super) fn identity(entry: &[AtomicU32; FILE_WORDS]) -> RelFile {
     }
 }
 
-/// File numbers are counted up, so one multiplication per word spreads them well enough; the shifts
-/// bring the high bits, which depend on everything, down to where the bucket is taken from.
+/// File numbers are consecutive, so one multiplication per word distributes them well enough. The
+/// shifts move the high bits, which depend on all input bits, to where the bucket number is taken
+/// from.
 pub(super) fn hash(file: RelFile) -> u32 {
     const ODD: u64 = 0x9E37_79B9_7F4A_7C15; // 2^64 / golden ratio
     let mix = |state: u64, word: u32| {
@@ -85,35 +86,35 @@ pub(super) fn pack_meta(version: DataKeyVersion, cipher: u8, length: usize) -> u
     u32::from(version.get()) | u32::from(cipher) << 16 | length << 24
 }
 
-/// Version, cipher, length.
+/// Returns version, cipher and length.
 pub(super) fn unpack_meta(meta: u32) -> (Option<DataKeyVersion>, u8, usize) {
     let [low, high, cipher, length] = meta.to_le_bytes();
     let version = DataKeyVersion::new(u16::from_le_bytes([low, high]));
     (version, cipher, usize::from(length).min(MAX_WRAPPED_DATA_KEY))
 }
 
-/// Set in the phase word of a file that is written in plaintext.
+/// Set in the phase word of a file that is written as plaintext.
 const PLAINTEXT: u32 = 1 << 24;
-/// Set in the phase word of a file whose pages on disk may be written otherwise. In this word, and
-/// not in one of its own, so that nobody sees a new phase without it.
+/// Set in the phase word of a file whose pages on disk may be in another state. It is in this word,
+/// so that no reader sees a new phase without it.
 const MIXED: u32 = 1 << 25;
 
-/// `cipher`: of the key of the version, 0 for plaintext; `rewriting`: as [`pack_rewriting`] has it.
+/// `cipher`: of the version's key, 0 for plaintext; `rewriting`: as from [`pack_rewriting`].
 pub(super) fn pack_phase(phase: Phase, cipher: u8, rewriting: u32) -> u32 {
     let plaintext = if phase.plaintext { PLAINTEXT } else { 0 };
-    // A rewriting that was announced for the phase to come counts already.
+    // A rewriting that was announced for the next phase counts already.
     let begun = rewriting != 0 && rewriting & DONE == 0;
     let mixed = if begun && rewriting >= pack_rewriting(phase, false) { MIXED } else { 0 };
     let version = u32::from(DataKeyVersion::get_or_zero(phase.version));
     version | u32::from(cipher) << 16 | plaintext | mixed
 }
 
-/// Whether pages on disk may be written otherwise than the phase says.
+/// Whether pages on disk may be in another state than the phase.
 pub(super) fn unpack_mixed(word: u32) -> bool {
     word & MIXED != 0
 }
 
-/// Phase and cipher.
+/// Returns phase and cipher.
 pub(super) fn unpack_phase(word: u32) -> (Phase, u8) {
     let [low, high, cipher, _] = word.to_le_bytes();
     let version = DataKeyVersion::new(u16::from_le_bytes([low, high]));
@@ -122,15 +123,15 @@ pub(super) fn unpack_phase(word: u32) -> (Phase, u8) {
 
 const DONE: u32 = 1;
 
-/// A phase that began when the file had pages, and whether these are written so by now; later ones
-/// are larger. 0 is none.
+/// A phase that began when the file had pages, and whether these have been rewritten. Later ones
+/// are larger. 0 means none.
 pub(super) fn pack_rewriting(phase: Phase, done: bool) -> u32 {
     let done = if done { DONE } else { 0 };
     let version = u32::from(DataKeyVersion::get_or_zero(phase.version));
     version << 2 | u32::from(phase.plaintext) << 1 | done
 }
 
-/// The key of an entry was destroyed: nothing is left but its version.
+/// Whether the key of an entry was destroyed; only its version is left.
 pub(super) fn is_wiped(meta: u32) -> bool {
     unpack_meta(meta).2 == 0
 }
@@ -140,13 +141,13 @@ pub(super) fn pack_destroyed(through: DataKeyVersion, cipher: u8) -> u32 {
     u32::from(through.get()) | u32::from(cipher) << 16
 }
 
-/// The last destroyed version, and the cipher of the file's pages then.
+/// Returns the last destroyed version, and the cipher of the file's pages at that time.
 pub(super) fn unpack_destroyed(word: u32) -> (Option<DataKeyVersion>, u8) {
     let (through, cipher, _) = unpack_meta(word);
     (through, cipher)
 }
 
-/// Version and cipher, `None` for plaintext.
+/// Returns version and cipher, `None` for plaintext.
 pub(super) fn unpack_current(word: u32) -> Option<(DataKeyVersion, u8)> {
     let (phase, cipher) = unpack_phase(word);
     phase.current().map(|version| (version, cipher))

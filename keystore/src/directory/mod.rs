@@ -1,4 +1,4 @@
-//! The directory: which keys a relation file has, in shared memory, for all processes of a server.
+//! The directory: the keys of each relation file, in shared memory, for all processes of a server.
 //!
 //! ```text
 //! header   16 words     files, keys, spare body
@@ -12,26 +12,26 @@
 //! ```
 //!
 //! References are indexes plus one, so that zeroed memory is an empty directory. Entries are only
-//! added, and a chain always leads to older entries, so that readers need no lock: an entry is
-//! written first and linked last (release), a reader follows links (acquire) and sees whole
+//! added, and a chain leads to older entries only, so that readers need no lock: an entry is
+//! written first and linked last (release); a reader follows links (acquire) and sees complete
 //! entries.
 //!
-//! What changes in place is one word at a time (`phase`, `rewriting`, `destroyed`), but for
-//! a wrapping, which is 25. A new wrapping is written to the *spare* body; then the key is pointed
-//! at it, and its old body becomes the spare. So a writer that sleeps or dies in the middle keeps
-//! no reader waiting. A reader that is itself overtaken, so that its body is written again under
-//! its eyes, notices that the key's body or sequence has changed, and reads again. It gives up with
-//! [`DirectoryError::Busy`] after [`RETRIES`] times: that takes as many re-wrappings of this one
-//! key, each in the time of a 100-byte copy, and does not happen unless a writer runs wild; asking
-//! again is right, plaintext is not.
+//! Changes in place are one word each (`phase`, `rewriting`, `destroyed`), except for a wrapping,
+//! which has 25. A new wrapping is written to the *spare* body; then the key is pointed to it, and
+//! its old body becomes the spare. So a writer that sleeps or dies in between blocks no reader. If
+//! the body that a reader copies is overwritten meanwhile, the reader detects that the key's body
+//! or sequence has changed, and reads again. It gives up with [`DirectoryError::Busy`] after
+//! [`RETRIES`] attempts. That takes as many rewraps of this one key, each during the copy of 100
+//! bytes, so it happens only if a writer misbehaves. Then an error is right, and plaintext would be
+//! wrong.
 //!
-//! A key that is destroyed leaves its entry behind, with a length of 0; its body is overwritten
-//! with zeros in place, after its sequence was changed. A reader that is just copying it notices.
+//! The entry of a destroyed key stays, with a length of 0. Its body is overwritten with zeros in
+//! place, after its sequence was changed, so that a reader that is copying it detects the change.
 //!
-//! One writer at a time: callers of `init`, `apply`, `insert`, `enter`, `destroy` and
+//! There is one writer at a time: callers of `init`, `apply`, `insert`, `enter`, `destroy` and
 //! `replace_wrapping` hold an exclusive lock. If a writer is killed between two stores, PostgreSQL
-//! restarts all processes with fresh shared memory, and the directory is initialised and loaded
-//! again; nothing here outlives that.
+//! restarts all processes with new shared memory, and the directory is initialised and loaded
+//! again; nothing in it survives.
 
 mod check;
 mod layout;
@@ -48,16 +48,16 @@ use crate::scope::Scope;
 
 /// Attempts of a reader before it reports [`DirectoryError::Busy`].
 pub const RETRIES: usize = 64;
-/// Most keys a directory can be made for.
+/// Highest capacity of a directory, in keys.
 pub const MAX_CAPACITY: u32 = 1 << 24;
 
-/// Why the directory has no answer.
+/// Why the directory cannot answer or apply a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum DirectoryError {
     /// No room for another key or file.
     #[error("key directory is full with {capacity} keys")]
     Full {
-        /// Keys it was made for.
+        /// Capacity in keys.
         capacity: u32,
     },
     /// Another key for a version that has one.
@@ -79,24 +79,24 @@ pub enum DirectoryError {
     /// The record is outside its limits.
     #[error("record cannot be stored: {0}: {1}")]
     Record(&'static str, &'static str),
-    /// A key's wrapping changed at every attempt to read it. Ask again.
+    /// A key's wrapping changed during each attempt to read it. Try again.
     #[error("key is being rewrapped, try again")]
     Busy,
-    /// The memory is too small, or was overwritten by someone.
+    /// The memory is too small, or was overwritten.
     #[error("key directory in shared memory is damaged")]
     Damaged,
 }
 
 type Result<T> = std::result::Result<T, DirectoryError>;
 
-/// A file's place in the directory. Valid as long as the directory.
+/// The place of a file in the directory. Valid as long as the directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct FileSlot(u32);
 
-/// What [`Directory::key`] tells beside the wrapped bytes.
+/// What [`Directory::key`] returns beside the wrapped bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KeyInfo {
-    /// Of the key.
+    /// Version of the key.
     pub version: DataKeyVersion,
     /// Cipher number.
     pub cipher: u8,
@@ -104,36 +104,36 @@ pub struct KeyInfo {
     pub scope: Scope,
     /// Version of the database key that wraps.
     pub key_version: KeyVersion,
-    /// Bytes of the wrapped key.
+    /// Length of the wrapped key in bytes.
     pub length: usize,
 }
 
-/// How pages of a file are written at one moment.
+/// How pages of a file are written, at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Writing {
     /// Version and cipher, `None` for plaintext.
     pub current: Option<(DataKeyVersion, u8)>,
-    /// Pages may lie on disk written otherwise.
+    /// Pages on disk may be in another state.
     pub mixed: bool,
 }
 
-/// What [`Directory::files`] tells about a file.
+/// What [`Directory::files`] returns for a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileInfo {
-    /// For further questions.
+    /// The slot of the file.
     pub slot: FileSlot,
     /// Which file.
     pub file: RelFile,
-    /// Version and cipher of new writes, `None` for plaintext.
+    /// Version and cipher for writes, `None` for plaintext.
     pub current: Option<(DataKeyVersion, u8)>,
-    /// How the file is written.
+    /// State of the file.
     pub phase: Phase,
     /// The last version whose key was destroyed.
     pub destroyed: Option<DataKeyVersion>,
 }
 
 impl FileInfo {
-    /// Whether the file is written under a key that was destroyed: nothing in it can be read.
+    /// Whether the file is encrypted under a destroyed key, so that nothing in it can be read.
     pub fn is_destroyed(&self) -> bool {
         self.phase.current().is_some_and(|version| Some(version) <= self.destroyed)
     }
@@ -146,11 +146,11 @@ pub struct Counts {
     pub files: u32,
     /// Keys.
     pub keys: u32,
-    /// Room for so many of each.
+    /// Capacity in files, and in keys.
     pub capacity: u32,
 }
 
-/// The directory, seen by one process.
+/// The directory as one process sees it.
 #[derive(Debug, Clone, Copy)]
 pub struct Directory<'a> {
     words: &'a [AtomicU32],
@@ -159,8 +159,8 @@ pub struct Directory<'a> {
 }
 
 impl<'a> Directory<'a> {
-    /// Words of shared memory for `capacity` keys and as many files; about 160 bytes each. More
-    /// than [`MAX_CAPACITY`] counts as that.
+    /// Words of shared memory for `capacity` keys and as many files; about 160 bytes each. A
+    /// capacity above [`MAX_CAPACITY`] counts as that.
     pub const fn words_needed(capacity: u32) -> usize {
         let capacity = if capacity > MAX_CAPACITY { MAX_CAPACITY } else { capacity } as usize;
         HEADER_WORDS
@@ -169,7 +169,7 @@ impl<'a> Directory<'a> {
             + (capacity + 1) * BODY_WORDS
     }
 
-    /// Makes an empty directory; no one else looks at the words yet.
+    /// Creates an empty directory. No other process may access the words yet.
     pub fn init(words: &'a [AtomicU32], capacity: u32) -> Result<Self> {
         if capacity > MAX_CAPACITY || words.len() < Self::words_needed(capacity) {
             return Err(DirectoryError::Damaged);
@@ -178,8 +178,8 @@ impl<'a> Directory<'a> {
         Self::init_zeroed(words, capacity)
     }
 
-    /// As [`Directory::init`] in memory that is known to be zero, such as a fresh mapping: touches
-    /// the header only, so that memory is used only for keys that exist.
+    /// Like [`Directory::init`] in memory that is known to be zero, such as a new mapping: writes
+    /// the header only, so that memory is used only for existing keys.
     pub fn init_zeroed(words: &'a [AtomicU32], capacity: u32) -> Result<Self> {
         if capacity > MAX_CAPACITY || words.len() < Self::words_needed(capacity) {
             return Err(DirectoryError::Damaged);
@@ -189,7 +189,7 @@ impl<'a> Directory<'a> {
         Ok(this)
     }
 
-    /// The slot of a file, `None` if nothing was ever recorded about it.
+    /// The slot of a file, `None` if nothing was recorded about it.
     pub fn find(&self, wanted: RelFile) -> Result<Option<FileSlot>> {
         let mut next = self.word(self.bucket(wanted))?.load(Ordering::Acquire);
         let mut bound = u32::MAX;
@@ -203,23 +203,23 @@ impl<'a> Directory<'a> {
         Ok(None)
     }
 
-    /// Version and cipher that the file is written with, `None` for plaintext.
+    /// Version and cipher for writes to the file, `None` for plaintext.
     pub fn current(&self, slot: FileSlot) -> Result<Option<(DataKeyVersion, u8)>> {
         Ok(unpack_current(self.file(slot)?[file::PHASE].load(Ordering::Acquire)))
     }
 
-    /// Whether pages of the file may lie on disk written otherwise than new ones are.
+    /// Whether pages of the file on disk may be in another state than new ones.
     pub fn is_mixed(&self, slot: FileSlot) -> Result<bool> {
         Ok(self.writing(slot)?.mixed)
     }
 
-    /// How a page of the file is to be written: both answers are of one moment.
+    /// How a page of the file is to be written; both fields are from the same moment.
     pub fn writing(&self, slot: FileSlot) -> Result<Writing> {
         let word = self.file(slot)?[file::PHASE].load(Ordering::Acquire);
         Ok(Writing { current: unpack_current(word), mixed: unpack_mixed(word) })
     }
 
-    /// All that is known about a file but its keys.
+    /// All that is known about a file, except its keys.
     pub fn info(&self, slot: FileSlot) -> Result<FileInfo> {
         let entry = self.file(slot)?;
         let (phase, cipher) = unpack_phase(entry[file::PHASE].load(Ordering::Acquire));
@@ -241,8 +241,7 @@ impl<'a> Directory<'a> {
         Ok((through, Lsn(u64::from(high) << 32 | u64::from(low))))
     }
 
-    /// Copies the wrapped key of a version to the start of `wrapped`. Never half of one wrapping
-    /// and half of another.
+    /// Copies the wrapped key of a version to the start of `wrapped`. Never mixes two wrappings.
     pub fn key(
         &self,
         slot: FileSlot,
@@ -254,18 +253,18 @@ impl<'a> Directory<'a> {
         self.read_key(entry, wrapped)?.ok_or_else(|| self.no_key(slot, version))
     }
 
-    /// The highest version for which the file has a key, or had one that was destroyed.
+    /// The highest version that has a key, or had one that was destroyed.
     pub fn last_version(&self, slot: FileSlot) -> Result<Option<DataKeyVersion>> {
         let (destroyed, _) = self.destroyed(slot)?;
         self.keys(slot)?.try_fold(destroyed, |last, key| Ok(last.max(Some(key?.version))))
     }
 
-    /// The version that a new key of the file gets, `None` after the last one.
+    /// The version for a new key of the file; `None` after the last version.
     pub fn next_version(&self, slot: FileSlot) -> Result<Option<DataKeyVersion>> {
         Ok(DataKeyVersion::after(self.last_version(slot)?))
     }
 
-    /// All files that were there at the call, oldest first. Costs the number of files.
+    /// All files at the time of the call, oldest first. Takes time proportional to their number.
     pub fn files(&self) -> Result<impl Iterator<Item = Result<FileInfo>> + use<'a>> {
         let this = *self;
         let count = this.word(head::FILES)?.load(Ordering::Acquire).min(this.capacity);
@@ -288,7 +287,7 @@ impl<'a> Directory<'a> {
             }
             Ok(None)
         };
-        // An error ends the walk: what comes behind it is not to be trusted.
+        // An error ends the iteration: what follows cannot be trusted.
         let mut failed = false;
         Ok(std::iter::from_fn(move || {
             if failed {
@@ -316,8 +315,8 @@ impl<'a> Directory<'a> {
         wrapped: &mut [u8; MAX_WRAPPED_DATA_KEY],
     ) -> Result<Option<KeyInfo>> {
         for _ in 0..RETRIES {
-            // Before the rest: whoever sees the sequence that a destruction leaves also sees the
-            // rest of it.
+            // Read before the rest: a reader that sees the sequence of a destruction also sees the
+            // rest of its changes.
             let sequence = entry[key::SEQUENCE].load(Ordering::Acquire);
             let meta = entry[key::META].load(Ordering::Acquire);
             if is_wiped(meta) {
@@ -419,9 +418,9 @@ mod tests {
     use crate::rel_file::RelFile;
     use crate::{DataKeyVersion, KeyVersion, Scope};
 
-    /// With file numbers as PostgreSQL gives them out: counted up, in several databases, and in
-    /// steps. Filled to the brim, a good hash with as many buckets as files or more leaves about
-    /// half an entry to pass before the one looked for; a bad one leaves thousands.
+    /// Uses file numbers as PostgreSQL assigns them: consecutive, in several databases, and in
+    /// steps. In a full directory with at least as many buckets as files, a good hash function
+    /// leaves about half an entry to pass before the one searched for; a bad one leaves thousands.
     #[test]
     fn chains_stay_short() {
         let count = if cfg!(miri) { 200 } else { 100_000 };

@@ -15,8 +15,8 @@ use crate::rel_file::{Phase, RelFile};
 use crate::wal::{self, Switch};
 
 impl Directory<'_> {
-    /// Takes a record in, if it is news. Records about providers, database keys and jobs are none
-    /// of the directory's business, and of switches of WAL only that there is the key.
+    /// Applies a record, if it contains anything new. Ignores records about providers, database
+    /// keys and jobs. Of WAL switches it only checks that the key exists.
     pub fn apply(&self, record: &Record) -> Result<()> {
         record.validate().map_err(invalid)?;
         match record {
@@ -66,10 +66,10 @@ impl Directory<'_> {
         Ok(())
     }
 
-    /// Whether a record says what the directory does not have: a key that was not destroyed, or
-    /// another wrapping of one; a later [`Phase`] of a file; that it is being rewritten, or its
-    /// keys were destroyed. So redo can pass over what the keystore has kept. Of the others the
-    /// directory knows nothing, and says yes.
+    /// Whether a record contains anything that the directory lacks: a key that was not destroyed,
+    /// or another wrapping of one; a later [`Phase`] of a file; the rewriting of a file, or the
+    /// destruction of its keys. So redo can skip what the keystore already has. True for records
+    /// about which the directory stores nothing.
     pub fn would_change(&self, record: &Record) -> Result<bool> {
         match record {
             Record::DataKey { file, version, wrapped, .. } => {
@@ -115,7 +115,7 @@ impl Directory<'_> {
         Ok(unpack_phase(self.file(slot)?[file::PHASE].load(Ordering::Acquire)).0)
     }
 
-    /// The file, if it has a key of this version or had one that was destroyed.
+    /// The file, if it has a key of this version, or had one that was destroyed.
     pub(super) fn find_with_version(
         &self,
         file: RelFile,
@@ -149,14 +149,14 @@ impl Directory<'_> {
         }))
     }
 
-    /// Adds a key, and its file if it is new; or gives a key that is there a new wrapping.
-    /// `wrapped` is `info.length` bytes long. The file is written with it only from
-    /// [`enter`](Self::enter) on.
+    /// Adds a key, and its file if it is new; or replaces the wrapping of an existing key.
+    /// `wrapped` has `info.length` bytes. The key is used for writes only after
+    /// [`enter`](Self::enter).
     pub fn insert(&self, file: RelFile, info: &KeyInfo, wrapped: &[u8]) -> Result<FileSlot> {
         if wrapped.len() != info.length || wrapped.len() > MAX_WRAPPED_DATA_KEY {
             return Err(DirectoryError::Record("wrapped data key", "wrong length"));
         }
-        // A key of no length is one that was destroyed.
+        // A length of 0 marks destroyed keys.
         if wrapped.is_empty() {
             return Err(DirectoryError::Record("wrapped data key", "empty"));
         }
@@ -181,8 +181,8 @@ impl Directory<'_> {
         Ok(slot)
     }
 
-    /// Has a file written otherwise from now on; nothing happens unless `phase` is later than what
-    /// stands. Its version must have a key.
+    /// Enters another state of a file, if it is later than the present one. Its version must have a
+    /// key.
     pub fn enter(&self, slot: FileSlot, phase: Phase) -> Result<()> {
         let Some(version) = phase.version else { return Ok(()) };
         let cipher = self.cipher_of_version(slot, version)?;
@@ -197,7 +197,7 @@ impl Directory<'_> {
         Ok(())
     }
 
-    /// Gives the key of `info.version` a new wrapping, of the same cipher and length.
+    /// Replaces the wrapping of the key of `info.version` by one of the same cipher and length.
     pub fn replace_wrapping(&self, slot: FileSlot, info: &KeyInfo, wrapped: &[u8]) -> Result<()> {
         let entry = self.find_key(slot, info.version)?;
         let entry = entry.ok_or_else(|| self.no_key(slot, info.version))?;
@@ -208,11 +208,11 @@ impl Directory<'_> {
         }
         let spare = self.word(head::SPARE)?;
         let (new, old) = (spare.load(Ordering::Relaxed), entry[key::BODY].load(Ordering::Relaxed));
-        // Whoever sees a byte of what is now written to the spare body also sees that its former
-        // key points elsewhere (pairs with the fence in `read_key`).
+        // A reader that sees a byte now written to the spare body also sees that the key that used
+        // it before points elsewhere (pairs with the fence in `read_key`).
         fence(Ordering::Release);
         self.write_body(new, info, wrapped)?;
-        // Sequence before body: should this body ever be this key's again, the sequence tells.
+        // Sequence before body: if this key gets the same body again later, the sequence differs.
         let sequence = entry[key::SEQUENCE].load(Ordering::Relaxed);
         entry[key::SEQUENCE].store(sequence.wrapping_add(1), Ordering::Release);
         entry[key::BODY].store(new, Ordering::Release);
@@ -220,9 +220,9 @@ impl Directory<'_> {
         Ok(())
     }
 
-    /// Wipes the keys of a file through a version, for good: records of them are passed over from
-    /// now on. What was wrapped is gone from this memory when it returns. `cipher`: of the file's
-    /// pages; `lsn`: see [`Record::Destroyed`].
+    /// Wipes the keys of a file up to a version, for good: records of them are ignored from now on.
+    /// On return the wrapped keys are gone from this memory. `cipher`: of the file's pages; `lsn`:
+    /// see [`Record::Destroyed`].
     pub fn destroy(
         &self,
         slot: FileSlot,
@@ -248,12 +248,12 @@ impl Directory<'_> {
             entry[key::META].store(pack_meta(version, cipher, 0), Ordering::Release);
             let sequence = entry[key::SEQUENCE].load(Ordering::Relaxed);
             entry[key::SEQUENCE].store(sequence.wrapping_add(1), Ordering::Release);
-            // Whoever sees a byte of what follows also sees the new sequence (pairs with the fence
-            // in `read_key`).
+            // A reader that sees a byte of what follows also sees the new sequence (pairs with the
+            // fence in `read_key`).
             fence(Ordering::Release);
             self.wipe_body(entry[key::BODY].load(Ordering::Relaxed))?;
         }
-        // The spare body holds what one of them was wrapped as before, perhaps.
+        // The spare body may hold an older wrapping of one of them.
         fence(Ordering::Release);
         self.wipe_body(self.word(head::SPARE)?.load(Ordering::Relaxed))
     }
@@ -263,7 +263,7 @@ impl Directory<'_> {
         Ok(())
     }
 
-    /// Adds a file whose newest key is `keys` (a reference, 0 for none) and links it.
+    /// Adds a file with the newest key `keys` (a reference, 0 for none), and links it.
     fn add_file(&self, file: RelFile, keys: u32) -> Result<FileSlot> {
         let count = self.word(head::FILES)?;
         let index = count.load(Ordering::Relaxed);
@@ -287,7 +287,7 @@ impl Directory<'_> {
         Ok(FileSlot(index))
     }
 
-    /// Adds a key in front of the key `next` (a reference) and returns the reference to link.
+    /// Adds a key before the key `next` (a reference). Returns the reference to link.
     fn add_key(&self, info: &KeyInfo, wrapped: &[u8], next: u32) -> Result<u32> {
         let count = self.word(head::KEYS)?;
         let index = count.load(Ordering::Relaxed);
@@ -295,8 +295,8 @@ impl Directory<'_> {
             return Err(self.full());
         }
         let entry = self.key_entry(index)?;
-        // Body `index` has never been another key's: bodies only change places with the spare one
-        // when a key that has one is wrapped again, so those below `index` and the last circulate.
+        // Body `index` was never used by another key: rewrapping swaps bodies of existing keys with
+        // the spare one, so only those below `index` and the last one are in circulation.
         self.write_body(index, info, wrapped)?;
         entry[key::META].store(meta_of(info), Ordering::Relaxed);
         entry[key::NEXT].store(next, Ordering::Relaxed);
@@ -315,7 +315,7 @@ impl Directory<'_> {
             value.iter_mut().zip(bytes).for_each(|(to, from)| *to = *from);
             word.store(u32::from_le_bytes(value), Ordering::Relaxed);
         }
-        // What a longer key has left there.
+        // Clears the rest of a longer key.
         words
             .iter()
             .skip(wrapped.len().div_ceil(4))

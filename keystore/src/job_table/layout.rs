@@ -1,4 +1,4 @@
-//! Where things are in the words of the job table.
+//! Layout of the job table's words.
 //!
 //! ```text
 //! header   4 words: used (slots that were ever used), free (those of them that are free), begun
@@ -10,8 +10,7 @@
 //! begun    BEGUN * 4 words: database, number (2), relation
 //! ```
 //!
-//! A head of kind 0 says up to which number the jobs of its database are forgotten, but for those
-//! that are known.
+//! A head of kind 0 holds the number up to which unknown jobs of its database are forgotten.
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -20,8 +19,8 @@ use crate::job::MAX_ERROR;
 pub(super) const HEADER: usize = 4;
 pub(super) const HEAD: usize = 8;
 pub(super) const REST: usize = 120;
-/// What is switched by jobs that are not done. What finds no room is switched once more if its job
-/// is resumed, which does no harm.
+/// Number of entries for relations that unfinished jobs have switched to another key. A relation
+/// without an entry is switched once more when its job is resumed, which is harmless.
 pub(super) const BEGUN: usize = 1 << 16;
 pub(super) const BEGUN_STRIDE: usize = 4;
 

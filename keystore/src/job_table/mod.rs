@@ -1,7 +1,7 @@
-//! Rekey jobs in shared memory: what the logs of all databases say of them ([`crate::job`]), and
-//! what only this server knows of those that it does: which process, and how far it is.
+//! Rekey jobs in shared memory: what the logs of all databases record ([`crate::job`]), and, for
+//! running jobs, process and progress, which only this server knows.
 //!
-//! Readers and writers exclude each other by a lock of their own, but for [`JobTable::let_go`].
+//! Readers and writers exclude each other by a lock of their own, except in [`JobTable::let_go`].
 
 mod layout;
 
@@ -11,38 +11,38 @@ use self::layout::*;
 use crate::job::{ENDED_KEPT, JobId, JobKind, JobState, Request, Step};
 use crate::record::Record;
 
-/// How far a running job is.
+/// Progress of a running job.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Progress {
-    /// Pages that are as they should be.
+    /// Pages in the target state.
     pub pages_done: i64,
-    /// Pages in all.
+    /// Number of pages.
     pub pages_total: i64,
-    /// Of the last while.
+    /// Recent speed.
     pub bytes_per_second: f64,
 }
 
-/// A job as it is known.
+/// All that is known of a job.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Known {
-    /// Which one.
+    /// Its identifier.
     pub job: JobId,
-    /// What was asked for.
+    /// The request.
     pub request: Request,
-    /// The number of its last step; 0: it is not known whether the transaction that asked for it
-    /// has committed.
+    /// Number of its last step; 0: it is unknown whether the requesting transaction has committed.
     pub step: u32,
-    /// Where it stands.
+    /// Its state.
     pub state: JobState,
-    /// The process that does it; 0: none.
+    /// The process that runs it; 0: none.
     pub process: u32,
-    /// When a process has ended in the middle of it, in seconds; 0: none has, or it is begun again.
+    /// When a process stopped before the end of the job, in seconds; 0: none did, or the job runs
+    /// again.
     pub given_up: u32,
-    /// When a worker first began, in microseconds since 1970; 0: none did, or it is not known.
+    /// When a worker first began, in microseconds since 1970; 0: none did, or it is unknown.
     pub started: i64,
-    /// When it was over; 0 if it is not.
+    /// When the job was over, in microseconds since 1970; 0 if it is not.
     pub ended: i64,
-    /// How far it is.
+    /// Its progress.
     pub progress: Progress,
     /// Why it has failed.
     pub error: String,
@@ -52,20 +52,21 @@ pub struct Known {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Full;
 
-/// What is looked at to find a job.
+/// The part of a job by which jobs are searched.
 #[derive(Debug, Clone, Copy)]
 pub struct Head {
-    /// Which one.
+    /// Its identifier.
     pub job: JobId,
     /// OID of the relation.
     pub relation: u32,
-    /// Where it stands.
+    /// Its state.
     pub state: JobState,
-    /// The number of its last step.
+    /// Number of its last step.
     pub step: u32,
-    /// The process that does it; 0: none.
+    /// The process that runs it; 0: none.
     pub process: u32,
-    /// When a process has ended in the middle of it, in seconds; 0: none has, or it is begun again.
+    /// When a process stopped before the end of the job, in seconds; 0: none did, or the job runs
+    /// again.
     pub given_up: u32,
 }
 
@@ -77,23 +78,23 @@ pub struct JobTable<'a> {
 }
 
 impl<'a> JobTable<'a> {
-    /// Words of memory for so many jobs.
+    /// Size in words of a table for `capacity` jobs.
     #[must_use]
     pub fn words_needed(capacity: usize) -> usize {
         HEADER + capacity * (HEAD + REST) + BEGUN * BEGUN_STRIDE
     }
 
-    /// An empty table for so many jobs in memory that is zero.
+    /// An empty table for `capacity` jobs in zeroed memory.
     ///
     /// # Panics
-    /// If that is not as much as [`JobTable::words_needed`] says.
+    /// If there are fewer words than [`JobTable::words_needed`].
     #[must_use]
     pub fn new(words: &'a [AtomicU32], capacity: usize) -> Self {
         assert!(words.len() >= Self::words_needed(capacity));
         Self { words, capacity }
     }
 
-    /// Forgets everything, before the logs are read again.
+    /// Removes everything, before the logs are read again.
     pub fn reset(&self) {
         for slot in 0..self.used() {
             self.head(slot).iter().chain(self.rest(slot)).for_each(|word| word.store(0, Relaxed));
@@ -124,7 +125,7 @@ impl<'a> JobTable<'a> {
         &self.words[at..at + BEGUN_STRIDE]
     }
 
-    /// Slots in use, with what stands there.
+    /// Slots in use, with their heads.
     fn heads(&self) -> impl Iterator<Item = (usize, Head)> + use<'a> {
         let table = *self;
         (0..self.used()).filter_map(move |slot| {
@@ -180,7 +181,7 @@ impl<'a> JobTable<'a> {
         }
     }
 
-    /// The jobs of which `wanted` holds, by number within each database.
+    /// The jobs whose head satisfies `wanted`, by number within each database.
     pub fn select(&self, wanted: impl Fn(&Head) -> bool) -> Vec<Known> {
         let found = self.heads().filter(|(_, head)| wanted(head));
         let mut found: Vec<_> = found.map(|(slot, head)| self.known(slot, head)).collect();
@@ -203,11 +204,11 @@ impl<'a> JobTable<'a> {
         last.max(self.forgotten(database)) + 1
     }
 
-    /// Whether there is room for so many more.
+    /// Whether there is room for `more` jobs.
     #[must_use]
     pub fn has_room(&self, more: usize) -> bool {
         let free = self.header(FREE).load(Relaxed) as usize;
-        // Each may be the first of its database, and be forgotten: that takes one place more.
+        // Each may be the first of its database and be forgotten later, which takes one more slot.
         self.used() - free.min(self.used()) + more < self.capacity
     }
 
@@ -218,7 +219,7 @@ impl<'a> JobTable<'a> {
         })
     }
 
-    /// Up to which number the jobs of a database are forgotten, but for those that are known.
+    /// The number up to which unknown jobs of a database are forgotten.
     #[must_use]
     pub fn forgotten(&self, database: u32) -> u64 {
         self.forgotten_slot(database).map_or(0, |slot| load(&self.head(slot)[NUMBER..]))
@@ -238,7 +239,7 @@ impl<'a> JobTable<'a> {
         Ok(())
     }
 
-    /// A slot with zeros in it.
+    /// Returns a slot filled with zeros.
     fn take_slot(&self) -> Result<usize, Full> {
         let (used, free) = (self.used(), self.header(FREE).load(Relaxed));
         let slot = if free == 0 {
@@ -268,10 +269,10 @@ impl<'a> JobTable<'a> {
         self.note_forgotten(job.database, job.number)
     }
 
-    /// Takes in what a record says of jobs, if it is news; passes over other records.
+    /// Applies a record about jobs, if it contains anything new. Ignores other records.
     ///
     /// # Errors
-    /// When there is no room.
+    /// If there is no room.
     pub fn apply(&self, record: &Record) -> Result<(), Full> {
         if !self.would_change(record) {
             return Ok(());
@@ -298,7 +299,7 @@ impl<'a> JobTable<'a> {
         }
     }
 
-    /// Whether a record says anything new of jobs.
+    /// Whether a record contains anything new about jobs.
     #[must_use]
     pub fn would_change(&self, record: &Record) -> bool {
         match record {
@@ -362,7 +363,7 @@ impl<'a> JobTable<'a> {
         }
     }
 
-    /// Forgets the oldest of what is over, if there is much.
+    /// Forgets the oldest jobs that are over, beyond the number to keep.
     fn prune(&self, database: u32) -> Result<(), Full> {
         loop {
             let over =
@@ -412,14 +413,14 @@ impl<'a> JobTable<'a> {
         }
     }
 
-    /// Whether a job has switched the files of a relation already.
+    /// Whether a job has already switched the files of a relation.
     #[must_use]
     pub fn has_begun(&self, job: JobId, relation: u32) -> bool {
         (0..self.begun_entries())
             .any(|entry| self.is_of(entry, job) && self.begun(entry)[3].load(Relaxed) == relation)
     }
 
-    /// Gives a job to a process, if no other has it. Returns where it stands.
+    /// Assigns a job to a process, if it has none. Returns its slot.
     #[must_use]
     pub fn take(&self, job: JobId, process: u32, now: i64) -> Option<usize> {
         let slot = self.slot_of(job)?;
@@ -435,8 +436,8 @@ impl<'a> JobTable<'a> {
         Some(slot)
     }
 
-    /// The process does the job in this place no more; `given_up`: since when, in seconds, if it
-    /// ends in the middle of it. Needs no lock, so that a process may say so that ends.
+    /// The process stops running the job in this slot. `given_up`: the time in seconds, if it stops
+    /// before the end of the job; else 0. Needs no lock, so that an exiting process can call it.
     pub fn let_go(&self, slot: usize, process: u32, given_up: u32) {
         if slot < self.capacity && self.head(slot)[PROCESS].load(Acquire) == process {
             self.head(slot)[GIVEN_UP].store(given_up, Relaxed);
@@ -444,7 +445,7 @@ impl<'a> JobTable<'a> {
         }
     }
 
-    /// Notes how far a job is.
+    /// Stores the progress of a job.
     pub fn note(&self, job: JobId, progress: &Progress) {
         let Some(slot) = self.slot_of(job) else { return };
         let rest = self.rest(slot);

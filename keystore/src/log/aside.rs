@@ -1,12 +1,12 @@
-//! What a start has cut off a log, kept beside it until recovery has ended: `<database
-//! oid>.keys.unsettled`.
+//! Records that a start has cut off a log. They are kept beside the log until recovery has ended,
+//! in `<database oid>.keys.unsettled`.
 //!
-//! What is cut off is in WAL, or has never happened. But the start may fail, and WAL may then be
-//! lost for good (`pg_resetwal`), while pages lie on disk under these keys. So before it is cut off
-//! it is written to this file, which is a log of the same format with nothing in it but these
-//! batches, each with its address in WAL. Starts that fail one after the other add to it. Nobody
-//! believes it: when recovery has ended it goes, and where WAL is lost somebody may take back what
-//! it holds ([`missing`]).
+//! Records that are cut off are in WAL, or their change has never happened. But the start may fail,
+//! and WAL may then be lost for good (`pg_resetwal`), while pages on disk are encrypted under these
+//! keys. So the records are first written to this file. It is a log of the same format that
+//! contains only these batches, each with its WAL address. Several failed starts add to the same
+//! file. The server does not read keys from it. It is removed when recovery has ended; if WAL is
+//! lost, an administrator can restore the records ([`missing`]).
 
 use std::collections::HashSet;
 
@@ -21,7 +21,7 @@ use crate::scope::Scope;
 use crate::state::{File, State};
 use crate::storage::Storage;
 
-/// What the name of a log is followed by.
+/// Suffix to the name of the log.
 const SUFFIX: &str = ".unsettled";
 
 /// Name of the file beside the log of a scope.
@@ -29,12 +29,12 @@ pub fn name(scope: Scope) -> String {
     format!("{}{SUFFIX}", file_name(scope))
 }
 
-/// The scope beside whose log a file of this name stands.
+/// The scope of the log beside which a file of this name is.
 pub fn scope_beside(name: &str) -> Option<Scope> {
     scope_of(name.strip_suffix(SUFFIX)?)
 }
 
-/// Scopes beside whose logs there is something, ascending.
+/// Scopes with such a file, ascending.
 pub fn scopes(storage: &impl Storage) -> Result<Vec<Scope>, LogError> {
     let list = |source| LogError::Io { name: ".".to_owned(), action: "list", source };
     let names = storage.names().map_err(list)?;
@@ -43,8 +43,8 @@ pub fn scopes(storage: &impl Storage) -> Result<Vec<Scope>, LogError> {
     Ok(scopes)
 }
 
-/// The records that stand beside the log of a scope. None where there is no such file, or it is of
-/// another keystore.
+/// The records in the file beside the log of a scope. None if there is no such file, or if it
+/// belongs to another keystore.
 pub fn read(
     storage: &impl Storage,
     scope: Scope,
@@ -60,7 +60,7 @@ pub fn read(
     decode(&bytes, scope, keystore_id).map_err(|error| LogError::Format { name, error })
 }
 
-/// As [`read`], from the bytes of the file.
+/// Like [`read`], from the bytes of the file.
 pub fn decode(
     bytes: &[u8],
     scope: Scope,
@@ -71,16 +71,16 @@ pub fn decode(
     Ok(if is_ours { contents.records } else { Vec::new() })
 }
 
-/// Takes away what stands beside the log of a scope.
+/// Removes the file beside the log of a scope.
 pub fn forget(storage: &impl Storage, scope: Scope) -> Result<(), LogError> {
     let name = name(scope);
     storage.remove(&name).map_err(|source| LogError::Io { name, action: "remove", source })
 }
 
-/// Of what stands beside a log, what the log does not say: `state` is what it says, with what the
-/// cluster's log says. Keys of versions that have one are left out, whichever it is, and so is what
-/// concerns only the WAL that is lost: switches of its keys, and rekey jobs, of which nobody knows
-/// whether they were committed.
+/// The records of such a file that the keystore lacks. `state` is the state of the log together
+/// with the cluster's log. Left out are keys of versions that have one, whichever it is, and
+/// records that concern only the lost WAL: switches of its keys, and rekey jobs, which may not have
+/// been committed.
 pub fn missing(state: &State, beside: Vec<Record>) -> Vec<Record> {
     let mut known = state.clone();
     let mut missing = Vec::new();
@@ -115,7 +115,7 @@ pub fn missing(state: &State, beside: Vec<Record>) -> Vec<Record> {
         };
         let Some(file) = of else { continue };
         let before = known.file(file).cloned();
-        // What speaks of keys that are in neither place says nothing.
+        // Records about keys that are in neither place are left out.
         if known.apply(record.clone()).is_ok() && known.file(file) != before.as_ref() {
             missing.push(record);
         }
@@ -123,8 +123,8 @@ pub fn missing(state: &State, beside: Vec<Record>) -> Vec<Record> {
     missing
 }
 
-/// Adds batches that are about to be cut off to the file beside the log, and returns when they are
-/// durable there.
+/// Adds batches that are about to be cut off to the file beside the log. On return they are durable
+/// there.
 pub(super) fn keep(
     storage: &impl Storage,
     keystore_id: &[u8; 16],
@@ -137,7 +137,7 @@ pub(super) fn keep(
         move |source| LogError::Io { name, action, source }
     };
     let before = storage.read(&name, 0, MAX_LOG).map_err(failed("read"))?;
-    // Of another keystore, or damaged: it is of no use to anybody.
+    // A file of another keystore, or a damaged one, is of no use.
     let before = before.and_then(|bytes| {
         let (id, _) = parse_header(&bytes, scope).ok()?;
         let frames = replay::frames(&bytes, scope).ok()?;
@@ -150,7 +150,7 @@ pub(super) fn keep(
             continue;
         }
         let batch = batch::encode(&frame.records).map_err(LogError::Record)?;
-        // Redo of a start that failed has staged it once more.
+        // Redo of a failed start has staged the same batch again.
         if seen.insert(batch.clone()) {
             bytes.extend(batch::stamp(&batch, bytes.len() as u64, frame.logged));
         }

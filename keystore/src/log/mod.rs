@@ -13,52 +13,53 @@
 //!
 //! # Durability
 //!
-//! WAL is the truth, and a log is what the checkpoints make of it: every change is in WAL, redo
-//! begins where the last checkpoint began, and brings back what came after it. A batch is *staged*
-//! at the end of the log before its WAL record is inserted, which proves that there is room for it,
-//! and counts for nothing yet. It is *settled* once its WAL record is durable, the batch is
-//! durable, and the log says so. Every checkpoint settles, and who needs a key at the next start
-//! already settles at once.
+//! WAL is authoritative, and checkpoints bring the log up to date: every change is in WAL, and redo
+//! begins where the last checkpoint began and repeats what came after it. A batch is *staged* at
+//! the end of the log before its WAL record is inserted, which proves that there is room for it,
+//! but does not count yet. It is *settled* once its WAL record and the batch are durable and the
+//! log states so. Every checkpoint settles; a caller that needs a key at the next start settles at
+//! once.
 //!
 //! To settle, a process takes the log's [`Position`] (under the callers' lock), makes WAL durable
-//! up to the last record about it, syncs ([`Log::sync`], both without the lock), adds a *mark* that
-//! everything up to that position is durable ([`Log::append_settled`], under it), and syncs again.
-//! A mark is a batch without records. The header of every batch says the same as a mark: how many
-//! bytes of the log were settled when it was written. So the log itself testifies how much of it
-//! can only be missing through damage.
+//! up to the last record about it, syncs the log ([`Log::sync`]; both without the lock), appends
+//! a *mark* that all up to that position is durable ([`Log::append_settled`], under the lock), and
+//! syncs again. A mark is a batch without records. Like a mark, the header of each batch states
+//! how many bytes of the log were settled when it was written. So the log itself shows which part
+//! of it can be missing only through damage.
 //!
-//! # What is believed after a crash
+//! # What counts after a crash
 //!
-//! Whoever replays WAL ([`Trust::Settled`]) believes what is settled, what is `logged` before the
-//! address where replay begins, and what needs no WAL record; everything from the first other batch
-//! on is cut off, also what is readable. WAL has it, or it has never happened: the WAL record was
-//! lost with the crash, and no standby, no archive and no backup will ever hear of it. (With `fsync
-//! = off` nothing is settled by checkpoints; hence the address. It is where WAL ended when the
-//! batch was staged, and no checkpoint that passes it ends before the batch is logged.)
+//! A start that replays WAL ([`Trust::Settled`]) uses batches that are settled, that are `logged`
+//! before the address where replay begins, or that need no WAL record. From the first other batch
+//! on, everything is cut off, even if it is readable. Either WAL contains it, or it has never
+//! happened: then the WAL record was lost in the crash and will never be in any standby, archive or
+//! backup. (With `fsync = off` checkpoints settle nothing; hence the address. It is the end of WAL
+//! when the batch was staged, and no checkpoint that passes it ends before the batch is logged.)
 //!
-//! The highest address of a batch that is believed is also kept in marks: replay meets older
-//! records again, and what it brings from before that address must not take the place of what is
-//! newer.
+//! The highest address of a batch that counts is also kept in marks: replay repeats older records,
+//! and a record from before that address must not replace a newer one.
 //!
 //! # What is cut off, and what is damage
 //!
-//! Let X be the offset of the first batch or mark that is unreadable: incomplete, or not matching
-//! its checksums. All bytes behind its first are searched for headers with a right checksum.
+//! Let X be the offset of the first unreadable batch or mark: incomplete, or not matching its
+//! checksums. All bytes behind its first are searched for headers with a correct checksum.
 //!
-//! - If one of them says that more than X bytes were durable, X is damaged: opening the log fails,
-//!   and names X. So it does if one is of a later version, for what that says is not known.
-//! - Otherwise nothing from X on was ever settled, and all of it is cut off, also what is readable.
+//! - If one of them states that more than X bytes were durable, X is damaged: opening the log
+//!   fails, and the error names X. The same holds for a header of a later version, which cannot be
+//!   interpreted.
+//! - Otherwise nothing from X on was ever settled, and all of it is cut off, even if it is
+//!   readable.
 //!
-//! A batch whose checksums are right but whose content this version does not know is always an
-//! error: a later pagevault has written it.
+//! A batch with correct checksums but unknown contents is always an error: a later version of
+//! pagevault has written it.
 //!
-//! What this cannot see is damage by the disk behind the last testimony: to the records since the
+//! This does not detect damage by the disk behind the last such header: to the records since the
 //! last settling, which redo brings back; to the last synced append, until the next append or
-//! settling; and to the last mark, which nobody misses. It also cannot see damage to records
-//! together with every header behind them.
+//! settling; and to the last mark, which has no consequences. Nor does it detect damage to records
+//! together with all headers behind them.
 //!
-//! Callers exclude each other by a lock, appending and reading alike. Nothing is kept between calls
-//! but a [`Position`], which many processes can share.
+//! Callers exclude each other by a lock, for appending and reading alike. The only state between
+//! calls is a [`Position`], which many processes can share.
 
 pub mod aside;
 mod position;
@@ -78,7 +79,7 @@ use crate::record::Record;
 use crate::scope::Scope;
 use crate::storage::Storage;
 
-/// First bytes of every log.
+/// First bytes of each log.
 pub const MAGIC: [u8; 8] = *b"pvkeys\r\n";
 /// Log format version.
 pub const VERSION: u16 = 1;
@@ -96,7 +97,7 @@ fn in_batches(records: &[Record]) -> Vec<Vec<Record>> {
 /// Why a log could not be read or changed.
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
-    /// The operating system said no; the log is as it was.
+    /// The operating system reported an error; the log is unchanged.
     #[error("could not {action} key file \"{name}\": {source}")]
     Io {
         /// File.
@@ -106,9 +107,9 @@ pub enum LogError {
         /// Cause.
         source: io::Error,
     },
-    /// The operating system said no in such a way that it is not known whether the change is
-    /// durable. Go on as after any failed fsync: stop, and open the log again after the restart.
-    /// Earlier records that are not settled may be gone too.
+    /// The operating system reported an error that leaves it unknown whether the change is durable.
+    /// Proceed as after any failed fsync: stop, and open the log again after the restart. Earlier
+    /// records that are not settled may be lost, too.
     #[error("could not {action} key file \"{name}\", and its state is unknown: {source}")]
     Unsettled {
         /// File.
@@ -118,7 +119,7 @@ pub enum LogError {
         /// Cause.
         source: io::Error,
     },
-    /// Damaged, or of a later pagevault.
+    /// Damaged, or of a later version of pagevault.
     #[error("key file \"{name}\" is not readable: {error}")]
     Format {
         /// File.
@@ -126,7 +127,7 @@ pub enum LogError {
         /// Where and what.
         error: FormatError,
     },
-    /// Records outside their limits, or that belong in another log.
+    /// Records outside their limits, or of another log.
     #[error("record cannot be stored: {0}")]
     Record(FormatError),
     /// To be created, but exists.
@@ -135,13 +136,14 @@ pub enum LogError {
         /// File.
         name: String,
     },
-    /// To be changed, but does not exist.
+    /// To be changed, but missing.
     #[error("key file \"{name}\" does not exist")]
     Missing {
         /// File.
         name: String,
     },
-    /// The caller's [`Position`] is not the log's end: someone else has changed it. Open it again.
+    /// The caller's [`Position`] is not the log's end: another process has changed it. Open it
+    /// again.
     #[error("key file \"{name}\" was changed unexpectedly")]
     Moved {
         /// File.
@@ -170,11 +172,11 @@ pub fn scope_of(name: &str) -> Option<Scope> {
         "cluster" => Scope::CLUSTER,
         database => Scope::database(database.parse().ok()?),
     };
-    // "007.keys" and "0.keys" are not ours.
+    // "007.keys" and "0.keys" are not pagevault's.
     (file_name(scope) == name).then_some(scope)
 }
 
-/// A log that can be changed.
+/// A log open for changes.
 #[derive(Debug)]
 pub struct Log<'a, S> {
     storage: &'a S,
@@ -183,7 +185,7 @@ pub struct Log<'a, S> {
 }
 
 impl<'a, S: Storage> Log<'a, S> {
-    /// Makes the log of a scope, with `records` in it; all or nothing.
+    /// Creates the log of a scope with `records`, completely or not at all.
     pub fn create(
         storage: &'a S,
         keystore_id: [u8; 16],
@@ -206,9 +208,9 @@ impl<'a, S: Storage> Log<'a, S> {
         Ok(log)
     }
 
-    /// Reads the log of a scope, after making durable what a killed server may have left unsynced,
-    /// and cuts off a torn end and what is not believed, which is kept beside it ([`aside`]). Then
-    /// all of it is durable. `None` if there is no such log.
+    /// Reads the log of a scope, after syncing what a killed server may have left unsynced. Cuts
+    /// off a torn end and the batches that do not count, which are kept beside it ([`aside`]). On
+    /// return all of it is durable. `None` if there is no such log.
     pub fn open(
         storage: &'a S,
         scope: Scope,
@@ -249,35 +251,37 @@ impl<'a, S: Storage> Log<'a, S> {
         Ok(Some((log, contents)))
     }
 
-    /// Goes on where this or another process left off. Reads nothing; a wrong position is noticed
-    /// by the next change.
+    /// Continues at a position of this or another process. Reads nothing; the next change detects a
+    /// wrong position.
     pub fn resume(storage: &'a S, position: Position) -> Self {
         Self { storage, name: file_name(position.scope), position }
     }
 
-    /// Where the log ends now.
+    /// The present end of the log.
     pub fn position(&self) -> Position {
         self.position
     }
 
-    /// Adds the records of one change that stands in no WAL and counts all the same, to a log in
-    /// which everything is settled. On return they are durable; or the log is as it was, or the
-    /// error is [`LogError::Unsettled`].
+    /// Appends the records of one change that is not in WAL and counts nevertheless, to a log in
+    /// which everything is settled. On return they are durable. On error the log is unchanged,
+    /// unless the error is [`LogError::Unsettled`].
     pub fn append(&mut self, records: &[Record]) -> Result<(), LogError> {
         let batch = self.encode(records)?;
         self.add(&batch, self.position.settled, Lsn::INVALID)?;
         self.make_durable(batch.len() as u64)
     }
 
-    /// Adds the records of one change whose WAL record is going to be inserted at the WAL address
+    /// Appends the records of one change. Their WAL record will be inserted at the WAL address
     /// `logged` or behind it, but before any checkpoint that passes this address ends. On return
-    /// they are in the log, or the log is as it was, or the error is [`LogError::Unsettled`].
+    /// they are in the log. On error the log is unchanged, unless the error is
+    /// [`LogError::Unsettled`].
     pub fn stage(&mut self, records: &[Record], logged: Lsn) -> Result<(), LogError> {
         let batch = self.encode(records)?;
         self.stage_checked(&batch, logged)
     }
 
-    /// As [`Log::stage`], of a batch that is encoded already, as a WAL record's payload is.
+    /// Like [`Log::stage`], with a batch that is already encoded, such as the payload of a WAL
+    /// record.
     pub fn stage_batch(&mut self, batch: &[u8], logged: Lsn) -> Result<(), LogError> {
         self.check(batch)?;
         self.stage_checked(batch, logged)
@@ -289,9 +293,9 @@ impl<'a, S: Storage> Log<'a, S> {
         Ok(())
     }
 
-    /// Makes the log durable as it is now, without looking at it: needs no lock and no present
-    /// position. An error is [`LogError::Unsettled`], or [`LogError::Missing`] where there is no
-    /// log.
+    /// Makes the present contents of the log durable, without reading them: needs neither a lock
+    /// nor a current position. The error is [`LogError::Unsettled`], or [`LogError::Missing`] if
+    /// there is no log.
     pub fn sync(&self) -> Result<(), LogError> {
         self.storage.sync_data(&self.name).map_err(|source| match source.kind() {
             io::ErrorKind::NotFound => LogError::Missing { name: self.name.clone() },
@@ -299,10 +303,10 @@ impl<'a, S: Storage> Log<'a, S> {
         })
     }
 
-    /// Adds the mark that the log is durable up to `synced`, a position it had before a
-    /// [`sync`](Log::sync) that has succeeded. The mark itself is durable after another one.
-    /// Returns whether there is a mark to sync: none is added where the log ends in one that says
-    /// as much, or has been rewritten since, which settles it.
+    /// Appends the mark that the log is durable up to `synced`, a position that it had before a
+    /// successful [`sync`](Log::sync). The mark itself is durable after another sync. Returns
+    /// whether there is a mark to sync: none is appended if the log ends in one that states as
+    /// much, or if it has been rewritten since, which settles it.
     pub fn append_settled(&mut self, synced: &Position) -> Result<bool, LogError> {
         let here = &self.position;
         if (synced.keystore_id, synced.scope) != (here.keystore_id, here.scope) {
@@ -331,7 +335,7 @@ impl<'a, S: Storage> Log<'a, S> {
         check_scope(&records, self.position.scope, 0).map_err(LogError::Record)
     }
 
-    /// Writes a batch or mark, testifying that `settled` bytes are durable.
+    /// Appends a batch or mark whose header states that `settled` bytes are durable.
     fn add(&mut self, batch: &[u8], settled: u64, logged: Lsn) -> Result<(), LogError> {
         let end = self.position.end;
         let new_end = end + batch.len() as u64;
@@ -357,7 +361,7 @@ impl<'a, S: Storage> Log<'a, S> {
             return Ok(());
         };
         self.position.end -= added;
-        // The kernel tells of a failure once and forgets what it could not write, which may be more
+        // The kernel reports a failure once and forgets what it could not write, which may be more
         // than this batch.
         if self.position.is_durable() {
             Err(self.take_back(self.position.end, "sync", source))
@@ -366,7 +370,7 @@ impl<'a, S: Storage> Log<'a, S> {
         }
     }
 
-    /// Cuts off what was not wholly added.
+    /// Cuts off an incomplete append.
     fn take_back(&self, end: u64, action: &'static str, source: io::Error) -> LogError {
         match self.storage.truncate(&self.name, end) {
             Ok(()) => self.failed(action, source),
@@ -374,13 +378,13 @@ impl<'a, S: Storage> Log<'a, S> {
         }
     }
 
-    /// Rewrites the log with `records` only, which must say all that the log said and that matters.
-    /// Until this returns `Ok`, the old log may be what the next start finds.
+    /// Rewrites the log with `records` only, which must give the same state as the log. Until this
+    /// returns `Ok`, the next start may find the old log.
     pub fn compact(&mut self, records: &[Record]) -> Result<(), LogError> {
         self.compact_to(&in_batches(records))
     }
 
-    /// As [`Log::compact`], in these batches, none of which is empty.
+    /// Like [`Log::compact`], with the given batches, none of which is empty.
     pub fn compact_to(&mut self, batches: &[Vec<Record>]) -> Result<(), LogError> {
         self.verify()?;
         self.rewrite(batches, self.position.generation.wrapping_add(1))
@@ -391,7 +395,7 @@ impl<'a, S: Storage> Log<'a, S> {
         for records in batches {
             check_scope(records, self.position.scope, 0).map_err(LogError::Record)?;
             let batch = batch::encode(records).map_err(LogError::Record)?;
-            // Nobody sees this file before all of it is durable.
+            // The file is not read by others before it is complete and durable.
             bytes.extend(batch::stamp(&batch, bytes.len() as u64, Lsn::INVALID));
         }
         let settled = bytes.len() as u64;
@@ -402,7 +406,7 @@ impl<'a, S: Storage> Log<'a, S> {
         }
         let new = format!("{}.new", self.name);
         if let Err(source) = self.storage.create(&new, &bytes) {
-            // What is left of it harms nobody and is overwritten by the next attempt.
+            // What is left of it is harmless and overwritten by the next attempt.
             let _ = self.storage.remove(&new);
             return Err(self.failed("write", source));
         }
@@ -415,8 +419,8 @@ impl<'a, S: Storage> Log<'a, S> {
         Ok(())
     }
 
-    /// Checks that the log is the one this position was taken from and ends there. What another
-    /// process failed to write and to cut off again is cut off now.
+    /// Checks that the log is the one of this position and ends there. An incomplete append that
+    /// another process could not cut off is cut off now.
     fn verify(&self) -> Result<(), LogError> {
         let length = self.storage.len(&self.name).map_err(|error| self.failed("open", error))?;
         let length = length.ok_or_else(|| LogError::Missing { name: self.name.clone() })?;

@@ -1,4 +1,4 @@
-//! Where a log ends, how much of it counts, and what was found in it.
+//! The end of a log, the part of it that counts, and its contents.
 
 use pagevault_cipher::Lsn;
 
@@ -6,49 +6,49 @@ use crate::batch;
 use crate::record::Record;
 use crate::scope::Scope;
 
-/// Bytes of a mark.
+/// Length of a mark in bytes.
 const MARK: u64 = batch::HEADER as u64;
 
-/// Where a log ends: all a process needs to know to append to it.
+/// The end of a log: all that a process needs to append to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Position {
-    /// The keystore the log belongs to.
+    /// The keystore of the log.
     pub keystore_id: [u8; 16],
-    /// Whose log it is.
+    /// The scope of the log.
     pub scope: Scope,
-    /// Compactions so far (wraps).
+    /// Number of compactions so far (wraps).
     pub generation: u32,
-    /// Bytes, marks included.
+    /// Length in bytes, including marks.
     pub end: u64,
-    /// How many of them are known to be durable.
+    /// Number of these bytes that are known to be durable.
     pub settled: u64,
-    /// All that WAL says about this log before this address is in it.
+    /// All WAL records about this log before this address are in it.
     pub logged: Lsn,
 }
 
 impl Position {
-    /// Whether the log ends in a mark that everything before it is durable: nothing to settle.
+    /// Whether the log ends in a mark that everything before it is durable, so that nothing is to
+    /// be settled.
     pub fn is_settled(&self) -> bool {
         // No batch is as short as a mark.
         self.end == self.settled + MARK
     }
 
-    /// Whether every record is durable, though perhaps not testified.
+    /// Whether every record is durable, though perhaps not yet stated in the log.
     pub(super) fn is_durable(&self) -> bool {
         self.settled == self.end || self.is_settled()
     }
 }
 
-/// How much of a log counts.
+/// Which batches of a log count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Trust {
-    /// All that is readable: the server was shut down cleanly, or nothing is done with it but
-    /// looking.
+    /// All readable ones: the server was shut down cleanly, or the log is only inspected.
     All,
-    /// What is settled, or logged before this WAL address, where replay begins: the rest is WAL's
-    /// to say.
+    /// Those that are settled, or logged before this WAL address, where replay begins. WAL contains
+    /// the others.
     Settled {
-        /// Where replay begins.
+        /// The address where replay begins.
         redo: Lsn,
     },
 }
@@ -62,15 +62,16 @@ impl Trust {
     }
 }
 
-/// A log as it was found.
+/// Contents of a log.
 #[derive(Debug)]
 pub struct Contents {
     /// All records, in order.
     pub records: Vec<Record>,
-    /// End of the last intact batch.
+    /// The end of the last intact batch that counts.
     pub position: Position,
-    /// Bytes behind it that are not a whole batch, and were never settled.
+    /// Number of bytes behind the intact batches. They are not a complete batch and were never
+    /// settled.
     pub torn: u64,
-    /// Bytes of intact batches before these that are not believed; see [`Trust`].
+    /// Number of bytes of intact batches that do not count; see [`Trust`].
     pub unbelieved: u64,
 }

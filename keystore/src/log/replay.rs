@@ -1,4 +1,4 @@
-//! Reading a log's bytes. Pure: changes nothing. The rules are at the head of the module `log`.
+//! Reading the bytes of a log. Pure. The rules are described in the module `log`.
 
 use pagevault_cipher::Lsn;
 
@@ -9,13 +9,13 @@ use crate::record::Record;
 use crate::scope::Scope;
 use crate::wire::Reader;
 
-/// Reads a log's bytes. Pure: changes nothing, also where the end is torn. `position.settled` is
-/// what the log itself says.
+/// Reads the bytes of a log. A torn end is not cut off. `position.settled` is what the log states.
 pub fn replay(bytes: &[u8], scope: Scope) -> Result<Contents, FormatError> {
     replay_trusting(bytes, scope, Trust::All).map(|(contents, _)| contents)
 }
 
-/// As [`replay`], up to the first batch that is not believed; and all from there on.
+/// Like [`replay`], up to the first batch that does not count. Also returns the frames from there
+/// on.
 pub(super) fn replay_trusting(
     bytes: &[u8],
     scope: Scope,
@@ -46,14 +46,14 @@ pub(super) fn frames(bytes: &[u8], scope: Scope) -> Result<Vec<Frame>, FormatErr
     Ok(frames)
 }
 
-/// The records of a log by their batches, none of them empty. Pure, as [`replay`].
+/// The records of a log in their batches, none of which is empty.
 pub fn batches(bytes: &[u8], scope: Scope) -> Result<Vec<Vec<Record>>, FormatError> {
     let batches = frames(bytes, scope)?.into_iter().map(|frame| frame.records);
     Ok(batches.filter(|batch| !batch.is_empty()).collect())
 }
 
-/// Hands over batches and marks with where each ends; returns where all end, and how many bytes
-/// behind that were never settled.
+/// Passes each batch and mark to `take` together with the offset of its end. Returns the position
+/// behind the last, and the number of bytes behind it, which were never settled.
 fn read(
     bytes: &[u8],
     scope: Scope,
@@ -114,7 +114,7 @@ pub(super) fn header(keystore_id: &[u8; 16], scope: Scope, generation: u32) -> V
     out
 }
 
-/// Keystore id and generation of a log that must be of `scope`.
+/// Keystore id and generation from the header of a log, which must belong to `scope`.
 pub(super) fn parse_header(bytes: &[u8], scope: Scope) -> Result<([u8; 16], u32), FormatError> {
     let mut from = Reader::new(bytes, 0);
     let fail = |problem| FormatError { offset: 0, problem };

@@ -1,4 +1,4 @@
-//! Records as bytes.
+//! Binary encoding of records.
 //!
 //! ```text
 //! type u8 | version u8 | length u32 | payload (length bytes)          little-endian throughout
@@ -23,9 +23,9 @@
 //! file: tablespace, database, relation u32        job: database u32, number u64
 //! ```
 //!
-//! Types are never reused. A change of layout is a new version of its type; readers of old versions
-//! stay for ever. A type or version from the future is an error, not something to skip: it might be
-//! a key, and compaction would lose it.
+//! Types are never used again. A change of layout is a new version of its type; readers of old
+//! versions stay for ever. An unknown type or version is an error and never skipped: it might be a
+//! key, which compaction would lose.
 
 use pagevault_cipher::{DataKeyVersion, KeyVersion, Lsn};
 
@@ -77,7 +77,7 @@ impl Record {
         }
     }
 
-    /// Appends the record, which has been validated.
+    /// Appends the record, which must have been validated.
     pub(crate) fn put(&self, out: &mut Vec<u8>) {
         put_u8(out, self.kind());
         put_u8(out, VERSION);
@@ -206,7 +206,7 @@ impl Record {
         Ok(record)
     }
 
-    /// `offset`: of the record.
+    /// `offset`: offset of the record.
     fn take_payload(kind: u8, from: &mut Reader<'_>, offset: u64) -> Result<Self, FormatError> {
         let version_of_data_key = |from: &mut Reader<'_>| {
             let version = DataKeyVersion::new(from.u16()?);

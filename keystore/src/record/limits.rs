@@ -1,4 +1,4 @@
-//! What a record may hold.
+//! Limits of record fields.
 
 use pagevault_cipher::wrap;
 
@@ -10,15 +10,15 @@ use crate::job::{JobId, MAX_ERROR, MAX_NUMBER};
 use crate::rel_file::RelFile;
 use crate::wal::{self, Switch};
 
-/// Shortest wrapped data key of any cipher, known or not: one byte of key.
+/// Shortest wrapped data key of any cipher, known or unknown: one byte of key.
 const MIN_WRAPPED_DATA_KEY: usize = wrap::OVERHEAD + 1;
 
-/// Of a number that is no version of a data key.
+/// A number that is not a version of a data key.
 pub(super) const NOT_A_DATA_KEY_VERSION: Problem =
     Problem::Field("data key version", "outside 1 to 8191");
 
 impl Record {
-    /// Checks all limits. What passes can be encoded and will decode to the same record.
+    /// Checks all limits. A record that passes can be encoded, and decodes to the same record.
     pub fn validate(&self) -> Result<(), Problem> {
         match self {
             Self::Provider { name, kind, options, .. } => {
@@ -79,7 +79,7 @@ fn check(right: bool, field: &'static str, what: &'static str) -> Result<(), Pro
     if right { Ok(()) } else { Err(Problem::Field(field, what)) }
 }
 
-/// Names end up in messages and logs: no control characters there.
+/// Names appear in messages and logs, so control characters are refused.
 fn check_name(field: &'static str, name: &str) -> Result<(), Problem> {
     check(!name.is_empty(), field, "empty")?;
     check(name.len() <= MAX_NAME, field, "too long")?;

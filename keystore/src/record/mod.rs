@@ -1,4 +1,4 @@
-//! The records of which a keystore is made.
+//! The records of the keystore.
 
 mod encoding;
 mod limits;
@@ -17,13 +17,14 @@ pub const MAX_NAME: usize = 255;
 pub const MAX_OPTIONS: usize = 64 << 10;
 /// Longest wrapped database key, in bytes.
 pub const MAX_WRAPPED_DATABASE_KEY: usize = 64 << 10;
-/// Longest wrapped data key, in bytes: 64 key bytes and 28 of nonce and tag.
+/// Longest wrapped data key, in bytes: 64 bytes of key, 28 of nonce and tag.
 pub const MAX_WRAPPED_DATA_KEY: usize = 92;
 
-/// One fact about keys. Facts are added, never edited; [`State`](crate::state::State) folds them.
+/// One change of the keystore. Records are added and never edited; [`State`](crate::state::State)
+/// is the result of applying them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Record {
-    /// A provider, new or altered.
+    /// A new or changed provider.
     Provider {
         /// Name in SQL.
         name: String,
@@ -31,40 +32,40 @@ pub enum Record {
         kind: String,
         /// JSON object.
         options: String,
-        /// Who set it may have the server run programs, and so may the provider.
+        /// The role that set the provider may run programs on the server, so the provider may, too.
         programs: bool,
     },
-    /// A provider is gone.
+    /// A provider was dropped.
     DropProvider {
         /// Name in SQL.
         name: String,
     },
-    /// A database key, wrapped by a master key. The same scope and version again: the same key in a
-    /// new wrapping.
+    /// A database key, wrapped by a master key. If scope and version are known, it is the same key
+    /// with a new wrapping.
     DatabaseKey {
-        /// Whose key.
+        /// Scope of the key.
         scope: Scope,
-        /// The highest is the one to wrap new data keys with.
+        /// The highest version wraps new data keys.
         version: KeyVersion,
         /// Provider of the master key.
         provider: String,
-        /// Master key's name at the provider.
+        /// Name of the master key at the provider.
         master_key: String,
-        /// Master key's version that wrapped.
+        /// Version of the master key that wrapped it.
         master_version: u64,
         /// Opaque.
         wrapped: Vec<u8>,
-        /// Of the key that is wrapped.
+        /// Key check value of the wrapped key.
         check: CheckValue,
         /// Seconds since 1970.
         created: i64,
     },
-    /// A data key, wrapped by a database key. The same file and version again: the same key in a
-    /// new wrapping.
+    /// A data key, wrapped by a database key. If file and version are known, it is the same key
+    /// with a new wrapping.
     DataKey {
-        /// Whose key.
+        /// File of the key.
         file: RelFile,
-        /// Of the key.
+        /// Version of the key.
         version: DataKeyVersion,
         /// Cipher number as in `pagevault_cipher::CipherId`; unknown ones are kept.
         cipher: u8,
@@ -77,85 +78,86 @@ pub enum Record {
         /// Seconds since 1970.
         created: i64,
     },
-    /// Which key a file is written with from now on: one newer than all before.
+    /// The key under which a file is written from now on; its version is higher than all before.
     Current {
         /// Which file.
         file: RelFile,
-        /// Of the key.
+        /// Version of the key.
         version: DataKeyVersion,
     },
-    /// A file is written in plaintext from now on. One that never had a key needs no such record.
+    /// A file is written as plaintext from now on. A file that never had a key needs no such
+    /// record.
     Plaintext {
         /// Which file.
         file: RelFile,
-        /// The highest version that it has so far.
+        /// The highest version of its keys so far.
         after: DataKeyVersion,
     },
-    /// How WAL is written from an address on. The key has a record of its own, see
+    /// The state of WAL from an address on. The key has a record of its own, see
     /// [`crate::wal::key_place`].
     WalSwitch(Switch),
-    /// The keys of these versions were destroyed on purpose, and never come back: who still hears
-    /// of one, from older WAL say, ignores it. Says so for ever, in place of the keys.
+    /// The keys of these versions were destroyed on purpose. A record of such a key, for example
+    /// from older WAL, is ignored from now on. Replaces the keys for ever.
     Destroyed {
         /// Which file.
         file: RelFile,
         /// The highest version whose key is destroyed, with all before it.
         through: DataKeyVersion,
-        /// Cipher of the file's pages, 0 if it was not written sealed any more.
+        /// Cipher of the file's pages; 0 if the file was plaintext by then.
         cipher: u8,
         /// The keys of all files of the database were destroyed.
         whole: bool,
         /// All WAL records about pages under these keys end at this LSN or before.
         lsn: Lsn,
-        /// When, in seconds since 1970.
+        /// Time, in seconds since 1970.
         at: i64,
     },
-    /// A file with pages is written otherwise from a phase on: until the work is done, pages may
-    /// lie on disk as they were written before.
+    /// A file with pages enters another state. Until the rewriting is done, pages on disk may be in
+    /// an earlier state.
     Rewriting {
         /// Which file.
         file: RelFile,
-        /// How it is written from now on.
+        /// The new state.
         phase: Phase,
-        /// All pages on disk are written so.
+        /// All pages on disk are in the new state.
         done: bool,
     },
-    /// A rekey job was asked for. It counts if its transaction has committed.
+    /// A requested rekey job. It counts if its transaction has committed.
     Job {
-        /// Which one.
+        /// Which job.
         job: JobId,
-        /// What is to be done.
+        /// The request.
         request: Request,
     },
-    /// What became of a rekey job.
+    /// A change of a rekey job's state.
     JobStep {
-        /// Which one.
+        /// Which job.
         job: JobId,
-        /// How it stands.
+        /// The new state.
         step: Step,
     },
-    /// A rekey job has had the files of a relation written under another key: once is enough.
+    /// A rekey job has switched the files of a relation to another key, and need not do it again.
     JobBegun {
-        /// Which one.
+        /// Which job.
         job: JobId,
         /// OID of the relation.
         relation: u32,
     },
-    /// Rekey jobs that are not spoken of in what stands before this are forgotten: who still hears
-    /// of one, from older WAL say, ignores it.
+    /// Rekey jobs without records before this one are forgotten. Later records of them, for example
+    /// from older WAL, are ignored.
     JobsForgotten {
         /// Database OID.
         database: u32,
-        /// The highest number that is forgotten.
+        /// The highest forgotten number.
         through: u64,
-        /// Also those that are known: the database is gone.
+        /// Also known jobs: the database was dropped.
         all: bool,
     },
 }
 
 impl Record {
-    /// The log a record belongs to: the cluster's (providers, all database keys, files of shared
-    /// relations), or a database's.
+    /// The log of a record: the cluster's (providers, all database keys, files of shared
+    /// relations), or that of a database.
     pub fn home(&self) -> Scope {
         match self {
             Self::Provider { .. }
@@ -175,12 +177,12 @@ impl Record {
     }
 }
 
-/// Length of a wrapped data key, `None` for ciphers this version does not know.
+/// Length of a wrapped data key; `None` for unknown ciphers.
 pub fn wrapped_len(cipher: u8) -> Option<usize> {
     CipherId::try_from(cipher).ok().map(|cipher| cipher.key_len() + wrap::OVERHEAD)
 }
 
-/// SQL name of a cipher, `None` for ciphers this version does not know.
+/// Name of a cipher in SQL; `None` for unknown ciphers.
 pub fn cipher_name(cipher: u8) -> Option<&'static str> {
     CipherId::try_from(cipher).ok().map(CipherId::name)
 }

@@ -1,4 +1,4 @@
-//! Records to test with: some fixed, some random.
+//! Records for tests: fixed and random ones.
 
 use pagevault_keystore::job::{JobId, JobKind, JobState, Request, Step};
 use pagevault_keystore::rel_file::Phase;
@@ -8,7 +8,7 @@ use pagevault_keystore::{CheckValue, DataKeyVersion, KeyVersion, Lsn, Record, Re
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-/// The database of [`file`].
+/// The database of the files of [`file`].
 pub(crate) const DATABASE: Scope = Scope::database(5);
 
 pub(crate) fn version(number: u16) -> DataKeyVersion {
@@ -44,13 +44,13 @@ pub(crate) fn plaintext(relation: u32, after: u16) -> Record {
     Record::Plaintext { file: file(relation), after: version(after) }
 }
 
-/// `which`: one of the four there are.
+/// `which`: one of the four combinations of `plaintext` and `done`.
 pub(crate) fn rewriting(relation: u32, number: u16, which: u8) -> Record {
     let phase = Phase { version: Some(version(number)), plaintext: which & 1 != 0 };
     Record::Rewriting { file: file(relation), phase, done: which & 2 != 0 }
 }
 
-/// The keys of a file are destroyed through a version, as WAL stood at `lsn`.
+/// The keys of a file up to a version are destroyed, when WAL ends at `lsn`.
 pub(crate) fn destroyed(relation: u32, through: u16, lsn: u64) -> Record {
     Record::Destroyed {
         file: file(relation),
@@ -67,7 +67,7 @@ fn name() -> impl Strategy<Value = String> {
 }
 
 fn any_file() -> impl Strategy<Value = RelFile> {
-    // Few, so that records meet.
+    // Few, so that several records concern the same file.
     (1663..1665_u32, 4..6_u32, 1..8_u32).prop_map(|(tablespace, database, relation)| RelFile {
         tablespace,
         database,
@@ -109,7 +109,7 @@ pub(crate) fn any_record() -> impl Strategy<Value = Record> {
                 master_key,
                 master_version,
                 wrapped,
-                // The same key, however often it is wrapped.
+                // The same key in each wrapping.
                 check: CheckValue::from_bytes([(16 * scope + version) as u8; 16]),
                 created,
             }
@@ -147,7 +147,7 @@ pub(crate) fn any_record() -> impl Strategy<Value = Record> {
     ]
 }
 
-/// Whether a record speaks of a job that nobody has asked for yet: no server writes that.
+/// Whether a record concerns a job that was not requested yet. Servers do not write such records.
 pub(crate) fn is_too_early(record: &Record, state: &State) -> bool {
     let (Record::JobStep { job, .. } | Record::JobBegun { job, .. }) = record else { return false };
     state.jobs(job.database).is_none_or(|jobs| {
@@ -155,7 +155,7 @@ pub(crate) fn is_too_early(record: &Record, state: &State) -> bool {
     })
 }
 
-/// What is said of rekey jobs.
+/// Records of rekey jobs.
 pub(crate) fn any_job() -> impl Strategy<Value = Record> {
     let job = || (1..3_u32, 1..6_u64).prop_map(|(database, number)| JobId { database, number });
     let kind = (1..4_u8).prop_map(|kind| JobKind::from_number(kind).unwrap());
@@ -179,7 +179,7 @@ pub(crate) fn any_job() -> impl Strategy<Value = Record> {
     prop_oneof![asked, step, begun, forgotten]
 }
 
-/// A version of the WAL key, in both of the files that the first 16,382 have.
+/// A version of the WAL key, in one of the two files of the first 16,382 versions.
 fn any_wal_key() -> impl Strategy<Value = Record> {
     let version = prop_oneof![1..4_u32, 8190..8194_u32].prop_map(key_version);
     (version, vec(any::<u8>(), 92)).prop_map(|(version, wrapped)| {

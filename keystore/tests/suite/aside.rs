@@ -1,4 +1,4 @@
-//! What a start cuts off a log stays beside it, whatever goes wrong at whichever step.
+//! Records that a start cuts off a log are kept beside it, whichever step fails.
 
 use pagevault_keystore::log::{Log, Trust, aside};
 use pagevault_keystore::rel_file::Phase;
@@ -41,7 +41,7 @@ fn beside(storage: &FaultyStorage) -> Vec<Record> {
     aside::read(storage, DATABASE, &ID).unwrap()
 }
 
-/// What the log and the file beside it say together.
+/// The records of the log and of the file beside it.
 fn all(storage: &FaultyStorage) -> Vec<Record> {
     let (log, contents) = Log::open(storage, DATABASE, Trust::All).unwrap().unwrap();
     drop(log);
@@ -54,7 +54,7 @@ fn expected() -> Vec<Record> {
 }
 
 #[test]
-fn what_is_cut_off_stays_beside_the_log() {
+fn records_that_are_cut_off_are_kept_beside_the_log() {
     let storage = crashed();
     recover(&storage).unwrap();
     assert_eq!(beside(&storage), [unsettled(2), unsettled(3)].concat());
@@ -73,7 +73,7 @@ fn nothing_is_lost_at_any_step() {
         let mut hit = false;
         for (kill, done) in DONE.into_iter().flat_map(|done| [(true, done), (false, done)]) {
             let storage = crashed();
-            // What is not durable yet may be lost with the power, but not by us.
+            // A power failure may lose what is not durable, but nothing else.
             storage.arm(Some(Fault { step, kill, done }));
             let _ = recover(&storage);
             hit |= storage.hit();
@@ -90,9 +90,9 @@ fn nothing_is_lost_at_any_step() {
     }
 }
 
-/// Redo of a start that failed has staged some of it again, and more.
+/// Redo of a failed start has staged a part of it again, and more.
 #[test]
-fn starts_that_fail_one_after_the_other_add_to_it() {
+fn several_failed_starts_add_to_it() {
     let storage = crashed();
     recover(&storage).unwrap();
     let (mut log, _) = Log::open(&storage, DATABASE, Trust::All).unwrap().unwrap();
@@ -106,7 +106,7 @@ fn starts_that_fail_one_after_the_other_add_to_it() {
 }
 
 #[test]
-fn of_another_keystore_or_damaged_it_says_nothing() {
+fn a_damaged_file_or_one_of_another_keystore_is_ignored() {
     let storage = crashed();
     recover(&storage).unwrap();
     assert_eq!(aside::read(&storage, DATABASE, b"another keystore").unwrap(), []);
@@ -115,7 +115,7 @@ fn of_another_keystore_or_damaged_it_says_nothing() {
     bytes[middle] ^= 1;
     storage.put(&aside::name(DATABASE), &bytes);
     assert!(aside::read(&storage, DATABASE, &ID).is_err());
-    // The next one takes its place.
+    // The next start replaces it.
     let (mut log, _) = Log::open(&storage, DATABASE, Trust::All).unwrap().unwrap();
     log.stage(&unsettled(4), BEHIND).unwrap();
     recover(&storage).unwrap();
@@ -123,7 +123,7 @@ fn of_another_keystore_or_damaged_it_says_nothing() {
 }
 
 #[test]
-fn names_are_told_from_those_of_logs() {
+fn names_differ_from_those_of_logs() {
     for scope in [0, 5, u32::MAX].map(Scope::database) {
         let name = aside::name(scope);
         assert_eq!(aside::scope_beside(&name), Some(scope));
@@ -135,9 +135,9 @@ fn names_are_told_from_those_of_logs() {
     }
 }
 
-/// What the log has, or what came since, stays; what speaks of keys that are nowhere says nothing.
+/// Newer records and those in the log stay; records about missing keys are ignored.
 #[test]
-fn only_what_is_missing_is_taken_back() {
+fn only_missing_records_are_restored() {
     let file = |relation| RelFile { tablespace: 1663, database: 5, relation };
     let state = State::from_records(settled()).unwrap();
     let other = data_key(1, 1, 2, 99);

@@ -13,7 +13,7 @@ use crate::arbitrary::{
 
 proptest! {
     #[test]
-    fn what_is_encoded_decodes_to_the_same(records in vec(any_record(), 1..40)) {
+    fn encoded_records_decode_to_the_same(records in vec(any_record(), 1..40)) {
         let bytes = batch::encode(&records).unwrap();
         prop_assert_eq!(batch::decode(&bytes).unwrap(), records);
     }
@@ -24,7 +24,7 @@ proptest! {
     }
 
     #[test]
-    fn any_change_is_noticed(
+    fn any_change_is_detected(
         records in vec(any_record(), 1..6), at in any::<prop::sample::Index>(), mask in 1..=255_u8,
     ) {
         let mut bytes = batch::encode(&records).unwrap();
@@ -33,10 +33,11 @@ proptest! {
         prop_assert!(batch::decode(&bytes).is_err());
     }
 
-    /// Right checksums around hostile content, which is how far a forger gets.
+    /// Correct checksums around malicious contents, as a forger can make them.
     #[test]
-    fn hostile_bodies_never_panic(
-        records in vec(any_record(), 1..6), cuts in vec((any::<prop::sample::Index>(), any::<u8>()), 0..8),
+    fn malicious_bodies_never_panic(
+        records in vec(any_record(), 1..6),
+        cuts in vec((any::<prop::sample::Index>(), any::<u8>()), 0..8),
     ) {
         let mut body = batch::encode(&records).unwrap().split_off(HEADER);
         for (at, value) in cuts {
@@ -44,7 +45,7 @@ proptest! {
             body[at] = value;
         }
         if let Ok(decoded) = batch::decode(&sealed(&body)) {
-            // What is accepted is within all limits, and is written back as it was read.
+            // Accepted records are within all limits, and encode to what was read.
             prop_assert_eq!(batch::encode(&decoded).unwrap(), sealed(&body));
         }
     }
@@ -55,7 +56,7 @@ proptest! {
     }
 }
 
-/// A batch with right checksums around any body.
+/// A batch with correct checksums around any body.
 pub(crate) fn sealed(body: &[u8]) -> Vec<u8> {
     let mut out = batch::MAGIC.to_vec();
     out.extend(batch::VERSION.to_le_bytes());
@@ -80,7 +81,7 @@ fn every_prefix_is_refused() {
 }
 
 #[test]
-fn the_future_is_refused_by_name_and_offset() {
+fn later_versions_are_refused_by_name_and_offset() {
     let record = |kind: u8, version: u8| {
         let mut body = batch::encode(&[plaintext(9, 1)]).unwrap().split_off(HEADER);
         let at = body.len();
@@ -124,9 +125,9 @@ fn reserved_bytes_are_kept_for_later() {
     assert_eq!(problem, Problem::Field("data key", "reserved byte is set"));
 }
 
-/// In WAL there are no marks, and nobody has testified anything.
+/// WAL contains no marks and nothing settled.
 #[test]
-fn what_only_a_log_holds_is_no_payload() {
+fn frames_of_a_log_are_not_payloads() {
     assert_eq!(batch::decode(&sealed(&[])).unwrap_err().problem, Problem::Empty);
     let mut bytes = batch::encode(&[plaintext(9, 1)]).unwrap();
     bytes[16] = 1;
@@ -138,8 +139,8 @@ fn what_only_a_log_holds_is_no_payload() {
 }
 
 #[test]
-fn lengths_beyond_the_end_ask_for_no_memory() {
-    // A record that says it is 4 GiB long, and a text field that does.
+fn lengths_beyond_the_end_allocate_nothing() {
+    // A record with a stated length of 4 GiB, and such a text field.
     let huge = [2, 1, 255, 255, 255, 255];
     assert_eq!(batch::decode(&sealed(&huge)).unwrap_err().problem, Problem::Short);
     let huge = [2, 1, 5, 0, 0, 0, 255, 255, 255, 255, b'x'];
@@ -183,9 +184,9 @@ fn nothing_beyond_the_limits_is_written() {
     assert_eq!(batch::encode(&[]).unwrap_err().problem, Problem::Empty);
 }
 
-/// Types rule such numbers out, and so do the readers of bytes.
+/// The types exclude such numbers, and so do the decoders.
 #[test]
-fn numbers_that_are_no_versions_are_refused() {
+fn numbers_that_are_not_versions_are_refused() {
     let switch = |version| {
         let phase = WalPhase { version, plaintext: false };
         Record::WalSwitch(Switch { step: 1, start: Lsn(8192), phase })

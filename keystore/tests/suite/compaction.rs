@@ -6,13 +6,13 @@ use proptest::prelude::*;
 
 use crate::redo::any_history;
 
-/// A record by itself, as a batch.
+/// A record encoded as a batch.
 fn bytes(record: &Record) -> Vec<u8> {
     batch::encode(std::slice::from_ref(record)).unwrap()
 }
 
-/// Where each record ends that stands in these batches, in bytes from the first batch; of the same
-/// bytes the last one.
+/// The offset of each record's end, in bytes from the first batch; of equal records, that of the
+/// last.
 fn ends(batches: &[Vec<Record>]) -> HashMap<Vec<u8>, usize> {
     let mut ends = HashMap::new();
     let mut at = 0;
@@ -28,9 +28,9 @@ fn ends(batches: &[Vec<Record>]) -> HashMap<Vec<u8>, usize> {
 }
 
 proptest! {
-    /// A copy that is as long as the log was holds all that was in the log and still matters.
+    /// A copy with the length of the old log contains all records of the old log that still matter.
     #[test]
-    fn nothing_stands_further_from_the_beginning_than_it_did(log in any_history()) {
+    fn no_record_moves_away_from_the_beginning(log in any_history()) {
         let state = State::from_records(log.concat()).unwrap();
         for home in log.iter().flatten().map(Record::home).collect::<BTreeSet<_>>() {
             let log: Vec<Vec<Record>> = log

@@ -13,18 +13,18 @@ use crate::arbitrary::{
     version,
 };
 
-/// Miri interprets: fewer rounds there.
+/// Number of rounds: fewer under Miri, which is slow.
 const fn rounds(native: u32) -> u32 {
     if cfg!(miri) { native.div_ceil(500) } else { native }
 }
 
-/// Memory that someone has used before.
+/// Memory that was used before.
 fn memory(capacity: u32) -> Vec<AtomicU32> {
     let words = Directory::words_needed(capacity);
     (0..words).map(|at| AtomicU32::new(at as u32 * 77)).collect()
 }
 
-/// The wrapped bytes and the rest.
+/// The wrapped bytes, and the other fields.
 fn key(directory: &Directory<'_>, relation: u32, number: u16) -> (Vec<u8>, KeyInfo) {
     let slot = directory.find(file(relation)).unwrap().unwrap();
     let mut wrapped = [0; MAX_WRAPPED_DATA_KEY];
@@ -33,7 +33,7 @@ fn key(directory: &Directory<'_>, relation: u32, number: u16) -> (Vec<u8>, KeyIn
 }
 
 #[test]
-fn answers_what_was_recorded() {
+fn recorded_keys_are_found() {
     let memory = memory(10);
     let directory = Directory::init(&memory, 10).unwrap();
     assert_eq!(directory.find(file(1)).unwrap(), None);
@@ -56,7 +56,7 @@ fn answers_what_was_recorded() {
         }
     );
 
-    // A key that is not yet current, then is, then is not.
+    // A key that is not current yet, then is, then is not any more.
     let slot = directory.find(file(2)).unwrap().unwrap();
     assert_eq!(directory.current(slot).unwrap(), None);
     directory.enter(slot, Phase::under(version(1))).unwrap();
@@ -75,7 +75,7 @@ fn answers_what_was_recorded() {
 }
 
 #[test]
-fn refuses_what_contradicts() {
+fn contradicting_records_are_refused() {
     let memory = memory(2);
     let directory = Directory::init(&memory, 2).unwrap();
     directory.apply(&data_key(1, 1, 1, 10)).unwrap();
@@ -97,14 +97,14 @@ fn refuses_what_contradicts() {
     assert_eq!(directory.apply(&data_key(1, 3, 1, 13)).unwrap_err(), full);
     assert_eq!(directory.apply(&data_key(2, 1, 1, 13)).unwrap_err(), full);
     assert_eq!(directory.find(file(2)).unwrap(), None);
-    // Full, but not for new wrappings.
+    // A full directory accepts new wrappings.
     directory.apply(&data_key(1, 2, 2, 22)).unwrap();
     directory.apply(&data_key(1, 1, 2, 21)).unwrap();
     assert_eq!((key(&directory, 1, 1).0[0], key(&directory, 1, 2).0[0]), (21, 22));
 }
 
 #[test]
-fn knows_what_would_change_it() {
+fn records_that_would_change_it_are_recognised() {
     let memory = memory(4);
     let directory = Directory::init(&memory, 4).unwrap();
     let news = |record: &Record| directory.would_change(record).unwrap();
@@ -127,7 +127,8 @@ fn knows_what_would_change_it() {
     }
     let after: Vec<u32> = memory.iter().map(|word| word.load(Ordering::Relaxed)).collect();
     assert_eq!(before, after);
-    // Another wrapping, by the same database key, another version of it, another scope's.
+    // Another wrapping: by the same database key, by another version of it, by that of another
+    // scope.
     let mut other_scope = data_key(1, 2, 1, 20);
     if let Record::DataKey { scope, .. } = &mut other_scope {
         *scope = Scope::CLUSTER;
@@ -140,7 +141,7 @@ fn knows_what_would_change_it() {
 }
 
 #[test]
-fn untouched_memory_stays_untouched() {
+fn unused_memory_is_not_written() {
     let memory: Vec<AtomicU32> =
         (0..Directory::words_needed(100)).map(|_| AtomicU32::new(0)).collect();
     let directory = Directory::init_zeroed(&memory, 100).unwrap();
@@ -165,9 +166,9 @@ fn memory_that_is_too_small_is_refused() {
     assert!(directory.apply(&data_key(1, 1, 1, 1)).is_err());
 }
 
-/// Whoever writes pages takes the key, and whether to look at the disk first, from one word.
+/// Writers take the key, and whether to read the disk first, from the same word.
 #[test]
-fn nobody_sees_a_new_phase_without_its_rewriting() {
+fn no_reader_sees_a_new_phase_without_its_rewriting() {
     let memory = memory(4);
     let directory = Directory::init(&memory, 4).unwrap();
     let writing = || {
@@ -186,7 +187,7 @@ fn nobody_sees_a_new_phase_without_its_rewriting() {
     assert_eq!(writing(), (Some(1), true));
     directory.apply(&current(1, 2)).unwrap();
     assert_eq!(writing(), (Some(2), true));
-    // Before all pages are under version 2 the next key comes.
+    // The next key comes before all pages are under version 2.
     directory.apply(&data_key(1, 3, 1, 1)).unwrap();
     rewriting(3, false, false);
     assert_eq!(writing(), (Some(2), true));
@@ -204,7 +205,7 @@ fn nobody_sees_a_new_phase_without_its_rewriting() {
 }
 
 #[test]
-fn overwritten_memory_gives_errors_and_no_endless_walk() {
+fn overwritten_memory_causes_errors_and_no_endless_loop() {
     let memory = memory(4);
     let directory = Directory::init(&memory, 4).unwrap();
     for relation in 1..=4 {
@@ -229,7 +230,7 @@ fn overwritten_memory_gives_errors_and_no_endless_walk() {
 
 proptest! {
     #[test]
-    fn says_what_the_fold_says(records in vec(any_record(), 0..80)) {
+    fn the_directory_equals_the_state(records in vec(any_record(), 0..80)) {
         let memory = memory(200);
         let directory = Directory::init(&memory, 200).unwrap();
         let mut state = State::default();
@@ -267,9 +268,12 @@ proptest! {
 }
 
 proptest! {
-    /// Asked before anything is written; so it must know of all that would be refused.
+    /// `check` is called before anything is written, so it must refuse all that `apply` would.
     #[test]
-    fn the_check_says_what_taking_in_would_say(before in vec(any_record(), 0..40), records in vec(any_record(), 1..12)) {
+    fn check_returns_what_apply_would(
+        before in vec(any_record(), 0..40),
+        records in vec(any_record(), 1..12),
+    ) {
         const CAPACITY: u32 = 30;
         let (checked, applied) = (memory(CAPACITY), memory(CAPACITY));
         let checked = Directory::init(&checked, CAPACITY).unwrap();
@@ -315,12 +319,12 @@ fn destroyed_keys_leave_nothing_in_memory() {
     assert_eq!(directory.destroyed(slot).unwrap(), (Some(version(2)), Lsn(0x1_0000_0007)));
     let no_key = DirectoryError::NoKey { file: file(1), version: version(2) };
     assert_eq!(directory.key(slot, version(2), &mut [0; 92]).unwrap_err(), no_key);
-    // It is still written as before; new keys come after the old ones.
+    // The file's state is the same; new versions come after the old ones.
     let info = directory.info(slot).unwrap();
     assert_eq!((info.current, info.is_destroyed()), (Some((version(2), 1)), true));
     assert_eq!(directory.next_version(slot).unwrap(), Some(version(4)));
     assert_eq!(key(&directory, 1, 3).0, [0x53; 92]);
-    // What comes again is not even looked at.
+    // Repeated records are ignored without further checks.
     for record in story.iter().take(4).chain([&record]) {
         assert!(!directory.would_change(record).unwrap(), "{record:?}");
         directory.apply(record).unwrap();
@@ -331,16 +335,16 @@ fn destroyed_keys_leave_nothing_in_memory() {
     directory.apply(&destroyed(1, 3, 0x2_0000_0000)).unwrap();
     assert_eq!(directory.next_version(slot).unwrap(), Some(version(4)));
     assert_eq!([0x53, 0x61].map(words), [0, 23]);
-    // A file of which nothing else is known.
+    // A file about which nothing else is known.
     directory.apply(&destroyed(9, 5, 1)).unwrap();
     directory.apply(&current(9, 5)).unwrap();
     let slot = directory.find(file(9)).unwrap().unwrap();
     assert_eq!(directory.info(slot).unwrap().current, Some((version(5), 1)));
 }
 
-/// A reader gets the key, or hears that there is none; never a part of it.
+/// A reader gets a whole key or none.
 #[test]
-fn readers_never_see_half_a_destroyed_key() {
+fn readers_never_see_a_part_of_a_destroyed_key() {
     let count = rounds(30_000);
     let memory = memory(count);
     let directory = Directory::init(&memory, count).unwrap();
@@ -382,7 +386,7 @@ fn readers_never_see_half_a_destroyed_key() {
     });
 }
 
-/// Each wrapping says in every word which one it is; a reader that mixed two would notice.
+/// Each word of a wrapping contains its number, so that a mixture of two is detected.
 fn wrapping(relation: u32, round: u32) -> Record {
     let word = (relation << 24 | round & 0xFF_FFFF).to_le_bytes();
     Record::DataKey {
@@ -396,9 +400,9 @@ fn wrapping(relation: u32, round: u32) -> Record {
     }
 }
 
-/// Two keys pass the spare body to and fro, which is the hardest case for a reader.
+/// Two keys exchange the spare body all the time, the hardest case for a reader.
 #[test]
-fn readers_never_see_half_a_wrapping() {
+fn readers_never_see_a_part_of_a_wrapping() {
     let memory = memory(2);
     let directory = Directory::init(&memory, 2).unwrap();
     directory.apply(&wrapping(1, 0)).unwrap();
@@ -421,7 +425,7 @@ fn readers_never_see_half_a_wrapping() {
                                 let word = (relation << 24 | round & 0xFF_FFFF).to_le_bytes();
                                 assert_eq!(wrapped.to_vec(), word.repeat(23));
                                 assert_eq!(info.key_version, key_version(round + 1));
-                                // Time does not run backwards.
+                                // Numbers never go back.
                                 let last = &mut last[relation as usize - 1];
                                 assert!(round >= *last);
                                 *last = round;
@@ -443,7 +447,7 @@ fn readers_never_see_half_a_wrapping() {
     });
 }
 
-/// What a reader finds is whole, however new it is.
+/// A reader finds whole entries, however new they are.
 #[test]
 fn readers_see_whole_entries_while_files_are_added() {
     let count = rounds(50_000);

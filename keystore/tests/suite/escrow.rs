@@ -1,4 +1,4 @@
-//! What escrow leaves beside the key files.
+//! The files of escrow beside the key files.
 
 use pagevault_keystore::escrow::{Mark, Restored};
 use pagevault_keystore::{CheckValue, Record, Scope};
@@ -13,7 +13,7 @@ fn mark() -> Mark {
     Mark { keystore: ID, made: 1_767_225_599, keys: keys.into() }
 }
 
-/// As it is documented, the checksum by another program.
+/// As documented; another program computed the checksum.
 const TEXT: &str = "pagevault escrow 1\n\
     keystore ab0102030405060708090a0b0c0d0e0f\n\
     made 1767225599\n\
@@ -31,14 +31,14 @@ fn the_mark_is_as_documented() {
 }
 
 #[test]
-fn a_damaged_mark_says_nothing_else() {
+fn a_damaged_mark_is_refused() {
     for length in 0..TEXT.len() {
         assert_eq!(Mark::decode(&TEXT.as_bytes()[..length]), None, "{length} bytes");
     }
     for at in 0..TEXT.len() * 8 {
         let mut bytes = TEXT.as_bytes().to_vec();
         bytes[at / 8] ^= 1 << (at % 8);
-        // A checksum in capitals is the same checksum.
+        // A checksum in capital letters is the same checksum.
         assert!(Mark::decode(&bytes).is_none_or(|read| read == mark()), "bit {at}");
     }
     let later = TEXT.replace("escrow 1", "escrow 2");
@@ -68,7 +68,7 @@ fn restored() -> Restored {
 }
 
 #[test]
-fn a_restore_comes_back_whole_or_not_at_all() {
+fn a_restore_is_read_completely_or_refused() {
     let bytes = restored().encode().unwrap();
     assert_eq!(Restored::decode(&bytes).unwrap(), restored());
     for length in 0..bytes.len() {
@@ -77,7 +77,7 @@ fn a_restore_comes_back_whole_or_not_at_all() {
     for at in 0..bytes.len() * 8 {
         let mut flipped = bytes.clone();
         flipped[at / 8] ^= 1 << (at % 8);
-        // Of another keystore, it is nobody's.
+        // The file of another keystore is ignored by its readers.
         assert!(Restored::decode(&flipped).map_or(true, |read| read.keystore != ID), "bit {at}");
     }
 }

@@ -1,5 +1,5 @@
-//! Whatever goes wrong at whichever step, a log reopens as it was before or after some change,
-//! nothing that was acknowledged as durable is lost, and of what was not a clean prefix is found.
+//! Whichever step fails, a log reopens as before or after one of the changes, nothing is lost that
+//! was acknowledged as durable, and of the rest a clean prefix is found.
 
 use pagevault_keystore::log::{Log, LogError, Position, Trust};
 use pagevault_keystore::{Lsn, Record};
@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use crate::arbitrary::{DATABASE, current, data_key, plaintext};
 use crate::faulty::{DONE, Fault, FaultyStorage};
 
-/// Where the WAL record of a staged batch is, or before.
+/// The address of a staged batch's WAL record, or one before it.
 const LOGGED: Lsn = Lsn(0x1000);
 
 const ID: [u8; 16] = *b"0123456789abcdef";
@@ -20,14 +20,14 @@ enum Change {
     Append(Vec<Record>),
     Stage(Vec<Record>),
     Compact(Vec<Record>),
-    /// First half of settling; the second syncs again.
+    /// The first half of settling; the second syncs again.
     Sync,
     Mark,
 }
 use Change::*;
 
-/// A life of a log: made, grown, settled while it grows, rewritten, grown again.
-fn life() -> Vec<Change> {
+/// The history of a log: created, grown, settled while it grows, rewritten, grown again.
+fn history() -> Vec<Change> {
     let live = vec![data_key(2, 1, 1, 20), current(2, 1)];
     vec![
         Create(vec![data_key(1, 1, 1, 10), current(1, 1)]),
@@ -48,12 +48,12 @@ fn life() -> Vec<Change> {
     ]
 }
 
-/// What a log should say.
+/// The expected contents of a log.
 #[derive(Debug, Clone, Default)]
 struct Model {
     /// `None`: there is no log.
     batches: Option<Vec<Vec<Record>>>,
-    /// So many batches are durable.
+    /// Number of durable batches.
     durable: usize,
 }
 
@@ -80,7 +80,7 @@ impl Model {
         self.batches.as_ref().map(|batches| batches.concat())
     }
 
-    /// What a power cut may leave.
+    /// The possible contents after a power failure.
     fn remains(&self) -> Vec<Found> {
         let Some(batches) = &self.batches else { return vec![None] };
         (self.durable..=batches.len()).map(|count| Some(batches[..count].concat())).collect()
@@ -119,8 +119,8 @@ fn records(storage: &FaultyStorage) -> Found {
     Log::open(storage, DATABASE, Trust::All).unwrap().map(|(_, contents)| contents.records)
 }
 
-/// Opens what a crash left, checks it, and checks that what is then found and acknowledged survives
-/// a power cut.
+/// Opens the log after a crash and checks it, and checks that what is then found and acknowledged
+/// survives a power failure.
 fn check_reboot(storage: &FaultyStorage, allowed: &[Found]) {
     let storage = storage.after_kill();
     let opened = Log::open(&storage, DATABASE, Trust::All).unwrap();
@@ -136,11 +136,11 @@ fn check_reboot(storage: &FaultyStorage, allowed: &[Found]) {
     }
 }
 
-/// Every state that one more fault during recovery can lead to is as good as the first.
+/// Another fault during recovery leads to allowed states only.
 fn check_recovery(storage: &FaultyStorage, allowed: &[Found]) {
     for step in 0.. {
         let mut hit = false;
-        // Recovery syncs and truncates, which is done or not.
+        // Recovery's sync and truncation are done or not.
         for done in [0, 4] {
             let disk = storage.after_kill();
             disk.arm(Some(Fault { step, kill: true, done }));
@@ -155,22 +155,22 @@ fn check_recovery(storage: &FaultyStorage, allowed: &[Found]) {
     }
 }
 
-/// Every `RECOVERIES`th state is also disturbed while it recovers.
+/// Recovery of every `RECOVERIES`th state is also disturbed.
 const RECOVERIES: usize = 37;
 
-/// Runs the life of a log with a fault at one step. Returns whether the fault was reached.
+/// Applies the changes with a fault at one step. Returns whether the fault was reached.
 fn run(fault: Fault) -> bool {
     let storage = FaultyStorage::default();
     storage.arm(Some(fault));
     let (mut old, mut known) = (Model::default(), Known::default());
-    for change in life() {
+    for change in history() {
         let new = old.after(&change);
         let result = apply(&storage, &change, &mut known);
         let either = [old.now(), new.now()];
         let remains = [old.remains(), new.remains()].concat();
         match result {
             Err(error) if storage.dead() || matches!(error, LogError::Unsettled { .. }) => {
-                // Gone; or it stops by itself, as after any failed fsync.
+                // Killed; or it stops by itself, as after any failed fsync.
                 for (count, disk) in storage.after_power_cut().iter().enumerate() {
                     check_reboot(disk, &remains);
                     if storage.dead() && count % RECOVERIES == fault.step % RECOVERIES {
@@ -179,14 +179,14 @@ fn run(fault: Fault) -> bool {
                 }
                 check_reboot(&storage.after_kill(), &either);
                 if storage.dead() {
-                    // What it left unsynced can be lost while it recovers.
+                    // Unsynced data can be lost while it recovers.
                     check_recovery(&storage.after_kill(), &[remains, either.to_vec()].concat());
                 }
                 return true;
             }
             Ok(()) => {}
             Err(error) => {
-                // The promise of all other errors: nothing has changed, and it works next time.
+                // All other errors guarantee that nothing has changed and that a retry works.
                 assert!(storage.hit(), "{error}");
                 check_reboot(&storage.after_kill(), &[old.now()]);
                 for disk in storage.after_power_cut() {
@@ -206,7 +206,7 @@ fn run(fault: Fault) -> bool {
     hit
 }
 
-/// All faults there are; `run` says when the steps have come to an end.
+/// All faults; `run` reports when there are no more steps.
 fn enumerate(kill: bool) -> usize {
     let mut faults = 0;
     for step in 0.. {
@@ -220,14 +220,14 @@ fn enumerate(kill: bool) -> usize {
 }
 
 #[test]
-fn a_kill_at_any_step_leaves_old_or_new() {
-    // Fifteen changes of about two steps each, five ways each: a smaller number means that the
+fn a_kill_at_any_step_leaves_the_old_or_the_new_state() {
+    // Fifteen changes of about two steps each, in five ways: a smaller number means that the
     // enumeration has stopped early.
     assert!(enumerate(true) >= 120);
 }
 
 #[test]
-fn a_failure_at_any_step_changes_nothing_or_says_so() {
+fn a_failure_at_any_step_changes_nothing_or_is_reported() {
     assert!(enumerate(false) >= 120);
 }
 
@@ -245,30 +245,31 @@ fn any_change() -> impl Strategy<Value = Change> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 2 } else { 32 }))]
 
-    /// After a power cut at any moment of any life, holes and all; and then the disk damages a
+    /// After a power failure at any moment of any history, including holes; then the disk damages a
     /// byte.
     #[test]
-    fn what_was_settled_survives_or_is_missed(
-        life in vec(any_change(), 1..24), at in any::<prop::sample::Index>(),
+    fn settled_batches_survive_or_their_loss_is_detected(
+        history in vec(any_change(), 1..24), at in any::<prop::sample::Index>(),
     ) {
         let storage = FaultyStorage::default();
         let (mut model, mut known) = (Model::default(), Known::default());
-        let (mut marked, mut testified) = (None, 0);
-        for change in [vec![Create(vec![current(1, 1)]), Sync], life].concat() {
+        let (mut marked, mut marked_settled) = (None, 0);
+        for change in [vec![Create(vec![current(1, 1)]), Sync], history].concat() {
             apply(&storage, &change, &mut known).unwrap();
             model = model.after(&change);
             match change {
                 Create(_) | Mark => marked = known.position.map(|position| position.settled),
-                Sync | Append(_) => testified = marked.unwrap_or(testified).max(testified),
+                Sync | Append(_) => marked_settled = marked_settled.max(marked.unwrap_or(0)),
                 _ => {}
             }
             for disk in storage.after_power_cut() {
                 let mut bytes = disk.content("5.keys");
                 prop_assert!(model.remains().contains(&records(&disk)));
-                if testified > 0 {
-                    bytes[at.index(testified as usize)] ^= 0x40;
+                if marked_settled > 0 {
+                    bytes[at.index(marked_settled as usize)] ^= 0x40;
                     disk.put("5.keys", &bytes);
-                    prop_assert!(Log::open(&disk, DATABASE, Trust::All).is_err(), "damage before {}", testified);
+                    let opened = Log::open(&disk, DATABASE, Trust::All);
+                    prop_assert!(opened.is_err(), "damage before {}", marked_settled);
                 }
             }
         }

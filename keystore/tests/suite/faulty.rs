@@ -1,11 +1,12 @@
-//! A directory in memory that breaks off at a chosen step, and what may be found there afterwards.
+//! A directory in memory that fails at a chosen step, and the contents that may be found
+//! afterwards.
 //!
-//! It keeps two truths: what a reader sees now, and what is safely on disk. Every elementary step
-//! (write, fsync, rename, fsync of the directory) can fail, leaving the process to go on, or be the
-//! last the process ever did; a write may have been done in part. After a kill the reader's truth
-//! remains. After a power cut each file holds what was safe and any remains of what was not: the
-//! pieces of unsynced writes reach the disk in any order. After an fsync has failed, what it should
-//! have written is no longer safe by any later one, as on Linux.
+//! It has two states: what a reader sees now, and what is durable. Each elementary step (write,
+//! fsync, rename, fsync of the directory) can fail, after which the process continues, or can be
+//! the last step of the process; a write may have been done in part. After a kill the reader's
+//! state remains. After a power failure each file contains what was durable and any parts of the
+//! rest: unsynced writes reach the disk in any order. After a failed fsync, no later fsync makes
+//! its data durable, as on Linux.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,25 +14,25 @@ use std::io;
 
 use pagevault_keystore::storage::Storage;
 
-/// What goes wrong at the chosen step.
+/// The fault at the chosen step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Fault {
-    /// Which step, from 0.
+    /// Number of the step, from 0.
     pub(crate) step: usize,
-    /// The process goes on (with an error) or is gone.
+    /// The process continues (with an error), or is killed.
     pub(crate) kill: bool,
-    /// How much of the step was done, in quarters; of a write that many bytes.
+    /// The part of the step that was done, in quarters; of a write, of its bytes.
     pub(crate) done: usize,
 }
 
-/// Of a step's work, in quarters.
+/// The whole of a step, in quarters.
 pub(crate) const DONE: [usize; 5] = [0, 1, 2, 3, 4];
 
 #[derive(Debug, Clone, Default)]
 struct Inode {
     now: Vec<u8>,
     safe: Vec<u8>,
-    /// What `now` has beyond `safe`, in pieces that reach the disk separately.
+    /// The writes that are in `now` and not in `safe`; they reach the disk separately.
     unsafe_pieces: Vec<Piece>,
 }
 
@@ -42,7 +43,7 @@ struct Piece {
     lost: bool,
 }
 
-/// Up to so many pieces, a power cut is tried with every subset of them.
+/// Up to this number of pieces, each subset of them is tried as the result of a power failure.
 const SUBSETS_OF: usize = 8;
 
 impl Inode {
@@ -101,7 +102,7 @@ pub(crate) struct FaultyStorage {
 }
 
 impl FaultyStorage {
-    /// Sets what goes wrong from here on; steps count from 0 again.
+    /// Sets the next fault; steps are counted from 0 again.
     pub(crate) fn arm(&self, fault: Option<Fault>) {
         let mut disk = self.disk.borrow_mut();
         (disk.steps, disk.fault, disk.hit) = (0, fault, false);
@@ -116,8 +117,8 @@ impl FaultyStorage {
         self.disk.borrow().dead
     }
 
-    /// The machine stayed up: readers see what they saw, nothing became safer. (That an fsync
-    /// failed before is forgotten here, lest no recovery be possible at all.)
+    /// The machine stayed up: readers see the same, nothing more is durable. (Failed fsyncs are
+    /// forgotten here, because recovery would be impossible otherwise.)
     pub(crate) fn after_kill(&self) -> Self {
         let mut disk = self.disk.borrow().clone();
         disk.dead = false;
@@ -127,7 +128,7 @@ impl FaultyStorage {
         Self { disk: RefCell::new(disk) }
     }
 
-    /// Everything that a power cut at this moment may leave.
+    /// All states that a power failure at this moment may leave.
     pub(crate) fn after_power_cut(&self) -> Vec<Self> {
         let disk = self.disk.borrow();
         let mut contents: Vec<Vec<Vec<u8>>> = vec![vec![]];
@@ -156,12 +157,12 @@ impl FaultyStorage {
         found
     }
 
-    /// Content of a file, for tests that damage it.
+    /// Contents of a file, for tests that damage it.
     pub(crate) fn content(&self, name: &str) -> Vec<u8> {
         self.read(name, 0, u64::MAX).unwrap().unwrap()
     }
 
-    /// Puts a file there, safely.
+    /// Creates a durable file.
     pub(crate) fn put(&self, name: &str, bytes: &[u8]) {
         let mut disk = self.disk.borrow_mut();
         disk.inodes.push(Inode::durable(bytes));
@@ -171,11 +172,11 @@ impl FaultyStorage {
     }
 }
 
-/// What a power cut may leave of a file.
+/// The possible contents of a file after a power failure.
 fn remains(inode: &Inode) -> Vec<Vec<u8>> {
     let Inode { now, safe, unsafe_pieces: pieces } = inode;
     if now.len() < safe.len() || pieces.is_empty() {
-        // At most, it was cut and that is not safe.
+        // It was truncated at most, which is not durable.
         return BTreeSet::from([now[..now.len().min(safe.len())].to_vec(), safe.clone()])
             .into_iter()
             .collect();
@@ -191,11 +192,11 @@ fn remains(inode: &Inode) -> Vec<Vec<u8>> {
                 last = bytes.len();
             }
         }
-        // The length on disk may be behind the data or ahead of it.
+        // The length on disk may be behind the data, or ahead of it.
         found.insert(bytes[..last].to_vec());
         found.insert(bytes);
     }
-    // The last piece itself in part, or as something else.
+    // The last piece in part, or overwritten.
     if let Some(last) = pieces.last().filter(|piece| !piece.lost) {
         let start = now.len() - last.bytes.len();
         for quarter in 1..4 {
@@ -215,8 +216,8 @@ fn remains(inode: &Inode) -> Vec<Vec<u8>> {
     found.into_iter().collect()
 }
 
-/// All subsets of a few pieces as bit masks; of many: none, all, one, all but one, from or up to
-/// one.
+/// All subsets of a few pieces as bit masks. Of many pieces: none, all, one, all but one, from one
+/// on, or up to one.
 fn subsets(pieces: usize) -> Vec<u64> {
     assert!(pieces < 64, "too many unsynced writes for this simulation");
     let all = (1 << pieces) - 1;
@@ -228,7 +229,7 @@ fn subsets(pieces: usize) -> Vec<u64> {
 }
 
 impl Disk {
-    /// Begins a step. `Ok`: do it. `Err(quarters)`: do that much of it and report failure.
+    /// Begins a step. `Ok`: do it. `Err(quarters)`: do this part of it and report failure.
     fn step(&mut self) -> Result<(), usize> {
         let step = self.steps;
         self.steps += 1;
@@ -261,7 +262,7 @@ impl Disk {
         result
     }
 
-    /// A step that is done wholly (4 quarters) or not at all.
+    /// A step that is done completely (4 quarters) or not at all.
     fn whole(&mut self, what: &str, act: impl FnOnce(&mut Self)) -> io::Result<()> {
         self.alive()?;
         match self.step() {

@@ -1,4 +1,4 @@
-//! Format version 1, as files that never change. `vectors/make.py` wrote them from the description.
+//! Format version 1, in files that never change. `vectors/make.py` wrote them from the description.
 
 use pagevault_keystore::job::{JobId, JobKind, JobState, MAX_NUMBER, Request as Asked, Step};
 use pagevault_keystore::log::{Log, replay};
@@ -25,7 +25,7 @@ fn wrapped(from: u8, length: u8) -> Vec<u8> {
     (from..from + length).collect()
 }
 
-/// What the cluster's log says, batch by batch.
+/// The batches of the cluster's log.
 fn cluster() -> Vec<Vec<Record>> {
     let file = RelFile { tablespace: 1664, database: 0, relation: 1260 };
     vec![
@@ -81,7 +81,7 @@ fn cluster() -> Vec<Vec<Record>> {
     ]
 }
 
-/// What the database's log says, batch by batch.
+/// The batches of the database's log.
 fn database() -> Vec<Vec<Record>> {
     let file = RelFile { tablespace: 1663, database: 5, relation: 16384 };
     vec![
@@ -111,7 +111,7 @@ fn database() -> Vec<Vec<Record>> {
     ]
 }
 
-/// What the log of a database says some of whose keys were destroyed.
+/// The log of a database with destroyed keys.
 fn shredded() -> Vec<Vec<Record>> {
     let file = |relation| RelFile { tablespace: 1663, database: 6, relation };
     vec![vec![
@@ -135,7 +135,7 @@ fn shredded() -> Vec<Vec<Record>> {
     ]]
 }
 
-/// What the log of a database says in which a table is encrypted, and then decrypted.
+/// The log of a database in which a table is encrypted, and then decrypted.
 fn rewritten() -> Vec<Vec<Record>> {
     let file = RelFile { tablespace: 1663, database: 7, relation: 16384 };
     let rewriting = |plaintext, done| {
@@ -158,7 +158,7 @@ fn rewritten() -> Vec<Vec<Record>> {
     ]
 }
 
-/// What the log of a database says in which rekey jobs were asked for.
+/// The log of a database with rekey jobs.
 fn jobs() -> Vec<Vec<Record>> {
     let job = |number| JobId { database: 8, number };
     let first = Asked {
@@ -203,7 +203,7 @@ fn jobs() -> Vec<Vec<Record>> {
     ]
 }
 
-/// What the cluster's log says of WAL keys, batch by batch.
+/// The batches of a cluster's log with WAL keys.
 fn wal() -> Vec<Vec<Record>> {
     let key = |number, cipher, wrapped, created| {
         let (file, version) = key_place(key_version(number));
@@ -296,7 +296,7 @@ fn golden_bindings() {
     let file = RelFile { tablespace: 1663, database: 0x0102_0304, relation: 0x0506_0708 };
     let expected = *b"PVDK\x01\x02\xff\x1f\x04\x03\x02\x01\x08\x07\x06\x05";
     assert_eq!(data_key_aad(file, version(8191), 2), expected);
-    // The tablespace is not bound, everything else is.
+    // Everything except the tablespace is bound.
     assert_eq!(data_key_aad(RelFile { tablespace: 1, ..file }, version(8191), 2), expected);
     assert_ne!(data_key_aad(RelFile { database: 1, ..file }, version(8191), 2), expected);
     assert_ne!(data_key_aad(RelFile { relation: 1, ..file }, version(8191), 2), expected);

@@ -1,4 +1,4 @@
-//! The table of rekey jobs in shared memory says what the logs say.
+//! The table of rekey jobs in shared memory equals the state from the logs.
 
 use std::sync::atomic::AtomicU32;
 
@@ -46,7 +46,7 @@ fn check(table: &JobTable<'_>, records: &[Record]) -> Result<(), TestCaseError> 
 
 proptest! {
     #[test]
-    fn the_table_says_what_the_log_says(records in vec(any_job(), 0..60)) {
+    fn the_table_equals_the_log(records in vec(any_job(), 0..60)) {
         let mut state = State::default();
         let mut written = Vec::new();
         for record in records {
@@ -65,7 +65,7 @@ proptest! {
             prop_assert!(news || table.select(|_| true) == before);
             check(&table, &records[..=at])?;
         }
-        // Redo may repeat the whole story, and a restart begins with nothing.
+        // Redo may repeat all records, and a restart begins with an empty table.
         records.iter().for_each(|record| table.apply(record).unwrap());
         check(&table, &records)?;
         table.reset();

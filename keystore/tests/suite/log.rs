@@ -11,12 +11,12 @@ use crate::arbitrary::{DATABASE, any_record, current, data_key, plaintext};
 use crate::batch::sealed;
 use crate::faulty::FaultyStorage;
 
-/// Where the WAL record of a staged batch is, or before.
+/// The address of a staged batch's WAL record, or one before it.
 const LOGGED: Lsn = Lsn(0x1000);
 
 const ID: [u8; 16] = [7; 16];
 
-/// A log of three batches, and where each begins.
+/// A log of three batches, and the offset of each.
 fn three() -> (Vec<u8>, [usize; 3], Vec<Vec<Record>>) {
     let storage = FaultyStorage::default();
     let batches = vec![
@@ -37,7 +37,7 @@ fn three() -> (Vec<u8>, [usize; 3], Vec<Vec<Record>>) {
 }
 
 #[test]
-fn replays_what_was_appended() {
+fn appended_batches_are_replayed() {
     let (bytes, starts, batches) = three();
     assert_eq!(starts[0], HEADER + batch::HEADER);
     let contents = replay(&bytes, DATABASE).unwrap();
@@ -91,7 +91,7 @@ fn a_garbled_end_is_torn() {
             let mut damaged = bytes.clone();
             damaged[from..].iter_mut().enumerate().for_each(|(at, byte)| *byte = fill(at));
             if damaged == bytes {
-                // It ended like this.
+                // The end is as in this case.
                 continue;
             }
             assert_eq!(replay(&damaged, DATABASE).unwrap().records, batches[..2].concat());
@@ -100,7 +100,7 @@ fn a_garbled_end_is_torn() {
 }
 
 #[test]
-fn a_bad_batch_before_anything_else_is_damage() {
+fn an_unreadable_batch_before_others_is_damage() {
     let (bytes, starts, _) = three();
     let body = starts[1] + batch::HEADER + 9;
     // Followed by an intact batch, by a damaged one with an intact header, by such a header alone.
@@ -112,18 +112,18 @@ fn a_bad_batch_before_anything_else_is_damage() {
     damaged.truncate(starts[2] + batch::HEADER);
     let error = replay(&damaged, DATABASE).unwrap_err();
     assert_eq!((error.offset, error.problem), (starts[1] as u64, Problem::Checksum));
-    // Even a header that cannot be read is no tear when an intact one follows.
+    // Even an unreadable header is damage if an intact one follows.
     let mut damaged = bytes.clone();
     damaged[starts[1]..starts[1] + 8].fill(0);
     let error = replay(&damaged, DATABASE).unwrap_err();
     assert_eq!((error.offset, error.problem), (starts[1] as u64, Problem::Magic));
-    // Followed by nothing, the same damage is a tear.
+    // At the end of the log, the same is a torn end.
     damaged.truncate(starts[2]);
     assert_eq!(replay(&damaged, DATABASE).unwrap().position.end, starts[1] as u64);
 }
 
 #[test]
-fn a_last_batch_from_the_future_is_not_torn() {
+fn a_last_batch_of_a_later_version_is_not_a_torn_end() {
     let (mut bytes, ..) = three();
     let end = bytes.len();
     bytes.extend(sealed(&[77, 1, 0, 0, 0, 0]));
@@ -138,13 +138,13 @@ fn a_last_batch_from_the_future_is_not_torn() {
     assert_eq!(replay(&bytes, DATABASE).unwrap_err().problem, Problem::Version(2));
 }
 
-/// Makes the checksum of a header right that was changed.
+/// Corrects the checksum of a changed header.
 fn reseal(bytes: &mut [u8], start: usize) {
     let checksum = crc32c::crc32c(&bytes[start..start + 32]).to_le_bytes();
     bytes[start + 32..start + 36].copy_from_slice(&checksum);
 }
 
-/// A log of three unsettled batches behind a first one, and where each begins.
+/// A log of three unsettled batches behind a first one, and the offset of each.
 fn unsettled(storage: &FaultyStorage) -> (Log<'_, FaultyStorage>, [usize; 3]) {
     let mut log = Log::create(storage, ID, DATABASE, &[data_key(1, 1, 1, 1)]).unwrap();
     let starts = [2, 3, 4].map(|relation| {
@@ -170,7 +170,7 @@ fn an_unsettled_end_is_cut_at_its_first_hole() {
     let (_, starts) = unsettled(&storage);
     let bytes = storage.content("5.keys");
     for (whole, start) in starts.into_iter().enumerate() {
-        // A hole that reaches to anywhere; what follows is there.
+        // A hole of any length; what follows is there.
         for end in start + 1..bytes.len() {
             let mut holed = bytes.clone();
             holed[start..end].fill(0);
@@ -182,9 +182,9 @@ fn an_unsettled_end_is_cut_at_its_first_hole() {
     }
 }
 
-/// Of a crash remains what WAL has: what is settled, or logged before replay begins.
+/// After a crash those batches count that are settled, or logged before replay begins.
 #[test]
-fn what_is_staged_counts_for_nothing_until_it_is_settled() {
+fn staged_batches_do_not_count_until_they_are_settled() {
     for (redo, expected) in [(Lsn::INVALID, 1), (LOGGED, 1), (LOGGED + 1, 4)] {
         let storage = FaultyStorage::default();
         let (log, starts) = unsettled(&storage);
@@ -197,7 +197,7 @@ fn what_is_staged_counts_for_nothing_until_it_is_settled() {
         let end = if expected == 1 { starts[0] as u64 } else { whole };
         assert_eq!((contents.position.end, contents.unbelieved), (end, whole - end));
         assert_eq!(storage.content("5.keys").len() as u64, end);
-        // It is of no consequence that there was something.
+        // The batches that do not count have no effect.
         log.stage(&[current(1, 1)], LOGGED).unwrap();
         assert!(settle(&mut log));
         log.stage(&[plaintext(1, 1)], LOGGED).unwrap();
@@ -208,7 +208,7 @@ fn what_is_staged_counts_for_nothing_until_it_is_settled() {
 }
 
 #[test]
-fn a_mark_makes_damage_of_every_hole_before_it() {
+fn any_hole_before_a_mark_is_damage() {
     let storage = FaultyStorage::default();
     let (mut log, starts) = unsettled(&storage);
     let mark = log.position().end as usize;
@@ -227,7 +227,7 @@ fn a_mark_makes_damage_of_every_hole_before_it() {
             assert_eq!(result.unwrap().records.len(), 4);
         }
     }
-    // Of two headers that testify, one is enough.
+    // One of two headers that state it suffices.
     let mut damaged = bytes.clone();
     damaged[starts[0]] ^= 1;
     damaged[mark] ^= 1;
@@ -237,13 +237,13 @@ fn a_mark_makes_damage_of_every_hole_before_it() {
 }
 
 #[test]
-fn what_is_settled_needs_no_second_mark() {
+fn a_settled_log_needs_no_second_mark() {
     let storage = FaultyStorage::default();
     let (mut log, _) = unsettled(&storage);
     assert!(settle(&mut log));
     assert!(!settle(&mut log));
     let end = log.position().end;
-    // Opened again, too; and a log that was rewritten or is new.
+    // The same after reopening, and for a rewritten or new log.
     let (mut log, contents) = Log::open(&storage, DATABASE, Trust::All).unwrap().unwrap();
     assert_eq!((log.position(), contents.position.end), (contents.position, end));
     assert!(!settle(&mut log));
@@ -251,11 +251,11 @@ fn what_is_settled_needs_no_second_mark() {
     assert!(!settle(&mut log));
     let (mut log, _) = Log::open(&storage, DATABASE, Trust::All).unwrap().unwrap();
     assert!(!settle(&mut log));
-    // A synced append is durable, and the mark testifies it.
+    // A synced append is durable, and the mark states it.
     log.append(&[current(1, 1)]).unwrap();
     assert_eq!(log.position().settled, log.position().end);
     assert!(settle(&mut log));
-    // What is found at the start is durable, and testified by the first checkpoint.
+    // What is found at the start is durable, and the first checkpoint states it.
     log.stage(&[plaintext(1, 1)], LOGGED).unwrap();
     let (mut log, _) = Log::open(&storage, DATABASE, Trust::All).unwrap().unwrap();
     assert_eq!(log.position().settled, log.position().end);
@@ -263,7 +263,7 @@ fn what_is_settled_needs_no_second_mark() {
 }
 
 #[test]
-fn a_mark_says_no_more_than_was_synced() {
+fn a_mark_covers_only_what_was_synced() {
     let storage = FaultyStorage::default();
     let (mut log, _) = unsettled(&storage);
     let synced = log.position();
@@ -278,12 +278,12 @@ fn a_mark_says_no_more_than_was_synced() {
     assert_eq!(replay(&bytes, DATABASE).unwrap().position.end, synced.end);
     bytes[synced.end as usize - 1] ^= 1;
     assert!(replay(&bytes, DATABASE).is_err());
-    // By a synced append it may be more.
+    // A synced append may settle more.
     log.append(&[current(3, 1)]).unwrap();
     let more = log.position();
     assert!(log.append_settled(&synced).unwrap());
     assert_eq!(log.position().settled, more.end);
-    // Another process rewrites it, and then there is nothing to say.
+    // Another process rewrites it, and then there is nothing to mark.
     log.stage(&[current(4, 1)], LOGGED).unwrap();
     let synced = log.position();
     log.compact(&[data_key(1, 1, 1, 1)]).unwrap();
@@ -318,7 +318,7 @@ proptest! {
     }
 
     #[test]
-    fn any_records_come_back(batches in vec(vec(any_record(), 1..5), 0..8)) {
+    fn any_records_are_read_again(batches in vec(vec(any_record(), 1..5), 0..8)) {
         let storage = FaultyStorage::default();
         let mut log = Log::create(&storage, ID, DATABASE, &[]).unwrap();
         let mut all = Vec::new();
@@ -337,7 +337,7 @@ proptest! {
 }
 
 #[test]
-fn opening_cuts_the_torn_end_off() {
+fn opening_truncates_a_torn_end() {
     let (bytes, starts, _) = three();
     let storage = FaultyStorage::default();
     storage.put("5.keys", &bytes[..bytes.len() - 1]);
@@ -349,7 +349,7 @@ fn opening_cuts_the_torn_end_off() {
 }
 
 #[test]
-fn damage_is_left_as_it_is() {
+fn damage_is_not_changed() {
     let (mut bytes, starts, _) = three();
     bytes[starts[0] + batch::HEADER + 2] ^= 1;
     let storage = FaultyStorage::default();
@@ -377,14 +377,15 @@ fn a_position_that_is_not_the_end_is_refused() {
     moved(stale);
     moved(log::Position { end: newest.end + 1, ..newest });
     moved(log::Position { keystore_id: [8; 16], ..newest });
-    // In the middle of the last batch of a log that was rewritten since: only the generation tells.
+    // In the middle of the last batch of a log that was rewritten since: only the generation
+    // differs.
     log.compact(&[data_key(1, 1, 1, 1), data_key(2, 1, 1, 2), data_key(3, 1, 1, 3)]).unwrap();
     assert!(log.position().end > newest.end);
     moved(newest);
 }
 
 #[test]
-fn leftovers_of_a_failed_append_are_cut_by_the_next() {
+fn remains_of_a_failed_append_are_cut_off_by_the_next() {
     let storage = FaultyStorage::default();
     let mut log = Log::create(&storage, ID, DATABASE, &[data_key(1, 1, 1, 1)]).unwrap();
     let mut bytes = storage.content("5.keys");
@@ -405,7 +406,7 @@ fn a_record_of_another_database_is_refused() {
     assert!(matches!(cluster.append(std::slice::from_ref(&record)), Err(LogError::Record(_))));
     let batch = batch::encode(&[record]).unwrap();
     assert!(matches!(cluster.stage_batch(&batch, LOGGED), Err(LogError::Record(_))));
-    // And a log under another's name.
+    // And a log with the name of another.
     let (bytes, ..) = three();
     storage.put("6.keys", &bytes);
     let error = Log::open(&storage, Scope::database(6), Trust::All).unwrap_err();
@@ -427,7 +428,7 @@ fn scopes_are_known_by_their_names() {
 }
 
 #[test]
-fn files_on_disk_are_private_and_replaced_whole() {
+fn files_on_disk_are_private_and_replaced_atomically() {
     let parent = tempfile::tempdir().unwrap();
     fs::set_permissions(parent.path(), PermissionsExt::from_mode(0o700)).unwrap();
     let directory = parent.path().join("pagevault");
@@ -440,14 +441,14 @@ fn files_on_disk_are_private_and_replaced_whole() {
     assert!(matches!(Log::create(&storage, ID, DATABASE, &[]), Err(LogError::Exists { .. })));
     assert_eq!(mode(directory.join("5.keys")), 0o600);
     log.append(&[current(1, 1)]).unwrap();
-    // A leftover that others could read does not lend its mode.
+    // A file left by a failed attempt that others could read does not pass on its mode.
     fs::write(directory.join("5.keys.new"), "old").unwrap();
     fs::set_permissions(directory.join("5.keys.new"), PermissionsExt::from_mode(0o644)).unwrap();
     log.compact(&[data_key(1, 1, 1, 1), current(1, 1)]).unwrap();
     assert_eq!(mode(directory.join("5.keys")), 0o600);
     assert_eq!(storage.names().unwrap(), ["5.keys"]);
 
-    // A second process, from the position alone; then a torn end.
+    // A second process continues from the position alone; then a torn end.
     let storage = FileStorage::new(&directory).unwrap();
     Log::resume(&storage, log.position()).append(&[plaintext(1, 1)]).unwrap();
     let path = directory.join("5.keys");
@@ -463,7 +464,7 @@ fn files_on_disk_are_private_and_replaced_whole() {
 }
 
 #[test]
-fn files_are_for_the_group_where_the_data_directory_is() {
+fn files_are_readable_by_the_group_if_the_data_directory_is() {
     for (of_parent, of_directory, of_file) in
         [(0o700, 0o700, 0o600), (0o740, 0o700, 0o600), (0o755, 0o750, 0o640), (0o750, 0o750, 0o640)]
     {

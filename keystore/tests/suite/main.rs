@@ -1,4 +1,4 @@
-//! Tests of the keystore from outside, in one program.
+//! Tests of the keystore's public interface, in one program.
 
 #![allow(
     clippy::unwrap_used,

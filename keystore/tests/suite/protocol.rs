@@ -55,7 +55,7 @@ pub(crate) fn reply() -> Reply {
 }
 
 #[test]
-fn messages_come_back() {
+fn messages_are_read_again() {
     let text = request().to_json().unwrap();
     let read = Request::from_json(&text).unwrap();
     assert_eq!(*read.to_json().unwrap(), *text);
@@ -76,10 +76,11 @@ fn secrets_are_not_shown() {
 }
 
 #[test]
-fn a_message_that_cannot_be_read_is_not_repeated() {
+fn unreadable_messages_are_not_quoted() {
     let secrets = [
         json!({"version": 1, "deadline_ms": "hunter2", "data_directory": "", "operations": []}),
-        json!({"version": 1, "deadline_ms": 1, "data_directory": "", "operations": [], "hunter2": 1}),
+        json!({"version": 1, "deadline_ms": 1, "data_directory": "", "operations": [],
+               "hunter2": 1}),
         json!({"version": 1, "hunter2": 1}),
         json!({"version": "hunter2"}),
     ];
@@ -117,13 +118,13 @@ fn size_is_limited_both_ways() {
     let read = Request::from_json(&request.to_json().unwrap()).unwrap();
     let Action::Wrap { plaintext } = &read.operations[0].action else { panic!() };
     assert_eq!(plaintext.expose(), [7; 100_000]);
-    // Nesting is limited by the JSON reader.
+    // The JSON parser limits nesting.
     let deep = format!("{{\"version\":1,\"x\":{}", "[".repeat(100_000));
     assert!(Request::from_json(deep.as_bytes()).is_err());
 }
 
 #[test]
-fn a_reply_answers_each_operation() {
+fn a_reply_needs_one_outcome_for_each_operation() {
     let text = reply().to_json().unwrap();
     let error = Reply::from_json(&text, 5).unwrap_err();
     assert!(matches!(error, ProtocolError::Count { expected: 5, found: 6 }));
@@ -181,7 +182,7 @@ proptest! {
     }
 
     #[test]
-    fn secret_bytes_of_any_length_come_back(bytes in vec(any::<u8>(), 0..300)) {
+    fn secret_bytes_of_any_length_are_read_again(bytes in vec(any::<u8>(), 0..300)) {
         let text = serde_json::to_vec(&SecretBytes::from_slice(&bytes)).unwrap();
         let read: SecretBytes = serde_json::from_slice(&text).unwrap();
         prop_assert_eq!(read.expose(), &bytes[..]);

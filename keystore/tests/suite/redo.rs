@@ -1,5 +1,5 @@
-//! Redo repeats old records to a keystore that has newer ones, or that a power cut has cut short;
-//! and may be broken off and begin anew. In the end everything is as if nothing had happened.
+//! Redo repeats old records to a keystore that has newer ones, or that lost some in a power
+//! failure. It may be interrupted and start again. The final state is the same as without a crash.
 
 use std::sync::atomic::AtomicU32;
 
@@ -12,7 +12,7 @@ use proptest::prelude::*;
 
 use crate::arbitrary::{DATABASE, current, data_key, destroyed, plaintext, rewriting, version};
 
-/// One of the things that a server does with keys, as a batch. `last`: the file's last version.
+/// The batch of one action of a server on keys. `last`: the file's last version.
 fn batch(step: u8, relation: u32, fill: u8, lsn: u64, last: &mut u16) -> Vec<Record> {
     match step {
         10 if *last > 0 => return vec![destroyed(relation, *last, lsn)],
@@ -32,7 +32,7 @@ fn batch(step: u8, relation: u32, fill: u8, lsn: u64, last: &mut u16) -> Vec<Rec
     records
 }
 
-/// Batches as a server writes them: a version at a time, destroyed keys among those there were.
+/// Batches as a server writes them: versions in order, destroyed keys among them.
 pub(crate) fn any_history() -> impl Strategy<Value = Vec<Vec<Record>>> {
     vec((0..12_u8, 1..4_u32, any::<u8>()), 1..40).prop_map(|steps| {
         let mut last = [0; 4];
@@ -47,7 +47,7 @@ fn fold(batches: &[Vec<Record>]) -> State {
     State::from_records(batches.concat()).unwrap()
 }
 
-/// Everything the directory answers, but where it keeps it.
+/// All that the directory returns, except the location of entries.
 fn answers(directory: &Directory<'_>) -> Vec<(FileInfo, Vec<Vec<u8>>)> {
     let files = directory.files().unwrap().map(Result::unwrap);
     let answer = |info: FileInfo| {
@@ -74,7 +74,7 @@ fn with_directory<T>(batches: &[Vec<Record>], act: impl FnOnce(&Directory<'_>) -
     act(&directory)
 }
 
-/// Redo from what a log holds: batches that change nothing are passed over.
+/// Redo on what a log holds: batches that change nothing are skipped.
 fn redo(log: &mut Vec<Vec<Record>>, wal: &[Vec<Record>]) {
     let mut added = vec![];
     let redone = with_directory(log, |directory| {
@@ -93,14 +93,17 @@ fn redo(log: &mut Vec<Vec<Record>>, wal: &[Vec<Record>]) {
 type Crash = [prop::sample::Index; 3];
 
 proptest! {
-    /// The log holds more than the last checkpoint settled. Then the server crashes again and
-    /// again: each time the log loses some of what is not settled, and redo gets somewhere, perhaps
+    /// The log contains more than the last checkpoint settled. Then the server crashes repeatedly:
+    /// each time the log loses a part of what is not settled, and redo gets to some point, perhaps
     /// to another checkpoint.
     #[test]
-    fn crashes_leave_no_trace(
-        history in any_history(), start: Crash, crashes in vec((any::<Crash>(), any::<bool>()), 0..6),
+    fn crashes_do_not_change_the_final_state(
+        history in any_history(),
+        start: Crash,
+        crashes in vec((any::<Crash>(), any::<bool>()), 0..6),
     ) {
-        let among = |at: prop::sample::Index, from: usize, to: usize| from + at.index(to - from + 1);
+        let among =
+            |at: prop::sample::Index, from: usize, to: usize| from + at.index(to - from + 1);
         let mut log = history[..among(start[0], 0, history.len())].to_vec();
         let mut checkpoint = among(start[1], 0, log.len());
         let mut settled = checkpoint;
@@ -118,12 +121,13 @@ proptest! {
         prop_assert_eq!(with_directory(&log, answers), with_directory(&history, answers));
     }
 
-    /// However often and late older records come again: what was destroyed is nowhere.
+    /// Older records may come again at any time: destroyed keys do not come back.
     #[test]
-    fn redo_brings_no_destroyed_key_back(
+    fn redo_does_not_restore_destroyed_keys(
         history in any_history(), again in vec(any::<prop::sample::Index>(), 0..4),
     ) {
-        let all = [history.clone(), vec![(1..4).map(|n| destroyed(n, 60, 1000)).collect()]].concat();
+        let destroyed = (1..4).map(|n| destroyed(n, 60, 1000)).collect();
+        let all = [history.clone(), vec![destroyed]].concat();
         let mut log = all.clone();
         for from in again {
             redo(&mut log, &all[from.index(all.len())..]);
@@ -142,9 +146,9 @@ proptest! {
         }
     }
 
-    /// Of all but keys the order does not matter at all.
+    /// The order of records other than keys does not matter.
     #[test]
-    fn steps_may_come_in_any_order(
+    fn state_changes_may_come_in_any_order(
         (history, shuffled) in any_history().prop_flat_map(|history| {
             let steps = history.concat().into_iter();
             let steps: Vec<_> =
@@ -160,7 +164,7 @@ proptest! {
 }
 
 #[test]
-fn an_old_step_does_not_come_back() {
+fn an_earlier_state_does_not_come_back() {
     let history = [
         vec![data_key(1, 1, 1, 1), current(1, 1)],
         vec![plaintext(1, 1)],

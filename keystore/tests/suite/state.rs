@@ -48,17 +48,17 @@ proptest! {
         let compact = all_records(&state);
         prop_assert!(compact.len() <= accepted.len());
         prop_assert_eq!(&fold(&compact), &state);
-        // Redo may repeat the whole story.
+        // Redo may repeat all records.
         accepted.into_iter().for_each(|record| drop(state.apply(record)));
         prop_assert_eq!(&fold(&compact), &state);
-        // Every record is in the log it belongs to.
+        // Each record is in the log to which it belongs.
         for home in [0, 4, 5, 6].map(Scope::database) {
             prop_assert!(state.records(home).iter().all(|record| record.home() == home));
         }
     }
 
     #[test]
-    fn a_key_once_known_stays_or_is_destroyed(records in vec(any_record(), 0..80)) {
+    fn a_known_key_stays_or_is_destroyed(records in vec(any_record(), 0..80)) {
         let mut state = State::default();
         let mut known: Vec<(RelFile, DataKeyVersion, u8)> = vec![];
         for record in records {
@@ -143,7 +143,7 @@ fn a_reused_file_number_continues_its_versions() {
     assert_eq!(state.file(file(1)).unwrap().next_version(), None);
 }
 
-/// Whatever comes after, and in whatever order: see also the module `redo`.
+/// Whatever records follow, in whatever order: see also the module `redo`.
 #[test]
 fn a_destroyed_key_never_comes_back() {
     let story = [data_key(1, 1, 1, 10), data_key(1, 2, 1, 20), current(1, 2)];
@@ -156,7 +156,7 @@ fn a_destroyed_key_never_comes_back() {
     let entry = state.file(file(1)).unwrap();
     assert!(entry.keys.is_empty());
     assert!(entry.is_destroyed(version(2)) && !entry.is_destroyed(version(3)));
-    // The file is written as before, under a key that nobody has; and its versions go on.
+    // The file's state is the same, with a key that nobody has; its versions continue.
     assert_eq!((entry.phase.current(), entry.next_version()), (Some(version(2)), Some(version(3))));
     let bytes = pagevault_keystore::batch::encode(&state.records(DATABASE)).unwrap();
     for fill in [10, 11, 20] {
@@ -165,12 +165,12 @@ fn a_destroyed_key_never_comes_back() {
             "wrapped key is still there"
         );
     }
-    // Of two times the later counts.
+    // Of two times the later one counts.
     state.apply(destroyed(1, 2, 5)).unwrap();
     state.apply(destroyed(1, 1, 9)).unwrap();
     let left = state.file(file(1)).unwrap().destroyed.unwrap();
     assert_eq!((left.through, left.lsn), (version(2), Lsn(7)));
-    // Of a file that nothing else is known of.
+    // For a file about which nothing else is known.
     state.apply(destroyed(2, 3, 7)).unwrap();
     state.apply(current(2, 3)).unwrap();
     state.apply(data_key(2, 4, 1, 40)).unwrap();
@@ -197,7 +197,7 @@ fn the_highest_version_is_the_current_database_key() {
 }
 
 #[test]
-fn a_database_key_is_wrapped_anew_and_never_replaced() {
+fn a_database_key_is_rewrapped_and_never_replaced() {
     let mut state = fold(&[database_key(5, 1, 1), database_key(5, 1, 2), database_key(0, 1, 1)]);
     let mut other = database_key(5, 1, 3);
     if let Record::DatabaseKey { check, .. } = &mut other {
@@ -210,7 +210,7 @@ fn a_database_key_is_wrapped_anew_and_never_replaced() {
 }
 
 #[test]
-fn a_provider_in_use_is_known() {
+fn a_provider_in_use_is_recognised() {
     let provider = |options: &str| Record::Provider {
         name: "disk".into(),
         kind: "file".into(),

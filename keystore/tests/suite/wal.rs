@@ -13,7 +13,7 @@ fn memory() -> Vec<AtomicU32> {
     (0..Switches::WORDS).map(|_| AtomicU32::new(0)).collect()
 }
 
-/// Decided in the order of versions: sealed with n, in plaintext after n, sealed with n + 1.
+/// In the order of decisions: encrypted with version n, plaintext after n, encrypted with n + 1.
 fn sealed(start: u64, number: u32) -> Switch {
     let start = Lsn(start);
     Switch { step: 2 * number, start, phase: WalPhase::under(key_version(number)) }
@@ -25,7 +25,7 @@ fn plaintext(start: u64, number: u32) -> Switch {
 }
 
 #[test]
-fn without_switches_all_is_plaintext() {
+fn without_switches_wal_is_plaintext() {
     let memory = memory();
     let switches = Switches::new(&memory);
     assert_eq!(switches.newest(), None);
@@ -34,7 +34,7 @@ fn without_switches_all_is_plaintext() {
 }
 
 #[test]
-fn the_address_decides_in_whatever_order_switches_are_heard() {
+fn the_order_in_which_switches_are_added_does_not_matter() {
     let all = [sealed(100, 1), plaintext(200, 1), sealed(300, 2), sealed(400, 3)];
     for order in [[0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1]] {
         let memory = memory();
@@ -71,7 +71,7 @@ fn of_two_switches_at_one_address_the_later_step_counts() {
     }
 }
 
-/// WAL was lost before it came to a switch, and goes on from an address before it.
+/// WAL was lost before it reached a switch, and continues from an address before it.
 #[test]
 fn a_switch_that_was_decided_later_counts_from_an_earlier_address_on() {
     let memory = memory();
@@ -86,7 +86,7 @@ fn a_switch_that_was_decided_later_counts_from_an_earlier_address_on() {
 }
 
 #[test]
-fn what_lies_behind_an_address_may_need_keys() {
+fn wal_behind_an_address_may_need_keys() {
     let memory = memory();
     let switches = Switches::new(&memory);
     [sealed(100, 1), plaintext(200, 1)].iter().for_each(|switch| switches.add(*switch).unwrap());
@@ -95,7 +95,7 @@ fn what_lies_behind_an_address_may_need_keys() {
 }
 
 #[test]
-fn a_switch_is_added_once_and_a_full_table_says_so() {
+fn a_switch_is_added_once_and_a_full_table_is_reported() {
     let memory = memory();
     let switches = Switches::new(&memory);
     for version in 1..=Switches::CAPACITY as u32 {
@@ -105,7 +105,7 @@ fn a_switch_is_added_once_and_a_full_table_says_so() {
             assert_eq!(switches.count(), 3);
         }
         if version > 64 {
-            // The rest is filled by hand: adding looks through all of them.
+            // The rest is filled directly: `add` searches all switches.
             break;
         }
     }
@@ -118,7 +118,7 @@ fn a_switch_is_added_once_and_a_full_table_says_so() {
 }
 
 #[test]
-fn every_version_has_a_place_of_its_own_that_no_relation_has() {
+fn each_version_has_its_own_file_that_no_relation_has() {
     let place =
         |relation, number| (RelFile { tablespace: 0, database: 0, relation }, version(number));
     for (number, expected) in [
@@ -135,7 +135,7 @@ fn every_version_has_a_place_of_its_own_that_no_relation_has() {
 }
 
 #[test]
-fn a_switch_to_a_key_that_is_not_there_is_refused() {
+fn a_switch_to_a_missing_key_is_refused() {
     let mut state = State::default();
     let (file, version) = key_place(key_version(8192));
     let refused = state.apply(Record::WalSwitch(sealed(1, 8192)));
@@ -143,13 +143,13 @@ fn a_switch_to_a_key_that_is_not_there_is_refused() {
     assert_eq!(state, State::default());
 }
 
-/// After 4095 versions the marks in the pages begin again: an old page still finds the key that
-/// it was sealed with.
+/// The marks in pages repeat after 4095 versions: an old page still finds the key under which it
+/// was encrypted.
 #[test]
-fn marks_that_come_again_find_the_key_that_was_in_use_there() {
+fn repeated_marks_denote_the_key_in_use_at_the_address() {
     let memory = memory();
     let switches = Switches::new(&memory);
-    // Every 1000th version, from 1 to 12001, a thousand pages each.
+    // Every 1000th version, from 1 to 12001, for a thousand pages each.
     for step in 0..=12_u32 {
         switches.add(sealed(u64::from(step) * 8_192_000 + 8192, step * 1000 + 1)).unwrap();
     }
@@ -157,7 +157,7 @@ fn marks_that_come_again_find_the_key_that_was_in_use_there() {
         let address = u64::from(step) * 8_192_000 + 81_920;
         let written = switches.at(Lsn(address)).phase.sealed().unwrap();
         assert_eq!(written.get(), step * 1000 + 1);
-        // Read where the switch itself is not known: one step earlier or later decides.
+        // Read where the switch itself is unknown: the preceding or the following one decides.
         for known in [written.get().saturating_sub(1000), written.get(), written.get() + 1000] {
             let known = KeyVersion::new(known);
             assert_eq!(Mark::of_version(written).version_near(known), written);
@@ -167,7 +167,7 @@ fn marks_that_come_again_find_the_key_that_was_in_use_there() {
 
 proptest! {
     #[test]
-    fn a_stretch_is_as_long_as_it_says(
+    fn a_stretch_has_the_stated_bounds(
         starts in vec((1..9_u32, 0..50_u64, 1..5_u32, any::<bool>()), 0..20), address in 0..60_u64,
     ) {
         let memory = memory();

@@ -1,4 +1,4 @@
-//! Any sequence of writes of ranges reads as it would of a plain file, and lies sealed.
+//! Any sequence of writes of ranges reads as from a plain file, and is encrypted.
 
 use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
@@ -19,7 +19,7 @@ const PAGE: usize = 8192;
 const PAGES: usize = 8;
 const BASE: Lsn = Lsn(0x1_2300_0000);
 
-/// Sealed with one key from the third page on.
+/// Encrypted with one key from the third page on.
 struct Keys(PageKey);
 
 impl WalKeys for Keys {
@@ -45,11 +45,11 @@ fn keys() -> Keys {
     Keys(PageKey::new(&key))
 }
 
-/// A file in memory, whose calls transfer at most so much.
+/// A file in memory whose calls transfer at most `most` bytes.
 struct Memory {
     bytes: RefCell<Vec<u8>>,
     most: Cell<usize>,
-    /// Calls that succeed before the next that fails.
+    /// Number of calls that succeed before the next failure.
     calls: Cell<usize>,
 }
 
@@ -95,7 +95,7 @@ impl Segment for Memory {
         address == BASE + at
     }
 
-    /// Of timeline 2, which began in the second page.
+    /// The segment is of timeline 2, which began in the second page.
     fn is_left_over(&self, timeline: u32, address: Lsn) -> bool {
         wal_timelines::is_left_over(timeline, address, 2, || Some(BASE + PAGE as u64 + 100))
     }
@@ -118,10 +118,9 @@ fn plain() -> Vec<u8> {
 }
 
 proptest! {
-    /// As a WAL receiver writes: one range after the other, of any length; then again, as after a
-    /// restart.
+    /// As a WAL receiver writes: consecutive ranges of any length; then again, as after a restart.
     #[test]
-    fn what_is_written_is_read(
+    fn written_bytes_are_read(
         lengths in vec(1_usize..3 * PAGE, 1..20),
         again in 0..PAGE * PAGES,
         most in prop_oneof![Just(usize::MAX), PAGE..3 * PAGE, 1..PAGE],
@@ -148,7 +147,7 @@ proptest! {
             let got = got.unwrap() as usize;
             let whole = end.next_multiple_of(PAGE);
             prop_assert_eq!(got, length.min(whole.saturating_sub(at)));
-            // What was not written yet is zero.
+            // Bytes that were not written yet are zero.
             let known = got.min(end.saturating_sub(at));
             prop_assert_eq!(&to[..known], &plain[at..at + known]);
         }
@@ -158,9 +157,9 @@ proptest! {
         }
     }
 
-    /// A call that fails is told, with what was written before it; what was told can be read.
+    /// A failing call is reported with the number of bytes written before it; these can be read.
     #[test]
-    fn a_failure_is_told(good in 0_usize..12, most in 1..2 * PAGE, at in 0..PAGE) {
+    fn a_failure_is_reported(good in 0_usize..12, most in 1..2 * PAGE, at in 0..PAGE) {
         let (keys, file, plain) = (keys(), Memory::new(usize::MAX), plain());
         let mut scratch = vec![0; 2 * PAGE];
         let write = |scratch: &mut [u8], from: usize, to: usize| {
@@ -180,11 +179,11 @@ proptest! {
     }
 }
 
-/// What a parent timeline left is handed over as it is, without its mark, and is written over as if
-/// nothing were there; its key need not be known.
+/// Pages left by a parent timeline are passed on unchanged, without their mark, and overwritten as
+/// if nothing were there; their key may be unknown.
 #[test]
-fn what_a_parent_left_does_not_count() {
-    /// Has the key of version 1 only, and writes with it.
+fn pages_left_by_a_parent_do_not_count() {
+    /// Has only the key of version 1, and writes with it.
     struct One(Keys);
     impl WalKeys for One {
         type Error = KeyVersion;
@@ -216,7 +215,7 @@ fn what_a_parent_left_does_not_count() {
         let at = number * PAGE;
         let got = wal_segments::read(&keys, &file, &mut scratch, PAGE, &mut page, at as u64);
         if number < 2 {
-            // Before the fork, and where it is, the page counts.
+            // Before the fork and in its page, the page counts.
             assert_eq!(got.unwrap_err().cause, key_version(2));
             continue;
         }
@@ -236,7 +235,7 @@ fn what_a_parent_left_does_not_count() {
 }
 
 #[test]
-fn a_segment_is_told_by_its_name() {
+fn segment_names_are_parsed() {
     let name = Name { timeline: 10, number: (1, 255) };
     assert_eq!(parse_name(b"0000000A00000001000000ff"), Some(name));
     for name in [
@@ -251,7 +250,7 @@ fn a_segment_is_told_by_its_name() {
 }
 
 #[test]
-fn a_vector_stops_at_the_first_part_that_is_not_whole() {
+fn a_vector_stops_at_the_first_incomplete_part() {
     let transfer = |answers: &[isize]| {
         let mut answers = answers.iter();
         let mut before = vec![];
@@ -273,7 +272,7 @@ fn a_vector_stops_at_the_first_part_that_is_not_whole() {
 }
 
 #[test]
-fn a_position_moves_behind_what_was_transferred() {
+fn a_position_advances_by_the_bytes_transferred() {
     let moved = Cell::new(None);
     let run = |at: i64, done: isize| {
         moved.set(None);
