@@ -1,11 +1,11 @@
-//! How much was sealed and opened since the server started, and how long that took.
+//! Counters: how much was sealed and opened since the server started, and how long that took.
 //!
-//! Every process has a slot of its own in shared memory, by its number among the server's
-//! processes, and nobody else writes there: counting is an addition to memory that is in this
-//! core's cache, without lock or atomic instruction. Readers add all slots up. A slot is never
-//! cleared: the next process with that number goes on counting. All this outlives a crash restart.
+//! Every process has its own slot in shared memory, by process number, which no other process
+//! writes. So counting is an addition to cached memory, without a lock or atomic instruction.
+//! Readers add up all slots. A slot is never cleared: the next process with that number continues
+//! it. All slots survive a crash restart.
 //!
-//! Called inside critical sections: nothing here allocates, waits or raises.
+//! Called in critical sections: nothing here allocates, waits or raises errors.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -13,8 +13,8 @@ use crate::pg::{clock, compat};
 use crate::shmem;
 use crate::shmem::counters::{Amount, Line, StatsKind};
 
-/// Nobody else writes here, so this need not be one instruction. (Processes without a number share
-/// a slot, and may lose a count.)
+/// Adds without an atomic instruction, because a slot has one writer. (Processes without a number
+/// share a slot, and may lose a count.)
 #[inline]
 fn add(counter: &AtomicU64, amount: u64) {
     counter.store(counter.load(Relaxed).wrapping_add(amount), Relaxed);
@@ -25,7 +25,7 @@ fn line(kind: StatsKind) -> Option<&'static Line> {
     shmem::get()?.counters.line(compat::process_number(), kind)
 }
 
-/// The time of sealing or opening that has begun: a moment, put off by what is not to be counted.
+/// Measures the time of sealing or opening: the start time, plus the length of pauses.
 #[derive(Clone, Copy)]
 #[must_use]
 pub(crate) struct Timing {
@@ -39,12 +39,12 @@ impl Timing {
         Timing { began: clock::ticks() }
     }
 
-    /// Timing whose time is counted elsewhere.
+    /// A timing whose time is counted elsewhere.
     pub(crate) fn none() -> Timing {
         Timing { began: u64::MAX }
     }
 
-    /// Does something that is neither.
+    /// Runs something that is not to be counted.
     #[inline]
     pub(crate) fn pause<R>(&mut self, f: impl FnOnce() -> R) -> R {
         let paused = clock::ticks();
@@ -53,13 +53,15 @@ impl Timing {
         result
     }
 
-    /// `pages` of `bytes` in all were sealed since it began. None: not counted at all.
+    /// Counts `pages` sealed pages of `bytes` bytes in all, and the time since the start. Counts
+    /// nothing if `bytes` is 0.
     #[inline]
     pub(crate) fn sealed(self, kind: StatsKind, pages: u64, bytes: u64) {
         self.done(kind, |line| &line.sealed, pages, bytes);
     }
 
-    /// `pages` of `bytes` in all were opened since it began.
+    /// Counts `pages` opened pages of `bytes` bytes in all, and the time since the start. Counts
+    /// nothing if `bytes` is 0.
     #[inline]
     pub(crate) fn opened(self, kind: StatsKind, pages: u64, bytes: u64) {
         self.done(kind, |line| &line.opened, pages, bytes);
@@ -77,7 +79,7 @@ impl Timing {
     }
 }
 
-/// A page could not be opened, because its key could not be had.
+/// Counts a page that could not be opened because its key was not available.
 #[cold]
 pub(crate) fn count_failure(kind: StatsKind) {
     if let Some(line) = line(kind) {
