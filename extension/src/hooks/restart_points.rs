@@ -40,7 +40,7 @@ unsafe extern "C-unwind" fn redo(record: *mut pg_sys::XLogReaderState) {
     unsafe {
         let missing = if is_checkpoint(record) && process::is_not_consistent_yet() {
             pg_sys::panic::pgrx_extern_c_guard(|| {
-                let file = stand_ins::file_at_stake(smgr::version_on_disk);
+                let file = stand_ins::file_with_missing_key(smgr::version_on_disk);
                 file.inspect(|file| compat::refer_to_missing_page(*file))
             })
         } else {

@@ -81,7 +81,7 @@ unsafe extern "C-unwind" fn redo(record: *mut pg_sys::XLogReaderState) {
     if let Err(report) = outcome {
         report.send(pgrx::prelude::PgLogLevel::PANIC);
     }
-    if stand_ins::are_there()
+    if stand_ins::any_awaited()
         && let Some((_, _, records)) = wal::split_payload(payload)
         && let Ok(records) = batch::decode(records)
     {

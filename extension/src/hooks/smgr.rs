@@ -226,8 +226,8 @@ pub(super) unsafe extern "C-unwind" fn mdwritev(
         let file = compat::smgr_file(reln);
         let writing = page::io::writing(file);
         fault::point_of("page.looked_up", file.file.relation);
-        if writing.must_look
-            || writing.must_watch
+        if writing.must_compare
+            || writing.must_check_key
             || (0..count).any(|i| page::io::is_stand_in(sealing::lsn(*buffers.add(i as usize))))
         {
             for i in 0..count {
@@ -342,7 +342,7 @@ unsafe fn target_over(
     block: BlockNumber,
     buffer: *const c_void,
 ) -> Option<Option<SealTarget>> {
-    if writing.must_look || writing.must_watch {
+    if writing.must_compare || writing.must_check_key {
         // SAFETY: the arguments are those of mdwrite, passed on.
         unsafe { target_by_disk(reln, writing, fork, block, buffer) }
     } else {
@@ -368,19 +368,19 @@ unsafe fn target_by_disk(
     unsafe {
         // mdread raises an error for a page beyond the end of the file, except in the startup
         // process.
-        if !writing.must_look && block >= compat::smgr_blocks(reln, fork) {
+        if !writing.must_compare && block >= compat::smgr_blocks(reln, fork) {
             return Some(writing.target);
         }
         let file = compat::smgr_file(reln);
         let on_disk = read_sealed(reln, fork, block);
-        if writing.must_watch {
+        if writing.must_check_key {
             match page::io::may_write_over(file, block, &*on_disk) {
                 Ok(true) => {}
                 Ok(false) => return None,
                 Err(fault) => raise(fault, block),
             }
         }
-        Some(if writing.must_look {
+        Some(if writing.must_compare {
             page::io::target_over(file, writing.target, sealing::lsn(buffer), &*on_disk)
         } else {
             writing.target

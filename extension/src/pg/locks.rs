@@ -294,7 +294,7 @@ impl Rewriting {
 impl Drop for Rewriting {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            return; // an ERROR is under way; its abort releases the locks of session and transaction
+            return; // an ERROR is under way; its abort releases all locks
         }
         let mode = pg_sys::ExclusiveLock as pg_sys::LOCKMODE;
         // SAFETY: a lock that this process holds.

@@ -15,7 +15,7 @@ pub(crate) const PLACES: usize = 1 << 16;
 shared_struct! {
     /// See the functions of [`WrittenOver`].
     pub(crate) struct Memory {
-        has_overflown: AtomicBool,
+        has_overflowed: AtomicBool,
         is_settled: AtomicBool,
     }
 }
@@ -88,7 +88,7 @@ impl WrittenOver {
                 }
             }
         }
-        self.memory.head.has_overflown.store(true, SeqCst);
+        self.memory.head.has_overflowed.store(true, SeqCst);
     }
 
     /// From now on WAL brings no key that is missing.
@@ -103,8 +103,8 @@ impl WrittenOver {
     }
 
     /// Whether there were more of them than there is room for.
-    pub(crate) fn has_overflown(&self) -> bool {
-        self.memory.head.has_overflown.load(SeqCst)
+    pub(crate) fn has_overflowed(&self) -> bool {
+        self.memory.head.has_overflowed.load(SeqCst)
     }
 
     /// Whether WAL brings no key any more that is missing.

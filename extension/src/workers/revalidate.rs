@@ -37,7 +37,7 @@ pub(super) fn main() {
     let mut withdrawal = Withdrawal::default();
     let mut last = Instant::now(); // the server start has just asked
     loop {
-        withdrawal.go_on();
+        withdrawal.scan_if_due();
         let due_in =
             || guc::revalidate_interval().map(|pause| pause.saturating_sub(last.elapsed()));
         let pauses = [due_in(), withdrawal.due_in()];
