@@ -45,7 +45,7 @@ pub(crate) use entry_points;
 
 /// Makes this worker the bootstrap superuser in a restricted operation, with settings under which
 /// it can work, whatever was set for its database, role or server. Call once, after connecting.
-pub(crate) fn seclude() {
+pub(crate) fn restrict() {
     // SAFETY: outside any transaction, in a process that has just connected; the settings exist in
     // this major, and the values are valid. Transactions begin with the current user and security
     // context (StartTransaction, xact.c).
@@ -76,7 +76,7 @@ pub(crate) fn seclude() {
     }
 }
 
-/// Limits how long this worker waits for a lock; after [`seclude`].
+/// Limits how long this worker waits for a lock; after [`restrict`].
 pub(crate) fn wait_for_locks_at_most(time: &CStr) {
     // SAFETY: outside any transaction; the server copies both texts.
     unsafe {

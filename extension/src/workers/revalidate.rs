@@ -1,5 +1,5 @@
-//! Asks from time to time whether the keys in use would still be unwrapped, and has pages of locked
-//! relations leave shared buffers.
+//! Background worker: asks key providers regularly whether they would still unwrap the keys in use,
+//! and evicts pages of locked relations from shared buffers.
 
 use std::time::{Duration, Instant};
 
@@ -33,9 +33,9 @@ pub(super) fn main() {
     audit::repeat_early_lines();
     escrow::tell_of_new_bundle();
     let mut logged = Logged::default();
-    // What a worker before this one has locked stays locked when that one has failed.
+    // What an earlier worker has locked stays locked after that worker failed.
     let mut withdrawal = Withdrawal::default();
-    let mut last = Instant::now(); // the server start has just asked
+    let mut last = Instant::now(); // server start has just asked
     loop {
         withdrawal.scan_if_due();
         let due_in =

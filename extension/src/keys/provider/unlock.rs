@@ -133,7 +133,7 @@ fn all_locked_keys() -> Vec<(Scope, KeyVersion)> {
 
 /// True while nobody can log in: shared catalogs are sealed, and the cluster's key is locked or
 /// refused.
-pub(crate) fn keeps_everyone_out() -> bool {
+pub(crate) fn prevents_connections() -> bool {
     let keys = shmem::secrets().map(|s| s.list()).unwrap_or_default();
     let locked = |state| matches!(state, KeyState::Locked | KeyState::Refused);
     keys.iter().any(|(scope, _, state)| scope.is_cluster() && locked(*state))
@@ -300,7 +300,7 @@ fn starts_locked(cause: &Report) -> Report {
         format!("server starts with encrypted relations locked: {}", cause.message()),
     )
     .detail(cause.detail_text().to_owned())
-    .hint(if keeps_everyone_out() {
+    .hint(if prevents_connections() {
         "Shared catalogs are encrypted: nobody can log in until then. The server keeps trying and unlocks without a restart."
     } else {
         "Plaintext relations are usable. The server keeps trying and unlocks without a restart."
