@@ -44,7 +44,7 @@ pub(crate) fn start() -> Result<Loaded> {
     if !process::replays_wal() {
         unsettled::require_none_missing(&storage, &logs)?;
     }
-    escrow::take_over(&storage, &mut logs)?;
+    escrow::import_restored(&storage, &mut logs)?;
     let first_start = shmem::get().is_none();
     let shared = if first_start { map(&logs)? } else { reset()? };
     fill(shared, &logs)?;

@@ -13,7 +13,7 @@ use pgrx::prelude::PgLogLevel;
 use super::provider::unlock;
 use super::store::directory;
 use super::store::persist::{
-    Settle, cluster_state, compact, recovery_needs_room, remember, settle_now, stage, take_in,
+    Settle, apply_logged, cluster_state, compact, recovery_needs_room, remember, settle_now, stage,
 };
 use super::usage::{data_keys, destruction};
 use crate::pg::locks::KeystoreLock;
@@ -59,7 +59,7 @@ pub(crate) fn replay(
         settle_now(&lock, scope);
     }
     fault::point("redo.keys_in_file");
-    take_in(&lock, &records);
+    apply_logged(&lock, &records);
     if destroys && let Err(report) = compact(&lock, scope) {
         // The keys are not used any more. Their bytes stay in the file until it is rewritten.
         report.send(PgLogLevel::WARNING);

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 /// Isolates a program that is about to be started from the server: it inherits only the standard
 /// descriptors, and is killed when this process ends.
-pub(crate) fn keep_apart(command: &mut Command) {
+pub(crate) fn isolate_from_server(command: &mut Command) {
     let server = std::process::id();
     // SAFETY: runs in the child between fork and exec, where only async-signal-safe calls are
     // allowed: isolate() makes only system calls and does not allocate.

@@ -4,7 +4,7 @@
 //! (`CheckRecoveryConsistency`, xlogrecovery.c, 15 to 18) after it has set `reachedConsistency` and
 //! before it admits sessions, and `emit_log_hook` gets each message before it is logged. In crash
 //! recovery the state is consistent only when all WAL is replayed, and nothing is logged; the
-//! resource manager's callbacks at the end of redo serve then.
+//! resource manager's `rm_cleanup` callback is used instead.
 
 use pgrx::{pg_guard, pg_sys};
 

@@ -358,7 +358,7 @@ pub(crate) fn relations_locked_against_all() -> Vec<pg_sys::Oid> {
 /// cost depends on the number of locks held, not on the number of relations.
 fn relations_locked(modes: i32) -> Vec<pg_sys::Oid> {
     let mut found = Vec::new();
-    // SAFETY: globals of this process; MyProc is null in auxiliary processes at start and exit.
+    // SAFETY: globals of this process; MyProc may be null while a process starts or exits.
     let (proc, database) = unsafe { (pg_sys::MyProc, pg_sys::MyDatabaseId) };
     if proc.is_null() {
         return found;

@@ -219,7 +219,7 @@ pub(crate) fn abort_transaction() {
 /// Connects this background worker to a database, as the bootstrap superuser. If the database was
 /// dropped meanwhile, or DROP DATABASE was interrupted, the worker ends, and no FATAL message is
 /// logged.
-pub(crate) fn connect_to_database_if_there(database: Oid) {
+pub(crate) fn connect_to_database_if_exists(database: Oid) {
     // SAFETY: in a background worker that registered for a database connection, once. The hook
     // belongs to this process, which has a single thread.
     unsafe {
@@ -255,7 +255,7 @@ unsafe extern "C-unwind" fn suppress_missing_database(message: *mut pg_sys::Erro
 /// Makes the kernel write back early what this background worker writes, as it does for the
 /// checkpointer. Otherwise the sync at the end would write everything at once and slow down other
 /// processes.
-pub(crate) fn write_back_soon() {
+pub(crate) fn write_back_early() {
     const HALF_A_MEGABYTE: &std::ffi::CStr = c"64";
     // SAFETY: a setting of the server, with a valid value; both texts are constants.
     unsafe {

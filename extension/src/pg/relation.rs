@@ -31,7 +31,7 @@ pub(crate) struct Facts {
     /// The relation that this transient relation will replace. VACUUM FULL, CLUSTER, REFRESH and
     /// rewriting ALTER TABLE fill one (make_new_heap in cluster.c). Users cannot create any.
     pub(crate) rewrites: Option<Oid>,
-    /// The table of an index, if the index is visible to the current command.
+    /// The table of an index; `None` if the current command has created the index.
     pub(crate) indexed_table: Option<Oid>,
 }
 

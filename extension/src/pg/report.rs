@@ -145,7 +145,7 @@ pub(crate) fn log_line(line: &str) {
 /// Keeps backtraces out of error messages. pgrx adds a backtrace to the DETAIL of every error if
 /// the environment requests one, but users need the cause, not our call stack. RUST_LIB_BACKTRACE
 /// enables them. At the start of a process.
-pub(crate) fn keep_backtraces_out() {
+pub(crate) fn suppress_backtraces() {
     const SWITCH: &str = "RUST_LIB_BACKTRACE";
     if std::env::var_os(SWITCH).is_none() {
         // SAFETY: PostgreSQL processes have one thread, so no other code reads the environment

@@ -18,7 +18,7 @@ static ACTIVE: AtomicBool = AtomicBool::new(false);
 
 /// Stage 1: `_PG_init`.
 pub(crate) fn start() {
-    report::keep_backtraces_out();
+    report::suppress_backtraces();
     if !process::preloads_libraries() {
         return;
     }

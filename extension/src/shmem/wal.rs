@@ -117,13 +117,13 @@ impl Wal {
     }
 
     /// How WAL is written after the last switch that applies.
-    pub(crate) fn heading(&self) -> WalPhase {
+    pub(crate) fn latest_phase(&self) -> WalPhase {
         stretch_at(self.in_force(), Lsn::MAX).phase
     }
 
     /// Whether the newest switch belongs to lost WAL, and so does not apply. The next start would
     /// follow it, and so do standbys that have replayed it.
-    pub(crate) fn is_led_astray(&self) -> bool {
+    pub(crate) fn has_lost_switch(&self) -> bool {
         self.switches.newest() > self.in_force().max()
     }
 

@@ -125,11 +125,11 @@ pub(super) fn main(database: pg_sys::Datum) {
     process::handle_worker_signals();
     let database = database.value() as u32;
     fault::point_of("rekey.worker", database);
-    process::connect_to_database_if_there(pg_sys::Oid::from(database));
+    process::connect_to_database_if_exists(pg_sys::Oid::from(database));
     worker::restrict();
     worker::wait_for_locks_at_most(LOCK_WAIT);
     worker::at_exit(jobs::give_up);
-    process::write_back_soon();
+    process::write_back_early();
     while let Some(job) = rekey::claim() {
         let failed = |error: &CaughtError| Run::Over(Some(End::Failed(message_of(error))));
         let run = PgTryBuilder::new(AssertUnwindSafe(|| {

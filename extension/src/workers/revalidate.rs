@@ -31,7 +31,7 @@ pub(super) fn main() {
     process::handle_worker_signals();
     buffers::prepare_to_evict();
     audit::repeat_early_lines();
-    escrow::tell_of_new_bundle();
+    escrow::log_new_bundle();
     let mut logged = Logged::default();
     // What an earlier worker has locked stays locked after that worker failed.
     let mut withdrawal = Withdrawal::default();
@@ -43,7 +43,7 @@ pub(super) fn main() {
         let pauses = [due_in(), withdrawal.due_in()];
         process::wait_in_worker(pauses.into_iter().flatten().fold(SLEEP, Duration::min));
         audit::settings::tell_changes();
-        escrow::tell_of_new_bundle();
+        escrow::log_new_bundle();
         if due_in().is_some_and(|pause| pause.is_zero()) {
             if let Err(report) = revalidate(&mut logged) {
                 report.send(PgLogLevel::WARNING);

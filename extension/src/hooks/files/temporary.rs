@@ -79,7 +79,7 @@ impl FileKind {
     fn seal_new(self) -> bool {
         match self {
             FileKind::Spill => temporary::is_wanted(),
-            FileKind::Queue => temporary::is_wanted_of_queues(),
+            FileKind::Queue => temporary::is_wanted_for_queues(),
         }
     }
 }

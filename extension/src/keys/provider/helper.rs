@@ -117,7 +117,7 @@ fn spawn() -> Result<(Helper, ChildStdin, ChildStdout), HelperError> {
     let program = program();
     let mut command = Command::new(&program);
     command.arg("serve").stdin(Stdio::piped()).stdout(Stdio::piped());
-    child::keep_apart(&mut command);
+    child::isolate_from_server(&mut command);
     let mut child = command.spawn().map_err(|e| {
         HelperError::Broken(
             Report::new(

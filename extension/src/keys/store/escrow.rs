@@ -36,7 +36,7 @@ pub(crate) fn mark() -> Option<Mark> {
 
 /// Records in the audit trail that a bundle was made since the last call in this process. Who made
 /// it, and for whom, is in `audit.tools`, which that program writes.
-pub(crate) fn tell_of_new_bundle() {
+pub(crate) fn log_new_bundle() {
     static KNOWN: ProcessLocal<Option<Option<i64>>> = ProcessLocal::new(None);
     let mark = mark();
     let made = mark.as_ref().map(|mark| mark.made);
@@ -52,7 +52,7 @@ pub(crate) fn tell_of_new_bundle() {
 }
 
 /// At server start: adds restored keys to the cluster's log, if it does not contain them already.
-pub(crate) fn take_over(storage: &FileStorage, logs: &mut [Contents]) -> Result<()> {
+pub(crate) fn import_restored(storage: &FileStorage, logs: &mut [Contents]) -> Result<()> {
     let Some(cluster) = logs.first_mut() else { return Ok(()) };
     let Some(restored) = read(storage, cluster.position.keystore_id)? else { return Ok(()) };
     let state = State::from_records(cluster.records.iter().cloned())

@@ -162,7 +162,7 @@ fn append_as(lock: &KeystoreLock, scope: Scope, records: &[Record], settle: Sett
     if settle == Settle::Now {
         settle_now(lock, scope);
     }
-    take_in(lock, records);
+    apply_logged(lock, records);
     Ok(lsn)
 }
 
@@ -260,7 +260,7 @@ pub(crate) fn settle_now(_lock: &KeystoreLock, scope: Scope) {
 }
 
 /// [`apply`] for records that were checked and are in WAL.
-pub(crate) fn take_in(lock: &KeystoreLock, records: &[Record]) {
+pub(crate) fn apply_logged(lock: &KeystoreLock, records: &[Record]) {
     for (left, record) in (1..=records.len() as u32).rev().zip(records) {
         fault::point_of("keys.left_to_take_in", left);
         if let Err(report) = apply(lock, std::slice::from_ref(record)) {

@@ -177,7 +177,9 @@ impl Cache {
     }
 
     fn wrap_key(&mut self, scope: Scope, version: KeyVersion) -> Option<&WrapKey> {
-        let known = |key: &Option<(Scope, KeyVersion, WrapKey)>| matches!(key, Some((s, v, _)) if *s == scope && *v == version);
+        let known = |key: &Option<(Scope, KeyVersion, WrapKey)>| {
+            key.as_ref().is_some_and(|(of, number, _)| (*of, *number) == (scope, version))
+        };
         let at = match self.wrap_keys.iter().position(known) {
             Some(at) => at,
             None => {

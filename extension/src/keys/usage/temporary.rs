@@ -32,7 +32,7 @@ pub(crate) fn is_wanted() -> bool {
 /// Whether new segments of the NOTIFY queue are encrypted. The queue is emptied at every start, and
 /// its first segment may exist until the next one, so it cannot wait for the first key.
 #[inline]
-pub(crate) fn is_wanted_of_queues() -> bool {
+pub(crate) fn is_wanted_for_queues() -> bool {
     guc::temp_encryption() != TempEncryption::Off
 }
 

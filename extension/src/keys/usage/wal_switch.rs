@@ -106,7 +106,7 @@ pub(crate) fn problem() -> Result<Option<String>> {
 
 fn switch_to(sealed: bool) -> Result<()> {
     if sealed {
-        let done = audited("on", shmem::required()?.wal.heading().sealed().is_none(), || {
+        let done = audited("on", shmem::required()?.wal.latest_phase().sealed().is_none(), || {
             seal_with_new_key(false)
         });
         if let Some(version) = done? {
@@ -116,11 +116,11 @@ fn switch_to(sealed: bool) -> Result<()> {
     }
     let is_sealed = {
         let lock = KeystoreLock::acquire();
-        begun(&lock)?.heading().sealed().is_some()
+        begun(&lock)?.latest_phase().sealed().is_some()
     };
     let done = audited("off", is_sealed, || {
         let lock = KeystoreLock::acquire();
-        if begun(&lock)?.heading().sealed().is_none() {
+        if begun(&lock)?.latest_phase().sealed().is_none() {
             return Ok(None);
         }
         switch(&lock, in_plaintext, Lsn::INVALID).map(Some)
@@ -148,7 +148,7 @@ fn audited<T>(to: &str, changes: bool, switch: impl FnOnce() -> Result<T>) -> Re
 fn replace_lost_switch() -> Result<()> {
     let start = {
         let lock = KeystoreLock::acquire();
-        if !begun(&lock)?.is_led_astray() {
+        if !begun(&lock)?.has_lost_switch() {
             return Ok(());
         }
         switch(&lock, as_it_is, Lsn::INVALID)?
@@ -181,7 +181,7 @@ fn begun(lock: &KeystoreLock) -> Result<&'static Wal> {
 /// otherwise, at the beginning or after the barrier.
 fn seal_with_new_key(is_sealed: bool) -> Result<Option<KeyVersion>> {
     let cipher = guc::cipher();
-    let expected = |wal: &Wal| wal.heading().sealed().is_some() == is_sealed;
+    let expected = |wal: &Wal| wal.latest_phase().sealed().is_some() == is_sealed;
     // Before the lock is taken, because the error for a refused key reads the keystore.
     let usable = refused::require_usable(SCOPE);
     let (version, end) = {
@@ -207,7 +207,7 @@ fn seal_with_new_key(is_sealed: bool) -> Result<Option<KeyVersion>> {
         if !expected(wal) {
             return Ok(None);
         }
-        if let Some(newer) = wal.heading().sealed().filter(|newer| *newer > version) {
+        if let Some(newer) = wal.latest_phase().sealed().filter(|newer| *newer > version) {
             return Ok(Some(newer));
         }
         switch(&lock, |_| WalPhase::under(version), behind)?
@@ -272,7 +272,7 @@ fn switch(
     let last = wal.switches.newest();
     let step = last.map_or(0, |switch| switch.step).checked_add(1);
     let step = step.ok_or_else(|| internal("WAL has used up its switches".to_owned()))?;
-    let phase = phase(wal.heading());
+    let phase = phase(wal.latest_phase());
     // A switch to plaintext also has the version of a key, which must exist.
     let version = match phase.version {
         Some(version) => Some(version),

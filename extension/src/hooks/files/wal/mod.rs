@@ -10,7 +10,7 @@
 //! | `pread` of any range | WALRead: WAL senders, logical decoding, two-phase commit, the |
 //! | | summarizer, pg_walinspect |
 //! | `pread`, raw | a WAL sender that sends a base backup |
-//! | `read` | XLogFileCopy in the startup process; raw for others, who archive the segment |
+//! | `read` | XLogFileCopy in the startup process; raw for others, which archive segments |
 //! | `write` to `xlogtemp` | XLogFileCopy |
 //!
 //! The zeros that fill a new segment are also written to `xlogtemp`, by `pwrite` and `pwritev`.
