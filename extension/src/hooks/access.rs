@@ -1,8 +1,8 @@
-//! Refuses queries on relations of a locked scope, or whose keys were destroyed, also where their
-//! pages are in shared buffers.
+//! Refuses queries on relations of a locked scope, or with destroyed keys, even if their pages are
+//! in shared buffers.
 //!
-//! Pages that have to be read from disk are refused by the storage manager; this covers the rest,
-//! with the better message.
+//! Pages that must be read from disk are refused by the storage manager; this covers the others,
+//! and has a better message.
 
 use pgrx::PgList;
 use pgrx::pg_sys;
@@ -20,7 +20,7 @@ static PREVIOUS: ProcessLocal<Option<CheckPerms>> = ProcessLocal::new(None);
 
 /// Installs the hook; from `_PG_init`.
 pub(crate) fn install() {
-    // SAFETY: in the postmaster, before anything is forked.
+    // SAFETY: in the postmaster, before any process is forked.
     unsafe {
         PREVIOUS.set(pg_sys::ExecutorCheckPerms_hook);
         pg_sys::ExecutorCheckPerms_hook = Some(check_perms);
@@ -30,16 +30,16 @@ pub(crate) fn install() {
 compat::check_perms_hook!(check_perms, check, PREVIOUS);
 
 /// Contract: called at the start of every query and of COPY, in a transaction, with the relations
-/// locked; may raise. While nothing is refused it tests three words.
+/// locked; may raise errors. While nothing is refused it tests three words.
 ///
 /// # Safety
-/// `range_table` is a list of RangeTblEntry or NIL. No frame between here and the server's call
-/// holds anything with a destructor.
+/// `range_table` is a list of RangeTblEntry or NIL. No frame between here and the server's call has
+/// values with destructors.
 #[inline]
 unsafe fn check(range_table: *mut pg_sys::List) {
     if naming::is_needed() {
-        // SAFETY: our caller has nothing with a destructor, so the ERROR that the guard makes of a
-        // panic may pass it; the range table is the server's.
+        // SAFETY: our caller has no values with destructors, so an ERROR from the guard may skip
+        // its frame; the range table is the server's.
         unsafe {
             pg_sys::panic::pgrx_extern_c_guard(|| {
                 naming::note_all(relations_of(range_table));
@@ -52,11 +52,11 @@ unsafe fn check(range_table: *mut pg_sys::List) {
 }
 
 /// # Safety
-/// `range_table` is the range table of a query, as `check` has it from the server.
+/// `range_table` is the range table of a query, as passed to `check`.
 #[cold]
 unsafe fn refuse_locked(range_table: *mut pg_sys::List) {
     cache::forget_destroyed();
-    // SAFETY: the range table is the server's, as our caller has it.
+    // SAFETY: the range table is the server's, as passed to `check`.
     for oid in unsafe { relations_of(range_table) } {
         if let Some(facts) = relation::facts(oid)
             && facts.is_stored()
@@ -67,7 +67,7 @@ unsafe fn refuse_locked(range_table: *mut pg_sys::List) {
         if !shmem::anything_refused() {
             continue;
         }
-        // Rows that go into a partitioned table find their partition later: all of them are asked.
+        // The partition of an inserted row is determined later, so all partitions are checked.
         for facts in relation::with_partitions(oid) {
             let scope = Some(facts.file).filter(|_| facts.is_stored());
             if let Some(scope) = scope.and_then(directory::refused_scope) {
@@ -78,9 +78,9 @@ unsafe fn refuse_locked(range_table: *mut pg_sys::List) {
 }
 
 /// # Safety
-/// `range_table` is the range table of a query, as `check` has it from the server.
+/// `range_table` is the range table of a query, as passed to `check`.
 unsafe fn relations_of(range_table: *mut pg_sys::List) -> Vec<pg_sys::Oid> {
-    // SAFETY: a list of the server's, of range table entries, which live as long as their query.
+    // SAFETY: a list of the server, of range table entries, which live as long as their query.
     unsafe {
         let entries = PgList::<pg_sys::RangeTblEntry>::from_pg(range_table);
         let is_relation =

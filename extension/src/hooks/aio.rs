@@ -1,19 +1,19 @@
 //! PostgreSQL 18: completion of asynchronous reads.
 //!
-//! A read has two completions (aio_callback.c), both in a critical section. `complete_shared` runs
-//! once, in whichever process finds that the read is done: its owner, an I/O worker, or, with
-//! `io_method = io_uring`, any process that waits for any read of the same owner, for it takes all
-//! that is done from the owner's ring (`pgaio_uring_drain_locked`). Only what lies in shared memory
-//! may be followed there. `complete_local` runs in the owner alone, when it takes its handle back
-//! (`pgaio_io_reclaim`), however it comes to that: after its own wait, when it runs out of handles,
-//! when a transaction is aborted, when it exits.
+//! A read has two completion callbacks (aio_callback.c), both in a critical section.
+//! `complete_shared` runs once, in the process that finds the read finished: its owner, an I/O
+//! worker, or, with `io_method = io_uring`, any process that waits for any read of the same owner,
+//! because it processes all completions in the owner's ring (`pgaio_uring_drain_locked`). So it may
+//! follow pointers to shared memory only. `complete_local` runs in the owner only, when the handle
+//! is reclaimed (`pgaio_io_reclaim`): after the owner's own wait, when it runs out of handles, when
+//! a transaction is aborted, or at exit.
 //!
-//! Pages in shared buffers are opened in the first: from then on everybody may use them. Pages of
-//! temporary tables are opened in the second, just before the server itself verifies them: their
-//! buffers, and the number that their key is derived with, are the owner's.
+//! Pages in shared buffers are opened in the first: from then on every process may use them. Pages
+//! of temporary tables are opened in the second, just before the server verifies them: their
+//! buffers, and the backend number that their key is derived from, exist in the owner only.
 //!
-//! Contract of both: they may not allocate, raise, or wait for a lock. Keys come from shared memory
-//! without locks.
+//! Contract of both: they must not allocate, raise errors, or wait for a lock. Keys are read from
+//! shared memory without locks.
 
 use std::ffi::c_void;
 
@@ -40,10 +40,10 @@ const STATUS_OK: u32 = 1; // PGAIO_RS_*
 const STATUS_PARTIAL: u32 = 2;
 const STATUS_ERROR: u32 = 4;
 
-/// `PGAIO_HCB_MD_READV`: whose report function words the error.
+/// `PGAIO_HCB_MD_READV`: the callback whose report function reports the error.
 const CALLBACK_MD_READV: u32 = 1;
 
-/// `PgAioTargetData` (aio_types.h), its `smgr` arm, the only one there is.
+/// `PgAioTargetData` (aio_types.h): its only variant, `smgr`.
 #[repr(C)]
 pub(super) struct TargetData {
     locator: compat::Locator,
@@ -70,7 +70,7 @@ pub(super) static GET_TARGET_DATA: Forward<GetTargetData> = Forward::unresolved(
 pub(super) static GET_HANDLE_DATA: Forward<GetHandleData> = Forward::unresolved();
 
 impl IoResult {
-    /// How many blocks were really read.
+    /// The number of blocks that were actually read.
     fn blocks(self) -> u32 {
         match (self.bits & STATUS_MASK) >> STATUS_SHIFT {
             STATUS_OK | STATUS_PARTIAL => self.result.max(0) as u32,
@@ -78,7 +78,7 @@ impl IoResult {
         }
     }
 
-    /// The read failed: a page could not be opened.
+    /// The result of a read of which a page could not be opened.
     fn failed(cause: Cause) -> IoResult {
         let error = match cause {
             Cause::Key(_) => libc::ENOKEY,
@@ -89,17 +89,16 @@ impl IoResult {
     }
 }
 
-/// `aio_md_readv_cb.complete_shared`: opens what was read into shared buffers.
+/// `aio_md_readv_cb.complete_shared`: opens pages that were read into shared buffers.
 ///
-/// A page whose key cannot be had turns the result into an error with ENOKEY, one that is not as it
-/// was sealed into one with EBADMSG. The server reports it as a failed read in the backend that
-/// waits for it.
+/// If the key of a page is not available the result is the error ENOKEY, if a page is not authentic
+/// EBADMSG. The backend that waits for the read reports it as a failed read.
 pub(super) unsafe extern "C-unwind" fn md_readv_complete(
     handle: *mut c_void,
     prior: IoResult,
     data: u8,
 ) -> IoResult {
-    // SAFETY: forwarded as received. The handle's target is in shared memory.
+    // SAFETY: arguments forwarded unchanged. The handle's target is in shared memory.
     unsafe {
         calls_seen::note(Call::CompleteRead);
         let done = MD_READV_COMPLETE.get()(handle, prior, data);
@@ -111,14 +110,14 @@ pub(super) unsafe extern "C-unwind" fn md_readv_complete(
     }
 }
 
-/// `aio_local_buffer_readv_cb.complete_local`: opens what was read into local buffers, which the
-/// server then verifies.
+/// `aio_local_buffer_readv_cb.complete_local`: opens pages that were read into local buffers,
+/// before the server verifies them.
 pub(super) unsafe extern "C-unwind" fn local_readv_complete(
     handle: *mut c_void,
     prior: IoResult,
     data: u8,
 ) -> IoResult {
-    // SAFETY: forwarded as received, but for the result; we are in the process that began the read.
+    // SAFETY: arguments forwarded, except for the result; this process started the read.
     unsafe {
         let target = &*GET_TARGET_DATA.get()(handle);
         let opened = open(handle, target, compat::temporary_backend(), prior);
@@ -126,17 +125,18 @@ pub(super) unsafe extern "C-unwind" fn local_readv_complete(
     }
 }
 
-/// Opens the blocks that were really read; the result is that of the read, or that there is no key.
+/// Opens the blocks that were actually read. Returns the read's result, or an error if a page could
+/// not be opened.
 ///
 /// # Safety
-/// In a completion of the read, in a process that has its buffers. Handle, target and buffers are
-/// stable until it returns, and nobody else touches the pages that were read.
+/// In a completion of the read, in a process that can access its buffers. Handle, target and
+/// buffers do not change during the call, and no other process accesses the pages.
 #[inline]
 unsafe fn open(handle: *mut c_void, target: &TargetData, backend: i32, done: IoResult) -> IoResult {
     let file = SmgrFile { file: compat::rel_file(target.locator), backend };
     let mut buffers: u8 = 0;
-    // SAFETY: the caller has the handle, which has as many buffers as it says, and their pages to
-    // itself.
+    // SAFETY: the caller guarantees the handle, whose number of buffers is read from it, and
+    // exclusive access to their pages.
     unsafe {
         let buffer_ids = GET_HANDLE_DATA.get()(handle, &mut buffers);
         for i in 0..done.blocks().min(u32::from(buffers)) {

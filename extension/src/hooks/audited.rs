@@ -1,4 +1,4 @@
-//! What the audit trail says of a statement, and of what the server itself refuses.
+//! Audited operations of statements, and of attempts that the server itself denies.
 
 use std::ffi::{CStr, c_char};
 
@@ -14,14 +14,14 @@ use crate::pg::process::{self, ProcessLocal};
 use crate::pg::text::ServerText;
 use crate::shmem;
 
-/// What our settings' names begin with, in whatever case they are written.
+/// Prefix of the names of our settings; compared without regard to case.
 const PREFIX: &str = "pagevault.";
 
 static PREVIOUS: ProcessLocal<pg_sys::emit_log_hook_type> = ProcessLocal::new(None);
 
 /// Installs the hook; from `_PG_init`.
 pub(crate) fn install() {
-    // SAFETY: in the postmaster, before anything is forked; the function lives as long as the
+    // SAFETY: in the postmaster, before any process is forked; the function lives as long as the
     // library.
     unsafe {
         PREVIOUS.set(pg_sys::emit_log_hook);
@@ -29,7 +29,7 @@ pub(crate) fn install() {
     }
 }
 
-/// What a statement does that is to be audited; `None` for others.
+/// The audited operation of a statement; `None` for other statements.
 ///
 /// # Safety
 /// `statement` is a parse tree node.
@@ -37,13 +37,13 @@ pub(super) unsafe fn operation(statement: *mut pg_sys::Node) -> Option<Operation
     if shmem::get().is_none() || !process::runs_transactions() {
         return None;
     }
-    // SAFETY: the tag says which node it is; what nodes point to lives as long as they do.
+    // SAFETY: the tag says which node it is; a node and all it points to have the same lifetime.
     unsafe {
         match (*statement).type_ {
             pg_sys::NodeTag::T_SecLabelStmt => {
                 let statement = statement.cast::<pg_sys::SecLabelStmt>();
                 let provider = (*statement).provider;
-                // Without a name it is us if we are the only one that the session knows.
+                // Without FOR the label is ours if we are the only registered provider.
                 let is_ours = match provider.is_null() {
                     true => ddl::label_provider_is_registered(),
                     false => CStr::from_ptr(provider) == PROVIDER,
@@ -96,13 +96,13 @@ unsafe fn set(
     whose: String,
     setting: *mut pg_sys::VariableSetStmt,
 ) -> Option<Operation> {
-    // SAFETY: the caller's statement, as the server has parsed it. The function below returns a
-    // copy, or raises as the statement itself will.
+    // SAFETY: the caller's statement, as the server has parsed it. ExtractSetVariableArgs returns a
+    // copy, or raises the error that the statement itself would raise.
     unsafe {
         let name = text((*setting).name);
         let all = (*setting).kind == pg_sys::VariableSetKind::VAR_RESET_ALL;
         let name = match name {
-            Some(name) if is_ours(&name) || loads_us(&name) => name.to_ascii_lowercase(),
+            Some(name) if is_ours(&name) || is_library_list(&name) => name.to_ascii_lowercase(),
             None if all => "ALL".to_owned(),
             _ => return None,
         };
@@ -121,22 +121,22 @@ pub(super) fn is_ours(setting: &str) -> bool {
     setting.get(..PREFIX.len()).is_some_and(|start| start.eq_ignore_ascii_case(PREFIX))
 }
 
-/// Without us in it, the next start of the server is one without us.
-fn loads_us(setting: &str) -> bool {
+/// If it no longer names pagevault, the next server start is without pagevault.
+fn is_library_list(setting: &str) -> bool {
     setting.eq_ignore_ascii_case("shared_preload_libraries")
 }
 
 /// # Safety
 /// `text` is null or NUL-terminated.
 pub(super) unsafe fn text(text: *const c_char) -> Option<String> {
-    // SAFETY: the text is the server's, NUL-terminated, or there is none: so says the caller.
+    // SAFETY: the caller guarantees that the text is null or NUL-terminated.
     unsafe { ServerText::copied(text) }.map(|text| text.to_string())
 }
 
-/// The name of an object as the statement has it.
+/// The name of an object as written in the statement.
 ///
 /// # Safety
-/// `node` is what a SECURITY LABEL names.
+/// `node` is the object of a SECURITY LABEL statement.
 unsafe fn named(node: *mut pg_sys::Node) -> Option<String> {
     // SAFETY: the tag says which node it is.
     unsafe {
@@ -148,7 +148,7 @@ unsafe fn named(node: *mut pg_sys::Node) -> Option<String> {
     }
 }
 
-/// A node of text as the value of an option, whose text there is a function for in all versions.
+/// A string node as the value of an option, because defGetString() exists in all versions.
 fn definition(node: *mut pg_sys::Node) -> pg_sys::DefElem {
     pg_sys::DefElem {
         type_: pg_sys::NodeTag::T_DefElem,
@@ -158,11 +158,11 @@ fn definition(node: *mut pg_sys::Node) -> pg_sys::DefElem {
     }
 }
 
-/// `emit_log_hook` (elog.c). Contract: called when a message is about to be logged, also when the
-/// transaction has failed; must neither raise nor log.
+/// `emit_log_hook` (elog.c). Contract: called when a message is about to be logged, also in a
+/// failed transaction; must neither raise errors nor log.
 unsafe extern "C-unwind" fn emit_log(message: *mut pg_sys::ErrorData) {
-    // SAFETY: the message that is being reported, and another library's hook, called as the server
-    // would.
+    // SAFETY: the message that is being reported, and the previous hook, called as the server would
+    // call it.
     unsafe {
         if (*message).elevel >= PgLogLevel::ERROR as i32 {
             statements::note_error((*message).sqlerrcode, || denied(message));
@@ -173,16 +173,16 @@ unsafe extern "C-unwind" fn emit_log(message: *mut pg_sys::ErrorData) {
     }
 }
 
-/// What the server has refused before we were asked: to call a function that is named as one of
-/// ours, or to change a setting of ours. (`aclcheck_error`, aclchk.c; guc.c.)
+/// An operation that the server denied before any hook of ours was called: calling a function with
+/// the name of one of ours, or changing a setting of ours (`aclcheck_error`, aclchk.c; guc.c).
 ///
 /// # Safety
-/// `message` is a message that is being reported.
+/// `message` is the message that is being reported.
 unsafe fn denied(message: *mut pg_sys::ErrorData) -> Option<Operation> {
     const FUNCTION: &CStr = c"permission denied for function %s";
     const SETTING: &CStr = c"permission denied to set parameter \"%s\"";
     // SAFETY: the message that is being reported. Its untranslated text is a constant of the
-    // server's, or null.
+    // server, or null.
     unsafe {
         if (*message).sqlerrcode != Code::ERRCODE_INSUFFICIENT_PRIVILEGE as i32
             || !pg_sys::IsTransactionState()
@@ -190,8 +190,8 @@ unsafe fn denied(message: *mut pg_sys::ErrorData) -> Option<Operation> {
         {
             return None;
         }
-        let said = text((*message).message)?;
-        let mut words = said.split([' ', '"', '\u{ab}', '\u{bb}']);
+        let message_text = text((*message).message)?;
+        let mut words = message_text.split([' ', '"', '\u{ab}', '\u{bb}']);
         let operation = match CStr::from_ptr((*message).message_id) {
             id if id == FUNCTION => {
                 let function = words.find(|word| FUNCTIONS.contains(word))?;

@@ -1,4 +1,4 @@
-//! Admits no session before the self-check has passed.
+//! Admits no session before the self-check has succeeded.
 
 use std::ffi::{c_int, c_void};
 
@@ -12,20 +12,20 @@ static PREVIOUS: ProcessLocal<Option<ClientAuthentication>> = ProcessLocal::new(
 
 /// Installs the hook; from `_PG_init`.
 pub(crate) fn install() {
-    // SAFETY: in the postmaster, before anything is forked.
+    // SAFETY: in the postmaster, before any process is forked.
     unsafe {
         PREVIOUS.set(externs::ClientAuthentication_hook);
         externs::ClientAuthentication_hook = Some(authenticate);
     }
 }
 
-/// Contract: a backend that a client has connected to (`ClientAuthentication`, auth.c), in a
-/// transaction and before it reads its database (`PerformAuthentication`, postinit.c), whether
-/// authentication has succeeded or not; may raise, which ends the session.
+/// Contract: called in a backend for each connecting client (`ClientAuthentication`, auth.c), in a
+/// transaction, before the backend has read its database (`PerformAuthentication`, postinit.c),
+/// whether or not authentication succeeded; may raise errors, which end the session.
 #[pg_guard]
 unsafe extern "C-unwind" fn authenticate(port: *mut c_void, status: c_int) {
     if let Some(previous) = PREVIOUS.get() {
-        // SAFETY: the hook that was there before us, called when and as the server calls ours.
+        // SAFETY: the previous hook, called when and as the server calls ours.
         unsafe { previous(port, status) };
     }
     const STATUS_OK: c_int = 0;

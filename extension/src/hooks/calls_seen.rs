@@ -1,15 +1,15 @@
-//! Which functions of ours the server has called.
+//! Which of our functions the server has called.
 //!
-//! Replacing pointers proves nothing about a server whose compiler made direct calls of indirect
-//! ones. So each function that was put into the server's place notes its first call, and
-//! [`super::proof`] has the server call each of them before anybody is let in.
+//! A server whose compiler turned indirect calls into direct ones ignores replaced pointers. So
+//! each replacement notes its first call, and [`super::proof`] makes the server call all of them
+//! before it admits a session.
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use crate::pg::compat::READS_INTO_VECTORS;
 use crate::shmem;
 
-/// A function that the server calls through a pointer that was replaced.
+/// A server function that the server calls through a replaced pointer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum Call {
@@ -47,7 +47,7 @@ impl Call {
         }
     }
 
-    /// What the server does with it, as a part of a sentence.
+    /// What the server does by this function, as a part of a sentence.
     pub(crate) fn purpose(self) -> &'static str {
         match self {
             Create => "creates relation files",
@@ -60,15 +60,15 @@ impl Call {
     }
 }
 
-/// The functions that were replaced in this server.
+/// The functions that were replaced in this server, as bits.
 static REPLACED: AtomicU32 = AtomicU32::new(0);
 
-/// Remembers a function that was replaced; in the postmaster.
+/// Notes that a function was replaced; in the postmaster.
 pub(super) fn expect(call: Call) {
     REPLACED.fetch_or(call as u32, Relaxed);
 }
 
-/// Notes a call. One load and one test but for the first time.
+/// Notes a call. After the first call this costs one load and one test.
 #[inline]
 pub(super) fn note(call: Call) {
     if let Some(shared) = shmem::get()
@@ -78,7 +78,7 @@ pub(super) fn note(call: Call) {
     }
 }
 
-/// The first replaced function that the server has not called yet. `with_wal`: also writing WAL.
+/// The first replaced function that was not called yet; writing WAL counts only if `with_wal`.
 pub(crate) fn missing(with_wal: bool) -> Option<Call> {
     let seen = shmem::get()?.control.calls_seen();
     let missing = REPLACED.load(Relaxed) & !seen;

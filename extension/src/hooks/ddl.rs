@@ -1,4 +1,4 @@
-//! Object access hook and label provider: where the policy hears of new relations and labels.
+//! Object access hook and label provider: report new and changed objects and labels to the policy.
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -21,7 +21,7 @@ static PROVIDER_REGISTERED: ProcessLocal<bool> = ProcessLocal::new(false);
 
 /// Installs the hook; from `_PG_init`.
 pub(crate) fn install() {
-    // SAFETY: in the postmaster, before anything is forked; the function lives as long as the
+    // SAFETY: in the postmaster, before any process is forked; the function lives as long as the
     // library, which is never unloaded.
     unsafe {
         PREVIOUS.set(pg_sys::object_access_hook);
@@ -29,8 +29,9 @@ pub(crate) fn install() {
     }
 }
 
-/// Makes the label provider known to this session, once it is named. Were it known from the start,
-/// SECURITY LABEL without FOR would mean us, or be ambiguous beside another provider.
+/// Registers the label provider in this session, when a statement names it for the first time. If
+/// it were always registered, SECURITY LABEL without FOR would use it, or be ambiguous beside
+/// another provider.
 pub(super) fn register_label_provider() {
     if !PROVIDER_REGISTERED.get() {
         // SAFETY: stores a pointer to a function that lives as long as the process.
@@ -39,15 +40,15 @@ pub(super) fn register_label_provider() {
     }
 }
 
-/// Whether SECURITY LABEL without FOR may mean us in this session.
+/// Whether SECURITY LABEL without FOR may use our provider in this session.
 pub(super) fn label_provider_is_registered() -> bool {
     PROVIDER_REGISTERED.get()
 }
 
-/// Contract: called by the server after a catalog row was made, or before one is removed, in a
-/// transaction, catalogs readable, not in a critical section; may raise. Also called for each
-/// function that a query uses and for each look along the search path, which concern us not: these
-/// cost two tests.
+/// Contract: called by the server after a catalog row was created, or before one is removed, in a
+/// transaction, catalogs readable, not in a critical section; may raise errors. Also called for
+/// each function in a query and each search of a namespace, which are not relevant and cost two
+/// tests here.
 unsafe extern "C-unwind" fn object_access(
     access: pg_sys::ObjectAccessType::Type,
     class: pg_sys::Oid,
@@ -56,7 +57,7 @@ unsafe extern "C-unwind" fn object_access(
     argument: *mut c_void,
 ) {
     if let Some(previous) = PREVIOUS.get() {
-        // SAFETY: the earlier hook, with the server's own arguments.
+        // SAFETY: the previous hook, with the server's own arguments.
         unsafe { previous(access, class, object, sub_id, argument) };
     }
     use pg_sys::ObjectAccessType::{OAT_DROP, OAT_POST_ALTER, OAT_POST_CREATE};
@@ -68,13 +69,13 @@ unsafe extern "C-unwind" fn object_access(
         && (is_role || drops_extension || !policy::is_idle())
         && process::runs_transactions()
     {
-        // SAFETY: the guarded function has the hook's own contract, and nothing here has a
-        // destructor.
+        // SAFETY: the guarded function has the hook's own contract, and there are no values with
+        // destructors here.
         unsafe { guarded_access(access, class, object, argument) };
     }
 }
 
-/// [`object_access`] for what was made or changed, and for extensions that are dropped.
+/// [`object_access`] for objects that were created or changed, and for extensions that are dropped.
 #[pg_guard]
 unsafe extern "C-unwind" fn guarded_access(
     access: pg_sys::ObjectAccessType::Type,
@@ -111,10 +112,10 @@ unsafe extern "C-unwind" fn guarded_access(
         (pg_sys::ObjectAccessType::OAT_POST_ALTER, pg_sys::RelationRelationId) => {
             altered::relation_altered(object);
         }
-        // StoreCatalogInheritance1 (tablecmds.c) relays the parent so, for new and
-        // attached relations; RemoveInheritance for detached ones.
+        // StoreCatalogInheritance1 (tablecmds.c) passes the parent for new and attached relations;
+        // RemoveInheritance for detached ones.
         (pg_sys::ObjectAccessType::OAT_POST_ALTER, relation::INHERITS) => {
-            // SAFETY: this kind of access comes with this argument.
+            // SAFETY: this kind of access has an argument of this type.
             let parent =
                 unsafe { (*argument.cast::<pg_sys::ObjectAccessPostAlter>()).auxiliary_id };
             altered::parent_changed(object, parent).or_raise();
@@ -123,13 +124,14 @@ unsafe extern "C-unwind" fn guarded_access(
     }
 }
 
-/// A file for a permanent relation is about to be created; called by the storage manager hook if
-/// [`decides`].
+/// Called by the storage manager hook if [`decides`], before a file of a permanent relation is
+/// created.
 pub(super) fn creating_storage(file: RelFile) {
     storage::creating_storage(file).or_raise();
 }
 
-/// pg_upgrade lays out files itself, and processes without transactions only replay decisions.
+/// Whether this process decides about encryption. pg_upgrade creates files itself, and processes
+/// without transactions only replay decisions.
 pub(super) fn decides() -> bool {
     if policy::is_idle() {
         return false;
@@ -137,8 +139,8 @@ pub(super) fn decides() -> bool {
     !process::is_binary_upgrade() && process::runs_transactions()
 }
 
-/// Contract: called by SECURITY LABEL (and pg_restore's) after the ownership check and before the
-/// label is stored; may raise.
+/// Contract: called by SECURITY LABEL (also from pg_restore) after the ownership check and before
+/// the label is stored; may raise errors.
 #[pg_guard]
 unsafe extern "C-unwind" fn relabel(object: *const pg_sys::ObjectAddress, label: *const c_char) {
     // SAFETY: the server's own arguments; `label` is null or NUL-terminated.

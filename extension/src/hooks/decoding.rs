@@ -1,5 +1,6 @@
-//! Logical decoding: rows come out of WAL, where no page is read that could be refused. So what
-//! changes locked relations is refused as it is decoded, before it is collected for a transaction.
+//! Logical decoding reads rows from WAL, not from pages whose reading could be refused. So changes
+//! of locked relations are refused when they are decoded, before they are collected for a
+//! transaction.
 
 use pgrx::pg_sys;
 
@@ -17,11 +18,11 @@ type Decode = Option<
 static HEAP: ProcessLocal<Decode> = ProcessLocal::new(None);
 static HEAP2: ProcessLocal<Decode> = ProcessLocal::new(None);
 
-/// Puts our functions before `heap_decode` and `heap2_decode` (decode.c), which have the rows of
-/// every change; from `_PG_init`.
+/// Installs our functions in front of `heap_decode` and `heap2_decode` (decode.c), which decode the
+/// rows of every change; from `_PG_init`.
 pub(crate) fn install() {
-    // SAFETY: in the postmaster, before anything is forked. The table has a place for each number
-    // of a resource manager (rmgr.c), and is not constant, since extensions add to it.
+    // SAFETY: in the postmaster, before any process is forked. The table has an entry for each
+    // resource manager ID (rmgr.c), and is not constant, because extensions add entries.
     unsafe {
         let table = (&raw mut pg_sys::RmgrTable).cast::<pg_sys::RmgrData>();
         let heap = table.add(pg_sys::RmgrIds::RM_HEAP_ID as usize);
@@ -34,8 +35,8 @@ pub(crate) fn install() {
 }
 
 /// Contract: called by `LogicalDecodingProcessRecord` (decode.c), in a WAL sender or a session that
-/// decodes, for each record of this resource manager; may raise. While nothing is refused it tests
-/// one flag.
+/// decodes, for each record of this resource manager; may raise errors. While nothing is refused it
+/// tests one flag.
 unsafe extern "C-unwind" fn decode_heap(
     context: *mut pg_sys::LogicalDecodingContext,
     buffer: *mut pg_sys::XLogRecordBuffer,
@@ -49,7 +50,7 @@ unsafe extern "C-unwind" fn decode_heap(
     }
 }
 
-/// Contract: as [`decode_heap`].
+/// Contract: like [`decode_heap`].
 unsafe extern "C-unwind" fn decode_heap2(
     context: *mut pg_sys::LogicalDecodingContext,
     buffer: *mut pg_sys::XLogRecordBuffer,
@@ -64,26 +65,26 @@ unsafe extern "C-unwind" fn decode_heap2(
 }
 
 /// # Safety
-/// `context` is the server's, with a record that was read. No frame between here and the server's
-/// call holds anything with a destructor.
+/// `context` is the server's, and its reader has read a record. No frame between here and the
+/// server's call has values with destructors.
 #[inline]
 unsafe fn check(context: *mut pg_sys::LogicalDecodingContext) {
     if shmem::anything_refused() {
-        // SAFETY: our caller has nothing with a destructor, so the ERROR that the guard makes of a
-        // panic may pass it; the context is the server's.
+        // SAFETY: our caller has no values with destructors, so an ERROR from the guard may skip
+        // its frame; the context is the server's.
         unsafe { pg_sys::panic::pgrx_extern_c_guard(|| refuse_locked(context)) }
     }
 }
 
 /// # Safety
-/// `context` is the decoding context that the server calls `check` with.
+/// `context` is the decoding context passed to `check`.
 #[cold]
 unsafe fn refuse_locked(context: *mut pg_sys::LogicalDecodingContext) {
-    // SAFETY: the server's context, with the record that it has read; an output argument is written
-    // when true is returned.
+    // SAFETY: the server's context, with the record that it has read; output arguments are written
+    // if the result is true.
     unsafe {
         if (*context).fast_forward {
-            return; // a slot is advanced, and nobody sees a row
+            return; // the slot is only advanced; no row is returned
         }
         let reader = (*context).reader;
         for block_id in 0..=(*(*reader).record).max_block_id {
@@ -97,7 +98,7 @@ unsafe fn refuse_locked(context: *mut pg_sys::LogicalDecodingContext) {
                 std::ptr::null_mut(),
             );
             let file = compat::rel_file(locator);
-            // What this session decodes is of its database, and of no catalog.
+            // A session decodes only changes of its database, and none of catalogs.
             let is_decoded = known
                 && file.database == process::my_database()
                 && file.relation >= pg_sys::FirstNormalObjectId;

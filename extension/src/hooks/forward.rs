@@ -1,4 +1,4 @@
-//! Pointers to the server's functions that ours forward to.
+//! Pointers to the server's functions, to which ours forward calls.
 
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -11,13 +11,13 @@ pub(crate) struct Forward<F> {
 }
 
 impl<F: Copy> Forward<F> {
-    /// Not resolved yet.
+    /// The initial value.
     pub(crate) const fn unresolved() -> Self {
         const { assert!(size_of::<F>() == size_of::<*mut ()>()) };
         Forward { address: AtomicPtr::new(std::ptr::null_mut()), _function: PhantomData }
     }
 
-    /// Remembers the server's function.
+    /// Stores the address of the server's function.
     pub(crate) fn resolve(&self, address: *const ()) {
         self.address.store(address.cast_mut(), Ordering::Release);
     }
@@ -30,8 +30,8 @@ impl<F: Copy> Forward<F> {
     pub(crate) unsafe fn get(&self) -> F {
         let address = self.address.load(Ordering::Relaxed);
         debug_assert!(!address.is_null());
-        // SAFETY: F is a function pointer of pointer size (checked above) and the address is one of
-        // that type, as the caller says.
+        // SAFETY: F is a function pointer of pointer size (checked above), and the caller
+        // guarantees that the address is one of that type.
         unsafe { std::mem::transmute_copy::<*mut (), F>(&address) }
     }
 }

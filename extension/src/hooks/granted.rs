@@ -1,5 +1,5 @@
-//! What the audit trail says of GRANT and its like: who may manage keys, call functions of ours, or
-//! change settings of ours.
+//! Audited operations of GRANT and similar statements: who may manage keys, call our functions, or
+//! change our settings.
 
 use std::ffi::{CStr, c_char};
 
@@ -18,15 +18,14 @@ pub(super) fn concerns_us(tag: NodeTag) -> bool {
     matches!(tag, T_GrantRoleStmt | T_GrantStmt | T_CreateRoleStmt | T_AlterRoleStmt)
 }
 
-/// What a statement does that [`concerns_us`] says may concern us; `None` if it does not.
-///
+/// The audited operation of a statement for which [`concerns_us`] is true; `None` if there is none.
 /// # Safety
 /// `statement` is a parse tree node.
 pub(super) unsafe fn operation(statement: *mut pg_sys::Node) -> Option<Operation> {
     if process::creates_us() {
-        return None; // it grants what it always does
+        return None; // the extension's script always grants the same
     }
-    // SAFETY: the tag says which node it is; what nodes point to lives as long as they do.
+    // SAFETY: the tag says which node it is; a node and all it points to have the same lifetime.
     unsafe {
         match (*statement).type_ {
             NodeTag::T_GrantRoleStmt => {
@@ -70,7 +69,7 @@ fn granted(grants: bool, object: String, to: String) -> Operation {
     Operation { action, by, to: Some(to), ..Operation::default() }.on(object)
 }
 
-/// Whether who becomes a member of the role of this name manages keys.
+/// Whether members of the role of this name can manage keys.
 ///
 /// # Safety
 /// `name` is null or NUL-terminated.
@@ -79,8 +78,8 @@ unsafe fn is_of_admins(name: *const c_char) -> bool {
         return false;
     }
     let invalid = pg_sys::Oid::INVALID;
-    // SAFETY: the name ends with a NUL, as the caller has seen to; statements run in a transaction,
-    // in which catalogs can be read.
+    // SAFETY: the name is NUL-terminated, as the caller guarantees; statements run in a
+    // transaction, in which catalogs can be read.
     unsafe {
         let (role, admin) = (catalog::role_oid(CStr::from_ptr(name)), catalog::role_oid(ADMIN));
         role != invalid && admin != invalid && pg_sys::is_member_of_role_nosuper(role, admin)
@@ -90,18 +89,18 @@ unsafe fn is_of_admins(name: *const c_char) -> bool {
 /// # Safety
 /// `name` is null or NUL-terminated.
 unsafe fn of_role(name: *const c_char) -> String {
-    // SAFETY: null is no text, and any other name ends with a NUL, as the caller has seen to.
+    // SAFETY: the name is null or NUL-terminated, as the caller guarantees.
     format!("role {}", unsafe { text(name) }.unwrap_or_default())
 }
 
 /// The first of a statement's objects that is ours.
 ///
 /// # Safety
-/// `statement` is as the parser has made it.
+/// `statement` is as the parser made it.
 unsafe fn object(statement: &pg_sys::GrantStmt) -> Option<String> {
     use pg_sys::GrantTargetType::{ACL_TARGET_ALL_IN_SCHEMA, ACL_TARGET_OBJECT};
     use pg_sys::ObjectType::{OBJECT_FUNCTION, OBJECT_PARAMETER_ACL, OBJECT_ROUTINE};
-    // SAFETY: what the lists hold is as the grammar (gram.y) makes them.
+    // SAFETY: the lists have the members that the grammar (gram.y) produces.
     unsafe {
         match (statement.targtype, statement.objtype) {
             (ACL_TARGET_OBJECT, OBJECT_FUNCTION | OBJECT_ROUTINE) => {
@@ -130,20 +129,20 @@ unsafe fn object(statement: &pg_sys::GrantStmt) -> Option<String> {
 /// # Safety
 /// `list` is a list of strings, or NIL.
 unsafe fn strings(list: *mut pg_sys::List) -> Vec<String> {
-    // SAFETY: the caller has seen to it that its members are strings, which end with a NUL.
+    // SAFETY: the members are strings, as the caller guarantees; their texts are NUL-terminated.
     unsafe {
         let list = PgList::<pg_sys::String>::from_pg(list);
         list.iter_ptr().filter_map(|string| text((*string).sval)).collect()
     }
 }
 
-/// The list that is an option's value.
+/// The list that is the value of an option.
 ///
 /// # Safety
-/// `options` is a list of DefElem or NIL, of which those of this name hold lists.
+/// `options` is a list of DefElem or NIL; the values of options with this name are lists.
 unsafe fn option(options: *mut pg_sys::List, name: &CStr) -> Option<*mut pg_sys::List> {
-    // SAFETY: the caller has seen to it that its members are options, each of which has a name, and
-    // that what this one holds is a list.
+    // SAFETY: the members are options, each with a name, and the value of this one is a list, as
+    // the caller guarantees.
     unsafe {
         let options = PgList::<pg_sys::DefElem>::from_pg(options);
         let option =
@@ -155,7 +154,7 @@ unsafe fn option(options: *mut pg_sys::List, name: &CStr) -> Option<*mut pg_sys:
 /// # Safety
 /// `roles` is a list of RoleSpec or NIL.
 unsafe fn names(roles: *mut pg_sys::List) -> String {
-    // SAFETY: the caller has seen to it that its members are roles.
+    // SAFETY: the members are roles, as the caller guarantees.
     unsafe {
         let roles = PgList::<pg_sys::RoleSpec>::from_pg(roles);
         roles.iter_ptr().map(|role| name(role)).collect::<Vec<_>>().join(", ")
@@ -163,9 +162,9 @@ unsafe fn names(roles: *mut pg_sys::List) -> String {
 }
 
 /// # Safety
-/// `role` is a role as a statement names it.
+/// `role` is a role in a statement.
 unsafe fn name(role: *mut pg_sys::RoleSpec) -> String {
-    // SAFETY: a role of the kind that has a name has one that ends with a NUL.
+    // SAFETY: a role of type ROLESPEC_CSTRING has a NUL-terminated name.
     unsafe {
         match (*role).roletype {
             RoleSpecType::ROLESPEC_CSTRING => text((*role).rolename).unwrap_or_default(),

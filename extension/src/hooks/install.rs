@@ -1,4 +1,4 @@
-//! Putting our functions in the place of the server's: what is swapped in which major version.
+//! Replacing the server's function pointers: which ones, in which major version.
 
 use pagevault_cipher::{CipherId, DataKey, DataKeyVersion, Fork, PAGE_SIZE, PageKey, page};
 use pagevault_interpose::{Code, Executable, Expected, Plan};
@@ -12,8 +12,8 @@ use crate::pg::compat::MAJOR;
 use crate::pg::report::{Report, Result};
 use crate::pg::wal;
 
-/// A storage manager function: its name, how its calls are noted, ours, and where the server's is
-/// kept.
+/// A storage manager function to replace: its name, the bit that records its calls, the
+/// replacement, and where the original is stored.
 struct Swap {
     name: &'static str,
     call: Call,
@@ -21,7 +21,7 @@ struct Swap {
     keep: &'static dyn Keep,
 }
 
-/// Remembers the server's function.
+/// Stores the server's function.
 trait Keep {
     fn keep(&self, code: Code);
 }
@@ -36,7 +36,7 @@ fn swap(name: &'static str, call: Call, ours: *const (), keep: &'static dyn Keep
     Swap { name, call, ours, keep }
 }
 
-/// What is replaced in `smgrsw[0]` of this major version.
+/// The functions replaced in `smgrsw[0]` of this major.
 fn storage_manager() -> Vec<Swap> {
     let mut swaps = vec![
         swap("mdextend", Call::Extend, writing::mdextend as *const (), &smgr::MDEXTEND),
@@ -68,7 +68,7 @@ fn storage_manager() -> Vec<Swap> {
     swaps
 }
 
-/// What else must stand in the same table.
+/// Other functions that must be in the same table.
 fn storage_manager_anchors() -> Vec<&'static str> {
     let mut anchors = vec![
         "mdinit",
@@ -91,8 +91,8 @@ fn storage_manager_anchors() -> Vec<&'static str> {
     anchors
 }
 
-/// Finds everything, checks everything, then swaps everything. Fails closed: on any doubt nothing
-/// is swapped and the server does not start.
+/// Finds all pointers, checks all, then replaces all. Fails closed: in any doubt nothing is
+/// replaced and the server does not start.
 pub(crate) fn install() -> Result<()> {
     self_check()?;
     wal::check_layout().map_err(|problem| refused(&problem))?;
@@ -114,15 +114,15 @@ pub(crate) fn install() -> Result<()> {
     }
     calls_seen::expect(Call::Open);
     calls_seen::expect(Call::WriteWal);
-    // Last: looking for the table above reads files through calls that are not ours yet.
+    // Last: finding the tables above reads files, which must use the original calls.
     files::plan(&mut plan).map_err(|e| refused(&e))?;
-    // SAFETY: one thread, in the postmaster; each replacement has the signature of what it replaces
-    // in this major version, forwards to it (every `keep` above), and lives as long as the process.
+    // SAFETY: one thread, in the postmaster; each replacement has the signature of the original in
+    // this major version, forwards to it (every `keep` above), and lives as long as the process.
     let installed = unsafe { plan.install() }.map_err(|e| refused(&e))?;
     installed.verify().map_err(|e| refused(&e))
 }
 
-/// `syncsw` of sync.c, the table of what can be fsynced at a checkpoint.
+/// `syncsw` of sync.c, the table of sync handlers that a checkpoint calls.
 fn plan_sync_handler(plan: &mut Plan<'_>) -> std::result::Result<(), pagevault_interpose::Error> {
     const ANCHORS: &[&str] = &[
         "mdunlinkfiletag",
@@ -140,8 +140,8 @@ fn plan_sync_handler(plan: &mut Plan<'_>) -> std::result::Result<(), pagevault_i
 }
 
 /// PostgreSQL 18: `aio_md_readv_cb` and `aio_local_buffer_readv_cb`, each a `PgAioHandleCallbacks`
-/// of four pointers: stage, complete_shared, complete_local, report. Which process calls which: see
-/// [`super::aio`].
+/// of four pointers: stage, complete_shared, complete_local, report. For the processes that call
+/// them, see [`super::aio`].
 fn plan_read_completion(
     exe: &Executable,
     plan: &mut Plan<'_>,
@@ -152,8 +152,8 @@ fn plan_read_completion(
     const COMPLETE_LOCAL: usize = 2 * size_of::<*const ()>();
     aio::GET_TARGET_DATA.resolve(exe.function("pgaio_io_get_target_data")?.as_ptr());
     aio::GET_HANDLE_DATA.resolve(exe.function("pgaio_io_get_handle_data")?.as_ptr());
-    // A server with these would look at pages before we do, or open those of temporary relations in
-    // any process.
+    // With these callbacks the server would verify pages before we open them, or complete reads of
+    // temporary relations in any process.
     plan.require_null(OF_FILES, COMPLETE_LOCAL)?;
     plan.require_null(OF_LOCAL_BUFFERS, COMPLETE_SHARED)?;
     calls_seen::expect(Call::CompleteRead);
@@ -177,7 +177,7 @@ fn refused(error: &dyn std::fmt::Display) -> Report {
     .hint("Remove pagevault from shared_preload_libraries to start without it; encrypted relations are then refused, not damaged.")
 }
 
-/// Seals and opens a page with every cipher before any real page depends on it.
+/// Seals and opens a page with every cipher, before any real page depends on it.
 fn self_check() -> Result<()> {
     let failed = || {
         Report::new(
@@ -195,7 +195,8 @@ fn self_check() -> Result<()> {
         for (i, byte) in original.iter_mut().enumerate().skip(24) {
             *byte = i as u8;
         }
-        original[18..20].copy_from_slice(&(PAGE_SIZE as u16 | 4).to_le_bytes()); // pd_pagesize_version
+        // pd_pagesize_version
+        original[18..20].copy_from_slice(&(PAGE_SIZE as u16 | 4).to_le_bytes());
         let mut copy = original;
         page::seal(&mut copy, &key, version, 7, Fork::Main, true);
         let sealed = copy != original && page::version_of(&copy) == Some(version);

@@ -1,9 +1,10 @@
-//! Thin functions that stand in for the server's: forward, test one flag, call on.
+//! Functions that replace the server's, and hooks. They are thin: test one flag, call the rest of
+//! the crate, forward to the server.
 //!
-//! Frame rule: the server's functions may `longjmp` over our frames. A function here therefore
-//! either keeps nothing with a destructor alive across a raw call, or makes the call through a pgrx
-//! guard. Above each one stands its contract: who calls it, under which locks, whether in a
-//! critical section, and whether it may raise.
+//! Frame rule: the server's functions may `longjmp` over our frames. So a function here either has
+//! no value with a destructor alive during a raw call, or calls through a pgrx guard. Each has its
+//! contract above it: who calls it, under which locks, whether in a critical section, and whether
+//! it may raise errors.
 
 pub(crate) mod access;
 pub(crate) mod aio;

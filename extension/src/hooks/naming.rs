@@ -1,15 +1,15 @@
-//! Notes which relations the files of a statement belong to, so that an error of a page can name
-//! them: [`crate::page::names`].
+//! Notes which relations the files of a statement belong to, so that a page error can name them:
+//! [`crate::page::names`].
 //!
-//! The planner reads already (`get_relation_info` in plancat.c has btree look at the first page of
-//! each index), and commands like VACUUM come by neither planner nor executor; so it is done in
-//! three places: before planning, when permissions are checked, before a utility command. Where a
-//! page is read for a relation that none of them names, because a function looks it up while it
-//! runs, the error has the path alone, and says how to find the relation.
+//! Even the planner reads pages (`get_relation_info` in plancat.c makes btree read the first page
+//! of each index), and commands like VACUUM use neither planner nor executor. So this is done in
+//! three places: before planning, when permissions are checked, and before a utility command. If a
+//! page belongs to a relation that none of them knows, because a function looks it up while it
+//! runs, the error contains only the path, and says how to find the relation.
 //!
-//! Relations that are locked are not refused here by name, as revoked and destroyed ones are in
-//! [`super::access`]: a statement need not read a page of every relation that it names. Partitions
-//! are pruned, tables are empty.
+//! Relations of locked scopes are not refused here, unlike revoked and destroyed ones in
+//! [`super::access`]: a statement may name relations without reading pages of them, as with pruned
+//! partitions and empty tables.
 
 use std::ffi::{c_char, c_int};
 
@@ -28,29 +28,29 @@ static PREVIOUS: ProcessLocal<pg_sys::planner_hook_type> = ProcessLocal::new(Non
 
 /// Installs the hook; from `_PG_init`.
 pub(crate) fn install() {
-    // SAFETY: in the postmaster, before anything is forked.
+    // SAFETY: in the postmaster, before any process is forked.
     unsafe {
         PREVIOUS.set(pg_sys::planner_hook);
         pg_sys::planner_hook = Some(plan);
     }
 }
 
-/// Whether a page may be refused. Three loads.
+/// Whether any page may be refused at present. Three loads.
 #[inline]
 pub(super) fn is_needed() -> bool {
     shmem::anything_withheld() || shmem::anything_destroyed()
 }
 
-/// Contract: called to plan a query, in a transaction, with its relations locked; may raise. While
-/// nothing is refused it tests three words.
+/// Contract: called to plan a query, in a transaction, with its relations locked; may raise errors.
+/// While nothing is refused it tests three words.
 unsafe extern "C-unwind" fn plan(
     query: *mut pg_sys::Query,
     text: *const c_char,
     options: c_int,
     params: pg_sys::ParamListInfo,
 ) -> *mut pg_sys::PlannedStmt {
-    // SAFETY: the server's own arguments, passed on; the guard is left before anything else is
-    // called.
+    // SAFETY: the server's own arguments, passed on; the guarded call has returned before the next
+    // function is called.
     unsafe {
         if is_needed() {
             pg_sys::panic::pgrx_extern_c_guard(|| note_all(relations_of(query)));
@@ -60,16 +60,15 @@ unsafe extern "C-unwind" fn plan(
     }
 }
 
-/// The relations of a query and of all queries within it, with those that are constants in it:
-/// `nextval('numbers')`.
+/// The relations of a query and its subqueries, including those in constants: `nextval('numbers')`.
 ///
 /// # Safety
 /// `query` is a query before planning.
 unsafe fn relations_of(query: *mut pg_sys::Query) -> Vec<Oid> {
     let (mut oids, mut items, mut row_security) =
         (std::ptr::null_mut(), std::ptr::null_mut(), false);
-    // SAFETY: it walks the query, as the cache of plans has it done before planning, and changes
-    // nothing in it; all results are written.
+    // SAFETY: it only reads the query, as the plan cache calls it before planning; all results are
+    // written.
     unsafe {
         pg_sys::extract_query_dependencies(
             query.cast(),
@@ -82,13 +81,14 @@ unsafe fn relations_of(query: *mut pg_sys::Query) -> Vec<Oid> {
 }
 
 /// Notes the relations of a utility command that reads pages itself. True if they are to be
-/// forgotten when it is done.
+/// forgotten when the command has ended.
 ///
 /// # Safety
-/// `statement` is a parse tree node, about to be carried out.
+/// `statement` is a parse tree node, about to be executed.
 #[cold]
 pub(super) unsafe fn note_command(statement: *mut pg_sys::Node) -> bool {
-    // SAFETY: the tag says which node it is; what it points to is as the grammar (gram.y) makes it.
+    // SAFETY: the tag says which node it is; what it points to has the form that the grammar
+    // (gram.y) produces.
     let (named, commits) = unsafe {
         match (*statement).type_ {
             NodeTag::T_VacuumStmt => {
@@ -114,11 +114,11 @@ pub(super) unsafe fn note_command(statement: *mut pg_sys::Node) -> bool {
             NodeTag::T_RefreshMatViewStmt => {
                 (vec![(*statement.cast::<pg_sys::RefreshMatViewStmt>()).relation], false)
             }
-            NodeTag::T_DropStmt => (Vec::new(), false), // it reads statistics
+            NodeTag::T_DropStmt => (Vec::new(), false), // reads pg_statistic
             _ => return false,
         }
     };
-    // SAFETY: names that the grammar has made for this statement, which lives until it is done.
+    // SAFETY: names that the grammar made for this statement, which lives until it has ended.
     note_all(named.into_iter().filter_map(|name| unsafe { find(name) }).collect());
     if commits {
         names::keep_for_command();
@@ -126,16 +126,17 @@ pub(super) unsafe fn note_command(statement: *mut pg_sys::Node) -> bool {
     commits
 }
 
-/// The relation of this name, if there is one. Not locked: nothing depends on it but words.
+/// The relation of this name, if it exists. Not locked, because the result is only used in
+/// messages.
 ///
 /// # Safety
-/// `name` is null or as the grammar makes it.
+/// `name` is null or produced by the grammar.
 unsafe fn find(name: *const pg_sys::RangeVar) -> Option<Oid> {
     if name.is_null() {
         return None;
     }
-    // SAFETY: a catalog look-up in a transaction; without a lock it calls nothing back. It raises
-    // what the command itself would.
+    // SAFETY: a catalog look-up in a transaction; without a lock it has no callback. It raises the
+    // errors that the command itself would raise.
     let oid = unsafe {
         pg_sys::RangeVarGetRelidExtended(
             name,
@@ -148,8 +149,8 @@ unsafe fn find(name: *const pg_sys::RangeVar) -> Option<Oid> {
     (oid != Oid::INVALID).then_some(oid)
 }
 
-/// The catalogs that are read to find what belongs to a relation, and to open that.
-const READ: [u32; 9] = [
+/// The catalogs that are read to find and open the relations that belong to a relation.
+const CATALOGS_READ: [u32; 9] = [
     1259, // pg_class
     1249, // pg_attribute
     2610, // pg_index
@@ -161,24 +162,25 @@ const READ: [u32; 9] = [
     3256, // pg_policy
 ];
 
-/// Whether one of them has or may have encrypted pages, be they of a key that is there.
+/// Whether any of them has or may have encrypted pages, even with an available key.
 fn are_catalogs_encrypted() -> bool {
-    READ.into_iter().any(|oid| {
+    CATALOGS_READ.into_iter().any(|oid| {
         let writing = |facts: Facts| directory::writing(facts.file);
         relation::facts(oid.into())
             .is_none_or(|facts| writing(facts).is_some_and(|w| w.current.is_some() || w.mixed))
     })
 }
 
-/// Notes relations with all that belongs to them: what a statement reads without naming it, too.
+/// Notes relations with all that belong to them, because a statement also reads relations that it
+/// does not name.
 ///
-/// Where something is locked and catalogs of this database are encrypted themselves nothing is
-/// noted: that would read them, and could be refused where the statement is not. They need not be
-/// all: who encrypts them one after the other may be interrupted.
+/// If a key is locked or refused and any of these catalogs is encrypted, nothing is noted: reading
+/// the catalogs could be refused although the statement is not. All of them are checked, because
+/// encrypting them one by one may have been interrupted.
 #[cold]
 pub(super) fn note_all(oids: Vec<Oid>) {
-    // Keys that were destroyed stay so for ever, and then this is done for every statement: only
-    // what the relation cache has is asked.
+    // Destroyed keys stay destroyed, and then this code runs for every statement: so it reads only
+    // relation cache entries.
     let whole = shmem::anything_withheld();
     if whole && are_catalogs_encrypted() {
         return;
@@ -202,7 +204,7 @@ pub(super) fn note_all(oids: Vec<Oid>) {
     }
 }
 
-/// Notes a relation, its indexes, TOAST table and sequences.
+/// Notes a relation with its indexes, TOAST table and sequences.
 fn note_family(oid: Oid) {
     let Some(leader) = relation::facts(oid) else { return };
     if !leader.is_stored() || !names::is_new(oid, Some(leader.file)) {
@@ -216,7 +218,7 @@ fn note_family(oid: Oid) {
     }
 }
 
-/// What of a relation this is.
+/// Description of a relation that belongs to another, for messages.
 fn part(member: &Facts) -> String {
     let name = &member.name;
     match member.kind {

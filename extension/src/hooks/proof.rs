@@ -1,13 +1,14 @@
-//! Proves after every start that the server really calls the functions that were put in its place.
+//! Self-check: proves after every start that the server really calls the functions that replaced
+//! its own.
 //!
-//! Interposition checks its own writes to memory. It cannot see whether a compiler turned some of
-//! the server's indirect calls into direct ones. So the server is made to do everything that it
-//! does with relation files, on a scratch file, and to write WAL; then each function must have seen
-//! a call ([`super::calls_seen`]). This is done before redo changes the first page, before the
+//! Interposition verifies what it writes to memory. It cannot see whether a compiler turned some of
+//! the server's indirect calls into direct ones. So the server is made to perform every operation
+//! on relation files, on a scratch file, and to write WAL; then each replaced function must have
+//! been called ([`super::calls_seen`]). This is done before redo changes the first page, before the
 //! first session is admitted, and by a worker ([`crate::workers`]).
 //!
 //! Not proven: `mdsyncfiletag`, which only a checkpoint calls, and the completion of reads of
-//! temporary tables, whose pages nobody could read if they were not decrypted.
+//! temporary tables. If that were bypassed, pages of temporary tables would be unreadable.
 
 use std::io::ErrorKind;
 
@@ -20,21 +21,21 @@ use crate::pg::locks::SelfCheckLock;
 use crate::pg::report::Report;
 use crate::pg::{process, scratch};
 
-/// Why nothing is proven.
+/// Why the self-check failed.
 pub(crate) enum Unproven {
-    /// The server does something without calling the function.
+    /// The server does something without calling our function.
     Bypassed(Call),
-    /// Something else is wrong: this cause.
+    /// The check could not be completed for this cause.
     Unknown { cause: String, disk_full: bool },
 }
 
-/// Makes the server call everything, unless it has done so since the start. In a transaction, or in
-/// the startup process. Raises what the server raises.
+/// Makes the server call every replaced function, unless all have been called since the start. In a
+/// transaction, or in the startup process. Raises errors of the server.
 pub(crate) fn prove() -> Result<(), Unproven> {
     if calls_seen::missing(needs_wal()).is_none() {
         return Ok(());
     }
-    let _one_at_a_time = SelfCheckLock::acquire();
+    let _exclusive = SelfCheckLock::acquire();
     scratch::make_room().map_err(|error| Unproven::Unknown {
         disk_full: matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded),
         cause: error.to_string(),
@@ -46,20 +47,20 @@ pub(crate) fn prove() -> Result<(), Unproven> {
     calls_seen::missing(needs_wal()).map_or(Ok(()), |call| Err(Unproven::Bypassed(call)))
 }
 
-/// A standby writes no WAL of its own.
+/// A standby does not write WAL of its own.
 fn needs_wal() -> bool {
     !process::in_recovery()
 }
 
-/// Admits a session, or begins redo, only if the server is proven to call everything. Raises FATAL
-/// otherwise; a server that bypasses a function is shut down. Where the disk is full the scratch
-/// file cannot be made, and whoever wants to make room is admitted.
+/// Requires a successful self-check before a session is admitted or redo begins. Otherwise raises
+/// FATAL; a server that bypasses a function is shut down. On a full disk the scratch file cannot be
+/// created; then sessions are admitted, so that users can free space.
 pub(super) fn require() {
     match prove() {
         Ok(()) | Err(Unproven::Unknown { disk_full: true, .. }) => {}
         Err(unproven) => {
             if let Unproven::Bypassed(_) = unproven {
-                // First: the shutdown ends this process, too.
+                // Logged first, because the shutdown ends this process too.
                 unproven.report().send(PgLogLevel::LOG);
                 process::shut_server_down();
             }
@@ -69,7 +70,7 @@ pub(super) fn require() {
 }
 
 impl Unproven {
-    /// The server has raised this.
+    /// The server raised an error during the check.
     pub(crate) fn raised(error: &CaughtError) -> Unproven {
         let report = match error {
             CaughtError::PostgresError(report) | CaughtError::ErrorReport(report) => report,
@@ -78,7 +79,7 @@ impl Unproven {
         Unproven::Unknown { cause: report.message().to_owned(), disk_full: false }
     }
 
-    /// What the log says.
+    /// The message for the log.
     pub(crate) fn report(&self) -> Report {
         match self {
             Unproven::Bypassed(call) => Report::new(

@@ -1,8 +1,8 @@
-//! Custom resource manager: keys travel in WAL, wrapped, so that crash recovery, standbys and
-//! point-in-time recovery hold the same data keys as the primary.
+//! Custom resource manager: wrapped keys are logged in WAL, so that crash recovery, standbys and
+//! point-in-time recovery have the same data keys as the primary.
 //!
-//! Redo adds what is missing. The one thing that it takes away are keys that were destroyed on
-//! purpose. Pages in which deleted rows were cleared go along as images, see [`remnants`].
+//! Redo adds missing keys. It removes only keys that were destroyed on purpose. Pages from which
+//! deleted rows were cleared are logged as images, see [`remnants`].
 
 use pagevault_keystore::{Lsn, batch};
 use pgrx::{PgSqlErrorCode, pg_guard, pg_sys};
@@ -36,13 +36,13 @@ pub(crate) fn register() {
     unsafe { pg_sys::RegisterCustomRmgr(wal::RMGR_ID, (&raw const MANAGER.0).cast_mut()) }
 }
 
-/// Op code and payload of the record under replay.
+/// Op code and payload of the record being replayed.
 ///
 /// # Safety
 /// `record` is a reader with a decoded record.
 unsafe fn parts<'a>(record: *mut pg_sys::XLogReaderState) -> (u8, &'a [u8]) {
-    // SAFETY: the caller's reader has a record; main_data holds main_data_len bytes until the next
-    // record is read.
+    // SAFETY: the caller's reader has a record; main_data has main_data_len bytes, valid until the
+    // next record is read.
     unsafe {
         let decoded = &*(*record).record;
         let op = decoded.header.xl_info & !(pg_sys::XLR_INFO_MASK as u8);
@@ -53,11 +53,11 @@ unsafe fn parts<'a>(record: *mut pg_sys::XLogReaderState) -> (u8, &'a [u8]) {
     }
 }
 
-/// Contract: startup process, not in a critical section; what it raises ends recovery.
+/// Contract: startup process, not in a critical section; errors end recovery.
 #[pg_guard]
 unsafe extern "C-unwind" fn redo(record: *mut pg_sys::XLogReaderState) {
-    // SAFETY: the server calls with a reader that has decoded the record; what is in it stays until
-    // we return.
+    // SAFETY: the server passes a reader that has decoded the record, which is valid until we
+    // return.
     let (op, payload) = unsafe {
         let (op, payload) = parts(record);
         if op == wal::OP_PAGE {
@@ -81,7 +81,7 @@ unsafe extern "C-unwind" fn redo(record: *mut pg_sys::XLogReaderState) {
     if let Err(report) = outcome {
         report.send(pgrx::prelude::PgLogLevel::PANIC);
     }
-    if stand_ins::are_there()
+    if stand_ins::any_awaited()
         && let Some((_, _, records)) = wal::split_payload(payload)
         && let Ok(records) = batch::decode(records)
     {
@@ -100,17 +100,18 @@ fn require_no_missing_key() {
     stand_ins::require_none(smgr::version_on_disk);
 }
 
-/// Contract: startup process, once all WAL is replayed, before the checkpoint that ends recovery.
+/// Contract: startup process, when all WAL is replayed, before the checkpoint that ends recovery.
 #[pg_guard]
 unsafe extern "C-unwind" fn cleanup() {
     require_no_missing_key();
     destruction::after_redo();
 }
 
-/// Contract: pg_waldump-like callers in the server (pg_walinspect, error contexts); must not raise.
+/// Contract: any process that describes WAL (pg_walinspect, error contexts); must not raise errors.
 #[pg_guard]
 unsafe extern "C-unwind" fn desc(buffer: pg_sys::StringInfo, record: *mut pg_sys::XLogReaderState) {
-    // SAFETY: the server describes a record that its reader has decoded; it stays until we return.
+    // SAFETY: the server passes a reader that has decoded the record, which is valid until we
+    // return.
     let (op, payload) = unsafe { parts(record) };
     let text = describe(op, payload);
     // SAFETY: appends a copy of `text` to the server's string buffer.
@@ -133,7 +134,7 @@ fn describe(op: u8, payload: &[u8]) -> String {
     }
 }
 
-/// Contract: any process that describes WAL; must not raise.
+/// Contract: any process that describes WAL; must not raise errors.
 #[pg_guard]
 unsafe extern "C-unwind" fn identify(info: u8) -> *const std::ffi::c_char {
     match info & !(pg_sys::XLR_INFO_MASK as u8) {

@@ -1,4 +1,4 @@
-//! When shared memory is asked for, and when it is there.
+//! Hooks for requesting and initialising shared memory.
 
 use pgrx::{pg_guard, pg_sys};
 
@@ -11,12 +11,12 @@ static PREVIOUS_STARTUP: ProcessLocal<Hook> = ProcessLocal::new(None);
 static REQUEST: ProcessLocal<Option<fn()>> = ProcessLocal::new(None);
 static STARTUP: ProcessLocal<Option<fn()>> = ProcessLocal::new(None);
 
-/// Has the postmaster call `request` before it computes how much shared memory it needs, and
-/// `startup` when that is there, and again after a crash restart; from `_PG_init`.
+/// Makes the postmaster call `request` before it computes the size of its shared memory, and
+/// `startup` when the memory is allocated, also after a crash restart; from `_PG_init`.
 pub(crate) fn install(request: fn(), startup: fn()) {
     REQUEST.set(Some(request));
     STARTUP.set(Some(startup));
-    // SAFETY: in the postmaster, before anything is forked; the functions live as long as the
+    // SAFETY: in the postmaster, before any process is forked; the functions live as long as the
     // library.
     unsafe {
         PREVIOUS_REQUEST.set(pg_sys::shmem_request_hook);
@@ -26,14 +26,15 @@ pub(crate) fn install(request: fn(), startup: fn()) {
     }
 }
 
-/// Contract: postmaster (`process_shmem_requests`, miscinit.c), once; may raise, which ends it.
+/// Contract: postmaster (`process_shmem_requests`, miscinit.c), once; may raise errors, which end
+/// it.
 #[pg_guard]
 unsafe extern "C-unwind" fn shmem_request() {
     call(PREVIOUS_REQUEST.get(), REQUEST.get());
 }
 
 /// Contract: postmaster (`CreateSharedMemoryAndSemaphores`, ipci.c), at its start and after a
-/// crash; may raise, which ends it.
+/// crash; may raise errors, which end it.
 #[pg_guard]
 unsafe extern "C-unwind" fn shmem_startup() {
     call(PREVIOUS_STARTUP.get(), STARTUP.get());
@@ -41,7 +42,7 @@ unsafe extern "C-unwind" fn shmem_startup() {
 
 fn call(previous: Hook, ours: Option<fn()>) {
     if let Some(previous) = previous {
-        // SAFETY: the hook that was there before us, called when and as the server calls ours.
+        // SAFETY: the previous hook, called when and as the server calls ours.
         unsafe { previous() };
     }
     if let Some(ours) = ours {

@@ -1,7 +1,7 @@
 //! The storage manager: pages are opened after `mdread` and sealed before `mdwrite`.
 //!
-//! The functions have the signatures of md.c; which of them a server version calls, and so which
-//! are installed, is decided in [`super::install`].
+//! The functions have the signatures of md.c. [`super::install`] decides which of them are
+//! installed, depending on the major.
 
 use std::ffi::c_void;
 
@@ -64,18 +64,18 @@ pub(super) static MDZEROEXTEND: Forward<ZeroExtend> = Forward::unresolved();
 pub(super) static MDCREATE: Forward<Create> = Forward::unresolved();
 pub(super) static MDSTARTREADV: Forward<StartReadV> = Forward::unresolved();
 
-/// Raises the fault as ERROR. Apart from the hot path, so that it costs it nothing.
+/// Raises the fault as ERROR. Not inlined, to keep the hot path small.
 ///
 /// # Safety
-/// No frame between here and the server's call holds anything with a destructor.
+/// No frame between here and the server's call has values with destructors.
 #[cold]
 #[inline(never)]
 unsafe fn raise(fault: PageFault, block: BlockNumber) -> ! {
-    // SAFETY: the server may longjmp over our callers, which have nothing with a destructor.
+    // SAFETY: the server may longjmp over our callers, which have no values with destructors.
     unsafe { pg_sys::panic::pgrx_extern_c_guard(|| page::errors::report(fault, block).raise()) }
 }
 
-/// [`raise`] for a read that was not begun.
+/// [`raise`] for a read that is refused before it starts.
 ///
 /// # Safety
 /// As [`raise`]: the server may longjmp over our callers.
@@ -83,20 +83,20 @@ unsafe fn raise(fault: PageFault, block: BlockNumber) -> ! {
 #[inline(never)]
 unsafe fn refuse_read(fault: PageFault, block: BlockNumber) -> ! {
     page::io::count_refusal(fault.file);
-    // SAFETY: our caller has nothing with a destructor, which is what `raise` asks for.
+    // SAFETY: our caller has no values with destructors, as `raise` requires.
     unsafe { raise(fault, block) }
 }
 
 /// Contract: called by bufmgr.c and by raw copies (RelationCopyStorage) with I/O in progress on the
-/// target, which nobody else touches; not in a critical section; may raise.
+/// buffer, which no other process accesses; not in a critical section; may raise errors.
 pub(super) unsafe extern "C-unwind" fn mdread(
     reln: SMgrRelation,
     fork: ForkNumber,
     block: BlockNumber,
     buffer: *mut c_void,
 ) {
-    // SAFETY: the server's own arguments; after a return the buffer holds one page, exclusively
-    // ours.
+    // SAFETY: the server's own arguments; after a return the buffer contains one page, which no
+    // other process accesses.
     unsafe {
         calls_seen::note(Call::Read);
         let file = compat::smgr_file(reln);
@@ -110,7 +110,7 @@ pub(super) unsafe extern "C-unwind" fn mdread(
     }
 }
 
-/// Contract: as [`mdread`], for a run of blocks.
+/// Contract: like [`mdread`], for a run of blocks.
 pub(super) unsafe extern "C-unwind" fn mdreadv(
     reln: SMgrRelation,
     fork: ForkNumber,
@@ -118,7 +118,7 @@ pub(super) unsafe extern "C-unwind" fn mdreadv(
     buffers: *mut *mut c_void,
     count: BlockNumber,
 ) {
-    // SAFETY: as mdread, for each of the `count` buffers.
+    // SAFETY: as in mdread, for each of the `count` buffers.
     unsafe {
         calls_seen::note(Call::Read);
         let file = compat::smgr_file(reln);
@@ -135,9 +135,9 @@ pub(super) unsafe extern "C-unwind" fn mdreadv(
     }
 }
 
-/// Contract: called by bufmgr.c to start an asynchronous read; not in a critical section; may
-/// raise. The completion ([`super::aio`]) may not, and runs in any process: so a file whose key is
-/// locked or refused is refused here.
+/// Contract: called by bufmgr.c to start an asynchronous read; not in a critical section; may raise
+/// errors. The completion ([`super::aio`]) must not raise errors, and runs in any process, so a
+/// read of a file whose key is locked or refused is refused here.
 pub(super) unsafe extern "C-unwind" fn mdstartreadv(
     handle: *mut c_void,
     reln: SMgrRelation,
@@ -158,8 +158,9 @@ pub(super) unsafe extern "C-unwind" fn mdstartreadv(
     }
 }
 
-/// Contract: called by bufmgr.c with the buffer pinned and share-locked (hint bits may change under
-/// us), by the checkpointer, background writer, backends and the startup process; may raise.
+/// Contract: called by bufmgr.c with the buffer pinned and share-locked (hint bits may change
+/// meanwhile), in the checkpointer, background writer, backends and the startup process; may raise
+/// errors.
 pub(super) unsafe extern "C-unwind" fn mdwrite(
     reln: SMgrRelation,
     fork: ForkNumber,
@@ -183,8 +184,8 @@ pub(super) unsafe extern "C-unwind" fn mdwrite(
     }
 }
 
-/// Contract: as [`mdwrite`]; the block is new, the relation extension lock or the I/O flag of the
-/// buffer keeps others away.
+/// Contract: like [`mdwrite`]; the block is new, and the relation extension lock or the I/O flag of
+/// the buffer excludes other processes.
 pub(super) unsafe extern "C-unwind" fn mdextend(
     reln: SMgrRelation,
     fork: ForkNumber,
@@ -192,8 +193,8 @@ pub(super) unsafe extern "C-unwind" fn mdextend(
     buffer: *const c_void,
     skip_fsync: bool,
 ) {
-    // SAFETY: as mdwrite: the arguments are the server's own, and there is one page at `buffer`,
-    // which nobody else has yet.
+    // SAFETY: as in mdwrite: the arguments are the server's own, and there is one page at `buffer`,
+    // which no other process can access yet.
     unsafe {
         calls_seen::note(Call::Extend);
         let file = compat::smgr_file(reln);
@@ -208,7 +209,7 @@ pub(super) unsafe extern "C-unwind" fn mdextend(
     }
 }
 
-/// Contract: as [`mdwrite`], for a run of blocks.
+/// Contract: like [`mdwrite`], for a run of blocks.
 pub(super) unsafe extern "C-unwind" fn mdwritev(
     reln: SMgrRelation,
     fork: ForkNumber,
@@ -217,15 +218,16 @@ pub(super) unsafe extern "C-unwind" fn mdwritev(
     count: BlockNumber,
     skip_fsync: bool,
 ) {
-    // SAFETY: the server's own arguments: `count` pointers to pages. The run borrows static scratch
-    // memory, not the stack, so a longjmp out of the forwarded call leaves nothing behind.
+    // SAFETY: the server's own arguments: `count` pointers to pages. The run uses static scratch
+    // memory, which is not borrowed during the forwarded call, so a longjmp out of it leaves
+    // nothing to clean up.
     unsafe {
         calls_seen::note(Call::Write);
         let file = compat::smgr_file(reln);
         let writing = page::io::writing(file);
         fault::point_of("page.looked_up", file.file.relation);
-        if writing.must_look
-            || writing.must_watch
+        if writing.must_compare
+            || writing.must_check_key
             || (0..count).any(|i| page::io::is_stand_in(sealing::lsn(*buffers.add(i as usize))))
         {
             for i in 0..count {
@@ -255,8 +257,8 @@ pub(super) unsafe extern "C-unwind" fn mdwritev(
     }
 }
 
-/// Contract: called by bufmgr.c (16+) to add zero blocks; a zero block stays zero, but a file that
-/// we could not seal into later must refuse to grow. May raise.
+/// Contract: called by bufmgr.c (16+) to add zero blocks. May raise errors. Zero blocks are not
+/// sealed, but a file whose pages could not be sealed later must not grow.
 pub(super) unsafe extern "C-unwind" fn mdzeroextend(
     reln: SMgrRelation,
     fork: ForkNumber,
@@ -276,9 +278,8 @@ pub(super) unsafe extern "C-unwind" fn mdzeroextend(
     }
 }
 
-/// Contract: called by RelationCreateStorage and friends, in a transaction, before any block
-/// exists; catalogs may be read; may raise. In recovery (`is_redo`) the WAL has already said what
-/// to do.
+/// Contract: called by RelationCreateStorage and others, in a transaction, before any block exists;
+/// catalogs may be read; may raise errors. In recovery (`is_redo`) the decision comes from WAL.
 pub(super) unsafe extern "C-unwind" fn mdcreate(
     reln: SMgrRelation,
     fork: ForkNumber,
@@ -294,33 +295,32 @@ pub(super) unsafe extern "C-unwind" fn mdcreate(
                 check_still_open(reln, file);
             }
         }
-        // Between the two marks of `writing::mdcreate`: shred::former_files counts on it.
+        // Between the two marks that `writing::mdcreate` sets: shred::former_files relies on it.
         fault::point_of("storage.decided", 0);
         MDCREATE.get()(reln, fork, is_redo);
     }
 }
 
-/// Decides for a new file, behind a guard: the decision reads catalogs and writes keys.
+/// Decides the encryption of a new file, in a guard, because this reads catalogs and writes keys.
 ///
 /// # Safety
-/// As [`raise`]: the guard turns a panic into an ERROR that passes our callers.
+/// As for [`raise`]: the guard turns a panic into an ERROR that skips our callers' frames.
 #[cold]
 unsafe fn creating_storage(file: SmgrFile) {
-    // SAFETY: our callers have nothing with a destructor, so an ERROR may pass them.
+    // SAFETY: our callers have no values with destructors, so an ERROR may skip their frames.
     unsafe { pg_sys::panic::pgrx_extern_c_guard(|| ddl::creating_storage(file.file)) }
 }
 
-/// Reading catalogs may process invalidations; when their queue has overflowed, 15 and 16 free
-/// every `SMgrRelation`, ours and our caller's among them. Then nothing is left but to give up this
-/// command.
+/// Raises an error if `reln` was freed. Reading catalogs may process invalidations; if their queue
+/// has overflowed, 15 and 16 free every `SMgrRelation`, including this one, which our caller uses.
 ///
 /// # Safety
-/// `file` was read from `reln` while it was alive; otherwise as [`raise`].
+/// `file` was read from `reln` while it was live; otherwise as for [`raise`].
 unsafe fn check_still_open(reln: SMgrRelation, file: SmgrFile) {
     if !compat::FREES_SMGR_OBJECTS {
         return;
     }
-    // SAFETY: smgropen finds or makes an entry by value; `reln` is compared, not followed.
+    // SAFETY: smgropen finds or creates an entry by value; `reln` is compared, not dereferenced.
     unsafe {
         pg_sys::panic::pgrx_extern_c_guard(|| {
             if compat::open_smgr_of(file) != reln {
@@ -330,7 +330,7 @@ unsafe fn check_still_open(reln: SMgrRelation, file: SmgrFile) {
     }
 }
 
-/// How to write one page; `None` if the one on disk is to stay.
+/// How to write one page; `None` if the page on disk must stay.
 ///
 /// # Safety
 /// The arguments are those of [`mdwrite`].
@@ -342,19 +342,19 @@ unsafe fn target_over(
     block: BlockNumber,
     buffer: *const c_void,
 ) -> Option<Option<SealTarget>> {
-    if writing.must_look || writing.must_watch {
-        // SAFETY: the arguments are those of mdwrite, handed on.
+    if writing.must_compare || writing.must_check_key {
+        // SAFETY: the arguments are those of mdwrite, passed on.
         unsafe { target_by_disk(reln, writing, fork, block, buffer) }
     } else {
         Some(writing.target)
     }
 }
 
-/// How to write one page of a file that is being rewritten, or may be sealed though nobody knows it
-/// yet, by what lies there on disk; `None` if that is to stay.
+/// How to write one page of a file that is being rewritten, or that may be sealed under keys not
+/// yet replayed, depending on the page on disk; `None` if that must stay.
 ///
 /// # Safety
-/// The arguments are those of [`mdwrite`], handed on.
+/// The arguments are those of [`mdwrite`], passed on.
 #[cold]
 unsafe fn target_by_disk(
     reln: SMgrRelation,
@@ -363,23 +363,24 @@ unsafe fn target_by_disk(
     block: BlockNumber,
     buffer: *const c_void,
 ) -> Option<Option<SealTarget>> {
-    // SAFETY: the server's own arguments; the place has room for a page and is ours until the next
-    // call.
+    // SAFETY: the server's own arguments; the memory has the size of a page and is not reused until
+    // the next call.
     unsafe {
-        // mdread raises an error for a page beyond the end, and only the startup process is spared.
-        if !writing.must_look && block >= compat::smgr_blocks(reln, fork) {
+        // mdread raises an error for a page beyond the end of the file, except in the startup
+        // process.
+        if !writing.must_compare && block >= compat::smgr_blocks(reln, fork) {
             return Some(writing.target);
         }
         let file = compat::smgr_file(reln);
-        let on_disk = read_past_us(reln, fork, block);
-        if writing.must_watch {
+        let on_disk = read_sealed(reln, fork, block);
+        if writing.must_check_key {
             match page::io::may_write_over(file, block, &*on_disk) {
                 Ok(true) => {}
                 Ok(false) => return None,
                 Err(fault) => raise(fault, block),
             }
         }
-        Some(if writing.must_look {
+        Some(if writing.must_compare {
             page::io::target_over(file, writing.target, sealing::lsn(buffer), &*on_disk)
         } else {
             writing.target
@@ -387,13 +388,13 @@ unsafe fn target_by_disk(
     }
 }
 
-/// A page as it is on disk.
+/// Reads a page as it is on disk, without decrypting it.
 ///
 /// # Safety
-/// As [`mdread`], of a block that exists. What is pointed to is good until the next call.
-unsafe fn read_past_us(reln: SMgrRelation, fork: ForkNumber, block: BlockNumber) -> *mut Page {
-    let on_disk = sealing::place_for_disk();
-    // SAFETY: the block exists, as the caller says, and the place has room for it.
+/// As for [`mdread`], of a block that exists. The result is valid until the next call.
+unsafe fn read_sealed(reln: SMgrRelation, fork: ForkNumber, block: BlockNumber) -> *mut Page {
+    let on_disk = sealing::page_from_disk();
+    // SAFETY: the block exists, as the caller guarantees, and the memory has the size of a page.
     unsafe {
         let mut place = on_disk.cast::<c_void>();
         if compat::READS_INTO_VECTORS {
@@ -405,20 +406,20 @@ unsafe fn read_past_us(reln: SMgrRelation, fork: ForkNumber, block: BlockNumber)
     on_disk
 }
 
-/// The version that a page on disk is sealed under. In the startup process.
+/// The data key version of a page on disk. In the startup process.
 pub(crate) fn version_on_disk(
     file: SmgrFile,
     fork: ForkNumber,
     block: BlockNumber,
 ) -> Option<DataKeyVersion> {
-    // SAFETY: not in a critical section; the object lives on, and the block is there when it is
+    // SAFETY: not in a critical section; the object stays live, and the block exists when it is
     // read.
     unsafe {
         let reln = compat::open_smgr_of(file);
         if block >= compat::smgr_blocks(reln, fork) {
             return None;
         }
-        page::io::version_of(&*read_past_us(reln, fork, block), block)
+        page::io::version_of(&*read_sealed(reln, fork, block), block)
     }
 }
 
@@ -433,8 +434,8 @@ unsafe fn seal_one(
     block: BlockNumber,
     buffer: *const c_void,
 ) -> *const c_void {
-    // SAFETY: the caller's page, as a run of one; an ERROR may pass our callers, which have nothing
-    // with a destructor.
+    // SAFETY: the caller's page, as a run of one; an ERROR may skip our callers' frames, which have
+    // no values with destructors.
     unsafe {
         let Some(target) = target else { return buffer };
         match sealing::seal(target, fork, block, &raw const buffer, 1) {

@@ -1,9 +1,9 @@
 //! Planning without statistics while `pg_statistic` cannot be read.
 //!
-//! The planner looks into `pg_statistic` for every query. It is sealed where anything in the
-//! database is; so while its key is locked or refused, or where it was shredded with its database,
-//! queries on plaintext tables would fail as well. They are planned as if their tables had never
-//! been analyzed.
+//! The planner reads `pg_statistic` for every query. The catalog is encrypted if anything in the
+//! database is. While its key is locked or refused, or after it was shredded with its database,
+//! queries on plaintext tables would therefore fail too. They are planned as if their tables had
+//! never been analyzed.
 
 use pgrx::pg_sys::{self, AttrNumber, Oid, PlannerInfo, RangeTblEntry, VariableStatData};
 
@@ -12,7 +12,7 @@ use crate::pg::process::ProcessLocal;
 use crate::pg::relation;
 use crate::{page, shmem};
 
-/// What was there before us.
+/// The previous hooks.
 #[derive(Clone, Copy)]
 struct Hooks {
     relation: pg_sys::get_relation_stats_hook_type,
@@ -25,7 +25,7 @@ static PREVIOUS: ProcessLocal<Hooks> =
 
 /// Installs the hooks; from `_PG_init`.
 pub(crate) fn install() {
-    // SAFETY: in the postmaster, before anything is forked.
+    // SAFETY: in the postmaster, before any process is forked.
     unsafe {
         PREVIOUS.set(Hooks {
             relation: pg_sys::get_relation_stats_hook,
@@ -38,15 +38,15 @@ pub(crate) fn install() {
     }
 }
 
-/// True if reading `pg_statistic` would fail. While no key is locked, refused or destroyed this
+/// True if reading `pg_statistic` would fail. While no key is locked, refused or destroyed, this
 /// tests three words.
 ///
 /// # Safety
-/// In a transaction; no frame between here and the server's call holds anything with a destructor.
+/// In a transaction; no frame between here and the server's call has values with destructors.
 #[inline]
 unsafe fn are_unreadable() -> bool {
-    // SAFETY: our callers have nothing with a destructor, so the ERROR that the guard makes of a
-    // panic may pass them.
+    // SAFETY: our callers have no values with destructors, so an ERROR from the guard may skip
+    // their frames.
     (shmem::anything_withheld() || shmem::anything_destroyed())
         && unsafe {
             pg_sys::panic::pgrx_extern_c_guard(|| is_withheld(pg_sys::StatisticRelationId))
@@ -61,7 +61,7 @@ fn is_withheld(catalog: Oid) -> bool {
 }
 
 /// Contract: called by the planner for a column of a table (`examine_simple_variable`). True means
-/// that what is in `variable` is all there is: nothing.
+/// that `variable` is complete; it contains no statistics then.
 unsafe extern "C-unwind" fn relation_statistics(
     root: *mut PlannerInfo,
     entry: *mut RangeTblEntry,
@@ -75,7 +75,7 @@ unsafe extern "C-unwind" fn relation_statistics(
     }
 }
 
-/// Contract: as [`relation_statistics`], for a column of an index on expressions.
+/// Contract: like [`relation_statistics`], for a column of an index on expressions.
 unsafe extern "C-unwind" fn index_statistics(
     root: *mut PlannerInfo,
     index: Oid,
@@ -89,10 +89,11 @@ unsafe extern "C-unwind" fn index_statistics(
     }
 }
 
-/// Contract: called for the average width of a column (`get_attavgwidth`); 0 has the server look
-/// itself.
+/// Contract: called for the average width of a column (`get_attavgwidth`); after 0 the server reads
+/// the statistics itself.
 unsafe extern "C-unwind" fn average_width(table: Oid, column: AttrNumber) -> i32 {
-    // SAFETY: the server's own arguments; the guard is left before anything else is called.
+    // SAFETY: the server's own arguments; the guarded call has returned before another function is
+    // called.
     unsafe {
         if column > 0 && are_unreadable() {
             return pg_sys::panic::pgrx_extern_c_guard(|| width_of_type(table, column));
@@ -101,7 +102,7 @@ unsafe extern "C-unwind" fn average_width(table: Oid, column: AttrNumber) -> i32
     }
 }
 
-/// What the planner takes for a column without statistics.
+/// The width that the planner assumes for a column without statistics.
 #[cold]
 fn width_of_type(table: Oid, column: AttrNumber) -> i32 {
     let (mut kind, mut modifier, mut collation) = (Oid::INVALID, 0, Oid::INVALID);

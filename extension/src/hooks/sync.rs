@@ -1,9 +1,8 @@
-//! The keystore rides the checkpoint.
+//! Key logs are made durable by checkpoints.
 //!
-//! A data key is in WAL before any page is sealed under it reaches the disk, so its record in the
-//! keystore need not be durable at once: only when a checkpoint moves the redo point past it. We
-//! ask for that as md.c does for relation files, with a sync request; its tag names no relation
-//! that can exist.
+//! A data key is in WAL before any page sealed under it is written to disk. So its record in the
+//! keystore must be durable only when a checkpoint moves the redo pointer past that WAL. We request
+//! this like md.c for relation files, with a sync request; its tag is not that of any relation.
 
 use std::ffi::{c_char, c_int};
 
@@ -19,15 +18,14 @@ pub(super) type SyncFileTag =
 
 pub(super) static MDSYNCFILETAG: Forward<SyncFileTag> = Forward::unresolved();
 
-/// Contract: called by ProcessSyncRequests (sync.c) in the checkpointer, or in a standalone
-/// backend, not in a critical section. Returns 0, or -1 with errno set; `path` has room for
-/// `MAXPGPATH` bytes and is only for messages. The server retries, or stops as for any failed
-/// fsync.
+/// Contract: called by ProcessSyncRequests (sync.c) in the checkpointer or in single-user mode, not
+/// in a critical section. Returns 0, or -1 with errno set; `path` has room for `MAXPGPATH` bytes
+/// and is only used in messages. The server retries, or stops as after any failed fsync.
 pub(super) unsafe extern "C-unwind" fn mdsyncfiletag(
     tag: *const pg_sys::FileTag,
     path: *mut c_char,
 ) -> c_int {
-    // SAFETY: the server's own arguments, forwarded as received.
+    // SAFETY: the server's own arguments, forwarded unchanged.
     unsafe {
         let Some(scope) = compat::keystore_of_tag(&*tag) else {
             return MDSYNCFILETAG.get()(tag, path);
@@ -47,7 +45,7 @@ pub(super) unsafe extern "C-unwind" fn mdsyncfiletag(
 /// `path` has room for `MAXPGPATH` bytes.
 unsafe fn write_path(path: *mut c_char, text: &str) {
     let length = text.len().min(pg_sys::MAXPGPATH as usize - 1);
-    // SAFETY: the caller says how much room there is; one byte of it is left for the NUL.
+    // SAFETY: the caller guarantees the size of the memory; one byte is left for the NUL.
     unsafe {
         std::ptr::copy_nonoverlapping(text.as_ptr().cast(), path, length);
         *path.add(length) = 0;

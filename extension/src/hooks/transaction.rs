@@ -1,5 +1,5 @@
-//! The end of transactions: what they made necessary is done before they commit, and what an ERROR
-//! left begun or noted ends.
+//! Callbacks at the end of transactions: pending work before a commit, and cleanup of marks and
+//! notes after an ERROR.
 
 use std::ffi::c_void;
 
@@ -16,7 +16,7 @@ use crate::writers;
 
 /// Installs the callbacks; from `_PG_init`. Processes inherit them.
 pub(crate) fn install() {
-    // SAFETY: in the postmaster, before anything is forked; the functions live as long as the
+    // SAFETY: in the postmaster, before any process is forked; the functions live as long as the
     // library.
     unsafe {
         pg_sys::RegisterXactCallback(Some(transaction_event), std::ptr::null_mut());
@@ -24,8 +24,8 @@ pub(crate) fn install() {
     }
 }
 
-/// Contract: called at the beginning and the end of a subtransaction; when it is rolled back
-/// nothing may be raised.
+/// Contract: called at the beginning and the end of a subtransaction; must not raise errors when it
+/// is rolled back.
 unsafe extern "C-unwind" fn subtransaction_event(
     event: pg_sys::SubXactEvent::Type,
     own: pg_sys::SubTransactionId,
@@ -49,9 +49,9 @@ unsafe extern "C-unwind" fn subtransaction_event(
     }
 }
 
-/// Contract: called at several points of the end of a transaction. Before it commits or is
-/// prepared, catalogs may be read and written, and errors roll it back; when it is rolled back
-/// nothing may be raised.
+/// Contract: called at several points at the end of a transaction. Before it commits or is
+/// prepared, catalogs may be read and written, and errors roll it back; when it is rolled back,
+/// errors must not be raised.
 unsafe extern "C-unwind" fn transaction_event(
     event: pg_sys::XactEvent::Type,
     _argument: *mut c_void,
@@ -89,8 +89,8 @@ unsafe extern "C-unwind" fn transaction_event(
     }
 }
 
-/// What commands that pass no utility hook have left: TRUNCATE by logical replication, those of C
-/// functions, and those that commit in between.
+/// Pending work of commands that do not call the utility hook: TRUNCATE by logical replication,
+/// commands run by C functions, and commands that commit in between.
 #[pg_guard]
 unsafe extern "C-unwind" fn before_commit() {
     altered::follow(Mark::START).or_raise();

@@ -1,8 +1,9 @@
-//! Utility commands that concern us before they are carried out.
+//! ProcessUtility hook: work before and after utility commands.
 //!
-//! CREATE DATABASE tells here whether it copies files below the storage manager, and from where:
-//! the object access hook hears of the new database only. And SECURITY LABEL FOR pagevault makes
-//! the label provider known to the session. Commands run within commands: functions run them, and
+//! For CREATE DATABASE, only here is it known whether files are copied below the storage manager,
+//! and from which database; the object access hook gets only the new database. SECURITY LABEL FOR
+//! pagevault registers the label provider in the session. Commands can run within commands, through
+//! functions and event triggers.
 //! event triggers.
 
 use std::ffi::{CStr, c_char};
@@ -26,17 +27,18 @@ static PREVIOUS: ProcessLocal<pg_sys::ProcessUtility_hook_type> = ProcessLocal::
 
 /// Installs the hook; from `_PG_init`.
 pub(crate) fn install() {
-    // SAFETY: in the postmaster, before anything is forked.
+    // SAFETY: in the postmaster, before any process is forked.
     unsafe {
         PREVIOUS.set(pg_sys::ProcessUtility_hook);
         pg_sys::ProcessUtility_hook = Some(process_utility);
     }
 }
 
-/// Contract: called for every utility command, in a backend, before it is carried out; may raise.
+/// Contract: called for every utility command, in a backend, before it is executed; may raise
+/// errors.
 ///
-/// The command itself runs outside of any guard of pgrx: passing through one, its errors would lose
-/// their cursor position and context. Nothing with a destructor is alive across that call.
+/// The command itself runs outside any pgrx guard, because its errors would lose their cursor
+/// position and context in a guard. Nothing with a destructor is alive during that call.
 #[allow(clippy::too_many_arguments, reason = "the server's signature")]
 unsafe extern "C-unwind" fn process_utility(
     statement: *mut pg_sys::PlannedStmt,
@@ -48,7 +50,7 @@ unsafe extern "C-unwind" fn process_utility(
     destination: *mut pg_sys::DestReceiver,
     completion: *mut pg_sys::QueryCompletion,
 ) {
-    // SAFETY: the server's own arguments, forwarded as received.
+    // SAFETY: the server's own arguments, forwarded unchanged.
     unsafe {
         let node = (*statement).utilityStmt;
         let (labellings, altered) = (labels::mark(), altered::mark());
@@ -67,7 +69,7 @@ unsafe extern "C-unwind" fn process_utility(
         }
         labels::command_ends(labellings);
         if commits_prepared {
-            shmem::count_label_change(); // what it has changed only its own session knew
+            shmem::count_label_change(); // other sessions have not seen its changes yet
         }
         if altered::any_since(altered) {
             pg_sys::panic::pgrx_extern_c_guard(|| altered::follow(altered).or_raise());
@@ -81,7 +83,7 @@ unsafe extern "C-unwind" fn process_utility(
     }
 }
 
-/// In place of the number of a statement that is audited.
+/// Instead of a statement number if the statement is not audited.
 const NOT_AUDITED: u64 = 0;
 
 fn concerns_us(tag: pg_sys::NodeTag) -> bool {
@@ -108,7 +110,7 @@ unsafe fn commits_prepared(statement: *mut pg_sys::Node) -> bool {
     }
 }
 
-/// Returns the number of the statement if it is audited.
+/// Prepares for the command. Returns the number of the statement if it is audited.
 ///
 /// # Safety
 /// `statement` is a parse tree node.
@@ -138,14 +140,13 @@ unsafe fn prepare(statement: *mut pg_sys::Node) -> u64 {
     }
 }
 
-/// The text of an option of a command. `TEMPLATE DEFAULT` and the like have none, and mean the same
-/// as no option (gram.y makes a DefElem without argument of them, and createdb in dbcommands.c
-/// looks for one).
+/// The text of an option of a command. `TEMPLATE DEFAULT` and the like are treated like no option
+/// (gram.y makes a DefElem without argument of them, and createdb in dbcommands.c checks for that).
 ///
 /// # Safety
 /// `options` is a list of DefElem or NIL.
 unsafe fn option(options: *mut pg_sys::List, name: &CStr) -> Option<ServerText> {
-    // SAFETY: the caller's list, and what stands in it, lives as long as the command.
+    // SAFETY: the caller's list and its members live as long as the command.
     unsafe {
         PgList::<DefElem>::from_pg(options)
             .iter_ptr()

@@ -1,6 +1,6 @@
-//! The storage manager's functions that write, each between two marks: see [`crate::writers`].
+//! The storage manager's writing functions, each between two marks: see [`crate::writers`].
 //!
-//! An ERROR passes over them and leaves the mark; nothing here has a destructor.
+//! An ERROR skips their frames and leaves the mark set; there are no values with destructors here.
 
 use std::ffi::c_void;
 
@@ -11,16 +11,16 @@ use crate::fault;
 use crate::pg::compat;
 use crate::writers::{self, Act};
 
-/// Stands still while the mark is set.
+/// Sets the mark. Has a fault point while the mark is set.
 #[inline]
 unsafe fn begin_writing(reln: SMgrRelation) {
-    // SAFETY: the server calls with an object of the storage manager that it has open.
+    // SAFETY: the server calls with a storage manager object that it has open.
     let file = unsafe { compat::smgr_file(reln) }.file.relation;
     writers::begin(Act::Writing, file);
     fault::point_of("page.writing", file);
 }
 
-/// Contract: as [`smgr::mdwrite`].
+/// Contract: like [`smgr::mdwrite`].
 pub(super) unsafe extern "C-unwind" fn mdwrite(
     reln: SMgrRelation,
     fork: i32,
@@ -36,7 +36,7 @@ pub(super) unsafe extern "C-unwind" fn mdwrite(
     }
 }
 
-/// Contract: as [`smgr::mdwritev`].
+/// Contract: like [`smgr::mdwritev`].
 pub(super) unsafe extern "C-unwind" fn mdwritev(
     reln: SMgrRelation,
     fork: i32,
@@ -53,7 +53,7 @@ pub(super) unsafe extern "C-unwind" fn mdwritev(
     }
 }
 
-/// Contract: as [`smgr::mdextend`].
+/// Contract: like [`smgr::mdextend`].
 pub(super) unsafe extern "C-unwind" fn mdextend(
     reln: SMgrRelation,
     fork: i32,
@@ -69,7 +69,8 @@ pub(super) unsafe extern "C-unwind" fn mdextend(
     }
 }
 
-/// Contract: as [`smgr::mdcreate`]. Deciding for the file may read catalogs, and so write pages.
+/// Contract: like [`smgr::mdcreate`]. The decision for the file may read catalogs, and so write
+/// pages.
 pub(super) unsafe extern "C-unwind" fn mdcreate(reln: SMgrRelation, fork: i32, is_redo: bool) {
     // SAFETY: the server's own arguments, passed on.
     unsafe {

@@ -1,4 +1,4 @@
-//! Reading the keystore when the server starts, and again after a crash restart.
+//! Reading the keystore when the server starts, and after a crash restart.
 
 use pagevault_cipher::Secret32;
 use pagevault_keystore::directory::Directory;
@@ -28,10 +28,10 @@ use crate::shmem::writers::Writers;
 use crate::shmem::written_over::{self, WrittenOver};
 use crate::shmem::{self, Shared};
 
-/// What there is when the server starts.
+/// The state after reading the keystore.
 pub(crate) struct Loaded {
     pub(crate) shared: &'static Shared,
-    /// Without the keys recovery would fail.
+    /// Whether recovery would fail without the keys.
     pub(crate) needs_keys: bool,
 }
 
@@ -44,7 +44,7 @@ pub(crate) fn start() -> Result<Loaded> {
     if !process::replays_wal() {
         unsettled::require_none_missing(&storage, &logs)?;
     }
-    escrow::take_over(&storage, &mut logs)?;
+    escrow::import_restored(&storage, &mut logs)?;
     let first_start = shmem::get().is_none();
     let shared = if first_start { map(&logs)? } else { reset()? };
     fill(shared, &logs)?;
@@ -53,13 +53,13 @@ pub(crate) fn start() -> Result<Loaded> {
     Ok(Loaded { shared, needs_keys: recovering || reads_sealed_wal })
 }
 
-/// A log of this size, in bytes, is written anew after a clean shutdown as well if most of it does
-/// not matter any more.
+/// A log larger than this, in bytes, is rewritten after a clean shutdown too if most of it is
+/// obsolete.
 const LARGE: u64 = 64 << 10;
 
 fn read_logs(storage: &FileStorage, recovering: bool) -> Result<Vec<Contents>> {
     let mut logs = Vec::new();
-    // Of what no checkpoint has settled WAL knows whether it has happened.
+    // Only WAL knows whether changes that no checkpoint has settled took place.
     let trust =
         if recovering { Trust::Settled { redo: process::redo_start() } } else { Trust::All };
     for scope in log::scopes(storage).map_err(|e| keystore_failure(&e))? {
@@ -75,14 +75,14 @@ fn read_logs(storage: &FileStorage, recovering: bool) -> Result<Vec<Contents>> {
             left_to_wal(scope, contents.unbelieved).send(PgLogLevel::LOG);
         }
         if recovering {
-            // Scopes ascend: the cluster's log, which has the database keys, comes first.
+            // Scopes ascend: the cluster's log, which contains the database keys, is first.
             let cluster = logs.first().unwrap_or(&contents);
             let known = wrappings::database_keys(&cluster.records);
             let whole = contents.records.clone();
             let is_ahead = wrappings::leave_out_unknown(&mut contents.records, &known);
             rewrite(&mut log, &mut contents, is_ahead.then_some(&whole[..]))?;
         } else if contents.position.end > LARGE {
-            // No backup is under way that could need older wrappings: they go.
+            // No backup is in progress that could need older wrappings, so they are removed.
             let folded = fold(scope, contents.records.clone())?;
             if contents.records.len() > 2 * folded.len() {
                 contents.records = folded;
@@ -94,8 +94,8 @@ fn read_logs(storage: &FileStorage, recovering: bool) -> Result<Vec<Contents>> {
     Ok(logs)
 }
 
-/// Refuses key files that do not belong together, as an incomplete restore leaves them: made up
-/// for, they would be lost for good.
+/// Refuses key files that do not belong together, as after an incomplete restore. If the server
+/// went on, missing files would be lost permanently.
 fn require_one_keystore(logs: &[Contents]) -> Result<()> {
     let Some(first) = logs.first() else { return Ok(()) };
     // Scopes ascend, so the cluster's log is the first.
@@ -113,8 +113,8 @@ fn require_one_keystore(logs: &[Contents]) -> Result<()> {
         .hint("Restore it from the backup that the data directory is from."))
 }
 
-/// After a clean shutdown nothing is unfinished, and no WAL would bring back what is cut off: an
-/// unreadable end is damage. Looks only.
+/// After a clean shutdown no write is unfinished, and no WAL would bring back what is cut off. So
+/// an unreadable end is damage. Reads only.
 fn refuse_torn(storage: &FileStorage, scope: Scope) -> Result<()> {
     let torn = persist::read_log(storage, scope)?.map_or(0, |contents| contents.torn);
     if torn == 0 {
@@ -131,11 +131,12 @@ fn refuse_torn(storage: &FileStorage, scope: Scope) -> Result<()> {
     .hint("Restore the directory pagevault/ of the data directory from a backup."))
 }
 
-/// Writes a log anew. It must be done after a crash: if an fsync had failed before, the kernel may
-/// go on showing bytes that the disk does not have, and say that all is well; recovery would
-/// believe them and add nothing.
+/// Rewrites a log. Required after a crash: if an fsync had failed before, the kernel may go on
+/// returning bytes that are not on the disk, and report success; recovery would believe them and
+/// add nothing.
 ///
-/// `ahead`: all that stands in a log that says more than can be understood yet; of that nothing is
+/// `ahead`: all records of a log that contains records that cannot be interpreted yet; all of them
+/// are kept.
 /// lost.
 fn rewrite(
     log: &mut Log<'_, FileStorage>,
@@ -151,7 +152,7 @@ fn rewrite(
     replace(log, &mut contents.position, written)
 }
 
-/// Has a log hold these records, and nothing else.
+/// Replaces the contents of a log by these records.
 fn replace(
     log: &mut Log<'_, FileStorage>,
     position: &mut Position,
@@ -159,14 +160,15 @@ fn replace(
 ) -> Result<()> {
     match log.compact(records) {
         Ok(()) => *position = log.position(),
-        // No room for a second copy, say. The log is as it was, which is nearly always right.
+        // There may be no room for a second copy. The old log is unchanged, and almost certainly
+        // good.
         Err(error @ LogError::Io { .. }) => keystore_failure(&error).send(PgLogLevel::WARNING),
         Err(error) => return Err(keystore_failure(&error)),
     }
     Ok(())
 }
 
-/// What the log of `scope` says, once.
+/// The records of `scope`, without those that later ones supersede.
 fn fold(scope: Scope, records: Vec<Record>) -> Result<Vec<Record>> {
     let state = State::from_records(records).map_err(|e| {
         Report::new(PgSqlErrorCode::ERRCODE_DATA_CORRUPTED, format!("keystore: {e}"))
@@ -195,7 +197,7 @@ fn left_to_wal(scope: Scope, bytes: u64) -> Report {
     .detail(format!("What of them has happened is in WAL, and is replayed. Until recovery has ended they stay in \"{}\".", log::aside::name(scope)))
 }
 
-/// First start: maps the memory that every process will inherit.
+/// First start: maps the memory that every process inherits.
 fn map(logs: &[Contents]) -> Result<&'static Shared> {
     let existing = logs.iter().flat_map(|log| &log.records);
     let existing =
@@ -204,7 +206,7 @@ fn map(logs: &[Contents]) -> Result<&'static Shared> {
         .ok()
         .and_then(|keys| keys.checked_add(persist::RESERVED_KEYS))
         .ok_or_else(|| internal("the keystore holds too many data keys".into()))?;
-    // Scopes ascend: the cluster's log, which has the database keys, comes first.
+    // Scopes ascend: the cluster's log, which contains the database keys, is first.
     let database_keys =
         logs.first().map_or(0, |cluster| wrappings::database_keys(&cluster.records).len());
     let directory_memory = map_region(Directory::words_needed(capacity), MemoryKind::Sparse)?;
@@ -214,7 +216,7 @@ fn map(logs: &[Contents]) -> Result<&'static Shared> {
     let temporary = Secret32::random()?;
     secrets.set_temporary(&temporary);
     let processes = compat::most_processes();
-    // Unfinished jobs concern files that have keys, or will have. Those that are over are few.
+    // Unfinished jobs concern files that have keys, or will have. There are few finished jobs.
     let jobs = logs.iter().flat_map(|log| &log.records);
     let jobs = jobs.filter(|record| matches!(record, Record::Job { .. })).count();
     let most_jobs = jobs + capacity as usize;
@@ -253,7 +255,7 @@ fn map_region<H: mapping::Shared, E: mapping::Shared>(
     })
 }
 
-/// Crash restart: a process may have died while writing, so the directory is made anew.
+/// Crash restart: a process may have died while writing, so the directory is rebuilt.
 fn reset() -> Result<&'static Shared> {
     let shared = shmem::required()?;
     let capacity = shared.directory.counts()?.capacity;

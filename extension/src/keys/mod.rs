@@ -1,4 +1,4 @@
-//! Keys in the server: where they are kept, how they are found, made, unlocked and persisted.
+//! Keys in the server: storage, look-up, creation, unlocking, recovery.
 
 pub(crate) mod load;
 pub(crate) mod names;

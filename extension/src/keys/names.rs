@@ -5,7 +5,7 @@ use pgrx::PgSqlErrorCode;
 
 use crate::pg::report::{Report, Result};
 
-/// Refuses what cannot be the name of a provider or of a key.
+/// Checks the name of a provider or key.
 pub(crate) fn check_name(what: &str, name: &str, longest: usize) -> Result<()> {
     if name.is_empty() || name.len() > longest || name.chars().any(char::is_control) {
         return Err(Report::new(
@@ -17,7 +17,7 @@ pub(crate) fn check_name(what: &str, name: &str, longest: usize) -> Result<()> {
     Ok(())
 }
 
-/// Refuses what no provider takes for the name of a key.
+/// Checks the name of a master key.
 pub(crate) fn check_key_name(name: &str) -> Result<()> {
     check_name("master key", name, MAX_NAME)
 }

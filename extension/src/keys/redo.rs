@@ -1,6 +1,5 @@
-//! Redo of records of keys: adds to key files and directory what they do not have yet. All of it is
-//! checked before anything is written down, for what is written down is found there at every later
-//! start.
+//! Redo of key records: adds missing records to key files and directory. All are checked before
+//! anything is written, because everything written is read at every later start.
 
 use std::collections::HashMap;
 
@@ -14,7 +13,7 @@ use pgrx::prelude::PgLogLevel;
 use super::provider::unlock;
 use super::store::directory;
 use super::store::persist::{
-    Settle, cluster_state, compact, recovery_needs_room, remember, settle_now, stage, take_in,
+    Settle, apply_logged, cluster_state, compact, recovery_needs_room, remember, settle_now, stage,
 };
 use super::usage::{data_keys, destruction};
 use crate::pg::locks::KeystoreLock;
@@ -22,8 +21,8 @@ use crate::pg::process::ProcessLocal;
 use crate::pg::report::{Report, Result, internal};
 use crate::{fault, shmem};
 
-/// Replays a WAL record from `start` to `end`: adds what the keystore does not have yet. All of it
-/// is checked before anything is written.
+/// Replays a WAL record from `start` to `end`: adds records that the keystore does not have yet.
+/// All are checked before anything is written.
 pub(crate) fn replay(
     scope: Scope,
     id: &[u8; 16],
@@ -42,11 +41,11 @@ pub(crate) fn replay(
     if records.iter().all(is_known) {
         return Ok(());
     }
-    // What this server heard later counts.
+    // Later records that this server already has take precedence.
     let is_old = shmem::required()?.control.position(scope).is_some_and(|log| start < log.logged);
     records.retain(|record| {
-        let is_superseded = is_old && is_replaced_by_later(record);
-        !(is_superseded || is_of_destroyed_key(record))
+        let is_superseded = is_old && would_replace_later(record);
+        !(is_superseded || restores_destroyed_key(record))
     });
     if records.is_empty() {
         return Ok(());
@@ -60,9 +59,9 @@ pub(crate) fn replay(
         settle_now(&lock, scope);
     }
     fault::point("redo.keys_in_file");
-    take_in(&lock, &records);
+    apply_logged(&lock, &records);
     if destroys && let Err(report) = compact(&lock, scope) {
-        // The keys are not used any more. Their bytes stay in the file until it is written anew.
+        // The keys are not used any more. Their bytes stay in the file until it is rewritten.
         report.send(PgLogLevel::WARNING);
     }
     drop(lock);
@@ -78,9 +77,8 @@ pub(crate) fn replay(
     Ok(())
 }
 
-/// When the batch that redo has met is settled. A server that is started again may have pages under
-/// the keys of files that are older than these keys, and meet them before it meets the keys once
-/// more.
+/// When a batch is settled in redo. Keys of files that existed before them are settled at once: a
+/// restarted server may read pages under such keys before it replays the keys again.
 fn settle_in_redo(records: &[Record]) -> Settle {
     let is_of_file_in_use = |r: &Record| match r {
         Record::DataKey { version, .. } => *version > DataKeyVersion::FIRST,
@@ -90,8 +88,7 @@ fn settle_in_redo(records: &[Record]) -> Settle {
     if records.iter().any(is_of_file_in_use) { Settle::Now } else { Settle::of(records) }
 }
 
-/// Refuses records from WAL that do not go together with this server's keystore, or for which it
-/// has no room.
+/// Refuses records from WAL that contradict this server's keystore, or for which it has no room.
 fn require_consistent(scope: Scope, id: &[u8; 16], records: &[Record]) -> Result<()> {
     let shared = shmem::required()?;
     if shared.control.keystore_id().is_some_and(|own| own != *id) {
@@ -138,15 +135,14 @@ fn contradiction(detail: String) -> Report {
         .hint("The keystore is not of the history that is replayed. Make this server anew from a base backup, with the directory pagevault/ of that backup.")
 }
 
-/// Check values of the database keys that the keystore has, by scope and version. In recovery
-/// nobody but redo adds any, so its process reads them from the cluster's log once, not for each
-/// record.
+/// Check values of the database keys in the keystore, by scope and version. In recovery only redo
+/// adds any, so the startup process reads them from the cluster's log once, not for each record.
 static CHECK_VALUES: ProcessLocal<Option<HashMap<(Scope, KeyVersion), CheckValue>>> =
     ProcessLocal::new(None);
 
-/// Refuses a database key that is another one than the keystore has under its number, before
-/// anything is written: what the key that is there wraps would be lost, and the log not be read any
-/// more.
+/// Refuses a database key that differs from the keystore's key with the same scope and version,
+/// before anything is written. Otherwise data keys wrapped by the existing key would be lost, and
+/// the log would become unreadable.
 fn require_no_other_database_key(lock: &KeystoreLock, records: &[Record]) -> Result<()> {
     for record in records {
         let Record::DatabaseKey { scope, version, check, .. } = record else { continue };
@@ -169,10 +165,10 @@ fn require_no_other_database_key(lock: &KeystoreLock, records: &[Record]) -> Res
     Ok(())
 }
 
-/// Whether the last record of the kind that is heard counts, and this one takes the place of
-/// another: an older wrapping by a master key that is gone since, or an older address of a
-/// provider, would be what the next start goes by.
-fn is_replaced_by_later(record: &Record) -> bool {
+/// Whether the record, if it is old, would replace a later one of which the last counts: an older
+/// wrapping by a master key that no longer exists, or an older address of a provider, would be used
+/// at the next start.
+fn would_replace_later(record: &Record) -> bool {
     match record {
         Record::DatabaseKey { scope, version, .. } => {
             shmem::secrets().is_some_and(|keys| keys.state(*scope, *version).is_some())
@@ -182,12 +178,15 @@ fn is_replaced_by_later(record: &Record) -> bool {
     }
 }
 
-/// Whether the record would bring back the key of a version that was destroyed.
-fn is_of_destroyed_key(record: &Record) -> bool {
-    matches!(record, Record::DataKey { file, version, .. } if directory::destroyed_at(*file, *version).is_some())
+/// Whether the record would bring back a destroyed key.
+fn restores_destroyed_key(record: &Record) -> bool {
+    match record {
+        Record::DataKey { file, version, .. } => directory::destroyed_at(*file, *version).is_some(),
+        _ => false,
+    }
 }
 
-/// Whether the record would change nothing. Providers and database keys are few and always added.
+/// Whether the record would change nothing. Providers and database keys are few, and always added.
 fn is_known(record: &Record) -> bool {
     let Some(shared) = shmem::get() else { return false };
     match record {

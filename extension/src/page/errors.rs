@@ -1,4 +1,4 @@
-//! Faults of pages, in words for the user. Apart from the page path, which only returns them.
+//! Error reports for page faults. Not on the page path, which only returns the faults.
 
 use pagevault_keystore::RelFile;
 use pgrx::PgSqlErrorCode;
@@ -14,14 +14,15 @@ use crate::pg::compat;
 use crate::pg::process::is_startup_process;
 use crate::pg::report::Report;
 
-/// The database in the name of a file of a shared catalog.
+/// The database number of files of shared catalogs.
 const SHARED_CATALOGS: u32 = 0;
 
-/// What an error is about, as well as it is known here.
+/// The object of an error, as far as it is known.
 struct Subject {
     /// `relation "orders"`, or `relation file base/5/16489`.
     what: String,
-    /// For DETAIL: where the page is, unless `what` says that. A sentence after a space, or empty.
+    /// For DETAIL: where the page is, unless `what` contains that. A sentence after a space, or
+    /// empty.
     place: String,
     /// For HINT or DETAIL: how to find the relation, unless `what` names it. A sentence after a
     /// space, or empty.
@@ -48,7 +49,7 @@ impl Subject {
     }
 }
 
-/// The path of a relation file below the data directory, as `pg_relation_filepath()` gives it.
+/// The path of a relation file below the data directory, as from `pg_relation_filepath()`.
 pub(super) fn path(file: RelFile) -> String {
     compat::relation_path(file, ForkNumber::MAIN_FORKNUM)
 }
@@ -62,7 +63,7 @@ fn search(RelFile { tablespace, database, relation }: RelFile) -> String {
     format!(" \"{query}\" in {place} tells which relation it is.")
 }
 
-/// Words a fault for the user.
+/// The report of a fault.
 pub(crate) fn report(fault: PageFault, block: u32) -> Report {
     let file = fault.file.file;
     let Subject { what, place, search } = Subject::of(file);
@@ -73,7 +74,10 @@ pub(crate) fn report(fault: PageFault, block: u32) -> Report {
                 PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
                 format!("block {block} of {what} is not as it was encrypted"),
             )
-            .detail(format!("It was changed on disk, or stands in the place of another page.{}", place + &search))
+            .detail(format!(
+                "It was changed on disk, or stands in the place of another page.{}",
+                place + &search
+            ))
             .hint("Restore the relation from a backup, or fail over to a standby. The key is right; neither ignore_checksum_failure nor zero_damaged_pages helps.");
         }
     };
@@ -111,7 +115,7 @@ pub(crate) fn report(fault: PageFault, block: u32) -> Report {
     }
 }
 
-/// The report for a relation or file whose keys were destroyed; `place` is one more sentence of
+/// The report for a relation or file whose keys were destroyed. `place` is a further sentence of
 /// DETAIL, after a space, or empty.
 pub(crate) fn destroyed(what: &str, place: &str) -> Report {
     Report::new(
@@ -122,7 +126,8 @@ pub(crate) fn destroyed(what: &str, place: &str) -> Report {
     .hint("DROP it; or TRUNCATE it, to use it again.")
 }
 
-/// The storage manager forgot a file while its encryption was being decided.
+/// The report if the storage manager freed its object of a file while the encryption of the file
+/// was being decided.
 pub(crate) fn invalidated() -> Report {
     Report::new(
         PgSqlErrorCode::ERRCODE_T_R_SERIALIZATION_FAILURE,

@@ -1,8 +1,8 @@
-//! Sealing and opening pages: which key, which fault.
+//! Sealing and opening pages: determines keys and faults.
 //!
-//! Everything here runs on the page path, some of it inside critical sections: no allocation, no
-//! lock, no key schedule for a key that this process used lately, and no error raised. Faults are
-//! returned; [`super::errors`] words them.
+//! All of this is on the page path, partly in critical sections: no allocation, no lock, no key
+//! schedule for recently used keys, and no error raised. Faults are returned; [`super::errors`]
+//! makes reports of them.
 
 use pagevault_cipher::{DataKeyVersion, Fork, Lsn, PAGE_SIZE, Page, PageKey, page};
 use pagevault_keystore::RelFile;
@@ -30,9 +30,9 @@ pub(crate) struct PageFault {
 /// The cause of a [`PageFault`].
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Cause {
-    /// There is no key to use.
+    /// No key is available.
     Key(KeyError),
-    /// There is, but the page is not as it was sealed.
+    /// A key is available, but the page is not authentic: it has changed since it was sealed.
     NotAuthentic,
 }
 
@@ -42,17 +42,17 @@ impl PageFault {
     }
 }
 
-/// Under which key a file's pages are written now.
+/// The key under which pages of a file are written now.
 #[derive(Clone, Copy)]
 pub(crate) struct SealTarget {
     file: SmgrFile,
     version: DataKeyVersion,
 }
 
-/// The version that new writes of temporary files use; their key lives as long as the server.
+/// The key version of temporary files; their key exists as long as the server runs.
 const TEMPORARY_VERSION: DataKeyVersion = DataKeyVersion::FIRST;
 
-/// Where and under which key to seal, or `None` when the file is written in plaintext.
+/// The key for sealing pages of a file; `None` if the file is written in plaintext.
 #[inline]
 pub(crate) fn seal_target(file: SmgrFile) -> Option<SealTarget> {
     if file.is_temporary() {
@@ -65,42 +65,42 @@ pub(crate) fn seal_target(file: SmgrFile) -> Option<SealTarget> {
     directory::current_version(file.file).map(|version| SealTarget { file, version })
 }
 
-/// How a page is written over one that is there.
+/// How to overwrite an existing page.
 #[derive(Clone, Copy)]
 pub(crate) struct Writing {
     /// As [`seal_target`].
     pub(crate) target: Option<SealTarget>,
-    /// The file is being rewritten, so the page may lie on disk written otherwise: it must be
-    /// looked at; see [`target_over`].
-    pub(crate) must_look: bool,
-    /// In recovery: whether the page on disk is sealed under a key that is not known must be looked
-    /// at; see [`may_write_over`].
-    pub(crate) must_watch: bool,
+    /// The file is being rewritten, so the page on disk may be under another key or in plaintext,
+    /// and must be examined: see [`target_over`].
+    pub(crate) must_compare: bool,
+    /// In recovery: must check whether the page on disk is sealed under an unknown key; see
+    /// [`may_write_over`].
+    pub(crate) must_check_key: bool,
 }
 
-/// Under which key to write over a page, and whether to look at it on disk first: both as they are
-/// at one moment.
+/// The key for overwriting a page, and whether to read the page on disk first. Both are read from
+/// the directory together, so they are consistent.
 #[inline]
 pub(crate) fn writing(file: SmgrFile) -> Writing {
-    let settled = |target| Writing { target, must_look: false, must_watch: false };
+    let settled = |target| Writing { target, must_compare: false, must_check_key: false };
     if file.is_temporary() {
         return settled(seal_target(file));
     }
     if !shmem::anything_sealed() {
-        // Nothing yet: WAL may bring the first data key of all.
-        let must_watch = shmem::any_database_key() && in_recovery();
-        return Writing { target: None, must_look: false, must_watch };
+        // No data key exists yet, but WAL may bring the first one.
+        let must_check_key = shmem::any_database_key() && in_recovery();
+        return Writing { target: None, must_compare: false, must_check_key };
     }
     let writing = directory::writing(file.file);
     let current = writing.as_ref().and_then(|writing| writing.current);
     let target = current.map(|(version, _)| SealTarget { file, version });
-    let must_look = writing.is_some_and(|writing| writing.mixed);
-    Writing { target, must_look, must_watch: in_recovery() }
+    let must_compare = writing.is_some_and(|writing| writing.mixed);
+    Writing { target, must_compare, must_check_key: in_recovery() }
 }
 
-/// In recovery, before a page is written: the page on disk may be sealed under a key that is not
-/// known, be it the first of the file or a later one. Then that is noted, and the page on disk
-/// stays (false); a fault once all WAL is replayed that could have brought the key. See
+/// In recovery, before a page is written: if the page on disk is sealed under an unknown key,
+/// whether the file's first or a later one, notes that and returns false, so that the page on disk
+/// stays. A fault if all WAL has been replayed that could have brought the key. See
 /// [`written_over`].
 pub(crate) fn may_write_over(
     file: SmgrFile,
@@ -122,20 +122,21 @@ pub(crate) fn may_write_over(
     }
 }
 
-/// The version that a page, as it is on disk, is sealed under; `None` as well for one that only
-/// looks so.
+/// The data key version of a page on disk; `None` also if its header only looks like that of a
+/// sealed page.
 pub(crate) fn version_of(on_disk: &Page, block: u32) -> Option<DataKeyVersion> {
     page::version_of(on_disk).filter(|_| page::may_be_sealed(on_disk, block, data_checksums()))
 }
 
-/// How to write a page over one that may be written otherwise than `wanted`, because its file is
-/// being rewritten.
+/// The key for overwriting a page in a file that is being rewritten, where the page on disk may
+/// have another key than `wanted`.
 ///
-/// A page may have changed since it was written last without a record in WAL: hint bits, free
-/// space, bits of the visibility map, what an access method remembers for itself
-/// (docs/design/0011-changes-without-wal.md has the list). Then it has the LSN that it has on disk.
-/// Torn under another key, it would be neither, and nothing would repair it. So it keeps the key
-/// that it has on disk, or stays plaintext, until it changes in WAL: the rekey engine sees to that.
+/// A page may have changed without a WAL record since it was last written: hint bits, free space,
+/// bits of the visibility map, private data of an access method (list:
+/// docs/design/0011-changes-without-wal.md). Then its LSN is the same as on disk. If it were
+/// written under another key and torn, it would mix two keys, and nothing would repair it. So it
+/// keeps its key on disk, or stays plaintext, until a change of it is logged in WAL, which the
+/// rekey engine ensures.
 pub(crate) fn target_over(
     file: SmgrFile,
     wanted: Option<SealTarget>,
@@ -154,12 +155,12 @@ pub(crate) fn target_over(
     }
 }
 
-/// Seals pages of one file, that follow each other, in `into`. `fill` puts each there first: its
-/// copies are sealed, for a page in shared buffers may change meanwhile (hint bits).
+/// Seals consecutive pages of one file in `into`. `fill` first copies each page there; copies are
+/// sealed because a page in shared buffers may change meanwhile (hint bits).
 ///
-/// A page whose key was destroyed was read or restored in recovery, or else it was missed when they
-/// were: it is sealed under a key that is lost, which is what should become of it, and does not
-/// keep a checkpoint from its end.
+/// A page whose key was destroyed was read or restored in recovery, or was missed at the
+/// destruction. It is sealed under a random key that is not kept. So its contents are lost, as
+/// intended, and the checkpoint can finish.
 pub(crate) fn seal(
     target: SealTarget,
     fork: i32,
@@ -174,8 +175,8 @@ pub(crate) fn seal(
         let mut sealed = 0;
         for (i, (block, page)) in (first_block..).zip(into.iter_mut()).enumerate() {
             fill(i, page);
-            // Added to a table and not yet used (hio.c), without WAL; on disk it is zero. As where
-            // a file grows (`is_as_added`).
+            // A page added to a table and not yet used (hio.c), without WAL, is zero on disk. Also
+            // when a file is extended (`is_as_added`).
             if fork == Fork::Main && page::is_bare(page) {
                 page.fill(0);
             }
@@ -190,18 +191,17 @@ pub(crate) fn seal(
     sealed.map_err(|error| PageFault::of_key(target.file, error))
 }
 
-/// Whether a page, given by its LSN, stands in for one that could not be opened: it must not be
-/// written. See [`stand_ins`].
+/// Whether the page with this LSN is a placeholder, which must not be written. See [`stand_ins`].
 #[inline]
 pub(crate) fn is_stand_in(lsn: Lsn) -> bool {
     page::is_stand_in(lsn)
 }
 
-/// Whether a page that is added has nothing but its header: it is written as a page of zeros.
+/// Whether an added page has nothing but its header: it is then written as zeros.
 ///
-/// Up to 15 pages of maps are added so, without WAL (`vm_extend`, `fsm_extend`). Sealed, such a
-/// page would be ciphertext throughout, and torn, the rest of it would open to random bits. Readers
-/// make a page of zeros what this one is.
+/// Up to 15, pages of maps are added in this form, without WAL (`vm_extend`, `fsm_extend`). Such a
+/// page, if sealed, would be ciphertext throughout; after a torn write, the rest of it would open
+/// to random bits. Readers initialise a page of zeros to the same form.
 #[inline]
 pub(crate) fn is_as_added(page: &Page) -> bool {
     page::is_bare(page)
@@ -244,19 +244,19 @@ fn open_sealed(
             blank_for_redo(file.file, fork, version, block, page);
             Ok(())
         }
-        Err(KeyError::Destroyed) if has_outlived_its_keys(file.file) => {
+        Err(KeyError::Destroyed) if is_in_use_after_destruction(file.file) => {
             blank(file.file, fork, Lsn::INVALID, block, page);
             Ok(())
         }
-        // Not sealed, but damaged: PostgreSQL says so, and its means help.
+        // Not sealed, but damaged: PostgreSQL reports that, and its own remedies apply.
         Err(KeyError::NoKey { .. }) if !page::may_be_sealed(page, block, data_checksums()) => {
             Ok(())
         }
-        // Copied by a base backup after the keystore was, and after its key was made.
+        // A base backup has copied the page after the keystore, and its key was made in between.
         Err(KeyError::NoKey { .. }) if is_not_consistent_yet() => {
             if fork_of(fork) == Fork::FreeSpaceMap {
-                // It is changed without a look at its LSN, and what it says may be forgotten. An
-                // empty one says that nothing is free.
+                // Redo changes this map without comparing LSNs, and its contents may be lost. An
+                // empty map means that there is no free space.
                 page.fill(0);
                 return Ok(());
             }
@@ -273,7 +273,7 @@ fn open_sealed(
     }
 }
 
-/// A page of this file was not opened.
+/// Counts a page of this file that was not opened.
 pub(crate) fn count_refusal(file: SmgrFile) {
     stats::count_failure(kind_of(file));
 }
@@ -283,43 +283,42 @@ fn kind_of(file: SmgrFile) -> StatsKind {
     if file.is_temporary() { StatsKind::Temporary } else { StatsKind::Relation }
 }
 
-/// Recovery begins where the last checkpoint began, which may be before keys were destroyed, and
-/// repeats changes of pages that can no longer be opened. It is given empty pages that say that
-/// they were changed later than all that, and passes over them. (Users were refused:
-/// [`check_access`].)
+/// Recovery begins at the redo pointer of the last checkpoint. Keys may have been destroyed after
+/// that, so redo repeats changes of pages that can no longer be opened. It gets empty pages with an
+/// LSN after these changes, and skips the changes. (Users are refused: [`check_access`].)
 #[cold]
 fn blank_for_redo(file: RelFile, fork: i32, version: DataKeyVersion, block: u32, page: &mut Page) {
     let lsn = match fork_of(fork) {
-        // It is changed without a look at its LSN (`XLogRecordPageWithFreeSpace`, freespace.c), and
-        // written: WAL may end before that address.
+        // Redo changes this map without comparing LSNs (`XLogRecordPageWithFreeSpace`, freespace.c)
+        // and writes it; WAL may end before that LSN.
         Fork::FreeSpaceMap => Lsn::INVALID,
         _ => directory::destroyed_at(file, version).unwrap_or(Lsn::INVALID),
     };
     blank(file, fork, lsn, block, page);
 }
 
-/// What a page is read as whose key was destroyed. Where the file goes on its indexes do as well,
-/// and point to rows that the page had: these are dead. Redo finds it so, too.
+/// Replaces a page whose key was destroyed. If the file is still in use, its indexes still point to
+/// rows of the page: these become dead rows. Redo gets the same.
 #[cold]
 fn blank(file: RelFile, fork: i32, lsn: Lsn, block: u32, page: &mut Page) {
-    if has_outlived_its_keys(file) && fork_of(fork) == Fork::Main {
+    if is_in_use_after_destruction(file) && fork_of(fork) == Fork::Main {
         page::bury(page, lsn, block, data_checksums());
     } else {
         page::blank(page, lsn, block, data_checksums());
     }
 }
 
-/// Whether a file goes on although keys that it had before were destroyed. No page under those is
-/// left of it, unless its data directory is older than its keystore. This is done to statistics
-/// only ([`crate::remnants`]): in such a directory they are lost, and ANALYZE makes them anew,
-/// while an error would be one of every query.
+/// Whether the file is still in use although earlier keys of it were destroyed. No page under those
+/// keys is left, unless the data directory is older than its keystore. This happens to statistics
+/// only ([`crate::remnants`]): in such a data directory they are lost, and ANALYZE restores them,
+/// whereas an error would make every query fail.
 #[cold]
-fn has_outlived_its_keys(file: RelFile) -> bool {
+fn is_in_use_after_destruction(file: RelFile) -> bool {
     !directory::is_destroyed(file)
 }
 
-/// Refuses a file that is sealed and whose key cannot be had: its pages could be neither opened
-/// nor, when they are written, sealed. Where its keys were destroyed, only users are refused.
+/// Refuses a sealed file whose key is not available: its pages could not be opened, nor sealed when
+/// they are written. If its keys were destroyed, only users are refused.
 #[inline]
 pub(crate) fn check_usable(file: SmgrFile) -> Result<(), PageFault> {
     match seal_target(file) {
@@ -331,7 +330,7 @@ pub(crate) fn check_usable(file: SmgrFile) -> Result<(), PageFault> {
     }
 }
 
-/// Refuses users of a file whose data keys were destroyed.
+/// Refuses users access to a file whose data keys were destroyed.
 #[inline]
 fn check_not_destroyed(file: SmgrFile) -> Result<(), PageFault> {
     let refused = shmem::anything_destroyed()
@@ -341,9 +340,9 @@ fn check_not_destroyed(file: SmgrFile) -> Result<(), PageFault> {
     if refused { Err(PageFault::of_key(file, KeyError::Destroyed)) } else { Ok(()) }
 }
 
-/// Refuses users of a file whose database key is refused, or whose data keys were destroyed. Asked
-/// before reading, and before adding pages, which would be in shared buffers then; two flag tests
-/// while there are none.
+/// Refuses users access to a file whose database key is refused, or whose data keys were destroyed.
+/// Called before reading, and before adding pages, which would then be in shared buffers; costs two
+/// flag tests if nothing is refused or destroyed.
 #[inline]
 pub(crate) fn check_access(file: SmgrFile) -> Result<(), PageFault> {
     if shmem::anything_refused() || shmem::anything_destroyed() {
@@ -353,7 +352,8 @@ pub(crate) fn check_access(file: SmgrFile) -> Result<(), PageFault> {
     }
 }
 
-/// Recovery, the checkpointer and their like go on: what they read they do not show to anyone.
+/// Not for recovery, the checkpointer and similar processes: they do not show what they read to
+/// users.
 #[cold]
 fn check_not_refused(file: SmgrFile) -> Result<(), PageFault> {
     if file.is_temporary() || !serves_users() {
@@ -366,7 +366,7 @@ fn check_not_refused(file: SmgrFile) -> Result<(), PageFault> {
     }
 }
 
-/// The fork in the tweak of a page.
+/// The fork number in the tweak of a page.
 fn fork_of(fork: i32) -> Fork {
     match fork {
         1 => Fork::FreeSpaceMap,

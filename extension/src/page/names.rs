@@ -1,16 +1,16 @@
-//! Which relations files belong to, for errors of pages.
+//! Names of the relations that files belong to, for page errors.
 //!
-//! The storage manager knows a file by its numbers. Whose it is stands in catalogs, and where a
-//! page cannot be read nobody may look there: I/O on a buffer is in progress and others may be
-//! locked, so reading `pg_class` could wait for ourselves, or raise another error in the place of
-//! this one; and in recovery there is no relation cache. So relations are noted before their pages
-//! are read, where catalogs may be ([`crate::hooks::naming`]), and only while anything is locked,
-//! refused or destroyed. Errors look here, in the memory of this process, and do with the path of
-//! the file where nothing is noted.
+//! The storage manager knows a file only by its numbers. Its relation is in catalogs, which cannot
+//! be read when a page cannot be read: I/O on a buffer is in progress and other buffers may be
+//! locked, so reading `pg_class` could deadlock with ourselves or raise another error instead; and
+//! in recovery there is no relation cache. So relations are noted before their pages are read,
+//! where catalogs can be read ([`crate::hooks::naming`]), and only while anything is locked,
+//! refused or destroyed. Errors use these notes, in the memory of this process; without a note they
+//! contain the path of the file.
 //!
-//! A file belongs to one relation as long as it is there, but its number may be used again later:
-//! what is noted is forgotten at the end of the transaction. VACUUM and its like commit in between;
-//! what is noted for such a command is forgotten at its end.
+//! A file belongs to one relation as long as it exists, but its number may be reused later. So
+//! notes are removed at the end of the transaction. VACUUM and similar commands commit in between;
+//! notes for such a command are removed when it ends.
 
 use std::collections::{HashMap, HashSet};
 
@@ -20,60 +20,59 @@ use pgrx::pg_sys::Oid;
 use crate::pg::compat;
 use crate::pg::process::ProcessLocal;
 
-/// Most relations that are looked up, and most files that are noted; the others have their paths.
-const MOST: usize = 1000;
+/// Maximum number of relations looked up, and of files noted; errors of further ones contain paths.
+const LIMIT: usize = 1000;
 
-/// What a file is called.
+/// The name of a file in messages.
 #[derive(Clone)]
 pub(crate) struct Name {
-    /// The table, or what else stands for itself.
+    /// The table, or another relation that belongs to none.
     pub(crate) relation: String,
-    /// What of it the file is, if not its own: `index "orders_pkey"`.
+    /// Which part of the relation the file is, if not its own: `index "orders_pkey"`.
     pub(crate) part: Option<String>,
 }
 
 #[derive(Default)]
 struct Names {
-    /// The transaction in which they were noted.
+    /// The local transaction ID for which they were noted.
     transaction: u32,
-    /// They hold until the end of the command, although it commits in between.
+    /// Whether they are valid until the end of the command, although it commits in between.
     of_command: bool,
-    /// See [`is_new`].
+    /// Arguments of earlier [`is_new`] calls.
     seen: HashSet<(Oid, Option<RelFile>)>,
     files: HashMap<RelFile, Name>,
 }
 
 static NAMES: ProcessLocal<Option<Names>> = ProcessLocal::new(None);
 
-/// True if a relation is still to be looked up in this transaction: once with each file that it
-/// has, once for those that inherit from it (`None`).
+/// True if a relation was not yet looked up in this transaction: once for each of its files, and
+/// once for its inheritors (`None`).
 pub(crate) fn is_new(oid: Oid, file: Option<RelFile>) -> bool {
     with_names(|names| {
-        names.files.len().max(names.seen.len()) < MOST && names.seen.insert((oid, file))
+        names.files.len().max(names.seen.len()) < LIMIT && names.seen.insert((oid, file))
     })
 }
 
-/// Notes what a file is called. The name of a relation itself takes the place of its name as a part
-/// of another.
+/// Notes the name of a file. A relation's own name replaces its name as a part of another relation.
 pub(crate) fn note(file: RelFile, name: Name) {
     with_names(|names| {
-        if names.files.len() < MOST && (name.part.is_none() || !names.files.contains_key(&file)) {
+        if names.files.len() < LIMIT && (name.part.is_none() || !names.files.contains_key(&file)) {
             names.files.insert(file, name);
         }
     });
 }
 
-/// Keeps what is noted in this transaction beyond its end, until [`forget`].
+/// Keeps the notes of this transaction beyond its end, until [`forget`].
 pub(crate) fn keep_for_command() {
     with_names(|names| names.of_command = true);
 }
 
-/// The command has ended, or a transaction was rolled back.
+/// Removes all notes: the command has ended, or a transaction was rolled back.
 pub(crate) fn forget() {
     NAMES.with(|names| *names = None);
 }
 
-/// What a file is called, if that was noted.
+/// The name of a file, if noted.
 pub(super) fn of(file: RelFile) -> Option<Name> {
     NAMES.with(|names| {
         let names = names.as_ref()?;
@@ -82,7 +81,7 @@ pub(super) fn of(file: RelFile) -> Option<Name> {
     })
 }
 
-/// In a transaction.
+/// Calls `act` with the notes of the current transaction.
 fn with_names<R>(act: impl FnOnce(&mut Names) -> R) -> R {
     let transaction = compat::local_transaction();
     NAMES.with(|names| {

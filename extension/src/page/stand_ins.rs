@@ -1,18 +1,17 @@
-//! Pages that redo is given in the place of pages which it cannot open yet.
+//! Placeholder pages (stand-ins): redo gets them instead of pages that it cannot open yet.
 //!
-//! A base backup copies the keystore at one moment and pages at others, so pages may be sealed
-//! under keys that only its WAL brings. Redo reads such pages before it has come there: not every
-//! record restores the pages that it names as a whole (docs/design/0010-what-redo-reads.md has the
-//! list). Whoever sealed a page had shown everybody the key, and its record stood in WAL; and all
-//! records before that one that concern the page were in the page already, since a page is changed
-//! and written under its lock. So redo has nothing to do to the page before it replays the key, and
-//! is given one that says that it was changed later than anything
-//! ([`pagevault_cipher::page::stand_in`]).
+//! A base backup copies the keystore at one moment and pages at others. So pages may be sealed
+//! under keys that only its WAL brings. Redo may read such a page before it has replayed the key,
+//! because not every record restores its pages completely (list:
+//! docs/design/0010-what-redo-reads.md). The key was logged in WAL before the page was sealed under
+//! it. All earlier records about the page had been applied to it, because a page is changed and
+//! written under its lock. So redo has nothing to do to the page until it replays the key, and gets
+//! a page whose LSN is higher than any in WAL ([`pagevault_cipher::page::stand_in`]).
 //!
-//! A stand-in is never written: the page on disk stays what it is. When its key is replayed, it is
-//! dropped from shared buffers, and the real page is read from then on. A full-page image, or
-//! whatever makes a page anew, takes its place as well. What must not be is that the data directory
-//! counts as consistent while a key is missing: then the server stops.
+//! A placeholder is never written: the page on disk stays as it is. When its key is replayed, the
+//! placeholder is dropped from shared buffers, and the real page is read from then on. A full-page
+//! image, or another record that initialises the page, also replaces it. If a key is still missing
+//! when the data directory would become consistent, the server stops.
 
 use std::time::{Duration, Instant};
 
@@ -29,26 +28,26 @@ use crate::pg::{buffers, relation_files};
 use crate::shmem;
 use crate::shmem::written_over::Note;
 
-/// How to look at a page on disk: the version that it is sealed under. Given by who has the storage
-/// manager's own functions.
+/// Returns the data key version of a page on disk. Passed as a function, because only the hooks can
+/// call the storage manager's own functions.
 pub(crate) type VersionOnDisk = fn(SmgrFile, i32, u32) -> Option<DataKeyVersion>;
 
-/// A power of two. The memory is used only where there are that many.
+/// A power of two. Memory is allocated only for entries in use.
 const PLACES: usize = 1 << 16;
 
-/// Most keys that are waited for. Each is one of a file that was encrypted or got another key while
-/// a backup was taken, and that is written to at the same time.
-pub(crate) const MOST: usize = PLACES / 4 * 3;
+/// Maximum number of awaited keys. Each belongs to a file that was encrypted or got a new key, and
+/// was written to, while a backup was taken.
+pub(crate) const LIMIT: usize = PLACES / 4 * 3;
 
-/// A key that is waited for, or was.
+/// An awaited key.
 #[derive(Clone, Copy)]
 struct Awaited {
     file: RelFile,
-    /// `None` in a free place.
+    /// `None` in a free entry.
     version: Option<DataKeyVersion>,
-    /// WAL has brought it.
-    came: bool,
-    /// The first page that wanted it.
+    /// Whether WAL has brought it.
+    arrived: bool,
+    /// The first page that required it.
     block: u32,
 }
 
@@ -61,17 +60,17 @@ struct Table {
 const FREE: Awaited = Awaited {
     file: RelFile { tablespace: 0, database: 0, relation: 0 },
     version: None,
-    came: false,
+    arrived: false,
     block: 0,
 };
 
-/// Of the startup process: the keys that it waits for. In a fixed place, because pages are opened
-/// in critical sections.
+/// The keys that the startup process waits for. In static memory, because pages are opened in
+/// critical sections.
 static TABLE: ProcessLocal<Table> =
     ProcessLocal::new(Table { places: [FREE; PLACES], used: 0, missing: 0 });
 
 impl Table {
-    /// Where a key is, or may be put. There is always a free place.
+    /// The entry of a key, or a free entry for it. There is always a free entry.
     fn place(&self, file: RelFile, version: DataKeyVersion) -> usize {
         let mixed =
             u64::from(file.relation) << 13 ^ u64::from(file.database) ^ u64::from(version.get());
@@ -85,16 +84,16 @@ impl Table {
     }
 }
 
-/// Notes that a page is stood in for until the key of this version comes. False if there are too
-/// many.
+/// Notes that pages of the file are replaced until the key of this version arrives. False if too
+/// many keys are awaited.
 pub(crate) fn wait_for(file: RelFile, version: DataKeyVersion, block: u32) -> bool {
     TABLE.with(|table| {
         let at = table.place(file, version);
         if table.places[at].version.is_none() {
-            if table.used >= MOST {
+            if table.used >= LIMIT {
                 return false;
             }
-            table.places[at] = Awaited { file, version: Some(version), came: false, block };
+            table.places[at] = Awaited { file, version: Some(version), arrived: false, block };
             table.used += 1;
             table.missing += 1;
         }
@@ -102,21 +101,21 @@ pub(crate) fn wait_for(file: RelFile, version: DataKeyVersion, block: u32) -> bo
     })
 }
 
-/// True while a key is waited for.
-pub(crate) fn are_there() -> bool {
+/// True while any key is awaited.
+pub(crate) fn any_awaited() -> bool {
     TABLE.with(|table| table.missing > 0)
 }
 
-/// Redo has taken in these records. Of the files whose keys have come, or will never be wanted
-/// again, the stand-ins are dropped, and what has taken their places is written.
+/// Redo has applied these records. For files whose keys have arrived, or will never be needed,
+/// writes the pages that have replaced placeholders, and drops all buffers.
 pub(crate) fn replayed(records: &[Record]) {
     let mut files = Vec::new();
     for record in records {
         match *record {
-            Record::DataKey { file, version, .. } => files.extend(came(file, version)),
+            Record::DataKey { file, version, .. } => files.extend(arrived(file, version)),
             Record::Destroyed { file, through, .. } => {
                 let destroyed = (1..=through.get()).filter_map(DataKeyVersion::new);
-                files.extend(destroyed.filter_map(|version| came(file, version)));
+                files.extend(destroyed.filter_map(|version| arrived(file, version)));
             }
             _ => {}
         }
@@ -124,27 +123,27 @@ pub(crate) fn replayed(records: &[Record]) {
     buffers::flush_and_drop_files(&files);
 }
 
-/// The file, if this key was missing and is not any more.
-fn came(file: RelFile, version: DataKeyVersion) -> Option<RelFile> {
+/// The file, if it was waiting for this key, which is now known or destroyed.
+fn arrived(file: RelFile, version: DataKeyVersion) -> Option<RelFile> {
     if !directory::has_key(file, version) && directory::destroyed_at(file, version).is_none() {
         return None;
     }
     TABLE.with(|table| {
         let at = table.place(file, version);
         let place = &mut table.places[at];
-        if place.version.is_none() || place.came {
+        if place.version.is_none() || place.arrived {
             return None;
         }
-        place.came = true;
+        place.arrived = true;
         table.missing -= 1;
         Some(file)
     })
 }
 
-/// Ends recovery if a key is missing where the data directory is said to be consistent: a key that
-/// redo waits for, or one under which pages are sealed that recovery would have written over.
+/// Ends recovery if a key is missing when the data directory would become consistent: a key that
+/// redo waits for, or the key of pages on disk that recovery would have overwritten.
 pub(crate) fn require_none(version_on_disk: VersionOnDisk) {
-    if are_there()
+    if any_awaited()
         && let Some(Awaited { file, version: Some(version), block, .. }) = missing()
     {
         refuse(file, version, block);
@@ -153,7 +152,7 @@ pub(crate) fn require_none(version_on_disk: VersionOnDisk) {
     if !shmem::anything_sealed() && !shmem::any_database_key() {
         return;
     }
-    // First, so that what is not noted yet is refused.
+    // Before the notes are read, so that later pages are refused instead of noted.
     shared.written_over.settle();
     let is_missing =
         |note: &Note| is_unknown(note.file, note.version) && relation_files::may_exist(note.file);
@@ -165,8 +164,8 @@ pub(crate) fn require_none(version_on_disk: VersionOnDisk) {
     unsettled::forget();
 }
 
-/// What redo has changed and nobody has written yet, and what is written later without a look:
-/// after a promotion.
+/// The same check for dirty pages that redo has left in shared buffers. They may be written later,
+/// after promotion, without a check.
 fn require_none_in_buffers(version_on_disk: VersionOnDisk) {
     if let Some(Note { file, version, block }) =
         dirty().find_map(|page| over_sealed_page(page, version_on_disk))
@@ -175,13 +174,13 @@ fn require_none_in_buffers(version_on_disk: VersionOnDisk) {
     }
 }
 
-/// The pages in shared buffers that are to be written: file, fork, block.
+/// The dirty pages in shared buffers: file, fork, block.
 fn dirty() -> impl Iterator<Item = (RelFile, i32, u32)> {
     let dirty = (0..buffers::count()).filter_map(buffers::dirty);
     dirty.filter(|(file, fork, _)| buffers::is_there(*file, *fork))
 }
 
-/// The key that is missing where the page on disk is sealed.
+/// The missing key, if the page on disk is sealed under one.
 fn over_sealed_page(
     (file, fork, block): (RelFile, i32, u32),
     version_on_disk: VersionOnDisk,
@@ -191,14 +190,15 @@ fn over_sealed_page(
     is_unknown(file, version).then_some(Note { file, version, block })
 }
 
-/// Where recovery would have to begin before this moment if a key never comes: a file with pages
-/// that redo has not changed, or whose changes are not written, for want of the key. Called when a
-/// checkpoint record is replayed.
+/// A file for which redo would have to be repeated from before this address if a key never arrives:
+/// it has pages that redo has not changed, or whose changes are not written, because the key is
+/// missing. Called when a checkpoint record is replayed.
 ///
-/// Pages in shared buffers are compared with the disk, as the restart point would write them. Where
-/// that takes long and is asked again soon, any page counts: then there is a restart point later.
-pub(crate) fn file_at_stake(version_on_disk: VersionOnDisk) -> Option<RelFile> {
-    /// When that was done last, and how long it took.
+/// Dirty pages in shared buffers are compared with the disk, because the restart point would write
+/// them. If that took long and is requested again soon, any dirty page counts, which only delays
+/// the next restart point.
+pub(crate) fn file_with_missing_key(version_on_disk: VersionOnDisk) -> Option<RelFile> {
+    /// When the last comparison ended, and how long it took.
     static LAST: ProcessLocal<Option<(Instant, Duration)>> = ProcessLocal::new(None);
     const SHARE: u32 = 20;
     let shared = shmem::get()?;
@@ -206,7 +206,7 @@ pub(crate) fn file_at_stake(version_on_disk: VersionOnDisk) -> Option<RelFile> {
         return None;
     }
     let last = LAST.get();
-    // In this order: what is written meanwhile is noted before.
+    // In this order: pages that are written meanwhile are noted before they leave the buffers.
     let in_buffers = if last.is_some_and(|(end, took)| end.elapsed() < SHARE * took) {
         dirty().map(|(file, _, _)| file).find(|file| relation_files::may_exist(*file))
     } else {
@@ -226,20 +226,20 @@ pub(crate) fn file_at_stake(version_on_disk: VersionOnDisk) -> Option<RelFile> {
             .find(|f| relation_files::may_exist(*f))
     };
     in_buffers.or_else(noted).or_else(|| {
-        let awaited = if are_there() { missing() } else { None };
+        let awaited = if any_awaited() { missing() } else { None };
         awaited.map(|awaited| awaited.file)
     })
 }
 
-/// A key that redo waits for, of a file that exists.
+/// An awaited key of a file that exists.
 fn missing() -> Option<Awaited> {
     TABLE.with(|table| {
-        let missing = table.places.iter().filter(|place| place.version.is_some() && !place.came);
+        let missing = table.places.iter().filter(|place| place.version.is_some() && !place.arrived);
         missing.copied().find(|place| relation_files::may_exist(place.file))
     })
 }
 
-/// Ends recovery.
+/// Ends recovery because of a missing key.
 fn refuse(file: RelFile, version: DataKeyVersion, block: u32) {
     let file = super::errors::path(file);
     Report::new(
@@ -251,12 +251,12 @@ fn refuse(file: RelFile, version: DataKeyVersion, block: u32) {
     .fatal();
 }
 
-/// More keys are missing at once than there is room for.
+/// The report if more keys are missing than [`LIMIT`].
 pub(crate) fn too_many(file: &str) -> Report {
     Report::new(
         PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
         format!("recovery waits for the data keys of too many relation files, {file} among them"),
     )
-    .detail(format!("It has read pages of {MOST} relation files whose keys it has not replayed yet."))
+    .detail(format!("It has read pages of {LIMIT} relation files whose keys it has not replayed yet."))
     .hint("Restore a base backup that was taken while fewer relations were encrypted or given new keys.")
 }

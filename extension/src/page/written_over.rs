@@ -1,18 +1,18 @@
-//! Sealed pages that recovery would write over while the key that they are sealed under is not
-//! known.
+//! Sealed pages that recovery would overwrite before it knows their key.
 //!
-//! Redo restores pages from full-page images without reading them, so it may have a page for a file
-//! in plaintext, or under an older key, whose page on disk is sealed under a key that is not known.
-//! In a base backup that one is newer than what is replayed, and WAL brings the key before the data
-//! directory is consistent. With a keystore older than the data directory it never does, and the
-//! file would become plaintext, or be written under a key that was given up. In both the page on
-//! disk stays, as it does under a stand-in and for the same reason ([`super::stand_ins`]): before
-//! the key comes nothing is replayed that it does not hold already, and if the key does not come,
-//! all is replayed again with the right keystore. Whoever leaves a page so notes the key here, and
-//! [`super::stand_ins::require_none`] asks whether all have come. From then on it is an error.
+//! Redo restores pages from full-page images without reading them. So it may be about to write a
+//! page in plaintext, or under an older key, over a page on disk that is sealed under an unknown
+//! key. In a base backup the page on disk is newer than the replayed WAL, and WAL brings the key
+//! before the data directory is consistent. If instead the keystore is older than the data
+//! directory, the key never comes, and the file would become plaintext, or be written under a
+//! retired key. In both cases the page on disk stays, for the same reason as under a placeholder
+//! ([`super::stand_ins`]): it already contains every change that is replayed before the key; and if
+//! the key never comes, everything is replayed again with the right keystore. The key is noted
+//! here, and [`super::stand_ins::require_none`] checks that all noted keys have arrived. After
+//! that, such a page is an error.
 //!
-//! The notes are in shared memory, for the checkpointer and the background writer write as well. No
-//! lock, no allocation.
+//! The notes are in shared memory, because the checkpointer and the background writer write pages
+//! too. No lock, no allocation.
 
 use pagevault_cipher::DataKeyVersion;
 use pagevault_keystore::RelFile;
@@ -23,24 +23,24 @@ use crate::pg::report::Report;
 use crate::shmem;
 use crate::shmem::written_over::PLACES;
 
-/// Whether WAL still has to bring this key.
+/// Whether this key is still to come in WAL.
 pub(crate) fn is_unknown(file: RelFile, version: DataKeyVersion) -> bool {
     !directory::has_key(file, version) && directory::destroyed_at(file, version).is_none()
 }
 
-/// In recovery: a page was about to be written over one that is sealed under a key which is not
-/// known. False if no WAL will bring the key any more.
+/// In recovery: notes that a page was to be written over one that is sealed under an unknown key.
+/// False if no more WAL can bring the key.
 pub(crate) fn note(file: RelFile, version: DataKeyVersion, block: u32) -> bool {
     let Some(shared) = shmem::get() else { return true };
-    // In this order: who settles it looks at the notes afterwards.
+    // In this order: after settling, the other side reads the notes.
     shared.written_over.note(file, version, block);
     !shared.written_over.is_settled()
 }
 
-/// Ends recovery where there were more of them than there is room for: whether all keys have come
-/// is not known.
+/// Ends recovery if there was no room for all notes, so that it is unknown whether all keys have
+/// arrived.
 pub(crate) fn refuse_overflow() {
-    if shmem::get().is_some_and(|shared| shared.written_over.has_overflown()) {
+    if shmem::get().is_some_and(|shared| shared.written_over.has_overflowed()) {
         too_many().fatal();
     }
 }

@@ -1,6 +1,6 @@
 //! The value of `pagevault.audit_destination`.
 
-/// Where lines go.
+/// Where audit lines are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Destination {
     /// The server's log.
@@ -10,7 +10,7 @@ pub(crate) struct Destination {
 }
 
 impl Destination {
-    /// A list of names; `None` if it names something else, or nothing.
+    /// Parses a list of names; `None` if it is empty or contains an unknown name.
     pub(crate) fn parse(text: &str) -> Option<Destination> {
         let mut destination = Destination::default();
         for name in text.split(',') {

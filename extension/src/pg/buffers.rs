@@ -1,5 +1,4 @@
-//! Shared buffers, and what recovery has to know when they are dropped; memory that takes the place
-//! of a buffer.
+//! Shared buffers: flushing, dropping and evicting pages; page-sized memory outside shared buffers.
 
 use pagevault_keystore::RelFile;
 use pgrx::pg_sys::panic::CaughtError;
@@ -9,15 +8,15 @@ use pgrx::{PgSqlErrorCode, PgTryBuilder};
 use super::compat::{self, SHARED_BACKEND, SmgrFile};
 use super::report::{Report, Result};
 
-/// A page that is read or written past buffers, aligned as the server's buffers are
-/// (`PG_IO_ALIGN_SIZE`, pg_config_manual.h; 16+): with `debug_io_direct = data` the kernel asks for
-/// it, and mdreadv, mdwritev and mdextend assert it.
+/// A page that is read or written without shared buffers, aligned like the server's buffers
+/// (`PG_IO_ALIGN_SIZE`, pg_config_manual.h; 16+). With `debug_io_direct = data` the kernel requires
+/// this alignment, and mdreadv, mdwritev and mdextend assert it.
 #[repr(C, align(4096))]
 pub(crate) struct AlignedPage(pub(crate) [u8; pg_sys::BLCKSZ as usize]);
 
 const _: () = assert!(align_of::<AlignedPage>().is_multiple_of(compat::IO_ALIGNMENT));
 
-/// Writes what is dirty of a relation, which the caller has locked so that nobody changes it.
+/// Writes the dirty pages of a relation, which the caller has locked against changes.
 pub(crate) fn flush_relation(oid: Oid) {
     let no_lock = pg_sys::NoLock as pg_sys::LOCKMODE;
     // SAFETY: locked by the caller; closed again, at the latest by the abort of the transaction.
@@ -28,51 +27,52 @@ pub(crate) fn flush_relation(oid: Oid) {
     }
 }
 
-/// Writes what is dirty of a database, and drops all of it, as DROP DATABASE does. Nobody is
-/// connected to it.
+/// Writes the dirty pages of a database and drops all its buffers, as DROP DATABASE does. No
+/// session is connected to the database.
 pub(crate) fn flush_and_drop_database(database: Oid) {
-    // SAFETY: nobody is connected to it, so no buffer of it is pinned.
+    // SAFETY: no session is connected to it, so no buffer of it is pinned.
     unsafe {
         pg_sys::FlushDatabaseBuffers(database);
         pg_sys::DropDatabaseBuffers(database);
     }
 }
 
-/// The storage manager's objects of these files. Not in a critical section.
+/// The `SMgrRelation`s of these files. Not in a critical section.
 fn open(files: &[RelFile]) -> Vec<pg_sys::SMgrRelation> {
-    // SAFETY: not in a critical section, as our callers are; the objects live until the end of the
-    // transaction, in recovery for longer.
+    // SAFETY: our callers are not in a critical section; the objects live until the end of the
+    // transaction, in recovery longer.
     let open = |&file: &RelFile| unsafe {
         compat::open_smgr_of(SmgrFile { file, backend: SHARED_BACKEND })
     };
     files.iter().map(open).collect()
 }
 
-/// Drops all buffers of these files, written or not. Nobody else uses the files.
+/// Drops all buffers of these files without writing them. No other process uses the files.
 pub(crate) fn drop_files(files: &[RelFile]) {
     if files.is_empty() {
         return;
     }
     let mut open = open(files);
-    // SAFETY: the array holds as many objects of the storage manager.
+    // SAFETY: the array contains as many storage manager objects as its length says.
     unsafe { compat::drop_buffers(&mut open) };
 }
 
-/// Writes what is dirty of these files, and drops all buffers of them. Nobody else uses the files.
+/// Writes the dirty pages of these files and drops all their buffers. No other process uses the
+/// files.
 pub(crate) fn flush_and_drop_files(files: &[RelFile]) {
     if files.is_empty() {
         return;
     }
     let mut open = open(files);
-    // SAFETY: the array holds as many objects of the storage manager.
+    // SAFETY: the array contains as many storage manager objects as its length says.
     unsafe {
         pg_sys::FlushRelationsAllBuffers(open.as_mut_ptr(), open.len() as i32);
         compat::drop_buffers(&mut open);
     }
 }
 
-/// In recovery: ends the sessions of hot standby in a database and keeps others away, then writes
-/// what is dirty of it, as its primary has done, and drops all of it.
+/// In recovery: ends the hot standby sessions of a database and keeps new ones out. Then writes the
+/// dirty pages of the database, as the primary has done, and drops all its buffers.
 pub(crate) fn flush_and_drop_database_in_redo(database: u32) {
     let oid = Oid::from(database);
     let lock = pg_sys::AccessExclusiveLock as pg_sys::LOCKMODE;
@@ -91,8 +91,8 @@ pub(crate) fn flush_and_drop_database_in_redo(database: u32) {
     }
 }
 
-/// In recovery: a server that is started again is not consistent before it has replayed the record
-/// that is being replayed now.
+/// In recovery: a server that restarts is not consistent before it has replayed the record that is
+/// being replayed now.
 pub(crate) fn set_recovery_minimum() {
     // SAFETY: in recovery XLogFlush updates pg_control instead, to the end of the record under
     // replay.
@@ -102,13 +102,13 @@ pub(crate) fn set_recovery_minimum() {
     }
 }
 
-/// How many shared buffers there are.
+/// The number of shared buffers.
 pub(crate) fn count() -> usize {
     // SAFETY: a plain global, set when the server starts.
     usize::try_from(unsafe { pg_sys::NBuffers }).unwrap_or(0)
 }
 
-/// File, fork and block of the page in a shared buffer, if it is to be written.
+/// File, fork and block of the page in a shared buffer, if the page is dirty.
 pub(crate) fn dirty(index: usize) -> Option<(RelFile, i32, u32)> {
     in_states(index, pg_sys::BM_VALID | pg_sys::BM_DIRTY)
 }
@@ -126,37 +126,35 @@ fn in_states(index: usize, states: u32) -> Option<(RelFile, i32, u32)> {
     unsafe { compat::page_in_buffer(index, states) }
 }
 
-/// What a process without transactions needs to [`evict`]; once.
+/// Prepares a process without transactions for [`evict`]; once.
 pub(crate) fn prepare_to_evict() {
     // SAFETY: in a background worker that is not connected to a database, which has no resource
     // owner.
     unsafe { pg_sys::CreateAuxProcessResourceOwner() };
 }
 
-/// Has the page in a shared buffer leave it, written if it was to be. False if it stays, because
-/// somebody uses it; an error if it cannot be written.
+/// Evicts the page in a shared buffer, after writing it if it is dirty. False if the page is still
+/// in use; an error if it cannot be written.
 pub(crate) fn evict(index: usize) -> Result<bool> {
-    // SAFETY: there are as many buffers, and the caller is prepared.
+    // SAFETY: the index is checked, and the caller has called `prepare_to_evict`.
     let evict = || Ok(index < count() && unsafe { compat::evict_buffer(index) });
     PgTryBuilder::new(evict)
         .catch_others(|error| {
-            // SAFETY: in that worker, which has nothing else to give back.
-            unsafe { give_back_after_error() };
+            // SAFETY: in a worker without transactions, whose resource owner owns nothing else.
+            unsafe { release_after_error() };
             let CaughtError::PostgresError(report) = error else { error.rethrow() };
             Err(Report::new(PgSqlErrorCode::ERRCODE_IO_ERROR, report.message()))
         })
         .execute()
 }
 
-/// Gives back what an ERROR in [`evict`] has left: as the background writer does after one
+/// Releases everything that an ERROR in [`evict`] left, like the background writer after an error
 /// (`BackgroundWriterMain`, bgwriter.c).
 ///
 /// # Safety
-/// In a process without transactions, with a resource owner of its own, that has nothing else to
-/// keep.
-unsafe fn give_back_after_error() {
-    // SAFETY: each gives back what this process holds, which the caller says that nobody in it
-    // still uses.
+/// In a process without transactions, whose own resource owner owns nothing that is still needed.
+unsafe fn release_after_error() {
+    // SAFETY: each call releases resources of this process, which the caller no longer needs.
     unsafe {
         pg_sys::InterruptHoldoffCount += 1;
         pg_sys::LWLockReleaseAll();
@@ -174,8 +172,7 @@ unsafe fn give_back_after_error() {
     }
 }
 
-/// After [`evict`], which opens the files that it writes: closes them, as the checkpointer does
-/// after each checkpoint.
+/// Closes the files that [`evict`] opened, as the checkpointer does after each checkpoint.
 pub(crate) fn close_files() {
     // SAFETY: the process has no relation cache.
     unsafe { compat::close_all_files() };

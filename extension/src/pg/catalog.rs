@@ -1,4 +1,4 @@
-//! Rows of catalogs by OID, and databases.
+//! Catalog rows by OID, and databases.
 
 use std::ffi::CStr;
 
@@ -7,11 +7,11 @@ use pgrx::pg_sys::{self, Oid};
 use super::statement::quoted_identifier;
 use super::text::ServerText;
 
-/// The column that most catalogs are found by.
+/// The column that most catalog look-ups use.
 pub(super) const FIRST_COLUMN: pg_sys::AttrNumber = 1;
 
-/// Reads the row of a catalog whose first column, which is also the index's, is `oid`, with
-/// `SnapshotSelf`: also one that the current command has made.
+/// Reads the catalog row whose first column, also the index's first column, is `oid`. Uses
+/// `SnapshotSelf`, so it also finds a row that the current command has made.
 pub(super) fn find_row<T>(
     catalog: Oid,
     index: Oid,
@@ -39,8 +39,7 @@ pub(super) fn find_row<T>(
     }
 }
 
-/// What `read` takes from each row of a catalog in which a column, the first of the index, is
-/// `oid`.
+/// The results of `read` for each catalog row in which `column`, the first of the index, is `oid`.
 pub(super) fn rows_of<T>(
     catalog: Oid,
     index: Oid,
@@ -67,10 +66,10 @@ pub(super) fn rows_of<T>(
     found
 }
 
-/// The key of a scan for rows in which a column is `oid`.
+/// Scan key for rows in which a column is `oid`.
 fn equals(column: pg_sys::AttrNumber, oid: Oid) -> pg_sys::ScanKeyData {
     let mut key = pg_sys::ScanKeyData::default();
-    // SAFETY: writes the key; the comparison is one that every server has.
+    // SAFETY: writes the key; the comparison function exists in every server.
     unsafe {
         pg_sys::ScanKeyInit(
             &raw mut key,
@@ -89,7 +88,7 @@ pub(crate) fn database_name(oid: u32) -> Option<ServerText> {
     unsafe { ServerText::copied(pg_sys::get_database_name(oid.into())) }
 }
 
-/// What `read` takes from each row of a catalog, in a transaction.
+/// The results of `read` for each row of a catalog, in a transaction.
 pub(super) fn scan<T>(
     catalog: Oid,
     mut read: impl FnMut(pg_sys::HeapTuple) -> Option<T>,
@@ -97,7 +96,7 @@ pub(super) fn scan<T>(
     scan_columns(catalog, |row, _| read(row))
 }
 
-/// As [`scan`], with the description of the rows.
+/// Like [`scan`]; `read` also gets the row descriptor.
 pub(super) fn scan_columns<T>(
     catalog: Oid,
     mut read: impl FnMut(pg_sys::HeapTuple, pg_sys::TupleDesc) -> Option<T>,
@@ -122,10 +121,10 @@ pub(super) fn scan_columns<T>(
     found
 }
 
-/// OIDs of the databases that can be connected to: not of those that an interrupted DROP DATABASE
+/// OIDs of the databases that accept connections, without those that an interrupted DROP DATABASE
 /// has left (`database_is_invalid_form`, dbcommands.c).
 pub(crate) fn databases() -> Vec<Oid> {
-    // SAFETY: rows of pg_database have this structure, and the scan holds them while they are read.
+    // SAFETY: rows of pg_database have this structure, and stay valid while the scan calls this.
     scan(pg_sys::DatabaseRelationId, |row| unsafe {
         let row = pg_sys::GETSTRUCT(row).cast::<pg_sys::FormData_pg_database>();
         let is_valid = (*row).datconnlimit != pg_sys::DATCONNLIMIT_INVALID_DB;
@@ -135,7 +134,7 @@ pub(crate) fn databases() -> Vec<Oid> {
 
 /// OIDs of all databases.
 pub(crate) fn all_databases() -> Vec<Oid> {
-    // SAFETY: rows of pg_database have this structure, and the scan holds them while they are read.
+    // SAFETY: rows of pg_database have this structure, and stay valid while the scan calls this.
     scan(pg_sys::DatabaseRelationId, |row| unsafe {
         Some((*pg_sys::GETSTRUCT(row).cast::<pg_sys::FormData_pg_database>()).oid)
     })
@@ -148,15 +147,14 @@ pub(crate) fn has_extension() -> bool {
 
 /// This extension; 0 if it is not installed in this database.
 pub(crate) fn our_extension() -> Oid {
-    // SAFETY: a catalog look-up in a transaction. Nobody but a superuser makes an extension of this
+    // SAFETY: a catalog look-up in a transaction. Only a superuser can create an extension of this
     // name.
     unsafe { pg_sys::get_extension_oid(c"pagevault".as_ptr(), true) }
 }
 
 /// OIDs of all tablespaces.
 pub(crate) fn tablespaces() -> Vec<Oid> {
-    // SAFETY: rows of pg_tablespace have this structure, and the scan holds them while they are
-    // read.
+    // SAFETY: rows of pg_tablespace have this structure, and stay valid while the scan calls this.
     scan(pg_sys::TableSpaceRelationId, |row| unsafe {
         Some((*pg_sys::GETSTRUCT(row).cast::<pg_sys::FormData_pg_tablespace>()).oid)
     })
@@ -164,8 +162,7 @@ pub(crate) fn tablespaces() -> Vec<Oid> {
 
 /// OIDs of all schemas of this database.
 pub(crate) fn schemas() -> Vec<Oid> {
-    // SAFETY: rows of pg_namespace have this structure, and the scan holds them while they are
-    // read.
+    // SAFETY: rows of pg_namespace have this structure, and stay valid while the scan calls this.
     scan(pg_sys::NamespaceRelationId, |row| unsafe {
         Some((*pg_sys::GETSTRUCT(row).cast::<pg_sys::FormData_pg_namespace>()).oid)
     })
@@ -177,7 +174,7 @@ pub(crate) fn bare_schema_name(oid: Oid) -> Option<ServerText> {
     unsafe { ServerText::copied(pg_sys::get_namespace_name(oid)) }
 }
 
-/// A schema's name as SQL would write it, for messages; `None` if there is no such schema.
+/// A schema's name, quoted for messages; `None` if there is no such schema.
 pub(crate) fn schema_name(oid: Oid) -> Option<String> {
     bare_schema_name(oid).map(|name| quoted_identifier(&name).to_string())
 }
@@ -189,8 +186,8 @@ pub(crate) fn relation_in_schema(schema: Oid, name: &CStr) -> Option<Oid> {
     (oid != Oid::INVALID).then_some(oid)
 }
 
-/// True if a schema is a member of the extension of this name: made by its script, or added by its
-/// owner.
+/// True if a schema is a member of the extension of this name: created by its script, or added by
+/// its owner.
 pub(crate) fn is_schema_of_extension(schema: Oid, extension: &CStr) -> bool {
     // SAFETY: catalog look-ups in a transaction.
     unsafe {
@@ -200,7 +197,8 @@ pub(crate) fn is_schema_of_extension(schema: Oid, extension: &CStr) -> bool {
     }
 }
 
-/// The OID of the role of this name, as the current command has found it; invalid if there is none.
+/// The OID of the role of this name, before the current command's changes; invalid if there is
+/// none.
 pub(crate) fn role_oid(name: &CStr) -> Oid {
     // SAFETY: a catalog look-up by name.
     unsafe { pg_sys::get_role_oid(name.as_ptr(), true) }
@@ -219,17 +217,16 @@ pub(crate) fn database_oid(name: &ServerText) -> Option<Oid> {
     (oid != Oid::INVALID).then_some(oid)
 }
 
-/// A database's default tablespace as the current command leaves it.
+/// A database's default tablespace, including the current command's changes.
 pub(crate) fn new_tablespace_of_database(database: Oid) -> Option<Oid> {
-    // SAFETY: rows of pg_database have this structure, and the look-up holds them while they are
-    // read.
+    // SAFETY: rows of pg_database have this structure, and stay valid while find_row() calls this.
     let read = |row: pg_sys::HeapTuple| unsafe {
         (*pg_sys::GETSTRUCT(row).cast::<pg_sys::FormData_pg_database>()).dattablespace
     };
     find_row(pg_sys::DatabaseRelationId, pg_sys::DatabaseOidIndexId.into(), database, read)
 }
 
-/// A database's name as the current command leaves it.
+/// A database's name, including the current command's changes.
 pub(crate) fn new_database_name(database: Oid) -> Option<ServerText> {
     // SAFETY: a row of pg_database, whose name is NUL-terminated.
     let read = |row: pg_sys::HeapTuple| unsafe {
@@ -240,7 +237,7 @@ pub(crate) fn new_database_name(database: Oid) -> Option<ServerText> {
         .flatten()
 }
 
-/// A role's name as the current command leaves it.
+/// A role's name, including the current command's changes.
 pub(crate) fn new_role_name(role: Oid) -> Option<ServerText> {
     // SAFETY: a row of pg_authid, whose name is NUL-terminated.
     let read = |row: pg_sys::HeapTuple| unsafe {
@@ -250,9 +247,9 @@ pub(crate) fn new_role_name(role: Oid) -> Option<ServerText> {
     find_row(pg_sys::AuthIdRelationId, pg_sys::AuthIdOidIndexId.into(), role, read).flatten()
 }
 
-/// A database's default tablespace as the current command has found it.
+/// A database's default tablespace, before the current command's changes.
 pub(crate) fn tablespace_of_database(database: Oid) -> Option<Oid> {
-    // SAFETY: a catalog look-up in a transaction; the row is read before it is given back.
+    // SAFETY: a catalog look-up in a transaction; the row is read before it is released.
     unsafe {
         let row = pg_sys::SearchSysCache1(
             pg_sys::SysCacheIdentifier::DATABASEOID as i32,
@@ -268,14 +265,14 @@ pub(crate) fn tablespace_of_database(database: Oid) -> Option<Oid> {
     }
 }
 
-/// A database other than `template0`, which nobody adds anything to.
+/// A database other than `template0`, which never changes.
 pub(crate) struct Database {
     pub(crate) oid: Oid,
     pub(crate) name: ServerText,
 }
 
-/// These, as of now. That nobody may connect to a database, or that it is a template, its owner can
-/// say at any time; so that is no reason to pass over one.
+/// All databases but `template0`. Includes databases that refuse connections or are templates,
+/// because their owners can change that at any time.
 pub(crate) fn databases_in_use() -> Vec<Database> {
     // SAFETY: a row of pg_database, whose name is NUL-terminated.
     scan(pg_sys::DatabaseRelationId, |row| unsafe {
@@ -295,7 +292,8 @@ struct DatabaseSetting {
     role: Oid,
 }
 
-/// What ALTER DATABASE ... SET and ALTER ROLE ... IN DATABASE ... SET say of a boolean setting.
+/// The values of a boolean setting from ALTER DATABASE ... SET and ALTER ROLE ... IN DATABASE ...
+/// SET.
 pub(crate) fn settings_of_databases(name: &CStr) -> Vec<(Oid, bool)> {
     const SETTINGS: std::ffi::c_int = 3;
     let found = scan_columns(DATABASE_SETTINGS, |row, columns| {
@@ -320,8 +318,8 @@ pub(crate) fn settings_of_databases(name: &CStr) -> Vec<(Oid, bool)> {
 unsafe fn texts_of(array: pg_sys::Datum) -> Vec<ServerText> {
     const OF_ANY_LENGTH: std::ffi::c_int = -1;
     let (mut elements, mut nulls, mut count) = (std::ptr::null_mut(), std::ptr::null_mut(), 0);
-    // SAFETY: the caller's array of texts; what deconstruct_array and text_to_cstring return is
-    // palloc'd and not null.
+    // SAFETY: the caller's array of texts; deconstruct_array and text_to_cstring return palloc'd
+    // memory, never null.
     unsafe {
         let array = pg_sys::pg_detoast_datum(array.cast_mut_ptr()).cast::<pg_sys::ArrayType>();
         pg_sys::deconstruct_array(
@@ -344,7 +342,7 @@ unsafe fn texts_of(array: pg_sys::Datum) -> Vec<ServerText> {
     }
 }
 
-/// The value of a boolean setting in a text `name=value`, if that is its name.
+/// The value of a boolean setting from `name=value`, if the name matches.
 fn value_of(setting: &[u8], name: &CStr) -> Option<bool> {
     let (key, rest) = setting.split_at_checked(name.count_bytes())?;
     if !key.eq_ignore_ascii_case(name.to_bytes()) {
@@ -352,7 +350,7 @@ fn value_of(setting: &[u8], name: &CStr) -> Option<bool> {
     }
     let value = ServerText::from_bytes(rest.strip_prefix(b"=")?);
     let mut on = false;
-    // SAFETY: reads a NUL-terminated text and writes one bool, which is ours.
+    // SAFETY: reads a NUL-terminated text and writes one local bool.
     let valid = unsafe { pg_sys::parse_bool(value.as_c_str().as_ptr(), &raw mut on) };
     valid.then_some(on)
 }

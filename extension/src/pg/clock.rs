@@ -1,18 +1,18 @@
-//! A clock that is cheap enough to be read twice for every page.
+//! A clock that is cheap enough to be read twice for each page.
 //!
-//! Where the processor's counter runs at one rate on all cores, it is read by one instruction;
-//! elsewhere the monotonic clock of the system is. How long a tick is, is measured once when the
-//! server starts: measured each time that somebody asks, times would not only grow.
+//! If the processor's counter has a constant rate on all cores, it is read by one instruction;
+//! otherwise the system's monotonic clock is read. The length of a tick is measured once, when the
+//! server starts. With a new measurement for each query, reported times could decrease.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// Whether the counter may be used; set in the postmaster, inherited by all others.
+/// Whether the counter may be used. Set in the postmaster, inherited by all other processes.
 static HAS_COUNTER: AtomicBool = AtomicBool::new(false);
 
-/// A moment. Only differences between two of one process mean anything, or of any two processes if
-/// they are long.
+/// The current time in ticks. Only differences are meaningful: between two readings of one process,
+/// or between processes if the difference is long.
 ///
-/// Not serialized with the instructions around it: off by a few dozen nanoseconds either way.
+/// Not serialized with the surrounding instructions: off by a few dozen nanoseconds either way.
 #[inline]
 pub(crate) fn ticks() -> u64 {
     if HAS_COUNTER.load(Relaxed) { counter::read() } else { monotonic() }
@@ -23,10 +23,10 @@ fn monotonic() -> u64 {
     read(libc::CLOCK_MONOTONIC)
 }
 
-/// One of the system's clocks that cannot fail, nanoseconds.
+/// Reads one of the system's clocks that cannot fail; nanoseconds.
 fn read(clock: libc::clockid_t) -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: there is room for the one structure that is written.
+    // SAFETY: the call writes one structure, which exists.
     unsafe { libc::clock_gettime(clock, &mut now) };
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
@@ -38,7 +38,7 @@ pub(crate) fn cpu_time() -> u64 {
 }
 
 /// Chooses the clock; returns milliseconds per tick. In the postmaster, before [`ticks`] is used.
-/// Takes ten milliseconds, which makes the figure right to some millionths.
+/// Takes ten milliseconds, which makes the result accurate to a few millionths.
 pub(crate) fn choose() -> f64 {
     if !counter::is_steady() {
         return 1e-6;
@@ -56,7 +56,7 @@ mod counter {
 
     #[inline]
     pub(super) fn read() -> u64 {
-        // SAFETY: part of the architecture; PostgreSQL runs where the kernel allows it.
+        // SAFETY: part of the architecture; PostgreSQL runs where the kernel permits it.
         unsafe { _rdtsc() }
     }
 
@@ -73,7 +73,8 @@ mod counter {
     #[inline]
     pub(super) fn read() -> u64 {
         let ticks: u64;
-        // SAFETY: reads the virtual counter (Arm ARM, CNTVCT_EL0), which Linux opens to programs.
+        // SAFETY: reads the virtual counter (Arm ARM, CNTVCT_EL0), which Linux permits programs to
+        // read.
         unsafe {
             std::arch::asm!(
                 "mrs {}, cntvct_el0",
@@ -84,7 +85,7 @@ mod counter {
         ticks
     }
 
-    /// The architecture says so.
+    /// Guaranteed by the architecture.
     pub(super) fn is_steady() -> bool {
         true
     }

@@ -1,10 +1,10 @@
-//! The moment at which recovery says that the data directory is consistent.
+//! The moment when recovery reaches consistency.
 //!
-//! PostgreSQL has no hook there. But it tells its log, "consistent recovery state reached"
-//! (`CheckRecoveryConsistency`, xlogrecovery.c, 15 to 18), after it has set `reachedConsistency`
-//! and before it lets anybody in; and it shows messages to `emit_log_hook` first. (After a crash it
-//! is never consistent before all WAL is replayed, and says nothing; the resource managers are told
-//! then.)
+//! PostgreSQL has no hook for this. But it logs "consistent recovery state reached"
+//! (`CheckRecoveryConsistency`, xlogrecovery.c, 15 to 18) after it has set `reachedConsistency` and
+//! before it admits sessions, and `emit_log_hook` gets each message before it is logged. In crash
+//! recovery the state is consistent only when all WAL is replayed, and nothing is logged; the
+//! resource manager's `rm_cleanup` callback is used instead.
 
 use pgrx::{pg_guard, pg_sys};
 
@@ -13,31 +13,31 @@ use super::report::logs_line;
 
 #[derive(Clone, Copy)]
 struct Watch {
-    /// What is done then.
+    /// Called at consistency.
     then: Option<fn()>,
-    /// Who else wants to see messages before they are logged.
+    /// The previous `emit_log_hook`.
     others: pg_sys::emit_log_hook_type,
-    /// `log_min_messages` as it was set; messages below are kept out of the log here.
+    /// The configured `log_min_messages`. The hook keeps messages below it out of the log.
     least: i32,
 }
 
 static WATCH: ProcessLocal<Watch> = ProcessLocal::new(Watch { then: None, others: None, least: 0 });
 
-/// Has the startup process call `then` when the data directory is consistent; once, before it
-/// replays anything.
+/// Makes the startup process call `then` when the data directory is consistent; once, before it
+/// replays any WAL.
 pub(crate) fn watch(then: fn()) {
     // SAFETY: plain globals of this process, which has one thread; both texts are constants, and
-    // the value is one that the setting takes.
+    // the value is valid for the setting.
     unsafe {
-        // A standby that was shut down cleanly says so before it replays anything.
+        // After a clean shutdown a standby is consistent before it replays anything.
         if pg_sys::reachedConsistency {
             return then();
         }
         let least = pg_sys::log_min_messages;
         let others = pg_sys::emit_log_hook;
         WATCH.set(Watch { then: Some(then), others, least });
-        // The hook is not shown what is not logged (`should_output_to_server`, elog.c: LOG is
-        // between ERROR and FATAL).
+        // The hook only gets messages that are to be logged (`should_output_to_server`, elog.c: LOG
+        // is between ERROR and FATAL).
         if least > pg_sys::PGERROR as i32 {
             pg_sys::SetConfigOption(
                 c"log_min_messages".as_ptr(),
@@ -46,17 +46,17 @@ pub(crate) fn watch(then: fn()) {
                 pg_sys::GucSource::PGC_S_OVERRIDE,
             );
         }
-        pg_sys::emit_log_hook = Some(look);
+        pg_sys::emit_log_hook = Some(on_log_message);
     }
 }
 
 /// `emit_log_hook`. Contract: called by EmitErrorReport, in any context, for each message that is
 /// to be logged.
 #[pg_guard]
-unsafe extern "C-unwind" fn look(message: *mut pg_sys::ErrorData) {
+unsafe extern "C-unwind" fn on_log_message(message: *mut pg_sys::ErrorData) {
     let Watch { then, others, least } = WATCH.get();
-    // SAFETY: a plain global; the message that is being reported; another library's hook, called as
-    // the server would.
+    // SAFETY: a plain global; the message that is being reported; the previous hook, called as the
+    // server would call it.
     unsafe {
         if let Some(then) = then.filter(|_| pg_sys::reachedConsistency) {
             WATCH.set(Watch { then: None, others, least });

@@ -1,5 +1,5 @@
-//! Functions of the server that pgrx does not bind, or binds with a guard around them: where these
-//! raise, the ERROR passes the caller's frames.
+//! Functions of the server that pgrx does not bind, or binds only with a guard. An ERROR in them
+//! jumps over the caller's frames.
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -8,7 +8,7 @@ use pgrx::pg_sys;
 /// `ClientAuthentication_hook_type` (auth.h): the connection, and whether authentication succeeded.
 pub(crate) type ClientAuthentication = unsafe extern "C-unwind" fn(*mut c_void, c_int);
 
-// Signatures as in the sources of 15 to 18, which are the same but where names differ.
+// Signatures as in the sources of 15 to 18, which agree except for names.
 unsafe extern "C-unwind" {
     /// auth.c
     pub(crate) static mut ClientAuthentication_hook: Option<ClientAuthentication>;

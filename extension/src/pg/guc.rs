@@ -22,7 +22,7 @@ mod audit;
 mod choices;
 mod placeholders;
 
-/// Every setting of ours begins with this.
+/// Prefix of the names of pagevault's settings.
 const PREFIX: &str = "pagevault.";
 
 static DEFAULT_ENCRYPTION: GucSetting<bool> = GucSetting::<bool>::new(false);
@@ -52,8 +52,8 @@ static REVOKED_KEY_ACTION: GucSetting<RevokedKeyAction> =
 static TEMP_ENCRYPTION: GucSetting<TempEncryption> =
     GucSetting::<TempEncryption>::new(TempEncryption::Auto);
 
-/// Defines every setting; from `_PG_init`. Fails if the configuration has a setting of ours that
-/// does not exist, or a value that is not valid: see [`require_known`].
+/// Defines all settings; from `_PG_init`. Fails if the configuration contains an unknown setting
+/// with our prefix, or an invalid value: see [`require_known`].
 pub(crate) fn define(changed: Changed) -> Result<()> {
     let configured = placeholders::find(PREFIX);
     CHANGED.set(Some(changed));
@@ -226,14 +226,13 @@ pub(crate) fn define(changed: Changed) -> Result<()> {
     );
     audit::define();
     require_known(&configured)?;
-    // SAFETY: from now on the server refuses names with our prefix that are not defined; plain C
-    // string.
+    // SAFETY: a C string constant. From now on the server refuses undefined names with this prefix.
     unsafe { pgrx::pg_sys::MarkGUCPrefixReserved(c"pagevault".as_ptr()) };
     Ok(())
 }
 
-/// A setting that decides what is protected, which superusers may change for their session. That
-/// they do is audited.
+/// Defines a setting that decides what is protected. Superusers may change it for their session;
+/// changes are audited.
 fn define_protection(
     name: &'static CStr,
     short: &'static CStr,
@@ -241,7 +240,7 @@ fn define_protection(
     setting: &'static GucSetting<bool>,
     assign: unsafe extern "C-unwind" fn(bool, *mut c_void),
 ) {
-    // SAFETY: the function has the signature of such a hook, and raises nothing.
+    // SAFETY: the function has the signature of an assign hook, and raises no error.
     unsafe {
         GucRegistry::define_bool_guc_with_hooks(
             name,
@@ -257,8 +256,8 @@ fn define_protection(
     }
 }
 
-/// Contract: called by guc.c before the setting gets a value, in any process and state; should not
-/// raise. Reads catalogs only where a command is carried out or a session begins, from what a
+/// Contract: called by guc.c before the setting is changed, in any process and state; should not
+/// raise errors. Uses catalogs only while a command runs or a session begins, and only what the
 /// session has looked up already.
 #[pg_guard]
 unsafe extern "C-unwind" fn assign_default_encryption(new: bool, _extra: *mut c_void) {
@@ -277,7 +276,7 @@ unsafe extern "C-unwind" fn assign_data_catalog_encryption(new: bool, _extra: *m
     note_change("pagevault.data_catalog_encryption", DATA_CATALOG_ENCRYPTION.get(), new);
 }
 
-/// Told that this session changes a protection: its name, the old value and the new.
+/// Called when this session changes a protection setting: its name, old value and new value.
 pub(crate) type Changed = fn(&'static str, bool, bool);
 
 static CHANGED: ProcessLocal<Option<Changed>> = ProcessLocal::new(None);
@@ -286,17 +285,17 @@ fn note_change(name: &'static str, old: bool, new: bool) {
     if old == new || !session::sets_for_itself() {
         return;
     }
-    if let Some(tell) = CHANGED.get() {
-        tell(name, old, new);
+    if let Some(report) = CHANGED.get() {
+        report(name, old, new);
     }
 }
 
 /// Refuses a configuration with settings that the server would ignore.
 ///
-/// Until a library has defined its settings they are placeholders with any name and any value. If
-/// the library does not define the name (`MarkGUCPrefixReserved`), or the value is not valid
-/// (`define_custom_variable`, `reapply_stacked_values`), guc.c warns and uses the default: the data
-/// would lack the protection that the configuration asks for.
+/// Until a library has defined its settings they are placeholders with any name and value. If the
+/// library does not define the name (`MarkGUCPrefixReserved`), or the value is invalid
+/// (`define_custom_variable`, `reapply_stacked_values`), guc.c warns and uses the default. Data
+/// would then lack the protection that the configuration demands.
 fn require_known(configured: &[Placeholder]) -> Result<()> {
     let unknown = placeholders::find(PREFIX);
     let Some((problem, message)) = configured.iter().find_map(|setting| {
@@ -317,10 +316,10 @@ fn require_known(configured: &[Placeholder]) -> Result<()> {
         .hint("Correct the setting, or remove it."))
 }
 
-/// Any setting as SHOW writes it; empty if there is none of this name.
+/// Any setting in the form of SHOW; empty if it does not exist.
 pub(crate) fn shown(name: &str) -> String {
     let Ok(name) = CString::new(name) else { return String::new() };
-    // SAFETY: looks at a setting; the text is the server's, and copied at once.
+    // SAFETY: reads a setting; the text belongs to the server, and is copied at once.
     let text =
         unsafe { ServerText::copied(pgrx::pg_sys::GetConfigOption(name.as_ptr(), true, false)) };
     text.map_or(String::new(), |text| text.to_string())
@@ -355,15 +354,15 @@ pub(crate) fn wal_encryption() -> Option<bool> {
     }
 }
 
-/// Lowers `wal_decode_buffer_size` to what a barrier in WAL keeps recovery from reading past; in
-/// the postmaster, while libraries are loaded. It is the reader's setting that counts, and who
-/// writes a barrier cannot know it.
+/// Limits `wal_decode_buffer_size` to [`READ_AHEAD`](super::wal::READ_AHEAD), so that recovery
+/// cannot read past a barrier in WAL; in the postmaster, while libraries are loaded. The reader's
+/// setting matters, which the writer of a barrier does not know.
 pub(crate) fn bound_read_ahead() {
     const SETTING: &CStr = c"wal_decode_buffer_size";
     const MOST: &CStr = c"4MB";
     const _: () = assert!(super::wal::READ_AHEAD == 4 << 20);
-    // SAFETY: a plain global; a setting of the server, with a value that it takes, at a time when
-    // it may be changed.
+    // SAFETY: a plain global; a setting of the server, with a valid value, at a time when it may be
+    // changed.
     let was = unsafe {
         let was = usize::try_from(pgrx::pg_sys::wal_decode_buffer_size).unwrap_or(0);
         if was <= super::wal::READ_AHEAD {

@@ -1,4 +1,4 @@
-//! Security labels of any object, as the catalogs hold them.
+//! Security labels of any object, in the catalogs.
 
 use std::ffi::CStr;
 
@@ -11,7 +11,7 @@ use super::{catalog, relation};
 /// The label provider's name.
 pub(crate) const PROVIDER: &CStr = c"pagevault";
 
-/// Something that may have a label: the catalog it stands in, and its OID there.
+/// An object that may have a label: its catalog and OID.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Object {
     pub(crate) class: Oid,
@@ -60,7 +60,8 @@ impl Object {
         text.unwrap_or_else(gone)
     }
 
-    /// What SECURITY LABEL calls a relation, a schema or a database; `None` if it is gone.
+    /// Kind and name in the syntax of SECURITY LABEL, of a relation, schema or database; `None` if
+    /// it is gone.
     pub(crate) fn label_target(self) -> Option<ServerText> {
         let named = |keyword: &str, name: ServerText| {
             ServerText::join(&[keyword.as_bytes(), quoted_identifier(&name).bytes()])
@@ -81,12 +82,12 @@ impl Object {
     }
 }
 
-/// What has a label of ours in this database.
+/// Objects in this database with a label of ours.
 pub(crate) fn labelled() -> Vec<Object> {
     const WHOLE: i32 = 0;
     let mut found = catalog::scan(pg_sys::SecLabelRelationId, |row| {
-        // SAFETY: rows of pg_seclabel have this structure, and the scan holds them while they are
-        // read.
+        // SAFETY: rows of pg_seclabel have this structure, and stay valid while the scan calls
+        // this.
         let row = unsafe { &*pg_sys::GETSTRUCT(row).cast::<pg_sys::FormData_pg_seclabel>() };
         let object = Object { class: row.classoid, oid: row.objoid };
         (row.objsubid == WHOLE).then_some(object)

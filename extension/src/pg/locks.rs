@@ -1,5 +1,5 @@
-//! Locks: those of keystore writers, of the audit trail and of the self-check, two of the server's
-//! own, and a look at the heavyweight locks we hold.
+//! Locks: LWLocks of keystore, audit trail and self-check; two LWLocks of the server; heavyweight
+//! locks, and which of them this backend holds.
 
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -9,20 +9,20 @@ use pgrx::pg_sys;
 use super::externs;
 use super::process::ProcessLocal;
 
-/// Name of our lock tranche, as `pg_stat_activity.wait_event` shows it.
+/// Name of our LWLock tranche, as in `pg_stat_activity.wait_event`.
 const TRANCHE: &CStr = c"pagevault";
 
 static KEYSTORE_LOCK: AtomicPtr<pg_sys::LWLock> = AtomicPtr::new(std::ptr::null_mut());
 static AUDIT_LOCK: AtomicPtr<pg_sys::LWLock> = AtomicPtr::new(std::ptr::null_mut());
 static SELF_CHECK_LOCK: AtomicPtr<pg_sys::LWLock> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Asks for the locks; from `shmem_request_hook` only.
+/// Requests the LWLocks; from `shmem_request_hook` only.
 pub(crate) fn request() {
     // SAFETY: the server copies the name; called in the postmaster while requests are open.
     unsafe { pg_sys::RequestNamedLWLockTranche(TRANCHE.as_ptr(), 3) }
 }
 
-/// Finds the locks that [`request`] asked for; from `shmem_startup_hook` only.
+/// Finds the LWLocks that [`request`] requested; from `shmem_startup_hook` only.
 pub(crate) fn attach() {
     // SAFETY: the tranche was requested under this name, with three locks.
     unsafe {
@@ -35,12 +35,12 @@ pub(crate) fn attach() {
 
 /// Exclusive right to write the keystore and the shared key directory.
 ///
-/// Interrupts are held off while it lives, as with every LWLock.
+/// Interrupts are held off while this value exists, as with every LWLock.
 pub(crate) struct KeystoreLock(*mut pg_sys::LWLock);
 
 impl KeystoreLock {
-    /// Waits for the lock. In the postmaster and while recovery has a single process this is
-    /// uncontended.
+    /// Waits for the lock. There is no contention in the postmaster, nor while recovery has a
+    /// single process.
     pub(crate) fn acquire() -> KeystoreLock {
         let lock = KEYSTORE_LOCK.load(Ordering::Acquire);
         // SAFETY: attach() ran before any process that gets here was forked.
@@ -50,19 +50,19 @@ impl KeystoreLock {
 }
 
 impl KeystoreLock {
-    /// Whether this process has the lock: it must not wait for it then.
+    /// Whether this process holds the lock, so that it must not wait for it.
     pub(crate) fn is_held() -> bool {
-        // SAFETY: looks at this process's own list of locks.
+        // SAFETY: reads this process's own list of locks.
         unsafe { pg_sys::LWLockHeldByMe(KEYSTORE_LOCK.load(Ordering::Acquire)) }
     }
 
-    /// As [`KeystoreLock::acquire`], for the checkpointer: a process that holds the lock may be
-    /// waiting for room in the queue of sync requests, which only the checkpointer empties.
+    /// Like [`KeystoreLock::acquire`], for the checkpointer: the holder of the lock may be waiting
+    /// for room in the queue of sync requests, which only the checkpointer empties.
     pub(crate) fn acquire_absorbing_requests() -> KeystoreLock {
         const PAUSE_US: std::ffi::c_long = 1000;
         let lock = KEYSTORE_LOCK.load(Ordering::Acquire);
-        // SAFETY: as acquire(); absorbing does nothing in processes that are not the checkpointer,
-        // and is what ProcessSyncRequests (sync.c) itself does between two files.
+        // SAFETY: as in acquire(); absorbing does nothing in processes other than the checkpointer,
+        // and ProcessSyncRequests (sync.c) does the same between two files.
         unsafe {
             while !pg_sys::LWLockConditionalAcquire(lock, pg_sys::LWLockMode::LW_EXCLUSIVE) {
                 externs::AbsorbSyncRequests();
@@ -75,21 +75,21 @@ impl KeystoreLock {
 
 impl Drop for KeystoreLock {
     fn drop(&mut self) {
-        // SAFETY: this value exists because we took the lock, and nobody else releases it.
+        // SAFETY: this value exists because we took the lock, and no other code releases it.
         unsafe { release(self.0) }
     }
 }
 
-/// The right to go on with the audit trail. May be taken under the keystore lock, and not the other
-/// way round.
+/// The right to append to the audit trail. May be taken while holding the keystore lock, but not
+/// the other way round.
 pub(crate) struct AuditLock(*mut pg_sys::LWLock);
 
 impl AuditLock {
-    /// Waits for the lock, which nobody holds for longer than it takes to write a line.
+    /// Waits for the lock, which is held only while a line is written.
     pub(crate) fn acquire() -> AuditLock {
         let lock = AUDIT_LOCK.load(Ordering::Acquire);
-        // SAFETY: as KeystoreLock::acquire: the lock is in shared memory, where it was put before
-        // anyone could ask for it.
+        // SAFETY: as in KeystoreLock::acquire: attach() ran before any process that gets here was
+        // forked.
         unsafe { pg_sys::LWLockAcquire(lock, pg_sys::LWLockMode::LW_EXCLUSIVE) };
         AuditLock(lock)
     }
@@ -97,20 +97,20 @@ impl AuditLock {
 
 impl Drop for AuditLock {
     fn drop(&mut self) {
-        // SAFETY: this value exists because we took the lock, and nobody else releases it.
+        // SAFETY: this value exists because we took the lock, and no other code releases it.
         unsafe { release(self.0) }
     }
 }
 
-/// The right to do the self-check.
+/// The right to run the self-check.
 pub(crate) struct SelfCheckLock(*mut pg_sys::LWLock);
 
 impl SelfCheckLock {
-    /// Waits for the lock, which nobody holds for longer than it takes to write a page.
+    /// Waits for the lock, which is held only while a page is written.
     pub(crate) fn acquire() -> SelfCheckLock {
         let lock = SELF_CHECK_LOCK.load(Ordering::Acquire);
-        // SAFETY: as KeystoreLock::acquire: the lock is in shared memory, where it was put before
-        // anyone could ask for it.
+        // SAFETY: as in KeystoreLock::acquire: attach() ran before any process that gets here was
+        // forked.
         unsafe { pg_sys::LWLockAcquire(lock, pg_sys::LWLockMode::LW_EXCLUSIVE) };
         SelfCheckLock(lock)
     }
@@ -118,20 +118,20 @@ impl SelfCheckLock {
 
 impl Drop for SelfCheckLock {
     fn drop(&mut self) {
-        // SAFETY: this value exists because we took the lock, and nobody else releases it.
+        // SAFETY: this value exists because we took the lock, and no other code releases it.
         unsafe { release(self.0) }
     }
 }
 
-/// Releases a lock that this process holds, unless an ERROR is under way: that has already reset
-/// the hold-off count and will release every LWLock itself (AbortTransaction, LWLockReleaseAll);
-/// releasing here would corrupt the count.
+/// Releases a lock that this process holds, unless an ERROR is under way. The ERROR has already
+/// reset the hold-off count, and its cleanup releases every LWLock (AbortTransaction,
+/// LWLockReleaseAll); releasing here would corrupt the count.
 ///
 /// # Safety
 ///
 /// The lock is held by this process, or was when an ERROR was raised.
 unsafe fn release(lock: *mut pg_sys::LWLock) {
-    // SAFETY: of the caller; the counter is this process's own.
+    // SAFETY: the caller holds the lock; the counter belongs to this process.
     unsafe {
         if pg_sys::InterruptHoldoffCount > 0 {
             pg_sys::LWLockRelease(lock);
@@ -139,25 +139,26 @@ unsafe fn release(lock: *mut pg_sys::LWLock) {
     }
 }
 
-/// Locks of the server by their numbers (lwlocklist.h; lwlocknames.txt before 17), the same in 15
-/// to 18.
+/// LWLocks of the server by number (lwlocklist.h; lwlocknames.txt before 17); the same numbers in
+/// 15 to 18.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u16)]
 pub(crate) enum ServerLock {
-    /// Whoever holds it writes WAL (XLogWrite, xlog.c).
+    /// The process that holds it writes WAL (XLogWrite, xlog.c).
     WalWrite = 8,
-    /// While it is held, a checkpoint whose redo pointer has been determined since does not end:
-    /// CheckPointGuts (xlog.c) waits for it (CheckPointReplicationSlots, slot.c). Nobody else does
-    /// but who makes or drops a replication slot, or reserves WAL for one. Who holds it must not
-    /// wait for the checkpointer. Others write and flush WAL under it (ReplicationSlotReserveWal in
-    /// 15.18), so who waits for it must not hold what a writer of WAL waits for.
+    /// While it is held, a checkpoint whose redo pointer was determined meanwhile cannot finish:
+    /// CheckPointGuts (xlog.c) waits for it (CheckPointReplicationSlots, slot.c). Other takers only
+    /// create or drop replication slots, or reserve WAL for one. The holder must not wait for the
+    /// checkpointer. Others write and flush WAL while they hold it (ReplicationSlotReserveWal in
+    /// 15.18), so a process that waits for it must not hold a lock that writing WAL needs.
     ReplicationSlotAllocation = 36,
 }
 
 impl ServerLock {
-    /// Waits for the lock and holds it exclusively. The holder must be quick.
+    /// Takes the lock exclusively. Hold it only briefly.
     pub(crate) fn acquire(self) -> HeldServerLock {
-        // SAFETY: `check_layout` has found it there before anything that gets here was installed.
+        // SAFETY: `check_layout` has verified the number before any code that gets here was
+        // installed.
         unsafe {
             let lock = &raw mut (*pg_sys::MainLWLockArray.add(self as usize)).lock;
             pg_sys::LWLockAcquire(lock, pg_sys::LWLockMode::LW_EXCLUSIVE);
@@ -173,17 +174,17 @@ impl ServerLock {
     }
 }
 
-/// Releases the lock when it is dropped. Interrupts are held off while it lives.
+/// Releases the lock when dropped. Interrupts are held off while it is held.
 pub(crate) struct HeldServerLock(*mut pg_sys::LWLock);
 
 impl Drop for HeldServerLock {
     fn drop(&mut self) {
-        // SAFETY: this value exists because we took the lock, and nobody else releases it.
+        // SAFETY: this value exists because we took the lock, and no other code releases it.
         unsafe { release(self.0) }
     }
 }
 
-/// Whether the server's locks have the numbers that we know them by.
+/// Whether the server's LWLocks acquired the numbers in [`ServerLock`].
 pub(super) fn check_layout() -> Result<(), String> {
     for lock in [ServerLock::WalWrite, ServerLock::ReplicationSlotAllocation] {
         // SAFETY: a table look-up; the name is a static string of the server.
@@ -198,13 +199,14 @@ pub(super) fn check_layout() -> Result<(), String> {
     Ok(())
 }
 
-/// Waits until no other session changes providers or master keys; held until the transaction ends.
+/// Waits until no other session changes providers or master keys. Held until the transaction ends.
 ///
-/// A heavyweight lock, because a provider may take seconds: waiting can be cancelled, and it shows
-/// in `pg_locks` as a lock on an object of class `pg_extension`.
+/// A heavyweight lock, because a provider may take seconds: waiting can be cancelled, and the lock
+/// is visible in `pg_locks` as a lock on an object of class `pg_extension`.
 pub(crate) fn lock_key_management() {
     const OBJECT: u32 = u32::from_be_bytes(*b"pvkm");
-    // SAFETY: takes a lock on a name of ours; released by the server at the end of the transaction.
+    // SAFETY: takes a lock on an object ID of ours; the server releases it at the end of the
+    // transaction.
     unsafe {
         pg_sys::LockSharedObject(
             pg_sys::ExtensionRelationId,
@@ -215,9 +217,9 @@ pub(crate) fn lock_key_management() {
     }
 }
 
-/// Keeps everybody out of a database, as DROP DATABASE does, until the transaction ends. Returns
-/// how many sessions and prepared transactions are in it nevertheless, after waiting a few seconds
-/// for them to end.
+/// Keeps all sessions out of a database until the transaction ends, as DROP DATABASE does. Waits a
+/// few seconds for those in it to end; returns the numbers of sessions and prepared transactions
+/// that are left.
 pub(crate) fn lock_database(database: pg_sys::Oid) -> (i32, i32) {
     let (mut sessions, mut prepared) = (0, 0);
     // SAFETY: a lock on a shared object, released at the end of the transaction; both numbers are
@@ -234,8 +236,9 @@ pub(crate) fn lock_database(database: pg_sys::Oid) -> (i32, i32) {
     (sessions, prepared)
 }
 
-/// Whose pages of a relation are rewritten: one command's or one job's at a time, in whatever state
-/// the relation is locked. Locked as an object of class `pg_extension`.
+/// Tag of the lock that permits rewriting the pages of a relation: only one command or job at a
+/// time, whatever other locks are held on the relation. A lock on an object of class
+/// `pg_extension`.
 fn rewriting_tag(relation: pg_sys::Oid, is_shared: bool) -> pg_sys::LOCKTAG {
     const REWRITING: u16 = u16::from_be_bytes(*b"pr");
     pg_sys::LOCKTAG {
@@ -248,50 +251,50 @@ fn rewriting_tag(relation: pg_sys::Oid, is_shared: bool) -> pg_sys::LOCKTAG {
     }
 }
 
-/// The right to rewrite a relation in place, until this is dropped or, at the latest, until an
-/// ERROR ends the transaction, and with it all locks.
+/// The right to rewrite a relation in place, until this value is dropped or an ERROR ends the
+/// transaction and releases all locks.
 pub(crate) struct Rewriting {
     tag: pg_sys::LOCKTAG,
     of_session: bool,
 }
 
 impl Rewriting {
-    /// Of this session, over its transactions; `None` if somebody else has it.
+    /// Held by the session, across transactions; `None` if it is taken.
     pub(crate) fn try_for_session(relation: pg_sys::Oid, is_shared: bool) -> Option<Rewriting> {
         release_at_exit();
         Rewriting::acquire(rewriting_tag(relation, is_shared), true, true)
     }
 
-    /// Of this transaction; `None` if somebody else has it.
+    /// Held by the transaction; `None` if it is taken.
     pub(crate) fn try_for_transaction(relation: pg_sys::Oid, is_shared: bool) -> Option<Rewriting> {
         Rewriting::acquire(rewriting_tag(relation, is_shared), false, true)
     }
 
-    /// Of this transaction, after waiting for it as for any lock.
+    /// Held by the transaction. Waits as for any lock.
     pub(crate) fn wait_in_transaction(relation: pg_sys::Oid, is_shared: bool) -> Rewriting {
         let tag = rewriting_tag(relation, is_shared);
-        // Where it may wait it has the lock, or raises.
+        // Without NOWAIT, LockAcquire returns with the lock or raises an error.
         Rewriting::acquire(tag, false, false)
             .unwrap_or_else(|| Rewriting { tag, of_session: false })
     }
 
-    fn acquire(tag: pg_sys::LOCKTAG, of_session: bool, at_once: bool) -> Option<Rewriting> {
-        // SAFETY: a lock on a name of ours; waiting may raise, and nothing here has a destructor
-        // then.
+    fn acquire(tag: pg_sys::LOCKTAG, of_session: bool, no_wait: bool) -> Option<Rewriting> {
+        // SAFETY: a lock on an object ID of ours; waiting may raise an error, and no value here has
+        // a destructor then.
         let outcome = unsafe {
             let mode = pg_sys::ExclusiveLock as pg_sys::LOCKMODE;
-            pg_sys::LockAcquire(&tag, mode, of_session, at_once)
+            pg_sys::LockAcquire(&tag, mode, of_session, no_wait)
         };
-        let have = outcome != pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL;
-        // Not made where it is not ours: it would be released.
-        have.then(|| Rewriting { tag, of_session })
+        let acquired = outcome != pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL;
+        // No value without the lock: dropping the value would release it.
+        acquired.then(|| Rewriting { tag, of_session })
     }
 }
 
 impl Drop for Rewriting {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            return; // an ERROR is on its way, and takes the locks of session and transaction with it
+            return; // an ERROR is under way; its abort releases all locks
         }
         let mode = pg_sys::ExclusiveLock as pg_sys::LOCKMODE;
         // SAFETY: a lock that this process holds.
@@ -299,15 +302,15 @@ impl Drop for Rewriting {
     }
 }
 
-/// Gives back all locks of the session.
+/// Releases all locks of the session.
 pub(crate) fn release_session_locks() {
-    // SAFETY: looks through this process's own table of locks.
+    // SAFETY: reads this process's own table of locks.
     unsafe { pg_sys::LockReleaseSession(pg_sys::DEFAULT_LOCKMETHOD as pg_sys::LOCKMETHODID) }
 }
 
-/// Has this process give back its session's locks when it exits. The server does so only if it
+/// Makes this process release its session locks at exit. The server does that only if the process
 /// exits within a transaction (`AbortTransaction`; `ShutdownPostgres` in postinit.c releases
-/// advisory locks); otherwise they would stay until the server is started again.
+/// advisory locks). Otherwise the locks would be held until the server restarts.
 fn release_at_exit() {
     static REGISTERED: ProcessLocal<bool> = ProcessLocal::new(false);
     if !REGISTERED.replace(true) {
@@ -316,13 +319,12 @@ fn release_at_exit() {
     }
 }
 
-/// Contract: called when this process exits, before it gives up its place in shared memory; must
-/// not raise.
+/// Contract: called when this process exits, before it gives up its PGPROC; must not raise errors.
 unsafe extern "C-unwind" fn exiting(_code: std::ffi::c_int, _argument: pg_sys::Datum) {
     release_session_locks();
 }
 
-/// `dlist_node` and, before 16, `SHM_QUEUE`: the same two words.
+/// `dlist_node` and, before 16, `SHM_QUEUE`: both consist of these two pointers.
 #[repr(C)]
 struct Link {
     prev: *mut Link,
@@ -338,7 +340,7 @@ const REPLACING_MODES: i32 = (1 << pg_sys::ShareRowExclusiveLock)
     | (1 << pg_sys::ExclusiveLock)
     | (1 << pg_sys::AccessExclusiveLock);
 
-/// The database in the lock of a shared catalog.
+/// The database number in lock tags of shared catalogs.
 const SHARED: u32 = 0;
 
 /// OIDs of the relations of the current database and of the cluster on which this backend holds a
@@ -347,24 +349,24 @@ pub(crate) fn relations_locked_for_rewrite() -> Vec<pg_sys::Oid> {
     relations_locked(REPLACING_MODES)
 }
 
-/// As [`relations_locked_for_rewrite`], for a lock so strong that nobody else can open them.
+/// Like [`relations_locked_for_rewrite`], for AccessExclusiveLock only.
 pub(crate) fn relations_locked_against_all() -> Vec<pg_sys::Oid> {
     relations_locked(1 << pg_sys::AccessExclusiveLock)
 }
 
-/// Walks our own lists under the partition locks, as `PostPrepare_Locks` in lock.c does: the cost
-/// depends on the locks we hold, not on the number of relations.
+/// Walks this backend's lists under the partition locks, like `PostPrepare_Locks` in lock.c: the
+/// cost depends on the number of locks held, not on the number of relations.
 fn relations_locked(modes: i32) -> Vec<pg_sys::Oid> {
     let mut found = Vec::new();
-    // SAFETY: backend globals of this process; MyProc may be null in a few auxiliary moments.
+    // SAFETY: globals of this process; MyProc may be null while a process starts or exits.
     let (proc, database) = unsafe { (pg_sys::MyProc, pg_sys::MyDatabaseId) };
     if proc.is_null() {
         return found;
     }
     for partition in 0..PARTITIONS {
-        // SAFETY: a list of ours changes only under its partition lock, which we hold shared while
-        // walking; every link stands inside a PROCLOCK at `procLink`; Link has the layout of both
-        // list types. `found` grows by plain allocation, which cannot raise a server ERROR.
+        // SAFETY: a list of this backend changes only under its partition lock, which we hold
+        // shared meanwhile; every link is in a PROCLOCK at `procLink`; Link has the layout of both
+        // list types. `found` grows by Rust's allocator, which cannot raise a server ERROR.
         unsafe {
             let lock = &raw mut (*pg_sys::MainLWLockArray
                 .add(pg_sys::LOCK_MANAGER_LWLOCK_OFFSET as usize + partition))

@@ -1,29 +1,29 @@
 //! Memory that the postmaster maps once and every process inherits.
 //!
-//! Unlike PostgreSQL's shared memory it outlives a crash restart, so unwrapped database keys need
-//! not be asked for again, and it can be kept out of swap and core dumps.
+//! Unlike PostgreSQL's shared memory it survives a crash restart, so unwrapped database keys need
+//! not be requested again. It can be locked in memory and excluded from core dumps.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64};
 
-/// How a mapping is treated by the kernel.
+/// How the kernel treats a mapping.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MemoryKind {
-    /// Address space first, memory when touched.
+    /// Reserves address space only; memory is allocated when it is first used.
     Sparse,
-    /// Locked in memory where the limit allows, left out of core dumps.
+    /// Locked in memory if the limit permits; excluded from core dumps.
     Secret,
 }
 
-/// What shared memory may hold: atomics, and what [`shared_struct`] makes of them.
+/// Types for shared memory: atomics, and structures made by [`shared_struct`].
 ///
 /// # Safety
-/// Zero bytes are a value of the type, its initial one; and whatever of it can be changed behind a
-/// shared reference is changed by atomic operations, so that several processes may have one each.
+/// All-zero bytes are a value of the type, the initial one. Every part that can change behind a
+/// shared reference changes by atomic operations, so several processes may each have a reference.
 pub(crate) unsafe trait Shared: Sync + 'static {}
 
-// SAFETY: 0 is false, and other processes write through this type as well, so no other byte than
-// those of false and true ever stands there.
+// SAFETY: 0 is false, and all processes write through this type, so the byte is always that of
+// false or true.
 unsafe impl Shared for AtomicBool {}
 // SAFETY: an integer, of which every bit pattern is a value, changed by atomic operations only.
 unsafe impl Shared for AtomicU8 {}
@@ -31,9 +31,9 @@ unsafe impl Shared for AtomicU8 {}
 unsafe impl Shared for AtomicU32 {}
 // SAFETY: an integer like the two above.
 unsafe impl Shared for AtomicU64 {}
-// SAFETY: nothing but values that may be shared, one behind the other.
+// SAFETY: an array contains only values of the element type, which may be shared.
 unsafe impl<T: Shared, const N: usize> Shared for [T; N] {}
-// SAFETY: there are no bytes of it.
+// SAFETY: the type has no bytes that could change or have a wrong value.
 unsafe impl Shared for () {}
 
 /// Declares a structure for shared memory. All of its fields are [`Shared`].
@@ -61,7 +61,7 @@ macro_rules! shared_struct {
 }
 pub(crate) use shared_struct;
 
-/// A mapping: a head, and after it a table of as many entries as were asked for.
+/// A mapping: a head, followed by a table of the requested number of entries.
 pub(crate) struct Region<H: 'static, E: 'static = ()> {
     pub(crate) head: &'static H,
     pub(crate) entries: &'static [E],
@@ -80,22 +80,22 @@ impl<H: Shared, E: Shared> Region<H, E> {
     /// Where the table begins.
     const TABLE: usize = size_of::<H>().next_multiple_of(align_of::<E>());
 
-    /// Bytes that are mapped for as many entries; far too many where that cannot be counted.
+    /// Bytes that are mapped for this number of entries; saturates on overflow.
     pub(crate) fn size(entries: usize) -> usize {
         entries.saturating_mul(size_of::<E>()).saturating_add(Self::TABLE)
     }
 
-    /// Maps zeros, shared with all processes forked later, for ever.
+    /// Maps zeroed memory, shared with all processes forked later; never unmapped.
     ///
     /// # Errors
-    /// When the system does not give so much memory.
+    /// If the system refuses the memory.
     pub(crate) fn map(entries: usize, kind: MemoryKind) -> io::Result<Region<H, E>> {
         const { assert!(align_of::<H>() <= PAGE && align_of::<E>() <= PAGE) };
         let bytes = Self::size(entries);
         let address = map(bytes, kind)?;
-        // SAFETY: the mapping begins at a page, so head and table are aligned, and it has room for
-        // both; it is never unmapped. Zeros are values of both types, which say that they may be
-        // shared.
+        // SAFETY: the mapping begins at a page, so head and table are aligned, and it is large
+        // enough for both; it is never unmapped. Zeros are values of both types, because both are
+        // `Shared`.
         unsafe {
             let head = &*address.cast::<H>();
             let entries = std::slice::from_raw_parts(address.add(Self::TABLE).cast(), entries);
@@ -103,15 +103,15 @@ impl<H: Shared, E: Shared> Region<H, E> {
         }
     }
 
-    /// Makes zeros of all again, and gives the memory back to the kernel. Not of secrets: what is
-    /// locked in memory stays there.
+    /// Zeroes everything and returns the memory to the kernel. Not for secrets: locked memory
+    /// cannot be returned.
     ///
     /// # Errors
-    /// When the system refuses that.
+    /// If the system refuses.
     pub(crate) fn clear(&self) -> io::Result<()> {
         let address = std::ptr::from_ref(self.head).cast_mut().cast();
-        // SAFETY: the whole mapping that `map` has made, and nothing else. The kernel zeroes it as
-        // another process could by stores: the types allow both zeros and changes by others.
+        // SAFETY: exactly the mapping that `map` made. The kernel zeroes it as another process
+        // could by stores: the types allow both zeros and changes by others.
         match unsafe { libc::madvise(address, self.bytes, libc::MADV_REMOVE) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
@@ -119,7 +119,7 @@ impl<H: Shared, E: Shared> Region<H, E> {
     }
 }
 
-/// Pages are no smaller on any platform.
+/// The smallest page size of all platforms.
 const PAGE: usize = 4096;
 
 fn map(bytes: usize, kind: MemoryKind) -> io::Result<*const u8> {
@@ -127,7 +127,7 @@ fn map(bytes: usize, kind: MemoryKind) -> io::Result<*const u8> {
     if kind == MemoryKind::Sparse {
         flags |= libc::MAP_NORESERVE;
     }
-    // SAFETY: a new mapping, wherever the kernel finds room: it takes nobody's place.
+    // SAFETY: a new mapping at an address that the kernel chooses, so it replaces no other.
     let address = unsafe {
         libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
     };
@@ -135,7 +135,7 @@ fn map(bytes: usize, kind: MemoryKind) -> io::Result<*const u8> {
         return Err(io::Error::last_os_error());
     }
     if kind == MemoryKind::Secret {
-        // SAFETY: advice on the range that was mapped just now.
+        // SAFETY: advice on the range that has just been mapped.
         if unsafe { libc::madvise(address, bytes, libc::MADV_DONTDUMP) } != 0 {
             return Err(io::Error::last_os_error());
         }
@@ -144,9 +144,9 @@ fn map(bytes: usize, kind: MemoryKind) -> io::Result<*const u8> {
     Ok(address.cast())
 }
 
-/// Keeps the range out of swap, or says in the log that the limit forbids it.
+/// Keeps the range out of swap, or logs a warning if the limit forbids that.
 fn lock_in_memory(address: *mut libc::c_void, bytes: usize) {
-    // SAFETY: changes nothing of what is in memory, only whether it stays there.
+    // SAFETY: changes no contents, only whether they stay in memory.
     if unsafe { libc::mlock(address, bytes) } != 0 {
         let cause = io::Error::last_os_error();
         super::report::Report::new(
@@ -159,7 +159,7 @@ fn lock_in_memory(address: *mut libc::c_void, bytes: usize) {
     }
 }
 
-/// Leaves the pages of a static object out of core dumps; children inherit the advice.
+/// Excludes the pages of a static object from core dumps; children inherit this.
 pub(crate) fn exclude_from_core_dumps<T>(object: *const T) -> io::Result<()> {
     let start = object as usize / PAGE * PAGE;
     let end = (object as usize + size_of::<T>()).div_ceil(PAGE) * PAGE;

@@ -1,6 +1,6 @@
-//! Unsafe fence 2: everything that touches the server's C API directly.
+//! Unsafe fence 2: all code that calls the server's C API directly.
 //!
-//! The rest of the crate uses the safe faces below. Version differences live in [`compat`] alone.
+//! The rest of the crate uses the safe interfaces below. Version differences are in [`compat`].
 
 pub(crate) mod audit_destination;
 pub(crate) mod buffers;

@@ -1,29 +1,29 @@
-//! What is noted while a command runs. Commands run within commands (by functions, event triggers),
-//! and one that fails may be caught: its subtransaction is rolled back, and the command around it
-//! goes on.
+//! Notes taken while a command runs. Commands can run within commands (through functions, event
+//! triggers), and the error of an inner one can be caught: its subtransaction is rolled back, and
+//! the outer command continues.
 //!
-//! An ERROR skips the frame that would clean up. So each note knows how deep in subtransactions it
-//! was made, and goes with the (sub)transaction that is rolled back.
+//! An ERROR skips the frame that would clean up. So each note has the nesting level of its
+//! subtransaction, and is removed when that (sub)transaction is rolled back.
 
 use pgrx::pg_sys;
 
-/// Notes of commands, those of the innermost one last.
+/// Notes of commands; those of the innermost command are last.
 pub(crate) struct Notes<T> {
     list: Vec<(i32, T)>,
 }
 
-/// How many notes there were when a command began.
+/// The number of notes when a command began.
 #[derive(Clone, Copy)]
 pub(crate) struct Mark(usize);
 
 impl Mark {
-    /// Before every note of this transaction.
+    /// Before all notes of the transaction.
     pub(crate) const START: Mark = Mark(0);
 }
 
-/// How many subtransactions deep this process is; 1 in a transaction that has none.
+/// Nesting level of subtransactions; 1 in a transaction without any.
 fn depth() -> i32 {
-    // SAFETY: looks at this process's transaction state only.
+    // SAFETY: reads this process's transaction state only.
     unsafe { pg_sys::GetCurrentTransactionNestLevel() }
 }
 
@@ -41,26 +41,26 @@ impl<T> Notes<T> {
         self.list.last_mut().map(|(_, note)| note)
     }
 
-    /// A command begins.
+    /// Marks the beginning of a command.
     pub(crate) fn mark(&self) -> Mark {
         Mark(self.list.len())
     }
 
-    /// True if there are notes since then.
+    /// True if there are notes after `mark`.
     pub(crate) fn any_since(&self, mark: Mark) -> bool {
         self.list.len() > mark.0
     }
 
-    /// The notes since then, which are taken away.
+    /// Removes and returns the notes after `mark`.
     pub(crate) fn take_since(&mut self, mark: Mark) -> Vec<T> {
         let from = mark.0.min(self.list.len());
         self.list.drain(from..).map(|(_, note)| note).collect()
     }
 
-    /// The current subtransaction commits: its notes are those of the one around it.
+    /// The current subtransaction commits: its notes now belong to its parent.
     pub(crate) fn subtransaction_commits(&mut self) {
-        let around = depth() - 1;
-        self.list.iter_mut().for_each(|(level, _)| *level = around.min(*level));
+        let parent = depth() - 1;
+        self.list.iter_mut().for_each(|(level, _)| *level = parent.min(*level));
     }
 
     /// The current subtransaction is rolled back.

@@ -7,21 +7,22 @@ use pgrx::pg_sys::{self, ForkNumber, Oid};
 
 use super::{compat, critical};
 
-/// A relation in use, held so that its file is neither replaced nor cut, and nobody else is kept
-/// waiting but who wants just that (AccessShareLock, until the end of the transaction).
+/// An open relation, locked in AccessShareLock mode until the end of the transaction, so that its
+/// file is neither replaced nor truncated. The lock conflicts only with commands that do that.
 pub(crate) struct Held {
     relation: pg_sys::Relation,
 }
 
-/// A small ring of buffers for pages that are rewritten (BAS_BULKWRITE: 16 MB), so that the rest
-/// stays cached. It has to be kept from one batch to the next: a new ring begins by taking buffers
-/// from everybody.
+/// A small ring of buffers for rewritten pages (BAS_BULKWRITE: 16 MB), so that the other buffers
+/// stay cached. Keep it from batch to batch: a new ring begins by evicting pages of other
+/// processes.
 pub(crate) struct Ring(pg_sys::BufferAccessStrategy);
 
 impl Ring {
     pub(crate) fn new() -> Ring {
         let kind = pg_sys::BufferAccessStrategyType::BAS_BULKWRITE;
-        // SAFETY: allocated where it outlives transactions; the context is put back at once.
+        // SAFETY: allocated in a context that outlives transactions; the current context is
+        // restored at once.
         unsafe {
             let before = pg_sys::MemoryContextSwitchTo(pg_sys::TopMemoryContext);
             let ring = pg_sys::GetAccessStrategy(kind);
@@ -49,10 +50,10 @@ impl Held {
         self.relation
     }
 
-    /// `None` if there is no such relation, or it has no storage that lasts.
+    /// Opens a relation; `None` if there is none with this OID.
     pub(crate) fn open(oid: Oid) -> Option<Held> {
-        // SAFETY: null if the relation is gone; counted until it is closed, at the latest by the
-        // abort of the transaction.
+        // SAFETY: null if the relation is gone; the reference is counted until it is closed, or
+        // released by the abort of the transaction.
         unsafe {
             let lock = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
             let relation = pg_sys::try_relation_open(oid, lock);
@@ -63,11 +64,11 @@ impl Held {
         }
     }
 
-    /// Its forks, and how many blocks each has.
+    /// Its forks, with their numbers of blocks.
     pub(crate) fn forks(&self) -> Vec<(ForkNumber::Type, u32)> {
         let forks = ForkNumber::MAIN_FORKNUM..=ForkNumber::INIT_FORKNUM;
-        // SAFETY: this value keeps the relation open and locked, so its object of the storage
-        // manager may be made and asked.
+        // SAFETY: this value keeps the relation open and locked, so its storage manager object may
+        // be opened and used.
         let blocks = |fork| unsafe {
             pg_sys::smgrexists(compat::open_smgr(self.relation), fork)
                 .then(|| pg_sys::RelationGetNumberOfBlocksInFork(self.relation, fork))
@@ -77,53 +78,53 @@ impl Held {
 
     /// Its OID.
     pub(crate) fn oid(&self) -> Oid {
-        // SAFETY: this value keeps the relation open, so its entry in the relation cache stays.
+        // SAFETY: this value keeps the relation open, so its relation cache entry is valid.
         unsafe { (*self.relation).rd_id }
     }
 
     /// True for a catalog that all databases share.
     pub(crate) fn is_shared(&self) -> bool {
-        // SAFETY: this value keeps the relation open, so its entry in the relation cache stays.
+        // SAFETY: this value keeps the relation open, so its relation cache entry is valid.
         unsafe { (*(*self.relation).rd_rel).relisshared }
     }
 
     /// Its file.
     pub(crate) fn file(&self) -> RelFile {
-        // SAFETY: this value keeps the relation open, so its entry in the relation cache stays.
+        // SAFETY: this value keeps the relation open, so its relation cache entry is valid.
         compat::rel_file(unsafe { compat::relation_locator(self.relation) })
     }
 
-    /// Whether changes of it go to WAL.
+    /// Whether its changes are logged in WAL.
     pub(crate) fn is_logged(&self) -> bool {
-        // SAFETY: this value keeps the relation open, so its entry in the relation cache stays.
+        // SAFETY: this value keeps the relation open, so its relation cache entry is valid.
         unsafe { compat::relation_needs_wal(self.relation) }
     }
 
-    /// Marks a page dirty, with a full-page image in WAL where the relation is logged, so that it
-    /// is written again under the key that is current now. A page that is all zero stays as it is;
-    /// but a page of a map that cannot be read, which reads as zero, is made anew, as PostgreSQL's
-    /// readers of maps do.
+    /// Marks a page dirty, with a full-page image in WAL if the relation is logged, so that it is
+    /// written again under the current key. An all-zero page stays as it is. But an unreadable page
+    /// of a map, which is read as zero, is initialised again, as PostgreSQL does when it reads
+    /// maps.
     pub(crate) fn rewrite(&self, fork: ForkNumber::Type, block: u32, ring: &Ring) {
-        // SAFETY: open and locked; the block exists, as the caller has seen since the lock was
-        // taken. The init fork of an unlogged relation is logged although the relation is not.
+        // SAFETY: open and locked; the block exists, as the caller has checked under the lock. The
+        // init fork of an unlogged relation is logged although the relation is not.
         unsafe {
             let logged = self.is_logged() || fork == ForkNumber::INIT_FORKNUM;
-            // Of heap it is known that there is nothing between pd_lower and pd_upper.
+            // Only heap pages are known to have nothing between pd_lower and pd_upper.
             let is_heap = (*(*self.relation).rd_rel).relam == pg_sys::HEAP_TABLE_AM_OID;
             let standard = is_heap && fork == ForkNumber::MAIN_FORKNUM;
             rewrite_page(self.relation, fork, block, logged, standard, ring.0);
         }
     }
 
-    /// Has the kernel read these blocks, if they are not in shared buffers.
+    /// Makes the kernel read those of these blocks that are not in shared buffers.
     pub(crate) fn prefetch(&self, fork: ForkNumber::Type, blocks: Range<u32>) {
         for block in blocks {
-            // SAFETY: this value keeps the relation open and locked, so it does not become shorter.
+            // SAFETY: this value keeps the relation open and locked, so the file is not truncated.
             unsafe { pg_sys::PrefetchBuffer(self.relation, fork, block) };
         }
     }
 
-    /// Writes what is dirty of it.
+    /// Writes its dirty pages.
     pub(crate) fn flush(&self) {
         // SAFETY: this value keeps the relation open and locked, so its files stay the same.
         unsafe { pg_sys::FlushRelationBuffers(self.relation) }
@@ -139,7 +140,7 @@ impl Held {
 impl Drop for Held {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            return; // an ERROR is on its way; its abort closes the relation
+            return; // an ERROR is under way; its abort closes the relation
         }
         // SAFETY: opened once, closed once; the lock stays.
         unsafe {
@@ -162,11 +163,12 @@ unsafe fn sync(relation: pg_sys::Relation) {
     }
 }
 
-/// As log_newpage_range (xloginsert.c) does, for one page.
+/// Like log_newpage_range (xloginsert.c), for one page.
 ///
 /// # Safety
-/// `relation` is open and locked so that it is neither replaced nor cut; `block` exists in `fork`;
-/// `standard` only if the page has a hole as its header says; `ring` is a strategy or null.
+/// `relation` is open and locked so that its file is neither replaced nor truncated; `block` exists
+/// in `fork`; `standard` only if there is nothing between pd_lower and pd_upper; `ring` is a
+/// strategy or null.
 unsafe fn rewrite_page(
     relation: pg_sys::Relation,
     fork: ForkNumber::Type,
@@ -175,12 +177,12 @@ unsafe fn rewrite_page(
     standard: bool,
     ring: pg_sys::BufferAccessStrategy,
 ) {
-    // SAFETY: the caller has the relation open and locked. Inside the critical section nothing of
-    // ours can fail: marking a locked buffer dirty and logging its image only raise what the server
-    // itself makes a PANIC.
+    // SAFETY: the caller has the relation open and locked. Our code in the critical section cannot
+    // fail: marking a locked buffer dirty and logging its image raise only errors that the server
+    // itself turns into PANIC.
     unsafe {
-        // vm_readbuf and fsm_readbuf (visibilitymap.c, freespace.c): a torn map does not keep
-        // anyone from anything.
+        // Like vm_readbuf and fsm_readbuf (visibilitymap.c, freespace.c): a torn page of a map is
+        // no error.
         let is_map = matches!(fork, ForkNumber::FSM_FORKNUM | ForkNumber::VISIBILITYMAP_FORKNUM);
         let mode = match is_map {
             true => pg_sys::ReadBufferMode::RBM_ZERO_ON_ERROR,
@@ -196,7 +198,7 @@ unsafe fn rewrite_page(
         if !is_new || is_map {
             critical::section(|| {
                 if (*(*relation).rd_rel).relkind as u8 == pg_sys::RELKIND_SEQUENCE {
-                    forget_values_in_wal(page.cast());
+                    reset_logged_values(page.cast());
                 }
                 pg_sys::MarkBufferDirty(buffer);
                 if logged {
@@ -212,18 +214,19 @@ unsafe fn rewrite_page(
 #[repr(C)]
 struct SequenceData {
     last_value: i64,
-    /// How many of the values to come are in WAL already.
+    /// The number of the following values that WAL already covers.
     log_cnt: i64,
     is_called: bool,
 }
 
-/// WAL is ahead of a sequence's page, so that not every value is logged. An image of the page takes
-/// that back: the next value has to be logged again, or a crash would give it twice.
+/// Makes the next nextval() log again. WAL is ahead of a sequence's page, so that not every value
+/// is logged. An image of the page in WAL undoes that: without a new record, values would be issued
+/// again after a crash.
 ///
 /// # Safety
 /// `page` is the page of a sequence, exclusively locked.
-unsafe fn forget_values_in_wal(page: pg_sys::Page) {
-    // SAFETY: the page holds one tuple, which is never deleted.
+unsafe fn reset_logged_values(page: pg_sys::Page) {
+    // SAFETY: the page contains one tuple, which is never deleted.
     unsafe {
         let item = pg_sys::PageGetItemId(page, pg_sys::FirstOffsetNumber);
         let tuple = pg_sys::PageGetItem(page, item).cast::<pg_sys::HeapTupleHeaderData>();

@@ -1,4 +1,4 @@
-//! What the current user may do. In a transaction: all of this looks into catalogs.
+//! Privileges of the current user. In a transaction: every function reads catalogs.
 
 use std::ffi::CStr;
 
@@ -6,11 +6,11 @@ use pgrx::pg_sys::{self, Oid};
 
 /// True for superusers.
 pub(crate) fn is_superuser() -> bool {
-    // SAFETY: looks at this process's user and their row in pg_authid, in a transaction.
+    // SAFETY: reads this process's user and its row in pg_authid, in a transaction.
     unsafe { pg_sys::superuser() }
 }
 
-/// True for superusers and for members of a role, if there is one of this name.
+/// True for superusers and for members of a role, if a role of this name exists.
 pub(crate) fn has_role(role: &CStr) -> bool {
     // SAFETY: catalog look-ups by name and OID in a transaction; nothing is kept.
     unsafe {
@@ -21,7 +21,7 @@ pub(crate) fn has_role(role: &CStr) -> bool {
     }
 }
 
-/// True for who may read a relation.
+/// True for users that may read a relation.
 pub(crate) fn may_select(relation: Oid) -> bool {
     let select = pg_sys::ACL_SELECT as pg_sys::AclMode;
     // SAFETY: a catalog look-up by OID in a transaction; raises if there is no such relation.

@@ -1,4 +1,4 @@
-//! Facts about the process we run in.
+//! Facts about the current process.
 
 use std::ffi::{CStr, OsStr};
 use std::os::unix::ffi::OsStrExt;
@@ -28,32 +28,32 @@ pub(crate) fn server_binary_directory() -> PathBuf {
     path
 }
 
-/// OID of the database this backend is connected to; 0 in processes that are not.
+/// OID of the database this backend is connected to; 0 in processes without one.
 pub(crate) fn my_database() -> u32 {
     // SAFETY: a plain global of this process.
     unsafe { pg_sys::MyDatabaseId }.to_u32()
 }
 
-/// True in a backend or worker that runs transactions in a database, be it in single-user mode, as
-/// opposed to the startup process, auxiliary processes and the postmaster.
+/// True in a backend or worker that runs transactions in a database, in single-user mode too. False
+/// in the startup process, auxiliary processes and the postmaster.
 pub(crate) fn runs_transactions() -> bool {
-    // SAFETY: plain globals; IsTransactionState looks at this process's transaction state only.
+    // SAFETY: plain globals; IsTransactionState reads this process's transaction state only.
     unsafe { pg_sys::MyDatabaseId != pg_sys::InvalidOid && pg_sys::IsTransactionState() }
 }
 
-/// True in a server that pg_upgrade has started (`postgres -b`).
+/// True in a server started by pg_upgrade (`postgres -b`).
 pub(crate) fn is_binary_upgrade() -> bool {
     // SAFETY: a plain global, set before libraries are loaded.
     unsafe { pg_sys::IsBinaryUpgrade }
 }
 
-/// Which transaction and subtransaction this process is in, told from all others since its start.
+/// Identifies the current transaction and subtransaction; unique within this process.
 pub(crate) fn transaction() -> (u32, u32) {
-    // SAFETY: looks at this process's transaction state, in a transaction.
+    // SAFETY: reads this process's transaction state, in a transaction.
     (compat::local_transaction(), unsafe { pg_sys::GetCurrentSubTransactionId() })
 }
 
-/// True while the script of this extension runs: its tables are there before there is any key.
+/// True while the script of this extension runs, which creates tables before any key exists.
 pub(crate) fn creates_us() -> bool {
     // SAFETY: plain globals of this process, and a catalog look-up in a transaction.
     unsafe {
@@ -63,7 +63,7 @@ pub(crate) fn creates_us() -> bool {
     }
 }
 
-/// Tells pg_stat_activity what this process does; nothing while it is idle.
+/// Reports to pg_stat_activity what this process does; `None` means idle.
 pub(crate) fn show_activity(text: Option<&str>) {
     let text = text.and_then(|text| std::ffi::CString::new(text).ok());
     let (state, text) = match &text {
@@ -74,7 +74,7 @@ pub(crate) fn show_activity(text: Option<&str>) {
     unsafe { pg_sys::pgstat_report_activity(state, text) };
 }
 
-/// The setting `fsync`: without it PostgreSQL asks nobody to sync anything.
+/// The setting `fsync`. If it is off, PostgreSQL syncs nothing.
 pub(crate) fn fsync() -> bool {
     // SAFETY: a plain global of this process.
     unsafe { pg_sys::enableFsync }
@@ -100,25 +100,25 @@ pub(crate) fn has_logging_collector() -> bool {
 
 /// True while this cluster replays WAL (crash recovery or standby).
 pub(crate) fn in_recovery() -> bool {
-    // SAFETY: reads shared state that exists in every process that gets here.
+    // SAFETY: reads shared state that every process that calls this is attached to.
     unsafe { pg_sys::RecoveryInProgress() }
 }
 
-/// True in the process that replays WAL (in single-user mode, the only one), until the data
-/// directory is consistent: pages on disk may be newer than what is replayed. In crash recovery
-/// that is until all WAL is replayed.
+/// True in the process that replays WAL (in single-user mode, the only process) until the data
+/// directory is consistent. Until then pages on disk may be newer than the replayed WAL. In crash
+/// recovery the data directory is consistent when all WAL is replayed.
 pub(crate) fn is_not_consistent_yet() -> bool {
-    // SAFETY: plain globals of this process; false and false in all that do not replay.
+    // SAFETY: plain globals of this process; both false in processes that do not replay WAL.
     unsafe { pg_sys::InRecovery && !pg_sys::reachedConsistency }
 }
 
-/// Ends the statement or the session if someone asked for it. Does nothing in the postmaster, which
-/// has no interrupts of this kind.
+/// Ends the statement or the session if that was requested. Does nothing in the postmaster, which
+/// has no such interrupts.
 pub(crate) fn check_for_interrupts() {
     pgrx::check_for_interrupts!();
 }
 
-/// True if the statement, the session or this worker was told to end, and may.
+/// True if the statement, the session or this worker was told to end, and may end now.
 pub(crate) fn is_told_to_stop() -> bool {
     // SAFETY: plain globals of this process; the flags are set by its signal handlers.
     unsafe {
@@ -129,9 +129,9 @@ pub(crate) fn is_told_to_stop() -> bool {
     }
 }
 
-/// True in processes that work for users: backends, their parallel workers, autovacuum, and
-/// whatever else runs queries on catalogs. Recovery, the checkpointer and other auxiliary processes
-/// work for the cluster.
+/// True in processes that work for users: backends, their parallel workers, autovacuum, and others
+/// that query catalogs. Recovery, the checkpointer and other auxiliary processes work for the
+/// cluster.
 pub(crate) fn serves_users() -> bool {
     use pg_sys::BackendType::*;
     // SAFETY: a plain global of this process.
@@ -140,10 +140,11 @@ pub(crate) fn serves_users() -> bool {
         || compat::is_slot_sync_worker(kind)
 }
 
-/// Has this background worker end on SIGTERM and read its settings anew on SIGHUP, whatever it
-/// waits for; once, at its start.
+/// Makes this background worker end on SIGTERM and reload its settings on SIGHUP, in any wait; call
+/// once, when it starts.
 pub(crate) fn handle_worker_signals() {
-    // SAFETY: handlers of the server itself, for a process with a latch; then signals are let in.
+    // SAFETY: handlers of the server itself, for a process with a latch; then signals are
+    // unblocked.
     unsafe {
         compat::set_signal_handler(libc::SIGTERM, externs::SignalHandlerForShutdownRequest);
         compat::set_signal_handler(libc::SIGHUP, externs::SignalHandlerForConfigReload);
@@ -151,14 +152,14 @@ pub(crate) fn handle_worker_signals() {
     }
 }
 
-/// Waits in a background worker: for `pause`, or until its settings have changed. Ends the process
-/// if it is told to, or if the server is gone.
+/// Waits in a background worker: for `pause`, or until the worker is woken. Reloads changed
+/// settings. Ends the process if that was requested or the postmaster is gone.
 pub(crate) fn wait_in_worker(pause: Duration) {
     sleep(pause);
     // SAFETY: plain globals of this process; configuration is read outside of any transaction.
     unsafe {
         if pg_sys::ShutdownRequestPending != 0 {
-            pg_sys::proc_exit(1); // with 0 it would never be started again
+            pg_sys::proc_exit(1); // after exit code 0 the worker would never be restarted
         }
         if pg_sys::ConfigReloadPending != 0 {
             pg_sys::ConfigReloadPending = 0;
@@ -167,7 +168,7 @@ pub(crate) fn wait_in_worker(pause: Duration) {
     }
 }
 
-/// Sleeps for `pause`, or until somebody wakes this process; ends what it does if it is told to.
+/// Sleeps for `pause`, or until this process is woken. Raises an error if the process is to end.
 pub(crate) fn sleep(pause: Duration) {
     let events = pg_sys::WL_LATCH_SET | pg_sys::WL_TIMEOUT | pg_sys::WL_EXIT_ON_PM_DEATH;
     let timeout = std::ffi::c_long::try_from(pause.as_millis()).unwrap_or(std::ffi::c_long::MAX);
@@ -189,7 +190,7 @@ pub(crate) fn now_us() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_micros() as u64)
 }
 
-/// A moment, in microseconds since 1970, as the server writes it.
+/// A time, in microseconds since 1970, in the server's text format.
 pub(crate) fn timestamp_text(us_since_1970: u64) -> String {
     let seconds = i64::from(pg_sys::POSTGRES_EPOCH_JDATE - pg_sys::UNIX_EPOCH_JDATE)
         * i64::from(pg_sys::SECS_PER_DAY);
@@ -199,62 +200,64 @@ pub(crate) fn timestamp_text(us_since_1970: u64) -> String {
     text.to_string_lossy().into_owned()
 }
 
-/// How the server takes it that data could not be synced (`data_sync_elevel`, fd.c).
+/// The level at which the server reports that data could not be synced (`data_sync_elevel`, fd.c).
 pub(crate) fn level_of_failed_sync() -> pgrx::prelude::PgLogLevel {
     use pgrx::prelude::PgLogLevel;
-    // SAFETY: looks at a setting of the server's and takes a number by value.
+    // SAFETY: reads a setting of the server and takes a number by value.
     let level = unsafe { pg_sys::data_sync_elevel(PgLogLevel::ERROR as i32) };
     if level == PgLogLevel::ERROR as i32 { PgLogLevel::ERROR } else { PgLogLevel::PANIC }
 }
 
-/// Ends whatever transaction an ERROR has left open, and gives back the locks of the session: where
-/// there was no transaction, its abort has not done that.
+/// Ends any transaction that an ERROR has left open, and releases session locks. Outside a
+/// transaction, the server's cleanup after the ERROR has not released them.
 pub(crate) fn abort_transaction() {
-    // SAFETY: outside of any code that belongs to the transaction.
+    // SAFETY: outside any code that belongs to the transaction.
     unsafe { pg_sys::AbortOutOfAnyTransaction() };
     locks::release_session_locks();
 }
 
-/// Makes this background worker a backend of a database, as the bootstrap superuser. If the
-/// database was dropped meanwhile, or DROP DATABASE was interrupted, the worker ends, and nobody is
-/// alarmed by a FATAL in the server log.
-pub(crate) fn connect_to_database_if_there(database: Oid) {
-    // SAFETY: in a background worker that asked for a database connection, once. The hook is this
-    // process's alone, which has one thread.
+/// Connects this background worker to a database, as the bootstrap superuser. If the database was
+/// dropped meanwhile, or DROP DATABASE was interrupted, the worker ends, and no FATAL message is
+/// logged.
+pub(crate) fn connect_to_database_if_exists(database: Oid) {
+    // SAFETY: in a background worker that registered for a database connection, once. The hook
+    // belongs to this process, which has a single thread.
     unsafe {
         let others = pg_sys::emit_log_hook;
-        OTHERS.set(others);
-        pg_sys::emit_log_hook = Some(pass_over_no_database);
+        PREVIOUS_HOOK.set(others);
+        pg_sys::emit_log_hook = Some(suppress_missing_database);
         pg_sys::BackgroundWorkerInitializeConnectionByOid(database, Oid::INVALID, 0);
         pg_sys::emit_log_hook = others;
     }
 }
 
-/// Who else wants to see messages before they are logged.
-static OTHERS: ProcessLocal<pg_sys::emit_log_hook_type> = ProcessLocal::new(None);
+/// The previous `emit_log_hook`.
+static PREVIOUS_HOOK: ProcessLocal<pg_sys::emit_log_hook_type> = ProcessLocal::new(None);
 
-/// `emit_log_hook` (elog.c), which may keep a message out of the log.
-unsafe extern "C-unwind" fn pass_over_no_database(message: *mut pg_sys::ErrorData) {
-    // The same number as ERRCODE_UNDEFINED_DATABASE.
+/// `emit_log_hook` (elog.c): can keep a message out of the log.
+unsafe extern "C-unwind" fn suppress_missing_database(message: *mut pg_sys::ErrorData) {
+    // ERRCODE_UNDEFINED_DATABASE is the same number.
     let no_database = PgSqlErrorCode::ERRCODE_INVALID_CATALOG_NAME as i32;
-    // An invalid database, or one that lets nobody in any more (CheckMyDatabase, postinit.c).
+    // An invalid database, or one that accepts no connections any more (CheckMyDatabase,
+    // postinit.c).
     let not_now = PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE as i32;
-    // SAFETY: the message that is being reported, and another library's hook, called as the server
-    // would.
+    // SAFETY: the message that is being reported, and the previous hook, called as the server would
+    // call it.
     unsafe {
         if [no_database, not_now].contains(&(*message).sqlerrcode) {
             (*message).output_to_server = false;
-        } else if let Some(hook) = OTHERS.get() {
+        } else if let Some(hook) = PREVIOUS_HOOK.get() {
             hook(message);
         }
     }
 }
 
-/// Has the kernel begin early to bring to disk what this background worker writes, as it does for
-/// the checkpointer: so that it is not all left for the sync at the end, which others would feel.
-pub(crate) fn write_back_soon() {
+/// Makes the kernel write back early what this background worker writes, as it does for the
+/// checkpointer. Otherwise the sync at the end would write everything at once and slow down other
+/// processes.
+pub(crate) fn write_back_early() {
     const HALF_A_MEGABYTE: &std::ffi::CStr = c"64";
-    // SAFETY: a setting of the server, with a value that it takes; both texts are constants.
+    // SAFETY: a setting of the server, with a valid value; both texts are constants.
     unsafe {
         pg_sys::SetConfigOption(
             c"backend_flush_after".as_ptr(),
@@ -265,9 +268,9 @@ pub(crate) fn write_back_soon() {
     }
 }
 
-/// Makes this background worker a backend that sees shared catalogs only.
+/// Connects this background worker to shared catalogs only.
 pub(crate) fn connect_without_database() {
-    // SAFETY: in a background worker that asked for a database connection, once.
+    // SAFETY: in a background worker that registered for a database connection, once.
     unsafe {
         pg_sys::BackgroundWorkerUnblockSignals();
         pg_sys::BackgroundWorkerInitializeConnection(std::ptr::null(), std::ptr::null(), 0);
@@ -287,28 +290,28 @@ pub(crate) fn data_checksums() -> bool {
     unsafe { externs::DataChecksumsEnabled() }
 }
 
-/// True in the process that replays WAL, and in a server that is a single process.
+/// True in the process that replays WAL, and in single-user mode.
 #[inline]
 pub(crate) fn is_startup_process() -> bool {
     // SAFETY: plain globals of this process.
     unsafe { pg_sys::MyBackendType == pg_sys::BackendType::B_STARTUP || !pg_sys::IsUnderPostmaster }
 }
 
-/// In the startup process: true while it replays WAL of an archive or of another server, on a
-/// standby and in a restore; not in crash recovery.
+/// In the startup process: true during archive recovery, that is, on a standby and in a restore;
+/// false in crash recovery.
 pub(crate) fn replays_foreign_wal() -> bool {
     // SAFETY: a plain global of this process.
     unsafe { pg_sys::InArchiveRecovery }
 }
 
-/// In the startup process: waits for this time, or until `done`, and does meanwhile what recovery
-/// does where it is paused (`recoveryPausesHere`, xlogrecovery.c): it ends with the server, reads
-/// settings, lets barriers pass.
+/// In the startup process: waits for `time`, or until `done`. Meanwhile does what paused recovery
+/// does (`recoveryPausesHere`, xlogrecovery.c): it ends with the server, reloads settings, and
+/// processes barriers.
 pub(crate) fn wait_in_recovery(time: Duration, done: impl Fn() -> bool) {
     let end = Instant::now() + time;
     while !done() && Instant::now() < end {
-        // SAFETY: a signal ends the sleep early. Nothing here or in our callers minds that the
-        // process exits; an ERROR is FATAL in it.
+        // SAFETY: a signal ends the sleep early. The process may exit here: neither this function
+        // nor its callers hold anything that needs a destructor; an ERROR is FATAL in this process.
         unsafe {
             pg_sys::pg_usleep(200_000);
             compat::process_startup_interrupts();
@@ -316,14 +319,14 @@ pub(crate) fn wait_in_recovery(time: Duration, done: impl Fn() -> bool) {
     }
 }
 
-/// True in the process that writes WAL which another server sends.
+/// True in the process that writes WAL received from another server.
 #[inline]
 pub(crate) fn is_wal_receiver() -> bool {
     // SAFETY: a plain global of this process.
     unsafe { pg_sys::MyBackendType == pg_sys::BackendType::B_WAL_RECEIVER }
 }
 
-/// True in a WAL sender that carries out BASE_BACKUP: it sends files as they are.
+/// True in a WAL sender that runs BASE_BACKUP: it must send files as they are on disk.
 #[inline]
 pub(crate) fn sends_base_backup() -> bool {
     // SAFETY: plain globals of this process; the state is written by this process only.
@@ -334,19 +337,19 @@ pub(crate) fn sends_base_backup() -> bool {
     }
 }
 
-/// Bytes of a WAL segment.
+/// Size of a WAL segment in bytes.
 #[inline]
 pub(crate) fn wal_segment_size() -> u64 {
     // SAFETY: a plain global, set from pg_control before any segment is opened.
     unsafe { pg_sys::wal_segment_size as u64 }
 }
 
-/// Where recovery would begin to read WAL (`checkPointCopy.redo` of pg_control);
-/// [`Lsn::INVALID`] if that is not known.
+/// Address at which recovery would begin to read WAL (`checkPointCopy.redo` of pg_control);
+/// [`Lsn::INVALID`] if it is unknown.
 pub(crate) fn redo_start() -> Lsn {
     let mut crc_ok = false;
-    // SAFETY: reads pg_control in the data directory; the result is palloc'd, and whole if there
-    // is one.
+    // SAFETY: reads pg_control in the data directory; the result is null or a whole palloc'd
+    // structure.
     unsafe {
         let control = pg_sys::get_controlfile(pg_sys::DataDir, &raw mut crc_ok);
         let is_known = !control.is_null() && crc_ok;
@@ -354,20 +357,20 @@ pub(crate) fn redo_start() -> Lsn {
     }
 }
 
-/// True if pg_control says that the cluster was not shut down cleanly, or is a standby's.
+/// True if pg_control says that the cluster was not shut down cleanly, or that it is a standby.
 pub(crate) fn was_not_shut_down() -> bool {
     use pg_sys::DBState::*;
-    // A damaged file is the server's to report; assume the worst meanwhile.
+    // The server itself reports a damaged file; until then assume the worst.
     control_state().is_none_or(|state| !matches!(state, DB_SHUTDOWNED | DB_SHUTDOWNED_IN_RECOVERY))
 }
 
-/// True if the server replays WAL before anything else: after a crash, and on a standby also after
-/// a clean shutdown, which need not have written a restart point.
+/// True if the server replays WAL before it accepts sessions: after a crash, and on a standby also
+/// after a clean shutdown, which need not have written a restart point.
 pub(crate) fn replays_wal() -> bool {
     control_state() != Some(pg_sys::DBState::DB_SHUTDOWNED)
 }
 
-/// What pg_control says of how the server ended; `None` if it is damaged.
+/// The state of the cluster in pg_control; `None` if the file is damaged.
 fn control_state() -> Option<pg_sys::DBState::Type> {
     let mut crc_ok = false;
     // SAFETY: reads pg_control in the data directory; the result is palloc'd and not null.

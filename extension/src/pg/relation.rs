@@ -1,4 +1,4 @@
-//! What the catalogs and the relation cache say about a relation.
+//! Facts about relations, from the catalogs and the relation cache.
 
 pub(crate) use pagevault_core::policy::RelationKind;
 use pagevault_core::policy::relation::SHARED;
@@ -10,7 +10,7 @@ use super::report::{Report, Result};
 use super::text::ServerText;
 use super::{catalog, compat, externs, process, survey};
 
-/// Facts about a relation, copied out of its relation cache entry.
+/// Facts about a relation, copied from its relation cache entry.
 #[derive(Clone)]
 pub(crate) struct Facts {
     pub(crate) oid: Oid,
@@ -21,17 +21,17 @@ pub(crate) struct Facts {
     /// Its file, for kinds with storage.
     pub(crate) file: RelFile,
     pub(crate) toast: Option<Oid>,
-    /// Made by the user, not by initdb and not by this extension.
+    /// Created by a user, not by initdb or this extension.
     pub(crate) user_made: bool,
     pub(crate) schema: Oid,
-    /// Never 0: the database's own where the catalog names none.
+    /// Never 0: the database's default tablespace if the catalog contains 0.
     pub(crate) tablespace: Oid,
     /// A partition of [`partition_parent`].
     pub(crate) is_partition: bool,
-    /// What a transient relation will replace: VACUUM FULL, CLUSTER, REFRESH and rewriting ALTER
-    /// TABLE fill one (make_new_heap in cluster.c). Users cannot make any.
+    /// The relation that this transient relation will replace. VACUUM FULL, CLUSTER, REFRESH and
+    /// rewriting ALTER TABLE fill one (make_new_heap in cluster.c). Users cannot create any.
     pub(crate) rewrites: Option<Oid>,
-    /// The table of an index, unless the index was made by the current command.
+    /// The table of an index; `None` if the current command has created the index.
     pub(crate) indexed_table: Option<Oid>,
 }
 
@@ -41,21 +41,21 @@ impl Facts {
         self.kind.has_storage() && !self.temporary
     }
 
-    /// True if it belongs to the cluster, not to a database.
+    /// True for shared catalogs.
     pub(crate) fn is_shared(&self) -> bool {
         self.file.database == SHARED
     }
 }
 
-/// Facts about a relation from the relation cache, without taking a lock; `None` if it does not
-/// exist. Works for a relation whose catalog rows are not visible yet. During a [`survey`] from
-/// there.
+/// Facts about a relation from the relation cache, without a lock; `None` if it does not exist.
+/// Works for a relation whose catalog rows are not visible yet. While a [`survey`] exists, from the
+/// survey.
 pub(crate) fn facts(oid: Oid) -> Option<Facts> {
     if let Some(known) = survey::known(oid) {
         return Some(known);
     }
     // SAFETY: RelationIdGetRelation returns a counted reference or null; facts are copied before
-    // the reference is given back.
+    // the reference is released.
     unsafe {
         let relation = pg_sys::RelationIdGetRelation(oid);
         if relation.is_null() {
@@ -83,9 +83,9 @@ pub(crate) fn with_partitions(oid: Oid) -> Vec<Facts> {
     oids.into_iter().filter_map(facts).collect()
 }
 
-/// A relation and all that inherit from it, as partitions or otherwise; only those, if any.
+/// A relation and all its descendants by inheritance, partitions included. Empty if it has none.
 pub(crate) fn inheritors(oid: Oid) -> Vec<Oid> {
-    // SAFETY: a counted reference, given back after use; then a catalog look-up, whose list is a
+    // SAFETY: a counted reference, released after use; then a catalog look-up, whose list is a
     // palloc'd copy.
     unsafe {
         let relation = pg_sys::RelationIdGetRelation(oid);
@@ -104,9 +104,9 @@ pub(crate) fn inheritors(oid: Oid) -> Vec<Oid> {
     }
 }
 
-/// The partitioned table of a partition, even of one made by the current command.
+/// The partitioned table of a partition, even of one created by the current command.
 pub(crate) fn partition_parent(partition: Oid) -> Option<Oid> {
-    // SAFETY: rows of pg_inherits begin as Inherits says.
+    // SAFETY: rows of pg_inherits begin like Inherits.
     let read = |row: *mut pg_sys::HeapTupleData| unsafe {
         (*pg_sys::GETSTRUCT(row).cast::<Inherits>()).parent
     };
@@ -115,14 +115,14 @@ pub(crate) fn partition_parent(partition: Oid) -> Option<Oid> {
 
 /// All tables that a table inherits from, as a partition or otherwise.
 pub(crate) fn parents(child: Oid) -> Vec<Oid> {
-    // SAFETY: rows of pg_inherits begin as Inherits says.
+    // SAFETY: rows of pg_inherits begin like Inherits.
     let read = |row: *mut pg_sys::HeapTupleData| unsafe {
         (*pg_sys::GETSTRUCT(row).cast::<Inherits>()).parent
     };
     catalog::rows_of(INHERITS, INHERITS_BY_CHILD, (catalog::FIRST_COLUMN, child), read)
 }
 
-/// `InheritsRelationId`: pg_inherits, and `InheritsRelidSeqnoIndexId`, its index on the child. Not
+/// `InheritsRelationId` (pg_inherits) and `InheritsRelidSeqnoIndexId` (its index on the child). Not
 /// among pgrx's bindings.
 pub(crate) const INHERITS: Oid = Oid::from_u32(2611);
 const INHERITS_BY_CHILD: Oid = Oid::from_u32(2680);
@@ -139,9 +139,10 @@ pub(crate) fn is_empty(oid: Oid) -> bool {
     main_fork_blocks(oid) == Some(0)
 }
 
-/// True if the relation got its file in the current transaction, so that others do not see it yet.
+/// True if the relation got its file in the current transaction, so that other sessions do not see
+/// the file yet.
 pub(crate) fn is_new_here(oid: Oid) -> bool {
-    // SAFETY: a counted reference, given back after use.
+    // SAFETY: a counted reference, released after use.
     unsafe {
         let relation = pg_sys::RelationIdGetRelation(oid);
         if relation.is_null() {
@@ -159,7 +160,7 @@ pub(crate) fn blocks(oid: Oid) -> u32 {
 }
 
 fn main_fork_blocks(oid: Oid) -> Option<u32> {
-    // SAFETY: a counted reference, given back after use.
+    // SAFETY: a counted reference, released after use.
     unsafe {
         let relation = pg_sys::RelationIdGetRelation(oid);
         if relation.is_null() {
@@ -174,7 +175,7 @@ fn main_fork_blocks(oid: Oid) -> Option<u32> {
 
 /// OIDs of all relations in `pg_class`.
 pub(crate) fn all() -> Vec<Oid> {
-    // SAFETY: rows of pg_class have this structure, and the scan holds them while they are read.
+    // SAFETY: rows of pg_class have this structure, and stay valid while the scan calls this.
     catalog::scan(pg_sys::RelationRelationId, |row| unsafe {
         Some((*pg_sys::GETSTRUCT(row).cast::<pg_sys::FormData_pg_class>()).oid)
     })
@@ -182,11 +183,11 @@ pub(crate) fn all() -> Vec<Oid> {
 
 /// Makes the changes of the current command visible; between commands of a transaction.
 pub(crate) fn make_command_visible() {
-    // SAFETY: in a transaction, between two commands, which our callers see to.
+    // SAFETY: in a transaction, between two commands, as our callers guarantee.
     unsafe { pg_sys::CommandCounterIncrement() }
 }
 
-/// As [`facts`], after making the changes of the current command visible.
+/// Like [`facts`], after making the changes of the current command visible.
 pub(crate) fn facts_after_command(oid: Oid) -> Option<Facts> {
     make_command_visible();
     // SAFETY: between commands of a transaction; a dropped relation has no pg_class row any more.
@@ -202,7 +203,7 @@ pub(crate) fn facts_after_command(oid: Oid) -> Option<Facts> {
     if exists { facts(oid) } else { None }
 }
 
-/// The table that a sequence belongs to, by OWNED BY or as an identity column's.
+/// The table that owns a sequence, by OWNED BY or an identity column.
 pub(crate) fn owner_of_sequence(sequence: Oid) -> Option<Oid> {
     let (mut table, mut column) = (Oid::INVALID, 0);
     // SAFETY: catalog look-ups; both results are written before true is returned.
@@ -246,8 +247,8 @@ unsafe fn facts_of(relation: pg_sys::Relation) -> Facts {
     }
 }
 
-/// True for a table of this extension. Its schema can hold others'; and where the extension is not
-/// installed, a schema of that name is anyone's.
+/// True for a table of this extension. Its schema may contain tables of others; and if the
+/// extension is not installed, any user may own a schema of that name.
 pub(super) fn is_ours(schema: Oid, table: Oid) -> bool {
     // SAFETY: catalog look-ups in a transaction.
     unsafe {
@@ -267,56 +268,57 @@ pub(crate) fn is_our_schema(schema: Oid) -> bool {
     }
 }
 
-/// The table of an index, even of one made by the current command.
+/// The table of an index, even of one created by the current command.
 pub(crate) fn table_of_index(index: Oid) -> Option<Oid> {
-    // SAFETY: rows of pg_index have this structure, and the look-up holds them while they are read.
+    // SAFETY: rows of pg_index have this structure, and stay valid while find_row() calls this.
     let read = |row: *mut pg_sys::HeapTupleData| unsafe {
         (*pg_sys::GETSTRUCT(row).cast::<pg_sys::FormData_pg_index>()).indrelid
     };
     catalog::find_row(pg_sys::IndexRelationId, pg_sys::IndexRelidIndexId.into(), index, read)
 }
 
-/// The indexes of a table. Also those that are dead: who drops one concurrently, or replaces it
-/// so, and is interrupted, leaves it with all that is in it (`index_concurrently_set_dead`,
-/// index.c), and `RelationGetIndexList` (relcache.c) passes over it.
+/// The indexes of a table, including dead ones. An interrupted DROP INDEX CONCURRENTLY or REINDEX
+/// CONCURRENTLY leaves a dead index with all its data (`index_concurrently_set_dead`, index.c), and
+/// `RelationGetIndexList` (relcache.c) skips it.
 fn indexes_of(table: Oid) -> Vec<Oid> {
     // `IndexIndrelidIndexId`, not among pgrx's bindings, and `Anum_pg_index_indrelid`.
     const BY_TABLE: Oid = Oid::from_u32(2678);
     const TABLE: pg_sys::AttrNumber = 2;
-    // SAFETY: rows_of() hands over rows of the catalog that is named here, pg_index, while it has
-    // them; all of its columns but the last few are there in every row.
+    // SAFETY: rows_of() passes valid rows of the catalog named here, pg_index; all columns but the
+    // last few are in every row.
     let read = |row: *mut pg_sys::HeapTupleData| unsafe {
         (*pg_sys::GETSTRUCT(row).cast::<pg_sys::FormData_pg_index>()).indexrelid
     };
     catalog::rows_of(pg_sys::IndexRelationId, BY_TABLE, (TABLE, table), read)
 }
 
-/// A relation together with everything that follows it: its indexes, TOAST table with index, owned
-/// sequences. Opened with `lock`, which is held until the end of the transaction. Raises if the
-/// relation is gone.
+/// A relation and all relations that follow it: indexes, TOAST table with index, owned sequences.
+/// Each is locked with `lock` until the end of the transaction. Raises an error if the relation is
+/// gone.
 pub(crate) fn family(oid: Oid, lock: pg_sys::LOCKMODE) -> Vec<Facts> {
     self::lock(oid, lock);
     let mut members = Vec::new();
     collect_family(oid, Some(lock), &mut members);
-    // SAFETY: the lock was taken twice, and who gives it back, by `unlock`, does so once.
+    // SAFETY: the lock was taken twice, but `unlock` releases it once.
     unsafe { pg_sys::UnlockRelationOid(oid, lock) };
     members
 }
 
-/// As [`family`], without locks, as far as it exists.
+/// Like [`family`], without locks; relations that are gone are left out.
 pub(crate) fn family_as_it_is(oid: Oid) -> Vec<Facts> {
     let mut members = Vec::new();
     collect_family(oid, None, &mut members);
     members
 }
 
-/// Takes notice of what others have committed, as a lock would.
+/// Processes invalidations, so that changes committed by other sessions are seen, as taking a lock
+/// does.
 pub(crate) fn hear_of_changes() {
-    // SAFETY: in a transaction, with no reference to a relation that is not counted.
+    // SAFETY: in a transaction, with no uncounted reference to a relation.
     unsafe { pg_sys::AcceptInvalidationMessages() };
 }
 
-/// Gives back the locks of [`family`] before the transaction ends.
+/// Releases the locks of [`family`] before the transaction ends.
 pub(crate) fn unlock(members: &[Facts], lock: pg_sys::LOCKMODE) {
     for member in members {
         // SAFETY: a lock that family() took.
@@ -351,12 +353,12 @@ fn collect_family(oid: Oid, lock: Option<pg_sys::LOCKMODE>, members: &mut Vec<Fa
     };
     let toast = facts.toast;
     members.push(facts);
-    for follower in indexes.into_iter().chain(toast).chain(sequences) {
-        collect_family(follower, lock, members);
+    for dependent in indexes.into_iter().chain(toast).chain(sequences) {
+        collect_family(dependent, lock, members);
     }
 }
 
-/// True for what does not go along with another relation: not for indexes, TOAST tables, owned
+/// True for relations that do not follow another one. False for indexes, TOAST tables, owned
 /// sequences.
 pub(crate) fn leads(facts: &Facts) -> bool {
     match facts.kind {
@@ -375,9 +377,9 @@ unsafe fn oids(list: *mut pg_sys::List) -> Vec<Oid> {
     unsafe { PgList::<Oid>::from_pg(list) }.iter_oid().collect()
 }
 
-/// Locks a relation until the end of the transaction; raises if it is gone.
+/// Locks a relation until the end of the transaction; raises an error if it is gone.
 pub(crate) fn lock(oid: Oid, mode: pg_sys::LOCKMODE) {
-    // SAFETY: opens and closes, and keeps the lock.
+    // SAFETY: opens and closes the relation, and keeps the lock.
     unsafe {
         pg_sys::relation_close(
             pg_sys::relation_open(oid, mode),
@@ -386,17 +388,17 @@ pub(crate) fn lock(oid: Oid, mode: pg_sys::LOCKMODE) {
     }
 }
 
-/// As [`lock`], without waiting; false if somebody else has a lock that is in the way. The relation
+/// Like [`lock`], without waiting; false if another session has a conflicting lock. The relation
 /// may be gone.
 pub(crate) fn try_lock(oid: Oid, mode: pg_sys::LOCKMODE) -> bool {
-    // SAFETY: a lock on a name, held until the end of the transaction.
+    // SAFETY: a lock on an OID, held until the end of the transaction.
     unsafe { pg_sys::ConditionalLockRelationOid(oid, mode) }
 }
 
-/// The relation's name with its schema's, as SQL would write it: bytes, for SQL.
+/// The relation's name with its schema's, quoted for SQL, in the server's encoding.
 pub(crate) fn sql_name(facts: &Facts) -> ServerText {
     // SAFETY: get_namespace_name returns null or a palloc'd copy; quote_qualified_identifier copies
-    // both, and leaves out a schema that is null.
+    // both, and omits a null schema.
     unsafe {
         let namespace = pg_sys::get_namespace_name(facts.schema);
         let name = facts.name.as_c_str().as_ptr();
@@ -404,16 +406,16 @@ pub(crate) fn sql_name(facts: &Facts) -> ServerText {
     }
 }
 
-/// As [`sql_name`], for messages: not for SQL, nor for a look-up.
+/// Like [`sql_name`], for messages; not for SQL or look-ups.
 pub(crate) fn quoted_name(facts: &Facts) -> String {
     sql_name(facts).to_string()
 }
 
-/// As [`quoted_name`], of a relation that is locked for the moment of reading the names, and must
-/// be there.
+/// Like [`quoted_name`], for a relation that is locked while its name is read. It must exist.
 pub(crate) fn qualified_name(oid: Oid) -> String {
     let mode = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
-    // SAFETY: raises if the relation is gone; the lock is given back when the names are copied.
+    // SAFETY: raises an error if the relation is gone; the lock is released when the name is
+    // copied.
     unsafe {
         let relation = pg_sys::relation_open(oid, mode);
         let name = quoted_name(&facts_of(relation));
@@ -422,21 +424,21 @@ pub(crate) fn qualified_name(oid: Oid) -> String {
     }
 }
 
-/// What SECURITY LABEL calls relations of this kind.
+/// The keyword of SECURITY LABEL for relations of this kind.
 pub(crate) fn label_keyword(kind: RelationKind) -> &'static str {
     match kind {
         RelationKind::MaterializedView => "MATERIALIZED VIEW",
         RelationKind::Sequence => "SEQUENCE",
-        _ => "TABLE", // the server refuses what is not one, in its own words
+        _ => "TABLE", // for other kinds the server raises its own error
     }
 }
 
-/// True if the current user owns the relation, as a superuser or as a member of its owner as well.
+/// True if the current user owns the relation; also true for superusers and members of the owner.
 pub(crate) fn is_owned_by_caller(oid: Oid) -> bool {
     compat::owns_relation(oid)
 }
 
-/// Facts about a relation; an OID that belongs to none is an error.
+/// Facts about a relation; an error if no relation has this OID.
 pub(crate) fn require(oid: Oid) -> Result<Facts> {
     facts(oid).ok_or_else(|| {
         Report::new(

@@ -1,4 +1,4 @@
-//! Relation files as the file system has them.
+//! Relation files in the file system.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -11,17 +11,16 @@ use pgrx::pg_sys::ForkNumber;
 use super::compat::relation_path;
 use super::report::{Report, Result};
 
-/// False if a file is gone: keys of dropped relations are kept, and need not come along. One that
-/// cannot be looked for may be there.
+/// False if the file does not exist: keys of dropped relations are kept, but need not be copied.
+/// True if that cannot be determined.
 pub(crate) fn may_exist(file: RelFile) -> bool {
     exists(file).unwrap_or(true)
 }
 
-/// Whether there is such a file.
+/// Whether the file exists.
 ///
 /// # Errors
-/// When that cannot be seen: a directory may not be entered, a disk or a server of files does not
-/// answer.
+/// If that cannot be determined, e.g. without permission for a directory, or after an I/O error.
 pub(crate) fn exists(file: RelFile) -> Result<bool> {
     let path = relation_path(file, ForkNumber::MAIN_FORKNUM);
     Path::new(&path).try_exists().map_err(|error| {
@@ -33,8 +32,8 @@ pub(crate) fn exists(file: RelFile) -> Result<bool> {
     })
 }
 
-/// Has the kernel read a part of a file early.
+/// Makes the kernel read a part of a file ahead.
 pub(crate) fn will_be_read(file: &File, offset: i64, length: i64) {
-    // SAFETY: advice about a descriptor that is open; whatever it answers changes nothing.
+    // SAFETY: advice about an open descriptor; its result has no effect on us.
     unsafe { libc::posix_fadvise(file.as_raw_fd(), offset, length, libc::POSIX_FADV_WILLNEED) };
 }

@@ -1,18 +1,19 @@
-//! What deleted rows leave in the pages of a heap, and clearing it.
+//! What deleted rows leave in heap pages, and clearing it.
 //!
-//! PostgreSQL overwrites none of it. A deleted row stays until nobody's snapshot can see it any
-//! more; pruning and VACUUM then only move others together (`compactify_tuples`, bufpage.c), so
-//! that its bytes lie between `pd_lower` and `pd_upper`, and up to seven of them behind a row that
+//! PostgreSQL does not overwrite it. A deleted row stays until no snapshot can see it. Pruning and
+//! VACUUM then only move the other rows together (`compactify_tuples`, bufpage.c). So the bytes of
+//! the deleted row stay between `pd_lower` and `pd_upper`, and up to seven of them after a row that
 //! does not end at a multiple of eight.
 //!
-//! Here rows that were deleted lose their values at once, whoever's snapshot may still see them:
-//! such a row has its columns of fixed width, and no others, as if the others had been added to the
-//! table later. It stays in its place, so indexes, update chains and VACUUM find what they expect.
-//! All bytes of the page that nobody uses are zero afterwards.
+//! Here deleted rows lose their values at once, even if a snapshot can still see them. Such a row
+//! keeps its fixed-width columns only, as if the others had been added to the table later. It stays
+//! at its place, so indexes, update chains and VACUUM find what they expect. Afterwards all unused
+//! bytes of the page are zero.
 //!
-//! Not so rows that are deleted meanwhile ([`Before`]): who has just found such a row, and fetches
-//! a long value of it from the TOAST table, has its page pinned no more than until then. Of rows
-//! that were deleted before, the references to long values are gone before these are.
+//! Rows that are deleted while clearing runs keep their values ([`Before`]). A session that has
+//! just found such a row, and fetches a long value of it from the TOAST table, no longer pins its
+//! page. For rows deleted earlier, the references to long values are removed before the long values
+//! themselves.
 
 use pagevault_cipher::{PAGE_SIZE, Page};
 use pgrx::pg_sys::{self, ForkNumber, HTSV_Result};
@@ -21,28 +22,29 @@ use super::buffers::AlignedPage;
 use super::pages::{Held, Ring};
 use super::{compat, critical, wal};
 
-/// What stays of a deleted row.
+/// What is kept of a deleted row.
 #[derive(Clone, Copy)]
 pub(crate) enum Kept {
-    /// So many columns. The first so many bytes of them stay as they are, where none is NULL; the
-    /// others are zero.
+    /// The first `count` columns. If none of them is NULL, the first `bytes` bytes are kept; all
+    /// other bytes are zeroed.
     Columns { count: u16, bytes: usize },
-    /// Of a row of a TOAST table: the length of its part of the value, all of which is zero. Who
-    /// still looks for the value must find one.
+    /// For a row of a TOAST table: the length of its chunk. The chunk itself is zeroed. A session
+    /// that still reads the value must find a chunk of the right length.
     Lengths,
 }
 
-/// Transactions that had ended by a moment.
+/// The transactions that had ended at a certain moment.
 pub(crate) struct Before(pg_sys::Snapshot);
 
 impl Before {
     pub(crate) fn now() -> Before {
-        // SAFETY: in a transaction; registered until it is dropped, or by the server's abort.
+        // SAFETY: in a transaction; registered until this value is dropped, or until the server
+        // aborts the transaction.
         unsafe { Before(pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot())) }
     }
 
     fn has_ended(&self, transaction: pg_sys::TransactionId) -> bool {
-        // SAFETY: `now` has registered the snapshot, so it is kept until this is dropped.
+        // SAFETY: `now` has registered the snapshot, so it is valid until this value is dropped.
         unsafe { !pg_sys::XidInMVCCSnapshot(transaction, self.0) }
     }
 }
@@ -50,14 +52,14 @@ impl Before {
 impl Drop for Before {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            return; // an ERROR is on its way; its abort forgets the snapshot
+            return; // an ERROR is under way; its abort releases the snapshot
         }
         // SAFETY: `now` has registered it once, in this transaction.
         unsafe { pg_sys::UnregisterSnapshot(self.0) }
     }
 }
 
-/// A row in a page: from where to where.
+/// Position of a row in a page.
 #[derive(Clone, Copy)]
 struct Row {
     start: usize,
@@ -66,13 +68,13 @@ struct Row {
 }
 
 impl Held {
-    /// Clears a page of the main fork. `wait` is called while others read the page, and says
-    /// whether to go on waiting: a deleted row that somebody may be reading just now keeps its
-    /// values. Returns how many do. `log_always`: with an image in WAL also if there is nothing to
-    /// be cleared.
+    /// Clears a page of the main fork. `wait` is called while other processes have the page pinned,
+    /// and returns whether to go on waiting. A deleted row that another process may be reading
+    /// keeps its values. Returns the number of such rows. With `log_always`, logs an image of the
+    /// page in WAL even if nothing was cleared.
     ///
     /// # Errors
-    /// Raises what reading a page may raise.
+    /// Raises errors of reading a page.
     pub(crate) fn clear_page(
         &self,
         block: u32,
@@ -84,8 +86,8 @@ impl Held {
     ) -> u32 {
         let relation = self.relation();
         let mut copy = AlignedPage([0; PAGE_SIZE]);
-        // SAFETY: open and locked, so that the block stays; the buffer is locked exclusively from
-        // `lock` on, and what is written to it is a whole page.
+        // SAFETY: the relation is open and locked, so the block stays; the buffer is exclusively
+        // locked after `lock`, and a whole page is written to it.
         unsafe {
             let main = ForkNumber::MAIN_FORKNUM;
             let mode = pg_sys::ReadBufferMode::RBM_NORMAL;
@@ -107,13 +109,13 @@ impl Held {
     }
 }
 
-/// Locks a buffer exclusively; true if nobody else has it pinned. Others may look at rows while
-/// they have a page pinned only.
+/// Locks a buffer exclusively; true if no other process has it pinned. A process may look at rows
+/// while it only has the page pinned.
 ///
 /// # Safety
 /// The buffer is pinned, once.
 unsafe fn lock(buffer: pg_sys::Buffer, mut wait: impl FnMut() -> bool) -> bool {
-    // SAFETY: the caller has pinned the buffer, and does not hold its lock yet.
+    // SAFETY: the caller has pinned the buffer, and does not hold its lock.
     unsafe {
         loop {
             if pg_sys::ConditionalLockBufferForCleanup(buffer) {
@@ -127,13 +129,13 @@ unsafe fn lock(buffer: pg_sys::Buffer, mut wait: impl FnMut() -> bool) -> bool {
     }
 }
 
-/// The rows of a page. Deleted are those that a transaction has deleted or replaced that was
-/// committed before, and those of one that was rolled back (`HeapTupleSatisfiesVacuumHorizon`,
-/// heapam_visibility.c). What row pointers do not point to as they should
-/// (`PageRepairFragmentation`, bufpage.c) is nobody's.
+/// The rows of a page. Deleted rows are those that were deleted or replaced by a transaction that
+/// had committed by `before`, and those of transactions that were rolled back
+/// (`HeapTupleSatisfiesVacuumHorizon`, heapam_visibility.c). Invalid line pointers (as checked in
+/// `PageRepairFragmentation`, bufpage.c) are ignored.
 ///
 /// # Safety
-/// The buffer of this block, and its page, exclusively locked.
+/// `buffer` and `page` are those of this block, exclusively locked.
 unsafe fn rows(
     relation: pg_sys::Relation,
     buffer: pg_sys::Buffer,
@@ -142,7 +144,7 @@ unsafe fn rows(
     before: &Before,
 ) -> Vec<Row> {
     const NORMAL: u32 = 1; // LP_NORMAL
-    // SAFETY: the caller has the page locked; row pointers stand between the header and pd_lower,
+    // SAFETY: the caller has locked the page; line pointers are between the header and pd_lower,
     // and point into the page (checked).
     unsafe {
         let header = &*page.cast::<pg_sys::PageHeaderData>();
@@ -181,12 +183,12 @@ unsafe fn rows(
     }
 }
 
-/// Puts a page in the place of one in a buffer, with an image in WAL.
+/// Replaces the page in a buffer, and logs an image in WAL.
 ///
 /// # Safety
-/// The buffer of that page, exclusively locked.
+/// `page` is the page in `buffer`, which is exclusively locked.
 unsafe fn replace(buffer: pg_sys::Buffer, page: *mut Page, new: &Page) {
-    // SAFETY: the caller has the buffer locked. Nothing of ours can fail in the critical section.
+    // SAFETY: the caller has locked the buffer. Our code in the critical section cannot fail.
     critical::section(|| unsafe {
         *page = *new;
         pg_sys::MarkBufferDirty(buffer);
@@ -197,10 +199,10 @@ unsafe fn replace(buffer: pg_sys::Buffer, page: *mut Page, new: &Page) {
     });
 }
 
-/// Redo of [`wal::insert_page`]: the page is restored when nobody reads it, as it was cleared.
+/// Redo of [`wal::insert_page`]: restores the page under a cleanup lock, as it was cleared.
 ///
 /// # Safety
-/// `record` is such a record, under replay.
+/// `record` is such a record, being replayed.
 pub(crate) unsafe fn redo(record: *mut pg_sys::XLogReaderState) {
     // SAFETY: the caller's record has an image of its block 0, so the buffer is valid and locked.
     unsafe {
@@ -218,22 +220,22 @@ const ITEM: usize = 4;
 const ROW_HEADER: usize = 23;
 const ALIGN: usize = 8;
 
-/// Offsets in the header of a row (htup_details.h).
+/// Offsets in a row header (htup_details.h).
 const INFOMASK2: usize = 18;
 const INFOMASK: usize = 20;
 const HOFF: usize = 22;
 
-/// Clears what is deleted, if nobody else looks at the page (`is_alone`), and what nobody uses.
-/// Returns how many deleted rows keep values.
+/// Clears deleted rows, if no other process uses the page (`is_alone`), and all unused bytes.
+/// Returns the number of deleted rows that keep values.
 fn clear(page: &mut Page, rows: &[Row], kept: Kept, is_alone: bool) -> u32 {
     let mut left = 0;
     for row in rows.iter().filter(|row| row.is_deleted) {
         let row = &mut page[row.start..row.end];
         if is_alone {
-            left += u32::from(!empty(row, kept));
+            left += u32::from(!clear_values(row, kept));
         } else {
             let mut emptied = row.to_vec();
-            left += u32::from(!empty(&mut emptied, kept) || emptied != row);
+            left += u32::from(!clear_values(&mut emptied, kept) || emptied != row);
         }
     }
     let field = |at: usize| usize::from(u16::from_le_bytes([page[at], page[at + 1]]));
@@ -250,8 +252,8 @@ fn clear(page: &mut Page, rows: &[Row], kept: Kept, is_alone: bool) -> u32 {
     left
 }
 
-/// Takes the values from a row. False if it is not as rows are.
-fn empty(row: &mut [u8], kept: Kept) -> bool {
+/// Clears the values of a row. False if the row is malformed.
+fn clear_values(row: &mut [u8], kept: Kept) -> bool {
     let has_null =
         u16::from_le_bytes([row[INFOMASK], row[INFOMASK + 1]]) & pg_sys::HEAP_HASNULL as u16 != 0;
     let data = usize::from(row[HOFF]);
@@ -260,7 +262,7 @@ fn empty(row: &mut [u8], kept: Kept) -> bool {
     }
     match kept {
         Kept::Lengths => {
-            const CHUNK: usize = 8; // behind chunk_id and chunk_seq
+            const CHUNK: usize = 8; // after chunk_id and chunk_seq
             let Some(chunk) = row.get_mut(data + CHUNK..) else { return false };
             let Some(&first) = chunk.first() else { return false };
             // VARATT_IS_1B, VARHDRSZ.

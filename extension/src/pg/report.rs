@@ -1,4 +1,5 @@
-//! The one way in which the crate raises errors: SQLSTATE, message, DETAIL, HINT together.
+//! Error reports: SQLSTATE, message, DETAIL, HINT. The crate raises errors only through this
+//! module.
 //!
 //! Messages follow PostgreSQL's style guide: lower case without a full stop; DETAIL and HINT are
 //! whole sentences.
@@ -13,7 +14,7 @@ use pgrx::prelude::PgLogLevel;
 use super::externs;
 use super::process::ProcessLocal;
 
-/// What went wrong and what to do about it.
+/// An error or a message for the log.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Report {
     code: PgSqlErrorCode,
@@ -31,29 +32,29 @@ impl Report {
         Report { code, message: message.into(), detail: None, hint: None }
     }
 
-    /// Adds the facts: object, provider, cause.
+    /// Adds a DETAIL with the facts: object, provider, cause.
     pub(crate) fn detail(mut self, detail: impl Into<String>) -> Report {
         self.detail = Some(detail.into());
         self
     }
 
-    /// Adds what the reader can do.
+    /// Adds a HINT: what the reader can do.
     pub(crate) fn hint(mut self, hint: impl Into<String>) -> Report {
         self.hint = Some(hint.into());
         self
     }
 
-    /// The message alone, for logs that stand in a sentence of their own.
+    /// The message without DETAIL and HINT, for use in another sentence.
     pub(crate) fn message(&self) -> &str {
         &self.message
     }
 
-    /// The SQLSTATE, as the server packs it.
+    /// The SQLSTATE, packed into an integer as in the server.
     pub(crate) fn code(&self) -> i32 {
         self.code as i32
     }
 
-    /// The DETAIL, empty when there is none.
+    /// The DETAIL; empty if there is none.
     pub(crate) fn detail_text(&self) -> &str {
         self.detail.as_deref().unwrap_or("")
     }
@@ -83,7 +84,7 @@ impl Report {
     }
 }
 
-/// What an unexpected state inside pagevault is reported as.
+/// A report of an unexpected state inside pagevault.
 pub(crate) fn internal(message: String) -> Report {
     Report::new(PgSqlErrorCode::ERRCODE_INTERNAL_ERROR, message)
 }
@@ -105,29 +106,29 @@ pub(crate) fn sqlstate(code: i32) -> String {
     (0..5).map(|at| char::from((code >> (6 * at) & 0x3f) as u8 + b'0')).collect()
 }
 
-/// Whether a message is one of [`log_line`].
+/// Whether [`log_line`] is logging a message.
 static LOGS_LINE: ProcessLocal<bool> = ProcessLocal::new(false);
 
-/// True while a message is logged that must be logged, whatever `log_min_messages` says.
+/// True while a message is logged that ignores `log_min_messages`.
 pub(crate) fn logs_line() -> bool {
     LOGS_LINE.get()
 }
 
-/// Writes one line to the server log at level LOG: to no client, and without the statement that is
-/// being run, which may hold what the line must not tell.
+/// Writes one line to the server log at level LOG. No client gets it. The current statement is left
+/// out, because it may contain secrets.
 ///
-/// `log_min_messages` counts LOG between ERROR and FATAL (`is_log_level_output`, elog.c), and
-/// superusers set it for their own session. They must not be able to do so for what is told of
-/// them.
+/// `log_min_messages` ranks LOG between ERROR and FATAL (`is_log_level_output`, elog.c), and
+/// superusers can set it for their session. These lines report actions of superusers, so that
+/// setting must not suppress them.
 pub(crate) fn log_line(line: &str) {
-    const LEAST: i32 = PgLogLevel::ERROR as i32;
+    const MINIMUM: i32 = PgLogLevel::ERROR as i32;
     let Ok(line) = std::ffi::CString::new(line) else { return };
-    // SAFETY: the calls that ereport() makes, in its order; at this level they return. The server
-    // copies the text. The setting is a plain global of this process, at which only errstart()
-    // looks.
+    // SAFETY: the same calls as in ereport(), in the same order; at this level they return. The
+    // server copies the text. The setting is a plain global of this process, which is read only by
+    // errstart() meanwhile.
     unsafe {
         let least = pg_sys::log_min_messages;
-        pg_sys::log_min_messages = least.min(LEAST);
+        pg_sys::log_min_messages = least.min(MINIMUM);
         let begun = externs::errstart(pg_sys::LOG_SERVER_ONLY as i32, std::ptr::null());
         pg_sys::log_min_messages = least;
         if begun {
@@ -141,20 +142,21 @@ pub(crate) fn log_line(line: &str) {
     }
 }
 
-/// pgrx puts a backtrace into the DETAIL of every error if the environment asks for one. Users
-/// should see what went wrong, not where in our code; set RUST_LIB_BACKTRACE to see it all the
-/// same. At the start of a process.
-pub(crate) fn keep_backtraces_out() {
+/// Keeps backtraces out of error messages. pgrx adds a backtrace to the DETAIL of every error if
+/// the environment requests one, but users need the cause, not our call stack. RUST_LIB_BACKTRACE
+/// enables them. At the start of a process.
+pub(crate) fn suppress_backtraces() {
     const SWITCH: &str = "RUST_LIB_BACKTRACE";
     if std::env::var_os(SWITCH).is_none() {
-        // SAFETY: PostgreSQL processes have one thread, so nobody reads the environment meanwhile.
+        // SAFETY: PostgreSQL processes have one thread, so no other code reads the environment
+        // meanwhile.
         unsafe { std::env::set_var(SWITCH, "0") };
     }
 }
 
-/// Turns a result at the edge of the crate into a value or an ERROR.
+/// Converts a result to a value or an ERROR, where the server calls the crate.
 pub(crate) trait OrRaise<T> {
-    /// The value, or ERROR.
+    /// The value, or an ERROR.
     fn or_raise(self) -> T;
 }
 

@@ -1,5 +1,5 @@
-//! A relation file of no relation, with which the server is made to do everything that it does with
-//! relation files, and a WAL record that says nothing.
+//! Operations for the self-check: a relation file without a relation, on which the server performs
+//! every file operation, and a WAL record without effect.
 
 use std::io;
 
@@ -10,8 +10,8 @@ use super::buffers::AlignedPage;
 use super::compat::{self, SHARED_BACKEND, SmgrFile};
 use super::critical;
 
-/// In `global`, which every cluster has. The number is one of those that PostgreSQL reserves for
-/// extensions and patches in development (transam.h), so neither catalogs nor users get it.
+/// In `global`, which every cluster has. The relfilenumber is one of those that PostgreSQL reserves
+/// for extensions and patches in development (transam.h), so neither catalogs nor users get it.
 pub(crate) const FILE: SmgrFile = SmgrFile {
     file: RelFile { tablespace: 1664, database: 0, relation: 9161 },
     backend: SHARED_BACKEND,
@@ -20,8 +20,8 @@ pub(crate) const FILE: SmgrFile = SmgrFile {
 const BLOCKS: usize = 2;
 const MAIN: ForkNumber::Type = ForkNumber::MAIN_FORKNUM;
 
-/// Makes the file with the size that [`exercise`] needs, so that a full disk or a bad directory is
-/// found without the server raising an error. One process at a time.
+/// Creates the file in the size that [`exercise`] needs, so that a full disk or an unusable
+/// directory is detected without an error in the server. One process at a time.
 pub(crate) fn make_room() -> io::Result<()> {
     std::fs::write(path(), [0; BLOCKS * pg_sys::BLCKSZ as usize])
 }
@@ -31,18 +31,18 @@ pub(crate) fn path() -> String {
     format!("global/{}", FILE.file.relation)
 }
 
-/// Creates the file, extends it, reads and writes it through shared buffers and past them, and
-/// removes it. Raises what keeps it from that.
+/// Creates the file, extends it, reads and writes it with and without shared buffers, and removes
+/// it. Raises an error if an operation fails.
 ///
 /// In a transaction, or in the startup process. One process at a time, after [`make_room`]: the
-/// server does not look whether a block that it adds is there (`mdextend`, `mdzeroextend`, md.c).
+/// server does not check whether a block that it adds exists (`mdextend`, `mdzeroextend`, md.c).
 ///
-/// The way through shared buffers is bufmgr.c's: `ReadBufferWithoutRelcache`, `FlushOneBuffer`.
+/// With shared buffers: `ReadBufferWithoutRelcache`, `FlushOneBuffer` (bufmgr.c).
 pub(crate) fn exercise() {
     let mut page = Box::new(AlignedPage([0; pg_sys::BLCKSZ as usize]));
     let bytes = page.0.as_mut_ptr();
     // SAFETY: not in a critical section; the object is looked up again after each call that may
-    // process invalidations; the page has the size of a page; the buffer is pinned until it is
+    // process invalidations; the memory has the size of a page; the buffer is pinned until it is
     // released, and changed under its lock.
     unsafe {
         pg_sys::smgrcreate(compat::open_smgr_of(FILE), MAIN, true);
@@ -62,9 +62,9 @@ pub(crate) fn exercise() {
     remove();
 }
 
-/// Removes the file at once, with its buffers, as redo does; nothing if there is none.
+/// Removes the file at once, with its buffers, as redo does; does nothing if there is none.
 fn remove() {
-    // SAFETY: not in a critical section; nobody else uses this file.
+    // SAFETY: not in a critical section; no other process uses this file.
     unsafe {
         let mut object = compat::open_smgr_of(FILE);
         pg_sys::smgrdounlinkall(&raw mut object, 1, true);
@@ -72,8 +72,8 @@ fn remove() {
     }
 }
 
-/// Writes a WAL record without any effect (`XLOG_NOOP`, xlog.c), and flushes it. It does not count
-/// as activity for checkpoints and `archive_timeout`. Not in recovery.
+/// Writes and flushes a WAL record without effect (`XLOG_NOOP`, xlog.c). It does not count as
+/// activity for checkpoints and `archive_timeout`. Not in recovery.
 pub(crate) fn write_wal() {
     // SAFETY: not in a critical section, and no record is under construction.
     unsafe {

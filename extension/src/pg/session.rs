@@ -1,4 +1,4 @@
-//! Who is asking.
+//! The session: user, transaction state, and the statement that called us.
 
 use std::ffi::CStr;
 
@@ -13,13 +13,13 @@ use super::report::{Report, internal};
 use super::text::ServerText;
 use super::{catalog, guc, process};
 
-/// Runs `work` as the bootstrap superuser, with a search path that nobody else can put anything
-/// into. Is undone by the end of `work`, or by the abort of the (sub)transaction.
+/// Runs `work` as the bootstrap superuser, with a search path that contains only trusted schemas.
+/// Undone at the end of `work`, or by the abort of the (sub)transaction.
 pub(crate) fn as_owner_of_the_cluster<R>(work: impl FnOnce() -> R) -> R {
     let (mut user, mut context) = (Oid::INVALID, 0);
-    // SAFETY: what the server's own ri_PerformCheck (ri_triggers.c) and maintenance commands do:
-    // switch the user, open a level of settings, and go back; an ERROR leaves both to
-    // AbortTransaction or AbortSubTransaction.
+    // SAFETY: like the server's own ri_PerformCheck (ri_triggers.c) and maintenance commands:
+    // switches the user, opens a nesting level of settings, and restores both; after an ERROR
+    // AbortTransaction or AbortSubTransaction restores them.
     unsafe {
         pg_sys::GetUserIdAndSecContext(&raw mut user, &raw mut context);
         pg_sys::SetUserIdAndSecContext(
@@ -52,14 +52,14 @@ impl From<SpiError> for Report {
     }
 }
 
-/// The call by which the server has called one of our functions: an argument that pgrx hands to a
-/// function which asks for it, and that SQL knows nothing of. Not to be kept beyond the call.
+/// The call of one of our SQL functions. pgrx passes it to functions that declare such an argument;
+/// the argument does not exist in SQL. Not to be kept beyond the call.
 pub(crate) struct Call(pg_sys::FunctionCallInfo);
 
-// SAFETY: as for the pointer itself, which pgrx makes an argument of the call that is carried out.
+// SAFETY: like the pointer itself, which pgrx takes from the current call.
 unsafe impl<'fcx> ArgAbi<'fcx> for Call {
     unsafe fn unbox_arg_unchecked(arg: Arg<'_, 'fcx>) -> Self {
-        // SAFETY: pgrx, which alone calls this, has the argument from the call that is carried out.
+        // SAFETY: only pgrx calls this, with an argument of the current call.
         Call(unsafe { pg_sys::FunctionCallInfo::unbox_arg_unchecked(arg) })
     }
 
@@ -68,7 +68,7 @@ unsafe impl<'fcx> ArgAbi<'fcx> for Call {
     }
 }
 
-// SAFETY: as for the pointer itself: no argument in SQL.
+// SAFETY: like the pointer itself: no argument in SQL.
 unsafe impl SqlTranslatable for Call {
     const TYPE_IDENT: &'static str = <pg_sys::FunctionCallInfo as SqlTranslatable>::TYPE_IDENT;
     const TYPE_ORIGIN: TypeOrigin = <pg_sys::FunctionCallInfo as SqlTranslatable>::TYPE_ORIGIN;
@@ -79,17 +79,17 @@ unsafe impl SqlTranslatable for Call {
 }
 
 impl Call {
-    /// True if a function was called by a statement of the client's own, in no transaction block:
-    /// not by another function, and not behind anything that could be rolled back.
+    /// True if the function was called directly by a client's statement, outside any transaction
+    /// block: not by another function, and not after anything that could be rolled back.
     ///
-    /// What comes before it in a pipeline of the extended protocol is in the same transaction. 15
-    /// to 17 say so by a flag only (`XACT_FLAGS_PIPELINING`, set by exec_execute_message in
-    /// postgres.c), later minors of 17 and 18 begin an implicit transaction block with the second
+    /// Earlier statements of a pipeline of the extended protocol are in the same transaction. 15 to
+    /// 17 indicate that by a flag only (`XACT_FLAGS_PIPELINING`, set by exec_execute_message in
+    /// postgres.c); later minors of 17, and 18, begin an implicit transaction block with the second
     /// command (start_xact_command).
     pub(crate) fn is_statement_of_its_own(&self) -> bool {
-        // SAFETY: only pgrx makes such a value, of the call that this process is carrying out.
-        // Set-returning functions are called with a ReturnSetInfo, whose context belongs to a
-        // running query; the portal is alive while a statement of it runs.
+        // SAFETY: only pgrx creates such a value, from the current call. Set-returning functions
+        // are called with a ReturnSetInfo, whose context belongs to a running query; the portal
+        // lives while a statement of it runs.
         unsafe {
             if pg_sys::IsTransactionBlock() || pg_sys::IsSubTransaction() {
                 return false;
@@ -107,7 +107,7 @@ impl Call {
             if (*result).type_ != pg_sys::NodeTag::T_ReturnSetInfo || (*result).econtext.is_null() {
                 return false;
             }
-            // Loops of PL/pgSQL run portals too, which SPI names.
+            // Loops of PL/pgSQL also run in portals, which SPI names.
             let name = CStr::from_ptr((*portal).name).to_bytes();
             let ours = (*(*result).econtext).ecxt_estate == (*(*portal).queryDesc).estate;
             ours && !name.starts_with(b"<unnamed portal")
@@ -115,26 +115,26 @@ impl Call {
     }
 }
 
-/// Has the present statement, of which [`Call::is_statement_of_its_own`] is true, committed when it
-/// has ended, also in a pipeline: what `PreventInTransactionBlock` (xact.c) does after its checks.
+/// Makes the current statement, for which [`Call::is_statement_of_its_own`] is true, commit at its
+/// end, also in a pipeline. `PreventInTransactionBlock` (xact.c) does this after its checks.
 pub(crate) fn commit_after_this_statement() {
-    // SAFETY: a plain global of this process, which the start of a transaction clears.
+    // SAFETY: a plain global of this process, which is cleared when a transaction starts.
     unsafe { pg_sys::MyXactFlags |= pg_sys::XACT_FLAGS_NEEDIMMEDIATECOMMIT as i32 }
 }
 
-/// Role and database of a session, as messages show them; nothing in processes that have none.
+/// Roles and database of a session, for messages; all `None` in processes without a session.
 #[derive(Default)]
 pub(crate) struct Identity {
     /// The session user.
     pub(crate) role: Option<String>,
-    /// Who has logged in, where another (SET SESSION AUTHORIZATION).
+    /// The role that logged in, if different (SET SESSION AUTHORIZATION).
     pub(crate) login_role: Option<String>,
-    /// The current user, where another (SET ROLE, SECURITY DEFINER).
+    /// The current user, if different (SET ROLE, SECURITY DEFINER).
     pub(crate) current_role: Option<String>,
     pub(crate) database: Option<String>,
 }
 
-/// Who this process acts for.
+/// Roles and database of this process.
 pub(crate) fn identity() -> Identity {
     if !process::runs_transactions() {
         return Identity::default();
@@ -149,8 +149,8 @@ pub(crate) fn identity() -> Identity {
     }
 }
 
-/// Who this process acts for, of what it has at hand. Reads no catalog: for where no error must be
-/// raised. There are numbers in place of some names.
+/// Like [`identity`], but without catalog look-ups, for code that must not raise errors. Contains
+/// OIDs instead of some names.
 pub(crate) fn identity_at_hand() -> Identity {
     if !process::runs_transactions() {
         return Identity::default();
@@ -161,7 +161,7 @@ pub(crate) fn identity_at_hand() -> Identity {
         let (session, current) = (pg_sys::GetSessionUserId(), pg_sys::GetUserId());
         let current_role = match current {
             _ if current == session => None,
-            // The setting is not reset by SET SESSION AUTHORIZATION (show_role, variable.c).
+            // SET SESSION AUTHORIZATION does not reset this setting (show_role, variable.c).
             _ if current == pg_sys::GetCurrentRoleId() => name("role"),
             _ => Some(role_number(current)),
         };
@@ -174,27 +174,26 @@ pub(crate) fn identity_at_hand() -> Identity {
     }
 }
 
-/// Who has logged in, if the session user is another one.
+/// The role that logged in, if the session user is another role.
 fn login_role(session: Oid) -> Option<Oid> {
-    // SAFETY: plain look-ups of this session. Others than sessions of clients have no such role.
+    // SAFETY: plain look-ups of this session. Processes without a client have no such role.
     unsafe {
         let is_session = !pg_sys::MyProcPort.is_null();
         is_session.then(|| pg_sys::GetAuthenticatedUserId()).filter(|role| *role != session)
     }
 }
 
-/// The number of the current subtransaction; that of the transaction where there is none.
+/// The ID of the current subtransaction, or of the transaction outside any.
 pub(crate) fn subtransaction() -> pg_sys::SubTransactionId {
     // SAFETY: a plain look-up of this session.
     unsafe { pg_sys::GetCurrentSubTransactionId() }
 }
 
-/// True while a session begins, or a command of it is carried out; not where it reads the
-/// configuration again in between, where a transaction is rolled back, nor in a process without
-/// client.
+/// True while a session begins or runs a command. False while it reloads the configuration in
+/// between, while a transaction is rolled back, and in processes without a client.
 ///
-/// No portal is active where functions are called by planner, fast path, deferred triggers or
-/// triggers at login; but a snapshot is.
+/// No portal is active when functions are called by the planner, the fast path, deferred triggers
+/// or login triggers; but a snapshot is.
 pub(crate) fn sets_for_itself() -> bool {
     // SAFETY: plain globals of this process.
     unsafe {
@@ -205,7 +204,7 @@ pub(crate) fn sets_for_itself() -> bool {
     }
 }
 
-/// A session can outlive its role.
+/// The name of a role. A session can outlive its role.
 fn role_name(role: Oid) -> String {
     // SAFETY: a catalog look-up in a transaction; the result is null or a palloc'd copy.
     let name = unsafe { ServerText::copied(pg_sys::GetUserNameFromId(role, true)) };

@@ -1,4 +1,4 @@
-//! Rows of statistics: how many hold samples of relations, and deleting them.
+//! Rows of statistics catalogs: counting those with samples of relations, and deleting them.
 
 use std::collections::HashSet;
 use std::mem::offset_of;
@@ -16,25 +16,25 @@ use super::report::{Report, Result};
 const EXTENDED: Oid = Oid::from_u32(3381);
 const EXTENDED_DATA: Oid = Oid::from_u32(3429);
 
-/// The first columns of the one, the same in 15 to 18.
+/// The first columns of pg_statistic_ext, the same in 15 to 18.
 #[repr(C)]
 struct Extended {
     oid: Oid,
     relation: Oid,
 }
 
-/// And of the other.
+/// The first columns of pg_statistic_ext_data.
 #[repr(C)]
 struct ExtendedData {
     statistics: Oid,
     inherited: bool,
 }
 
-/// The catalogs with sampled values, and what of their rows is none: the columns before the first
-/// of variable width, the same in 15 to 18 (catalog/pg_statistic.h,
-/// catalog/pg_statistic_ext_data.h). Of those of pg_statistic `stakind1` and what follows is zero
-/// in a row without values: a planner that has found the row just before looks for none
-/// (`get_attstatsslot`, lsyscache.c).
+/// The catalogs with sampled values, and the part of their rows that contains none: the columns
+/// before the first of variable width, the same in 15 to 18 (catalog/pg_statistic.h,
+/// catalog/pg_statistic_ext_data.h). In pg_statistic `stakind1` and all later columns are zeroed,
+/// so that a planner that found the row before looks for no values in it (`get_attstatsslot`,
+/// lsyscache.c).
 pub(crate) const CATALOGS: [(Oid, Kept); 2] = [
     (
         pg_sys::StatisticRelationId,
@@ -44,7 +44,7 @@ pub(crate) const CATALOGS: [(Oid, Kept); 2] = [
 ];
 const EXTENDED_DATA_WIDTH: usize = offset_of!(ExtendedData, inherited) + size_of::<bool>();
 
-/// Relations, and those above them: these sample their rows as well, for what is inherited.
+/// Relations, and their ancestors, whose statistics with inheritance contain samples of them too.
 pub(crate) struct Sampled {
     pub(crate) relations: HashSet<Oid>,
     pub(crate) above: HashSet<Oid>,
@@ -55,11 +55,11 @@ impl Sampled {
         self.relations.contains(&relation) || (inherited && self.above.contains(&relation))
     }
 
-    /// How many rows there are now, whatever the session's snapshot shows: what others have
-    /// committed is seen.
+    /// The current number of rows. Includes what other sessions have committed since the session's
+    /// snapshot was taken.
     pub(crate) fn rows(&self) -> usize {
-        // SAFETY: in a transaction. Scans of catalogs use a snapshot that is taken anew when these
-        // messages say so (GetCatalogSnapshot); rows begin as the structures say.
+        // SAFETY: in a transaction. Catalog scans take a new snapshot after these invalidation
+        // messages (GetCatalogSnapshot); rows begin like the structures.
         unsafe {
             pg_sys::AcceptInvalidationMessages();
             let columns = catalog::scan(pg_sys::StatisticRelationId, |row| {
@@ -87,8 +87,8 @@ impl Sampled {
     }
 }
 
-/// Deletes the rows of all relations that another process of this database has locked against
-/// everybody, and of those above them. As the bootstrap superuser.
+/// Deletes the rows of all relations that another process of this database has locked in
+/// AccessExclusiveLock mode, and of their ancestors. As the bootstrap superuser.
 pub(crate) fn delete_of_relations_locked_by(pid: i32) -> Result<()> {
     const RELATIONS: &str = "WITH RECURSIVE locked AS (
             SELECT relation FROM pg_catalog.pg_locks

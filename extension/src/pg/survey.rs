@@ -1,7 +1,7 @@
 //! Facts about all relations at once, from the rows of `pg_class`.
 //!
-//! A session that has each of them in its relation cache keeps some 3 kB for each until it ends. So
-//! who goes through all of them reads the rows, takes no lock on any, and keeps nothing.
+//! Loading every relation into the relation cache would cost a session some 3 kB each until it
+//! ends. So code that examines all relations reads the rows of `pg_class` and takes no locks.
 
 use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
@@ -14,8 +14,8 @@ use super::relation::{self, Facts, RelationKind};
 use super::text::ServerText;
 use super::{catalog, compat, process};
 
-/// What every relation was when it was made. While it is there, [`relation::facts`] answers from
-/// it.
+/// Facts about every relation at one moment. While a survey exists, [`relation::facts`] answers
+/// from it.
 pub(crate) struct Survey(Rc<ByOid>);
 
 type ByOid = BTreeMap<u32, Facts>;
@@ -23,40 +23,41 @@ type ByOid = BTreeMap<u32, Facts>;
 static PRESENT: ProcessLocal<Option<Rc<ByOid>>> = ProcessLocal::new(None);
 
 impl Survey {
-    /// In a transaction, as it is by now. Nothing may be changed meanwhile by this session.
+    /// Makes a survey, in a transaction. The session must change no relation while the survey
+    /// exists.
     pub(crate) fn make() -> Survey {
         let all = Rc::new(read().into_iter().map(|facts| (facts.oid.to_u32(), facts)).collect());
         PRESENT.set(Some(Rc::clone(&all)));
         Survey(all)
     }
 
-    /// All of them, by OID.
+    /// All relations, by OID.
     pub(crate) fn relations(&self) -> impl Iterator<Item = &Facts> {
         self.0.values()
     }
 }
 
-/// An ERROR comes by here as well, as a panic.
+/// Also runs when an ERROR, as a panic, unwinds the stack.
 impl Drop for Survey {
     fn drop(&mut self) {
         PRESENT.set(None);
     }
 }
 
-/// What the present survey says of a relation.
+/// Facts about a relation from the current survey.
 pub(super) fn known(oid: Oid) -> Option<Facts> {
     PRESENT.with(|present| present.as_ref()?.get(&oid.to_u32()).cloned())
 }
 
 fn read() -> Vec<Facts> {
-    // SAFETY: rows of pg_index have this structure, and the scan holds them while they are read.
+    // SAFETY: rows of pg_index have this structure, and stay valid while the scan calls this.
     let table_of = |row| unsafe {
         let index = &*pg_sys::GETSTRUCT(row).cast::<pg_sys::FormData_pg_index>();
         Some((index.indexrelid, index.indrelid))
     };
     let tables: HashMap<Oid, Oid> =
         catalog::scan(pg_sys::IndexRelationId, table_of).into_iter().collect();
-    // SAFETY: rows of pg_class have this structure, and the scan holds them while they are read.
+    // SAFETY: rows of pg_class have this structure, and stay valid while the scan calls this.
     catalog::scan(pg_sys::RelationRelationId, |row| unsafe {
         let class = &*pg_sys::GETSTRUCT(row).cast::<FormData_pg_class>();
         Some(facts_of(class, tables.get(&class.oid).copied()))
@@ -64,11 +65,10 @@ fn read() -> Vec<Facts> {
 }
 
 /// # Safety
-/// In a transaction, with the row where the server has it.
+/// In a transaction; `class` is in a whole row of pg_class, held by the server.
 unsafe fn facts_of(class: &FormData_pg_class, indexed_table: Option<Oid>) -> Facts {
     let kind = RelationKind::of(class.relkind as u8);
-    // SAFETY: the row stands where the caller read it, so its name is whole; a plain global of this
-    // process.
+    // SAFETY: the row is whole, so its name is NUL-terminated; a plain global of this process.
     let (name, own_tablespace) =
         unsafe { (ServerText::copied(class.relname.data.as_ptr()), pg_sys::MyDatabaseTableSpace) };
     let tablespace = match class.reltablespace {

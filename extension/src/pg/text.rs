@@ -1,9 +1,8 @@
-//! Text in the encoding of the server.
+//! Text in the server's encoding.
 //!
-//! Names are bytes: in a database with the encoding LATIN1 or SQL_ASCII they need not be UTF-8,
-//! which Rust's strings are. What goes into SQL, into a look-up or into a result stays the bytes
-//! that the server gave us ([`ServerText`]). Only for messages, which pgrx wants as strings, is it
-//! made readable.
+//! Names are bytes: in a database with the encoding LATIN1 or SQL_ASCII they need not be UTF-8, but
+//! Rust's strings are. In SQL, look-ups and results we use the server's bytes unchanged
+//! ([`ServerText`]). Only for messages, which pgrx takes as strings, are they made readable.
 
 use std::ffi::{CStr, CString, c_char};
 use std::fmt;
@@ -12,7 +11,7 @@ use pgrx::{AnyElement, PgSqlErrorCode, pg_sys};
 
 use super::report::{Report, Result};
 
-/// Text as the server holds it.
+/// Text as the server stores it.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub(crate) struct ServerText(CString);
 
@@ -22,16 +21,16 @@ impl ServerText {
     /// # Safety
     /// `text` is null or NUL-terminated.
     pub(crate) unsafe fn copied(text: *const c_char) -> Option<ServerText> {
-        // SAFETY: not null, and NUL-terminated, as the caller says; it is copied at once.
+        // SAFETY: not null, and NUL-terminated, as the caller guarantees; copied at once.
         (!text.is_null()).then(|| ServerText(unsafe { CStr::from_ptr(text) }.to_owned()))
     }
 
-    /// Of an SQL value; the server's texts hold no NUL.
+    /// The bytes of an SQL value; the server's texts contain no NUL.
     pub(crate) fn from_bytes(bytes: &[u8]) -> ServerText {
         ServerText(CString::new(bytes).unwrap_or_default())
     }
 
-    /// These pieces, one after the other.
+    /// Concatenates these pieces.
     pub(crate) fn join(pieces: &[&[u8]]) -> ServerText {
         ServerText::from_bytes(&pieces.concat())
     }
@@ -44,24 +43,25 @@ impl ServerText {
         self.0.to_bytes()
     }
 
-    /// As the value of a column of type `text`: its datum has the same form as that of these bytes.
+    /// As the value of a `text` column, which is returned as bytes because their datum has the same
+    /// form.
     pub(crate) fn into_column(self) -> Vec<u8> {
         self.0.into_bytes()
     }
 }
 
-/// Constants of ours are ASCII, which is the same in every encoding of a server.
+/// Our constants are ASCII, which is the same in every server encoding.
 impl From<&'static str> for ServerText {
     fn from(ascii: &'static str) -> ServerText {
         ServerText::from_bytes(ascii.as_bytes())
     }
 }
 
-/// For messages, and never for SQL: what would not be right in the encoding of this database stands
-/// there as `\xe9`.
+/// For messages, never for SQL: bytes that are invalid in the encoding of this database become
+/// `\xe9` and the like.
 impl fmt::Display for ServerText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if !speaks_utf8() {
+        if !is_utf8_or_ascii() {
             return self.bytes().iter().try_for_each(|byte| show(*byte, f));
         }
         for chunk in self.bytes().utf8_chunks() {
@@ -79,13 +79,14 @@ fn show(byte: u8, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     }
 }
 
-/// An argument that is told to others than this database (key providers, the keystore, standbys),
-/// which all take it for UTF-8.
+/// An argument that is passed out of this database (to key providers, the keystore, standbys),
+/// where it is read as UTF-8.
 ///
 /// # Errors
-/// CHARACTER_NOT_IN_REPERTOIRE for one that is not; `what` names it.
+/// CHARACTER_NOT_IN_REPERTOIRE if it is not UTF-8; `what` names the argument.
 pub(crate) fn require_utf8<'a>(what: &str, argument: &'a [u8]) -> Result<&'a str> {
-    let text = std::str::from_utf8(argument).ok().filter(|text| speaks_utf8() || text.is_ascii());
+    let text =
+        std::str::from_utf8(argument).ok().filter(|text| is_utf8_or_ascii() || text.is_ascii());
     text.ok_or_else(|| {
         Report::new(
             PgSqlErrorCode::ERRCODE_CHARACTER_NOT_IN_REPERTOIRE,
@@ -96,9 +97,10 @@ pub(crate) fn require_utf8<'a>(what: &str, argument: &'a [u8]) -> Result<&'a str
     })
 }
 
-/// A value of type jsonb; as [`require_utf8`].
+/// A value of type jsonb. Errors as in [`require_utf8`], or if it cannot be parsed.
 pub(crate) fn json(what: &str, value: AnyElement) -> Result<serde_json::Value> {
-    // SAFETY: a function of the server with its own argument; the result is a NUL-terminated text.
+    // SAFETY: a function of the server, called with its own argument type; the result is a
+    // NUL-terminated text.
     let text = unsafe {
         let shown = pgrx::direct_function_call_as_datum(pg_sys::jsonb_out, &[Some(value.datum())]);
         shown.and_then(|text| ServerText::copied(text.cast_mut_ptr::<c_char>()))
@@ -110,9 +112,10 @@ pub(crate) fn json(what: &str, value: AnyElement) -> Result<serde_json::Value> {
     })
 }
 
-/// True if the encoding of this database is UTF-8, or none: then clients get the bytes as they are.
-fn speaks_utf8() -> bool {
-    // SAFETY: reads what the process knows of its database; SQL_ASCII where it has none.
+/// True if this database's encoding is UTF-8 or SQL_ASCII. With SQL_ASCII, clients get the bytes
+/// unchanged.
+fn is_utf8_or_ascii() -> bool {
+    // SAFETY: reads the encoding this process has for its database; SQL_ASCII if it has none.
     let encoding = unsafe { pg_sys::GetDatabaseEncoding() };
     encoding == pg_sys::pg_enc::PG_UTF8 as i32 || encoding == pg_sys::pg_enc::PG_SQL_ASCII as i32
 }

@@ -1,4 +1,4 @@
-//! Writing our WAL records.
+//! pagevault's WAL records: writing them, and WAL addresses.
 
 use std::ffi::CStr;
 
@@ -7,22 +7,24 @@ use pgrx::pg_sys;
 
 use super::{compat, locks};
 
-/// Resource manager number. Numbers from 128 on are for extensions, which reserve theirs at
+/// Resource manager ID. IDs from 128 on are for extensions, which reserve them at
 /// <https://wiki.postgresql.org/wiki/CustomWALResourceManagers>; ours is to be entered there before
-/// the first release. The server refuses to start if another extension took the same.
+/// the first release. The server refuses to start if another extension has registered the same ID.
 pub(crate) const RMGR_ID: u8 = 161;
 
 /// Op code: keystore records added.
 pub(crate) const OP_KEYS: u8 = 0x10;
 
-/// Inserts a record "these keystore records were added to the file of `scope`". Returns its end.
+/// Inserts a record "these keystore records were added to the file of `scope`". Returns the
+/// record's end.
 ///
-/// Payload: `scope` as 4 bytes little-endian, the keystore's 16-byte identity, then the batch as it
-/// stands in the keystore.
+/// Payload: `scope` as 4 bytes little-endian, the keystore's 16-byte identity, then the batch in
+/// the format of the key log.
 pub(crate) fn insert_keys(scope: Scope, keystore_id: &[u8; 16], batch: &[u8]) -> Lsn {
     let scope = scope.number().to_le_bytes();
-    // SAFETY: a whole record construction; all slices live across XLogInsert. The caller is not in
-    // recovery. The keystore limits batches far below XLogRecordMaxSize (16 and newer).
+    // SAFETY: one complete record construction; all slices live until XLogInsert returns. The
+    // caller is not in recovery. The keystore limits batches far below XLogRecordMaxSize (16 and
+    // newer).
     unsafe {
         pg_sys::XLogBeginInsert();
         compat::xlog_register_data(&scope);
@@ -32,24 +34,25 @@ pub(crate) fn insert_keys(scope: Scope, keystore_id: &[u8; 16], batch: &[u8]) ->
     }
 }
 
-/// Op code: nothing; the record is only large.
+/// Op code: no effect; the record only fills space.
 pub(crate) const OP_BARRIER: u8 = 0x20;
 
-/// Most that recovery reads ahead of what it replays, in bytes of decoded records, on every server
-/// that has pagevault loaded ([`bound_read_ahead`](super::guc::bound_read_ahead)). Eight times
-/// PostgreSQL's default; at the default `maintenance_io_concurrency` recovery looks ahead for no
-/// more than 64 blocks, half a megabyte of full-page images.
+/// Maximum that recovery reads ahead of replay, in bytes of decoded records, on every server with
+/// pagevault loaded ([`bound_read_ahead`](super::guc::bound_read_ahead)). Eight times PostgreSQL's
+/// default. With the default `maintenance_io_concurrency`, recovery looks ahead at most 64 blocks,
+/// half a megabyte of full-page images.
 pub(crate) const READ_AHEAD: usize = 4 << 20;
 
-/// Inserts records that together do not fit into recovery's buffer for decoded records, and so
-/// cannot be read before what stands before them is replayed: that takes up the buffer until it is
-/// (`XLogReadRecordAlloc`, xlogreader.c, which makes room outside of it only when nothing is left
-/// to be replayed). Returns the end of the last.
+/// Inserts records that together do not fit into recovery's buffer for decoded records. So recovery
+/// cannot read them all before the records in front of them are replayed, because those occupy the
+/// buffer until then (`XLogReadRecordAlloc`, xlogreader.c, allocates outside the buffer only when
+/// nothing is left to replay). Returns the end of the last record.
 ///
-/// `between` is called after each, and may raise: half of it does no harm.
+/// `between` is called after each record and may raise an error: an incomplete barrier does no
+/// harm.
 pub(crate) fn insert_barrier(between: impl Fn()) -> Lsn {
     const PART: usize = 1 << 20;
-    // Decoded, a record takes more than its data.
+    // A decoded record is larger than its data.
     const PARTS: usize = READ_AHEAD.div_ceil(PART);
     let zeros = vec![0; PART];
     let mut end = Lsn::INVALID;
@@ -60,7 +63,7 @@ pub(crate) fn insert_barrier(between: impl Fn()) -> Lsn {
     end
 }
 
-/// Makes WAL at least as long as `lsn`, which is not more than a page away. Returns its end.
+/// Extends WAL up to `lsn`, which is at most one page away. Returns the new end of WAL.
 pub(crate) fn fill_up_to(lsn: Lsn) -> Lsn {
     let zeros = [0; pg_sys::XLOG_BLCKSZ as usize];
     let missing = lsn.bytes_since(end()) as usize;
@@ -68,7 +71,7 @@ pub(crate) fn fill_up_to(lsn: Lsn) -> Lsn {
 }
 
 fn insert_zeros(zeros: &[u8]) -> Lsn {
-    // SAFETY: as insert_keys(); the size is far below XLogRecordMaxSize.
+    // SAFETY: as in insert_keys(); the size is far below XLogRecordMaxSize.
     unsafe {
         pg_sys::XLogBeginInsert();
         compat::xlog_register_data(zeros);
@@ -76,20 +79,20 @@ fn insert_zeros(zeros: &[u8]) -> Lsn {
     }
 }
 
-/// Op code: the page of block 0, as an image, in which deleted rows were cleared.
+/// Op code: an image of the page of block 0, from which deleted rows were cleared.
 pub(crate) const OP_PAGE: u8 = 0x30;
 
-/// Inserts a record with an image of the page in a buffer. Returns its end, which is to be the
-/// page's LSN.
+/// Inserts a record with an image of the page in a buffer. Returns the record's end, which the
+/// caller stores as the page's LSN.
 ///
-/// An image of the server's own (`XLOG_FPI`) is restored while others may be reading rows of the
-/// page (`xlog_redo`, xlog.c).
+/// Not the server's own `XLOG_FPI`: its redo restores the page while others may read rows of it
+/// (`xlog_redo`, xlog.c).
 ///
 /// # Safety
-/// The buffer is exclusively locked and marked dirty, in a critical section.
+/// The buffer is exclusively locked and marked dirty; in a critical section.
 pub(super) unsafe fn insert_page(buffer: pg_sys::Buffer) -> Lsn {
     let flags = pg_sys::REGBUF_STANDARD | pg_sys::REGBUF_FORCE_IMAGE;
-    // SAFETY: a whole record construction, of a buffer that the caller has locked and marked.
+    // SAFETY: one complete record construction, of a buffer that the caller has locked and marked.
     unsafe {
         pg_sys::XLogBeginInsert();
         pg_sys::XLogRegisterBuffer(0, buffer, flags as u8);
@@ -97,29 +100,30 @@ pub(super) unsafe fn insert_page(buffer: pg_sys::Buffer) -> Lsn {
     }
 }
 
-/// Where the next record will be.
+/// Address of the next record.
 pub(crate) fn end() -> Lsn {
     // SAFETY: reads shared state; the caller is not in recovery.
     Lsn(unsafe { pg_sys::GetXLogInsertRecPtr() })
 }
 
-/// The end of the WAL that this server has: the next record's place, or, in recovery, what is
-/// received or replayed.
+/// The end of the WAL that this server has: the address of the next record or, in recovery, the end
+/// of what was received or replayed.
 pub(crate) fn reached() -> Lsn {
     if !super::process::in_recovery() {
         return end();
     }
-    // SAFETY: both read shared state under a spinlock; null pointers say that no more is asked.
+    // SAFETY: both read shared state under a spinlock; null pointers mean that no further result is
+    // wanted.
     unsafe {
         let received = pg_sys::GetWalRcvFlushRecPtr(std::ptr::null_mut(), std::ptr::null_mut());
         Lsn(received.max(pg_sys::GetXLogReplayRecPtr(std::ptr::null_mut())))
     }
 }
 
-/// Whether the server numbers and sizes things as this module takes for granted.
+/// Whether the server has the lock numbers and sizes that this crate was built for.
 pub(crate) fn check_layout() -> Result<(), String> {
     locks::check_layout()?;
-    // What `configure` was told; the server's own check of modules does not compare these.
+    // Options of `configure`; the server's check of a module's magic block does not compare these.
     for (setting, ours) in [
         (c"block_size", pg_sys::BLCKSZ),
         (c"segment_size", pg_sys::RELSEG_SIZE),
@@ -138,9 +142,9 @@ pub(crate) fn check_layout() -> Result<(), String> {
     Ok(())
 }
 
-/// Runs `f` with the end of what is written of WAL, and with the address of the first page at
-/// `behind` or after it that is not begun on disk. No WAL is written meanwhile, so `f` must be
-/// short, and must not raise.
+/// Calls `f` with the end of the WAL written so far, and with the address of the first page, at
+/// `behind` or later, of which nothing has been written. No WAL is written meanwhile, so `f` must
+/// be short and must not raise an error.
 pub(crate) fn at_unwritten_page<R>(behind: Lsn, f: impl FnOnce(Lsn, Lsn) -> R) -> R {
     let _held = locks::ServerLock::WalWrite.acquire();
     // SAFETY: takes a spinlock at most.

@@ -1,5 +1,4 @@
-//! Background workers that are connected to databases of users: they run nothing that users have
-//! made.
+//! Background workers that connect to users' databases: they run no code of users.
 
 use std::ffi::CStr;
 
@@ -8,10 +7,11 @@ use pgrx::pg_sys;
 use super::compat;
 use super::process::ProcessLocal;
 
-/// What must not reach a worker from `postgresql.conf`, a database or the bootstrap superuser: what
-/// `AutoVacWorkerMain` sets (autovacuum.c, 15 to 18), and what would have a worker refuse its work,
-/// end in the middle of it (`errstart`, elog.c, makes FATAL of ERROR where `exit_on_error` is on,
-/// which anybody may set for a database of theirs), or take damaged pages for sound ones.
+/// Settings that a worker must not take from `postgresql.conf`, a database or the bootstrap
+/// superuser: those that `AutoVacWorkerMain` sets (autovacuum.c, 15 to 18), and those that would
+/// make a worker refuse its work, end in the middle of it, or accept damaged pages. With
+/// `exit_on_error`, which any owner may set for a database, ERROR becomes FATAL (`errstart`,
+/// elog.c).
 const SETTINGS: [(&CStr, &CStr); 13] = [
     (c"search_path", c"pg_catalog, pg_temp"),
     (c"zero_damaged_pages", c"off"),
@@ -28,8 +28,8 @@ const SETTINGS: [(&CStr, &CStr); 13] = [
     (c"stats_fetch_consistency", c"none"),
 ];
 
-/// Defines the functions by whose names the server finds the main functions of background workers.
-/// What raises in one of these ends the worker.
+/// Defines the functions that the server looks up by name as the main functions of background
+/// workers. An error in one of them ends the worker.
 macro_rules! entry_points {
     ($($name:ident => $main:expr,)*) => {
         $(
@@ -43,12 +43,12 @@ macro_rules! entry_points {
 }
 pub(crate) use entry_points;
 
-/// Whoever set what for its database, role or server: this worker is the bootstrap superuser, in a
-/// restricted operation, with settings under which it can work. Call once, when it is connected.
-pub(crate) fn seclude() {
-    // SAFETY: outside of any transaction, in a process that has just connected; the settings exist
-    // in this major, and each takes its value. Transactions begin with the user and the context
-    // that they find (StartTransaction, xact.c).
+/// Makes this worker the bootstrap superuser in a restricted operation, with settings under which
+/// it can work, whatever was set for its database, role or server. Call once, after connecting.
+pub(crate) fn restrict() {
+    // SAFETY: outside any transaction, in a process that has just connected; the settings exist in
+    // this major, and the values are valid. Transactions begin with the current user and security
+    // context (StartTransaction, xact.c).
     unsafe {
         for (name, value) in SETTINGS.iter().chain(compat::NEWER_SETTINGS) {
             pg_sys::SetConfigOption(
@@ -58,7 +58,7 @@ pub(crate) fn seclude() {
                 pg_sys::GucSource::PGC_S_OVERRIDE,
             );
         }
-        // Nobody waits for what workers commit, so they wait for no standby (as in autovacuum.c).
+        // No client waits for commits of workers, so they wait for no standby (as in autovacuum.c).
         if pg_sys::synchronous_commit
             > pg_sys::SyncCommitLevel::SYNCHRONOUS_COMMIT_LOCAL_FLUSH as i32
         {
@@ -76,9 +76,9 @@ pub(crate) fn seclude() {
     }
 }
 
-/// Has this worker give up after a while where it meets a lock; after [`seclude`].
+/// Limits how long this worker waits for a lock; after [`restrict`].
 pub(crate) fn wait_for_locks_at_most(time: &CStr) {
-    // SAFETY: outside of any transaction; the server copies both texts.
+    // SAFETY: outside any transaction; the server copies both texts.
     unsafe {
         pg_sys::SetConfigOption(
             c"lock_timeout".as_ptr(),
@@ -91,23 +91,24 @@ pub(crate) fn wait_for_locks_at_most(time: &CStr) {
 
 static AT_EXIT: ProcessLocal<Option<fn()>> = ProcessLocal::new(None);
 
-/// Has `work` done when this process exits, also by FATAL, and its session's locks given back. It
-/// must not raise, take locks or allocate.
+/// Registers `work` for the exit of this process, also by FATAL. Session locks are released first.
+/// `work` must not raise errors, take locks or allocate.
 ///
-/// Locks of the session are not given back by the server where a process ends between two
-/// transactions: `ShutdownPostgres` (postinit.c, 15 to 18) ends the transaction, if there is one,
-/// and releases advisory locks. Whoever has the place of this process next would find the lock held
-/// by itself (`SetupLockInTable`, lock.c), everybody else for ever.
+/// The server does not release session locks if a process exits between two transactions:
+/// `ShutdownPostgres` (postinit.c, 15 to 18) aborts the transaction, if there is one, and releases
+/// advisory locks. The next process in the same PGPROC would find the lock held by itself
+/// (`SetupLockInTable`, lock.c); all other processes would wait for it forever.
 pub(crate) fn at_exit(work: fn()) {
     AT_EXIT.set(Some(work));
     // SAFETY: once per process; the function lives as long as the library.
     unsafe { pg_sys::before_shmem_exit(Some(exiting), 0.into()) };
 }
 
-/// Contract: this process is about to give up its place in shared memory (`shmem_exit`, ipc.c), and
-/// has not ended its transaction yet: what was registered last is called first.
+/// Contract: called when this process is about to give up its PGPROC (`shmem_exit`, ipc.c).
+/// Callbacks run in reverse order of registration, so its transaction has not ended yet.
 unsafe extern "C-unwind" fn exiting(_code: std::ffi::c_int, _argument: pg_sys::Datum) {
-    // SAFETY: as ShutdownPostgres does it in a moment, which then finds nothing left to do.
+    // SAFETY: the same calls as in ShutdownPostgres, which runs next and then has nothing left to
+    // do.
     unsafe {
         pg_sys::AbortOutOfAnyTransaction();
         pg_sys::LockReleaseAll(pg_sys::DEFAULT_LOCKMETHOD as pg_sys::LOCKMETHODID, true);

@@ -1,19 +1,20 @@
-//! Transactions: the number of this one, and what became of others.
+//! Transactions: the ID of the current one, the outcome of others.
 
 use std::ffi::CStr;
 
 pub(crate) use pagevault_core::rekey::life::Outcome;
 use pgrx::pg_sys::{self, Oid};
 
-/// The full number of the current subtransaction, which it gets now if it has none.
+/// The full ID of the current subtransaction. Assigns one if it has none.
 pub(crate) fn number() -> u64 {
     // SAFETY: in a transaction that may write.
     unsafe { pg_sys::GetCurrentFullTransactionId() }.value
 }
 
-/// Does something in a transaction of its own. In a background worker, outside of any transaction.
+/// Runs `work` in a transaction of its own. In a background worker, outside any transaction.
 pub(crate) fn within<T>(work: impl FnOnce() -> T) -> T {
-    // SAFETY: begun and committed here; an ERROR in between is the caller's to handle, who aborts.
+    // SAFETY: begun and committed here; after an ERROR in between, the caller aborts the
+    // transaction.
     unsafe {
         pg_sys::StartTransactionCommand();
         let done = work();
@@ -22,35 +23,36 @@ pub(crate) fn within<T>(work: impl FnOnce() -> T) -> T {
     }
 }
 
-/// Refuses a command where the transaction is to change nothing, as any that writes rows.
+/// Refuses a command in a read-only transaction, as the server refuses commands that write rows.
 pub(crate) fn require_writable(command: &CStr) {
     // SAFETY: in a transaction; raises, or does nothing.
     unsafe { pg_sys::PreventCommandIfReadOnly(command.as_ptr()) }
 }
 
-/// Whether the present transaction is to write nothing, as its user said.
+/// Whether the current transaction is read-only.
 pub(crate) fn is_read_only() -> bool {
     // SAFETY: a plain global of this process.
     unsafe { pg_sys::XactReadOnly }
 }
 
-/// What became of the transaction or subtransaction of this full number.
+/// The outcome of the transaction or subtransaction with this full ID.
 ///
-/// As `pg_xact_status()` says (xid8funcs.c, the same in 15 to 18), which looks into pg_xact while
-/// nobody cuts it off. It refuses numbers that were not given yet: of those a restore along an
-/// earlier timeline may have left some.
+/// From `pg_xact_status()` (xid8funcs.c, the same in 15 to 18), which reads pg_xact while it is
+/// protected from truncation. That function raises an error for IDs that were not assigned yet.
+/// After a restore along an earlier timeline there may be such IDs; their transactions count as
+/// aborted.
 pub(crate) fn outcome(full: u64) -> Outcome {
-    // SAFETY: reads a counter in shared memory under a lock, which it takes.
+    // SAFETY: reads a counter in shared memory, under a lock that the function takes.
     if full >= unsafe { pg_sys::ReadNextFullTransactionId() }.value {
         return Outcome::Aborted;
     }
-    // SAFETY: looks at this process's transaction state only.
+    // SAFETY: reads this process's transaction state only.
     if unsafe { pg_sys::TransactionIdIsCurrentTransactionId((full as u32).into()) } {
         return Outcome::Mine;
     }
     let number = Some(pg_sys::Datum::from(full));
-    // SAFETY: a function of the server with its own argument, in a transaction. It returns text in
-    // ASCII, or NULL for a number that is older than pg_xact.
+    // SAFETY: a function of the server, called with its own argument type in a transaction. It
+    // returns ASCII text, or NULL for an ID that is older than pg_xact.
     let status = unsafe { pgrx::direct_function_call::<String>(pg_sys::pg_xact_status, &[number]) };
     match status.as_deref() {
         Some("in progress") => Outcome::InProgress,
@@ -59,12 +61,11 @@ pub(crate) fn outcome(full: u64) -> Outcome {
     }
 }
 
-/// Waits until a transaction of another session is at its end. Can be cancelled; deadlocks are
-/// noticed.
+/// Waits until a transaction of another session has ended. Can be cancelled; deadlocks are
+/// detected.
 pub(crate) fn wait_for(full: u64) {
     let (no_relation, no_row) = (std::ptr::null_mut(), std::ptr::null_mut());
-    // SAFETY: in a transaction, holding no lock of the lightweight kind; the number is not one of
-    // ours.
+    // SAFETY: in a transaction, with no LWLock held; the ID is not one of this session.
     unsafe {
         pg_sys::XactLockTableWait(
             (full as u32).into(),

@@ -1,4 +1,4 @@
-//! Starting up from `shared_preload_libraries`, stage by stage.
+//! Startup in stages, from `shared_preload_libraries`.
 
 mod upgrade;
 
@@ -16,9 +16,9 @@ use crate::{hooks, workers};
 
 static ACTIVE: AtomicBool = AtomicBool::new(false);
 
-/// Stage 1.
+/// Stage 1: `_PG_init`.
 pub(crate) fn start() {
-    report::keep_backtraces_out();
+    report::suppress_backtraces();
     if !process::preloads_libraries() {
         return;
     }
@@ -41,34 +41,34 @@ pub(crate) fn start() {
     if let Err(error) = cache::protect().and_then(|()| temporary::protect()) {
         internal(&format!("could not keep keys out of core dumps: {error}")).fatal();
     }
-    hooks::shared_memory::install(locks::request, shared_memory_is_there);
-    // Last, so that a server with half of the above never has its functions replaced.
+    hooks::shared_memory::install(locks::request, shared_memory_ready);
+    // Last, so that functions are never replaced in a server where an earlier step has failed.
     if let Err(report) = hooks::install::install() {
         report.fatal();
     }
     ACTIVE.store(true, Ordering::Release);
 }
 
-/// Stage 2, and again after a crash restart.
-fn shared_memory_is_there() {
+/// Stage 2: shared memory is allocated; again after a crash restart.
+fn shared_memory_ready() {
     locks::attach();
     if let Err(report) = load_and_unlock() {
         report.fatal();
     }
 }
 
-/// Reads the keystore and unlocks it. After a crash restart the database keys are still there: the
-/// mapping outlived the crash, and nobody is asked again.
+/// Reads the keystore and unlocks it. After a crash restart the database keys are still in memory,
+/// because the mapping has survived, and no provider is asked.
 fn load_and_unlock() -> Result<()> {
     let loaded = load::start()?;
     if process::is_binary_upgrade() {
         upgrade::check(loaded.shared)?;
     }
-    // pg_upgrade would fail in the middle where a key is missed.
+    // With a missing key pg_upgrade would fail in the middle.
     unlock::at_start(loaded.needs_keys || process::is_binary_upgrade())
 }
 
-/// Refuses to work where the library was not preloaded.
+/// Refuses to work if the library was not preloaded.
 pub(crate) fn require_active() -> Result<()> {
     if ACTIVE.load(Ordering::Acquire) {
         return Ok(());

@@ -1,5 +1,5 @@
-//! Servers that `pg_upgrade` starts (`postgres -b`): relation files go from one cluster into the
-//! other as they are, and their keys must have gone before.
+//! Servers started by `pg_upgrade` (`postgres -b`): it transfers relation files unchanged, so their
+//! keys must have been transferred before.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use crate::pg::report::{Report, Result};
 use crate::shmem::Shared;
 use crate::verify;
 
-/// Refuses what would leave keys behind. In the postmaster, before anything is done.
+/// Refuses an upgrade that would leave keys behind. In the postmaster, before anything else.
 pub(crate) fn check(shared: &Shared) -> Result<()> {
     let own = shared.control.keystore_id();
     let Some(text) = std::env::var_os(VARIABLE) else { return refuse_sealed_files(shared) };

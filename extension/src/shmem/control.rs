@@ -1,7 +1,6 @@
-//! Flags, the keystore's identity, where each log ends and WAL had it, the last
-//! failed unlock.
+//! Flags and counters, the keystore's identity, positions of the key logs, the last unlock failure.
 //!
-//! All but the flags are read and written under the keystore lock.
+//! All but flags and counters are accessed under the keystore lock.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::*};
 
@@ -11,7 +10,7 @@ use pagevault_keystore::{Lsn, Scope};
 use super::text::{Text, load_bytes, store_bytes};
 use crate::pg::mapping::{Region, shared_struct};
 
-/// What all processes know of the keystore.
+/// Shared state of the keystore.
 #[derive(Clone, Copy)]
 pub(crate) struct Control {
     memory: Region<Memory, LogEnd>,
@@ -34,9 +33,9 @@ shared_struct! {
 }
 
 shared_struct! {
-    /// Where a log ends: as [`Position`].
+    /// Position of a key log, like [`Position`].
     pub(crate) struct LogEnd {
-        /// Plus one, so that zero means a free entry. Written last.
+        /// Plus one, so that zero is a free entry. Written last.
         scope: AtomicU32,
         generation: AtomicU32,
         end: AtomicU64,
@@ -45,29 +44,29 @@ shared_struct! {
     }
 }
 
-/// Logs for which there is always room.
+/// Minimum number of log entries.
 const LOGS_LEAST: usize = 8192;
-/// More than there are when the server starts.
+/// Number of free entries at server start, at least.
 const LOGS_GROWTH: usize = 1024;
-/// Those of them that only recovery uses.
+/// Entries of these that are reserved for recovery.
 const LOGS_RESERVED: usize = 256;
 
-/// For how many logs [`Control`] needs entries where there are this many.
+/// Number of entries that [`Control`] needs if there are this many logs.
 pub(crate) fn entries_needed(logs: usize) -> usize {
     LOGS_LEAST.max(logs + LOGS_GROWTH)
 }
 
-/// More databases with keys than there is room for.
+/// No free entry for another log.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct TooManyLogs;
 
 impl Control {
-    /// What is in this memory, zero at first.
+    /// State in this memory, which is zero at first.
     pub(crate) fn new(memory: Region<Memory, LogEnd>) -> Control {
         Control { memory }
     }
 
-    /// Forgets everything, before the keystore is read again.
+    /// Clears everything, before the keystore is read again.
     pub(crate) fn reset(&self) -> std::io::Result<()> {
         self.memory.clear()
     }
@@ -77,7 +76,7 @@ impl Control {
         self.memory.head.is_anything_sealed.load(Relaxed)
     }
 
-    /// Raises the flag. It is never lowered while the server runs.
+    /// Sets the flag. It is never cleared while the server runs.
     pub(crate) fn set_sealed(&self) {
         self.memory.head.is_anything_sealed.store(true, Release);
     }
@@ -87,33 +86,33 @@ impl Control {
         self.memory.head.destructions.load(Acquire)
     }
 
-    /// Has every process forget its expanded keys before it uses one again.
+    /// Makes every process drop its expanded keys before it uses one again.
     pub(crate) fn count_destruction(&self) {
-        // Never back to 0, which means that there was none.
+        // Never 0 again, which means that no key was destroyed.
         let next = self.destructions().wrapping_add(1).max(1);
         self.memory.head.destructions.store(next, Release);
     }
 
-    /// Which functions of ours the server has called since it was started, as a set of bits.
+    /// Which of our functions the server has called since its start, as bits.
     #[inline]
     pub(crate) fn calls_seen(&self) -> u32 {
         self.memory.head.calls_seen.load(Relaxed)
     }
 
-    /// Adds to the calls that were seen. A word that changes some ten times: everybody may read it
-    /// all the time.
+    /// Adds bits to the calls seen. The word changes about ten times in all, so reading it often is
+    /// cheap.
     #[cold]
     pub(crate) fn add_calls_seen(&self, bits: u32) {
         self.memory.head.calls_seen.fetch_or(bits, Relaxed);
     }
 
-    /// The keystore's identity, once it has one.
+    /// The keystore's identity, if it is set.
     pub(crate) fn keystore_id(&self) -> Option<[u8; 16]> {
         let memory = self.memory.head;
         memory.has_id.load(Acquire).then(|| load_bytes(&memory.id))
     }
 
-    /// Remembers the keystore's identity.
+    /// Sets the keystore's identity.
     pub(crate) fn set_keystore_id(&self, id: &[u8; 16]) {
         store_bytes(&self.memory.head.id, id);
         self.memory.head.has_id.store(true, Release);
@@ -127,28 +126,28 @@ impl Control {
         self.logs().find(|entry| entry.scope.load(Relaxed) == scope.number().wrapping_add(1))
     }
 
-    /// Whether another log may be made.
+    /// Whether another log may be created.
     pub(crate) fn has_room(&self) -> bool {
         self.logs().count() + LOGS_RESERVED < self.memory.entries.len()
     }
 
-    /// Whether another log may be made in recovery.
+    /// Whether another log may be created in recovery.
     pub(crate) fn has_any_room(&self) -> bool {
         self.logs().count() < self.memory.entries.len()
     }
 
-    /// Up to where WAL must be durable before a log may say that it is settled: the end of the last
-    /// record about keys.
+    /// The end of the last WAL record about keys. WAL must be durable up to here before a log may
+    /// be marked as settled.
     pub(crate) fn logged(&self) -> Lsn {
         Lsn(self.memory.head.logged.load(Relaxed))
     }
 
-    /// Remembers the end of a record about keys.
+    /// Stores the end of a WAL record about keys.
     pub(crate) fn set_logged(&self, lsn: Lsn) {
         self.memory.head.logged.store(lsn.0, Relaxed);
     }
 
-    /// Where the log of a scope ends; `None` if there is no such log.
+    /// Position of the log of a scope; `None` if there is no such log.
     pub(crate) fn position(&self, scope: Scope) -> Option<Position> {
         let entry = self.log(scope)?;
         Some(Position {
@@ -161,7 +160,7 @@ impl Control {
         })
     }
 
-    /// Remembers where a log ends.
+    /// Stores the position of a log.
     pub(crate) fn set_position(&self, position: &Position) -> Result<(), TooManyLogs> {
         let entry = match self.log(position.scope) {
             Some(entry) => entry,
@@ -178,32 +177,32 @@ impl Control {
         Ok(())
     }
 
-    /// The number of the process that starts rekey workers, if there is one.
+    /// The number of the process that starts rekey workers, if any.
     pub(crate) fn rekey_launcher(&self) -> Option<u32> {
         self.memory.head.launcher.load(Acquire).checked_sub(1)
     }
 
-    /// Remembers the process that starts rekey workers.
+    /// Stores the number of the process that starts rekey workers.
     pub(crate) fn set_rekey_launcher(&self, number: Option<u32>) {
         self.memory.head.launcher.store(number.map_or(0, |number| number + 1), Release);
     }
 
-    /// How many times labels were changed since the server was started.
+    /// How often labels have changed since server start.
     pub(super) fn label_changes(&self) -> u32 {
         self.memory.head.label_changes.load(Acquire)
     }
 
-    /// Labels were changed.
+    /// Counts a change of labels.
     pub(super) fn count_label_change(&self) {
         self.memory.head.label_changes.fetch_add(1, Release);
     }
 
-    /// Why the last attempt to unlock failed; empty when it did not.
+    /// Why the last attempt to unlock failed; empty if it succeeded.
     pub(crate) fn unlock_failure(&self) -> String {
         self.memory.head.unlock_failure.load()
     }
 
-    /// Remembers why unlocking failed, cut to what fits.
+    /// Stores why unlocking failed, truncated to what fits.
     pub(crate) fn set_unlock_failure(&self, text: &str) {
         self.memory.head.unlock_failure.store(text);
     }

@@ -1,23 +1,23 @@
 //! Counters of all processes: what was sealed and opened, and how long that took. Each process has
-//! a slot of its own; see [`crate::stats`], which counts.
+//! its own slot; see [`crate::stats`], which writes them.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::pg::mapping::{Region, shared_struct};
 
-/// What is sealed and opened.
+/// Kinds of sealed data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum StatsKind {
     /// Pages of relations that are not temporary.
     Relation,
     /// Pages of WAL.
     Wal,
-    /// Pages of temporary relations, and up to 8 kB each of temporary files.
+    /// Pages of temporary relations; in temporary files, units of up to 8 kB.
     Temporary,
 }
 
 impl StatsKind {
-    /// In the order of the view, with the names in it.
+    /// In the order of the view, with its names.
     pub(crate) const ALL: [(StatsKind, &'static str); 3] = [
         (StatsKind::Relation, "relation"),
         (StatsKind::Wal, "wal"),
@@ -26,7 +26,7 @@ impl StatsKind {
 }
 
 shared_struct! {
-    /// What one process has counted of one kind; a cache line, which it alone writes.
+    /// Counters of one process for one kind, on a cache line that only this process writes.
     #[repr(align(64))]
     pub(crate) struct Line {
         pub(crate) sealed: Amount,
@@ -44,24 +44,24 @@ shared_struct! {
     }
 }
 
-/// What one process has counted.
+/// Counters of one process.
 pub(crate) type Slot = [Line; StatsKind::ALL.len()];
 
 /// The counters of all processes.
 #[derive(Clone, Copy)]
 pub(crate) struct Counters {
     memory: Region<(), Slot>,
-    /// Milliseconds.
+    /// Length of a tick in milliseconds.
     tick: f64,
 }
 
-/// Slots for so many processes, and one for those without a number: the postmaster, and who is
-/// about to end.
+/// Slots for this many processes, and one for those without a number: the postmaster, and processes
+/// that are about to end.
 pub(crate) fn slots_needed(processes: usize) -> usize {
     processes + 1
 }
 
-/// The sum for one kind. Times are in milliseconds.
+/// Sums for one kind. Times are in milliseconds.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub(crate) struct Totals {
     pub(crate) sealed: u64,
@@ -74,12 +74,12 @@ pub(crate) struct Totals {
 }
 
 impl Counters {
-    /// Counters in this memory, zero at first; times are counted in ticks of so many milliseconds.
+    /// Counters in this memory, which is zero at first, with ticks of `tick` milliseconds.
     pub(crate) fn new(memory: Region<(), Slot>, tick: f64) -> Counters {
         Counters { memory, tick }
     }
 
-    /// Where a process counts.
+    /// The counters of a process for one kind.
     #[inline]
     pub(crate) fn line(&self, process: Option<usize>, kind: StatsKind) -> Option<&'static Line> {
         let slots = self.memory.entries;
@@ -87,7 +87,7 @@ impl Counters {
         slot.get(kind as usize)
     }
 
-    /// What all processes have counted.
+    /// The sums over all processes.
     pub(crate) fn totals(&self, kind: StatsKind) -> Totals {
         let sum = |counter: fn(&Line) -> &AtomicU64| -> u64 {
             let lines = self.memory.entries.iter().map(|slot| &slot[kind as usize]);

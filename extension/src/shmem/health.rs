@@ -1,8 +1,7 @@
-//! How each key provider has answered since the server started, for the views. Written by whoever
-//! asked it, see [`crate::keys::provider::operations`]; views read it here and never ask a
-//! provider.
+//! How each key provider has answered since the server started, for the views. Written after each
+//! request, see [`crate::keys::provider::operations`]; views never ask a provider.
 //!
-//! In a mapping of its own that outlives a crash restart. Read and written under the keystore lock.
+//! In a mapping of its own that survives a crash restart. Accessed under the keystore lock.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 
@@ -10,10 +9,10 @@ use super::text::Text;
 use crate::pg::locks::KeystoreLock;
 use crate::pg::mapping::shared_struct;
 
-/// Providers that are remembered; of further ones nothing is shown.
+/// Maximum number of providers; nothing is stored about further ones.
 const SLOTS: usize = 64;
 
-/// A moment: microseconds since 1970; 0 stands for never.
+/// A time in microseconds since 1970; 0 means never.
 pub(crate) type Moment = u64;
 
 shared_struct! {
@@ -26,9 +25,9 @@ shared_struct! {
 }
 
 shared_struct! {
-    /// As [`Entry`].
+    /// Like [`Entry`].
     struct Slot {
-        /// Empty where the slot is free.
+        /// Empty if the slot is free.
         name: Text<64>,
         is_reachable: AtomicBool,
         failures: AtomicU32,
@@ -40,27 +39,27 @@ shared_struct! {
     }
 }
 
-/// How an operation ended that did not succeed.
+/// The failure of an operation.
 pub(crate) struct OperationFailure {
     /// The error class in one word.
     pub(crate) class: &'static str,
-    /// The provider itself has answered, so it can be reached; see `refusal::is_answer`.
+    /// The provider itself has answered, so it is reachable; see `refusal::is_answer`.
     pub(crate) answered: bool,
     /// What happened.
     pub(crate) text: String,
 }
 
-/// What is known of one provider.
+/// State of one provider.
 pub(crate) struct Entry {
-    /// Whether it answered when it was last asked.
+    /// Whether it answered the last request.
     pub(crate) reachable: bool,
     pub(crate) last_success: Moment,
     pub(crate) last_error_at: Moment,
     pub(crate) last_error_class: String,
     pub(crate) last_error: String,
-    /// Microseconds that its last answer took.
+    /// Latency of its last answer in microseconds.
     pub(crate) latency_us: u64,
-    /// Operations that have failed since the last one that succeeded.
+    /// Number of failed operations since the last successful one.
     pub(crate) failures: u32,
 }
 
@@ -69,7 +68,7 @@ impl Health {
         self.slots.iter().find(|slot| slot.name.load() == provider)
     }
 
-    /// Notes how an operation ended.
+    /// Stores the outcome of an operation.
     pub(crate) fn record(
         &self,
         _lock: &KeystoreLock,
@@ -101,14 +100,14 @@ impl Health {
         }
     }
 
-    /// Forgets a provider that is dropped.
+    /// Removes a dropped provider.
     pub(crate) fn forget(&self, _lock: &KeystoreLock, provider: &str) {
         if let Some(slot) = self.find(provider) {
             slot.clear();
         }
     }
 
-    /// What is known of a provider; `None` if it was not asked since the server started.
+    /// State of a provider; `None` if it was not asked since the server started.
     pub(crate) fn entry(&self, _lock: &KeystoreLock, provider: &str) -> Option<Entry> {
         let slot = self.find(provider)?;
         Some(Entry {
@@ -122,7 +121,7 @@ impl Health {
         })
     }
 
-    /// Notes that keys were revalidated.
+    /// Stores when keys were revalidated.
     pub(crate) fn set_last_revalidation(&self, _lock: &KeystoreLock, now: Moment) {
         self.last_revalidation.store(now, Relaxed);
     }

@@ -1,6 +1,5 @@
-//! What all processes of the server share: regions of shared memory, mapped once in the postmaster
-//! ([`crate::keys::load`]). A region is a structure of atomics
-//! with names; whoever uses it lies above.
+//! Shared memory of all processes: regions that the postmaster maps once ([`crate::keys::load`]).
+//! Each region is a structure of atomics; the code that gives it meaning is in other modules.
 
 pub(crate) mod control;
 pub(crate) mod counters;
@@ -47,7 +46,7 @@ pub(crate) struct Shared {
 
 static SHARED: OnceLock<Shared> = OnceLock::new();
 
-/// Publishes the handles; in the postmaster, before anything is forked.
+/// Publishes the handles; in the postmaster, before any process is forked.
 pub(crate) fn publish(shared: Shared) -> &'static Shared {
     SHARED.get_or_init(|| shared)
 }
@@ -58,7 +57,7 @@ pub(crate) fn get() -> Option<&'static Shared> {
     SHARED.get()
 }
 
-/// The handles, which exist wherever the library was preloaded.
+/// The handles, which exist if the library was preloaded.
 pub(crate) fn required() -> Result<&'static Shared> {
     get().ok_or_else(|| internal("pagevault's shared memory is missing".to_owned()))
 }
@@ -68,49 +67,48 @@ pub(crate) fn secrets() -> Option<&'static Secrets> {
     get().map(|shared| &shared.secrets)
 }
 
-/// The one flag that a cluster without encryption pays for: does any data key exist?
+/// Whether any data key exists: the one flag that a cluster without encryption tests.
 #[inline]
 pub(crate) fn anything_sealed() -> bool {
     get().is_some_and(|shared| shared.control.sealed())
 }
 
-/// Does any database key exist? Without one nothing can be encrypted.
+/// Whether any database key exists. Without one nothing can be encrypted.
 pub(crate) fn any_database_key() -> bool {
     secrets().is_some_and(Secrets::any_known)
 }
 
-/// The cheap question before every read: were the keys of any file destroyed?
+/// Whether keys of any file were destroyed: a cheap test before every read.
 #[inline]
 pub(crate) fn anything_destroyed() -> bool {
     destructions() != 0
 }
 
-/// How many times keys were destroyed: what a process has expanded before the last time is out of
-/// date.
+/// How often keys were destroyed. Keys that a process expanded before the last time are outdated.
 #[inline]
 pub(crate) fn destructions() -> u32 {
     get().map_or(0, |shared| shared.control.destructions())
 }
 
-/// How many times labels were changed since the server was started.
+/// How often labels have changed since server start.
 pub(crate) fn label_changes() -> u32 {
     get().map_or(0, |shared| shared.control.label_changes())
 }
 
-/// Labels were changed, and everybody sees them.
+/// Counts a change of labels that all sessions can see.
 pub(crate) fn count_label_change() {
     if let Some(shared) = get() {
         shared.control.count_label_change();
     }
 }
 
-/// The cheap question before every read: is access to any database key's data refused?
+/// Whether access under any database key is refused: a cheap test before every read.
 #[inline]
 pub(crate) fn anything_refused() -> bool {
     get().is_some_and(|shared| shared.secrets.any_refused())
 }
 
-/// Is any database key locked or refused? Two loads.
+/// Whether any database key is locked or refused. Two loads.
 #[inline]
 pub(crate) fn anything_withheld() -> bool {
     get().is_some_and(|shared| shared.secrets.any_refused() || shared.secrets.any_locked())

@@ -1,12 +1,11 @@
-//! Unwrapped database keys, in memory that is locked, left out of core dumps and shared by all
+//! Unwrapped database keys, in memory that is locked, excluded from core dumps and shared by all
 //! processes of the server.
 //!
-//! Writers hold the keystore lock; readers take none. A slot is published by its state.
+//! Writers hold the keystore lock; readers take no lock. A slot is published by its state.
 //!
-//! A key that its provider does not unwrap any more (see [`crate::keys::provider::revalidate`]) is
-//! not wiped, neither when that is noticed nor when access to what it protects is refused: it stays
-//! here until the server stops. Dirty pages must still be sealed, or no checkpoint would ever end
-//! again.
+//! A key that its provider no longer unwraps (see [`crate::keys::provider::revalidate`]) is not
+//! wiped, neither when that is detected nor when access is refused: it stays here until the server
+//! stops. Dirty pages must still be sealed, or no checkpoint could finish.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
@@ -19,12 +18,12 @@ use pagevault_keystore::protocol::ErrorClass;
 use crate::pg::mapping::{Region, shared_struct};
 
 shared_struct! {
-    /// Before the slots.
+    /// Precedes the slots.
     pub(crate) struct Head {
-        /// How many keys are refused, and how many locked.
+        /// The number of refused keys, and of locked keys.
         refused_keys: AtomicU32,
         locked_keys: AtomicU32,
-        /// The key of temporary data, which no keystore knows.
+        /// The key of temporary data, which is in no keystore.
         temporary: Slot,
     }
 }
@@ -32,39 +31,39 @@ shared_struct! {
 shared_struct! {
     /// A database key.
     pub(crate) struct Slot {
-        /// See [`FREE`]. Written last.
+        /// [`FREE`] or another of these states. Written last.
         state: AtomicU32,
         scope: AtomicU32,
         version: AtomicU32,
-        /// Of a revocation: its place among [`CAUSES`].
+        /// Cause of a revocation: index into [`CAUSES`].
         cause: AtomicU32,
         since: AtomicU64,
         key: [AtomicU32; 8],
     }
 }
 
-/// Database keys for which there is always room: with what stands before them no more than 64 kB,
-/// which may be locked in memory everywhere.
+/// Minimum number of slots: with the head at most 64 kB, which any process may lock in memory.
 const SLOTS: usize = 1023;
 const _: () = assert!(size_of::<Head>() + SLOTS * size_of::<Slot>() <= 64 << 10);
-/// More than there are when the server starts.
+/// Number of free slots at server start, at least.
 const GROWTH: usize = 256;
-/// Those of them that only recovery uses.
+/// Slots of these that are reserved for recovery.
 const RESERVED: usize = 64;
 
-/// Slots that [`Secrets`] needs where there are this many database keys: versions of all scopes.
+/// Number of slots that [`Secrets`] needs if there are this many database keys: versions of all
+/// scopes.
 pub(crate) fn slots_needed(existing: usize) -> usize {
     SLOTS.max(existing + GROWTH)
 }
 
-/// What the state of a slot may be; the keys of states from [`READY`] on are unwrapped.
+/// States of a slot; in states from [`READY`] on the key is unwrapped.
 const FREE: u32 = 0;
 const LOCKED: u32 = 1;
 const READY: u32 = 2;
 const REVOKED: u32 = 3;
 const REFUSED: u32 = 4;
 
-/// Causes of a revocation, by the number that a slot holds.
+/// Causes of a revocation, by the number in a slot.
 const CAUSES: [ErrorClass; 5] = [
     ErrorClass::WrongCiphertext,
     ErrorClass::Denied,
@@ -73,20 +72,20 @@ const CAUSES: [ErrorClass; 5] = [
     ErrorClass::WrongKey,
 ];
 
-/// No room for another database key.
+/// No free slot for another database key.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Full;
 
-/// Whether a database key is usable.
+/// State of a database key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum State {
-    /// Known from the keystore, not unwrapped.
+    /// In the keystore, but not unwrapped.
     Locked,
     /// Unwrapped.
     Ready,
-    /// Unwrapped and usable, though the provider would not unwrap it now.
+    /// Unwrapped and usable, although the provider would not unwrap it now.
     Revoked,
-    /// As `Revoked`, and users are refused: pages are sealed and recovery goes on, nothing else.
+    /// Like `Revoked`, but refused to users: used only for sealing pages and in recovery.
     Refused,
 }
 
@@ -101,7 +100,7 @@ impl State {
     }
 }
 
-/// Since when and why a key is revoked.
+/// When and why a key was revoked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Revocation {
     /// Microseconds since 1970.
@@ -116,7 +115,7 @@ pub(crate) struct Secrets {
 }
 
 impl Secrets {
-    /// The table in this memory, zero at first.
+    /// The table in this memory, which is zero at first.
     pub(crate) fn new(memory: Region<Head, Slot>) -> Secrets {
         Secrets { memory }
     }
@@ -125,32 +124,32 @@ impl Secrets {
         self.places().take_while(|slot| slot.state.load(Acquire) != FREE)
     }
 
-    /// Used or free.
+    /// All slots, used or free.
     fn places(&self) -> impl ExactSizeIterator<Item = &'static Slot> + use<> {
         self.memory.entries.iter()
     }
 
-    /// How many database keys may be made.
+    /// Maximum number of database keys, except in recovery.
     pub(crate) fn limit(&self) -> usize {
         self.places().len().saturating_sub(RESERVED)
     }
 
-    /// Whether another database key may be made.
+    /// Whether another database key may be created.
     pub(crate) fn has_room(&self) -> bool {
         self.slots().count() < self.limit()
     }
 
     fn find(&self, scope: Scope, version: KeyVersion) -> Option<&'static Slot> {
-        self.slots().find(|slot| place(slot) == Some((scope, version)))
+        self.slots().find(|slot| identity(slot) == Some((scope, version)))
     }
 
-    /// Whether [`Secrets::announce`] would find room.
+    /// Whether [`Secrets::announce`] would succeed.
     pub(crate) fn could_announce(&self, scope: Scope, version: KeyVersion) -> bool {
         self.find(scope, version).is_some()
             || self.places().any(|slot| slot.state.load(Acquire) == FREE)
     }
 
-    /// Makes a database key known, locked until [`Secrets::unlock`].
+    /// Adds a database key, locked until [`Secrets::unlock`].
     pub(crate) fn announce(&self, scope: Scope, version: KeyVersion) -> Result<(), Full> {
         if self.find(scope, version).is_some() {
             return Ok(());
@@ -163,7 +162,7 @@ impl Secrets {
         Ok(())
     }
 
-    /// Publishes an unwrapped database key. One that is there already stays as it is.
+    /// Publishes an unwrapped database key. No effect if it is unlocked already.
     pub(crate) fn unlock(
         &self,
         scope: Scope,
@@ -179,27 +178,26 @@ impl Secrets {
         Ok(())
     }
 
-    /// Whether the key is known, and if so usable.
+    /// The state of a key; `None` if it is unknown.
     pub(crate) fn state(&self, scope: Scope, version: KeyVersion) -> Option<State> {
         self.find(scope, version).map(|slot| State::of(slot.state.load(Acquire)))
     }
 
     /// The newest version of a scope's key.
     pub(crate) fn newest(&self, scope: Scope) -> Option<KeyVersion> {
-        let places = self.slots().filter_map(place).filter(|(of, _)| *of == scope);
+        let places = self.slots().filter_map(identity).filter(|(of, _)| *of == scope);
         places.map(|(_, version)| version).max()
     }
 
-    /// Copies an unwrapped key out, to the heap, also one that is refused: what may be done with it
-    /// is for the caller
-    /// to ask.
+    /// Copies an unwrapped key to the heap, even if it is refused: the caller must check what it
+    /// may be used for.
     pub(crate) fn get(&self, scope: Scope, version: KeyVersion) -> Option<Secret32> {
         let slot = self.find(scope, version).filter(|slot| is_unwrapped(slot))?;
         Some(Secret32::filled(|key| read_key(slot, key)))
     }
 
-    /// Runs `f`, which is pure and returns no secret, with an unwrapped key, also one that is
-    /// refused. Allocates nothing, and leaves nothing on the stack.
+    /// Calls `f`, which is pure and returns no secret, with an unwrapped key, even if it is
+    /// refused. Allocates nothing, and leaves no copy on the stack.
     pub(crate) fn with<R>(
         &self,
         scope: Scope,
@@ -209,12 +207,12 @@ impl Secrets {
         self.find(scope, version).and_then(|slot| with_key(slot, f))
     }
 
-    /// Whether an unwrapped key is this one; `None` if there is no such key.
+    /// Whether an unwrapped key equals `key`; `None` if there is no such key.
     pub(crate) fn is(&self, scope: Scope, version: KeyVersion, key: &Secret32) -> Option<bool> {
         self.with(scope, version, |known| key.matches(known))
     }
 
-    /// Whether any key is known, be it locked. One load.
+    /// Whether any key is known, even if locked. One load.
     #[inline]
     pub(crate) fn any_known(&self) -> bool {
         self.slots().next().is_some()
@@ -223,13 +221,13 @@ impl Secrets {
     /// (scope, version, state) of every known key.
     pub(crate) fn list(&self) -> Vec<(Scope, KeyVersion, State)> {
         let key = |slot: &Slot| {
-            let (scope, version) = place(slot)?;
+            let (scope, version) = identity(slot)?;
             Some((scope, version, State::of(slot.state.load(Acquire))))
         };
         self.slots().filter_map(key).collect()
     }
 
-    /// The unwrapped keys of a scope, in all versions: they stand and fall together.
+    /// The unwrapped keys of a scope, in all versions, which are revoked and restored together.
     fn unwrapped(&self, scope: Scope) -> impl Iterator<Item = &'static Slot> + use<> {
         self.slots()
             .filter(move |slot| scope_of(slot) == scope && slot.state.load(Relaxed) >= READY)
@@ -246,7 +244,7 @@ impl Secrets {
         self.count();
     }
 
-    /// Takes the mark away. True if there was one.
+    /// Removes the mark. True if any key had it.
     pub(crate) fn restore(&self, scope: Scope) -> bool {
         let marked = self.unwrapped(scope).filter(|s| s.state.load(Relaxed) != READY);
         let restored = marked.map(|slot| slot.state.store(READY, Release)).count();
@@ -262,7 +260,7 @@ impl Secrets {
         }
     }
 
-    /// Since when and why a scope's keys are revoked, if they are; under the keystore lock.
+    /// When and why a scope's keys were revoked, if they are; under the keystore lock.
     pub(crate) fn revocation(&self, scope: Scope) -> Option<Revocation> {
         let slot = self.unwrapped(scope).find(|s| s.state.load(Relaxed) != READY)?;
         let cause = slot.cause.load(Relaxed) as usize;
@@ -289,12 +287,12 @@ impl Secrets {
         self.unwrapped(scope).any(|s| s.state.load(Relaxed) == REFUSED)
     }
 
-    /// Sets the key of temporary data, once per server start.
+    /// Sets the key of temporary data, once for each server start.
     pub(crate) fn set_temporary(&self, key: &Secret32) {
         write_key(&self.memory.head.temporary, key);
     }
 
-    /// As [`Secrets::with`], with the key of temporary data.
+    /// Like [`Secrets::with`], for the key of temporary data.
     pub(crate) fn with_temporary<R>(&self, f: impl FnOnce(&[u8; 32]) -> R) -> Option<R> {
         with_key(&self.memory.head.temporary, f)
     }
@@ -304,8 +302,8 @@ fn scope_of(slot: &Slot) -> Scope {
     Scope::database(slot.scope.load(Relaxed))
 }
 
-/// Of which key a slot is.
-fn place(slot: &Slot) -> Option<(Scope, KeyVersion)> {
+/// Scope and version of the key in a slot.
+fn identity(slot: &Slot) -> Option<(Scope, KeyVersion)> {
     KeyVersion::new(slot.version.load(Relaxed)).map(|version| (scope_of(slot), version))
 }
 

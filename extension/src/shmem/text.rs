@@ -1,12 +1,12 @@
-//! Texts and other bytes in shared memory. Readers and writers hold a lock, which the region that
-//! has them names.
+//! Texts and other bytes in shared memory. Readers and writers hold a lock, which the containing
+//! region documents.
 
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering::*};
 
 use crate::pg::mapping::shared_struct;
 
 shared_struct! {
-    /// A text of at most so many bytes.
+    /// A text of at most `N` bytes.
     pub(crate) struct Text<const N: usize> {
         length: AtomicU32,
         bytes: [AtomicU8; N],
@@ -20,7 +20,7 @@ impl<const N: usize> Text<N> {
         String::from_utf8_lossy(&bytes.collect::<Vec<u8>>()).into_owned()
     }
 
-    /// Stores a text, cut to what fits.
+    /// Stores a text, truncated to `N` bytes.
     pub(crate) fn store(&self, text: &str) {
         let text = &text[..text.floor_char_boundary(N)];
         store_bytes(&self.bytes, text.as_bytes());

@@ -1,4 +1,4 @@
-//! What all processes share about WAL keys: the switches, and what this server has written.
+//! Shared state of WAL encryption: the switches, and what this server has written.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 
@@ -9,7 +9,7 @@ use super::text::Text;
 use crate::pg::mapping::{Region, shared_struct};
 use crate::pg::{compat, processes, wal};
 
-/// What all processes share about WAL keys.
+/// Shared state of WAL encryption.
 pub(crate) struct Wal {
     pub(crate) switches: Switches<'static>,
     memory: Region<Memory>,
@@ -20,19 +20,18 @@ shared_struct! {
     pub(crate) struct Memory {
         has_keys: AtomicBool,
         has_written: AtomicBool,
-        /// The page that keeps its key: version (0 for none) plus one (0: there is no such page),
-        /// plaintext, address.
+        /// The page that keeps its key: version (0 if none) plus one (0: there is no such page),
+        /// whether plaintext, address.
         kept: AtomicU32,
         is_kept_plaintext: AtomicBool,
         kept_address: AtomicU64,
-        /// Of the switches that were known when this server began to write WAL, one more than there
-        /// were (0: it has not begun), and where WAL ended then.
+        /// State when this server began to write WAL: the number of switches known then, plus one
+        /// (0: it has not begun), and the end of WAL.
         former: AtomicU32,
         former_end: AtomicU64,
-        /// Whether the newest switch is in force and not recorded: neither keystore nor WAL have
-        /// it.
+        /// Whether the newest switch is in force but in neither keystore nor WAL yet.
         is_unrecorded: AtomicBool,
-        /// The number of the process that switches, plus one.
+        /// The number of the process that performs switches, plus one.
         worker: AtomicU32,
         problem: Text<764>,
         switches: [AtomicU32; Switches::WORDS],
@@ -40,7 +39,7 @@ shared_struct! {
 }
 
 impl Wal {
-    /// What is in this memory, zero at first.
+    /// State in this memory, which is zero at first.
     pub(crate) fn new(memory: Region<Memory>) -> Wal {
         Wal { switches: Switches::new(&memory.head.switches), memory }
     }
@@ -50,7 +49,7 @@ impl Wal {
         self.memory.clear()
     }
 
-    /// There is a WAL key. A page may be sealed with it, even if no switch says so.
+    /// Notes that a WAL key exists. A page may be sealed under it, even if no switch says so.
     pub(crate) fn set_has_keys(&self) {
         self.memory.head.has_keys.store(true, Release);
     }
@@ -61,7 +60,8 @@ impl Wal {
         self.memory.head.has_keys.load(Relaxed)
     }
 
-    /// What [`Wal::in_force`] depends on: the same as long as no switch is added and none left out.
+    /// Changes whenever a switch is added or excluded: a cache of [`Wal::in_force`] is valid as
+    /// long as the stamp is the same.
     #[inline]
     pub(crate) fn stamp(&self) -> [u32; 2] {
         [self.switches.count(), self.memory.head.former.load(Acquire)]
@@ -73,8 +73,9 @@ impl Wal {
         self.memory.head.has_written.load(Relaxed)
     }
 
-    /// The first page, at `address`, is about to be written. If it holds records already, under a
-    /// key that is not the switches', it must keep that: a torn write would mix the two.
+    /// Called before the first page, at `address`, is written. If that page already has records
+    /// under a key other than the switches', it must keep that key (`kept`), because a torn write
+    /// would mix the two.
     ///
     /// Such a page is the last one of WAL that was received in plaintext or copied from elsewhere,
     /// or that was sealed after a switch whose record was lost in a crash. Called under
@@ -91,9 +92,9 @@ impl Wal {
         self.memory.head.has_written.store(true, Release);
     }
 
-    /// This server writes WAL from `end` on. What is known of switches behind it belongs to WAL
-    /// that was lost, in a crash or by recovery to a point before it, and does not apply to what is
-    /// written from now on. Called under WALWriteLock; only the first call counts.
+    /// This server begins to write WAL at `end`. Known switches after that belong to WAL that was
+    /// lost, in a crash or by recovery to an earlier point, and do not apply to new WAL. Called
+    /// under WALWriteLock; only the first call has an effect.
     pub(crate) fn begin(&self, end: Lsn) {
         if self.memory.head.former.load(Relaxed) == 0 {
             self.memory.head.former_end.store(end.0, Relaxed);
@@ -101,7 +102,7 @@ impl Wal {
         }
     }
 
-    /// All switches that apply to WAL as it is.
+    /// All switches that apply to this server's WAL.
     pub(crate) fn in_force(&self) -> impl Iterator<Item = Switch> + Clone {
         let former = self.memory.head.former.load(Acquire).saturating_sub(1) as usize;
         let end = Lsn(self.memory.head.former_end.load(Relaxed));
@@ -110,23 +111,23 @@ impl Wal {
             .map(|(_, switch)| switch)
     }
 
-    /// How the last page of WAL is written that this server has.
+    /// How the last page of this server's WAL is written.
     pub(crate) fn written(&self) -> WalPhase {
         stretch_at(self.in_force(), wal::reached()).phase
     }
 
-    /// How WAL is written from the last switch on that applies.
-    pub(crate) fn heading(&self) -> WalPhase {
+    /// How WAL is written after the last switch that applies.
+    pub(crate) fn latest_phase(&self) -> WalPhase {
         stretch_at(self.in_force(), Lsn::MAX).phase
     }
 
-    /// Whether a switch that does not apply to WAL as it is was decided after all that do. The next
-    /// start would follow it, and servers that have heard of it do.
-    pub(crate) fn is_led_astray(&self) -> bool {
+    /// Whether the newest switch belongs to lost WAL, and so does not apply. The next start would
+    /// follow it, and so do standbys that have replayed it.
+    pub(crate) fn has_lost_switch(&self) -> bool {
         self.switches.newest() > self.in_force().max()
     }
 
-    /// The page that keeps its key.
+    /// The page that keeps its key, see [`Wal::first_write`].
     pub(crate) fn kept(&self) -> Option<(Lsn, WalPhase)> {
         let memory = self.memory.head;
         let version = KeyVersion::new(memory.kept.load(Acquire).checked_sub(1)?);
@@ -135,45 +136,45 @@ impl Wal {
         Some((address, WalPhase { version, plaintext }))
     }
 
-    /// Puts a switch in force, that is yet to be recorded. Under the keystore lock and
-    /// WALWriteLock.
+    /// Puts a switch in force before it is recorded. Under the keystore lock and WALWriteLock.
     pub(crate) fn put_in_force(&self, switch: Switch) -> Result<(), Full> {
         self.switches.add(switch)?;
         self.memory.head.is_unrecorded.store(true, Relaxed);
         Ok(())
     }
 
-    /// The switch that is in force and not recorded. Under the keystore lock, as the next.
+    /// The switch that is in force but not recorded. Under the keystore lock, like
+    /// [`Wal::set_recorded`].
     pub(crate) fn unrecorded(&self) -> Option<Switch> {
         if self.memory.head.is_unrecorded.load(Relaxed) { self.switches.newest() } else { None }
     }
 
-    /// The newest switch is recorded.
+    /// Notes that the newest switch is recorded.
     pub(crate) fn set_recorded(&self) {
         self.memory.head.is_unrecorded.store(false, Relaxed);
     }
 
-    /// This process brings WAL to what is wanted, and wants to be woken when there is something to
-    /// do.
+    /// Registers this process as the one that switches WAL encryption, and is woken when there is
+    /// work.
     pub(crate) fn set_worker(&self) {
         let number = compat::process_number().and_then(|number| u32::try_from(number).ok());
         self.memory.head.worker.store(number.map_or(0, |number| number + 1), Relaxed);
     }
 
-    /// Wakes the process that brings WAL to what is wanted.
+    /// Wakes the process that switches WAL encryption.
     pub(crate) fn wake_worker(&self) {
         if let Some(number) = self.memory.head.worker.load(Relaxed).checked_sub(1) {
             processes::wake(number as usize);
         }
     }
 
-    /// Why WAL is not encrypted though it should be; empty when there is no reason. Under the
-    /// keystore lock, as the next.
+    /// Why WAL is not encrypted although it should be; empty if it is. Under the keystore lock,
+    /// like [`Wal::set_problem`].
     pub(crate) fn problem(&self) -> String {
         self.memory.head.problem.load()
     }
 
-    /// Remembers why WAL is not encrypted though it should be.
+    /// Stores why WAL is not encrypted although it should be.
     pub(crate) fn set_problem(&self, text: &str) {
         self.memory.head.problem.store(text);
     }

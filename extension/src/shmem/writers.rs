@@ -1,17 +1,17 @@
-//! What each process is writing at this moment; see [`crate::writers`].
+//! Writer marks of all processes; see [`crate::writers`].
 
 use std::sync::atomic::AtomicU32;
 
 use crate::pg::mapping::{Region, shared_struct};
 
-/// What all processes are at.
+/// The marks of all processes.
 #[derive(Clone, Copy)]
 pub(crate) struct Writers {
     memory: Region<(), Slot>,
 }
 
 shared_struct! {
-    /// What one process is at; a cache line, which it alone writes.
+    /// The marks of one process, on a cache line that only this process writes.
     #[repr(align(64))]
     pub(crate) struct Slot {
         pub(crate) writing: Turn,
@@ -20,33 +20,33 @@ shared_struct! {
 }
 
 shared_struct! {
-    /// A process begins and ends to do something.
+    /// A mark: set while a process is doing something with a file.
     pub(crate) struct Turn {
-        /// Odd from the beginning to the end, each time another number.
+        /// Odd while set; incremented at each change.
         pub(crate) number: AtomicU32,
-        /// The file that it does it with.
+        /// The relfilenumber.
         pub(crate) file: AtomicU32,
     }
 }
 
 impl Writers {
-    /// As many processes as there is room for in this memory, zero at first.
+    /// Marks in this memory, which is zero at first.
     pub(crate) fn new(memory: Region<(), Slot>) -> Writers {
         Writers { memory }
     }
 
-    /// After a crash: nobody is writing.
+    /// After a crash: no process is writing.
     pub(crate) fn reset(&self) -> std::io::Result<()> {
         self.memory.clear()
     }
 
-    /// What one process is at.
+    /// The marks of one process.
     #[inline]
     pub(crate) fn slot(&self, process: usize) -> Option<&'static Slot> {
         self.slots().get(process)
     }
 
-    /// What each process is at.
+    /// The marks of all processes.
     pub(crate) fn slots(&self) -> &'static [Slot] {
         self.memory.entries
     }

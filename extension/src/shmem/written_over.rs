@@ -1,5 +1,5 @@
-//! Notes of pages that recovery would have written over; see [`crate::page::written_over`]. No
-//! lock, no allocation.
+//! Notes of sealed pages that recovery would have overwritten; see [`crate::page::written_over`].
+//! No lock, no allocation.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
 
@@ -8,22 +8,21 @@ use pagevault_keystore::RelFile;
 
 use crate::pg::mapping::{Region, shared_struct};
 
-/// How many notes there is room for: a power of two. The memory is used only where there are that
-/// many.
+/// Maximum number of notes: a power of two. Memory is allocated only for entries in use.
 pub(crate) const PLACES: usize = 1 << 16;
 
 shared_struct! {
     /// See the functions of [`WrittenOver`].
     pub(crate) struct Memory {
-        has_overflown: AtomicBool,
+        has_overflowed: AtomicBool,
         is_settled: AtomicBool,
     }
 }
 
 shared_struct! {
-    /// A note, or room for one.
+    /// An entry of the hash table of notes.
     pub(crate) struct Place {
-        /// [`FREE`], [`TAKEN`] or that of the key; written last.
+        /// [`FREE`], [`TAKEN`] or the version of the key; written last.
         version: AtomicU32,
         tablespace: AtomicU32,
         database: AtomicU32,
@@ -33,10 +32,10 @@ shared_struct! {
 }
 
 const FREE: u32 = 0;
-/// Somebody is about to write a note here. No version has more than 13 bits.
+/// A process is writing a note here. No version has more than 13 bits.
 const TAKEN: u32 = u32::MAX;
 
-/// A key that was not known when a page sealed under it was to be written over.
+/// An unknown key, and a page sealed under it that was to be overwritten.
 #[derive(Clone, Copy)]
 pub(crate) struct Note {
     pub(crate) file: RelFile,
@@ -52,12 +51,12 @@ pub(crate) struct WrittenOver {
 }
 
 impl WrittenOver {
-    /// Notes in this memory, which has [`PLACES`] and is zero at first.
+    /// Notes in this memory, which has [`PLACES`] entries and is zero at first.
     pub(crate) fn new(memory: Region<Memory, Place>) -> WrittenOver {
         WrittenOver { memory }
     }
 
-    /// Forgets everything, before WAL is replayed again.
+    /// Removes all notes, before WAL is replayed again.
     pub(crate) fn reset(&self) -> std::io::Result<()> {
         self.memory.clear()
     }
@@ -79,7 +78,7 @@ impl WrittenOver {
                     place.version.store(version.get().into(), SeqCst);
                     return;
                 }
-                // What is being written there may be the same; then it is noted twice.
+                // The entry in progress may be the same note, which is then stored twice.
                 Err(there) => {
                     let is_same = |note: Note| (note.file, note.version) == (file, version);
                     if there == u32::from(version.get()) && read(place).is_some_and(is_same) {
@@ -88,10 +87,10 @@ impl WrittenOver {
                 }
             }
         }
-        self.memory.head.has_overflown.store(true, SeqCst);
+        self.memory.head.has_overflowed.store(true, SeqCst);
     }
 
-    /// From now on WAL brings no key that is missing.
+    /// Notes that no more WAL can bring a missing key.
     pub(crate) fn settle(&self) {
         self.memory.head.is_settled.store(true, SeqCst);
     }
@@ -102,12 +101,12 @@ impl WrittenOver {
         places.filter(|place| !matches!(place.version.load(SeqCst), FREE | TAKEN)).filter_map(read)
     }
 
-    /// Whether there were more of them than there is room for.
-    pub(crate) fn has_overflown(&self) -> bool {
-        self.memory.head.has_overflown.load(SeqCst)
+    /// Whether there was no room for a note.
+    pub(crate) fn has_overflowed(&self) -> bool {
+        self.memory.head.has_overflowed.load(SeqCst)
     }
 
-    /// Whether WAL brings no key any more that is missing.
+    /// Whether no more WAL can bring a missing key.
     pub(crate) fn is_settled(&self) -> bool {
         self.memory.head.is_settled.load(SeqCst)
     }

@@ -1,4 +1,4 @@
-//! Background workers: loop, latch, signal; no logic.
+//! Background workers: main loops, latches and signals, without other logic.
 
 mod rekey;
 mod revalidate;
@@ -23,7 +23,7 @@ worker::entry_points! {
 pub(crate) fn register() {
     self_check::register();
     unlock::register();
-    // Nothing but pg_upgrade changes a cluster while it is at work.
+    // During pg_upgrade no other process may change the cluster.
     if process::is_binary_upgrade() {
         return;
     }

@@ -1,5 +1,5 @@
-//! The launcher of rekey workers, and the workers: they take jobs of one database until none is
-//! left. Into a database without jobs none is sent.
+//! The launcher of rekey workers, and the workers, each of which runs jobs of one database until
+//! none is left. No worker is started for a database without jobs.
 
 use std::ffi::CStr;
 use std::panic::AssertUnwindSafe;
@@ -19,18 +19,18 @@ use crate::pg::{catalog, guc, process, worker};
 use crate::rekey::jobs::{self, End, Pending};
 use crate::rekey::{self, launcher};
 
-/// How long a worker waits where somebody has the relation locked, before it sees to other jobs:
-/// there are not many workers, and any owner of a table may lock it for as long as they like.
+/// How long a worker waits for a lock on a relation before it continues with other jobs: there are
+/// few workers, and any owner of a table may lock it indefinitely.
 const LOCK_WAIT: &CStr = c"5s";
 
-/// When the launcher begins to look for jobs from before the server's start.
+/// Delay before the launcher first looks for jobs that existed before server start.
 const FIRST_LOOK: Duration = Duration::from_secs(3);
 
 /// Longest sleep of the launcher.
 const LOOK: Duration = Duration::from_secs(10);
 
-/// The same while there are jobs that may be to be done soon and nobody says so: their transaction
-/// is prepared, say, and another session commits it.
+/// The same while there are jobs that may become ready without notification, e.g. when another
+/// session commits their prepared transaction.
 const LOOK_SOON: Duration = Duration::from_secs(1);
 
 pub(super) fn register() {
@@ -47,20 +47,20 @@ pub(super) fn register() {
 /// Main function of the launcher.
 pub(super) fn launcher_main() {
     process::handle_worker_signals();
-    // A session starts by reading shared catalogs.
-    while unlock::keeps_everyone_out() {
+    // Connecting reads shared catalogs.
+    while unlock::prevents_connections() {
         process::wait_in_worker(LOOK);
     }
     process::connect_without_database();
     launcher::register();
-    // Others want their workers when the server starts, and there are not many.
+    // Other libraries start workers at server start too, and slots are few.
     process::wait_in_worker(FIRST_LOOK);
     let mut running: Vec<(u32, DynamicBackgroundWorker)> = Vec::new();
     loop {
         running.retain(|(_, worker)| !has_ended(worker));
         let (pending, open) = BackgroundWorker::transaction(|| {
             let pending = jobs::pending().or_raise();
-            // Most of the time there is nothing, and no catalog to be read.
+            // Most of the time there are no jobs, and no catalog need be read.
             let open = if pending.databases.is_empty() { Vec::new() } else { catalog::databases() };
             (pending, open)
         });
@@ -69,15 +69,15 @@ pub(super) fn launcher_main() {
         {
             match start_worker(database) {
                 Some(worker) => running.push((database, worker)),
-                None => break, // no slot is free: try again later
+                None => break, // no free slot: retry later
             }
         }
         process::wait_in_worker(if pending.soon { LOOK_SOON } else { LOOK });
     }
 }
 
-/// The database that another worker is to go to: one that has more jobs to be done than workers
-/// that may take them, and of these the one with the fewest workers.
+/// The database for which to start another worker: it has more ready jobs than workers for them
+/// and, among such databases, the fewest workers.
 fn next_database(
     pending: &Pending,
     open: &[pg_sys::Oid],
@@ -112,11 +112,11 @@ fn start_worker(database: u32) -> Option<DynamicBackgroundWorker> {
         .ok()
 }
 
-/// How doing a job went.
+/// The result of running a job.
 enum Run {
-    /// It has ended, or somebody has stopped it.
+    /// It has ended, or was stopped.
     Over(Option<End>),
-    /// Somebody has the relation locked.
+    /// The relation stayed locked by another session.
     LockedOut,
 }
 
@@ -125,11 +125,11 @@ pub(super) fn main(database: pg_sys::Datum) {
     process::handle_worker_signals();
     let database = database.value() as u32;
     fault::point_of("rekey.worker", database);
-    process::connect_to_database_if_there(pg_sys::Oid::from(database));
-    worker::seclude();
+    process::connect_to_database_if_exists(pg_sys::Oid::from(database));
+    worker::restrict();
     worker::wait_for_locks_at_most(LOCK_WAIT);
     worker::at_exit(jobs::give_up);
-    process::write_back_soon();
+    process::write_back_early();
     while let Some(job) = rekey::claim() {
         let failed = |error: &CaughtError| Run::Over(Some(End::Failed(message_of(error))));
         let run = PgTryBuilder::new(AssertUnwindSafe(|| {

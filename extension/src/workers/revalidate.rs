@@ -1,5 +1,5 @@
-//! Asks from time to time whether the keys in use would still be unwrapped, and has pages of locked
-//! relations leave shared buffers.
+//! Background worker: asks key providers regularly whether they would still unwrap the keys in use,
+//! and evicts pages of locked relations from shared buffers.
 
 use std::time::{Duration, Instant};
 
@@ -31,19 +31,19 @@ pub(super) fn main() {
     process::handle_worker_signals();
     buffers::prepare_to_evict();
     audit::repeat_early_lines();
-    escrow::tell_of_new_bundle();
+    escrow::log_new_bundle();
     let mut logged = Logged::default();
-    // What a worker before this one has locked stays locked when that one has failed.
+    // What an earlier worker has locked stays locked after that worker failed.
     let mut withdrawal = Withdrawal::default();
-    let mut last = Instant::now(); // the server start has just asked
+    let mut last = Instant::now(); // server start has just asked
     loop {
-        withdrawal.go_on();
+        withdrawal.scan_if_due();
         let due_in =
             || guc::revalidate_interval().map(|pause| pause.saturating_sub(last.elapsed()));
         let pauses = [due_in(), withdrawal.due_in()];
         process::wait_in_worker(pauses.into_iter().flatten().fold(SLEEP, Duration::min));
         audit::settings::tell_changes();
-        escrow::tell_of_new_bundle();
+        escrow::log_new_bundle();
         if due_in().is_some_and(|pause| pause.is_zero()) {
             if let Err(report) = revalidate(&mut logged) {
                 report.send(PgLogLevel::WARNING);

@@ -1,5 +1,5 @@
-//! Does the self-check ([`proof`]) once after every start, whether or not there are sessions, and
-//! ends a server that cannot be proven to read and write through pagevault.
+//! Runs the self-check ([`proof`]) once after every start, even without sessions, and stops a
+//! server that fails it.
 
 use std::time::Duration;
 
@@ -11,11 +11,10 @@ use crate::keys::provider::unlock;
 use crate::keys::store::unsettled;
 use crate::pg::{process, xact};
 
-/// Between looks at keys that are locked or a disk that is full, and before a worker that died is
-/// started again.
+/// Pause while keys are locked or the disk is full, and before a failed worker is restarted.
 const PAUSE: Duration = Duration::from_secs(5);
 
-/// How often the scratch file is tried, and the pause between.
+/// Number of attempts with the scratch file, and the pause between them.
 const TRIES: u32 = 5;
 const RETRY: Duration = Duration::from_secs(1);
 
@@ -30,13 +29,13 @@ pub(super) fn register() {
         .load();
 }
 
-/// Main function of the worker. Returning (exit code 0) ends it for good.
+/// Main function of the worker. If it returns (exit code 0), the worker is not restarted.
 pub(super) fn main() {
     process::handle_worker_signals();
-    // Where no WAL was replayed at all, nobody else does it.
+    // If no WAL was replayed, no other code does this.
     unsettled::forget();
     // Connecting reads shared catalogs.
-    while unlock::keeps_everyone_out() {
+    while unlock::prevents_connections() {
         process::wait_in_worker(PAUSE);
     }
     process::connect_without_database();
@@ -53,7 +52,7 @@ pub(super) fn main() {
                 report.send(pgrx::prelude::PgLogLevel::LOG);
                 process::wait_in_worker(PAUSE);
             }
-            // A server in which that cannot be done for a while may be one that writes past us.
+            // A server that still fails after these attempts may be one that bypasses pagevault.
             Unproven::Unknown { .. } if tries < TRIES => {
                 report.send(pgrx::prelude::PgLogLevel::LOG);
                 tries += 1;

@@ -1,5 +1,5 @@
-//! Deletes statistics for a session that shreds: in a transaction of its own, so that it is
-//! committed whatever becomes of the session's statement.
+//! Deletes statistics for a session that shreds: in its own transaction, which commits even if the
+//! session's statement fails.
 
 use pgrx::bgworkers::{BackgroundWorker, BackgroundWorkerBuilder, BgWorkerStartTime};
 use pgrx::{PgSqlErrorCode as Code, pg_sys};
@@ -7,11 +7,11 @@ use pgrx::{PgSqlErrorCode as Code, pg_sys};
 use crate::pg::report::{OrRaise, Report, Result};
 use crate::pg::{process, session, statistics, worker};
 
-/// Has a worker delete the statistics of all relations that this session has locked against
-/// everybody, and waits for its end.
+/// Makes a worker delete the statistics of all relations that this session has locked in
+/// AccessExclusiveLock mode, and waits until the worker has ended.
 ///
 /// # Errors
-/// When there is no room for another worker.
+/// If no background worker slot is free.
 pub(crate) fn delete_for_this_session() -> Result<()> {
     let pid = std::process::id();
     let argument = u64::from(pid) << 32 | u64::from(process::my_database());
@@ -33,7 +33,7 @@ pub(crate) fn delete_for_this_session() -> Result<()> {
             .detail("Nothing was destroyed.")
             .hint("Try again later, or raise max_worker_processes.")
         })?;
-    // Whether it has done its work its caller sees by what is left.
+    // The caller checks whether statistics are left.
     let _ = worker.wait_for_shutdown();
     Ok(())
 }
@@ -43,10 +43,10 @@ pub(super) fn main(argument: pg_sys::Datum) {
     process::handle_worker_signals();
     let argument = argument.value() as u64;
     let (pid, database) = ((argument >> 32) as i32, argument as u32);
-    process::connect_to_database_if_there(pg_sys::Oid::from(database));
-    worker::seclude();
-    // Who has the lock may wait for the session, and the detection of deadlocks does not know that
-    // the session waits for us.
+    process::connect_to_database_if_exists(pg_sys::Oid::from(database));
+    worker::restrict();
+    // The holder of a lock may wait for the session, and the deadlock detector does not know that
+    // the session waits for this worker.
     worker::wait_for_locks_at_most(c"10s");
     BackgroundWorker::transaction(|| {
         session::as_owner_of_the_cluster(|| statistics::delete_of_relations_locked_by(pid))

@@ -1,4 +1,4 @@
-//! Keeps asking for locked keys until none is left, then ends.
+//! Asks for locked keys repeatedly until none is left, then ends.
 
 use std::time::Duration;
 
@@ -7,8 +7,8 @@ use pgrx::bgworkers::{BackgroundWorkerBuilder, BgWorkerStartTime};
 use crate::keys::provider::unlock;
 use crate::pg::process;
 
-/// Pause before the first attempt, for start-up has just made one, and before a worker that died is
-/// started again.
+/// Pause before the first attempt, because server start has just made one, and before a failed
+/// worker is restarted.
 const INTERVAL: Duration = Duration::from_secs(5);
 
 pub(super) fn register() {
@@ -22,7 +22,7 @@ pub(super) fn register() {
         .load();
 }
 
-/// Main function of the worker. Returning (exit code 0) ends it for good.
+/// Main function of the worker. If it returns (exit code 0), the worker is not restarted.
 pub(super) fn main() {
     process::handle_worker_signals();
     let mut pause = INTERVAL;

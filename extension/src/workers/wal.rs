@@ -1,5 +1,5 @@
-//! On a primary: logs what was restored from escrow, and brings WAL to what
-//! `pagevault.wal_encryption` wants.
+//! Background worker of a primary: logs keys restored from escrow in WAL, and switches WAL
+//! encryption as `pagevault.wal_encryption` requires.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::pg::process;
 
 /// Longest sleep; a change of settings ends it early.
 const SLEEP: Duration = Duration::from_secs(3600);
-/// Pause before trying again what was not possible.
+/// Pause before a retry.
 const RETRY: Duration = Duration::from_secs(5);
 
 pub(super) fn register() {
@@ -29,12 +29,12 @@ pub(super) fn register() {
 /// Main function of the worker.
 pub(super) fn main() {
     process::handle_worker_signals();
-    let mut said = String::new();
+    let mut last_warning = String::new();
     let mut is_first = true;
     loop {
         let announced = escrow::announce();
         let done = wal_switch::reconcile();
-        // After that: the newest may be one that does not count.
+        // After reconcile(): the newest switch may be one that does not apply.
         if std::mem::take(&mut is_first)
             && let Err(report) = wal_switch::repeat_newest()
         {
@@ -42,12 +42,12 @@ pub(super) fn main() {
         }
         let pause = match announced.and(done) {
             Ok(()) => {
-                said.clear();
+                last_warning.clear();
                 SLEEP
             }
             Err(report) => {
-                if said != report.message() {
-                    said = report.message().to_owned();
+                if last_warning != report.message() {
+                    last_warning = report.message().to_owned();
                     report.send(PgLogLevel::WARNING);
                 }
                 RETRY

@@ -1,8 +1,8 @@
-//! The functions that stand in for the C library's in the server's own calls.
+//! Replacements of C library functions in the server's own calls.
 //!
-//! Contract of all: called by any code of the server, in any process and state, critical sections
-//! and signal handlers included, and by libraries in some builds. Without a class they are the
-//! original call, `errno` and all.
+//! Contract of all: called by any code of the server, in any process and state, including critical
+//! sections and signal handlers, and in some builds by libraries. For a descriptor without a class
+//! they are equivalent to the original call, including `errno`.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
@@ -34,15 +34,16 @@ static PREADV: Forward<Vectored> = Forward::unresolved();
 static PWRITEV: Forward<Vectored> = Forward::unresolved();
 static FTRUNCATE: Forward<Truncate> = Forward::unresolved();
 
-/// The original calls, for handlers.
+/// The original calls, for use by handlers.
 ///
 /// # Safety
-/// All: as the system call of the name.
+/// All: as for the system call of that name.
 pub(crate) mod raw {
     use super::*;
 
     pub(crate) unsafe fn pread(fd: c_int, to: *mut c_void, length: usize, at: off_t) -> ssize_t {
-        // SAFETY: resolved before anything was replaced; the arguments are what the call asks for.
+        // SAFETY: resolved before anything was replaced; the caller guarantees what the call
+        // requires.
         unsafe { PREAD.get()(fd, to, length, at) }
     }
 
@@ -52,20 +53,20 @@ pub(crate) mod raw {
         length: usize,
         at: off_t,
     ) -> ssize_t {
-        // SAFETY: resolved before anything was replaced; the arguments are what the system call
-        // asks for.
+        // SAFETY: resolved before anything was replaced; the caller guarantees what the system call
+        // requires.
         unsafe { PWRITE.get()(fd, from, length, at) }
     }
 
     pub(crate) unsafe fn read(fd: c_int, to: *mut c_void, length: usize) -> ssize_t {
-        // SAFETY: resolved before anything was replaced; the arguments are what the system call
-        // asks for.
+        // SAFETY: resolved before anything was replaced; the caller guarantees what the system call
+        // requires.
         unsafe { READ.get()(fd, to, length) }
     }
 
     pub(crate) unsafe fn write(fd: c_int, from: *const c_void, length: usize) -> ssize_t {
-        // SAFETY: resolved before anything was replaced; the arguments are what the system call
-        // asks for.
+        // SAFETY: resolved before anything was replaced; the caller guarantees what the system call
+        // requires.
         unsafe { WRITE.get()(fd, from, length) }
     }
 
@@ -75,21 +76,20 @@ pub(crate) mod raw {
         count: c_int,
         at: off_t,
     ) -> ssize_t {
-        // SAFETY: resolved before anything was replaced; the arguments are what the system call
-        // asks for.
+        // SAFETY: resolved before anything was replaced; the caller guarantees what the system call
+        // requires.
         unsafe { PWRITEV.get()(fd, vector, count, at) }
     }
 
     pub(crate) unsafe fn ftruncate(fd: c_int, length: off_t) -> c_int {
-        // SAFETY: resolved before anything was replaced; the arguments are what the system call
-        // asks for.
+        // SAFETY: resolved before anything was replaced; the caller guarantees what the system call
+        // requires.
         unsafe { FTRUNCATE.get()(fd, length) }
     }
 }
 
-/// `open(path, flags, mode)`. The mode is a variadic argument in C; on the platforms that pagevault
-/// runs on it is passed as a named one would be, and read only where the flags say that it is
-/// there.
+/// `open(path, flags, mode)`. In C the mode is a variadic argument. On pagevault's platforms it is
+/// passed like a named one, and it is read only if the flags say that it exists.
 unsafe extern "C-unwind" fn open(path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
     // SAFETY: the caller's own arguments, forwarded.
     unsafe {
@@ -106,15 +106,16 @@ unsafe extern "C-unwind" fn open(path: *const c_char, flags: c_int, mode: mode_t
     }
 }
 
-/// [`open`] of a temporary file, which says only when it is open whether it is sealed.
+/// [`open`] for a temporary file. Whether it is sealed is known only when it is open.
 ///
 /// # Safety
-/// The arguments are those of [`open`]: `path` is a C string, `mode` counts where the flags ask for
+/// The arguments are those of [`open`]: `path` is a C string, `mode` is valid if the flags require
+/// it.
 /// it.
 #[cold]
 unsafe fn open_temporary(opening: &Opening, path: &CStr, mode: mode_t) -> c_int {
-    // SAFETY: the path is the caller's C string; the descriptor is ours from its opening until it
-    // is returned.
+    // SAFETY: the path is the caller's C string; the descriptor belongs to this function from its
+    // opening until it is returned.
     unsafe {
         let (fd, made) = opening.open(mode, |flags, mode| OPEN.get()(path.as_ptr(), flags, mode));
         if fd < 0 {
@@ -128,34 +129,34 @@ unsafe fn open_temporary(opening: &Opening, path: &CStr, mode: mode_t) -> c_int 
     }
 }
 
-/// `__open_2(path, flags)`: `open` where the compiler knows that there is no mode.
+/// `__open_2(path, flags)`: `open` if the compiler knows that there is no mode.
 unsafe extern "C-unwind" fn open_2(path: *const c_char, flags: c_int) -> c_int {
-    // SAFETY: as open(), without O_CREAT by the contract of __open_2.
+    // SAFETY: as in open(); no O_CREAT, by the contract of __open_2.
     unsafe { open(path, flags, 0) }
 }
 
-/// Remembers the class of a file that was just opened.
+/// Stores the class of a file that has just been opened.
 ///
 /// # Safety
-/// `fd` was opened just now, by us.
+/// We have just opened `fd`.
 #[inline]
 unsafe fn remember(fd: c_int, class: Class, tag: Tag) -> c_int {
     calls_seen::note(calls_seen::Call::Open);
     if table::opened(fd, class, tag) {
         return fd;
     }
-    // Never a file that should be encrypted and is not.
-    // SAFETY: the caller has opened the descriptor just now, and nobody else knows it yet.
+    // Better no file than one that should be encrypted and is not.
+    // SAFETY: the caller has just opened the descriptor, and no other code has it yet.
     unsafe { refuse(fd, libc::EMFILE) }
 }
 
-/// Takes an `open` back.
+/// Closes the descriptor, and makes `open` fail with `errno`.
 ///
 /// # Safety
-/// `fd` was opened just now, by us.
+/// We have just opened `fd`.
 #[cold]
 unsafe fn refuse(fd: c_int, errno: c_int) -> c_int {
-    // SAFETY: ours to close; errno belongs to this thread.
+    // SAFETY: the descriptor is ours to close; errno belongs to this thread.
     unsafe {
         CLOSE.get()(fd);
         *libc::__errno_location() = errno;
@@ -182,7 +183,7 @@ unsafe extern "C-unwind" fn read(fd: c_int, buffer: *mut c_void, length: size_t)
 
 unsafe extern "C-unwind" fn write(fd: c_int, buffer: *const c_void, length: size_t) -> ssize_t {
     let (class, file) = table::look_up(fd);
-    // SAFETY: the server called us with what the system call asks for; handed on, to it or to the
+    // SAFETY: the server's arguments are valid for the system call; passed on to it or to the
     // handler.
     unsafe {
         match handler(class) {
@@ -199,7 +200,7 @@ unsafe extern "C-unwind" fn pread(
     offset: off_t,
 ) -> ssize_t {
     let (class, file) = table::look_up(fd);
-    // SAFETY: the server called us with what the system call asks for; handed on, to it or to the
+    // SAFETY: the server's arguments are valid for the system call; passed on to it or to the
     // handler.
     unsafe {
         match handler(class) {
@@ -216,7 +217,7 @@ unsafe extern "C-unwind" fn pwrite(
     offset: off_t,
 ) -> ssize_t {
     let (class, file) = table::look_up(fd);
-    // SAFETY: the server called us with what the system call asks for; handed on, to it or to the
+    // SAFETY: the server's arguments are valid for the system call; passed on to it or to the
     // handler.
     unsafe {
         match handler(class) {
@@ -233,7 +234,7 @@ unsafe extern "C-unwind" fn preadv(
     offset: off_t,
 ) -> ssize_t {
     let (class, file) = table::look_up(fd);
-    // SAFETY: the server called us with what the system call asks for; handed on, to it or to the
+    // SAFETY: the server's arguments are valid for the system call; passed on to it or to the
     // handler.
     unsafe {
         match handler(class) {
@@ -250,7 +251,7 @@ unsafe extern "C-unwind" fn pwritev(
     offset: off_t,
 ) -> ssize_t {
     let (class, file) = table::look_up(fd);
-    // SAFETY: the server called us with what the system call asks for; handed on, to it or to the
+    // SAFETY: the server's arguments are valid for the system call; passed on to it or to the
     // handler.
     unsafe {
         match handler(class) {
@@ -262,7 +263,7 @@ unsafe extern "C-unwind" fn pwritev(
 
 unsafe extern "C-unwind" fn ftruncate(fd: c_int, length: off_t) -> c_int {
     let (class, file) = table::look_up(fd);
-    // SAFETY: the server called us with what the system call asks for; handed on, to it or to the
+    // SAFETY: the server's arguments are valid for the system call; passed on to it or to the
     // handler.
     unsafe {
         match handler(class) {
@@ -272,7 +273,7 @@ unsafe extern "C-unwind" fn ftruncate(fd: c_int, length: off_t) -> c_int {
     }
 }
 
-/// `__read_chk(fd, buffer, length, size)`: `read` into memory whose size the compiler knows.
+/// `__read_chk(fd, buffer, length, size)`: `read` into memory of a size known to the compiler.
 unsafe extern "C-unwind" fn read_chk(
     fd: c_int,
     buffer: *mut c_void,
@@ -280,7 +281,7 @@ unsafe extern "C-unwind" fn read_chk(
     size: size_t,
 ) -> ssize_t {
     check_size(length, size);
-    // SAFETY: the caller's own arguments, which `size` was compared with.
+    // SAFETY: the caller's own arguments; the length has been compared with `size`.
     unsafe { read(fd, buffer, length) }
 }
 
@@ -293,33 +294,33 @@ unsafe extern "C-unwind" fn pread_chk(
     size: size_t,
 ) -> ssize_t {
     check_size(length, size);
-    // SAFETY: the caller's own arguments, which `size` was compared with.
+    // SAFETY: the caller's own arguments; the length has been compared with `size`.
     unsafe { pread(fd, buffer, length, offset) }
 }
 
-/// What `__chk_fail` does.
+/// Like `__chk_fail`: ends the process if `length` exceeds `size`.
 fn check_size(length: size_t, size: size_t) {
     if length > size {
-        // SAFETY: takes nothing, and ends the process.
+        // SAFETY: has no arguments, and ends the process.
         unsafe { libc::abort() }
     }
 }
 
-/// A call under all the names by which a build may import it. On 64-bit platforms `x` and `x64` are
+/// A call with all names under which a build may import it. On 64-bit platforms `x` and `x64` are
 /// the same function.
 struct Call {
     names: &'static [&'static str],
     ours: *const (),
-    /// Forms of the call with other arguments, and what stands in for them.
+    /// Variants of the call with other arguments, and their replacements.
     checked: &'static [(&'static str, *const ())],
     keep: fn(Code),
     required: bool,
 }
 
-/// Adds every call to the plan: all the names that this server imports.
+/// Adds every call to the plan, under each name that this server imports.
 ///
 /// # Errors
-/// When a required call is not imported under any name, or its names lead to different functions.
+/// If a required call is not imported under any name, or its names resolve to different functions.
 pub(super) fn plan(plan: &mut Plan<'_>) -> Result<(), Error> {
     const { assert!(size_of::<off_t>() == 8, "pagevault is for 64-bit platforms") };
     for call in all().into_iter().filter(|call| !fault::leaves_out(call.names[0])) {

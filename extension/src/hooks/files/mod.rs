@@ -1,14 +1,15 @@
-//! Files that no storage manager stands above: WAL, and whatever else the server opens by itself.
+//! Files without a storage manager: WAL, and other files that the server opens itself.
 //!
-//! The calls `open`, `read`, `pwrite` and so on that the server itself makes are pointed at
-//! [`calls`]. A file is told by its path when it is opened ([`class_of`]); the descriptor remembers
-//! its class ([`table`]) until it is closed. Calls on a descriptor without a class cost one look-up
-//! and are forwarded as they are; calls on others go to the [`Handler`] of the class.
+//! The server's own calls of `open`, `read`, `pwrite` and so on are redirected to [`calls`]. A file
+//! is classified by its path when it is opened ([`class_of`]); the class is stored for the
+//! descriptor ([`table`]) until it is closed. Calls on a descriptor without a class cost one
+//! look-up and are forwarded unchanged; others go to the [`Handler`] of the class.
 //!
 //! To add a class: a variant of [`Class`], a rule in [`class_of`], a handler in [`handler`].
 //!
-//! Other libraries can arrive here too (see `got` in interpose's plan.rs), and so can signal
-//! handlers: nothing here takes a lock, allocates, or touches `errno` but to report a failure.
+//! Other libraries may also call these functions (see `got` in interpose's plan.rs), and so may
+//! signal handlers. So nothing here takes a lock or allocates, and `errno` is changed only to
+//! report a failure.
 
 mod calls;
 mod table;
@@ -24,11 +25,11 @@ use pagevault_keystore::transfer;
 pub(crate) use calls::raw;
 pub(crate) use table::Tag;
 
-/// What kind of file a descriptor is open on. The numbers are those in the table of descriptors.
+/// The kind of file that a descriptor refers to. The numbers are used in the table of descriptors.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub(crate) enum Class {
-    /// Nothing to us: every call is forwarded.
+    /// Not relevant: every call is forwarded.
     None = 0,
     /// A WAL segment.
     WalSegment = 1,
@@ -48,12 +49,12 @@ impl Class {
     }
 }
 
-/// The class of the file at `path`, as the server spells it: relative to the data directory. What
-/// the class wants to remember about the file goes into the tag.
+/// The class of the file at `path`, in the server's spelling: relative to the data directory. The
+/// tag contains what the class stores about the file.
 ///
-/// Temporary files are not asked for here: see [`temporary::Opening`].
+/// Not for temporary files: see [`temporary::Opening`].
 ///
-/// Asked for each file that is opened, whether anything is encrypted or not: that may change while
+/// Called for each file that is opened, even if nothing is encrypted, because that may change while
 /// the file is open.
 #[inline]
 fn class_of(path: &CStr) -> (Class, Tag) {
@@ -66,7 +67,7 @@ fn class_of(path: &CStr) -> (Class, Tag) {
     (Class::None, Tag::EMPTY)
 }
 
-/// Who serves a class.
+/// The handler of a class.
 #[inline]
 fn handler(class: Class) -> Option<&'static dyn Handler> {
     match class {
@@ -84,15 +85,15 @@ pub(crate) struct File {
     pub(crate) tag: Tag,
 }
 
-/// What is done instead of the system calls on files of one class.
+/// Replacements of the system calls on files of one class.
 ///
-/// Contract of all methods: they answer as the system call does, with -1 and `errno` for failures,
-/// and with fewer bytes where fewer were transferred; they use [`raw`] for the calls they make.
-/// They run wherever the server does I/O, in critical sections too, so they do not allocate, wait
-/// for locks, or raise, unless it is known who calls for files of that class.
+/// Contract of all methods: results are those of the system call, -1 and `errno` for failures, and
+/// fewer bytes if fewer were transferred; they use [`raw`] for their own calls. They run wherever
+/// the server does I/O, including critical sections. So they do not allocate, wait for locks or
+/// raise errors, unless all callers for files of that class permit it.
 ///
 /// # Safety
-/// All: `file` is open, and the memory that is passed is valid for the length that is passed.
+/// All: `file` is open, and the memory is valid for the given length.
 pub(crate) trait Handler: Sync {
     /// `pread`
     unsafe fn pread(
@@ -114,23 +115,23 @@ pub(crate) trait Handler: Sync {
 
     /// `ftruncate`
     unsafe fn truncate(&self, file: File, length: off_t) -> c_int {
-        // SAFETY: no memory is passed; the file is open, as the trait says.
+        // SAFETY: no memory is passed; the file is open, as the trait requires.
         unsafe { raw::ftruncate(file.fd, length) }
     }
 
     /// `read`: [`Handler::pread`] at the position of the descriptor.
     unsafe fn read(&self, file: File, buffer: *mut c_void, length: usize) -> ssize_t {
-        // SAFETY: the caller's memory, handed on with its length.
+        // SAFETY: the caller's memory, passed on with its length.
         unsafe { at_position(file.fd, |position| self.pread(file, buffer, length, position)) }
     }
 
     /// `write`: [`Handler::pwrite`] at the position of the descriptor.
     unsafe fn write(&self, file: File, buffer: *const c_void, length: usize) -> ssize_t {
-        // SAFETY: the caller's memory, handed on with its length.
+        // SAFETY: the caller's memory, passed on with its length.
         unsafe { at_position(file.fd, |position| self.pwrite(file, buffer, length, position)) }
     }
 
-    /// `preadv`: one [`Handler::pread`] after the other.
+    /// `preadv`: one [`Handler::pread`] for each part.
     unsafe fn preadv(
         &self,
         file: File,
@@ -138,7 +139,7 @@ pub(crate) trait Handler: Sync {
         count: c_int,
         offset: off_t,
     ) -> ssize_t {
-        // SAFETY: each part is as valid as the caller says of the whole.
+        // SAFETY: the caller guarantees that each part is valid.
         unsafe {
             transfer::each_part(
                 parts(vector, count),
@@ -148,7 +149,7 @@ pub(crate) trait Handler: Sync {
         }
     }
 
-    /// `pwritev`: one [`Handler::pwrite`] after the other.
+    /// `pwritev`: one [`Handler::pwrite`] for each part.
     unsafe fn pwritev(
         &self,
         file: File,
@@ -156,7 +157,7 @@ pub(crate) trait Handler: Sync {
         count: c_int,
         offset: off_t,
     ) -> ssize_t {
-        // SAFETY: each part is as valid as the caller says of the whole.
+        // SAFETY: the caller guarantees that each part is valid.
         unsafe {
             transfer::each_part(
                 parts(vector, count),
@@ -167,7 +168,7 @@ pub(crate) trait Handler: Sync {
     }
 }
 
-/// Transfers at the position of the descriptor, and moves it behind what was transferred.
+/// Transfers at the position of the descriptor, and advances it by what was transferred.
 ///
 /// # Safety
 /// `fd` is a descriptor that the caller has open.
@@ -180,19 +181,19 @@ unsafe fn at_position(fd: c_int, transfer: impl FnOnce(off_t) -> ssize_t) -> ssi
 /// The parts of a vector.
 ///
 /// # Safety
-/// `vector` holds `count` parts, valid for `'a`.
+/// `vector` has `count` parts, valid for `'a`.
 unsafe fn parts<'a>(vector: *const libc::iovec, count: c_int) -> &'a [libc::iovec] {
     match usize::try_from(count) {
-        // SAFETY: the caller says that there are as many parts.
+        // SAFETY: the caller guarantees the number of parts.
         Ok(count @ 1..) => unsafe { std::slice::from_raw_parts(vector, count) },
         _ => &[],
     }
 }
 
-/// Adds the calls to what is to be replaced.
+/// Adds the calls to the plan.
 ///
 /// # Errors
-/// When the server does not import one of them under any of its names.
+/// If the server does not import one of them under any of its names.
 pub(super) fn plan(plan: &mut Plan<'_>) -> Result<(), Error> {
     calls::plan(plan)
 }

@@ -1,26 +1,27 @@
-//! Which class of file each descriptor of this process is open on.
+//! The class of the file behind each descriptor of this process.
 //!
-//! Set when the server opens a file and cleared when it closes it. A child that is forked inherits
-//! the descriptors and the table alike.
+//! Set when the server opens a file and cleared when it closes the file. A forked child inherits
+//! both descriptors and table.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 
 use super::{Class, File};
 
-/// Descriptors that can have a class. A file of a class that gets a higher one is not opened.
+/// Number of descriptors that can have a class. Opening a file of a class fails if its descriptor
+/// is higher.
 const DESCRIPTORS: usize = 1 << 16;
 
-/// What a class remembers about an open file.
+/// What a class stores about an open file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Tag(pub(crate) [u64; 2]);
 
 impl Tag {
-    /// Nothing.
+    /// No information.
     pub(crate) const EMPTY: Tag = Tag([0; 2]);
 }
 
-/// A byte per descriptor, so that the look-up that every call pays for stays in the cache.
+/// One byte for each descriptor, so that the look-up in every call hits the cache.
 static CLASSES: [AtomicU8; DESCRIPTORS] = [const { AtomicU8::new(0) }; DESCRIPTORS];
 
 static TAGS: [[AtomicU64; 2]; DESCRIPTORS] =
@@ -38,7 +39,7 @@ pub(super) fn look_up(fd: c_int) -> (Class, File) {
     (Class::of(class), File { fd, tag: Tag(tag) })
 }
 
-/// The descriptor was opened. False if it is too high to be remembered.
+/// Stores the class of an opened descriptor. False if the descriptor is too high.
 #[inline]
 pub(super) fn opened(fd: c_int, class: Class, tag: Tag) -> bool {
     let Some(entry) = CLASSES.get(fd as usize) else { return class == Class::None };
@@ -48,14 +49,14 @@ pub(super) fn opened(fd: c_int, class: Class, tag: Tag) -> bool {
         words[0].store(tag.0[0], Relaxed);
         words[1].store(tag.0[1], Relaxed);
     }
-    // Most descriptors never have a class: leave their memory alone.
+    // Most descriptors never have a class: do not touch their memory.
     if entry.load(Relaxed) != class as u8 {
         entry.store(class as u8, Relaxed);
     }
     true
 }
 
-/// The descriptor is about to be closed.
+/// Called before the descriptor is closed.
 #[inline]
 pub(super) fn closing(fd: c_int) {
     opened(fd, Class::None, Tag::EMPTY);

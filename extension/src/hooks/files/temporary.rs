@@ -1,31 +1,32 @@
-//! Temporary files: sealed at any byte (stream format), under a key made from their path.
+//! Temporary files: sealed at any byte (stream format), under a key derived from their path.
 //!
-//! | file | holds | written and read by |
-//! |---|---|---|
-//! | `base/pgsql_tmp/**`, `pg_tblspc/*/*/pgsql_tmp/**` | sorts, hashes, materialized rows; shared between parallel workers; streamed transactions of a subscription | fd.c for buffile.c: `pread`, `pwrite`, `ftruncate` |
-//! | `pg_replslot/*/xid-*.spill` | changes of large transactions under logical decoding | reorderbuffer.c: `write` at the end, `pread` |
-//! | `pg_notify/*` | payloads of NOTIFY | slru.c: `pread`, `pwrite` of whole pages |
+//! - `base/pgsql_tmp/**`, `pg_tblspc/*/*/pgsql_tmp/**`: sorts, hashes, materialized rows; shared
+//!   between parallel workers; streamed transactions of a subscription. Accessed by fd.c for
+//!   buffile.c: `pread`, `pwrite`, `ftruncate`.
+//! - `pg_replslot/*/xid-*.spill`: changes of large transactions under logical decoding. Accessed by
+//!   reorderbuffer.c: `write` at the end, `pread`.
+//! - `pg_notify/*`: payloads of NOTIFY. Accessed by slru.c: `pread`, `pwrite` of whole pages.
 //!
-//! All of them are gone when the server starts: `RemovePgTempFiles` (unless
+//! All of them are removed at server start: by `RemovePgTempFiles` (unless
 //! `remove_temp_files_after_crash` is off, and then only until the next start),
-//! `StartupReorderBuffer`, `AsyncShmemInit`. So their keys may be so too.
+//! `StartupReorderBuffer`, `AsyncShmemInit`. So their keys need not survive a start.
 //!
-//! **A file says by itself that it is sealed**: by the sticky bit of its mode, which means nothing
-//! on files. It is set with the very call that makes the file, and read by every other process that
-//! opens it. So all agree, whatever happens to setting and keys meanwhile, and nothing is ever
-//! mixed within a file.
+//! **The file itself states that it is sealed**: by the sticky bit of its mode, which has no
+//! meaning for files. The bit is set by the call that creates the file, and read by every other
+//! process that opens it. So all processes agree, even if the setting or keys change meanwhile, and
+//! a file is never partly sealed.
 //!
-//! Who makes a file knows it, by `O_EXCL`, and looks whether the file system has kept the bit. If
-//! it has not, the file is taken away again and the server is told that this is not supported: a
-//! file that should be sealed is never made without the mark. A file that is there already, without
-//! mark and empty, is marked where it has one writer; a segment of the NOTIFY queue has several,
-//! one of which may have made it with the setting off, so it stays what that one made it.
+//! The process that creates a file knows that by `O_EXCL`, and checks whether the file system has
+//! kept the bit. If not, the file is removed and the server gets an error (not supported): a file
+//! that should be sealed is never created without the mark. An existing file that is empty and
+//! unmarked is marked if it has a single writer. A segment of the NOTIFY queue has several writers,
+//! one of which may have created it with the setting off, so it stays as created.
 //!
-//! What else the server writes outside of relations and WAL holds no values: `pg_logical/snapshots`
-//! (transaction ids, snapbuild.c), `pg_logical/mappings` (row positions, rewriteheap.c),
-//! `pg_twophase` (locks, invalidations, relation files to drop, and the name that the user gave the
-//! transaction), `pg_stat` (counters), `pg_replslot/*/state`. They outlive a restart and stay as
-//! they are.
+//! Other files that the server writes outside relations and WAL contain no values:
+//! `pg_logical/snapshots` (transaction IDs, snapbuild.c), `pg_logical/mappings` (row positions,
+//! rewriteheap.c), `pg_twophase` (locks, invalidations, relation files to drop, and the name that
+//! the user gave the transaction), `pg_stat` (counters), `pg_replslot/*/state`. They survive a
+//! restart and are not encrypted.
 
 use std::ffi::{CStr, c_int, c_void};
 
@@ -41,18 +42,17 @@ use crate::stats::{self, Timing};
 /// The sticky bit: the file is sealed.
 const SEALED: mode_t = libc::S_ISVTX;
 
-/// How often it is tried to make a file or else to open it, before the answer is that it is not
-/// there.
+/// Maximum number of attempts to create or else open a file, before the last error is returned.
 const TRIES: usize = 8;
 
-/// The bit of a tag that says: `write` appends. The kernel's own `O_APPEND` would let nothing be
-/// written anywhere else, and the last partial block must be.
+/// Bit of a tag: `write` appends. The kernel's own `O_APPEND` would prevent writes at other
+/// offsets, but the last partial block must be rewritten.
 const APPENDS: u64 = FREE_BIT;
 
-/// Kinds of temporary files, as far as they differ.
+/// Kinds of temporary files, where their treatment differs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum FileKind {
-    /// Lives no longer than a query or a transaction.
+    /// Exists no longer than a query or a transaction.
     Spill,
     /// A segment of a queue that was emptied when the server started.
     Queue,
@@ -63,7 +63,7 @@ impl FileKind {
         if path.starts_with(b"base/pgsql_tmp/") {
             Some(FileKind::Spill)
         } else if let Some(rest) = path.strip_prefix(b"pg_tblspc/") {
-            // The table space's OID, the version's directory, then as above.
+            // The tablespace's OID, the version's directory, then as above.
             let mut parts = rest.splitn(4, |byte| *byte == b'/').skip(2);
             (parts.next() == Some(b"pgsql_tmp") && parts.next().is_some())
                 .then_some(FileKind::Spill)
@@ -79,12 +79,12 @@ impl FileKind {
     fn seal_new(self) -> bool {
         match self {
             FileKind::Spill => temporary::is_wanted(),
-            FileKind::Queue => temporary::is_wanted_of_queues(),
+            FileKind::Queue => temporary::is_wanted_for_queues(),
         }
     }
 }
 
-/// A temporary file that is about to be opened.
+/// A temporary file that is being opened.
 pub(super) struct Opening {
     kind: FileKind,
     seal: bool,
@@ -92,14 +92,14 @@ pub(super) struct Opening {
 }
 
 impl Opening {
-    /// `None` if no temporary file stands at `path`.
+    /// `None` if `path` is not that of a temporary file.
     #[inline]
     pub(super) fn of(path: &CStr, flags: c_int) -> Option<Opening> {
         let kind = FileKind::of(path.to_bytes())?;
         Some(Opening { kind, seal: flags & O_CREAT != 0 && kind.seal_new(), flags })
     }
 
-    /// The flags to open it with: what is to be written must be read to be merged.
+    /// The flags for opening it: writing a part of a block requires reading it.
     fn flags(&self) -> c_int {
         match self.flags & O_ACCMODE {
             O_WRONLY => self.flags & !O_ACCMODE | O_RDWR,
@@ -107,10 +107,10 @@ impl Opening {
         }
     }
 
-    /// Opens the file with the server's own call; the descriptor, or -1 and `errno`, and whether
-    /// this has made the file.
+    /// Opens the file by the server's own call. Returns the descriptor, or -1 and `errno`, and
+    /// whether this call has created the file.
     ///
-    /// Who makes it is asked only where it is to be sealed.
+    /// The latter is determined only if the file is to be sealed.
     pub(super) fn open(
         &self,
         mode: mode_t,
@@ -120,7 +120,7 @@ impl Opening {
         if !self.seal {
             return (call(flags, mode), false);
         }
-        // Once, but for files that others remove meanwhile.
+        // Repeated only if other processes remove the file meanwhile.
         let mut fd = -1;
         for _ in 0..TRIES {
             fd = call(flags | O_EXCL, mode | SEALED);
@@ -135,29 +135,29 @@ impl Opening {
         (fd, false)
     }
 
-    /// Looks at the open file: what to remember of it if it is sealed, `None` if it is not. If it
-    /// was `made` just now and cannot be used, it is removed.
+    /// Examines the open file. Returns the tag if it is sealed, `None` if not. If the file was just
+    /// `made` and cannot be used, it is removed.
     ///
     /// # Errors
-    /// The `errno` for the server, if it cannot be known, if its key cannot be had, or if it should
-    /// be sealed and the file system does not keep the mark.
+    /// The `errno` for the server: if the state cannot be determined, the key is not available, or
+    /// the file should be sealed and the file system does not keep the mark.
     pub(super) fn finish(&self, fd: c_int, path: &CStr, made: bool) -> Result<Option<Tag>, c_int> {
-        let finished = self.look(fd, path, made);
+        let finished = self.examine(fd, path, made);
         if made && finished.is_err() {
-            // SAFETY: a path; nobody else knows the file yet.
+            // SAFETY: a C string; no other process knows the file yet.
             unsafe { libc::unlink(path.as_ptr()) };
         }
         finished
     }
 
-    fn look(&self, fd: c_int, path: &CStr, made: bool) -> Result<Option<Tag>, c_int> {
+    fn examine(&self, fd: c_int, path: &CStr, made: bool) -> Result<Option<Tag>, c_int> {
         let status = status(fd)?;
         let mode = status.st_mode;
         if mode & libc::S_IFMT != libc::S_IFREG {
             return Ok(None);
         }
         if mode & SEALED == 0 {
-            // One that a crash left behind is used again, emptied.
+            // An empty file that a crash left behind is reused.
             let is_ours = made || self.kind == FileKind::Spill && status.st_size == 0;
             if !(self.seal && is_ours) {
                 return Ok(None);
@@ -166,19 +166,19 @@ impl Opening {
         }
         let mut name = temporary::name(path.to_bytes()).ok_or(libc::EIO)?;
         if self.flags & O_APPEND != 0 {
-            stop_appending(fd)?;
+            clear_append_flag(fd)?;
             name[0] |= APPENDS;
         }
         Ok(Some(Tag(name)))
     }
 }
 
-/// The handler of sealed temporary files. Only code that may raise calls it, but it does not; nor
-/// does it allocate or wait.
+/// The handler of sealed temporary files. Its callers permit errors to be raised, but it neither
+/// raises any nor allocates or waits.
 pub(super) struct Temporary;
 
-/// Room to seal and open in, and for what is to be written: it may stand in shared memory and
-/// change meanwhile (slru.c writes without a lock), so it is read once.
+/// Memory for sealing and opening, and for a copy of the data to be written. The original may be in
+/// shared memory and change meanwhile (slru.c writes without a lock), so it is read once.
 #[repr(C, align(4096))]
 struct Room {
     plaintext: [u8; SCRATCH],
@@ -197,12 +197,12 @@ impl Handler for Temporary {
         offset: off_t,
     ) -> ssize_t {
         if offset < 0 {
-            return answer(Err(libc::EINVAL));
+            return as_system_call(Err(libc::EINVAL));
         }
-        // SAFETY: the caller's memory, valid for writes of `length` bytes, and its alone for the
-        // call.
+        // SAFETY: the caller's memory, valid for writes of `length` bytes, and not accessed by
+        // others during the call.
         let into = unsafe { std::slice::from_raw_parts_mut(buffer.cast::<u8>(), length) };
-        answer(with_stream(file, |stream, _| stream.read(offset as u64, into)))
+        as_system_call(with_stream(file, |stream, _| stream.read(offset as u64, into)))
     }
 
     unsafe fn pwrite(
@@ -213,16 +213,16 @@ impl Handler for Temporary {
         offset: off_t,
     ) -> ssize_t {
         if offset < 0 {
-            return answer(Err(libc::EINVAL));
+            return as_system_call(Err(libc::EINVAL));
         }
-        answer(with_stream(file, |stream, plaintext| {
+        as_system_call(with_stream(file, |stream, plaintext| {
             let mut done = 0;
             while done < length {
                 let at = offset as u64 + done as u64;
-                // Later pieces begin where a unit does.
+                // All pieces but the first begin at a unit.
                 let room = SCRATCH - (at % stream::UNIT as u64) as usize;
                 let piece = &mut plaintext[..room.min(length - done)];
-                // SAFETY: within the caller's memory, and apart from ours.
+                // SAFETY: within the caller's memory, which does not overlap ours.
                 unsafe {
                     let from = buffer.cast::<u8>().add(done);
                     std::ptr::copy_nonoverlapping(from, piece.as_mut_ptr(), piece.len());
@@ -243,7 +243,7 @@ impl Handler for Temporary {
     }
 
     unsafe fn write(&self, file: File, buffer: *const c_void, length: usize) -> ssize_t {
-        // SAFETY: an open descriptor; the rest is the caller's.
+        // SAFETY: an open descriptor; the caller guarantees the rest.
         unsafe {
             if file.tag.0[0] & APPENDS != 0 && libc::lseek(file.fd, 0, libc::SEEK_END) < 0 {
                 return -1;
@@ -254,13 +254,14 @@ impl Handler for Temporary {
 
     unsafe fn truncate(&self, file: File, length: off_t) -> c_int {
         if length < 0 {
-            return answer(Err(libc::EINVAL)) as c_int;
+            return as_system_call(Err(libc::EINVAL)) as c_int;
         }
-        answer(with_stream(file, |stream, _| stream.truncate(length as u64).map(|()| 0))) as c_int
+        as_system_call(with_stream(file, |stream, _| stream.truncate(length as u64).map(|()| 0)))
+            as c_int
     }
 }
 
-/// Runs `f` with the sealed file, and a place to copy to.
+/// Calls `f` with the sealed file, and with memory for a copy.
 fn with_stream<R>(
     file: File,
     f: impl FnOnce(&mut Stream<'_, Descriptor>, &mut [u8; SCRATCH]) -> Result<R, c_int>,
@@ -280,8 +281,8 @@ fn with_stream<R>(
     })
 }
 
-/// The answer of a system call: -1 and `errno`, or how much.
-fn answer(done: Result<usize, c_int>) -> ssize_t {
+/// The result of a system call: -1 and `errno`, or the number of bytes.
+fn as_system_call(done: Result<usize, c_int>) -> ssize_t {
     match done {
         Ok(count) => count as ssize_t,
         Err(error) => {
@@ -292,7 +293,7 @@ fn answer(done: Result<usize, c_int>) -> ssize_t {
     }
 }
 
-/// The file as it is on disk; its errors are `errno`. Counts what passes.
+/// The file as it is on disk; its errors are `errno` values. Counts transferred bytes.
 struct Descriptor {
     fd: c_int,
     work: Timing,
@@ -305,11 +306,12 @@ impl Descriptor {
         Descriptor { fd, work: Timing::begin(), read: 0, written: 0 }
     }
 
-    /// Pages and time go to what was asked for; a write may have read the blocks that it completes.
+    /// Pages and time are counted for the requested operation; a write may have read the blocks
+    /// that it completes.
     fn count(&self) {
         const PAGE: usize = pgrx::pg_sys::BLCKSZ as usize;
-        // To the nearest, but one at least: a page that begins within a block of 16 touches one
-        // block more.
+        // Rounded to the nearest number, but at least one: a page that does not begin at a 16-byte
+        // block touches one block more.
         let pages = |bytes: usize| ((bytes + PAGE / 2) / PAGE).max(usize::from(bytes > 0)) as u64;
         let [read, written] = [self.read, self.written].map(|bytes| (pages(bytes), bytes as u64));
         if written.0 == 0 {
@@ -334,7 +336,7 @@ impl stream::File for Descriptor {
 
     fn write_at(&mut self, offset: u64, bytes: &[u8]) -> Result<usize, c_int> {
         let (fd, from, length) = (self.fd, bytes.as_ptr().cast(), bytes.len());
-        // SAFETY: the descriptor is open, and a slice holds its length.
+        // SAFETY: an open descriptor, and a slice with its length.
         let done = self.work.pause(|| unsafe { raw::pwrite(fd, from, length, offset as off_t) });
         let done = usize::try_from(done).map_err(|_| errno())?;
         self.written += done;
@@ -364,15 +366,15 @@ fn check(result: c_int) -> Result<(), c_int> {
 
 fn status(fd: c_int) -> Result<libc::stat, c_int> {
     let mut status = std::mem::MaybeUninit::<libc::stat>::zeroed();
-    // SAFETY: an open descriptor and room for one structure, for which zero is a valid value.
+    // SAFETY: an open descriptor, and memory for one structure, for which zero is a valid value.
     unsafe {
         check(libc::fstat(fd, status.as_mut_ptr()))?;
         Ok(status.assume_init())
     }
 }
 
-/// Sets the bit later than when the file is made. A file system that does not keep it is of no use;
-/// some say so, as of something that is not permitted.
+/// Sets the sealed bit of an existing file. A file system that does not keep the bit cannot be
+/// used; some report that as a missing permission.
 fn mark(fd: c_int, mode: mode_t) -> Result<(), c_int> {
     // SAFETY: no memory is passed; the file is open.
     match check(unsafe { libc::fchmod(fd, (mode | SEALED) & 0o7777) }) {
@@ -382,7 +384,7 @@ fn mark(fd: c_int, mode: mode_t) -> Result<(), c_int> {
     if status(fd)?.st_mode & SEALED == 0 { Err(libc::EOPNOTSUPP) } else { Ok(()) }
 }
 
-fn stop_appending(fd: c_int) -> Result<(), c_int> {
+fn clear_append_flag(fd: c_int) -> Result<(), c_int> {
     // SAFETY: no memory is passed; the file is open.
     unsafe {
         let flags = libc::fcntl(fd, libc::F_GETFL);

@@ -1,4 +1,4 @@
-//! Key providers, as SQL adds, changes, checks and drops them.
+//! Adding, altering, checking and dropping key providers by SQL.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,10 +18,10 @@ use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result};
 use crate::{roles, shmem};
 
-/// Longest name of a provider, as of any PostgreSQL object (`NAMEDATALEN - 1`).
+/// Maximum length of a provider's name, as of any PostgreSQL object (`NAMEDATALEN - 1`).
 const NAME_MAX: usize = 63;
 
-/// Makes a provider known after the helper has checked its options.
+/// Adds a provider after the helper has checked its options.
 pub(crate) fn add(name: &str, kind: &str, options: &Value) -> Result<()> {
     const BY: &str = "add_provider";
     names::check_name("provider", name, NAME_MAX)?;
@@ -36,15 +36,15 @@ pub(crate) fn add(name: &str, kind: &str, options: &Value) -> Result<()> {
     write(&provider_record(&spec))
 }
 
-/// Changes a provider's options after proving that it still opens everything it wrapped, but for
-/// databases that are gone.
+/// Changes a provider's options after proving that it still unwraps everything that it has wrapped,
+/// except for dropped databases.
 pub(crate) fn alter(name: &str, options: &Value) -> Result<()> {
     const BY: &str = "alter_provider";
     let state = persist::current_cluster_state()?;
     let provider =
         state.provider(name).ok_or_else(|| operations::no_such_provider(name, &state))?;
     let spec = checked_options(BY, name, &provider.kind, options)?;
-    // Where a tablespace is not mounted its databases seem to be gone.
+    // If a tablespace is not mounted, its databases seem to be dropped.
     let is_known = |scope: Scope| catalog::database_name(scope.number()).is_some();
     let is_missed =
         |scope, key: &DatabaseKey| key.provider == name && (!is_gone(scope) || is_known(scope));
@@ -65,7 +65,7 @@ pub(crate) fn alter(name: &str, options: &Value) -> Result<()> {
     write(&provider_record(&spec))
 }
 
-/// Forgets a provider that wraps no database key.
+/// Removes a provider that wraps no database key.
 pub(crate) fn drop(name: &str) -> Result<()> {
     let state = persist::current_cluster_state()?;
     if state.provider(name).is_none() {
@@ -95,7 +95,7 @@ pub(crate) fn drop(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// One line of what [`check`] found.
+/// One line of the result of [`check`].
 pub(crate) struct Checked {
     pub(crate) master_key: Option<String>,
     pub(crate) what: String,
@@ -104,7 +104,7 @@ pub(crate) struct Checked {
     pub(crate) hint: Option<String>,
 }
 
-/// Has a provider looked at, with each of its master keys in use, or with `key`.
+/// Checks a provider, with each of its master keys in use, or with `key`.
 pub(crate) fn check(name: &str, key: Option<&str>) -> Result<Vec<Checked>> {
     let state = persist::current_cluster_state()?;
     let spec = operations::spec_of(&state, name)?;
@@ -115,7 +115,7 @@ pub(crate) fn check(name: &str, key: Option<&str>) -> Result<Vec<Checked>> {
         }
         None => {
             let keys: Vec<String> = master_keys_in_use(&state, name).into_keys().collect();
-            // Without a key only the provider is looked at.
+            // Without a key only the provider is checked.
             if keys.is_empty() { vec![String::new()] } else { keys }
         }
     };
@@ -159,11 +159,12 @@ fn checked_options(by: &str, name: &str, kind: &str, options: &Value) -> Result<
         )
         .hint("For a key file: '{\"path\": \"/etc/pagevault/keys\"}'."));
     };
-    // As recorded, it goes for all programs that the provider may come to, also those that a file
-    // names.
+    // Recorded, because the permission covers all programs that the provider may run, also those
+    // named in a file.
     let programs = roles::may_run_programs();
     if kind == "command" {
-        // Whoever may choose a program and its arguments is the server's operating system user.
+        // A user who can choose a program and its arguments can act as the server's operating
+        // system user.
         roles::require_program_runner("set the programs of a key provider")?;
     }
     let provider = ProviderSpec {
@@ -188,7 +189,7 @@ fn provider_record(spec: &ProviderSpec) -> Record {
     }
 }
 
-/// Writes down what became of a provider.
+/// Records a change of a provider.
 fn write(record: &Record) -> Result<()> {
     persist::write_cluster(std::slice::from_ref(record))
 }

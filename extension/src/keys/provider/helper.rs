@@ -1,10 +1,10 @@
-//! Runs `pagevault-keyring`, the program that talks to key providers.
+//! Runs `pagevault-keyring`, the program that sends requests to key providers.
 //!
-//! One request on its standard input, one reply on its standard output, a deadline. The server
-//! itself opens no connection and holds no credentials. A cancel or a terminated session kills the
-//! helper; if this process is killed, the kernel ends it, and it ends by itself once nobody reads
-//! its reply. It inherits no descriptor of the server, so that it keeps no connection, file or port
-//! open.
+//! One request on its standard input, one reply on its standard output, one deadline. The server
+//! itself opens no connection and has no credentials. A cancel or the end of the session kills the
+//! helper. If this process is killed, the kernel kills the helper, which also ends when its reply
+//! is not read. It inherits no descriptor of the server, so that it keeps no connection, file or
+//! port open.
 
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
@@ -20,9 +20,9 @@ use super::refusal;
 use crate::pg::report::Report;
 use crate::pg::{child, guc, process};
 
-/// What the helper is given on top of its deadline before it is killed.
+/// Time after the deadline until the helper is killed.
 const GRACE: Duration = Duration::from_secs(2);
-/// How often a waiting process looks for interrupts that did not wake it.
+/// Interval at which a waiting process checks for interrupts that did not wake it.
 const TICK: Duration = Duration::from_millis(200);
 
 /// The helper's path: the setting, or the program beside the server's binary.
@@ -37,11 +37,11 @@ pub(crate) fn program() -> PathBuf {
 
 /// Why there is no reply.
 pub(crate) enum HelperError {
-    /// The helper did not do its work, or did not even start.
+    /// The helper failed, or could not be started.
     Broken(Report),
-    /// It was still at it when time ran out.
+    /// The deadline has passed.
     TooLate(Duration),
-    /// The session was told to stop, or the statement.
+    /// The statement or the session was cancelled.
     Cancelled,
 }
 
@@ -59,7 +59,7 @@ impl HelperError {
         matches!(self, HelperError::Cancelled)
     }
 
-    /// The error for the user. A cancel is carried out here, in the server's own words.
+    /// The error for the user. A cancel is raised here, as the server's own error.
     pub(crate) fn into_report(self) -> Report {
         match self {
             HelperError::Broken(report) => report,
@@ -86,10 +86,10 @@ impl HelperError {
     }
 }
 
-/// Asks the providers and returns one outcome for each operation.
+/// Sends operations to the providers and returns one outcome for each.
 ///
 /// # Errors
-/// When the helper cannot be run or does not answer; failures of single operations are outcomes.
+/// If the helper cannot be run or does not answer; failures of single operations are outcomes.
 pub(crate) fn run(operations: Vec<Operation>, timeout: Duration) -> Result<Reply, HelperError> {
     let count = operations.len();
     let data_directory = process::data_directory().to_string_lossy().into_owned();
@@ -97,17 +97,17 @@ pub(crate) fn run(operations: Vec<Operation>, timeout: Duration) -> Result<Reply
     let request = Request::new(deadline_ms, data_directory, operations)
         .to_json()
         .map_err(|e| broken(format!("The request could not be written: {e}.")))?;
-    let reply = converse(&request, timeout)?;
+    let reply = exchange(&request, timeout)?;
     Reply::from_json(&reply, count)
         .map_err(|e| broken(format!("Its reply could not be read: {e}.")))
 }
 
-/// A helper that is killed and reaped when it goes out of scope, also while unwinding.
+/// A helper process that is killed and reaped when it goes out of scope, also while unwinding.
 struct Helper(Child);
 
 impl Drop for Helper {
     fn drop(&mut self) {
-        // Either may fail only because the child has ended already.
+        // Both fail only if the child has already ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -117,7 +117,7 @@ fn spawn() -> Result<(Helper, ChildStdin, ChildStdout), HelperError> {
     let program = program();
     let mut command = Command::new(&program);
     command.arg("serve").stdin(Stdio::piped()).stdout(Stdio::piped());
-    child::keep_apart(&mut command);
+    child::isolate_from_server(&mut command);
     let mut child = command.spawn().map_err(|e| {
         HelperError::Broken(
             Report::new(
@@ -136,10 +136,10 @@ fn spawn() -> Result<(Helper, ChildStdin, ChildStdout), HelperError> {
     }
 }
 
-fn converse(request: &[u8], timeout: Duration) -> Result<Zeroizing<Vec<u8>>, HelperError> {
+fn exchange(request: &[u8], timeout: Duration) -> Result<Zeroizing<Vec<u8>>, HelperError> {
     let started = Instant::now();
     let (mut helper, mut stdin, mut stdout) = spawn()?;
-    // A request is far smaller than a pipe holds, so this does not block on a helper that hangs.
+    // A request is much smaller than a pipe's buffer, so this does not block if the helper hangs.
     stdin.write_all(request).map_err(|e| broken(format!("It took no request: {e}.")))?;
     drop(stdin);
 
@@ -169,7 +169,8 @@ fn converse(request: &[u8], timeout: Duration) -> Result<Zeroizing<Vec<u8>>, Hel
     if !reply.is_empty() {
         return Ok(reply);
     }
-    // A cancel is sent to our whole process group: it ended the helper before we saw it.
+    // A cancel is sent to our whole process group, and may have ended the helper before we noticed
+    // it.
     if process::is_told_to_stop() {
         return Err(HelperError::Cancelled);
     }

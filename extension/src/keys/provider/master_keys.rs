@@ -1,8 +1,8 @@
-//! Master keys and database keys: set, moved and rotated.
+//! Setting, moving and rotating master keys and database keys.
 //!
-//! Rotation is always the same: make the new thing, wrap, prove by unwrapping, write it down,
-//! switch. Killed at any step it ends wholly old or wholly new. Versions of a database key go to
-//! the provider together, not one by one.
+//! Every rotation has the same steps: make the new key, wrap it, prove by unwrapping, record,
+//! switch. After a crash at any step, either the old key or the new one is in force. All versions
+//! of a database key are sent to the provider together.
 
 use std::borrow::Borrow;
 
@@ -24,7 +24,7 @@ use crate::pg::{catalog, process, wal};
 use crate::shmem;
 use crate::shmem::secrets::State as KeyState;
 
-/// Puts a scope's database key under a master key, making the database key if there is none. `by`
+/// Wraps a scope's database key with a master key; creates the database key if there is none. `by`
 /// is the SQL function that asks.
 pub(crate) fn set(by: &str, scope: Scope, provider: &str, key: &str) -> Result<()> {
     check_key_name(key)?;
@@ -40,7 +40,7 @@ pub(crate) fn set(by: &str, scope: Scope, provider: &str, key: &str) -> Result<(
 fn set_first(by: &str, scope: Scope, spec: &ProviderSpec, key: &str) -> Result<()> {
     if !scope.is_cluster() {
         refused::require_usable(Scope::CLUSTER)?;
-        // Its key opens what is to be wrapped anew.
+        // The cluster's key is needed to unwrap the data keys that are to be rewrapped.
         require_unlocked(&persist::current_cluster_state()?, Scope::CLUSTER)?;
     }
     let secret = Secret32::random()?;
@@ -48,14 +48,14 @@ fn set_first(by: &str, scope: Scope, spec: &ProviderSpec, key: &str) -> Result<(
     let record = wrap_new(by, scope, first, spec, key, &secret)?;
     write_database_key(record, secret)?;
     if !scope.is_cluster() {
-        // What the cluster's key wrapped for this database so far moves under its own.
+        // Data keys of this database that the cluster's key wraps are rewrapped with its own key.
         data_keys::rewrap_data_keys(scope, |by, _| by != scope, (scope, first))?;
     }
     Ok(())
 }
 
-/// Has the provider make a new version of the scope's master key and wraps with it. Returns the
-/// version that wraps now.
+/// Makes the provider create a new version of the scope's master key, and wraps with it. Returns
+/// the version in use.
 pub(crate) fn rotate(by: &str, scope: Scope) -> Result<i64> {
     let state = persist::current_cluster_state()?;
     let (_, current) = state.current_database_key(scope).ok_or_else(|| no_master_key(scope))?;
@@ -71,10 +71,10 @@ pub(crate) fn rotate(by: &str, scope: Scope) -> Result<i64> {
 }
 
 /// Wraps every live version of a scope's database key with the newest version of a master key,
-/// proves all of them, and writes them down at once. Returns the master key's version.
+/// proves all of them, and records them together. Returns the master key's version.
 ///
-/// What this provider wrapped before it wraps again itself; what another one wrapped goes to it
-/// from memory, so the provider that is left need not even be there any more.
+/// Keys wrapped by this provider are rewrapped by it. Keys wrapped by another provider are wrapped
+/// from memory, so the old provider need not be reachable.
 fn move_to(by: &str, state: &State, scope: Scope, spec: &ProviderSpec, key: &str) -> Result<u64> {
     let secrets = &shmem::required()?.secrets;
     let mut questions = Vec::new();
@@ -102,13 +102,13 @@ fn move_to(by: &str, state: &State, scope: Scope, spec: &ProviderSpec, key: &str
     let records =
         moved.into_iter().map(|(version, _, record)| database_key_record(scope, version, record));
     persist::write_cluster(&records.collect::<Vec<_>>())?;
-    // A master key that was revoked has been left.
+    // The scope no longer uses the revoked master key.
     revoked::restore(scope)?;
     Ok(newest)
 }
 
-/// Makes a new database key and wraps all data keys with it: those of this database if it has a key
-/// of its own, else all that the cluster's key wraps.
+/// Creates a new database key and wraps data keys with it: those of this database if it has its own
+/// key, otherwise all that the cluster's key wraps.
 pub(crate) fn rotate_database_key(by: &str, database: u32) -> Result<KeyVersion> {
     let state = persist::current_cluster_state()?;
     let own = Scope::database(database);
@@ -134,8 +134,8 @@ pub(crate) fn rotate_database_key(by: &str, database: u32) -> Result<KeyVersion>
     Ok(new_version)
 }
 
-/// Refuses to begin with a key of which a version is locked: what it wraps could not be wrapped
-/// anew.
+/// Refuses the operation if a version of the key is locked: data keys under it could not be
+/// rewrapped.
 fn require_unlocked(state: &State, scope: Scope) -> Result<()> {
     let secrets = &shmem::required()?.secrets;
     let mut versions = state.database_keys().filter(|(s, _, _)| *s == scope);
@@ -146,7 +146,7 @@ fn require_unlocked(state: &State, scope: Scope) -> Result<()> {
     }
 }
 
-/// Wraps a new database key and proves that the provider gives it back.
+/// Wraps a new database key and proves that the provider unwraps it.
 fn wrap_new(
     by: &str,
     scope: Scope,
@@ -166,9 +166,8 @@ fn wrap_new(
     Ok(database_key_record(scope, version, record))
 }
 
-/// Proves that the provider unwraps each wrapped key, given with its version, to the secret that it
-/// is. Only then are the new wrappings written down; until then the keystore has the old ones, and
-/// goes by them.
+/// Proves that the provider unwraps each wrapped key of the given version to its secret. New
+/// wrappings are recorded only after that; until then the keystore has the old ones.
 fn prove<S: Borrow<Secret32>>(
     by: &str,
     scope: Scope,
@@ -188,7 +187,7 @@ fn prove<S: Borrow<Secret32>>(
     Ok(())
 }
 
-/// The record of a database key that was just wrapped.
+/// The record of a database key that has just been wrapped.
 fn record_of(
     spec: &ProviderSpec,
     key: &str,
@@ -221,8 +220,8 @@ fn database_key_record(scope: Scope, version: KeyVersion, key: DatabaseKey) -> R
     }
 }
 
-/// Writes a new database key down and makes it usable in one step, so that nobody meets it locked.
-/// From then on it is where core dumps do not have it, and nowhere else.
+/// Records a new database key and makes it usable under one lock, so that no process finds it
+/// locked. Afterwards the key is only in memory that is excluded from core dumps.
 fn write_database_key(record: Record, secret: Secret32) -> Result<()> {
     let Record::DatabaseKey { scope, version, .. } = record else {
         return Err(internal("not a database key".into()));
@@ -239,7 +238,7 @@ fn write_database_key(record: Record, secret: Secret32) -> Result<()> {
     Ok(())
 }
 
-/// As [`Scope::name`] with the database's name; only where catalogs can be read.
+/// [`Scope::name`] with the database's name; only where catalogs can be read.
 pub(crate) fn scope_name(scope: Scope) -> String {
     match catalog::database_name(scope.number()) {
         Some(name) => format!("database \"{name}\""),

@@ -1,5 +1,5 @@
-//! Key providers, and the master keys in them: asked by way of a program of its own, for everything
-//! that wraps and unwraps database keys.
+//! Key providers and their master keys. A separate helper program makes all requests that wrap and
+//! unwrap database keys.
 
 pub(crate) mod admin;
 pub(crate) mod gone;

@@ -1,8 +1,8 @@
-//! The one door to key providers: every operation passes here, is noted in the provider's health
-//! and leaves a line in the audit trail.
+//! All operations of key providers pass through this module, which records them in the provider's
+//! health and in the audit trail.
 //!
-//! Also used where there is neither catalog nor transaction: in the postmaster and in recovery. No
-//! lock may be held that anyone but key management waits for: a provider may take
+//! Also used without catalogs or transactions: in the postmaster and in recovery. The only lock
+//! that may be held is the one of key management, because a request may take
 //! `pagevault.keyring_timeout`.
 
 use std::time::{Duration, Instant};
@@ -26,20 +26,20 @@ use crate::pg::{guc, process};
 use crate::shmem;
 use crate::shmem::health::OperationFailure;
 
-/// One operation to ask a provider for.
+/// One operation of a provider.
 pub(crate) struct Question {
     pub(crate) provider: ProviderSpec,
-    /// The master key's name; empty where none is concerned.
+    /// The master key's name; empty if no key is concerned.
     pub(crate) key: String,
-    /// Whose database key is meant, which is what a wrapped key is bound to.
+    /// The scope of the database key; wrapped keys are bound to it.
     pub(crate) scope: Option<Scope>,
     pub(crate) action: Action,
-    /// Which database key an unwrapping must give. Without it no key is taken from the answer.
+    /// The database key that an unwrapping must return. If `None`, no key is taken from the answer.
     expects: Option<Expects>,
 }
 
 impl Question {
-    /// To do something that gives no database key in clear.
+    /// An operation that returns no unwrapped database key.
     pub(crate) fn new(
         provider: ProviderSpec,
         key: String,
@@ -49,7 +49,7 @@ impl Question {
         Question { provider, key, scope, action, expects: None }
     }
 
-    /// To unwrap a version of a scope's database key as its record says.
+    /// Unwraps a version of a scope's database key, according to its record.
     pub(crate) fn unwrap(
         state: &State,
         scope: Scope,
@@ -59,7 +59,7 @@ impl Question {
         Ok(Question::unwrap_by(spec_of(state, &record.provider)?, scope, version, record))
     }
 
-    /// As [`Question::unwrap`], by a provider whose options are not recorded yet.
+    /// Like [`Question::unwrap`], by a provider whose options are not recorded yet.
     pub(crate) fn unwrap_by(
         provider: ProviderSpec,
         scope: Scope,
@@ -76,14 +76,14 @@ impl Question {
     }
 }
 
-/// What came of a [`Question`].
+/// The answer to a [`Question`].
 pub(crate) struct Answer {
     pub(crate) subject: Subject,
     outcome: Outcome,
 }
 
 impl Answer {
-    /// Why it was not done, if it was not.
+    /// The failure, if the operation failed.
     pub(crate) fn failure(&self) -> Option<&Failure> {
         match &self.outcome {
             Outcome::Failed(failure) => Some(failure),
@@ -99,7 +99,7 @@ impl Answer {
         }
     }
 
-    /// The unwrapped database key, which is the right one: see [`proof`].
+    /// The unwrapped database key, which has been verified: see [`proof`].
     pub(crate) fn unwrapped(&self, what: &str) -> Result<Secret32> {
         match &self.outcome {
             Outcome::Unwrapped { plaintext, .. } => {
@@ -110,7 +110,7 @@ impl Answer {
         }
     }
 
-    /// That there is a new version.
+    /// Success of a rotation.
     pub(crate) fn rotated(self, what: &str) -> Result<()> {
         match self.outcome {
             Outcome::Rotated { .. } => Ok(()),
@@ -118,7 +118,7 @@ impl Answer {
         }
     }
 
-    /// That the options are right.
+    /// Success of a check of options.
     pub(crate) fn options_ok(self, what: &str) -> Result<()> {
         match self.outcome {
             Outcome::OptionsOk => Ok(()),
@@ -126,7 +126,7 @@ impl Answer {
         }
     }
 
-    /// What was looked at; or why nothing was.
+    /// The findings of a check; a failed check is a finding too.
     pub(crate) fn findings(self, what: &str) -> Result<Vec<Finding>> {
         match self.outcome {
             Outcome::Checked { findings } => Ok(findings),
@@ -138,7 +138,7 @@ impl Answer {
         }
     }
 
-    /// The error that this answer is, to someone who needed another one.
+    /// The error report for this answer if another one was expected.
     pub(crate) fn report(&self, what: &str) -> Report {
         match self.failure() {
             Some(failure) => refusal::report(what, &self.subject, failure),
@@ -151,35 +151,35 @@ impl Answer {
     }
 }
 
-/// Whether what is learnt goes into the provider's health.
+/// Whether outcomes are recorded in the provider's health.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Note {
+enum Recording {
     Health,
-    /// The options asked with are not the provider's, or not yet.
+    /// Not recorded: the options are not, or not yet, the provider's.
     Nothing,
 }
 
-/// Asks and returns one answer for each question. `by` is the SQL function or worker that asks.
+/// Returns one answer for each question. `by` is the SQL function or worker that asks.
 ///
 /// # Errors
-/// When the helper cannot be run or does not answer; what single operations run into are answers.
+/// If the helper cannot be run or does not answer. Failures of single operations are answers.
 pub(crate) fn ask(by: &str, questions: Vec<Question>) -> Result<Vec<Answer>> {
-    ask_noting(by, questions, Note::Health)
+    ask_recording(by, questions, Recording::Health)
 }
 
-/// As [`ask`], with options that the provider does not have yet.
+/// Like [`ask`], with options that the provider does not have yet.
 pub(crate) fn try_out(by: &str, questions: Vec<Question>) -> Result<Vec<Answer>> {
-    ask_noting(by, questions, Note::Nothing)
+    ask_recording(by, questions, Recording::Nothing)
 }
 
-/// As [`ask`], for a single question.
+/// Like [`ask`], for a single question.
 pub(crate) fn ask_one(by: &str, question: Question) -> Result<Answer> {
     ask(by, vec![question])?
         .pop()
         .ok_or_else(|| internal("the key provider helper gave no result".into()))
 }
 
-/// What is left of a question when it was asked: what the audit trail says of it.
+/// The properties of a question that are needed for the audit trail, once it is sent.
 struct Asked {
     subject: Subject,
     action: &'static str,
@@ -188,15 +188,15 @@ struct Asked {
     expects: Option<Expects>,
 }
 
-/// Questions of one run of the helper: few enough for its time, and for the size of a message and
-/// of a pipe.
-const AT_ONCE: usize = 64;
+/// Maximum number of questions in one run of the helper, limited by its deadline, and by the size
+/// of a message and of a pipe.
+const BATCH: usize = 64;
 
-fn ask_noting(by: &str, questions: Vec<Question>, note: Note) -> Result<Vec<Answer>> {
+fn ask_recording(by: &str, questions: Vec<Question>, note: Recording) -> Result<Vec<Answer>> {
     let mut answers = Vec::with_capacity(questions.len());
     let mut questions = questions.into_iter();
     loop {
-        let some: Vec<_> = questions.by_ref().take(AT_ONCE).collect();
+        let some: Vec<_> = questions.by_ref().take(BATCH).collect();
         if some.is_empty() {
             return Ok(answers);
         }
@@ -204,7 +204,7 @@ fn ask_noting(by: &str, questions: Vec<Question>, note: Note) -> Result<Vec<Answ
     }
 }
 
-fn run_helper(by: &str, questions: Vec<Question>, note: Note) -> Result<Vec<Answer>> {
+fn run_helper(by: &str, questions: Vec<Question>, note: Recording) -> Result<Vec<Answer>> {
     let mut asked = Vec::with_capacity(questions.len());
     let mut operations = Vec::with_capacity(questions.len());
     for Question { provider, key, scope, action, expects } in questions {
@@ -241,8 +241,8 @@ fn run_helper(by: &str, questions: Vec<Question>, note: Note) -> Result<Vec<Answ
         }
         Err(error) => {
             let elapsed_us = started.elapsed().as_micros() as u64;
-            // That we stopped waiting says nothing about the provider.
-            let note = if error.is_cancel() { Note::Nothing } else { note };
+            // A cancelled request says nothing about the provider.
+            let note = if error.is_cancel() { Recording::Nothing } else { note };
             let asking = Asking { note, ..asking };
             let ended =
                 Err(OperationFailure { class: error.class(), answered: false, text: error.text() });
@@ -254,20 +254,20 @@ fn run_helper(by: &str, questions: Vec<Question>, note: Note) -> Result<Vec<Answ
     }
 }
 
-/// How an operation ended: the master key's version in the answer, or what went wrong.
+/// The outcome of an operation: the master key's version in the answer, or a failure.
 type Ended = std::result::Result<Option<u64>, OperationFailure>;
 
-/// Who asks, and what becomes of what is learnt.
+/// Who asks, and where outcomes are recorded.
 struct Asking<'a> {
     by: &'a str,
     who: Identity,
-    note: Note,
+    note: Recording,
 }
 
 impl Asking<'_> {
     fn record(&self, asked: &Asked, ended: &Ended, elapsed_us: u64) -> Result<()> {
         let provider = &asked.subject.provider;
-        if self.note == Note::Health {
+        if self.note == Recording::Health {
             let health = &shmem::required()?.health;
             let outcome = ended.as_ref().map(drop);
             health.record(
@@ -286,7 +286,7 @@ impl Asking<'_> {
             master_key: Some(&asked.subject.key),
             from_master_key: asked.from_key.as_deref(),
             master_key_version: ended.as_ref().ok().copied().flatten(),
-            outcome: ended.as_ref().err().map_or("ok", |trouble| trouble.class),
+            outcome: ended.as_ref().err().map_or("ok", |failure| failure.class),
             elapsed_us: Some(elapsed_us),
         };
         audit::log(&self.who, &event);
@@ -294,7 +294,7 @@ impl Asking<'_> {
     }
 }
 
-/// A check ends with its first finding that is not as it should be.
+/// The outcome of an operation. That of a check is its first failed finding.
 fn ended(outcome: &Outcome) -> Ended {
     let failure = match outcome {
         Outcome::Wrapped { key_version, .. }
@@ -324,14 +324,14 @@ fn action_name(action: &Action) -> &'static str {
     }
 }
 
-/// What a scope's wrapped key is bound to.
+/// The context that a scope's wrapped key is bound to.
 fn context(scope: Scope) -> Result<String> {
     let id = shmem::required()?.control.keystore_id();
     id.map(|id| master_context(&id, scope))
         .ok_or_else(|| internal("the keystore has no identity yet".into()))
 }
 
-/// A provider as the helper wants it.
+/// A provider in the form that the helper requires.
 pub(crate) fn spec_of(state: &State, name: &str) -> Result<ProviderSpec> {
     let provider = state.provider(name).ok_or_else(|| no_such_provider(name, state))?;
     let options = serde_json::from_str(&provider.options).map_err(|e| {
@@ -348,7 +348,7 @@ pub(crate) fn spec_of(state: &State, name: &str) -> Result<ProviderSpec> {
     })
 }
 
-/// The report for a name that no provider has.
+/// The report for an unknown provider name.
 pub(crate) fn no_such_provider(name: &str, state: &State) -> Report {
     let known: Vec<&str> = state.providers().map(|(name, _)| name).collect();
     let report = Report::new(
@@ -362,7 +362,7 @@ pub(crate) fn no_such_provider(name: &str, state: &State) -> Report {
     }
 }
 
-/// The report for a provider that wraps, but does not unwrap to the same.
+/// The report for a provider that does not unwrap a key to what it wrapped.
 pub(crate) fn unproven(provider: &str) -> Report {
     Report::new(
         Code::ERRCODE_DATA_EXCEPTION,

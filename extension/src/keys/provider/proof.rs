@@ -1,6 +1,6 @@
-//! Whether what a provider unwrapped is the database key that was wrapped, asked before the key
-//! goes anywhere ([`CheckValue`]). A wrong one becomes a failure of the operation, and so is told,
-//! audited and acted upon like the others.
+//! Verifies that the provider has unwrapped the right database key, before the key is used
+//! ([`CheckValue`]). A wrong key becomes a failure of the operation, so it is reported, audited and
+//! treated like other failures.
 
 use pagevault_cipher::{KeyVersion, Secret32};
 use pagevault_keystore::protocol::{ErrorClass, Failure, Outcome};
@@ -11,7 +11,7 @@ use super::refusal::{self, Subject};
 use crate::pg::report::{Report, Result, internal};
 use crate::shmem;
 
-/// What is known of a database key before it is unwrapped.
+/// The properties of the database key that an unwrapping must return.
 #[derive(Clone, Copy)]
 pub(crate) struct Expects {
     pub(crate) scope: Scope,
@@ -19,12 +19,12 @@ pub(crate) struct Expects {
     pub(crate) check: CheckValue,
 }
 
-/// The check value of a database key that is being made.
+/// The check value of a new database key.
 pub(crate) fn check_value(scope: Scope, version: KeyVersion, key: &Secret32) -> Result<CheckValue> {
     Ok(CheckValue::of(key, &keystore_id()?, scope, version))
 }
 
-/// The outcome, unless it is a database key and not the one that is expected.
+/// The outcome; a failure if it is a database key other than the expected one.
 pub(crate) fn proven(outcome: Outcome, subject: &Subject, expects: Option<Expects>) -> Outcome {
     let Outcome::Unwrapped { plaintext, .. } = &outcome else { return outcome };
     let key = plaintext.expose().try_into().ok().map(Secret32::from_bytes);
@@ -51,10 +51,11 @@ pub(crate) fn proven(outcome: Outcome, subject: &Subject, expects: Option<Expect
     })
 }
 
-/// Refuses to wrap again what is not the key of the record.
+/// Refuses to wrap a key in memory that is not the key of its record.
 ///
 /// # Errors
-/// Keys were proven before they came into memory; this one changed there.
+/// If the check value does not fit. The key was verified before it came into memory, so it has
+/// changed there.
 pub(crate) fn require_right(expects: Expects, key: &Secret32) -> Result<()> {
     let Expects { scope, version, check } = expects;
     if check.fits(key, &keystore_id()?, scope, version) {

@@ -1,11 +1,11 @@
-//! How a provider's refusal reaches the user: SQLSTATE, DETAIL with provider and key, HINT.
+//! Error reports for failures of providers: SQLSTATE, DETAIL with provider and key, HINT.
 //!
 //! | class | SQLSTATE | provider reachable |
 //! |---|---|---|
 //! | `unreachable` | 08001 `sqlclient_unable_to_establish_sqlconnection` | no |
 //! | `tls` | 08P01 `protocol_violation` | no |
 //! | `deadline` | 08006 `connection_failure` (57014 is a cancel by the user) | no |
-//! | `sealed` | 57P03 `cannot_connect_now` | no: it answers, but is of no use |
+//! | `sealed` | 57P03 `cannot_connect_now` | no: it answers, but is unusable |
 //! | `throttled` | 53400 `configuration_limit_exceeded` | no: as above |
 //! | `unauthenticated` | 28000 `invalid_authorization_specification` | yes |
 //! | `denied` | 42501 `insufficient_privilege` | yes |
@@ -14,7 +14,7 @@
 //! | `wrong_ciphertext` | 22000 `data_exception` | yes |
 //! | `wrong_key` | XX001 `data_corrupted` | yes |
 //! | `bad_options` | 22023 `invalid_parameter_value` | no: it was not asked |
-//! | `insecure` | F0000 `config_file_error`, as for the mode of a TLS key file | no: it was not asked |
+//! | `insecure` | F0000 `config_file_error` (as for a TLS key file's mode) | no: it was not asked |
 //! | `bad_request` | 39000 `external_routine_invocation_exception` | no: it was not asked |
 //! | `internal` | 38000 `external_routine_exception` | no: it was not asked |
 
@@ -23,17 +23,17 @@ use pgrx::PgSqlErrorCode;
 
 use crate::pg::report::Report;
 
-/// A provider and a master key, to name them.
+/// The provider and master key of an operation, for messages.
 #[derive(Clone)]
 pub(crate) struct Subject {
     pub(crate) provider: String,
     pub(crate) kind: String,
-    /// Empty where none is concerned.
+    /// Empty if the operation concerns no key.
     pub(crate) key: String,
 }
 
 impl Subject {
-    /// A whole sentence for a DETAIL.
+    /// A sentence for DETAIL.
     pub(crate) fn sentence(&self) -> String {
         let Subject { provider, kind, key } = self;
         if key.is_empty() {
@@ -46,7 +46,7 @@ impl Subject {
     }
 }
 
-/// A refusal as an error report. `what` completes "could not ...".
+/// The report of a failure. `what` completes "could not ...".
 pub(crate) fn report(what: &str, subject: &Subject, failure: &Failure) -> Report {
     let detail = match &failure.detail {
         Some(detail) => format!("{detail} {}", subject.sentence()),
@@ -80,10 +80,10 @@ pub(crate) fn sqlstate(class: ErrorClass) -> PgSqlErrorCode {
     }
 }
 
-/// When time runs out, whoever notices first: the helper or the server that waits for it.
+/// For an expired deadline, whether detected by the helper or by the server.
 pub(crate) const DEADLINE: PgSqlErrorCode = PgSqlErrorCode::ERRCODE_CONNECTION_FAILURE;
 
-/// What to do, where the provider has no better advice.
+/// The HINT if the provider has none.
 pub(crate) fn hint(class: ErrorClass) -> &'static str {
     match class {
         ErrorClass::Unreachable => {
@@ -116,8 +116,8 @@ pub(crate) fn hint(class: ErrorClass) -> &'static str {
     }
 }
 
-/// Whether a failure of this class is the provider's answer, so that it can be reached and is of
-/// use: the column "reachable". A sealed or throttling provider does answer, but not the question.
+/// Whether a failure of this class is an answer of the provider, so that it is reachable and
+/// usable: the column "reachable". A sealed or throttling provider responds, but does not answer.
 pub(crate) fn is_answer(class: ErrorClass) -> bool {
     matches!(
         class,
@@ -130,8 +130,8 @@ pub(crate) fn is_answer(class: ErrorClass) -> bool {
     )
 }
 
-/// Whether a failure of this class means that the use of a key was withdrawn, as opposed to an
-/// outage: the provider was asked, knows us, and will not unwrap with this key.
+/// Whether a failure of this class means that use of a key was withdrawn, as opposed to an outage:
+/// the provider was asked, knows us, and refuses to unwrap with this key.
 pub(crate) fn is_revocation(class: ErrorClass) -> bool {
     matches!(
         class,

@@ -1,11 +1,11 @@
-//! Asking from time to time whether the providers would still unwrap what is unwrapped.
+//! Asks providers at intervals whether they would still unwrap the unwrapped keys.
 //!
-//! An outage changes nothing: it is logged, and `pagevault.status` shows it. A revocation (the
-//! provider answers and says no; see `refusal::is_revocation`) is logged as a warning and, if
-//! `pagevault.revoked_key_action` says so, ends after `pagevault.revoked_key_grace` with refusing
-//! users what the key protects. Only a good answer ends a revocation, and only a fresh refusal
-//! makes it a lock: an outage meanwhile neither shortens nor ends it. When an answer is good again,
-//! all is as before.
+//! An outage changes nothing: it is logged, and shown in `pagevault.status`. A revocation (the
+//! provider answers with a refusal; see `refusal::is_revocation`) is logged as a warning. After
+//! `pagevault.revoked_key_grace`, users are refused access to the data if
+//! `pagevault.revoked_key_action` says so. Only a successful answer ends a revocation, and only a
+//! new refusal leads to the lock: an outage meanwhile neither shortens nor ends the revocation.
+//! After a successful answer access is restored.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -29,58 +29,58 @@ use crate::pg::{guc, process};
 use crate::shmem;
 use crate::shmem::secrets::{Revocation, State as KeyState};
 
-/// The `by` of the audit trail.
+/// The `by` field of the audit trail.
 const BY: &str = "revalidate_worker";
 
-/// Who cannot be asked where no provider can be.
+/// Name used in the log when no provider can be asked.
 const HELPER: &str = "the key provider helper";
 
-/// What has not changed is logged again after this long.
-const SAY_AGAIN: Duration = Duration::from_secs(3600);
+/// An unchanged state is logged again after this time.
+const LOG_AGAIN: Duration = Duration::from_secs(3600);
 
-/// What the worker has logged, so as not to repeat itself.
+/// States that the worker has logged, to avoid repetition.
 #[derive(Default)]
 pub(crate) struct Logged {
-    /// By provider (outages) or scope (revocations): the state that was told, and when.
-    states: BTreeMap<String, (Told, Instant)>,
+    /// By provider (outages) or scope (revocations): the state that was logged, and when.
+    states: BTreeMap<String, (LoggedState, Instant)>,
 }
 
-/// A state that the log tells of.
+/// A state that is logged.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Told {
+enum LoggedState {
     Outage,
     Revoked,
     Locked,
 }
 
 impl Logged {
-    /// True if `state` is news about `subject`, or was last logged long ago.
-    fn is_due(&mut self, subject: &str, state: Told) -> bool {
-        let told = self.states.get(subject);
-        let due = told.is_none_or(|(logged, at)| *logged != state || at.elapsed() >= SAY_AGAIN);
+    /// True if `state` is new for `subject`, or was last logged long ago.
+    fn is_due(&mut self, subject: &str, state: LoggedState) -> bool {
+        let last = self.states.get(subject);
+        let due = last.is_none_or(|(logged, at)| *logged != state || at.elapsed() >= LOG_AGAIN);
         if due {
             self.states.insert(subject.to_owned(), (state, Instant::now()));
         }
         due
     }
 
-    /// True if something was logged about `subject` that is over now.
+    /// True if a state of `subject` was logged, which has now ended.
     fn is_over(&mut self, subject: &str) -> bool {
         self.states.remove(subject).is_some()
     }
 }
 
-/// What was asked about.
+/// A database key about which a provider is asked.
 struct Asked<'a> {
     scope: Scope,
     version: KeyVersion,
     record: &'a DatabaseKey,
 }
 
-/// What an answer says about a database key.
+/// Meaning of an answer about a database key.
 enum Verdict {
     Good,
-    /// Why nothing was learnt.
+    /// Why there was no usable answer.
     Outage(Report),
     Revoked {
         cause: ErrorClass,
@@ -88,14 +88,14 @@ enum Verdict {
     },
 }
 
-/// Asks once for the newest version of each scope's database key.
+/// Asks once about the newest version of each scope's database key.
 ///
 /// # Errors
-/// When the keystore cannot be read.
+/// If the keystore cannot be read.
 pub(crate) fn revalidate(logged: &mut Logged) -> Result<()> {
     let shared = shmem::required()?;
     if !unlock::locked_keys().is_empty() {
-        // On a standby a new key may have come, locked, long after the unlock worker had ended.
+        // On a standby, replay may have added a locked key after the unlock worker had ended.
         unlock::unlock_quietly(BY);
     }
     let state = persist::current_cluster_state()?;
@@ -115,13 +115,13 @@ pub(crate) fn revalidate(logged: &mut Logged) -> Result<()> {
     }
     match operations::ask(BY, questions) {
         Ok(answers) => {
-            tell_end_of_outage(HELPER, logged);
+            log_end_of_outage(HELPER, logged);
             for (asked, answer) in asked.iter().zip(answers) {
                 act(asked, &answer.subject, judge(asked, &answer), logged)?;
             }
         }
         Err(_) if process::is_told_to_stop() => return Ok(()),
-        Err(report) => tell_outage(HELPER, &report, logged),
+        Err(report) => log_outage(HELPER, &report, logged),
     }
     shared.health.set_last_revalidation(&KeystoreLock::acquire(), process::now_us());
     Ok(())
@@ -151,22 +151,24 @@ fn act(asked: &Asked<'_>, subject: &Subject, verdict: Verdict, logged: &mut Logg
     let provider = format!("key provider \"{}\"", subject.provider);
     let whose = asked.scope.name();
     match verdict {
-        Verdict::Outage(report) => tell_outage(&provider, &report, logged),
+        Verdict::Outage(report) => log_outage(&provider, &report, logged),
         Verdict::Good => {
-            tell_end_of_outage(&provider, logged);
+            log_end_of_outage(&provider, logged);
             logged.is_over(&whose);
             if revoked::restore(asked.scope)? {
                 unlock::remember(None)?;
             }
         }
         Verdict::Revoked { cause, text } => {
-            tell_end_of_outage(&provider, logged);
+            log_end_of_outage(&provider, logged);
             let Some((revocation, is_refused)) = revoke(asked, cause)? else { return Ok(()) };
             let warning = revoked::warning(asked.scope, subject, revocation, &text);
             if is_refused {
                 unlock::remember(Some(&warning))?;
             }
-            if logged.is_due(&whose, if is_refused { Told::Locked } else { Told::Revoked }) {
+            if logged
+                .is_due(&whose, if is_refused { LoggedState::Locked } else { LoggedState::Revoked })
+            {
                 warning.send(PgLogLevel::WARNING);
             }
         }
@@ -174,9 +176,9 @@ fn act(asked: &Asked<'_>, subject: &Subject, verdict: Verdict, logged: &mut Logg
     Ok(())
 }
 
-/// Marks a scope's key as revoked, since the first time that this was seen; and as refused, once it
-/// is time. Returns since when, and whether it is refused; nothing if the key was moved or rotated
-/// meanwhile, for then the answer was about another master key.
+/// Marks a scope's key as revoked since the first refusal and, after the grace time, as refused.
+/// Returns the revocation, and whether the key is refused; `None` if the key was moved or rotated
+/// meanwhile, because then the answer concerns another master key.
 fn revoke(asked: &Asked<'_>, cause: ErrorClass) -> Result<Option<(Revocation, bool)>> {
     let secrets = &shmem::required()?.secrets;
     let lock = KeystoreLock::acquire();
@@ -199,8 +201,8 @@ fn revoke(asked: &Asked<'_>, cause: ErrorClass) -> Result<Option<(Revocation, bo
     Ok(Some((revocation, refuse)))
 }
 
-fn tell_outage(subject: &str, report: &Report, logged: &mut Logged) {
-    if logged.is_due(subject, Told::Outage) {
+fn log_outage(subject: &str, report: &Report, logged: &mut Logged) {
+    if logged.is_due(subject, LoggedState::Outage) {
         Report::new(
             PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION,
             format!("pagevault: {}", report.message()),
@@ -211,7 +213,7 @@ fn tell_outage(subject: &str, report: &Report, logged: &mut Logged) {
     }
 }
 
-fn tell_end_of_outage(subject: &str, logged: &mut Logged) {
+fn log_end_of_outage(subject: &str, logged: &mut Logged) {
     if logged.is_over(subject) {
         Report::new(
             PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION,

@@ -1,4 +1,4 @@
-//! What happens to a scope whose master key was revoked: it is warned of, refused, restored.
+//! Scopes with a revoked master key: warnings, audit records, restoring access.
 
 use pagevault_keystore::Scope;
 use pagevault_keystore::protocol::ErrorClass;
@@ -14,8 +14,8 @@ use crate::pg::{guc, process};
 use crate::shmem;
 use crate::shmem::secrets::Revocation;
 
-/// Takes a scope back into full use, after its provider unwrapped the right key or another provider
-/// wrapped it. Does nothing to a scope that is in full use, and returns false then.
+/// Restores full use of a scope, after its provider has unwrapped the right key or another provider
+/// has wrapped it. Returns false, without effect, if the scope is in full use already.
 pub(crate) fn restore(scope: Scope) -> Result<bool> {
     let secrets = &shmem::required()?.secrets;
     let restored = {
@@ -33,7 +33,7 @@ pub(crate) fn restore(scope: Scope) -> Result<bool> {
     Ok(restored)
 }
 
-/// What became of a scope's key.
+/// A change of the state of a scope's key.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Change {
     Revoked,
@@ -41,7 +41,7 @@ pub(crate) enum Change {
     Restored,
 }
 
-/// Tells the audit trail what became of a scope's key.
+/// Records a change of the state of a scope's key in the audit trail.
 pub(crate) fn audit(change: Change, scope: Scope, cause: Option<ErrorClass>) {
     let operation = Operation {
         action: "revocation",
@@ -58,7 +58,7 @@ pub(crate) fn audit(change: Change, scope: Scope, cause: Option<ErrorClass>) {
     log_operation(&operation, outcome);
 }
 
-/// The report for a key that unwraps, but to another database key than the one in use.
+/// The report for an unwrapped database key that is not the one in use.
 pub(crate) fn another_key(scope: Scope) -> Report {
     Report::new(
         PgSqlErrorCode::ERRCODE_DATA_EXCEPTION,
@@ -67,7 +67,7 @@ pub(crate) fn another_key(scope: Scope) -> Report {
     .hint("Check that the provider holds the key that wrapped it, not another of the same name.")
 }
 
-/// The warning while a scope's master key is revoked: what was seen, and what will happen when.
+/// The warning while a scope's master key is revoked: the cause, and the consequence with its time.
 pub(crate) fn warning(
     scope: Scope,
     subject: &Subject,

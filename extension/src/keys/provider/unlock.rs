@@ -19,11 +19,11 @@ use crate::pg::{guc, process};
 use crate::shmem::secrets::State as KeyState;
 use crate::{audit, shmem};
 
-/// How one attempt ended.
+/// The outcome of one attempt.
 enum Attempt {
-    /// Nothing is locked any more.
+    /// No key is locked any more.
     Unlocked,
-    /// Something is, for this reason, and it may be worth asking again after this time.
+    /// Keys are locked, for this reason; another attempt may succeed after this time.
     Locked { report: Report, again: Duration },
 }
 
@@ -37,20 +37,20 @@ fn pause_after(failure: &Failure) -> Duration {
     }
 }
 
-/// After what may pass by itself: a network, a Vault to be unsealed, a file system to be mounted.
+/// After a failure that may end by itself: network, sealed Vault, file system not mounted.
 const OUTAGE: Duration = Duration::from_secs(5);
 
-/// After what somebody has to change.
+/// After a failure that requires a change by an administrator.
 const REFUSAL: Duration = Duration::from_secs(60);
 
-/// After wrong credentials: tokens and accounts lock themselves after a few of those.
+/// After wrong credentials: tokens and accounts may be locked after a few failures.
 const CREDENTIALS: Duration = Duration::from_secs(300);
 
-/// Recovery that waits says so again after this long.
-const SAY_AGAIN: Duration = Duration::from_secs(300);
+/// While recovery waits, the warning is repeated after this time.
+const WARN_AGAIN: Duration = Duration::from_secs(300);
 
-/// Asks once, in one batch, for every database key whose state is `wanted`, but for those of
-/// databases that are gone.
+/// Asks once, in one batch, for every database key in a `wanted` state, except those of dropped
+/// databases.
 fn attempt(by: &str, wanted: impl Fn(KeyState) -> bool) -> Result<Attempt> {
     let keys = shmem::required()?.secrets.list();
     let keys = keys.into_iter().filter(|(scope, _, state)| wanted(*state) && !is_gone(*scope));
@@ -86,7 +86,7 @@ fn ask_for(by: &str, keys: Vec<(Scope, KeyVersion)>) -> Result<Attempt> {
         if let Err(report) = accepted {
             withheld.insert(*scope);
             let again = answer.failure().map_or(REFUSAL, pause_after);
-            // Of several providers, the one that may be back soonest decides.
+            // If several providers failed, the one that may recover soonest determines the pause.
             if failure.as_ref().is_none_or(|(_, earlier)| again <= *earlier) {
                 failure = Some((report, again));
             }
@@ -103,7 +103,7 @@ fn ask_for(by: &str, keys: Vec<(Scope, KeyVersion)>) -> Result<Attempt> {
     Ok(failure.map_or(Attempt::Unlocked, |(report, again)| Attempt::Locked { report, again }))
 }
 
-/// Takes an unwrapped key over; one that is known already must be the same.
+/// Publishes an unwrapped key. If it is already known, the two must be equal.
 fn accept(scope: Scope, version: KeyVersion, key: &Secret32) -> Result<()> {
     let secrets = &shmem::required()?.secrets;
     let _lock = KeystoreLock::acquire();
@@ -116,13 +116,12 @@ fn accept(scope: Scope, version: KeyVersion, key: &Secret32) -> Result<()> {
     }
 }
 
-/// (scope, version) of every database key that is known but not unwrapped, and of a database that
-/// is there.
+/// (scope, version) of every locked database key, except those of dropped databases.
 pub(crate) fn locked_keys() -> Vec<(Scope, KeyVersion)> {
     all_locked_keys().into_iter().filter(|(scope, _)| !is_gone(*scope)).collect()
 }
 
-/// As [`locked_keys`], also of databases that are gone.
+/// Like [`locked_keys`], including those of dropped databases.
 fn all_locked_keys() -> Vec<(Scope, KeyVersion)> {
     let keys = shmem::secrets().map(|s| s.list()).unwrap_or_default();
     keys.into_iter()
@@ -131,16 +130,16 @@ fn all_locked_keys() -> Vec<(Scope, KeyVersion)> {
         .collect()
 }
 
-/// True while nobody can log in: shared catalogs are sealed, and the cluster's key is locked or
-/// refused.
-pub(crate) fn keeps_everyone_out() -> bool {
+/// True while sessions cannot log in: shared catalogs are encrypted, and the cluster's key is
+/// locked or refused.
+pub(crate) fn prevents_connections() -> bool {
     let keys = shmem::secrets().map(|s| s.list()).unwrap_or_default();
     let locked = |state| matches!(state, KeyState::Locked | KeyState::Refused);
     keys.iter().any(|(scope, _, state)| scope.is_cluster() && locked(*state))
         && directory::anything_sealed_in(Scope::CLUSTER)
 }
 
-/// Remembers for `pagevault.status` why keys are locked, or that none is.
+/// Stores for `pagevault.status` why keys are locked, or that none is.
 pub(crate) fn remember(failure: Option<&Report>) -> Result<()> {
     let text = failure.map_or(String::new(), |report| match report.detail_text() {
         "" => report.message().to_owned(),
@@ -151,7 +150,7 @@ pub(crate) fn remember(failure: Option<&Report>) -> Result<()> {
     Ok(())
 }
 
-/// One attempt, of which the status tells.
+/// One attempt, whose outcome is stored for the status.
 fn attempt_and_remember(by: &str, wanted: impl Fn(KeyState) -> bool) -> Result<Attempt> {
     let attempt = attempt(by, wanted)?;
     remember(match &attempt {
@@ -161,8 +160,8 @@ fn attempt_and_remember(by: &str, wanted: impl Fn(KeyState) -> bool) -> Result<A
     Ok(attempt)
 }
 
-/// `pagevault.unlock()`: asks for keys that are locked, and for those that were revoked meanwhile.
-/// An ERROR says why keys stay locked.
+/// `pagevault.unlock()`: asks for locked keys, and for keys that were revoked meanwhile. Returns an
+/// error if keys stay locked.
 pub(crate) fn unlock_now() -> Result<()> {
     match attempt_and_remember("unlock", |state| state != KeyState::Ready)? {
         Attempt::Unlocked => Ok(()),
@@ -170,18 +169,18 @@ pub(crate) fn unlock_now() -> Result<()> {
     }
 }
 
-/// In recovery, when it meets new database keys, (scope, version): what follows may need them. A
-/// standby, or a restore from an archive, waits for them here, where nothing is half done and
-/// queries go on. Crash recovery asks once and goes on, to where the key is needed; so do the
-/// others with `pagevault.recovery_waits_for_keys` off, for the key may be one that nothing needs
-/// any more.
+/// Called in recovery after new database keys, (scope, version), are replayed: later records may
+/// need them. A standby, or a restore from an archive, waits for the keys here, where nothing is
+/// half done and queries continue. Crash recovery asks once and continues to the place where the
+/// key is needed; so do the others if `pagevault.recovery_waits_for_keys` is off, because nothing
+/// may need the key any more.
 pub(crate) fn unlock_in_recovery(new: &[(Scope, KeyVersion)]) {
-    // Whether their database is gone is not known yet: it may be made by what follows.
+    // The database may be created by later records, so it does not count as dropped yet.
     let locked = || -> Vec<(Scope, KeyVersion)> {
         let locked = all_locked_keys();
         new.iter().copied().filter(|key| locked.contains(key)).collect()
     };
-    let mut said: Option<(String, Instant)> = None;
+    let mut logged: Option<(String, Instant)> = None;
     loop {
         let (report, again) = match ask_for("recovery", locked()) {
             Ok(Attempt::Locked { report, again }) => (report, again),
@@ -195,14 +194,14 @@ pub(crate) fn unlock_in_recovery(new: &[(Scope, KeyVersion)]) {
         if !waits() {
             return report.send(PgLogLevel::WARNING);
         }
-        let is_news = said
+        let is_news = logged
             .as_ref()
-            .is_none_or(|(text, at)| text != report.message() || at.elapsed() >= SAY_AGAIN);
+            .is_none_or(|(text, at)| text != report.message() || at.elapsed() >= WARN_AGAIN);
         if is_news {
-            said = Some((report.message().to_owned(), Instant::now()));
+            logged = Some((report.message().to_owned(), Instant::now()));
             waiting(&report).send(PgLogLevel::WARNING);
         }
-        // pagevault.unlock() ends it as well.
+        // pagevault.unlock() also ends the wait.
         process::wait_in_recovery(again, || !waits() || locked().is_empty());
     }
     if locked_keys().is_empty()
@@ -210,8 +209,8 @@ pub(crate) fn unlock_in_recovery(new: &[(Scope, KeyVersion)]) {
     {
         report.send(PgLogLevel::WARNING);
     }
-    if said.is_some() {
-        goes_on().send(PgLogLevel::LOG);
+    if logged.is_some() {
+        recovery_continues().send(PgLogLevel::LOG);
     }
 }
 
@@ -224,14 +223,15 @@ fn waiting(cause: &Report) -> Report {
     .hint("Make the key provider reachable from this server; recovery goes on by itself, sooner with pagevault.unlock(). Queries go on meanwhile, and a restart would not find the key either. If nothing needs it any more, turn off pagevault.recovery_waits_for_keys.")
 }
 
-fn goes_on() -> Report {
+fn recovery_continues() -> Report {
     Report::new(
         PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION,
         "pagevault: recovery has the new key, and goes on",
     )
 }
 
-/// The background worker's attempt. Returns when to try again, if something is still locked.
+/// An attempt by a background worker. Returns the pause before the next attempt, if keys are still
+/// locked.
 pub(crate) fn unlock_quietly(by: &str) -> Duration {
     match attempt_and_remember(by, |state| state == KeyState::Locked) {
         Ok(Attempt::Locked { again, .. }) => again,
@@ -242,24 +242,24 @@ pub(crate) fn unlock_quietly(by: &str) -> Duration {
 /// At server start, in the postmaster: asks until `pagevault.unlock_timeout` has passed.
 ///
 /// # Errors
-/// When keys stay locked and the start needs them: crash recovery does, and any read of sealed WAL.
+/// If keys stay locked and the start needs them: for crash recovery, or to read sealed WAL.
 pub(crate) fn at_start(recovery_needs_keys: bool) -> Result<()> {
     let mut gone = all_locked_keys();
     gone.retain(|(scope, _)| is_gone(*scope));
     if process::was_not_shut_down() && !gone.is_empty() {
-        // Replay may make these databases again. If not, nothing needs their keys.
+        // Replay may create these databases again. If not, their keys are not needed.
         if let Attempt::Locked { report, .. } = ask_for("start", gone)? {
-            not_missed(&report).send(PgLogLevel::LOG);
+            key_of_dropped_database(&report).send(PgLogLevel::LOG);
         }
     }
-    let give_up = Instant::now() + Duration::from_secs(guc::unlock_timeout());
+    let deadline = Instant::now() + Duration::from_secs(guc::unlock_timeout());
     let mut pause = Duration::from_millis(200);
     loop {
         let (report, again) = match attempt_and_remember("start", |s| s == KeyState::Locked)? {
             Attempt::Unlocked => return Ok(()),
             Attempt::Locked { report, again } => (report, again),
         };
-        if again == OUTAGE && Instant::now() + pause < give_up {
+        if again == OUTAGE && Instant::now() + pause < deadline {
             std::thread::sleep(pause);
             pause = (pause * 2).min(OUTAGE);
             continue;
@@ -272,7 +272,7 @@ pub(crate) fn at_start(recovery_needs_keys: bool) -> Result<()> {
     }
 }
 
-fn not_missed(cause: &Report) -> Report {
+fn key_of_dropped_database(cause: &Report) -> Report {
     Report::new(
         PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION,
         format!("pagevault: the key of a database that is not there: {}", cause.message()),
@@ -300,7 +300,7 @@ fn starts_locked(cause: &Report) -> Report {
         format!("server starts with encrypted relations locked: {}", cause.message()),
     )
     .detail(cause.detail_text().to_owned())
-    .hint(if keeps_everyone_out() {
+    .hint(if prevents_connections() {
         "Shared catalogs are encrypted: nobody can log in until then. The server keeps trying and unlocks without a restart."
     } else {
         "Plaintext relations are usable. The server keeps trying and unlocks without a restart."

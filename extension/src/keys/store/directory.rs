@@ -1,4 +1,4 @@
-//! What the directory in shared memory says of relation files. Read without a lock.
+//! Look-ups in the directory of data keys in shared memory. Without a lock.
 
 use pagevault_cipher::{CipherId, DataKeyVersion, KeyVersion, Lsn};
 use pagevault_keystore::directory::{FileInfo, Writing};
@@ -12,7 +12,7 @@ fn current(file: RelFile) -> Option<(DataKeyVersion, u8)> {
     directory.current(directory.find(file).ok()??).ok()?
 }
 
-/// The version that pages of this file are written under now; `None` for plaintext.
+/// The key version under which pages of this file are written now; `None` for plaintext.
 #[inline]
 pub(crate) fn current_version(file: RelFile) -> Option<DataKeyVersion> {
     current(file).map(|(version, _)| version)
@@ -29,7 +29,7 @@ pub(crate) fn is_sealed(file: RelFile) -> bool {
 }
 
 /// True if pages of any file of a database, or of any shared file, are sealed when they are
-/// written, be it one that was dropped. Looks at all files of the cluster.
+/// written; dropped files count too. Reads the entries of all files of the cluster.
 pub(crate) fn anything_sealed_in(scope: Scope) -> bool {
     let files = get().and_then(|shared| shared.directory.files().ok());
     files
@@ -39,7 +39,7 @@ pub(crate) fn anything_sealed_in(scope: Scope) -> bool {
         .any(|known| known.file.scope() == scope && known.current.is_some())
 }
 
-/// How pages of this file are written at this moment; `None` if it never had a key.
+/// How pages of this file are written at present; `None` if it never had a key.
 #[inline]
 pub(crate) fn writing(file: RelFile) -> Option<Writing> {
     let directory = &get()?.directory;
@@ -51,13 +51,13 @@ pub(crate) fn is_known(file: RelFile) -> bool {
     get().is_some_and(|shared| matches!(shared.directory.find(file), Ok(Some(_))))
 }
 
-/// True if the file is written under a key that was destroyed: nothing in it can be read.
+/// True if the file is written under a destroyed key: nothing in it can be read.
 pub(crate) fn is_destroyed(file: RelFile) -> bool {
     anything_destroyed() && info(file).is_some_and(|info| info.is_destroyed())
 }
 
-/// True if the file is written, under a later key or in plaintext, since it was written under the
-/// key of this version.
+/// True if the file is written under a later key than that of this version, or in plaintext since
+/// then.
 pub(crate) fn has_outlived(file: RelFile, version: DataKeyVersion) -> bool {
     info(file).is_some_and(|info| info.phase.version > Some(version))
 }
@@ -67,8 +67,8 @@ fn info(file: RelFile) -> Option<FileInfo> {
     directory.info(directory.find(file).ok()??).ok()
 }
 
-/// If the key of this version was destroyed: the LSN at or before which all WAL records about pages
-/// under it end.
+/// If the key of this version was destroyed: an LSN not before the end of any WAL record about
+/// pages under it.
 pub(crate) fn destroyed_at(file: RelFile, version: DataKeyVersion) -> Option<Lsn> {
     if !anything_destroyed() {
         return None;
@@ -83,7 +83,7 @@ pub(crate) fn has_key(file: RelFile, version: DataKeyVersion) -> bool {
     data_key(file, version, &mut [0; MAX_WRAPPED_DATA_KEY]).is_some()
 }
 
-/// A wrapped data key, as copied out of the directory.
+/// A wrapped data key, copied from the directory.
 pub(crate) struct Found {
     pub(crate) cipher: u8,
     pub(crate) scope: Scope,
@@ -108,9 +108,9 @@ pub(crate) fn data_key(
     })
 }
 
-/// The scope of the database key behind the data key that this file is sealed with now, if that
-/// database key is refused; while the file is being rewritten also of one that some of its pages
-/// may still be sealed with.
+/// The scope of the database key behind the file's current data key, if that database key is
+/// refused. While the file is being rewritten, also that of another key under which some of its
+/// pages may still be sealed.
 pub(crate) fn refused_scope(file: RelFile) -> Option<Scope> {
     let shared = get()?;
     let is_refused = |scope: &Scope| shared.secrets.is_refused(*scope);

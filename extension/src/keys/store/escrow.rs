@@ -1,9 +1,10 @@
-//! Escrow, as far as the server takes part: which database keys are in a bundle, and taking over
-//! what `pagevault-keyring escrow restore` has left while the server was down.
+//! The server's part in escrow: which database keys are in a bundle, and importing the file that
+//! `pagevault-keyring escrow restore` has left while the server was down.
 //!
-//! The restored wrappings count from the start on, and recovery may repeat older ones over them. So
-//! they are written once more when the server may write WAL, and from there reach archives and
-//! standbys; then the file goes. Killed before, the next start begins anew with it.
+//! The restored wrappings are used from the start on, but recovery may replay older ones over them.
+//! So they are written again when the server can write WAL, through which they reach archives and
+//! standbys; then the file is removed. After a crash before that, the next start begins again with
+//! the file.
 
 use std::collections::BTreeSet;
 
@@ -26,16 +27,16 @@ use crate::{keystore_dir, shmem};
 /// The cluster's log holds providers and database keys.
 const SCOPE: Scope = Scope::CLUSTER;
 
-/// What the newest bundle holds, if there is one of this keystore.
+/// The contents of the newest bundle, if there is one of this keystore.
 pub(crate) fn mark() -> Option<Mark> {
     let id = shmem::required().ok()?.control.keystore_id()?;
     let bytes = keystore_dir::storage().ok()?.read(MARK, 0, LIMIT).ok()??;
     Mark::decode(&bytes).filter(|mark| mark.keystore == id)
 }
 
-/// Tells the audit trail of a bundle that was made since this process has looked last. Who has made
-/// it, and for whom, is in `audit.tools`, where that program writes it.
-pub(crate) fn tell_of_new_bundle() {
+/// Records in the audit trail that a bundle was made since the last call in this process. Who made
+/// it, and for whom, is in `audit.tools`, which that program writes.
+pub(crate) fn log_new_bundle() {
     static KNOWN: ProcessLocal<Option<Option<i64>>> = ProcessLocal::new(None);
     let mark = mark();
     let made = mark.as_ref().map(|mark| mark.made);
@@ -50,8 +51,8 @@ pub(crate) fn tell_of_new_bundle() {
     audit::log_operation(&operation, "noticed");
 }
 
-/// At server start: adds what was restored to the cluster's log, if it does not say so already.
-pub(crate) fn take_over(storage: &FileStorage, logs: &mut [Contents]) -> Result<()> {
+/// At server start: adds restored keys to the cluster's log, if it does not contain them already.
+pub(crate) fn import_restored(storage: &FileStorage, logs: &mut [Contents]) -> Result<()> {
     let Some(cluster) = logs.first_mut() else { return Ok(()) };
     let Some(restored) = read(storage, cluster.position.keystore_id)? else { return Ok(()) };
     let state = State::from_records(cluster.records.iter().cloned())
@@ -69,8 +70,7 @@ pub(crate) fn take_over(storage: &FileStorage, logs: &mut [Contents]) -> Result<
     Ok(())
 }
 
-/// Once the server may write WAL: writes what was restored to keystore and WAL. Nothing is left to
-/// do after it.
+/// When the server can write WAL: writes restored keys to keystore and WAL, and removes the file.
 pub(crate) fn announce() -> Result<()> {
     let storage = keystore_dir::storage()?;
     let Some(id) = shmem::required()?.control.keystore_id() else { return Ok(()) };
@@ -109,7 +109,8 @@ fn read(storage: &FileStorage, id: [u8; 16]) -> Result<Option<Vec<Record>>> {
     Ok((restored.keystore == id).then_some(restored.records))
 }
 
-/// What was restored contradicts the keystore. Written down, it would make the keystore unreadable.
+/// The report if restored keys contradict the keystore. Recording them would make the keystore
+/// unreadable.
 fn not_ours(problem: &str) -> Report {
     Report::new(
         PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,

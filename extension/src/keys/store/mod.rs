@@ -1,4 +1,4 @@
-//! Where keys are kept: key files and WAL, and the directory in shared memory that is made of them.
+//! Storage of keys: key files and WAL, and the directory in shared memory that is built from them.
 
 pub(crate) mod directory;
 pub(crate) mod escrow;

@@ -1,15 +1,15 @@
-//! Writing keys down. WAL is the truth, and the keystore's files are what checkpoints make of it.
+//! Recording changes of keys. WAL is authoritative; checkpoints bring the key files up to date.
 //!
 //! A change is *staged* at the end of the file, which proves that there is room; then logged in
-//! WAL; then put into the shared directory, from where other processes use it. A server that
-//! replays WAL after a crash goes by what is *settled* in the files, all of which is durable in
-//! WAL, and hears of the rest from WAL or, as standbys and archives, not at all
-//! (`pagevault_keystore::log`). So no server ever uses a key that WAL does not bring to the others.
+//! WAL; then applied to the shared directory, from which other processes use it. A server that
+//! replays WAL after a crash believes only what is *settled* in the files, which is durable in WAL.
+//! It gets the rest from WAL, or never, like standbys and archives (`pagevault_keystore::log`). So
+//! no server ever uses a key that WAL does not bring to the others.
 //!
-//! Data keys of new files are durable in WAL before a page that needs them reaches the disk, and
-//! are settled by the next checkpoint (`hooks/sync.rs`): making an encrypted table costs no fsync
-//! of its own. What may be needed before replay comes to it (database keys, keys of WAL, keys of
-//! files that have pages already) is settled before anyone uses it. Redo of what is logged here:
+//! Data keys of new files are durable in WAL before a page that needs them is written to disk, and
+//! are settled by the next checkpoint (`hooks/sync.rs`): an encrypted table costs no fsync of its
+//! own. Keys that may be needed before they are replayed (database keys, WAL keys, keys of files
+//! that have pages already) are settled before they are used. Redo of these records:
 //! [`crate::keys::redo`].
 
 use pagevault_cipher::secret::fill_random;
@@ -29,18 +29,18 @@ use crate::pg::{checkpoint, critical, process, wal};
 use crate::shmem::{self, control, secrets};
 use crate::{fault, keystore_dir};
 
-/// Room in the key directory that only recovery uses: whatever was written down before a crash must
+/// Entries in the key directory that are reserved for recovery: keys recorded before a crash must
 /// fit again after it.
 pub(crate) const RESERVED_KEYS: u32 = 1024;
 
-/// Refuses to make keys that would find no room. Asked before anything is written: what is written
-/// is read at every start, and must have room then.
+/// Refuses to create keys for which there is no room. Checked before anything is written, because
+/// everything written is read at every start, and must fit then.
 fn require_room(scope: Scope, records: &[Record]) -> Result<()> {
     let shared = shmem::required()?;
     if shared.control.position(scope).is_none() && !shared.control.has_room() {
         return Err(no_room("key files", "That of a dropped database is kept for old backups."));
     }
-    // All of one change are versions of one key: only one of them is new.
+    // All records of one change are versions of one key, so only one of them is new.
     let is_new = |record: &Record| match record {
         Record::DatabaseKey { scope, version, .. } => {
             shared.secrets.state(*scope, *version).is_none()
@@ -66,7 +66,7 @@ fn require_room(scope: Scope, records: &[Record]) -> Result<()> {
         Record::DataKey { file, version, .. } => !directory::has_key(*file, *version),
         _ => false,
     });
-    // A file whose keys were destroyed has a place and no key.
+    // A file whose keys were destroyed has an entry but no key.
     let entries = counts.keys.max(counts.files) as usize;
     if entries + new.count() <= limit {
         return Ok(());
@@ -79,8 +79,8 @@ fn require_room(scope: Scope, records: &[Record]) -> Result<()> {
     .hint("Raise pagevault.max_data_keys and restart the server."))
 }
 
-/// Whether the keystore has or had keys of a database: a database key of its own, or data keys of
-/// its files.
+/// Whether the keystore has or had keys of a database: its own database key, or data keys of its
+/// files.
 pub(crate) fn has_keys_of(database: Scope) -> Result<bool> {
     let _lock = KeystoreLock::acquire();
     let shared = shmem::required()?;
@@ -88,7 +88,8 @@ pub(crate) fn has_keys_of(database: Scope) -> Result<bool> {
     Ok(has_log || shared.secrets.newest(database).is_some())
 }
 
-/// A keystore failure as a report. When it is not known what reached the disk, the server restarts.
+/// The report of a keystore failure. If it is unknown what was written to disk, the server restarts
+/// (PANIC).
 pub(crate) fn keystore_failure(error: &LogError) -> Report {
     let report = match error {
         LogError::Io { .. } => Report::new(PgSqlErrorCode::ERRCODE_IO_ERROR, format!("{error}"))
@@ -122,13 +123,14 @@ pub(crate) fn keystore_failure(error: &LogError) -> Report {
 
 /// Adds records to the log of `scope`, to WAL and to the directory. Returns the WAL record's end.
 ///
-/// The proof of the lock is the first argument: positions and directory have one writer at a time.
+/// The first argument proves that the lock is held: positions and directory have one writer at a
+/// time.
 pub(crate) fn append(lock: &KeystoreLock, scope: Scope, records: &[Record]) -> Result<Lsn> {
     append_as(lock, scope, records, Settle::of(records))
 }
 
-/// As [`append`], but the records are safe in WAL and file before anyone uses them: for a key of a
-/// file that exists, some pages of which are written without waiting for WAL, and may be read
+/// Like [`append`], but the records are durable in WAL and file before they are used: for a key of
+/// an existing file, some pages of which are written without waiting for WAL, and may be read
 /// before WAL brings the key.
 pub(crate) fn append_durably(lock: &KeystoreLock, scope: Scope, records: &[Record]) -> Result<Lsn> {
     append_as(lock, scope, records, Settle::Now)
@@ -141,30 +143,30 @@ fn append_as(lock: &KeystoreLock, scope: Scope, records: &[Record], settle: Sett
     require_room(scope, records)?;
     shmem::required()?.directory.check(records)?;
     let batch = batch::encode(records).map_err(|e| internal(format!("keystore: {e}")))?;
-    let mut no_checkpoint_ends = None;
+    let mut checkpoints_held = None;
     let staged = stage(lock, scope, None, |log| {
-        // A checkpoint that passes this address believes the batch, so it must not end before the
-        // batch is logged. Sync requests alone do not see to that: without fsync nobody handles
-        // them.
-        no_checkpoint_ends = Some(ServerLock::ReplicationSlotAllocation.acquire());
+        // A server that starts from a checkpoint after this address believes the batch, so no such
+        // checkpoint may end before the batch is logged. Sync requests alone do not ensure that,
+        // because they are ignored if fsync is off.
+        checkpoints_held = Some(ServerLock::ReplicationSlotAllocation.acquire());
         log.stage_batch(&batch, wal::end())
     })?;
     fault::point("keys.in_file");
     let lsn = critical::section(|| {
-        // From here on there is no way back: what is in WAL is so.
+        // No way back from here: a change in WAL is final.
         let lsn = wal::insert_keys(scope, &staged.keystore_id, &batch);
         remember(&staged, lsn).map(|()| lsn)
     })?;
-    drop(no_checkpoint_ends);
+    drop(checkpoints_held);
     fault::point("keys.in_wal");
     if settle == Settle::Now {
         settle_now(lock, scope);
     }
-    take_in(lock, records);
+    apply_logged(lock, records);
     Ok(lsn)
 }
 
-/// Adds records to the cluster's log and returns once they are safe.
+/// Adds records to the cluster's log, and waits until they are durable in WAL.
 pub(crate) fn write_cluster(records: &[Record]) -> Result<()> {
     let end = append(&KeystoreLock::acquire(), Scope::CLUSTER, records)?;
     wal::flush(end);
@@ -174,15 +176,15 @@ pub(crate) fn write_cluster(records: &[Record]) -> Result<()> {
 /// When a batch is settled in its file.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Settle {
-    /// Before anyone uses it.
+    /// Before it is used.
     Now,
-    /// When the next checkpoint ends; until then WAL has it.
+    /// By the next checkpoint; until then it is in WAL.
     AtCheckpoint,
 }
 
 impl Settle {
     pub(crate) fn of(records: &[Record]) -> Settle {
-        // What unlocks the server, and opens WAL, is needed before WAL is read.
+        // Records that unlock the server and open WAL are needed before WAL is read.
         let can_wait = |r: &Record| match r {
             Record::DataKey { file, .. } => !wal_keys::is_key_place(*file),
             Record::Current { .. }
@@ -198,9 +200,9 @@ impl Settle {
     }
 }
 
-/// Adds a batch to the end of a log file, where it counts for nothing yet; makes the log (and with
-/// it, first of all, the keystore) if need be. The next checkpoint settles it, if [`remember`] was
-/// called. Returns where the log ends then.
+/// Adds a batch to the end of a log file, where it is not valid yet. Creates the log, and first of
+/// all the keystore, if necessary. If [`remember`] is called, the next checkpoint settles the
+/// batch. Returns the new end of the log.
 pub(crate) fn stage(
     _lock: &KeystoreLock,
     scope: Scope,
@@ -220,22 +222,22 @@ pub(crate) fn stage(
     shared.control.set_keystore_id(&id);
     let remembered = shared.control.set_position(&log.position());
     remembered.map_err(|control::TooManyLogs| recovery_needs_room("key file"))?;
-    // First of all: a checkpoint that begins behind the address at which the batch is staged waits
-    // for the lock, and finds the batch logged.
+    // First of all: a checkpoint with a redo pointer after the address at which the batch is staged
+    // waits for the lock, and then finds the batch logged.
     checkpoint::request_sync(scope);
     add(&mut log).map_err(|e| keystore_failure(&e))?;
     Ok(log.position())
 }
 
-/// Has what was staged count: its WAL record, which ends at `lsn`, is inserted.
+/// Makes a staged batch valid: its WAL record, which ends at `lsn`, is inserted.
 pub(crate) fn remember(staged: &Position, lsn: Lsn) -> Result<()> {
     let control = &shmem::required()?.control;
     control.set_logged(lsn);
     control.set_position(staged).map_err(|control::TooManyLogs| recovery_needs_room("key file"))
 }
 
-/// Settles a log at once, under the lock. A failure ends the server: WAL has what the file cannot
-/// take, and at the next start it is replayed.
+/// Settles a log at once, under the lock. A failure is a PANIC, because WAL has a batch that the
+/// file cannot get; the next start replays it.
 pub(crate) fn settle_now(_lock: &KeystoreLock, scope: Scope) {
     let settle = || -> Result<()> {
         let control = &shmem::required()?.control;
@@ -257,8 +259,8 @@ pub(crate) fn settle_now(_lock: &KeystoreLock, scope: Scope) {
     }
 }
 
-/// [`apply`], of what was checked and is in WAL.
-pub(crate) fn take_in(lock: &KeystoreLock, records: &[Record]) {
+/// [`apply`] for records that were checked and are in WAL.
+pub(crate) fn apply_logged(lock: &KeystoreLock, records: &[Record]) {
     for (left, record) in (1..=records.len() as u32).rev().zip(records) {
         fault::point_of("keys.left_to_take_in", left);
         if let Err(report) = apply(lock, std::slice::from_ref(record)) {
@@ -273,7 +275,7 @@ fn new_keystore_id() -> Result<[u8; 16]> {
     Ok(id)
 }
 
-/// Brings the directory and the list of database keys up to date with records that are written.
+/// Applies records, which are already written, to the directory and the list of database keys.
 pub(crate) fn apply(_lock: &KeystoreLock, records: &[Record]) -> Result<()> {
     let shared = shmem::required()?;
     for record in records {
@@ -292,7 +294,7 @@ pub(crate) fn apply(_lock: &KeystoreLock, records: &[Record]) -> Result<()> {
             }
             Record::DataKey { .. } => shared.control.set_sealed(),
             Record::Destroyed { .. } => {
-                // Pages sealed under the key are still there, and must be told from plaintext.
+                // Pages sealed under the key still exist, and must be distinguished from plaintext.
                 shared.control.set_sealed();
                 shared.control.count_destruction();
             }
@@ -305,10 +307,9 @@ pub(crate) fn apply(_lock: &KeystoreLock, records: &[Record]) -> Result<()> {
     Ok(())
 }
 
-/// Writes the log of `scope` anew, with nothing in it but what still matters: keys that were
-/// destroyed are not in the file any more. (What is left of the old file on the disk is the disk's
-/// business.) A base backup may be under way, which is why older wrappings matter, and the order in
-/// which all stands there.
+/// Rewrites the log of `scope` with only what is still needed, so that destroyed keys are no longer
+/// in the file. (Remains of the old file on the disk are not erased.) A base backup may be in
+/// progress; so older wrappings, and the order of records, are kept.
 pub(crate) fn compact(lock: &KeystoreLock, scope: Scope) -> Result<()> {
     let control = &shmem::required()?.control;
     let Some(position) = control.position(scope) else { return Ok(()) };
@@ -316,7 +317,7 @@ pub(crate) fn compact(lock: &KeystoreLock, scope: Scope) -> Result<()> {
     let batches = read(&storage, scope, log::batches)?.unwrap_or_default();
     let records = wrappings::with_older(log_state(lock, scope)?.records(scope), &batches.concat());
     let batches = compaction::in_place(records, &batches);
-    // All that a log holds when it is written anew is settled.
+    // A rewritten log is settled as a whole.
     wal::flush(control.logged());
     let mut log = Log::resume(&storage, position);
     fault::point("keys.compaction");
@@ -333,8 +334,8 @@ fn no_room(what: &str, detail: &str) -> Report {
         .hint("Restart the server: when it starts it makes room for more than there are.")
 }
 
-/// Recovery has written down what this server has no room for, because its primary was started
-/// later.
+/// The report if recovery has recorded more than this server has room for, because its primary was
+/// started later.
 pub(crate) fn recovery_needs_room(what: &str) -> Report {
     let message = format!("recovery has no room for another {what}");
     Report::new(PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED, message)
@@ -342,7 +343,7 @@ pub(crate) fn recovery_needs_room(what: &str) -> Report {
         .hint("Start the server again: when it starts it makes room for more than there are.")
 }
 
-/// Why a log could not be made durable, as the server's sync machinery wants it.
+/// Why a log could not be made durable, for the server's sync handler.
 pub(crate) struct SyncFailure {
     pub(crate) file: String,
     pub(crate) errno: i32,
@@ -370,8 +371,8 @@ pub(crate) fn settle(scope: Scope) -> std::result::Result<(), SyncFailure> {
     };
     let Some(before) = position.filter(|position| !position.is_settled()) else { return Ok(()) };
     fault::point("keys.settling");
-    // What is settled must be in WAL: in recovery, before what this server has to replay to be
-    // consistent.
+    // Settled records must be in WAL: in recovery, before the address that this server must replay
+    // to be consistent.
     wal::flush(logged);
     Log::resume(&storage, before).sync().map_err(failed)?;
     let marked = {
@@ -379,25 +380,24 @@ pub(crate) fn settle(scope: Scope) -> std::result::Result<(), SyncFailure> {
         let Some(now) = control.position(scope) else { return Ok(()) };
         let mut log = Log::resume(&storage, now);
         let marked = log.append_settled(&before).map_err(failed)?;
-        // The entry exists, so there is room for it.
+        // The entry exists, so this cannot fail.
         let _ = control.set_position(&log.position());
         marked
     };
     if marked { Log::resume(&storage, before).sync().map_err(failed) } else { Ok(()) }
 }
 
-/// The cluster's log, folded: providers and database keys.
+/// The state of the cluster's log: providers and database keys.
 pub(crate) fn cluster_state(lock: &KeystoreLock) -> Result<State> {
     log_state(lock, Scope::CLUSTER)
 }
 
-/// As [`cluster_state`], taking the lock for the moment of reading.
+/// Like [`cluster_state`], taking the lock while the log is read.
 pub(crate) fn current_cluster_state() -> Result<State> {
     cluster_state(&KeystoreLock::acquire())
 }
 
-/// What a log says, if there is one. Only looks: nothing is synced, an unreadable end is left
-/// alone.
+/// The contents of a log, if it exists. Reads only: does not sync, or cut off an unreadable end.
 pub(crate) fn read_log(storage: &FileStorage, scope: Scope) -> Result<Option<Contents>> {
     read(storage, scope, log::replay)
 }
@@ -415,7 +415,7 @@ fn read<T>(
     contents.map_err(|error| keystore_failure(&LogError::Format { name, error }))
 }
 
-/// A log, folded.
+/// The state of a log.
 pub(crate) fn log_state(_lock: &KeystoreLock, scope: Scope) -> Result<State> {
     let records = read_log(&keystore_dir::storage()?, scope)?.map(|contents| contents.records);
     State::from_records(records.unwrap_or_default())

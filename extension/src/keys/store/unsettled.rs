@@ -1,5 +1,5 @@
-//! What this start, and others before it that failed, have cut off key files, beside these until
-//! recovery has ended (`pagevault_keystore::log::aside`).
+//! Records that this start, and earlier starts that failed, have cut off key files. They are kept
+//! in files beside these until recovery has ended (`pagevault_keystore::log::aside`).
 
 use pagevault_keystore::log::{self, Contents, aside};
 use pagevault_keystore::state::State;
@@ -14,8 +14,8 @@ use crate::pg::relation_files;
 use crate::pg::report::{Report, Result, internal};
 use crate::{keystore_dir, shmem};
 
-/// Recovery has ended, or all WAL is replayed that makes a standby consistent: whatever is needed
-/// of it is known again, and is settled before it goes.
+/// Removes these files when recovery has ended, or all WAL is replayed that makes a standby
+/// consistent: all records that are needed have been replayed, and are settled first.
 pub(crate) fn forget() {
     let forget = || -> Result<()> {
         let storage = keystore_dir::storage()?;
@@ -33,15 +33,15 @@ pub(crate) fn forget() {
     }
 }
 
-/// At a start after a clean shutdown, when no WAL is replayed: refuses to go on without keys that
-/// were cut off, of files that exist. They would be written in plaintext, or under older keys.
+/// At a start after a clean shutdown, when no WAL is replayed: an error if keys of existing files
+/// were cut off. These files would be written in plaintext, or under older keys.
 pub(crate) fn require_none_missing(storage: &FileStorage, logs: &[Contents]) -> Result<()> {
     let failed = |error| keystore_failure(&error);
     for scope in aside::scopes(storage).map_err(failed)? {
-        let says = |scope| logs.iter().find(|log| log.position.scope == scope);
-        let Some(cluster) = says(Scope::CLUSTER) else { return Ok(()) };
+        let log_of = |scope| logs.iter().find(|log| log.position.scope == scope);
+        let Some(cluster) = log_of(Scope::CLUSTER) else { return Ok(()) };
         let beside = aside::read(storage, scope, &cluster.position.keystore_id).map_err(failed)?;
-        let own = says(scope).filter(|log| !log.position.scope.is_cluster());
+        let own = log_of(scope).filter(|log| !log.position.scope.is_cluster());
         let records = [Some(cluster), own].into_iter().flatten().flat_map(|log| &log.records);
         let state = State::from_records(records.cloned())
             .map_err(|error| internal(format!("keystore: {error}")))?;
@@ -68,7 +68,7 @@ fn missed(scope: Scope, count: usize) -> Report {
         .hint("Run \"pagevault-keyring take-back\" with the data directory, and start the server again. Only if WAL has been replayed since, remove the file.")
 }
 
-/// For the hint of an error that says that a key is missing.
+/// A further sentence for the HINT of an error about a missing key.
 pub(crate) fn hint() -> Option<&'static str> {
     let scopes = aside::scopes(&keystore_dir::storage().ok()?).ok()?;
     (!scopes.is_empty()).then_some(

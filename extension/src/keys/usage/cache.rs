@@ -1,11 +1,10 @@
-//! Expanded keys of this process: data keys ready to seal with, and the database keys to unwrap
-//! more of them.
+//! This process's cache of expanded keys: data keys ready for use, and the database keys that
+//! unwrap more of them.
 //!
-//! A data key of a file and version never changes, so an entry is right for as long as it stands:
-//! until keys are destroyed, which a counter in shared memory tells. Nothing here allocates, locks
-//! or raises: completions of asynchronous reads come through here. What has to be unwrapped and
-//! expanded for it is so without leaving anything on the stack, which core dumps have; this memory
-//! they have not.
+//! The data key of a file and version never changes, so an entry is valid until keys are destroyed,
+//! which a counter in shared memory indicates. Nothing here allocates, locks or raises errors,
+//! because completions of asynchronous reads use it. Keys are unwrapped and expanded without
+//! leaving copies on the stack, which is part of core dumps; this cache is not.
 
 use pagevault_cipher::residue::without_trace;
 use pagevault_cipher::wrap::{self, WrapKey};
@@ -24,7 +23,7 @@ use crate::shmem;
 const SETS: usize = 32;
 const WAYS: usize = 4;
 
-/// Keys are large: what is searched stands apart from them, close together.
+/// Keys are large, so the searched names are stored apart from them, close together.
 struct Set {
     names: [(SmgrFile, Option<DataKeyVersion>); WAYS],
     keys: [Option<PageKey>; WAYS],
@@ -36,16 +35,16 @@ struct Cache {
     sets: [Set; SETS],
     wrap_keys: [Option<(Scope, KeyVersion, WrapKey)>; WAYS],
     wrap_hand: usize,
-    /// [`shmem::destructions`] when this was last in order.
+    /// [`shmem::destructions`] at the last check.
     destructions: u32,
     /// See [`with_lost_key`].
     lost: Option<PageKey>,
 }
 
-const NOBODY: SmgrFile =
+const NO_FILE: SmgrFile =
     SmgrFile { file: RelFile { tablespace: 0, database: 0, relation: 0 }, backend: SHARED_BACKEND };
 
-const EMPTY: Set = Set { names: [(NOBODY, None); WAYS], keys: [const { None }; WAYS], hand: 0 };
+const EMPTY: Set = Set { names: [(NO_FILE, None); WAYS], keys: [const { None }; WAYS], hand: 0 };
 
 static CACHE: ProcessLocal<Cache> = ProcessLocal::new(Cache {
     sets: [EMPTY; SETS],
@@ -60,7 +59,7 @@ pub(crate) fn protect() -> std::io::Result<()> {
     crate::pg::mapping::exclude_from_core_dumps(CACHE.as_ptr())
 }
 
-/// Runs `f` with the expanded data key of a file and version.
+/// Calls `f` with the expanded data key of a file and version.
 #[inline]
 pub(crate) fn with_page_key<R>(
     file: SmgrFile,
@@ -81,14 +80,14 @@ pub(crate) fn with_page_key<R>(
     })
 }
 
-/// Wipes the expanded keys of this process if keys were destroyed since it used one.
+/// Wipes the expanded keys of this process if keys were destroyed since its last use of one.
 #[inline]
 pub(crate) fn forget_destroyed() {
     CACHE.with(Cache::forget_destroyed);
 }
 
-/// Runs `f` with a key that nobody else has and that nobody will have once this process ends: for
-/// pages whose own key was destroyed and which somebody must get rid of.
+/// Calls `f` with a random key of this process, which is lost when the process ends: for pages
+/// whose own key was destroyed but which must be written.
 #[cold]
 pub(crate) fn with_lost_key<R>(f: impl FnOnce(&PageKey) -> R) -> Option<R> {
     CACHE.with(|cache| {
@@ -102,7 +101,7 @@ pub(crate) fn with_lost_key<R>(f: impl FnOnce(&PageKey) -> R) -> Option<R> {
 }
 
 fn set_of(file: RelFile) -> usize {
-    // Relfilenumbers are dense; neighbours (a table and its indexes) fall into different sets.
+    // Relfilenumbers are dense: a table and its indexes are in different sets.
     file.relation.wrapping_add(file.database.wrapping_mul(7)) as usize % SETS
 }
 
@@ -178,7 +177,9 @@ impl Cache {
     }
 
     fn wrap_key(&mut self, scope: Scope, version: KeyVersion) -> Option<&WrapKey> {
-        let known = |k: &Option<(Scope, KeyVersion, WrapKey)>| matches!(k, Some((s, v, _)) if *s == scope && *v == version);
+        let known = |key: &Option<(Scope, KeyVersion, WrapKey)>| {
+            key.as_ref().is_some_and(|(of, number, _)| (*of, *number) == (scope, version))
+        };
         let at = match self.wrap_keys.iter().position(known) {
             Some(at) => at,
             None => {
@@ -195,7 +196,7 @@ impl Cache {
     }
 }
 
-/// Unwraps a data key from its record; `None` when it does not authenticate. Within
+/// Unwraps a data key from its record; `None` if it does not authenticate. Within
 /// [`without_trace`].
 pub(crate) fn open_data_key(
     wrap_key: &WrapKey,
@@ -210,7 +211,7 @@ pub(crate) fn open_data_key(
     DataKey::from_bytes(cipher, &plaintext[..len]).ok()
 }
 
-/// The key of a temporary file: derived from this server start's random key and the file.
+/// The key of a temporary relation, derived from this server start's random key and the file.
 fn temporary_key(file: SmgrFile) -> Result<DataKey, KeyError> {
     let missing = KeyError::NoKey { version: DataKeyVersion::FIRST };
     let RelFile { tablespace, database, relation } = file.file;

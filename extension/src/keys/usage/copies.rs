@@ -1,9 +1,9 @@
-//! Keys for relation files that the server copies below the storage manager, as they are: CREATE
+//! Keys for relation files that the server copies unchanged, below the storage manager: CREATE
 //! DATABASE with the strategy file_copy, and ALTER DATABASE ... SET TABLESPACE.
 //!
-//! The copies have the old numbers, and their pages the old versions; so each copy gets every key
-//! of its original, before the transaction that makes it visible commits. The caller makes sure
-//! that nobody makes keys for the originals meanwhile.
+//! Copies have the original's relfilenumbers, and their pages the original's key versions. So each
+//! copy gets every key of its original, before the transaction that makes it visible commits. The
+//! caller ensures that no keys are made for the originals meanwhile.
 
 use pagevault_cipher::DataKeyVersion;
 use pagevault_keystore::state::{Destroyed, File};
@@ -16,9 +16,8 @@ use crate::pg::locks::KeystoreLock;
 use crate::pg::relation_files;
 use crate::pg::report::{Report, Result};
 
-/// Gives the copies of the files of database `from`, which are to be in database `to`, their keys,
-/// under the key that wraps for `to`. `copy_of` tells the copy of a file; `None` if it is not
-/// copied.
+/// Copies the keys of files of database `from` to their copies in database `to`, wrapped by the key
+/// for `to`. `copy_of` returns the copy of a file; `None` if it is not copied.
 pub(crate) fn copy_keys(
     from: u32,
     to: u32,
@@ -53,7 +52,7 @@ fn add_records(
     {
         return Err(taken(file, copy, version));
     }
-    // First, so that the records that follow may speak of its versions.
+    // First, because the following records may refer to its versions.
     records.extend(entry.destroyed.map(|Destroyed { through, lsn, cipher, whole, at }| {
         Record::Destroyed { file: copy, through, cipher, whole, lsn, at }
     }));
@@ -94,8 +93,8 @@ fn add_records(
 
 /// A version whose key was destroyed for one of the two files, while the other one has it.
 ///
-/// Not where the original goes on without it ([`super::destruction`]), and the copy is to lie where
-/// the file lay before its database was moved: what has stayed of the key there goes as well.
+/// Not if the original stays in use without that key ([`super::destruction`]), and the copy is at
+/// the place of the file before its database was moved: the remaining keys there are destroyed too.
 fn clash_of_destroyed(original: &File, copy: &File) -> Option<DataKeyVersion> {
     let lost = |from: &File, by: &File| from.keys.keys().copied().find(|v| by.is_destroyed(*v));
     let goes_on =
@@ -103,7 +102,7 @@ fn clash_of_destroyed(original: &File, copy: &File) -> Option<DataKeyVersion> {
     lost(original, copy).or_else(|| lost(copy, original).filter(|_| !goes_on))
 }
 
-/// The copy's number belonged to another encrypted relation once, whose keys are kept.
+/// The report if the copy's number belonged to another encrypted relation, whose keys are kept.
 fn taken(file: RelFile, copy: RelFile, version: DataKeyVersion) -> Report {
     Report::new(
         PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,

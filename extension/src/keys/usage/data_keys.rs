@@ -1,4 +1,4 @@
-//! Data keys: made, wrapped by a database key, wrapped again by another.
+//! Data keys: creating them, wrapping and rewrapping them with database keys.
 
 use pagevault_cipher::residue::without_trace;
 use pagevault_cipher::wrap::{self, WrapKey};
@@ -16,15 +16,16 @@ use crate::pg::report::{Report, Result, internal};
 use crate::pg::{process, wal};
 use crate::{keystore_dir, shmem};
 
-/// Whose database key wraps new data keys of a database: its own, else the cluster's.
+/// The scope whose database key wraps new data keys of a database: the database itself if it has a
+/// key, otherwise the cluster.
 fn wrapping_scope(database: u32) -> Result<Scope> {
     let own = Scope::database(database);
     let has_own = shmem::required()?.secrets.newest(own).is_some();
     Ok(if has_own { own } else { Scope::CLUSTER })
 }
 
-/// Which database key wraps new data keys of a database: scope and version. An error if neither the
-/// database nor the cluster has a master key.
+/// The database key that wraps new data keys of a database: scope and version. An error if neither
+/// the database nor the cluster has a master key.
 pub(crate) fn require_master_key(database: u32) -> Result<(Scope, KeyVersion)> {
     let scope = wrapping_scope(database)?;
     let newest = shmem::required()?.secrets.newest(scope);
@@ -38,7 +39,7 @@ pub(crate) fn require_master_key(database: u32) -> Result<(Scope, KeyVersion)> {
     })
 }
 
-/// Runs `f` with a database key, expanded; see
+/// Calls `f` with an expanded database key; see
 /// [`Secrets::with`](crate::shmem::secrets::Secrets::with).
 pub(crate) fn with_wrap_key<R>(
     scope: Scope,
@@ -59,7 +60,7 @@ pub(crate) fn locked(scope: Scope) -> Report {
     .hint("See pagevault.status for the cause. The server keeps trying; pagevault.unlock() tries again now.")
 }
 
-/// Wraps a data key and proves that it unwraps. Within [`without_trace`].
+/// Wraps a data key and proves that it can be unwrapped. Within [`without_trace`].
 pub(crate) fn wrap_data_key(
     key: &DataKey,
     wrap_key: &WrapKey,
@@ -75,33 +76,33 @@ pub(crate) fn wrap_data_key(
     if proven { Ok(wrapped) } else { Err(internal("a data key could not be wrapped".into())) }
 }
 
-/// Makes a data key of a new version for a file and has pages written under it from now on. Returns
-/// the end of the WAL record. Pages without an LSN (free space map, unlogged relations) do not wait
-/// for it: a file that has pages already wants [`next_version`].
+/// Creates a data key of a new version for a file and writes its pages under it from now on.
+/// Returns the end of the WAL record. Pages without an LSN (free space map, unlogged relations) do
+/// not wait for that record, so a file that already has pages needs [`next_version`].
 pub(crate) fn new_version(file: RelFile, cipher: CipherId) -> Result<Lsn> {
     make_version(file, cipher, Pages::None, append)
 }
 
-/// What a file holds that gets another key, or none.
+/// The pages of a file whose key changes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pages {
-    /// Nothing: it is new.
+    /// None: the file is new.
     None,
-    /// Pages that a crash may leave torn.
+    /// Pages that may be torn after a crash.
     Logged,
-    /// Pages of an unlogged relation: after a crash it is empty.
+    /// Pages of an unlogged relation, which is empty after a crash.
     Unlogged,
 }
 
 impl Pages {
-    /// Says that from `phase` on pages are rewritten; see
+    /// The record that pages are being rewritten from `phase` on; see
     /// [`page::io::target_over`](crate::page::io::target_over).
     fn rewriting(self, file: RelFile, phase: Phase) -> Option<Record> {
         (self == Pages::Logged).then_some(Record::Rewriting { file, phase, done: false })
     }
 }
 
-/// As [`new_version`], for a file in use: the key is safe before any page is written under it.
+/// Like [`new_version`], for a file in use: the key is durable before any page is written under it.
 pub(crate) fn next_version(file: RelFile, cipher: CipherId, pages: Pages) -> Result<()> {
     make_version(file, cipher, pages, append_durably).map(wal::flush)
 }
@@ -136,14 +137,15 @@ fn make_version(
             .hint("Rewrite the relation into a new file with VACUUM FULL or REINDEX.")
         })?,
     };
-    // The rewriting comes before the phase, so that nobody sees the phase without it.
+    // The record of the rewriting precedes that of the phase, so that no process sees the phase
+    // without it.
     let mut records = vec![make_key(file, version, cipher)?];
     records.extend(pages.rewriting(file, Phase::under(version)));
     records.push(Record::Current { file, version });
     append(&lock, file.scope(), &records)
 }
 
-/// Has pages of a file written in plaintext from now on. Its keys stay, for pages that are sealed.
+/// Writes pages of a file in plaintext from now on. Its keys are kept for pages that are sealed.
 pub(crate) fn write_plaintext(file: RelFile, pages: Pages) -> Result<()> {
     if !directory::is_sealed(file) {
         return Ok(());
@@ -158,9 +160,9 @@ pub(crate) fn write_plaintext(file: RelFile, pages: Pages) -> Result<()> {
     append(&lock, file.scope(), &records).map(|_| ())
 }
 
-/// Notes that no page of a file on disk is written under another version than `proven` any more;
-/// `None`: that all are plaintext. False if the file is to be written otherwise by now: then that
-/// is not what was proven.
+/// Records that all pages of a file on disk are under version `proven`; `None`: that all are
+/// plaintext. False if the file is now written under another version, to which the proof does not
+/// apply.
 pub(crate) fn record_rewritten(file: RelFile, proven: Option<DataKeyVersion>) -> Result<bool> {
     let lock = KeystoreLock::acquire();
     if directory::current_version(file) != proven {
@@ -175,8 +177,9 @@ pub(crate) fn record_rewritten(file: RelFile, proven: Option<DataKeyVersion>) ->
     Ok(true)
 }
 
-/// Wraps every data key in the log of `home` that `from` wraps with the key `to` instead. Returns
-/// how many; readable at every moment, since each record names the key that wraps it.
+/// Rewraps every data key in the log of `home` whose database key satisfies `from`, with the key
+/// `to`. Returns their number. All keys are readable at any time, because each record names the key
+/// that wraps it.
 pub(crate) fn rewrap_data_keys(
     home: Scope,
     from: impl Fn(Scope, KeyVersion) -> bool,
@@ -211,7 +214,7 @@ pub(crate) fn rewrap_data_keys(
     Ok(records.len() as u64)
 }
 
-/// A data key from its record. Within [`without_trace`].
+/// Unwraps a data key from its record. Within [`without_trace`].
 pub(crate) fn unwrap_record(
     file: RelFile,
     version: DataKeyVersion,
@@ -238,8 +241,8 @@ pub(crate) fn unwrap_record(
         })
 }
 
-/// Whether two files have the same data key for a version. No, where one of them cannot be
-/// unwrapped now.
+/// Whether two files have the same data key for a version. False if one of them cannot be unwrapped
+/// now.
 pub(crate) fn have_same_key(one: RelFile, other: RelFile, version: DataKeyVersion) -> bool {
     without_trace(|| match (present_key(one, version), present_key(other, version)) {
         (Some(one), Some(other)) => one.is_same(&other),
@@ -247,7 +250,7 @@ pub(crate) fn have_same_key(one: RelFile, other: RelFile, version: DataKeyVersio
     })
 }
 
-/// The data key of a file and version, if there is one and it can be unwrapped now. Within
+/// The data key of a file and version, if it exists and can be unwrapped now. Within
 /// [`without_trace`].
 fn present_key(file: RelFile, version: DataKeyVersion) -> Option<DataKey> {
     let mut wrapped = [0; MAX_WRAPPED_DATA_KEY];
@@ -263,8 +266,8 @@ fn present_key(file: RelFile, version: DataKeyVersion) -> Option<DataKey> {
     )
 }
 
-/// Whether a record brings another key for a version that has one, not the same key in another
-/// wrapping. No, where either of them cannot be unwrapped now.
+/// Whether a record has a different key for an existing version, not the same key in another
+/// wrapping. False if either of them cannot be unwrapped now.
 pub(crate) fn is_another_key(record: &Record) -> bool {
     let Record::DataKey { file, version, cipher, scope, key_version, wrapped, .. } = record else {
         return false;
@@ -285,8 +288,8 @@ pub(crate) fn is_another_key(record: &Record) -> bool {
     })
 }
 
-/// The logs that may hold data keys wrapped by a scope's key: the database's own, or for the
-/// cluster every one there is.
+/// The logs that may contain data keys wrapped by a scope's key: the database's own log, or for the
+/// cluster every log.
 pub(crate) fn homes_of_scope(scope: Scope) -> Result<Vec<Scope>> {
     if !scope.is_cluster() {
         return Ok(vec![scope]);

@@ -1,22 +1,23 @@
-//! Destroying data keys, for good.
+//! Destroying data keys permanently.
 //!
-//! The tombstone of a key is written down as every fact about keys: to the keystore, to WAL, to the
-//! directory. It stays, so that older WAL and older records do not bring the key back. Then the
-//! file is written anew without the key, and every process forgets what it had expanded before it
-//! uses a key again.
+//! The tombstone of a key is recorded like every change of keys: in the keystore, in WAL, in the
+//! directory. It is kept, so that older WAL and older records do not bring the key back. Then the
+//! key file is rewritten without the key, and every process drops its expanded keys before it uses
+//! a key again.
 //!
-//! Killed after the tombstone is in the keystore and before it is in WAL, this server has destroyed
-//! the keys and its standbys have not: destroying once more tells them.
+//! If the server crashes when the tombstone is in the keystore but not in WAL, the keys are
+//! destroyed here but not on standbys. Destroying them again replicates the tombstone.
 //!
-//! Pages of such a file may be in shared buffers only in recovery, which repeats changes from
-//! before. What it reads is blank ([`crate::page::io`]); what it writes is sealed under a key that
-//! is lost; and when it ends, or meets the tombstone, all of it is dropped.
+//! Pages of such a file can be in shared buffers only in recovery, which repeats earlier changes.
+//! Pages that it reads are replaced by blank ones ([`crate::page::io`]); pages that it writes are
+//! sealed under a random key that is not kept. At the tombstone, or at the end of recovery, all of
+//! them are dropped.
 //!
-//! Of a file that lives on, the keys before its present one can be destroyed
-//! ([`Fate::LosesKeysThrough`]). Between the record of the present key and the tombstone WAL must
-//! have an image of every page that the file had then, be it written under the present key already:
-//! a standby or a restored backup that begins before may have any of them under a key that it will
-//! not know, and is given a blank page until it comes to the image.
+//! In a file that stays in use, the keys before its current one can be destroyed
+//! ([`Fate::LosesKeysThrough`]). Between the record of the current key and the tombstone, WAL must
+//! contain an image of every page that the file had then, even of pages already under the current
+//! key. A standby or a restored backup that begins earlier may have any of them under a key that it
+//! cannot get, and reads a blank page until it replays the image.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -33,40 +34,41 @@ use crate::{fault, shmem};
 /// A file whose keys were destroyed.
 pub(crate) struct Destroyed {
     pub(crate) file: RelFile,
-    /// The last version that is destroyed.
+    /// The last destroyed version.
     pub(crate) through: DataKeyVersion,
-    /// How many keys there were to destroy.
+    /// The number of keys that were destroyed.
     pub(crate) keys: u32,
 }
 
-/// What is to become of a file.
+/// What is destroyed of a file.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fate {
-    /// Nothing of it can be read any more.
+    /// All keys: the contents become unreadable.
     IsDestroyed,
-    /// It goes on under a later key than this.
+    /// The keys up to this version: the file stays in use under a later key.
     LosesKeysThrough(DataKeyVersion),
 }
 
-/// What was done, and what it meant.
+/// The result of a destruction.
 pub(crate) struct Outcome {
     pub(crate) files: Vec<Destroyed>,
-    /// Of files that live on.
+    /// Of files that stay in use.
     pub(crate) former_keys: Vec<Destroyed>,
-    /// The database keys that wrapped what was destroyed: scope and version.
+    /// The database keys that had wrapped the destroyed keys: scope and version.
     pub(crate) wrapped_by: BTreeSet<(Scope, KeyVersion)>,
     /// End of the WAL record.
     pub(crate) lsn: Lsn,
-    /// Files outside that have one of these keys too, as raw copies of these files have.
+    /// Other files with one of these keys, as raw copies of these files have.
     pub(crate) same_keys: Vec<RelFile>,
-    /// Why the keystore's file could not be written anew.
+    /// Why the key file could not be rewritten.
     pub(crate) not_compacted: Option<Report>,
 }
 
-/// Destroys every key that files of one database have. Nobody uses the files, and none of their
-/// pages is in shared buffers. Of the files `living`, those through the version that is said: see
-/// the module.
+/// Destroys all keys of `files`, which belong to one database. No process uses the files, and none
+/// of their pages is in shared buffers. Of the files `living`, destroys the keys up to the given
+/// version: see the module's description.
 ///
+/// `whole`: `files` are all files of the database that have keys.
 /// `whole`: these are all files of the database that have keys.
 pub(crate) fn destroy(
     database: u32,
@@ -77,8 +79,8 @@ pub(crate) fn destroy(
     destroy_locked(&KeystoreLock::acquire(), database, files, living, whole)
 }
 
-/// As [`destroy`], for files that are gone, of which none has got a new key since they were found
-/// so: one that has is in use again under the same number.
+/// Like [`destroy`], for files that no longer exist. Files that got a new key after they were found
+/// are left out, because their number is in use again.
 pub(crate) fn destroy_former(
     database: u32,
     found: &[Former],
@@ -95,7 +97,7 @@ pub(crate) fn destroy_former(
         }
     }
     let mut outcome = destroy_locked(&lock, database, &files, living, false)?;
-    // What has moved to another tablespace has the same keys, and is in use.
+    // A file moved to another tablespace has the same keys, and is in use.
     outcome.same_keys.retain(|file| living.iter().any(|(one, _)| one.relation == file.relation));
     Ok(outcome)
 }
@@ -148,8 +150,8 @@ fn destroy_locked(
     Ok(Outcome { files: destroyed, former_keys, wrapped_by, lsn, same_keys, not_compacted })
 }
 
-/// CREATE DATABASE with the strategy file_copy and ALTER DATABASE SET TABLESPACE leave files of the
-/// same number and with the same keys in two places.
+/// Other files with the same relfilenumber and the same keys, which CREATE DATABASE with the
+/// strategy file_copy and ALTER DATABASE SET TABLESPACE leave.
 fn files_with_same_keys<'a>(
     destroyed: impl Iterator<Item = &'a Destroyed>,
 ) -> Result<Vec<RelFile>> {
@@ -163,7 +165,7 @@ fn files_with_same_keys<'a>(
     let mut same = Vec::new();
     for info in directory.files()? {
         let info = info?;
-        let Some(namesakes) = by_number.get(&info.file.relation) else { continue };
+        let Some(same_number) = by_number.get(&info.file.relation) else { continue };
         if chosen.contains(&info.file) {
             continue;
         }
@@ -172,7 +174,7 @@ fn files_with_same_keys<'a>(
             let is_same = |one: &&Destroyed| {
                 version <= one.through && data_keys::have_same_key(info.file, one.file, version)
             };
-            if namesakes.iter().any(is_same) {
+            if same_number.iter().any(is_same) {
                 same.push(info.file);
                 break;
             }
@@ -195,13 +197,13 @@ pub(crate) fn files_of_database(database: u32) -> Result<Vec<RelFile>> {
     Ok(files)
 }
 
-/// A file that is gone and has keys.
+/// A file that no longer exists and has keys.
 pub(crate) struct Former {
     pub(crate) file: RelFile,
     last_version: Option<DataKeyVersion>,
 }
 
-/// Files of a database that are there and have keys, and are none of these.
+/// Existing files of a database that have keys and are not among `these`.
 pub(crate) fn files_besides(database: u32, these: &HashSet<RelFile>) -> Result<Vec<RelFile>> {
     let directory = &shmem::required()?.directory;
     let mut besides = Vec::new();
@@ -218,15 +220,17 @@ pub(crate) fn files_besides(database: u32, these: &HashSet<RelFile>) -> Result<V
     Ok(besides)
 }
 
-/// The number of files of a database that are gone and have keys, as far as that can be seen.
+/// The number of files of a database that no longer exist and have keys, as far as can be
+/// determined.
 pub(crate) fn count_former_files(database: u32) -> Result<usize> {
     former(database, |file| Ok(relation_files::may_exist(file))).map(|found| found.len())
 }
 
-/// The files of a database that are gone and have keys. A key is made just before its file is.
+/// The files of a database that no longer exist and have keys. The caller must consider that a key
+/// is made just before its file.
 ///
 /// # Errors
-/// Also when it cannot be seen of one of them whether it is gone.
+/// Also if it cannot be determined whether one of them exists.
 pub(crate) fn former_files(database: u32) -> Result<Vec<Former>> {
     former(database, relation_files::exists)
 }
@@ -248,16 +252,16 @@ fn former(database: u32, is_there: impl Fn(RelFile) -> Result<bool>) -> Result<V
 }
 
 impl Former {
-    /// False if it has come to be meanwhile, or cannot be looked for any more.
+    /// False if the file exists meanwhile, or if that can no longer be determined.
     pub(crate) fn is_gone(&self) -> bool {
         !relation_files::may_exist(self.file)
     }
 }
 
-/// Redo is about to destroy keys. From here on the server is not consistent before it gets here
-/// again; and no page that was changed under these keys stays in shared buffers. Of a whole
-/// database there may be files without keys, too: what replay has changed of them is on no disk
-/// yet.
+/// Called before redo destroys keys. From now on, a restarted server is not consistent before it
+/// has replayed this record; and no page changed under these keys stays in shared buffers. If a
+/// whole database is destroyed, it may also have files without keys, whose replayed changes are not
+/// on disk yet.
 pub(crate) fn before_redo(records: &[Record]) {
     buffers::set_recovery_minimum();
     let mut files = Vec::new();
@@ -267,7 +271,7 @@ pub(crate) fn before_redo(records: &[Record]) {
             Record::Destroyed { file, whole: true, .. } => {
                 whole.insert(file.database);
             }
-            // It lives on, and its pages with it.
+            // The file and its pages stay in use.
             Record::Destroyed { file, through, .. } if directory::has_outlived(*file, *through) => {
             }
             Record::Destroyed { file, .. } => files.push(*file),
@@ -280,7 +284,7 @@ pub(crate) fn before_redo(records: &[Record]) {
     }
 }
 
-/// Redo has ended, perhaps before it met a tombstone that the keystore has.
+/// Called after redo, which may have ended before it replayed a tombstone that is in the keystore.
 pub(crate) fn after_redo() {
     let Ok(shared) = shmem::required() else { return };
     let files = shared.directory.files().into_iter().flatten().flatten();

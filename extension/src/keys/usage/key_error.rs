@@ -1,14 +1,14 @@
-//! Why a data key cannot be had.
+//! Why a data key is not available.
 
 use pagevault_cipher::DataKeyVersion;
 use pagevault_keystore::{RelFile, Scope};
 
 use crate::keys::store::directory;
 
-/// Why a data key cannot be had.
+/// Why a data key is not available.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum KeyError {
-    /// The database key that wraps the data key, that of `scope`, is not unwrapped.
+    /// The database key of `scope`, which wraps the data key, is not unwrapped.
     Locked { scope: Scope },
     /// The database key is unwrapped, but users are refused: its master key was revoked.
     Refused { scope: Scope },
@@ -16,9 +16,10 @@ pub(crate) enum KeyError {
     NoKey { version: DataKeyVersion },
     /// The data key of this version was destroyed on purpose.
     Destroyed,
-    /// Recovery has not replayed the key yet, nor those of too many other files.
+    /// Recovery has not replayed the key yet, and already waits for the keys of too many other
+    /// files.
     TooManyMissing,
-    /// The wrapped data key does not open: the keystore is damaged or not this cluster's.
+    /// The data key cannot be unwrapped: the keystore is damaged or not this cluster's.
     Damaged { version: DataKeyVersion },
 }
 

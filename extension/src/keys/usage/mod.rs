@@ -1,5 +1,5 @@
-//! What keys are used for: data keys of relation files, WAL and temporary data, made, found, copied
-//! and destroyed.
+//! Use of keys: data keys of relation files, WAL and temporary data are created, looked up, copied
+//! and destroyed here.
 
 pub(crate) mod cache;
 pub(crate) mod copies;

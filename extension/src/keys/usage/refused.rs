@@ -1,5 +1,5 @@
-//! Scopes whose master key was revoked, and whose keys are refused since: who would use one is told
-//! so. What brings a scope there and back, see [`crate::keys::provider::revoked`].
+//! Refused keys of scopes whose master key was revoked: errors for their users. For the beginning
+//! and end of a revocation, see [`crate::keys::provider::revoked`].
 
 use pagevault_keystore::Scope;
 use pagevault_keystore::protocol::ErrorClass;
@@ -11,7 +11,8 @@ use crate::pg::process;
 use crate::pg::report::{Report, Result};
 use crate::shmem;
 
-/// Refuses what would use a key that is refused to protect or to reveal more.
+/// An error if the scope's key is refused; for operations that protect more data with it or reveal
+/// more.
 pub(crate) fn require_usable(scope: Scope) -> Result<()> {
     match shmem::secrets() {
         Some(secrets) if secrets.is_refused(scope) => {
@@ -21,8 +22,8 @@ pub(crate) fn require_usable(scope: Scope) -> Result<()> {
     }
 }
 
-/// The report for what is locked because its key is refused; `place` is one more sentence of
-/// DETAIL, after a space, or empty.
+/// The report for an object that is locked because its key is refused. `place` is a further
+/// sentence of DETAIL, after a space, or empty.
 pub(crate) fn refuses(what: &str, place: &str, scope: Scope) -> Report {
     let facts = facts(scope).unwrap_or_else(|| "Its master key was revoked.".to_owned());
     Report::new(
@@ -33,8 +34,8 @@ pub(crate) fn refuses(what: &str, place: &str, scope: Scope) -> Report {
     .hint("Make the master key usable at its provider again; the server notices within pagevault.revalidate_interval, with pagevault.unlock() at once.")
 }
 
-/// Provider, key, since when and why, as a sentence; `None` under the keystore lock, for which this
-/// process would wait for ever.
+/// Provider, key, time and cause of a revocation, as a sentence; `None` under the keystore lock,
+/// for which this process would wait forever.
 fn facts(scope: Scope) -> Option<String> {
     if KeystoreLock::is_held() {
         return None;

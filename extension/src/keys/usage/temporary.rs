@@ -1,12 +1,12 @@
 //! Temporary data: whether it is encrypted, and the keys of temporary files, which are derived from
 //! the random key of this server start and the file's path.
 //!
-//! Nothing is ever stored of them: who is to read the file, in whatever process, derives the same
-//! key. Nothing here allocates, locks or raises.
+//! These keys are not stored: any process that reads the file derives the same key. Nothing here
+//! allocates, locks or raises errors.
 //!
-//! The setting `pagevault.temp_encryption` and the keys may change at any time, in each process at
-//! a moment of its own. So every page of a temporary table and every temporary file says by itself
-//! what it is; here is only asked what new ones become.
+//! The setting `pagevault.temp_encryption` and the keys may change at any time, at different times
+//! in different processes. So every page of a temporary table and every temporary file states
+//! itself whether it is encrypted; this module only decides about new ones.
 
 use pagevault_cipher::residue::without_trace;
 use pagevault_cipher::{CipherId, DataKey, PageKey, kdf};
@@ -29,20 +29,20 @@ pub(crate) fn is_wanted() -> bool {
     }
 }
 
-/// Whether new segments of the NOTIFY queue are. It is emptied at every start, and its first
-/// segment may live until the next one: it cannot wait for the first key.
+/// Whether new segments of the NOTIFY queue are encrypted. The queue is emptied at every start, and
+/// its first segment may exist until the next one, so it cannot wait for the first key.
 #[inline]
-pub(crate) fn is_wanted_of_queues() -> bool {
+pub(crate) fn is_wanted_for_queues() -> bool {
     guc::temp_encryption() != TempEncryption::Off
 }
 
-/// What a path comes to: 127 bits, pseudorandom, and a bit that is free for other use.
+/// Identifies the key of a path: 127 pseudorandom bits, and one bit for other use.
 pub(crate) type Name = [u64; 2];
 
-/// The bit of the first word that no name has.
+/// The bit of the first word that is 0 in every name.
 pub(crate) const FREE_BIT: u64 = 1 << 63;
 
-/// Expanded keys that a process keeps; a hash join has two files for each of its batches.
+/// Number of expanded keys in a process's cache; a hash join has two files for each of its batches.
 const SETS: usize = 32;
 const WAYS: usize = 4;
 
@@ -60,8 +60,7 @@ pub(crate) fn protect() -> std::io::Result<()> {
     crate::pg::mapping::exclude_from_core_dumps(CACHE.as_ptr())
 }
 
-/// The name under which the file at `path` has its key; `None` before the server has its random
-/// key.
+/// The name of the key for the file at `path`; `None` before the server has its random key.
 pub(crate) fn name(path: &[u8]) -> Option<Name> {
     let mut bytes = [0; 16];
     derive("pagevault temporary file name v1", path, &mut bytes)?;
@@ -69,7 +68,7 @@ pub(crate) fn name(path: &[u8]) -> Option<Name> {
     Some([u64::from_le_bytes(words[0]) & !FREE_BIT, u64::from_le_bytes(words[1])])
 }
 
-/// Runs `f` with the key of a file; `None` without a key.
+/// Calls `f` with the key of a file; `None` without a key.
 #[inline]
 pub(crate) fn with_key<R>(name: Name, f: impl FnOnce(&PageKey) -> R) -> Option<R> {
     CACHE.with(|cache| {

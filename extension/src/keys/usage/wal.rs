@@ -1,8 +1,8 @@
-//! Which key a WAL page is sealed with, for all processes.
+//! The key of each WAL page.
 //!
-//! Asked inside critical sections: no lock, no allocation, nothing raised. What there is to know is
-//! in shared memory: the switches ([`Wal`]) and the data keys (the directory); the expanded
-//! key is in the cache of this process.
+//! Called in critical sections: no lock, no allocation, no error. Everything necessary is in shared
+//! memory: the switches ([`Wal`]) and the data keys (the directory). The expanded key is in the
+//! cache of this process.
 
 use pagevault_cipher::wal::{self, Mark};
 use pagevault_cipher::{KeyVersion, Lsn, PageKey};
@@ -18,20 +18,19 @@ use crate::shmem::counters::StatsKind;
 use crate::shmem::wal::Wal;
 use crate::stats::{self, Timing};
 
-/// The shared state, once there is any WAL key: the one test that servers pay for that never
-/// encrypted WAL.
+/// The shared state, if any WAL key exists: the only test in servers that have never encrypted WAL.
 #[inline]
 pub(crate) fn active() -> Option<&'static Wal> {
     shmem::get().map(|shared| &shared.wal).filter(|wal| wal.has_keys())
 }
 
-/// The last answer of [`stretch_at`], good as long as no switch is added and none is left out.
+/// The last result of [`stretch_at`], valid as long as the stamp of the switches is the same.
 static LAST: ProcessLocal<([u32; 2], Stretch)> = ProcessLocal::new((
     [0; 2],
     Stretch { from: Lsn(0), to: Lsn(0), phase: WalPhase { version: None, plaintext: false } },
 ));
 
-/// How the page at `address` is written, and how far that goes.
+/// How the page at `address` is written, and the range of addresses with the same answer.
 #[inline]
 pub(crate) fn stretch_at(wal: &Wal, address: Lsn) -> Stretch {
     let stamp = wal.stamp();
@@ -44,7 +43,7 @@ pub(crate) fn stretch_at(wal: &Wal, address: Lsn) -> Stretch {
     })
 }
 
-/// How XLogWrite writes the page at `address`, and how far that goes.
+/// How XLogWrite writes the page at `address`, and the range of addresses with the same answer.
 pub(crate) fn written_at(wal: &Wal, address: Lsn, page_size: u64) -> Stretch {
     let mut stretch = stretch_at(wal, address);
     if let Some((kept, phase)) = wal.kept() {
@@ -58,8 +57,7 @@ pub(crate) fn written_at(wal: &Wal, address: Lsn, page_size: u64) -> Stretch {
     stretch
 }
 
-/// The switches and keys of this server, as [`wal_pages`](pagevault_keystore::wal_pages) wants
-/// them.
+/// The switches and keys of this server, for [`wal_pages`](pagevault_keystore::wal_pages).
 pub(crate) struct ServerKeys;
 
 impl WalKeys for ServerKeys {
@@ -105,7 +103,7 @@ impl WalKeys for ServerKeys {
     }
 }
 
-/// Runs `f` with the expanded key of a version.
+/// Calls `f` with the expanded key of a version.
 #[inline]
 fn with_key<R>(version: KeyVersion, f: impl FnOnce(&PageKey) -> R) -> Result<R, KeyError> {
     let (file, data_key_version) = key_place(version);

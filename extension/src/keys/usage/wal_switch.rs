@@ -1,33 +1,34 @@
-//! Switching WAL encryption on and off, and rotating its key.
+//! Switching WAL encryption on and off, and rotating the WAL key.
 //!
-//! In this order:
+//! The steps are:
 //!
-//! 1. The new key, wrapped, goes to the keystore, where it is safe, and to WAL. Nobody uses it yet.
-//! 2. A barrier goes to WAL behind it. Recovery reads ahead, and must have replayed the key before
-//!    it meets a page that is sealed with it. Records that have no room in its buffer for decoded
-//!    records it decodes only when those before them are replayed.
-//! 3. The switch is put into shared memory. It begins with the first page behind the barrier that
-//!    is not begun on disk, and while WAL is written that cannot change: WALWriteLock is held.
-//! 4. The switch goes to the keystore and to WAL, where standbys find it.
+//! 1. The new key, wrapped, is settled in the keystore and logged in WAL. It is not used yet.
+//! 2. A barrier is inserted in WAL after it. Recovery reads ahead, and must have replayed the key
+//!    before it reads a page that is sealed under it. Records that do not fit into recovery's
+//!    buffer for decoded records are decoded only when the records before them have been replayed.
+//! 3. The switch is put into shared memory. It begins at the first page after the barrier of which
+//!    nothing has been written. That page cannot change meanwhile, because WALWriteLock is held.
+//! 4. The switch is recorded in the keystore and in WAL, from which standbys get it.
 //!
-//! Killed after 1 or 2, the server has a key too many. After 3, pages may be sealed with a key that
-//! it has, though it knows nothing of the switch: pages say what they are, so they are read; it
-//! goes on as before the switch, and the worker switches again. After the first half of 4, or when
-//! WAL up to the switch is lost, the keystore has a switch to which WAL never came. It must not
-//! apply when WAL comes to its address on another course: whoever begins to write WAL leaves out
-//! all that is known of switches behind it ([`Wal::begin`](super::wal::Wal::begin)), and the worker
-//! decides anew what holds, for the next start and for standbys ([`reconcile`]).
+//! After a crash following step 1 or 2, there is an unused key. After step 3, pages may be sealed
+//! under a key that the server has although it does not know the switch. They can be read, because
+//! pages contain their key version; the server continues as before the switch, and the worker
+//! switches again. After the first half of step 4, or if WAL up to the switch is lost, the keystore
+//! has a switch to an address that WAL never reached. That switch must not apply when other WAL
+//! reaches the address. So a server that begins to write WAL excludes all known switches after its
+//! end of WAL ([`Wal::begin`](super::wal::Wal::begin)), and the worker makes a new switch with the
+//! state that applies, for the next start and for standbys ([`reconcile`]).
 //!
-//! Where the first half of 4 fails, as on a full disk, the switch stays in force: pages may be
-//! sealed already. It is remembered as unrecorded; whoever comes next, the worker at the latest,
-//! records it before anything else is decided ([`record_newest`]), and until then it is a problem.
-//! After a crash it is as if killed after 3.
+//! If the first half of step 4 fails, as on a full disk, the switch stays in force, because pages
+//! may have been sealed already. It is marked as unrecorded; the next change, by the worker at the
+//! latest, records it first ([`record_newest`]). Until then the status reports a problem. A crash
+//! then is like one after step 3.
 //!
-//! The keystore lock is held in 1, and in 3 and 4 up to the record: not while the barrier is
-//! written, nor while anything waits for WAL. So others may rotate the key or switch meanwhile:
-//! each has its own key and barrier, and in 3 it is asked once more whether the switch is still
-//! wanted. What others log before or within a barrier makes it longer. A barrier that nobody uses,
-//! or half of one, does no harm.
+//! The keystore lock is held in step 1, and from step 3 up to the record of step 4: not while the
+//! barrier is written, nor during any wait for WAL. So other processes may rotate the key or switch
+//! meanwhile. Each has its own key and barrier, and step 3 checks again whether the switch is still
+//! wanted. Records of others before or within a barrier make it longer. An unused or incomplete
+//! barrier does no harm.
 
 use pagevault_cipher::{CipherId, KeyVersion, Lsn};
 use pagevault_keystore::wal::{Switch, Switches, WalPhase, key_place};
@@ -47,11 +48,11 @@ use crate::{fault, shmem};
 /// The cluster's database key wraps WAL keys.
 const SCOPE: Scope = Scope::CLUSTER;
 
-/// Makes a new WAL key and has it used from now on; returns its version, or that of a key which
-/// somebody else made after it.
+/// Creates a new WAL key and uses it from now on. Returns its version, or that of a later key which
+/// another process has created meanwhile.
 ///
 /// # Errors
-/// When WAL is not encrypted.
+/// If WAL is not encrypted.
 pub(crate) fn rotate() -> Result<KeyVersion> {
     seal_with_new_key(true)?.ok_or_else(not_encrypted)
 }
@@ -61,11 +62,11 @@ fn not_encrypted() -> Report {
         .hint("Turn on pagevault.wal_encryption first.")
 }
 
-/// Brings WAL to what `pagevault.wal_encryption` wants; for the worker. Remembers for the status
-/// why that was not possible.
+/// Switches WAL encryption as `pagevault.wal_encryption` requires; for the worker. Stores for the
+/// status why that was not possible.
 pub(crate) fn reconcile() -> Result<()> {
     shmem::required()?.wal.set_worker();
-    let done = guc::wal_encryption().map_or(Ok(()), switch_to).and(lead_back());
+    let done = guc::wal_encryption().map_or(Ok(()), switch_to).and(replace_lost_switch());
     let problem = done.as_ref().err().map_or("", |report| report.message());
     {
         let _lock = KeystoreLock::acquire();
@@ -74,7 +75,7 @@ pub(crate) fn reconcile() -> Result<()> {
     done
 }
 
-/// Why WAL is not written as `pagevault.wal_encryption` wants it, here or on standbys.
+/// Why WAL is not written as `pagevault.wal_encryption` requires, here or on standbys.
 pub(crate) fn problem() -> Result<Option<String>> {
     let wal = &shmem::required()?.wal;
     let (unrecorded, known) = {
@@ -105,33 +106,33 @@ pub(crate) fn problem() -> Result<Option<String>> {
 
 fn switch_to(sealed: bool) -> Result<()> {
     if sealed {
-        let done = audited("on", shmem::required()?.wal.heading().sealed().is_none(), || {
+        let done = audited("on", shmem::required()?.wal.latest_phase().sealed().is_none(), || {
             seal_with_new_key(false)
         });
         if let Some(version) = done? {
-            said(format!("pagevault: WAL is encrypted from now on, WAL key version {version}"));
+            log(format!("pagevault: WAL is encrypted from now on, WAL key version {version}"));
         }
         return Ok(());
     }
     let is_sealed = {
         let lock = KeystoreLock::acquire();
-        begun(&lock)?.heading().sealed().is_some()
+        begun(&lock)?.latest_phase().sealed().is_some()
     };
     let done = audited("off", is_sealed, || {
         let lock = KeystoreLock::acquire();
-        if begun(&lock)?.heading().sealed().is_none() {
+        if begun(&lock)?.latest_phase().sealed().is_none() {
             return Ok(None);
         }
         switch(&lock, in_plaintext, Lsn::INVALID).map(Some)
     });
     if let Some(start) = done? {
         reach(start);
-        said("pagevault: WAL is not encrypted any more".to_owned());
+        log("pagevault: WAL is not encrypted any more".to_owned());
     }
     Ok(())
 }
 
-/// A switch by the worker, between two lines of the audit trail if it `changes` anything.
+/// A switch by the worker; audited before and after if it `changes` anything.
 fn audited<T>(to: &str, changes: bool, switch: impl FnOnce() -> Result<T>) -> Result<T> {
     let operation = Operation {
         action: "wal_encryption",
@@ -142,49 +143,46 @@ fn audited<T>(to: &str, changes: bool, switch: impl FnOnce() -> Result<T>) -> Re
     if changes { audit::audited(operation, switch) } else { switch() }
 }
 
-/// Where the keystore has a switch to which WAL never came, decides anew that WAL is written as it
-/// is.
-fn lead_back() -> Result<()> {
+/// If the keystore has a switch that WAL never reached, makes a new switch with the present state
+/// of WAL.
+fn replace_lost_switch() -> Result<()> {
     let start = {
         let lock = KeystoreLock::acquire();
-        if !begun(&lock)?.is_led_astray() {
+        if !begun(&lock)?.has_lost_switch() {
             return Ok(());
         }
         switch(&lock, as_it_is, Lsn::INVALID)?
     };
     reach(start);
-    said("pagevault: a switch of WAL encryption that was lost with WAL does not count".to_owned());
+    log("pagevault: a switch of WAL encryption that was lost with WAL does not count".to_owned());
     Ok(())
 }
 
-fn said(message: String) {
+fn log(message: String) {
     Report::new(PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION, message).send(PgLogLevel::LOG);
 }
 
-/// What is known of WAL keys, once this server has begun to write WAL and what is in force is
-/// recorded.
+/// The shared state, after this server has begun to write WAL and the newest switch is recorded.
 fn begun(lock: &KeystoreLock) -> Result<&'static Wal> {
     let wal = &shmem::required()?.wal;
     wal::at_unwritten_page(Lsn::INVALID, |end, _| wal.begin(end));
     if let Some(switch) = wal.unrecorded() {
         record_newest(lock, switch)?;
-        // Under the lock, so that nobody finds it recorded before WAL is there; the record was
-        // waited for as well.
+        // Under the lock, so that other processes find the switch recorded only when WAL has
+        // reached it; recording it needed waiting under the lock as well.
         reach(switch.start);
-        said(
-            "pagevault: a switch of WAL encryption that could not be recorded is recorded now"
-                .to_owned(),
-        );
+        log("pagevault: a switch of WAL encryption that could not be recorded is recorded now"
+            .to_owned());
     }
     Ok(wal)
 }
 
-/// Steps 1 to 4, if WAL is sealed, or not yet, as the caller expects. `None` if it is not so, from
-/// the beginning or after the barrier.
+/// Steps 1 to 4, if WAL is sealed or not, as the caller expects (`is_sealed`). `None` if it is
+/// otherwise, at the beginning or after the barrier.
 fn seal_with_new_key(is_sealed: bool) -> Result<Option<KeyVersion>> {
     let cipher = guc::cipher();
-    let expected = |wal: &Wal| wal.heading().sealed().is_some() == is_sealed;
-    // Looked at before the lock is taken, for what it says of a refused key stands in the keystore.
+    let expected = |wal: &Wal| wal.latest_phase().sealed().is_some() == is_sealed;
+    // Before the lock is taken, because the error for a refused key reads the keystore.
     let usable = refused::require_usable(SCOPE);
     let (version, end) = {
         let lock = KeystoreLock::acquire();
@@ -209,7 +207,7 @@ fn seal_with_new_key(is_sealed: bool) -> Result<Option<KeyVersion>> {
         if !expected(wal) {
             return Ok(None);
         }
-        if let Some(newer) = wal.heading().sealed().filter(|newer| *newer > version) {
+        if let Some(newer) = wal.latest_phase().sealed().filter(|newer| *newer > version) {
             return Ok(Some(newer));
         }
         switch(&lock, |_| WalPhase::under(version), behind)?
@@ -218,9 +216,9 @@ fn seal_with_new_key(is_sealed: bool) -> Result<Option<KeyVersion>> {
     Ok(Some(version))
 }
 
-/// Before anything is written.
+/// Checked before anything is written.
 fn require_room() -> Result<()> {
-    // Some are left for switching off.
+    // Some places are reserved for switching off.
     if (shmem::required()?.wal.switches.count() as usize) < Switches::CAPACITY - 16 {
         return Ok(());
     }
@@ -231,13 +229,13 @@ fn require_room() -> Result<()> {
     .detail("All changes are kept, for WAL that is archived."))
 }
 
-/// The newest version that any switch is to, be it that WAL never came there.
+/// The newest version of all switches, including those that WAL never reached.
 fn newest_version() -> Result<Option<KeyVersion>> {
     let switches = shmem::required()?.wal.switches.iter();
     Ok(switches.filter_map(|switch| switch.phase.version).max())
 }
 
-/// The version after all for which there is a key, be it that it was never used.
+/// The version after the last that has a key, even if the key was never used.
 fn next_version() -> Result<KeyVersion> {
     let mut last = newest_version()?;
     loop {
@@ -263,8 +261,8 @@ fn new_key(version: KeyVersion, cipher: CipherId) -> Result<Record> {
     data_keys::make_key(file, data_key_version, cipher)
 }
 
-/// Steps 3 and 4 up to the record: the switch begins at `behind` or later. Returns where; WAL must
-/// come there ([`reach`]), once the lock is given back.
+/// Steps 3 and 4 up to the record: the switch begins at `behind` or later. Returns its address,
+/// which WAL must reach ([`reach`]) after the lock is released.
 fn switch(
     lock: &KeystoreLock,
     phase: impl FnOnce(WalPhase) -> WalPhase,
@@ -274,8 +272,8 @@ fn switch(
     let last = wal.switches.newest();
     let step = last.map_or(0, |switch| switch.step).checked_add(1);
     let step = step.ok_or_else(|| internal("WAL has used up its switches".to_owned()))?;
-    let phase = phase(wal.heading());
-    // Plaintext has the number of a key as well: that of one that there is.
+    let phase = phase(wal.latest_phase());
+    // A switch to plaintext also has the version of a key, which must exist.
     let version = match phase.version {
         Some(version) => Some(version),
         None => newest_version()?,
@@ -287,13 +285,13 @@ fn switch(
     });
     added.map_err(|full| internal(full.to_string()))?;
     fault::point("wal_switch.in_memory");
-    // The worker tries again; it may be asleep, and this be another process.
+    // The worker must retry. It may be asleep, if this is another process.
     record_newest(lock, switch).inspect_err(|_| wal.wake_worker())?;
     Ok(switch.start)
 }
 
-/// Step 4 up to the record. An error leaves the switch in force and unrecorded: it cannot be taken
-/// back, for pages may be written after it.
+/// Step 4 up to the record. An error leaves the switch in force and unrecorded: it cannot be
+/// undone, because pages may have been written after it.
 fn record_newest(lock: &KeystoreLock, switch: Switch) -> Result<()> {
     let recorded = persist::append(lock, SCOPE, &[Record::WalSwitch(switch)]);
     recorded.map_err(|report| {
@@ -311,14 +309,14 @@ fn as_it_is(before: WalPhase) -> WalPhase {
     if before.sealed().is_some() { before } else { in_plaintext(before) }
 }
 
-/// Has WAL come to the beginning of a switch: what anyone logs after this is behind it.
+/// Extends WAL to the beginning of a switch, so that later records are after it.
 fn reach(start: Lsn) {
     wal::flush(wal::fill_up_to(start));
 }
 
-/// Logs the newest switch once more, after a start: if the server crashed before its record was
-/// durable, the keystore has it and standbys do not. One that is not recorded at all is left to
-/// [`reconcile`].
+/// Logs the newest switch once more after a start: if the server crashed before its record was
+/// durable in WAL, the keystore has it and standbys do not. [`reconcile`] handles one that is not
+/// recorded at all.
 pub(crate) fn repeat_newest() -> Result<()> {
     let _lock = KeystoreLock::acquire();
     let shared = shmem::required()?;

@@ -5,7 +5,7 @@ use pgrx::pg_sys;
 
 use super::files::{Locator, rel_file};
 
-/// How pages that are read or written past buffers are aligned (`PG_IO_ALIGN_SIZE`, 16+).
+/// Alignment of pages that are read or written without shared buffers (`PG_IO_ALIGN_SIZE`, 16+).
 #[cfg(not(feature = "pg15"))]
 pub(crate) const IO_ALIGNMENT: usize = pg_sys::PG_IO_ALIGN_SIZE as usize;
 #[cfg(feature = "pg15")]
@@ -17,7 +17,7 @@ pub(crate) const IO_ALIGNMENT: usize = 1;
 /// `buffer` is a valid buffer number of this server.
 #[inline]
 pub(crate) unsafe fn buffer_page(buffer: pg_sys::Buffer) -> *mut u8 {
-    // SAFETY: BufferBlocks and LocalBufferBlockPointers are the bases that the macro uses.
+    // SAFETY: BufferBlocks and LocalBufferBlockPointers are the base addresses that the macro uses.
     unsafe {
         if buffer < 0 {
             (*pg_sys::LocalBufferBlockPointers.offset((-buffer - 1) as isize)).cast()
@@ -31,10 +31,11 @@ pub(crate) unsafe fn buffer_page(buffer: pg_sys::Buffer) -> *mut u8 {
 /// before 16).
 ///
 /// # Safety
-/// Live objects of the storage manager; nobody else uses their files; not in a critical section.
+/// Live objects of the storage manager; no other process uses their files; not in a critical
+/// section.
 pub(crate) unsafe fn drop_buffers(files: &mut [pg_sys::SMgrRelation]) {
     let count = files.len() as i32;
-    // SAFETY: the slice holds as many objects, which the caller says are alive.
+    // SAFETY: the slice contains as many objects, which the caller guarantees are live.
     unsafe {
         #[cfg(feature = "pg15")]
         pg_sys::DropRelFileNodesAllBuffers(files.as_mut_ptr(), count);
@@ -43,13 +44,13 @@ pub(crate) unsafe fn drop_buffers(files: &mut [pg_sys::SMgrRelation]) {
     }
 }
 
-/// Which page a shared buffer holds, if the buffer is in all of these states (`BM_VALID` and the
-/// like). What a moment later may be otherwise: no lock is taken.
+/// The page in a shared buffer, if the buffer has all of these states (`BM_VALID` and the like).
+/// Takes no lock, so the result may be outdated at once.
 ///
 /// # Safety
 /// `index` is less than `NBuffers`.
 pub(crate) unsafe fn page_in_buffer(index: usize, states: u32) -> Option<(RelFile, i32, u32)> {
-    // SAFETY: there is such a buffer, as the caller says; plain fields in shared memory, which
+    // SAFETY: the buffer exists, as the caller guarantees; plain fields in shared memory, which
     // others may change meanwhile.
     unsafe {
         let descriptor = &raw const (*pg_sys::BufferDescriptors.add(index)).bufferdesc;
@@ -58,7 +59,7 @@ pub(crate) unsafe fn page_in_buffer(index: usize, states: u32) -> Option<(RelFil
             return None;
         }
         let tag = (&raw const (*descriptor).tag).read_volatile();
-        // A buffer that gets another page loses all of them in between.
+        // A buffer loses all states before it gets another page.
         if state() & states != states {
             return None;
         }
@@ -66,7 +67,7 @@ pub(crate) unsafe fn page_in_buffer(index: usize, states: u32) -> Option<(RelFil
     }
 }
 
-/// The file of a page in shared buffers (`BufTagGetRelFileLocator`; a field before 16).
+/// The file of a page in shared buffers (`BufTagGetRelFileLocator` from 16 on; before, a field).
 fn locator_of_tag(tag: &pg_sys::BufferTag) -> Locator {
     #[cfg(feature = "pg15")]
     return tag.rnode;
@@ -74,13 +75,13 @@ fn locator_of_tag(tag: &pg_sys::BufferTag) -> Locator {
     return Locator { spcOid: tag.spcOid, dbOid: tag.dbOid, relNumber: tag.relNumber };
 }
 
-/// What [`crate::pg::buffers::evict`] does, but for errors (`EvictUnpinnedBuffer`, 17+).
+/// [`crate::pg::buffers::evict`] without error handling (`EvictUnpinnedBuffer`, 17+).
 ///
 /// # Safety
-/// `index` is less than `NBuffers`; there is a resource owner; no lock of a buffer is held.
+/// `index` is less than `NBuffers`; there is a resource owner; no buffer lock is held.
 pub(crate) unsafe fn evict_buffer(index: usize) -> bool {
     let buffer = index as pg_sys::Buffer + 1;
-    // SAFETY: all three ask for what the caller has seen to.
+    // SAFETY: the requirements of all three functions are those of this one.
     unsafe {
         #[cfg(any(feature = "pg15", feature = "pg16"))]
         return super::eviction::evict(buffer, locator_of_tag);
@@ -91,7 +92,7 @@ pub(crate) unsafe fn evict_buffer(index: usize) -> bool {
     }
 }
 
-#[cfg(feature = "pg15")] // from 16 on the resource owner does it
+#[cfg(feature = "pg15")] // from 16 on the resource owner aborts it
 pub(crate) const ABORT_BUFFER_IO: Option<unsafe fn()> = Some(pg_sys::AbortBufferIO);
 #[cfg(not(feature = "pg15"))]
 pub(crate) const ABORT_BUFFER_IO: Option<unsafe fn()> = None;

@@ -1,38 +1,38 @@
-//! PostgreSQL 15 and 16: one page leaves shared buffers, in two steps. From 17 on
-//! `EvictUnpinnedBuffer` (bufmgr.c) does it.
+//! PostgreSQL 15 and 16: evicting a page from shared buffers. From 17 on `EvictUnpinnedBuffer`
+//! (bufmgr.c) does this.
 //!
-//! First it is written, by functions that are made for others to call. Then it is dropped, as
-//! `InvalidateBuffer` (bufmgr.c, 15 and 16) drops it, which is not for others: under the exclusive
-//! lock of its part of the buffer table nobody finds and pins it, and under the lock of its header
-//! it is seen whether somebody has, or has changed it meanwhile. Then it stays.
+//! First the page is written, by public functions. Then it is dropped in the same way as by
+//! `InvalidateBuffer` (bufmgr.c, 15 and 16), which is static. Under the exclusive lock of its
+//! partition of the buffer table no process can find and pin the buffer. Under the lock of the
+//! buffer header we check whether it was pinned or changed meanwhile; then it stays.
 
 use pgrx::pg_sys;
 
 use super::files::Locator;
 
-/// Has the page in a shared buffer leave it. False if it stays.
+/// Evicts the page in a shared buffer. False if it stays.
 ///
 /// # Safety
-/// There is such a buffer, and a resource owner; no lock of a buffer or of their table is held.
+/// The buffer exists; there is a resource owner; no buffer lock or buffer mapping lock is held.
 pub(super) unsafe fn evict(
     buffer: pg_sys::Buffer,
     locator_of: impl Fn(&pg_sys::BufferTag) -> Locator,
 ) -> bool {
-    // SAFETY: both ask for what the caller has promised; buffers are counted from 1.
+    // SAFETY: the caller guarantees what both require; buffers are numbered from 1.
     unsafe { write(buffer, locator_of) && drop_if_clean(buffer as usize - 1) }
 }
 
-/// Writes the page in a shared buffer if it is to be written. False if the buffer holds none, or
-/// another one by now.
+/// Writes the page in a shared buffer if it is dirty. False if the buffer is empty, or has another
+/// page by now.
 ///
 /// # Safety
-/// There is such a buffer, and a resource owner; no lock of a buffer is held.
+/// The buffer exists; there is a resource owner; no buffer lock is held.
 unsafe fn write(
     buffer: pg_sys::Buffer,
     locator_of: impl Fn(&pg_sys::BufferTag) -> Locator,
 ) -> bool {
-    // SAFETY: there is such a buffer, as the caller says. The page is pinned if it is still the one
-    // that was seen.
+    // SAFETY: the buffer exists, as the caller guarantees. ReadRecentBuffer pins it only if it
+    // still contains the same page.
     unsafe {
         let descriptor = descriptor(buffer as usize - 1);
         let state = pg_sys::LockBufHdr(descriptor);
@@ -52,15 +52,15 @@ unsafe fn write(
     }
 }
 
-/// Drops the page in a shared buffer, unless it is to be written or somebody uses it: then false.
+/// Drops the page in a shared buffer. False if the page is dirty or in use, so that it stays.
 ///
 /// # Safety
-/// `index` is less than `NBuffers`; no lock of the buffer table is held.
+/// `index` is less than `NBuffers`; no buffer mapping lock is held.
 unsafe fn drop_if_clean(index: usize) -> bool {
     const BUSY: u32 = pg_sys::BUF_REFCOUNT_MASK | pg_sys::BM_DIRTY | pg_sys::BM_IO_IN_PROGRESS;
-    const FORGOTTEN: u32 = pg_sys::BUF_FLAG_MASK | pg_sys::BUF_USAGECOUNT_MASK;
-    // SAFETY: there is such a buffer, as the caller says. Nothing is called while a header is
-    // locked.
+    const CLEARED: u32 = pg_sys::BUF_FLAG_MASK | pg_sys::BUF_USAGECOUNT_MASK;
+    // SAFETY: the buffer exists, as the caller guarantees. No function that can raise an error or
+    // wait is called while the header is locked.
     unsafe {
         let descriptor = descriptor(index);
         let state = pg_sys::LockBufHdr(descriptor);
@@ -76,7 +76,7 @@ unsafe fn drop_if_clean(index: usize) -> bool {
             && bytes(&(*descriptor).tag) == bytes(&tag);
         if is_free {
             (*descriptor).tag = no_page();
-            unlock(descriptor, state & !FORGOTTEN);
+            unlock(descriptor, state & !CLEARED);
             pg_sys::BufTableDelete(&raw mut tag, hash);
         } else {
             unlock(descriptor, state);
@@ -92,33 +92,35 @@ unsafe fn drop_if_clean(index: usize) -> bool {
 /// # Safety
 /// `index` is less than `NBuffers`.
 unsafe fn descriptor(index: usize) -> *mut pg_sys::BufferDesc {
-    // SAFETY: the array has an entry for each buffer, and the caller says that this is one.
+    // SAFETY: the array has an entry for each buffer, and the caller guarantees that this is one.
     unsafe { &raw mut (*pg_sys::BufferDescriptors.add(index)).bufferdesc }
 }
 
 /// `UnlockBufHdr` (buf_internals.h).
 ///
 /// # Safety
-/// This process has locked the header, which had this state or is to get it.
+/// This process has locked the header; `state` is its state, or the new one.
 unsafe fn unlock(descriptor: *mut pg_sys::BufferDesc, state: u32) {
     use std::sync::atomic::{AtomicU32, Ordering};
-    // SAFETY: the caller has locked the header; others change the word by atomic instructions.
+    // SAFETY: the caller has locked the header; other processes change the word by atomic
+    // instructions.
     unsafe {
         AtomicU32::from_ptr(&raw mut (*descriptor).state.value)
             .store(state & !pg_sys::BM_LOCKED, Ordering::Release);
     }
 }
 
-/// Five words without padding in both majors: `BUFFERTAGS_EQUAL` compares them one by one.
+/// The tag's bytes: five words without padding in both majors, which `BUFFERTAGS_EQUAL` compares
+/// one by one.
 fn bytes(tag: &pg_sys::BufferTag) -> [u8; 20] {
-    // SAFETY: of that size, with no padding.
+    // SAFETY: the type has this size, with no padding.
     unsafe { std::mem::transmute(*tag) }
 }
 
-/// `CLEAR_BUFFERTAG`, `ClearBufferTag` (buf_internals.h).
+/// An empty tag (`CLEAR_BUFFERTAG`, `ClearBufferTag`, buf_internals.h).
 fn no_page() -> pg_sys::BufferTag {
     const NO_BLOCK: pg_sys::BlockNumber = pg_sys::BlockNumber::MAX; // InvalidBlockNumber
-    // SAFETY: numbers, for which zero is a value.
+    // SAFETY: all fields are numbers, for which zero is a value.
     let mut tag: pg_sys::BufferTag = unsafe { std::mem::zeroed() };
     tag.forkNum = pg_sys::ForkNumber::InvalidForkNumber;
     tag.blockNum = NO_BLOCK;

@@ -1,24 +1,24 @@
-//! How files of relations are named.
+//! Identifiers and paths of relation files.
 
 use pagevault_keystore::{RelFile, Scope};
 use pgrx::pg_sys;
 
-/// `INVALID_PROC_NUMBER` (17+), `InvalidBackendId` before: a relation that all backends share.
+/// `INVALID_PROC_NUMBER` (17+), `InvalidBackendId` before: the backend number of relations that all
+/// backends share.
 pub(crate) const SHARED_BACKEND: i32 = -1;
 
-/// A relation file as the storage manager addresses it: the file and the backend that owns it when
-/// it belongs to a temporary relation.
+/// A relation file as the storage manager addresses it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SmgrFile {
     /// Tablespace, database and relfilenumber.
     pub(crate) file: RelFile,
-    /// For the file of a temporary relation, the backend it belongs to, which alone reads and
-    /// writes it; [`SHARED_BACKEND`] for all others.
+    /// For a temporary relation, the backend that owns it and alone reads and writes the file;
+    /// otherwise [`SHARED_BACKEND`].
     pub(crate) backend: i32,
 }
 
 impl SmgrFile {
-    /// A file that only one backend uses.
+    /// Whether the file belongs to a temporary relation.
     #[inline]
     pub(crate) fn is_temporary(self) -> bool {
         self.backend != SHARED_BACKEND
@@ -30,7 +30,7 @@ pub(crate) type Locator = pg_sys::RelFileNode;
 #[cfg(not(feature = "pg15"))]
 pub(crate) type Locator = pg_sys::RelFileLocator;
 
-/// `RelFileLocator` of the server as ours.
+/// The server's `RelFileLocator` as our type.
 #[cfg(feature = "pg15")]
 pub(crate) fn rel_file(locator: Locator) -> RelFile {
     RelFile {
@@ -40,7 +40,7 @@ pub(crate) fn rel_file(locator: Locator) -> RelFile {
     }
 }
 
-/// `RelFileLocator` of the server as ours.
+/// The server's `RelFileLocator` as our type.
 #[cfg(not(feature = "pg15"))]
 pub(crate) fn rel_file(locator: Locator) -> RelFile {
     RelFile {
@@ -50,7 +50,7 @@ pub(crate) fn rel_file(locator: Locator) -> RelFile {
     }
 }
 
-/// Ours as the server's `RelFileLocator`.
+/// Our type as the server's `RelFileLocator`.
 pub(super) fn locator(file: RelFile) -> Locator {
     #[cfg(feature = "pg15")]
     return Locator {
@@ -66,15 +66,15 @@ pub(super) fn locator(file: RelFile) -> Locator {
     };
 }
 
-/// `RelFileLocator` of a keystore log: no relation is in tablespace 0. The scope stands in place of
-/// the file number, not of the database: what is asked for in the name of a database is cancelled
-/// when the database is dropped or moved to another tablespace, by a standby as well
-/// (`ForgetDatabaseSyncRequests`, md.c), and its keys live on.
+/// `RelFileLocator` that identifies a key log in sync requests: no relation is in tablespace 0. The
+/// scope takes the place of the relfilenumber, not of the database. Requests for a database are
+/// cancelled when it is dropped or moved to another tablespace, on a standby too
+/// (`ForgetDatabaseSyncRequests`, md.c), but its keys are still needed.
 fn keystore_locator(scope: Scope) -> Locator {
     locator(RelFile { tablespace: 0, database: 0, relation: scope.number() })
 }
 
-/// The sync request that stands for the keystore log of `scope`.
+/// The sync request for the key log of `scope`.
 pub(crate) fn keystore_tag(scope: Scope) -> pg_sys::FileTag {
     pg_sys::FileTag {
         handler: pg_sys::SyncRequestHandler::SYNC_HANDLER_MD as i16,
@@ -87,7 +87,7 @@ pub(crate) fn keystore_tag(scope: Scope) -> pg_sys::FileTag {
     }
 }
 
-/// The scope whose keystore log a sync request stands for, if it is one of ours.
+/// The scope whose key log a sync request is for, if it is one of ours.
 pub(crate) fn keystore_of_tag(tag: &pg_sys::FileTag) -> Option<Scope> {
     #[cfg(feature = "pg15")]
     let file = rel_file(tag.rnode);
@@ -98,8 +98,8 @@ pub(crate) fn keystore_of_tag(tag: &pg_sys::FileTag) -> Option<Scope> {
 
 /// Path of one fork of a permanent relation, relative to the data directory (`relpathperm`).
 pub(crate) fn relation_path(file: RelFile, fork: pg_sys::ForkNumber::Type) -> String {
-    // SAFETY: GetRelationPath only formats its arguments; the result is palloc'd (or by value on
-    // 18).
+    // SAFETY: GetRelationPath only formats its arguments; the result is palloc'd (18: returned by
+    // value).
     unsafe {
         let path = pg_sys::GetRelationPath(
             file.database.into(),

@@ -1,6 +1,6 @@
-//! Every difference between PostgreSQL 15, 16, 17 and 18 that the crate meets.
+//! All differences between PostgreSQL 15, 16, 17 and 18 that concern the crate.
 //!
-//! The newest spelling wins; older majors are translated to it here and nowhere else.
+//! Names and signatures are those of the newest major; older majors are adapted to them here.
 
 mod buffers;
 #[cfg(any(feature = "pg15", feature = "pg16"))]
@@ -26,7 +26,7 @@ pub(crate) use self::storage::*;
 /// The major version this library is built for; the server refuses to load it into another.
 pub(crate) const MAJOR: u32 = pg_sys::PG_VERSION_NUM / 10_000;
 
-/// Settings that 17 and newer have besides, for background workers.
+/// Further settings of background workers, from 17 on.
 #[cfg(not(any(feature = "pg15", feature = "pg16")))]
 pub(crate) const NEWER_SETTINGS: &[(&CStr, &CStr)] = &[(c"transaction_timeout", c"0")];
 #[cfg(any(feature = "pg15", feature = "pg16"))]
@@ -37,9 +37,8 @@ pub(crate) const NEWER_SETTINGS: &[(&CStr, &CStr)] = &[];
 /// # Safety
 /// Between `XLogBeginInsert` and `XLogInsert`; `bytes` lives until then.
 pub(crate) unsafe fn xlog_register_data(bytes: &[u8]) {
-    // SAFETY: a record is being made and the bytes live until it is, as the caller says; the server
-    // only reads them. Length limits are checked by the
-    // caller.
+    // SAFETY: a record is under construction and the bytes live until it is inserted, as the caller
+    // guarantees; the server only reads them. The caller checks length limits.
     unsafe {
         #[cfg(feature = "pg15")]
         pg_sys::XLogRegisterData(bytes.as_ptr().cast_mut().cast(), bytes.len() as i32);
@@ -50,23 +49,21 @@ pub(crate) unsafe fn xlog_register_data(bytes: &[u8]) {
     }
 }
 
-/// The range table that ExecutorCheckPerms_hook gets to see, in 16 and later beside a list of
-/// permissions.
+/// Type of ExecutorCheckPerms_hook: gets the range table and, from 16 on, a list of permissions.
 #[cfg(feature = "pg15")]
 pub(crate) type CheckPerms = unsafe extern "C-unwind" fn(*mut pg_sys::List, bool) -> bool;
-/// The range table that ExecutorCheckPerms_hook gets to see, in 16 and later beside a list of
-/// permissions.
+/// Type of ExecutorCheckPerms_hook: gets the range table and, from 16 on, a list of permissions.
 #[cfg(not(feature = "pg15"))]
 pub(crate) type CheckPerms =
     unsafe extern "C-unwind" fn(*mut pg_sys::List, *mut pg_sys::List, bool) -> bool;
 
 /// Defines a function of type [`CheckPerms`] that calls `$check` with the range table, then the
-/// hook that `$previous` holds.
+/// hook in `$previous`.
 macro_rules! check_perms_hook {
     ($name:ident, $check:path, $previous:path) => {
         #[cfg(feature = "pg15")]
         unsafe extern "C-unwind" fn $name(range_table: *mut pg_sys::List, raise: bool) -> bool {
-            // SAFETY: the server's own arguments, passed on.
+            // SAFETY: the server's own arguments, passed on unchanged.
             unsafe {
                 $check(range_table);
                 $previous.get().is_none_or(|next| next(range_table, raise))
@@ -78,7 +75,7 @@ macro_rules! check_perms_hook {
             permissions: *mut pg_sys::List,
             raise: bool,
         ) -> bool {
-            // SAFETY: the server's own arguments, passed on.
+            // SAFETY: the server's own arguments, passed on unchanged.
             unsafe {
                 $check(range_table);
                 let previous = $previous.get();

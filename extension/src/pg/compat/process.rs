@@ -1,16 +1,16 @@
-//! Processes, their numbers and their signals.
+//! Process numbers, signals and settings of processes.
 
 use pgrx::pg_sys;
 
 use super::files::SHARED_BACKEND;
 use crate::pg::externs;
 
-/// The number of this process among those of the server, auxiliary ones included (`MyProcNumber`;
-/// `MyProc->pgprocno` before 17). `None` in the postmaster, and in a process that has none yet or
-/// no more.
+/// The number of this process among all processes of the server, auxiliary ones included
+/// (`MyProcNumber`; `MyProc->pgprocno` before 17). `None` in the postmaster, and in a process that
+/// has no PGPROC yet or any more.
 #[inline]
 pub(crate) fn process_number() -> Option<usize> {
-    // SAFETY: plain globals of this process; before 17, an entry of its own.
+    // SAFETY: plain globals of this process; before 17, its own PGPROC.
     unsafe {
         #[cfg(any(feature = "pg15", feature = "pg16"))]
         let number = pg_sys::MyProc.as_ref().map_or(-1, |process| process.pgprocno);
@@ -20,7 +20,7 @@ pub(crate) fn process_number() -> Option<usize> {
     }
 }
 
-/// More than the highest [`process_number`]; once shared memory is being set up.
+/// An upper bound of [`process_number`], exclusive; available when shared memory is set up.
 pub(crate) fn most_processes() -> usize {
     // SAFETY: a plain global, computed before libraries ask for shared memory.
     let backends = unsafe { pg_sys::MaxBackends };
@@ -52,24 +52,25 @@ pub(crate) fn temporary_backend() -> i32 {
     }
 }
 
-/// The process that copies replication slots from a primary (`B_SLOTSYNC_WORKER`, 17+).
+/// True for the process that synchronizes replication slots from a primary (`B_SLOTSYNC_WORKER`,
+/// 17+).
 #[inline]
 pub(crate) fn is_slot_sync_worker(kind: pg_sys::BackendType::Type) -> bool {
     #[cfg(not(any(feature = "pg15", feature = "pg16")))]
     return kind == pg_sys::BackendType::B_SLOTSYNC_WORKER;
     #[cfg(any(feature = "pg15", feature = "pg16"))]
-    return kind == pg_sys::BackendType::Type::MAX; // which none has
+    return kind == pg_sys::BackendType::Type::MAX; // no process has this value
 }
 
-/// Sets a signal handler (`pqsignal`, which 18 names `pqsignal_be` in the server).
+/// Sets a signal handler (`pqsignal`; in 18 the server's is named `pqsignal_be`).
 ///
 /// # Safety
-/// `handler` only does what a signal handler may.
+/// `handler` does only what is allowed in a signal handler.
 pub(crate) unsafe fn set_signal_handler(
     signal: i32,
     handler: unsafe extern "C-unwind" fn(std::ffi::c_int),
 ) {
-    // SAFETY: the caller says that the handler may run wherever the signal strikes.
+    // SAFETY: the caller guarantees that the handler may run at any time.
     unsafe {
         #[cfg(not(any(feature = "pg15", feature = "pg16", feature = "pg17")))]
         pg_sys::pqsignal_be(signal, Some(handler));
@@ -83,14 +84,14 @@ pub(crate) unsafe fn set_signal_handler(
 /// # Safety
 /// In the startup process, where it may exit.
 pub(crate) unsafe fn process_startup_interrupts() {
-    // SAFETY: it may end the process, for which the caller is prepared.
+    // SAFETY: it may end the process, which the caller permits.
     unsafe { externs::ProcessStartupProcInterrupts() }
 }
 
 /// All settings of this process, as an array of pointers and its length. The array is valid until
-/// a setting is defined (`get_guc_variables`; a part of the array itself before 16).
+/// another setting is defined (`get_guc_variables`; before 16 the server's own array).
 pub(crate) fn settings() -> (*mut *mut pg_sys::config_generic, usize) {
-    // SAFETY: both read, or copy, what this process has in memory.
+    // SAFETY: both functions read, or copy, memory of this process.
     unsafe {
         let mut count = 0;
         #[cfg(feature = "pg15")]

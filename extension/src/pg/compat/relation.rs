@@ -10,7 +10,7 @@ use crate::pg::externs;
 /// # Safety
 /// `relation` is an open relation.
 pub(crate) unsafe fn relation_locator(relation: pg_sys::Relation) -> Locator {
-    // SAFETY: the caller has the relation open, so its entry in the relation cache stays.
+    // SAFETY: the caller has the relation open, so its relation cache entry is valid.
     unsafe {
         #[cfg(feature = "pg15")]
         return (*relation).rd_node;
@@ -19,20 +19,20 @@ pub(crate) unsafe fn relation_locator(relation: pg_sys::Relation) -> Locator {
     }
 }
 
-/// The file number of a relation whose row in pg_class has none (`RelationMapOidToFilenumber`,
-/// `RelationMapOidToFilenode` in 15).
+/// The relfilenumber of a mapped relation, which its row in pg_class does not contain
+/// (`RelationMapOidToFilenumber`; `RelationMapOidToFilenode` in 15).
 pub(crate) fn mapped_file(oid: pg_sys::Oid, is_shared: bool) -> u32 {
-    // SAFETY: looks into the maps that a session loads when it connects; cannot raise.
+    // SAFETY: reads the relation maps that a session loads when it connects; cannot raise an error.
     unsafe { externs::RelationMapOidToFilenumber(oid, is_shared) }
 }
 
-/// Whether changes of the relation go to WAL (the macro `RelationNeedsWAL` in rel.h).
+/// Whether changes of the relation are logged in WAL (the macro `RelationNeedsWAL` in rel.h).
 ///
 /// # Safety
 /// The caller has the relation open.
 pub(crate) unsafe fn relation_needs_wal(relation: pg_sys::Relation) -> bool {
-    // SAFETY: fields of an entry that stays as long as the relation is open; wal_level is a plain
-    // global.
+    // SAFETY: fields of a relation cache entry that is valid while the relation is open; wal_level
+    // is a plain global.
     unsafe {
         let permanent = (*(*relation).rd_rel).relpersistence as u8 == b'p';
         let logs_new = pg_sys::wal_level >= pg_sys::WalLevel::WAL_LEVEL_REPLICA as i32;
@@ -40,12 +40,13 @@ pub(crate) unsafe fn relation_needs_wal(relation: pg_sys::Relation) -> bool {
     }
 }
 
-/// Whether the relation got its file in the current transaction, so that others do not see it yet.
+/// Whether the relation got its file in the current transaction, so that other sessions do not see
+/// the file yet.
 ///
 /// # Safety
 /// The caller has the relation open.
 pub(crate) unsafe fn is_file_of_this_transaction(relation: pg_sys::Relation) -> bool {
-    // SAFETY: fields of an entry that stays as long as the relation is open.
+    // SAFETY: fields of a relation cache entry that is valid while the relation is open.
     unsafe {
         #[cfg(feature = "pg15")]
         let new_file = (*relation).rd_firstRelfilenodeSubid;

@@ -13,11 +13,11 @@ use crate::pg::externs;
 #[cfg(feature = "pg15")]
 const PAGE: usize = pg_sys::BLCKSZ as usize;
 
-/// Whether the storage manager reads through `mdreadv` (17+), or through `mdread`.
+/// Whether the storage manager reads through `mdreadv` (17+) or `mdread`.
 pub(crate) const READS_INTO_VECTORS: bool = MAJOR >= 17;
 
-/// Whether an object of the storage manager may be freed while somebody has it. From 17 on objects
-/// in use are only released (`smgrrelease`, smgr.c).
+/// Whether an object of the storage manager may be freed while it is in use. From 17 on such
+/// objects are only released (`smgrrelease`, smgr.c).
 pub(crate) const FREES_SMGR_OBJECTS: bool = MAJOR < 17;
 
 /// The file behind an open `SMgrRelation`.
@@ -26,7 +26,7 @@ pub(crate) const FREES_SMGR_OBJECTS: bool = MAJOR < 17;
 /// `reln` is a live `SMgrRelation` of this process.
 #[inline]
 pub(crate) unsafe fn smgr_file(reln: pg_sys::SMgrRelation) -> SmgrFile {
-    // SAFETY: the caller says that the object is alive; its locator never changes.
+    // SAFETY: the caller guarantees that the object is live; its locator never changes.
     unsafe {
         #[cfg(feature = "pg15")]
         let whose = (*reln).smgr_rnode;
@@ -40,7 +40,7 @@ pub(crate) unsafe fn smgr_file(reln: pg_sys::SMgrRelation) -> SmgrFile {
     }
 }
 
-/// The storage manager's object of an open relation (`RelationGetSmgr`).
+/// The storage manager object of an open relation (`RelationGetSmgr`).
 ///
 /// # Safety
 /// `relation` is open and has storage.
@@ -49,22 +49,23 @@ pub(crate) unsafe fn open_smgr(relation: pg_sys::Relation) -> pg_sys::SMgrRelati
     unsafe { pg_sys::smgropen(relation_locator(relation), (*relation).rd_backend) }
 }
 
-/// The storage manager's object of a file, made if there is none (`smgropen`).
+/// The storage manager object of a file, created if necessary (`smgropen`).
 ///
 /// # Safety
 /// Not in a critical section: the object is allocated.
 pub(crate) unsafe fn open_smgr_of(file: SmgrFile) -> pg_sys::SMgrRelation {
-    // SAFETY: takes its arguments by value, and may allocate: the caller is where that is allowed.
+    // SAFETY: takes its arguments by value, and may allocate, which the caller guarantees is
+    // allowed.
     unsafe { pg_sys::smgropen(locator(file.file), file.backend) }
 }
 
-/// Reads one block of the main fork into `page` (`smgrread`, `smgrreadv` from 17 on).
+/// Reads one block of the main fork into `page` (`smgrread`; `smgrreadv` from 17 on).
 ///
 /// # Safety
-/// `reln` is live, the block exists, and `page` has room for it.
+/// `reln` is live, the block exists, and `page` has the size of a block.
 pub(crate) unsafe fn smgr_read(reln: pg_sys::SMgrRelation, block: u32, page: *mut u8) {
     let fork = pg_sys::ForkNumber::MAIN_FORKNUM;
-    // SAFETY: object, block and room are what the caller says there are.
+    // SAFETY: the caller guarantees object, block and memory.
     unsafe {
         #[cfg(any(feature = "pg15", feature = "pg16"))]
         pg_sys::smgrread(reln, fork, block, page.cast());
@@ -73,12 +74,12 @@ pub(crate) unsafe fn smgr_read(reln: pg_sys::SMgrRelation, block: u32, page: *mu
     }
 }
 
-/// Adds a block to the main fork (`smgrextend`), without a request to sync it.
+/// Adds a block to the main fork (`smgrextend`), without a sync request.
 ///
 /// # Safety
 /// `reln` is live, the block is the first that does not exist, and `page` points to a page.
 pub(crate) unsafe fn smgr_extend(reln: pg_sys::SMgrRelation, block: u32, page: *mut u8) {
-    // SAFETY: object, block and page are what the caller says there are.
+    // SAFETY: the caller guarantees object, block and page.
     unsafe { pg_sys::smgrextend(reln, pg_sys::ForkNumber::MAIN_FORKNUM, block, page.cast(), true) }
 }
 
@@ -87,7 +88,7 @@ pub(crate) unsafe fn smgr_extend(reln: pg_sys::SMgrRelation, block: u32, page: *
 /// # Safety
 /// `reln` is live, and the block is the first that does not exist.
 pub(crate) unsafe fn smgr_zero_extend(reln: pg_sys::SMgrRelation, block: u32) {
-    // SAFETY: object and block are what the caller says there are.
+    // SAFETY: the caller guarantees object and block.
     unsafe {
         #[cfg(feature = "pg15")]
         smgr_extend(reln, block, Box::new(AlignedPage([0; PAGE])).0.as_mut_ptr());
@@ -103,29 +104,29 @@ pub(crate) unsafe fn smgr_zero_extend(reln: pg_sys::SMgrRelation, block: u32) {
 pub(crate) unsafe fn read_buffer(file: RelFile, block: u32) -> pg_sys::Buffer {
     let mode = pg_sys::ReadBufferMode::RBM_NORMAL;
     let (fork, no_strategy) = (pg_sys::ForkNumber::MAIN_FORKNUM, std::ptr::null_mut());
-    // SAFETY: the caller says that there is such a block, and somebody to own the pin.
+    // SAFETY: the caller guarantees the block, and a resource owner for the pin.
     unsafe {
         pg_sys::ReadBufferWithoutRelcache(locator(file), fork, block, mode, no_strategy, true)
     }
 }
 
-/// How many blocks a fork has (`smgrnblocks`). Raises what the server raises, past our frames.
+/// The number of blocks of a fork (`smgrnblocks`). An ERROR of the server jumps over our frames.
 ///
 /// # Safety
-/// `reln` is live, and the fork exists; no frame between here and the server's call holds anything
-/// with a destructor.
+/// `reln` is live, and the fork exists; no frame that an ERROR skips has values with destructors.
 pub(crate) unsafe fn smgr_blocks(reln: pg_sys::SMgrRelation, fork: i32) -> u32 {
-    // SAFETY: the caller says that object and fork are there, and that an ERROR may pass its
+    // SAFETY: the caller guarantees that object and fork exist, and that an ERROR may skip its
     // frames.
     unsafe { externs::smgrnblocks(reln, fork) }
 }
 
-/// Forgets what the storage manager has open (`smgrdestroyall`; `smgrcloseall` before 17).
+/// Frees all objects of the storage manager (`smgrdestroyall`; `smgrcloseall` before 17).
 ///
 /// # Safety
-/// In a process that keeps no object of the storage manager: one without a relation cache.
+/// In a process that keeps no such objects, because it has no relation cache.
 pub(crate) unsafe fn close_all_files() {
-    // SAFETY: nobody in this process keeps one of the objects that are freed, as the caller says.
+    // SAFETY: no code in this process keeps one of the objects that are freed, as the caller
+    // guarantees.
     unsafe {
         #[cfg(any(feature = "pg15", feature = "pg16"))]
         pg_sys::smgrcloseall();
@@ -134,25 +135,25 @@ pub(crate) unsafe fn close_all_files() {
     }
 }
 
-/// A block that no file has (`MaxBlockNumber`).
+/// A block that exists in no file (`MaxBlockNumber`).
 const MISSING_BLOCK: pg_sys::BlockNumber = pg_sys::InvalidBlockNumber - 1;
 
-/// In redo, before the data directory is consistent: as if a record had named a page of this file,
-/// which exists, that does not.
+/// In redo, before consistency: registers a missing page of an existing file, as if a record had
+/// referred to it. Unless [`forget_missing_page`] removes the entry, recovery fails at consistency.
 pub(crate) fn refer_to_missing_page(file: RelFile) {
     let (fork, mode) = (pg_sys::ForkNumber::MAIN_FORKNUM, pg_sys::ReadBufferMode::RBM_NORMAL);
     let no_buffer = pg_sys::InvalidBuffer as pg_sys::Buffer;
-    // SAFETY: in the startup process; of a page beyond the end nothing is read (xlogutils.c), and
-    // no buffer is pinned.
+    // SAFETY: in the startup process; nothing is read of a page beyond the end of the file
+    // (xlogutils.c), and no buffer is pinned.
     unsafe {
         pg_sys::XLogReadBufferExtended(locator(file), fork, MISSING_BLOCK, mode, no_buffer);
     }
 }
 
-/// Takes [`refer_to_missing_page`] back.
+/// Undoes [`refer_to_missing_page`].
 pub(crate) fn forget_missing_page(file: RelFile) {
-    // SAFETY: in the startup process; forgets references to this block and later ones, of which
-    // there are none.
+    // SAFETY: in the startup process; removes entries for this block and later ones. No other block
+    // has this number.
     unsafe {
         pg_sys::XLogTruncateRelation(
             locator(file),

@@ -15,9 +15,9 @@ static AUDIT_FILE: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::
 static AUDIT_SYSLOG_SOCKET: GucSetting<Option<CString>> =
     GucSetting::<Option<CString>>::new(Some(c"/dev/log"));
 
-/// Where the audit trail goes.
+/// Defines the settings of the audit trail.
 pub(super) fn define() {
-    // SAFETY: the function has the signature of such a hook, and raises nothing.
+    // SAFETY: the function has the signature of a check hook, and raises no error.
     unsafe {
         GucRegistry::define_string_guc_with_hooks(
             c"pagevault.audit_destination",
@@ -49,13 +49,13 @@ pub(super) fn define() {
     );
 }
 
-/// Contract: called by guc.c with a value that the setting is to get; must not raise.
+/// Contract: called by guc.c with a new value of the setting; must not raise errors.
 unsafe extern "C-unwind" fn is_destination(
     value: *mut *mut c_char,
     _extra: *mut *mut c_void,
     _source: pgrx::pg_sys::GucSource::Type,
 ) -> bool {
-    // SAFETY: the server's own argument: a NUL-terminated text.
+    // SAFETY: an argument of the server: a NUL-terminated text.
     let text = unsafe { ServerText::copied(*value) };
     text.is_some_and(|text| Destination::parse(&text.to_string()).is_some())
 }

@@ -1,8 +1,8 @@
-//! The values that settings may have which take one of a few words.
+//! Values of settings of type enum.
 
 use pgrx::PostgresGucEnum;
 
-/// The ciphers of data keys.
+/// The cipher of new data keys.
 #[derive(Clone, Copy, PartialEq, Eq, PostgresGucEnum)]
 pub(super) enum Cipher {
     #[name = c"aes-256-xts"]
@@ -14,7 +14,7 @@ pub(super) enum Cipher {
 /// Which temporary data is encrypted.
 #[derive(Clone, Copy, PartialEq, Eq, PostgresGucEnum)]
 pub(crate) enum TempEncryption {
-    /// All that is made while the cluster has a database key, so that something can be encrypted.
+    /// All created while the cluster has a database key, without which nothing can be encrypted.
     #[name = c"auto"]
     Auto,
     /// All.
@@ -25,7 +25,7 @@ pub(crate) enum TempEncryption {
     Off,
 }
 
-/// What becomes of data whose master key was revoked.
+/// What happens to data whose master key was revoked.
 #[derive(Clone, Copy, PartialEq, Eq, PostgresGucEnum)]
 pub(super) enum RevokedKeyAction {
     #[name = c"log"]
@@ -34,7 +34,7 @@ pub(super) enum RevokedKeyAction {
     Lock,
 }
 
-/// How WAL is to be written. A primary that is made of a standby or a backup goes on as the one
+/// How new WAL is written. A promoted standby or a restored backup continues like the primary
 /// before it, unless its own configuration says otherwise.
 #[derive(Clone, Copy, PartialEq, Eq, PostgresGucEnum)]
 pub(super) enum WalEncryption {

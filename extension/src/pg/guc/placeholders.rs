@@ -1,4 +1,4 @@
-//! Settings of the configuration that no loaded library has defined (`GUC_CUSTOM_PLACEHOLDER`).
+//! Settings in the configuration that no loaded library has defined (`GUC_CUSTOM_PLACEHOLDER`).
 
 use std::ffi::c_char;
 
@@ -7,12 +7,12 @@ use pgrx::pg_sys;
 use crate::pg::compat;
 use crate::pg::text::ServerText;
 
-/// A setting that is in the configuration and has no definition yet.
+/// A setting that is configured but not defined.
 pub(super) struct Placeholder {
-    /// As it is written there; guc.c compares names without regard to case.
+    /// As it is configured; guc.c compares names without regard to case.
     pub(super) name: String,
     pub(super) value: String,
-    /// Where it is set, as a part of a sentence.
+    /// Where it is configured, as a part of a sentence.
     pub(super) place: String,
 }
 
@@ -34,7 +34,7 @@ pub(super) fn find(prefix: &str) -> Vec<Placeholder> {
     found
 }
 
-/// True if the setting is defined and nothing has set it, so that its default counts.
+/// True if the setting is defined and has its default because nothing has set it.
 pub(super) fn is_at_default(wanted: &str) -> bool {
     let mut is = false;
     for_each(|name, setting| {
@@ -54,8 +54,8 @@ fn for_each(mut visit: impl FnMut(&str, &pg_sys::config_generic)) {
     }
 }
 
-/// A text of a setting's structure; empty if there is none.
+/// A text in a setting's structure; empty if null.
 fn text(text: *const c_char) -> String {
-    // SAFETY: guc.c keeps null or NUL-terminated texts in the structure; copied at once.
+    // SAFETY: guc.c stores null or NUL-terminated texts in the structure; copied at once.
     unsafe { ServerText::copied(text) }.map_or(String::new(), |text| text.to_string())
 }

@@ -1,4 +1,4 @@
-//! What is wrong with a page of WAL that cannot be opened or sealed.
+//! Errors of WAL pages that cannot be opened or sealed.
 
 use libc::ssize_t;
 use pgrx::{PgSqlErrorCode, pg_sys};
@@ -9,21 +9,21 @@ use crate::pg::report::Report;
 /// Why a page cannot be opened or sealed.
 pub(super) type Fault = pagevault_keystore::wal_pages::Fault<KeyError>;
 
-/// What the system call would say.
+/// Result and `errno` of the failed system call.
 pub(super) fn errno() -> ssize_t {
     // SAFETY: errno belongs to this thread.
     unsafe { *libc::__errno_location() = libc::ENOKEY };
     -1
 }
 
-/// Ends recovery.
+/// Raises the fault as FATAL, which ends recovery.
 ///
 /// # Safety
-/// In the startup process, outside of any critical section; no frame between here and the server's
-/// call holds anything with a destructor.
+/// In the startup process, outside critical sections; no frame between here and the server's call
+/// has values with destructors.
 #[cold]
 pub(super) unsafe fn raise(fault: Fault) -> ! {
-    // SAFETY: the server may longjmp over our callers, as they say.
+    // SAFETY: the server may longjmp over our callers' frames, as they guarantee.
     unsafe { pg_sys::panic::pgrx_extern_c_guard(|| report(fault).fatal()) }
 }
 
@@ -37,7 +37,7 @@ fn report(fault: Fault) -> Report {
         )
         .detail("Its key provider did not answer or refused when the server started.")
         .hint("Make the key provider reachable and start the server again. Nothing was changed."),
-        // Keys of WAL are never destroyed, and no file's.
+        // WAL keys are never destroyed, and do not belong to a file.
         KeyError::NoKey { .. } | KeyError::Destroyed | KeyError::TooManyMissing => Report::new(
             PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
             format!("no WAL key of version {version} for {page}"),

@@ -1,8 +1,8 @@
-//! Where timelines began, from their history files. Asked only where a segment holds a page of an
-//! older timeline than its own: in the segment in which a timeline began, and where a parent has
-//! left something behind.
+//! Start addresses of timelines, from their history files. Needed only if a segment contains a page
+//! of an older timeline than its own: in the segment in which a timeline began, and where a parent
+//! timeline left pages behind.
 //!
-//! The file is there in time: a server writes it before the first page of a timeline
+//! The history file exists in time: a server writes it before the first page of a timeline
 //! (`StartupXLOG`, xlog.c), and a WAL receiver fetches it before it receives one
 //! (`WalRcvFetchTimeLineHistoryFiles`, walreceiver.c).
 
@@ -15,11 +15,11 @@ use super::DIRECTORY;
 use crate::hooks::files::raw;
 use crate::pg::process::ProcessLocal;
 
-/// The last timeline that was asked for, and where it began.
+/// The timeline of the last query, and its start address.
 static LAST: ProcessLocal<(u32, Lsn)> = ProcessLocal::new((0, Lsn::INVALID));
 
-/// Where a timeline began. Called in critical sections too: allocates nothing, and leaves `errno`
-/// as it is.
+/// The start address of a timeline. Also called in critical sections: does not allocate, and
+/// preserves `errno`.
 pub(super) fn begin_of_timeline(timeline: u32) -> Option<Lsn> {
     LAST.with(|last| {
         if last.0 != timeline {
@@ -36,8 +36,8 @@ fn read(timeline: u32) -> Option<Lsn> {
     path[DIRECTORY.len()..DIRECTORY.len() + 16].copy_from_slice(&history_name(timeline));
     let path = CStr::from_bytes_with_nul(&path).ok()?;
     let mut tail = [0; HISTORY_TAIL];
-    // SAFETY: errno belongs to this thread; the path is a C string; the memory has room for what is
-    // read; the descriptor is ours from its opening to its closing.
+    // SAFETY: errno belongs to this thread; the path is a C string; the memory has the size that is
+    // read; the descriptor belongs to this function from opening to closing.
     let got = unsafe {
         let errno = libc::__errno_location();
         let before = *errno;

@@ -1,18 +1,19 @@
 //! WAL segments in `pg_wal/`: pages are sealed when they are written and opened when they are read.
 //!
-//! Who calls:
+//! Callers:
 //!
 //! | call | by |
 //! |---|---|
 //! | `pwrite` of whole pages | XLogWrite, in a critical section, under WALWriteLock |
 //! | `pwrite` of any range | the WAL receiver |
 //! | `pread` of one page | the startup process (XLogPageRead) |
-//! | `pread` of any range | WALRead: WAL senders, logical decoding, two-phase commit, the summarizer, pg_walinspect |
+//! | `pread` of any range | WALRead: WAL senders, logical decoding, two-phase commit, the |
+//! | | summarizer, pg_walinspect |
 //! | `pread`, raw | a WAL sender that sends a base backup |
-//! | `read` | XLogFileCopy in the startup process; raw for others, who archive the segment |
+//! | `read` | XLogFileCopy in the startup process; raw for others, which archive segments |
 //! | `write` to `xlogtemp` | XLogFileCopy |
 //!
-//! Zeros with which a new segment is filled go to `xlogtemp` as well, by `pwrite` and `pwritev`.
+//! The zeros that fill a new segment are also written to `xlogtemp`, by `pwrite` and `pwritev`.
 
 mod fault;
 mod history;
@@ -39,7 +40,7 @@ const DIRECTORY: &[u8] = b"pg_wal/";
 const PAGE: usize = pg_sys::XLOG_BLCKSZ as usize;
 const _: () = assert!(PAGE.is_multiple_of(16) && PAGE <= 1 << 16);
 
-/// Most pages in one go; longer ranges are cut.
+/// Maximum number of pages processed at once; longer ranges are split.
 const RUN: usize = 64;
 
 /// Private copies of pages. Aligned for direct I/O (`PG_IO_ALIGN_SIZE`).
@@ -48,9 +49,9 @@ struct Scratch([u8; RUN * PAGE]);
 
 static SCRATCH: ProcessLocal<Scratch> = ProcessLocal::new(Scratch([0; RUN * PAGE]));
 
-/// If the path is that of a WAL segment, as `XLogFilePath` writes it: its first address, and its
-/// timeline. A segment that was fetched from the archive has a fixed name first, which does not
-/// tell.
+/// The tag of a WAL segment: its first address and its timeline. `None` if the path is not a
+/// segment's (`XLogFilePath`). A segment fetched from the archive first has a fixed name, which
+/// contains neither.
 #[inline]
 pub(super) fn segment(path: &CStr) -> Option<Tag> {
     let name = path.to_bytes().strip_prefix(DIRECTORY)?;
@@ -62,14 +63,14 @@ pub(super) fn segment(path: &CStr) -> Option<Tag> {
     Some(Tag([base, u64::from(name.timeline)]))
 }
 
-/// If the path is that of a file that becomes a segment.
+/// Whether the path is that of a file that will become a segment.
 #[inline]
 pub(super) fn is_new_segment(path: &CStr) -> bool {
     path.to_bytes().strip_prefix(DIRECTORY).is_some_and(|name| name.starts_with(b"xlogtemp."))
 }
 
 const UNKNOWN_ADDRESS: u64 = u64::MAX;
-/// No page is of an older one.
+/// Zero: no page is of an older timeline.
 const UNKNOWN_TIMELINE: u64 = 0;
 
 /// The address of a segment's first byte.
@@ -111,8 +112,8 @@ pub(super) struct Segment;
 
 impl Handler for Segment {
     unsafe fn pread(&self, file: File, to: *mut c_void, length: usize, at: off_t) -> ssize_t {
-        // SAFETY: the memory is the caller's, with room for `length` bytes, as the trait says; it
-        // is handed on with that length.
+        // SAFETY: the caller's memory has room for `length` bytes, as the trait requires; it is
+        // passed on with that length.
         unsafe {
             let recovers = process::is_startup_process();
             if process::sends_base_backup() || (keys::active().is_none() && !recovers) {
@@ -120,7 +121,8 @@ impl Handler for Segment {
             }
             match read_range(file, to.cast(), length, at as u64) {
                 Ok(done) => done,
-                // Taken for the end of WAL, a page that cannot be opened would lose transactions.
+                // If recovery took a page that cannot be opened for the end of WAL, transactions
+                // would be lost.
                 Err(fault) if recovers => raise(fault),
                 Err(_) => errno(),
             }
@@ -128,8 +130,8 @@ impl Handler for Segment {
     }
 
     unsafe fn pwrite(&self, file: File, from: *const c_void, length: usize, at: off_t) -> ssize_t {
-        // SAFETY: the memory is the caller's and holds `length` bytes, as the trait says; it is
-        // handed on with that length.
+        // SAFETY: the caller's memory contains `length` bytes, as the trait requires; it is passed
+        // on with that length.
         unsafe {
             calls_seen::note(Call::WriteWal);
             let is_placed = file.tag.0[0] != UNKNOWN_ADDRESS;
@@ -147,8 +149,8 @@ impl Handler for Segment {
     }
 
     unsafe fn read(&self, file: File, to: *mut c_void, length: usize) -> ssize_t {
-        // SAFETY: the memory is the caller's, with room for `length` bytes, as the trait says; it
-        // is handed on with that length.
+        // SAFETY: the caller's memory has room for `length` bytes, as the trait requires; it is
+        // passed on with that length.
         unsafe {
             if process::is_startup_process() {
                 return at_position(file.fd, |at| self.pread(file, to, length, at));
@@ -158,18 +160,18 @@ impl Handler for Segment {
     }
 }
 
-/// A file that becomes a segment: filled with zeros, or with the beginning of another one where a
-/// timeline forks.
+/// A file that will become a segment: filled with zeros or, at the beginning of a timeline, with
+/// the first part of another segment.
 pub(super) struct NewSegment;
 
 impl Handler for NewSegment {
     unsafe fn pread(&self, file: File, to: *mut c_void, length: usize, at: off_t) -> ssize_t {
-        // SAFETY: the caller's memory, handed on with its length.
+        // SAFETY: the caller's memory, passed on with its length.
         unsafe { raw::pread(file.fd, to, length, at) }
     }
 
     unsafe fn pwrite(&self, file: File, from: *const c_void, length: usize, at: off_t) -> ssize_t {
-        // SAFETY: the caller's memory, handed on with its length. Zeros stay zeros.
+        // SAFETY: the caller's memory, passed on with its length. Zeros are not sealed.
         unsafe { raw::pwrite(file.fd, from, length, at) }
     }
 
@@ -180,14 +182,15 @@ impl Handler for NewSegment {
         count: c_int,
         at: off_t,
     ) -> ssize_t {
-        // SAFETY: the caller's memory, handed on with its length. Zeros stay zeros.
+        // SAFETY: the caller's memory, passed on with its length. Zeros are not sealed.
         unsafe { raw::pwritev(file.fd, vector, count, at) }
     }
 
-    /// The copy is cut at any byte. So the cut is made in plaintext, where it costs no record.
+    /// XLogFileCopy ends the copy at any byte. It copies plaintext, so the end is cut before
+    /// sealing and damages no record.
     unsafe fn write(&self, file: File, from: *const c_void, length: usize) -> ssize_t {
-        // SAFETY: the memory is the caller's and holds `length` bytes, as the trait says; it is
-        // handed on with that length.
+        // SAFETY: the caller's memory contains `length` bytes, as the trait requires; it is passed
+        // on with that length.
         unsafe {
             let Some(keys) = keys::active().filter(|_| length.is_multiple_of(PAGE)) else {
                 return raw::write(file.fd, from, length);

@@ -1,4 +1,4 @@
-//! Sealing whole pages that are written.
+//! Sealing whole pages when they are written.
 
 use libc::{off_t, ssize_t};
 use pagevault_cipher::{KeyVersion, Lsn, wal};
@@ -11,11 +11,11 @@ use crate::hooks::files::{File, raw};
 use crate::keys::usage::wal::{self as keys, ServerKeys};
 use crate::shmem::wal::Wal;
 
-/// Seals whole pages from WAL buffers, where others may add records meanwhile: each page is read
-/// once, into the scratch copy.
+/// Seals whole pages from WAL buffers, in which other processes may add records meanwhile: each
+/// page is read once, into the scratch copy.
 ///
 /// # Safety
-/// `from` holds `length` bytes, and nobody else writes WAL.
+/// `from` contains `length` bytes, and no other process writes WAL.
 pub(super) unsafe fn write_pages(
     keys: &Wal,
     file: File,
@@ -24,11 +24,11 @@ pub(super) unsafe fn write_pages(
     at: u64,
 ) -> Result<ssize_t, Fault> {
     let base = base_of(file);
-    // SAFETY: what is read of `from` lies within `length` bytes, which the caller says are there;
-    // copies fit into the scratch memory, for runs are no longer.
+    // SAFETY: all reads of `from` are within `length` bytes, which the caller guarantees; runs are
+    // not longer than the scratch memory.
     unsafe {
         if !keys.has_written() {
-            look_before_first_write(keys, file, at);
+            note_first_write(keys, file, at);
         }
         let mut done = 0;
         while done < length {
@@ -71,10 +71,11 @@ fn seal(pages: &mut [u8], version: KeyVersion, address: Lsn) -> Result<(), Fault
 /// # Safety
 /// `file` is open for reading.
 #[cold]
-unsafe fn look_before_first_write(keys: &Wal, file: File, at: u64) {
+unsafe fn note_first_write(keys: &Wal, file: File, at: u64) {
     let address = base_of(file) + at;
     let on_disk = SCRATCH.with(|Scratch(scratch)| {
-        // SAFETY: the file is open, as the caller says, and the scratch memory has room for a page.
+        // SAFETY: the file is open, as the caller guarantees, and the scratch memory has room for a
+        // page.
         let got = unsafe { raw::pread(file.fd, scratch.as_mut_ptr().cast(), PAGE, at as off_t) };
         (got == PAGE as ssize_t)
             .then(|| {
@@ -88,10 +89,10 @@ unsafe fn look_before_first_write(keys: &Wal, file: File, at: u64) {
     keys.first_write(address, kept);
 }
 
-/// Writes pages of a segment that is copied, each under the key of its address.
+/// Writes pages of a copied segment, each under the key for its address.
 ///
 /// # Safety
-/// `from` holds `length` bytes: whole pages.
+/// `from` contains `length` bytes: whole pages.
 pub(super) unsafe fn write_copied(
     keys: &Wal,
     file: File,
@@ -103,7 +104,8 @@ pub(super) unsafe fn write_copied(
         let mut done = 0;
         while done < length {
             let run = (length - done).min(RUN * PAGE);
-            // SAFETY: as much is left of what the caller holds, and a run fits.
+            // SAFETY: the caller's memory has at least `run` bytes left, and a run fits into the
+            // scratch memory.
             unsafe { std::ptr::copy_nonoverlapping(from.add(done), scratch.as_mut_ptr(), run) };
             for page in scratch[..run].chunks_exact_mut(PAGE) {
                 let address = wal::address_of(page).unwrap_or(Lsn::INVALID);
