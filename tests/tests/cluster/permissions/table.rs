@@ -57,11 +57,20 @@ const LABELS: &[Row] = &[
     ("SECURITY LABEL FOR pagevault ON DATABASE theirs IS 'plaintext'",          "x x x x . x ."),
     ("SECURITY LABEL FOR pagevault ON DATABASE postgres IS 'encrypted'",    "x x x x x x ."),
     // Objects that cannot have a label.
-    ("SECURITY LABEL FOR pagevault ON VIEW app.view IS 'encrypted'", "0A000 0A000 x x 0A000 x 0A000"),
-    ("SECURITY LABEL FOR pagevault ON COLUMN app.t.name IS 'encrypted'", "0A000 0A000 x x 0A000 x 0A000"),
+    (
+        "SECURITY LABEL FOR pagevault ON VIEW app.view IS 'encrypted'",
+        "0A000 0A000 x x 0A000 x 0A000",
+    ),
+    (
+        "SECURITY LABEL FOR pagevault ON COLUMN app.t.name IS 'encrypted'",
+        "0A000 0A000 x x 0A000 x 0A000",
+    ),
     ("SECURITY LABEL FOR pagevault ON TABLE pg_class IS 'encrypted'",       "x x x x x x 0A000"),
     ("SECURITY LABEL FOR pagevault ON ROLE stranger IS 'encrypted'",         "x x x x x x 0A000"),
-    ("SECURITY LABEL FOR pagevault ON FUNCTION pagevault.unlock() IS 'plaintext'", "x x x x x x 0A000"),
+    (
+        "SECURITY LABEL FOR pagevault ON FUNCTION pagevault.unlock() IS 'plaintext'",
+        "x x x x x x 0A000",
+    ),
     // No way around the statement.
     ("INSERT INTO pg_seclabel VALUES ('app.sealed'::regclass, 'pg_class'::regclass, 0, 'pagevault', 'plaintext')",
                                                                             "x x x x x x 23505"),
