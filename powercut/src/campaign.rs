@@ -1,0 +1,98 @@
+//! Which cuts are tried.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use anyhow::{Context, Result};
+use pagevault_powercut_disk::{Ignore, Random};
+
+use crate::judge::judge;
+use crate::ledger::Ledger;
+use crate::recording::{Cut, Recorded};
+use crate::scenarios::Scenario;
+
+/// A cut after which something was wrong.
+#[derive(Debug)]
+pub struct Failure {
+    /// Which one.
+    pub cut: Cut,
+    /// What was wrong.
+    pub error: anyhow::Error,
+    /// What the server had been doing.
+    pub around: String,
+}
+
+/// How a recording is tried.
+#[derive(Clone, Copy, Debug)]
+pub struct Campaign {
+    /// By which cuts are chosen.
+    pub seed: u64,
+    /// How many.
+    pub images: usize,
+    /// Servers that run at once.
+    pub jobs: usize,
+    /// Syncs that are not made.
+    pub ignore: Ignore,
+}
+
+impl Campaign {
+    /// The cuts that are tried.
+    #[must_use]
+    pub fn cuts(&self, recorded: &Recorded) -> Vec<Cut> {
+        let places = recorded.places();
+        let mut random = Random::new(self.seed);
+        let mut one = || Cut {
+            place: places[random.below(places.len() as u64) as usize],
+            seed: random.number(),
+            survival: None,
+        };
+        (0..self.images).map(|_| one()).collect()
+    }
+
+    /// Tries them all; tells each that was tried.
+    #[must_use]
+    pub fn run(
+        &self,
+        scenario: &Scenario,
+        recorded: &Recorded,
+        cuts: &[Cut],
+        tried: impl Fn(Cut, bool) + Sync,
+    ) -> Vec<Failure> {
+        let (next, failures) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+        std::thread::scope(|scope| {
+            for _ in 0..self.jobs {
+                scope.spawn(|| {
+                    while let Some(cut) = cuts.get(next.fetch_add(1, Relaxed)) {
+                        let result = try_cut(scenario, recorded, *cut, self.ignore);
+                        tried(*cut, result.is_ok());
+                        if let Err(error) = result
+                            && let Ok(mut failures) = failures.lock()
+                        {
+                            let around = recorded.around(cut.place);
+                            failures.push(Failure { cut: *cut, error, around });
+                        }
+                    }
+                });
+            }
+        });
+        failures.into_inner().unwrap_or_default()
+    }
+}
+
+/// Makes the cut, and judges what it leaves.
+///
+/// # Errors
+/// When something is wrong.
+pub fn try_cut(scenario: &Scenario, recorded: &Recorded, cut: Cut, ignore: Ignore) -> Result<()> {
+    let ledger = Ledger::of(recorded.marks(cut.place).map(|(_, mark)| mark));
+    let mut cluster = recorded.cluster_after(cut, ignore)?;
+    let started = cluster.start_server().context("the first start");
+    started.and_then(|()| judge(&mut cluster, scenario, &ledger)).with_context(|| {
+        let log = cluster.log();
+        let told = |line: &&str| {
+            !["audit: {", "background worker", "shut"].iter().any(|said| line.contains(said))
+        };
+        let lines: Vec<_> = log.lines().filter(told).collect();
+        format!("log:\n{}\n", lines[lines.len().saturating_sub(14)..].join("\n"))
+    })
+}

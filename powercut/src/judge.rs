@@ -1,0 +1,165 @@
+//! Whether a server is as it must be on what a power cut has left.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use pagevault_tests::cluster::{column, text};
+use pagevault_tests::{Cluster, StopMode};
+
+use crate::ledger::Ledger;
+use crate::scenarios::Scenario;
+use crate::workload::TABLES;
+
+/// What servers say after a power cut: a page of a map that is torn is made anew, and the removal of
+/// a database is repeated.
+const ORDINARY: [&str; 6] = [
+    "page verification failed",
+    "_fsm; zeroing",
+    "_vm; zeroing",
+    "could not open directory \"base/",
+    "some useless files may be left behind in old database directory",
+    "could not send data to client",
+];
+
+/// Judges a server that was started on an image, and stops it.
+pub(crate) fn judge(cluster: &mut Cluster, scenario: &Scenario, ledger: &Ledger) -> Result<()> {
+    for line in ORDINARY.iter().chain(scenario.log) {
+        cluster.allow_log(line);
+    }
+    contents(cluster, scenario, ledger)?;
+    relations(cluster, scenario)?;
+    if scenario.encrypted {
+        jobs(cluster).context("rekey jobs")?;
+        drift(cluster)?;
+        contents(cluster, scenario, ledger).context("after the jobs")?;
+    }
+    cluster.stop(StopMode::Fast)?;
+    if scenario.checksums {
+        cluster.pg_checksums()?;
+    }
+    cluster.start_server().context("the second start")?;
+    contents(cluster, scenario, ledger).context("after the second start")?;
+    cluster.end()
+}
+
+/// The ledger, and sums that are the same in all tables, by the heap and by indexes.
+pub(crate) fn contents(cluster: &Cluster, scenario: &Scenario, ledger: &Ledger) -> Result<()> {
+    let mut client = cluster.client()?;
+    ledger.judge(&mut client)?;
+    for (step, done) in &ledger.steps {
+        let Some(promise) = scenario.steps.get(*step).and_then(|step| step.promise) else {
+            continue;
+        };
+        // Another one about the same may have begun, and undone it.
+        let later = ledger.steps.keys().filter_map(|later| scenario.steps.get(*later));
+        let undone = later
+            .skip(step + 1)
+            .any(|later| later.promise.is_some_and(|later| later.about == promise.about));
+        if *done && !undone {
+            let answer = text(&mut client, promise.holds)?;
+            ensure!(
+                answer == "t",
+                "{} was done, but {} is {answer}",
+                scenario.steps[*step].sql,
+                promise.holds
+            );
+        }
+    }
+    if text(&mut client, "SELECT to_regclass('ledger') IS NULL")? == "t" {
+        return Ok(());
+    }
+    let rows = text(&mut client, "SELECT count(*) FROM ledger")?;
+    for table in TABLES {
+        for how in [
+            "SET enable_indexscan = off; SET enable_indexonlyscan = off; SET enable_bitmapscan = off; SET enable_seqscan = on",
+            "SET enable_indexscan = on; SET enable_seqscan = off",
+        ] {
+            client.batch_execute(how)?;
+            let query = format!("SELECT sum(v) FROM {table} WHERE v > 0 AND length(pad) > 0");
+            let sum = text(&mut client, &query)?;
+            let sum = if sum.is_empty() { "0" } else { &sum };
+            ensure!(sum == rows, "{table}: {sum} instead of {rows} ({how})");
+        }
+    }
+    Ok(())
+}
+
+/// Every table by the heap, every btree index against its table.
+fn relations(cluster: &Cluster, scenario: &Scenario) -> Result<()> {
+    let databases = column(
+        &mut cluster.client()?,
+        "SELECT datname FROM pg_database WHERE datallowconn AND datname <> 'template1'",
+    )?;
+    for database in databases {
+        let mut client = cluster.client_to(&database)?;
+        let available = "SELECT count(*) FROM pg_available_extensions WHERE name = 'amcheck'";
+        if text(&mut client, available)? == "0" {
+            continue;
+        }
+        client.batch_execute(
+            "SET client_min_messages = warning; CREATE EXTENSION IF NOT EXISTS amcheck",
+        )?;
+        let passed_over = scenario.passed_over;
+        let broken = column(
+            &mut client,
+            &format!(
+                "SELECT c.oid::regclass || ' block ' || h.blkno || ': ' || h.msg
+               FROM pg_class c, verify_heapam(c.oid, check_toast => true) h
+              WHERE c.relkind IN ('r', 't', 'm') AND c.relpersistence <> 't'
+                AND c.relnamespace::regnamespace::text NOT IN ({passed_over})"
+            ),
+        )
+        .with_context(|| format!("verify_heapam in {database}"))?;
+        ensure!(broken.is_empty(), "in {database}: {broken:?}");
+        column(
+            &mut client,
+            &format!(
+                "SELECT bt_index_parent_check(c.oid, true) FROM pg_class c
+               JOIN pg_am a ON a.oid = c.relam JOIN pg_index i ON i.indexrelid = c.oid
+              WHERE a.amname = 'btree' AND c.relkind = 'i' AND i.indisvalid AND i.indisready
+                AND c.relpersistence <> 't'
+                AND c.relnamespace::regnamespace::text NOT IN ({passed_over})"
+            ),
+        )
+        .with_context(|| format!("bt_index_parent_check in {database}"))?;
+    }
+    Ok(())
+}
+
+/// Unfinished jobs go on by themselves and end.
+fn jobs(cluster: &Cluster) -> Result<()> {
+    if text(
+        &mut cluster.client()?,
+        "SELECT count(*) FROM pg_extension WHERE extname = 'pagevault'",
+    )? == "0"
+    {
+        return Ok(());
+    }
+    cluster.sql(
+        "SELECT pagevault.resume_rekey(job) FROM pagevault.rekey_jobs WHERE state IN ('paused', 'cancelled') AND relation IS NOT NULL",
+    )?;
+    let deadline = Instant::now() + Duration::from_secs(90);
+    loop {
+        let mut client = cluster.client()?;
+        let left = column(&mut client,
+            "SELECT concat_ws(' ', job, relation, kind, state, pages_done, pages_total, error)
+               FROM pagevault.rekey_jobs WHERE state IN ('waiting', 'running', 'failed') AND relation IS NOT NULL")?;
+        if left.is_empty() {
+            return Ok(());
+        }
+        if Instant::now() > deadline || left.iter().any(|job| job.contains(" failed ")) {
+            bail!("unfinished: {left:?}");
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+fn drift(cluster: &Cluster) -> Result<()> {
+    let mut client = cluster.client()?;
+    if text(&mut client, "SELECT count(*) FROM pg_extension WHERE extname = 'pagevault'")? == "0" {
+        return Ok(());
+    }
+    let drift = column(&mut client, "SELECT d::text FROM pagevault.drift(true) d")?;
+    ensure!(drift.is_empty(), "drift: {drift:?}");
+    Ok(())
+}

@@ -1,0 +1,250 @@
+//! A server whose I/O is written down.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use pagevault_powercut_disk::journal::{Kind, Record, header, records};
+use pagevault_powercut_disk::{Disk, Ignore, Image, Order, Random, Survival};
+use pagevault_tests::installation::run;
+use pagevault_tests::{Cluster, Installation};
+
+const LIBRARY: &str = "libpagevault_powercut_recorder.so";
+
+/// A server that is being recorded.
+#[derive(Debug)]
+pub struct Recording {
+    cluster: Cluster,
+    base: Disk,
+    journal: Journal,
+}
+
+/// What clients write to.
+#[derive(Debug)]
+pub(crate) struct Journal {
+    file: File,
+    path: PathBuf,
+}
+
+impl Journal {
+    /// Says something between the operations of the server.
+    pub(crate) fn mark(&self, text: &str) -> Result<()> {
+        self.append(Kind::Mark, 0, b"", text.as_bytes())
+    }
+
+    fn append(&self, kind: Kind, inode: u64, path: &[u8], rest: &[u8]) -> Result<()> {
+        let header = header(kind, 0, inode, 0, path.len(), rest.len()).context("too long")?;
+        Ok((&self.file).write_all(&[&header, path, rest].concat())?)
+    }
+}
+
+impl Recording {
+    /// Starts the server of a cluster, which is down, and records it. Setting `fsync` must be on.
+    ///
+    /// # Errors
+    /// When the server does not start.
+    pub fn begin(mut cluster: Cluster) -> Result<Recording> {
+        let data = cluster.data_directory().canonicalize()?;
+        let base = Disk::of(&data, Order::Kept, None)?;
+        let path = cluster.directory().join("journal");
+        let _ = std::fs::remove_file(&path);
+        let file = OpenOptions::new().append(true).create_new(true).open(&path)?;
+        cluster.installation().give(&path)?;
+        let journal = Journal { file, path };
+        // What inodes there are.
+        introduce(&journal, &data, &data)?;
+        without_syncs(&mut cluster)?;
+        cluster.set_environment("PAGEVAULT_POWERCUT_JOURNAL", &journal.path);
+        cluster.set_environment("PAGEVAULT_POWERCUT_ROOT", &data);
+        cluster.set_environment("PAGEVAULT_POWERCUT_SYNC_US", "300");
+        let recording = Recording { cluster, base, journal };
+        recording.cluster.start_server()?;
+        Ok(recording)
+    }
+
+    /// The server.
+    #[must_use]
+    pub fn cluster(&self) -> &Cluster {
+        &self.cluster
+    }
+
+    pub(crate) fn journal(&self) -> &Journal {
+        &self.journal
+    }
+
+    /// Kills the server, if it is still there.
+    ///
+    /// # Errors
+    /// When it survives, or the journal contradicts itself.
+    pub fn end(mut self) -> Result<Recorded> {
+        self.cluster.kill()?;
+        self.cluster.keep_quiet();
+        let journal = std::fs::read(&self.journal.path)?;
+        std::fs::remove_file(&self.journal.path)?;
+        Ok(Recorded { _cluster: Some(self.cluster), base: self.base, journal })
+    }
+}
+
+/// Puts the recorder under a server, without a journal: what it syncs need not reach a disk.
+pub(crate) fn without_syncs(cluster: &mut Cluster) -> Result<()> {
+    let library = cluster.directory().join(LIBRARY);
+    if !library.exists() {
+        std::fs::copy(recorder()?, &library)?;
+        cluster.installation().give(&library)?;
+    }
+    cluster.set_environment("LD_PRELOAD", library);
+    Ok(())
+}
+
+/// The recorder's library, beside the program that runs.
+fn recorder() -> Result<PathBuf> {
+    let program = std::env::current_exe()?;
+    let found = program.ancestors().skip(1).map(|directory| directory.join(LIBRARY));
+    found.clone().find(|path| path.exists()).with_context(|| {
+        format!("{LIBRARY} is not there: cargo build -p pagevault-powercut-recorder")
+    })
+}
+
+fn introduce(journal: &Journal, root: &Path, directory: &Path) -> Result<()> {
+    let below = directory.strip_prefix(root)?.as_os_str().as_bytes();
+    journal.append(Kind::Open, std::fs::metadata(directory)?.ino(), below, b"")?;
+    for entry in std::fs::read_dir(directory)? {
+        let entry = entry?;
+        let kind = entry.file_type()?;
+        if kind.is_dir() {
+            introduce(journal, root, &entry.path())?;
+        } else if kind.is_file() {
+            let path = entry.path();
+            let below = path.strip_prefix(root)?.as_os_str().as_bytes();
+            journal.append(Kind::Open, entry.metadata()?.ino(), below, b"")?;
+        }
+    }
+    Ok(())
+}
+
+/// Base directory and journal: any cut of it can be made again.
+#[derive(Debug)]
+pub struct Recorded {
+    /// Holds what images refer to, such as key files.
+    _cluster: Option<Cluster>,
+    base: Disk,
+    journal: Vec<u8>,
+}
+
+/// A cut, and what survives of what was not synced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cut {
+    /// Offset in the journal: what is recorded there has not happened.
+    pub place: u64,
+    /// By which the rest is drawn.
+    pub seed: u64,
+    /// What survives; `None`: by the seed.
+    pub survival: Option<Survival>,
+}
+
+impl Recorded {
+    /// All that happened.
+    pub fn records(&self) -> impl Iterator<Item = Record<'_>> {
+        records(&self.journal)
+    }
+
+    /// Length of the journal.
+    #[must_use]
+    pub fn end(&self) -> u64 {
+        self.journal.len() as u64
+    }
+
+    /// What clients had said before a place.
+    pub fn marks(&self, before: u64) -> impl Iterator<Item = (u64, &str)> {
+        self.records()
+            .take_while(move |record| record.place < before)
+            .filter(|record| record.kind == Kind::Mark)
+            .map(|record| (record.place, std::str::from_utf8(record.rest).unwrap_or_default()))
+    }
+
+    /// Where power can be cut: before any operation that changes something.
+    #[must_use]
+    pub fn places(&self) -> Vec<u64> {
+        let changes = |record: &Record<'_>| !matches!(record.kind, Kind::Open | Kind::Mark);
+        self.records().filter(changes).map(|record| record.place).collect()
+    }
+
+    /// What the cut leaves.
+    ///
+    /// # Errors
+    /// When the journal contradicts itself.
+    pub fn after(&self, cut: Cut, ignore: Ignore) -> Result<Image> {
+        let mut random = Random::new(cut.seed);
+        let order = if random.percent(50) { Order::Kept } else { Order::Free };
+        let survival = cut.survival.unwrap_or_else(|| Survival::by_chance(&mut random));
+        let mut disk = self.base.clone().with(order, ignore);
+        for record in self.records().take_while(|record| record.place < cut.place) {
+            ensure!(disk.happens(&record), "the journal contradicts itself: {}", shown(&record));
+        }
+        Ok(disk.after_cut(&survival, random.number()))
+    }
+
+    /// A cluster whose files are what the cut leaves; its server is not started.
+    ///
+    /// # Errors
+    /// When the files cannot be written.
+    pub fn cluster_after(&self, cut: Cut, ignore: Ignore) -> Result<Cluster> {
+        let image = self.after(cut, ignore)?;
+        let mut cluster = Cluster::from_files(|target| {
+            image.write(target)?;
+            let _ = std::fs::remove_file(target.join("postmaster.pid"));
+            give(Installation::get()?, target)
+        })?;
+        without_syncs(&mut cluster)?;
+        cluster.keep_quiet();
+        Ok(cluster)
+    }
+
+    /// What happened around a place, for people.
+    #[must_use]
+    pub fn around(&self, place: u64) -> String {
+        let all: Vec<_> = self.records().filter(|record| record.kind != Kind::Open).collect();
+        let at = all.partition_point(|record| record.place < place);
+        let shown = all[at.saturating_sub(12)..all.len().min(at + 2)].iter().map(shown);
+        shown.collect::<Vec<_>>().join("\n")
+    }
+
+    /// Writes base and journal to a directory, which does not exist yet.
+    ///
+    /// # Errors
+    /// When it cannot.
+    pub fn save(&self, to: &Path) -> Result<()> {
+        std::fs::create_dir_all(to)?;
+        self.base.after_cut(&Survival::Everything, 0).write(&to.join("base"))?;
+        Ok(std::fs::write(to.join("journal"), &self.journal)?)
+    }
+
+    /// What was saved.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn load(from: &Path) -> Result<Recorded> {
+        let base = Disk::of(&from.join("base"), Order::Kept, None)?;
+        Ok(Recorded { _cluster: None, base, journal: std::fs::read(from.join("journal"))? })
+    }
+}
+
+fn give(installation: &Installation, path: &Path) -> Result<()> {
+    let owner = std::fs::metadata(path.parent().context("a directory")?)?;
+    let owner = format!("{}:{}", owner.uid(), owner.gid());
+    let _ = installation;
+    run(std::process::Command::new("chown").args(["-R", &owner]).arg(path)).map(drop)
+}
+
+fn shown(record: &Record<'_>) -> String {
+    let path = String::from_utf8_lossy(record.path);
+    let rest = match record.kind {
+        Kind::Write => format!("{} bytes", record.rest.len()),
+        _ => String::from_utf8_lossy(record.rest).into_owned(),
+    };
+    let Record { place, kind, inode, number, .. } = record;
+    format!("{place} {kind:?} inode {inode} at {number} {path} {rest}")
+}
