@@ -9,6 +9,7 @@
 //! ```
 
 pub mod campaign;
+mod catalogue;
 mod judge;
 mod ledger;
 pub mod recording;

@@ -44,6 +44,9 @@ struct Arguments {
     /// And its seed
     #[arg(long)]
     cut_seed: Option<u64>,
+    /// With --repeat: shows what was done to a block, as in base/5/16384:7, instead
+    #[arg(long, requires = "repeat")]
+    history: Option<String>,
     /// Lists the scenarios
     #[arg(long)]
     list: bool,
@@ -86,6 +89,11 @@ fn run(arguments: &Arguments) -> Result<usize> {
     {
         let [scenario] = wanted.as_slice() else { bail!("name the scenario of the recording") };
         let recorded = Recorded::load(kept)?;
+        if let Some(history) = &arguments.history {
+            let (path, block) = history.split_once(':').context("a path and a block")?;
+            eprintln!("{}", recorded.history(path, block.parse()?, place)?);
+            return Ok(0);
+        }
         eprintln!("{}", recorded.around(place));
         try_cut(scenario, &recorded, Cut { place, seed, survival: None }, ignore)?;
         return Ok(0);

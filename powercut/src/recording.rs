@@ -84,7 +84,7 @@ impl Recording {
         self.cluster.keep_quiet();
         let journal = std::fs::read(&self.journal.path)?;
         std::fs::remove_file(&self.journal.path)?;
-        Ok(Recorded { _cluster: Some(self.cluster), base: self.base, journal })
+        Ok(Recorded { cluster: Some(self.cluster), base: self.base, journal })
     }
 }
 
@@ -129,7 +129,7 @@ fn introduce(journal: &Journal, root: &Path, directory: &Path) -> Result<()> {
 #[derive(Debug)]
 pub struct Recorded {
     /// Holds what images refer to, such as key files.
-    _cluster: Option<Cluster>,
+    cluster: Option<Cluster>,
     base: Disk,
     journal: Vec<u8>,
 }
@@ -196,7 +196,7 @@ impl Recorded {
         let mut cluster = Cluster::from_files(|target| {
             image.write(target)?;
             let _ = std::fs::remove_file(target.join("postmaster.pid"));
-            give(Installation::get()?, target)
+            give(target)
         })?;
         without_syncs(&mut cluster)?;
         cluster.keep_quiet();
@@ -212,30 +212,79 @@ impl Recorded {
         shown.collect::<Vec<_>>().join("\n")
     }
 
+    /// What was done to one block of a file before a place, for people: with LSN, key version and
+    /// checksum as in the page's header.
+    ///
+    /// # Errors
+    /// When the journal contradicts itself.
+    pub fn history(&self, path: &str, block: u64, before: u64) -> Result<String> {
+        let mut disk = self.base.clone();
+        let (start, mut told) = (block * 8192, String::new());
+        for record in self.records().take_while(|record| record.place < before) {
+            ensure!(disk.happens(&record), "the journal contradicts itself: {}", shown(&record));
+            let is_it = disk.path(record.inode).is_some_and(|at| at == path.as_bytes());
+            let end = record.number + record.rest.len() as u64;
+            match record.kind {
+                Kind::Write if is_it && record.number < start + 8192 && end > start => {
+                    let from = usize::try_from(start.saturating_sub(record.number))?;
+                    let word = |at: usize| {
+                        let bytes = record.rest.get(from + at..from + at + 4).unwrap_or_default();
+                        bytes.iter().rev().fold(0_u32, |n, byte| n << 8 | u32::from(*byte))
+                    };
+                    let (high, low, marks) = (word(0), word(4), word(8));
+                    told += &format!(
+                        "{} write {high:X}/{low:X} checksum {:04X} flags {:04X}\n",
+                        record.place,
+                        marks & 0xffff,
+                        marks >> 16
+                    );
+                }
+                Kind::Write => {}
+                _ if is_it => told += &format!("{}\n", shown(&record)),
+                _ => {}
+            }
+        }
+        Ok(told)
+    }
+
     /// Writes base and journal to a directory, which does not exist yet.
     ///
     /// # Errors
     /// When it cannot.
     pub fn save(&self, to: &Path) -> Result<()> {
         std::fs::create_dir_all(to)?;
+        if let Some(cluster) = &self.cluster {
+            let directory = cluster.directory();
+            std::fs::write(to.join("directory"), directory.as_os_str().as_bytes())?;
+            if directory.join("keys").exists() {
+                std::fs::copy(directory.join("keys"), to.join("keys"))?;
+            }
+        }
         self.base.after_cut(&Survival::Everything, 0).write(&to.join("base"))?;
         Ok(std::fs::write(to.join("journal"), &self.journal)?)
     }
 
-    /// What was saved.
+    /// What was saved. The key file is put back to where it was.
     ///
     /// # Errors
     /// When it cannot be read.
     pub fn load(from: &Path) -> Result<Recorded> {
         let base = Disk::of(&from.join("base"), Order::Kept, None)?;
-        Ok(Recorded { _cluster: None, base, journal: std::fs::read(from.join("journal"))? })
+        let directory = PathBuf::from(std::fs::read_to_string(from.join("directory"))?);
+        if from.join("keys").exists() {
+            let installation = Installation::get()?;
+            std::fs::create_dir_all(&directory)?;
+            installation.give(&directory)?;
+            std::fs::copy(from.join("keys"), directory.join("keys"))?;
+            installation.give(&directory.join("keys"))?;
+        }
+        Ok(Recorded { cluster: None, base, journal: std::fs::read(from.join("journal"))? })
     }
 }
 
-fn give(installation: &Installation, path: &Path) -> Result<()> {
+fn give(path: &Path) -> Result<()> {
     let owner = std::fs::metadata(path.parent().context("a directory")?)?;
     let owner = format!("{}:{}", owner.uid(), owner.gid());
-    let _ = installation;
     run(std::process::Command::new("chown").args(["-R", &owner]).arg(path)).map(drop)
 }
 

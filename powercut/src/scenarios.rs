@@ -8,6 +8,7 @@ use pagevault_powercut_disk::Random;
 use pagevault_tests::cluster::run_sql;
 use pagevault_tests::{Cluster, Settings, StopMode};
 
+use crate::catalogue;
 use crate::recording::{Recorded, Recording};
 use crate::workload::{Worker, tables};
 
@@ -23,7 +24,8 @@ pub struct Promise {
 /// A command of the scenario; each has a session of its own, and errors do not matter.
 #[derive(Clone, Copy, Debug)]
 pub struct Step {
-    /// Statements, not in one transaction: they are separated by `;;`.
+    /// Statements. Those that `;;` separates are not in one transaction; the first may begin with
+    /// `@` and the name of a database. `DIRECTORY` is where the key file is.
     pub sql: &'static str,
     /// What is true afterwards.
     pub promise: Option<Promise>,
@@ -41,7 +43,7 @@ pub struct Scenario {
     /// Whether there is a master key at the beginning.
     pub keys: bool,
     /// Run before the journal begins.
-    pub before: &'static str,
+    pub before: &'static [&'static str],
     /// Run one after the other.
     pub steps: &'static [Step],
     /// Between two steps.
@@ -50,88 +52,12 @@ pub struct Scenario {
     pub passed_over: &'static str,
     /// What the server may log.
     pub log: &'static [&'static str],
+    /// Lines of its configuration.
+    pub conf: &'static [&'static str],
 }
-
-const fn step(sql: &'static str) -> Step {
-    Step { sql, promise: None }
-}
-
-const fn that(sql: &'static str, about: &'static str, holds: &'static str) -> Step {
-    Step { sql, promise: Some(Promise { about, holds }) }
-}
-
-const ORDINARY: Scenario = Scenario {
-    name: "",
-    encrypted: true,
-    checksums: true,
-    keys: true,
-    before: "",
-    steps: &[],
-    pause: Duration::from_millis(30),
-    passed_over: "'shreds'",
-    log: &[],
-};
-
-const REKEY: &[Step] = &[
-    step("SELECT pagevault.encrypt('t1')"),
-    step("SELECT pagevault.rotate_data_key('t2')"),
-    step("CHECKPOINT"),
-    step("VACUUM t2"),
-    step("SELECT pagevault.decrypt('t3')"),
-    step("CHECKPOINT"),
-    step("SELECT count(*) FROM t1, ledger WHERE id = n"),
-    step("SELECT pagevault.rotate_data_key('t1')"),
-    step("VACUUM"),
-    step("SELECT pagevault.encrypt('t3')"),
-    step("CHECKPOINT"),
-    step("SELECT pagevault.rotate_all_data_keys()"),
-    step("CHECKPOINT"),
-    step("SELECT pagevault.decrypt('t1')"),
-];
-
-/// What happens without pagevault, too.
-const STOCK: &[Step] = &[
-    step("CHECKPOINT"),
-    step(
-        "CREATE UNLOGGED TABLE u (id int PRIMARY KEY); INSERT INTO u SELECT generate_series(1, 999)",
-    ),
-    step("VACUUM t2"),
-    step("VACUUM FULL t1"),
-    step("CREATE TABLE x AS SELECT * FROM t1;; CREATE INDEX ON x (v);; TRUNCATE x"),
-    step("CHECKPOINT"),
-    step("REINDEX TABLE t3"),
-    step("DROP TABLE u, x"),
-    step("CREATE DATABASE d STRATEGY file_copy;; CREATE DATABASE e"),
-    step("DROP DATABASE d"),
-    step("VACUUM"),
-    step("CHECKPOINT"),
-];
 
 /// All of them.
-pub const ALL: &[Scenario] = &[
-    Scenario { name: "stock", encrypted: false, keys: false, steps: STOCK, ..ORDINARY },
-    Scenario {
-        name: "stock-without-checksums",
-        encrypted: false,
-        keys: false,
-        checksums: false,
-        steps: STOCK,
-        ..ORDINARY
-    },
-    Scenario {
-        name: "rekey",
-        before: "SELECT pagevault.encrypt('t2'); SELECT pagevault.encrypt('t3')",
-        steps: REKEY,
-        ..ORDINARY
-    },
-    Scenario {
-        name: "rekey-without-checksums",
-        checksums: false,
-        before: "SELECT pagevault.encrypt('t2'); SELECT pagevault.encrypt('t3')",
-        steps: REKEY,
-        ..ORDINARY
-    },
-];
+pub const ALL: &[Scenario] = catalogue::ALL;
 
 /// The scenario of a name.
 #[must_use]
@@ -177,6 +103,7 @@ impl Scenario {
         if !self.checksums {
             settings = settings.without_checksums().conf("wal_log_hints = off");
         }
+        settings = self.conf.iter().fold(settings, |settings, line| settings.conf(line));
         let settings = settings.wal_segment_size(1);
         let cluster = if self.encrypted && self.keys {
             Cluster::with_keys(&settings)?.0
@@ -188,8 +115,8 @@ impl Scenario {
             cluster
         };
         cluster.sql(&tables())?;
-        for sql in self.before.split(';').filter(|sql| !sql.trim().is_empty()) {
-            cluster.sql(sql)?;
+        for sql in self.before {
+            run(&cluster, sql).with_context(|| format!("before: {sql}"))?;
         }
         if self.encrypted && self.keys {
             cluster.eventually(
@@ -236,12 +163,9 @@ impl Scenario {
 
     fn steps(&self, recording: &Recording, steps: &[Step]) -> Result<()> {
         std::thread::sleep(Duration::from_millis(200));
-        let directory = recording.cluster().directory().display().to_string();
         for (number, step) in steps.iter().enumerate() {
-            let mut client = recording.cluster().client()?;
             recording.journal().mark(&format!("s {number}"))?;
-            let sql = step.sql.replace("DIRECTORY", &directory);
-            let done = sql.split(";;").try_for_each(|sql| run_sql(&mut client, sql));
+            let done = run(recording.cluster(), step.sql);
             match done {
                 Ok(()) => recording.journal().mark(&format!("d {number}"))?,
                 Err(error) => recording.journal().mark(&format!("e {number} {error:#}"))?,
@@ -250,4 +174,15 @@ impl Scenario {
         }
         Ok(())
     }
+}
+
+fn run(cluster: &Cluster, sql: &str) -> Result<()> {
+    let directory = cluster.directory().display().to_string();
+    let (database, sql) = match sql.strip_prefix('@').and_then(|sql| sql.split_once(' ')) {
+        Some((database, sql)) => (database, sql),
+        None => ("postgres", sql),
+    };
+    let mut client = cluster.client_to(database)?;
+    let sql = sql.replace("DIRECTORY", &directory);
+    sql.split(";;").try_for_each(|sql| run_sql(&mut client, sql))
 }

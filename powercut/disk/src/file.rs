@@ -78,61 +78,62 @@ impl File {
 
     /// Each write survives with this chance; with `sector` in two of three cases only sectors of
     /// it do. A sector that survives has all that was written to it before: it lay in one buffer.
+    /// Lengths are metadata, of which the first so many changes survive; without one that made the
+    /// file shorter nothing survives that was written behind that end later.
     fn some(&self, percent: u64, sector: Option<usize>, random: &Random) -> Vec<u8> {
         const WHOLE: usize = 512;
         let unit = sector.unwrap_or(WHOLE);
-        let mut longest = self.durable.len();
-        let mut lengths = vec![longest];
-        // The sectors that a change touches, and how many changes each has got to the disk.
-        let mut versions: BTreeMap<usize, usize> = BTreeMap::new();
-        let mut touched = Vec::new();
-        for (n, (place, change)) in self.pending.iter().enumerate() {
-            let length = change.length_after(lengths[n]);
-            let range = match change {
-                Change::Write { at, bytes } => *at..at + bytes.len(),
-                Change::Length(length) => *length..longest,
-                Change::Reserve(_) => 0..0,
-            };
-            let sectors = range.start / unit..range.end.div_ceil(unit);
-            let mut chance = random.of(*place);
-            let survives = chance.percent(percent);
-            let torn = sector.is_some() && chance.percent(66);
-            for at in sectors.clone().filter(|_| !range.is_empty()) {
-                if if torn {
-                    random.of(*place ^ (at as u64) << 40).percent(percent)
-                } else {
-                    survives
-                } {
-                    versions.insert(at, n + 1);
-                }
-            }
-            touched.push((range, sectors));
-            longest = longest.max(length);
-            lengths.push(length);
-        }
-        let mut bytes = self.durable.to_vec();
-        bytes.resize(longest, 0);
-        for (n, ((_, change), (range, sectors))) in self.pending.iter().zip(touched).enumerate() {
-            for at in sectors.filter(|at| versions.get(at).is_some_and(|version| n < *version)) {
-                let part = range.start.max(at * unit)..range.end.min((at + 1) * unit);
-                if part.is_empty() {
-                    continue;
-                }
-                match change {
-                    Change::Write { at, bytes: written } => bytes[part.clone()]
-                        .copy_from_slice(&written[part.start - at..part.end - at]),
-                    Change::Length(_) | Change::Reserve(_) => bytes[part].fill(0),
-                }
-            }
+        let mut lengths = vec![self.durable.len()];
+        for (n, (_, change)) in self.pending.iter().enumerate() {
+            lengths.push(change.length_after(lengths[n]));
         }
         let mut chance = random.of(u64::MAX);
-        let length = if chance.percent(50) {
-            lengths[self.pending.len()]
-        } else {
-            lengths[chance.below(lengths.len() as u64) as usize]
+        let known = match chance.percent(50) {
+            true => self.pending.len(),
+            false => chance.below(lengths.len() as u64) as usize,
         };
-        bytes.truncate(length);
-        bytes.resize(length, 0);
+        // How many changes each sector has got to the disk, and where what is lost begins.
+        let mut versions: BTreeMap<usize, usize> = BTreeMap::new();
+        let mut end = usize::MAX;
+        for (n, (place, change)) in self.pending.iter().enumerate() {
+            match change {
+                Change::Write { at, bytes } => {
+                    let mut chance = random.of(*place);
+                    let survives = chance.percent(percent);
+                    let torn = sector.is_some() && chance.percent(66);
+                    let of_sector =
+                        |at: usize| random.of(*place ^ (at as u64) << 40).percent(percent);
+                    for at in (at / unit..(at + bytes.len()).div_ceil(unit))
+                        .filter(|at| at * unit < end)
+                        .filter(|at| if torn { of_sector(*at) } else { survives })
+                    {
+                        versions.insert(at, n + 1);
+                    }
+                }
+                Change::Length(length) if n >= known => end = end.min(*length),
+                Change::Length(_) | Change::Reserve(_) => {}
+            }
+        }
+        let mut bytes = self.durable.to_vec();
+        bytes.resize(lengths.iter().copied().max().unwrap_or(0), 0);
+        for (n, (_, change)) in self.pending.iter().enumerate() {
+            match change {
+                Change::Write { at, bytes: written } => {
+                    for sector in (at / unit..(at + written.len()).div_ceil(unit))
+                        .filter(|at| versions.get(at).is_some_and(|version| n < *version))
+                    {
+                        let first = (sector * unit).max(*at);
+                        let last = ((sector + 1) * unit).min(at + written.len()).min(end);
+                        if first < last {
+                            bytes[first..last].copy_from_slice(&written[first - at..last - at]);
+                        }
+                    }
+                }
+                Change::Length(length) if n < known => bytes[*length..].fill(0),
+                Change::Length(_) | Change::Reserve(_) => {}
+            }
+        }
+        bytes.truncate(lengths[known]);
         bytes
     }
 }

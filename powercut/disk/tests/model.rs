@@ -183,6 +183,23 @@ fn a_shorter_file_may_be_as_long_as_it_was() -> Result {
 }
 
 #[test]
+fn a_file_is_shorter_or_it_is_not() -> Result {
+    let base = base()?;
+    let mut journal = Journal::default();
+    let long = vec![1; 8192];
+    journal.open(9, "d/f").write(9, 0, &long).sync(9).add(Kind::Length, 9, 0, "", b"");
+    journal.write(9, 0, &vec![2; 4096]);
+    let disk = journal.disk(base.path(), Order::Kept, None)?;
+    let survival = Survival::Some { percent: 50, sector: Some(512) };
+    for seed in 0..100 {
+        let image = disk.after_cut(&survival, seed);
+        let bytes = image.read("d/f").unwrap_or_default();
+        assert!(bytes == long || !bytes.contains(&1), "seed {seed}");
+    }
+    Ok(())
+}
+
+#[test]
 fn syncs_can_be_ignored() -> Result {
     let base = base()?;
     let mut journal = Journal::default();
