@@ -4,11 +4,11 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use anyhow::{Context, Result};
-use pagevault_powercut_disk::{Ignore, Random};
+use pagevault_powercut_disk::{Ignore, Random, Survival};
 
 use crate::judge::judge;
 use crate::ledger::Ledger;
-use crate::recording::{Cut, Recorded};
+use crate::recording::{Cut, Recorded, Recording};
 use crate::scenarios::Scenario;
 
 /// A cut after which something was wrong.
@@ -36,17 +36,27 @@ pub struct Campaign {
 }
 
 impl Campaign {
-    /// The cuts that are tried.
+    /// The cuts that are tried: of six two anywhere, two at what is done to the keystore, one after a
+    /// page changed without WAL, and one that is followed by another one within recovery.
     #[must_use]
     pub fn cuts(&self, recorded: &Recorded) -> Vec<Cut> {
-        let places = recorded.places();
+        let anywhere = recorded.places();
+        let keystore = recorded.places_at(b"pagevault");
+        let without_wal = recorded.places_without_wal();
         let mut random = Random::new(self.seed);
-        let mut one = || Cut {
-            place: places[random.below(places.len() as u64) as usize],
-            seed: random.number(),
-            survival: None,
+        let mut one = |n: usize| {
+            let kinds = [&anywhere, &keystore, &anywhere, &without_wal, &keystore, &anywhere];
+            let places = Some(kinds[n % 6]).filter(|places| !places.is_empty());
+            let places = places.unwrap_or(&anywhere);
+            let torn = Survival::Some { percent: 50, sector: Some(512) };
+            Cut {
+                place: places[random.below(places.len() as u64) as usize],
+                seed: random.number(),
+                survival: (n % 6 == 3).then_some(torn),
+                twice: n % 6 == 5,
+            }
         };
-        (0..self.images).map(|_| one()).collect()
+        (0..self.images).map(&mut one).collect()
     }
 
     /// Tries them all; tells each that was tried.
@@ -79,13 +89,29 @@ impl Campaign {
     }
 }
 
-/// Makes the cut, and judges what it leaves.
+/// Makes the cut, and judges what it leaves. Where a cut within recovery comes is chosen by the
+/// seed, but what that recovery had done by then is not.
 ///
 /// # Errors
 /// When something is wrong.
 pub fn try_cut(scenario: &Scenario, recorded: &Recorded, cut: Cut, ignore: Ignore) -> Result<()> {
     let ledger = Ledger::of(recorded.marks(cut.place).map(|(_, mark)| mark));
-    let mut cluster = recorded.cluster_after(cut, ignore)?;
+    let first = recorded.cluster_after(cut, ignore)?;
+    let within;
+    let mut cluster = if cut.twice {
+        let recording = Recording::begin(first).context("the start that is cut short")?;
+        recording.cluster().sql("CHECKPOINT")?;
+        within = recording.end()?;
+        let places = within.places();
+        let mut random = Random::new(cut.seed).of(2);
+        let place = places[random.below(places.len() as u64) as usize];
+        within.cluster_after(
+            Cut { place, seed: random.number(), survival: None, twice: false },
+            ignore,
+        )?
+    } else {
+        first
+    };
     let started = cluster.start_server().context("the first start");
     started.and_then(|()| judge(&mut cluster, scenario, &ledger)).with_context(|| {
         let log = cluster.log();

@@ -91,7 +91,7 @@ pub(crate) fn contents(cluster: &Cluster, scenario: &Scenario, ledger: &Ledger) 
 fn databases(cluster: &Cluster) -> Result<Vec<String>> {
     column(
         &mut cluster.client()?,
-        "SELECT datname FROM pg_database WHERE datallowconn AND datname <> 'template1'",
+        "SELECT datname FROM pg_database WHERE datallowconn AND datconnlimit <> -2 AND datname <> 'template1'",
     )
 }
 

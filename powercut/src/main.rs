@@ -9,6 +9,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use pagevault_powercut::campaign::{Campaign, try_cut};
 use pagevault_powercut::recording::{Cut, Recorded};
 use pagevault_powercut::scenarios::{self, Scenario};
+use pagevault_powercut_disk::Survival;
 use pagevault_tests::Installation;
 
 /// Records servers at work, cuts their power at places chosen by a seed, and judges what is left.
@@ -44,6 +45,12 @@ struct Arguments {
     /// And its seed
     #[arg(long)]
     cut_seed: Option<u64>,
+    /// With --repeat: what survives is torn, as after pages without WAL
+    #[arg(long, requires = "repeat")]
+    torn: bool,
+    /// With --repeat: another cut comes within recovery
+    #[arg(long, requires = "repeat")]
+    twice: bool,
     /// With --repeat: shows what was done to a block, as in base/5/16384:7, instead
     #[arg(long, requires = "repeat")]
     history: Option<String>,
@@ -95,7 +102,13 @@ fn run(arguments: &Arguments) -> Result<usize> {
             return Ok(0);
         }
         eprintln!("{}", recorded.around(place));
-        try_cut(scenario, &recorded, Cut { place, seed, survival: None }, ignore)?;
+        let survival = arguments.torn.then_some(Survival::Some { percent: 50, sector: Some(512) });
+        try_cut(
+            scenario,
+            &recorded,
+            Cut { place, seed, survival, twice: arguments.twice },
+            ignore,
+        )?;
         return Ok(0);
     }
     eprintln!("{}", Installation::get()?.version);
@@ -147,11 +160,10 @@ fn report(
     recorded.save(&directory)?;
     for failure in &failures {
         eprintln!(
-            "--- pagevault-powercut {} --repeat {} --place {} --cut-seed {}\n{:#}\n{}",
+            "--- pagevault-powercut {} --repeat {} {}\n{:#}\n{}",
             scenario.name,
             directory.display(),
-            failure.cut.place,
-            failure.cut.seed,
+            failure.cut,
             failure.error,
             failure.around
         );

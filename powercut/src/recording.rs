@@ -1,5 +1,6 @@
 //! A server whose I/O is written down.
 
+use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
@@ -7,7 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use pagevault_powercut_disk::journal::{Kind, Record, header, records};
+use pagevault_powercut_disk::journal::{HEADER, Kind, Record, header, records};
 use pagevault_powercut_disk::{Disk, Ignore, Image, Order, Random, Survival};
 use pagevault_tests::installation::run;
 use pagevault_tests::{Cluster, Installation};
@@ -143,6 +144,16 @@ pub struct Cut {
     pub seed: u64,
     /// What survives; `None`: by the seed.
     pub survival: Option<Survival>,
+    /// Whether a second cut comes while a server recovers from this one.
+    pub twice: bool,
+}
+
+impl std::fmt::Display for Cut {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "--place {} --cut-seed {}", self.place, self.seed)?;
+        f.write_str(if self.survival.is_some() { " --torn" } else { "" })?;
+        f.write_str(if self.twice { " --twice" } else { "" })
+    }
 }
 
 impl Recorded {
@@ -170,6 +181,57 @@ impl Recorded {
     pub fn places(&self) -> Vec<u64> {
         let changes = |record: &Record<'_>| !matches!(record.kind, Kind::Open | Kind::Mark);
         self.records().filter(changes).map(|record| record.place).collect()
+    }
+
+    /// Places after operations on files whose path begins so.
+    #[must_use]
+    pub fn places_at(&self, prefix: &[u8]) -> Vec<u64> {
+        let mut disk = self.base.clone();
+        let is_it = |record: &Record<'_>| {
+            disk.happens(record);
+            let path = disk.path(record.inode).unwrap_or_default();
+            record.kind != Kind::Open
+                && (record.path.starts_with(prefix) || path.starts_with(prefix))
+        };
+        self.after_each(is_it)
+    }
+
+    /// Places after a page was written over with another content and the same LSN: no image of it
+    /// is in WAL.
+    #[must_use]
+    pub fn places_without_wal(&self) -> Vec<u64> {
+        const PAGE: usize = 8192;
+        let mut pages: HashMap<(u64, u64), &[u8]> = HashMap::new();
+        let is_it = |record: &Record<'_>| {
+            let whole =
+                record.rest.len().is_multiple_of(PAGE) && record.number.is_multiple_of(PAGE as u64);
+            if record.kind != Kind::Write || !whole {
+                return false;
+            }
+            let mut found = false;
+            let at = (record.number..).step_by(PAGE);
+            // Borrowed from the journal, not from the record.
+            let start = usize::try_from(record.place).unwrap_or_default() + HEADER;
+            let bytes = &self.journal[start..start + record.rest.len()];
+            for (at, page) in at.zip(bytes.chunks(PAGE)) {
+                let before = pages.insert((record.inode, at), page);
+                found |= before.is_some_and(|before| before[..8] == page[..8] && before != page);
+            }
+            found
+        };
+        self.after_each(is_it)
+    }
+
+    fn after_each(&self, mut is_it: impl FnMut(&Record<'_>) -> bool) -> Vec<u64> {
+        let mut places = Vec::new();
+        let mut was = false;
+        for record in self.records() {
+            if was {
+                places.push(record.place);
+            }
+            was = is_it(&record);
+        }
+        places
     }
 
     /// What the cut leaves.

@@ -21,10 +21,9 @@ fn good(name: &str) -> Result<()> {
             .iter()
             .map(|failure| {
                 format!(
-                    "pagevault-powercut {name} --repeat {} --place {} --cut-seed {}\n{:#}\n{}",
+                    "pagevault-powercut {name} --repeat {} {}\n{:#}\n{}",
                     kept.display(),
-                    failure.cut.place,
-                    failure.cut.seed,
+                    failure.cut,
                     failure.error,
                     failure.around
                 )
