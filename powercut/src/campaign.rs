@@ -5,11 +5,13 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use anyhow::{Context, Result};
 use pagevault_powercut_disk::{Ignore, Random, Survival};
+use pagevault_tests::Cluster;
 
-use crate::judge::judge;
+use crate::judge::{end_of_log, judge};
 use crate::ledger::Ledger;
 use crate::recording::{Cut, Recorded, Recording};
 use crate::scenarios::Scenario;
+use crate::witnesses;
 
 /// A cut after which something was wrong.
 #[derive(Debug)]
@@ -33,6 +35,8 @@ pub struct Campaign {
     pub jobs: usize,
     /// Syncs that are not made.
     pub ignore: Ignore,
+    /// One of so many cuts is judged by other servers as well; 0: none.
+    pub witnesses: usize,
 }
 
 impl Campaign {
@@ -72,8 +76,11 @@ impl Campaign {
         std::thread::scope(|scope| {
             for _ in 0..self.jobs {
                 scope.spawn(|| {
-                    while let Some(cut) = cuts.get(next.fetch_add(1, Relaxed)) {
-                        let result = try_cut(scenario, recorded, *cut, self.ignore);
+                    loop {
+                        let n = next.fetch_add(1, Relaxed);
+                        let Some(cut) = cuts.get(n) else { break };
+                        let witnesses = self.witnesses > 0 && n % self.witnesses == 0;
+                        let result = try_cut(scenario, recorded, *cut, self.ignore, witnesses);
                         tried(*cut, result.is_ok());
                         if let Err(error) = result
                             && let Ok(mut failures) = failures.lock()
@@ -94,7 +101,13 @@ impl Campaign {
 ///
 /// # Errors
 /// When something is wrong.
-pub fn try_cut(scenario: &Scenario, recorded: &Recorded, cut: Cut, ignore: Ignore) -> Result<()> {
+pub fn try_cut(
+    scenario: &Scenario,
+    recorded: &Recorded,
+    cut: Cut,
+    ignore: Ignore,
+    with_others: bool,
+) -> Result<()> {
     let ledger = Ledger::of(recorded.marks(cut.place).map(|(_, mark)| mark));
     let first = recorded.cluster_after(cut, ignore)?;
     let within;
@@ -113,12 +126,10 @@ pub fn try_cut(scenario: &Scenario, recorded: &Recorded, cut: Cut, ignore: Ignor
         first
     };
     let started = cluster.start_server().context("the first start");
-    started.and_then(|()| judge(&mut cluster, scenario, &ledger)).with_context(|| {
-        let log = cluster.log();
-        let told = |line: &&str| {
-            !["audit: {", "background worker", "shut"].iter().any(|said| line.contains(said))
-        };
-        let lines: Vec<_> = log.lines().filter(told).collect();
-        format!("log:\n{}\n", lines[lines.len().saturating_sub(14)..].join("\n"))
-    })
+    let others = |server: &Cluster| match with_others {
+        true => witnesses::judge(recorded, cut.place, scenario, server),
+        false => Ok(()),
+    };
+    let judged = started.and_then(|()| judge(&mut cluster, scenario, &ledger, others));
+    judged.with_context(|| end_of_log(&cluster))
 }

@@ -13,17 +13,26 @@ use crate::workload::TABLES;
 
 /// What servers say after a power cut: a page of a map that is torn is made anew, and the removal of
 /// a database is repeated.
-const ORDINARY: [&str; 6] = [
+const ORDINARY: [&str; 8] = [
     "page verification failed",
     "_fsm; zeroing",
     "_vm; zeroing",
+    "_fsm\"; zeroing",
+    "_vm\"; zeroing",
     "could not open directory \"base/",
     "some useless files may be left behind in old database directory",
     "could not send data to client",
 ];
 
+pub(crate) const EXTENSION: &str = "SELECT count(*) FROM pg_extension WHERE extname = 'pagevault'";
+
 /// Judges a server that was started on an image, and stops it.
-pub(crate) fn judge(cluster: &mut Cluster, scenario: &Scenario, ledger: &Ledger) -> Result<()> {
+pub(crate) fn judge(
+    cluster: &mut Cluster,
+    scenario: &Scenario,
+    ledger: &Ledger,
+    others: impl FnOnce(&Cluster) -> Result<()>,
+) -> Result<()> {
     for line in ORDINARY.iter().chain(scenario.log) {
         cluster.allow_log(line);
     }
@@ -36,6 +45,7 @@ pub(crate) fn judge(cluster: &mut Cluster, scenario: &Scenario, ledger: &Ledger)
         drift(cluster)?;
         contents(cluster, scenario, ledger).context("after the jobs")?;
     }
+    others(cluster)?;
     let files = files(cluster)?;
     cluster.stop(StopMode::Fast)?;
     if scenario.checksums {
@@ -96,7 +106,7 @@ fn databases(cluster: &Cluster) -> Result<Vec<String>> {
 }
 
 /// Every table by the heap, every btree index against its table.
-fn relations(cluster: &Cluster, scenario: &Scenario) -> Result<()> {
+pub(crate) fn relations(cluster: &Cluster, scenario: &Scenario) -> Result<()> {
     for database in databases(cluster)? {
         let mut client = cluster.client_to(&database)?;
         let available = "SELECT count(*) FROM pg_available_extensions WHERE name = 'amcheck'";
@@ -104,7 +114,7 @@ fn relations(cluster: &Cluster, scenario: &Scenario) -> Result<()> {
             continue;
         }
         client.batch_execute(
-            "SET client_min_messages = warning; CREATE EXTENSION IF NOT EXISTS amcheck",
+            "SET statement_timeout = '60s'; SET client_min_messages = warning; CREATE EXTENSION IF NOT EXISTS amcheck",
         )?;
         let passed_over = scenario.passed_over;
         let broken = column(
@@ -134,12 +144,8 @@ fn relations(cluster: &Cluster, scenario: &Scenario) -> Result<()> {
 }
 
 /// Unfinished jobs go on by themselves and end.
-fn jobs(cluster: &Cluster) -> Result<()> {
-    if text(
-        &mut cluster.client()?,
-        "SELECT count(*) FROM pg_extension WHERE extname = 'pagevault'",
-    )? == "0"
-    {
+pub(crate) fn jobs(cluster: &Cluster) -> Result<()> {
+    if text(&mut cluster.client()?, EXTENSION)? == "0" {
         return Ok(());
     }
     cluster.sql(
@@ -161,14 +167,14 @@ fn jobs(cluster: &Cluster) -> Result<()> {
     }
 }
 
-/// What commands had not come to before the cut.
+/// What commands had not come to before the cut: they leave a mixture, and are repeated.
 fn mend(cluster: &Cluster) -> Result<()> {
     let mut client = cluster.client()?;
-    let query = "SELECT count(*) FROM pg_extension WHERE extname = 'pagevault'";
-    if text(&mut client, query)? != "0" {
-        for fix in
-            column(&mut client, "SELECT DISTINCT fix FROM pagevault.drift WHERE fix IS NOT NULL")?
-        {
+    if text(&mut client, EXTENSION)? != "0" {
+        for fix in column(
+            &mut client,
+            "SELECT DISTINCT fix FROM pagevault.drift(true) WHERE fix IS NOT NULL",
+        )? {
             client.batch_execute(&fix).with_context(|| fix.clone())?;
         }
     }
@@ -177,7 +183,7 @@ fn mend(cluster: &Cluster) -> Result<()> {
 
 fn drift(cluster: &Cluster) -> Result<()> {
     let mut client = cluster.client()?;
-    if text(&mut client, "SELECT count(*) FROM pg_extension WHERE extname = 'pagevault'")? == "0" {
+    if text(&mut client, EXTENSION)? == "0" {
         return Ok(());
     }
     let drift = column(&mut client, "SELECT d::text FROM pagevault.drift(true) d")?;
@@ -220,4 +226,14 @@ fn checksums(cluster: &Cluster, files: &BTreeSet<String>) -> Result<()> {
         .collect();
     ensure!(bad.is_empty() && report.contains("Bad checksums"), "{bad:?} {report}");
     Ok(())
+}
+
+/// What a server has said at last, but for its audit trail.
+pub(crate) fn end_of_log(cluster: &Cluster) -> String {
+    let log = cluster.log();
+    let told = |line: &&str| {
+        !["audit: {", "background worker", "shut"].iter().any(|said| line.contains(said))
+    };
+    let lines: Vec<_> = log.lines().filter(told).collect();
+    format!("log:\n{}\n", lines[lines.len().saturating_sub(14)..].join("\n"))
 }

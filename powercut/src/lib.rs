@@ -14,4 +14,5 @@ mod judge;
 mod ledger;
 pub mod recording;
 pub mod scenarios;
+mod witnesses;
 mod workload;

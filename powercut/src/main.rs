@@ -33,6 +33,9 @@ struct Arguments {
     /// Syncs below this directory do nothing: as a control
     #[arg(long, value_parser = ["pagevault", "base", "pg_wal"])]
     ignore: Option<String>,
+    /// One of so many cuts is judged by standbys and restores as well; 0: none
+    #[arg(long, default_value_t = 6)]
+    witnesses: usize,
     /// Where recordings with failures go
     #[arg(long, default_value = "/tmp/powercut")]
     keep: PathBuf,
@@ -108,6 +111,7 @@ fn run(arguments: &Arguments) -> Result<usize> {
             &recorded,
             Cut { place, seed, survival, twice: arguments.twice },
             ignore,
+            arguments.witnesses == 1,
         )?;
         return Ok(0);
     }
@@ -116,9 +120,14 @@ fn run(arguments: &Arguments) -> Result<usize> {
     for round in 0..arguments.rounds {
         for scenario in &wanted {
             let seed = arguments.seed + round;
-            let campaign =
-                Campaign { seed, images: arguments.images, jobs: arguments.jobs, ignore };
-            let recorded = scenario.record(seed)?;
+            let campaign = Campaign {
+                seed,
+                images: arguments.images,
+                jobs: arguments.jobs,
+                ignore,
+                witnesses: arguments.witnesses,
+            };
+            let recorded = scenario.record(seed, arguments.witnesses > 0)?;
             failures += report(&campaign, scenario, &recorded, &arguments.keep)?;
         }
     }

@@ -11,7 +11,12 @@ use anyhow::{Context, Result, ensure};
 use pagevault_powercut_disk::journal::{HEADER, Kind, Record, header, records};
 use pagevault_powercut_disk::{Disk, Ignore, Image, Order, Random, Survival};
 use pagevault_tests::installation::run;
-use pagevault_tests::{Cluster, Installation};
+use pagevault_tests::standby::wait_for;
+use pagevault_tests::{Cluster, Installation, Standby};
+
+/// Numbers of servers in the journal.
+const SERVER: u8 = 0;
+const STANDBY: u8 = 1;
 
 const LIBRARY: &str = "libpagevault_powercut_recorder.so";
 
@@ -20,6 +25,8 @@ const LIBRARY: &str = "libpagevault_powercut_recorder.so";
 pub struct Recording {
     cluster: Cluster,
     base: Disk,
+    /// A standby that follows it.
+    standby: Option<(Cluster, Disk)>,
     journal: Journal,
 }
 
@@ -33,12 +40,29 @@ pub(crate) struct Journal {
 impl Journal {
     /// Says something between the operations of the server.
     pub(crate) fn mark(&self, text: &str) -> Result<()> {
-        self.append(Kind::Mark, 0, b"", text.as_bytes())
+        let header = header(Kind::Mark, SERVER, 0, 0, 0, text.len()).context("too long")?;
+        Ok((&self.file).write_all(&[&header, text.as_bytes()].concat())?)
     }
 
-    fn append(&self, kind: Kind, inode: u64, path: &[u8], rest: &[u8]) -> Result<()> {
-        let header = header(kind, 0, inode, 0, path.len(), rest.len()).context("too long")?;
-        Ok((&self.file).write_all(&[&header, path, rest].concat())?)
+    /// A file that is there, and its inode.
+    fn is_there(&self, server: u8, inode: u64, path: &[u8]) -> Result<()> {
+        let header = header(Kind::Open, server, inode, 0, path.len(), 0).context("too long")?;
+        Ok((&self.file).write_all(&[&header, path].concat())?)
+    }
+}
+
+impl Journal {
+    /// From its next start on the server of a cluster, which is down, is written down here.
+    fn follow(&self, cluster: &mut Cluster, server: u8) -> Result<Disk> {
+        let data = cluster.data_directory().canonicalize()?;
+        let base = Disk::of(&data, Order::Kept, None)?;
+        introduce(self, server, &data, &data)?;
+        without_syncs(cluster)?;
+        cluster.set_environment("PAGEVAULT_POWERCUT_JOURNAL", &self.path);
+        cluster.set_environment("PAGEVAULT_POWERCUT_ROOT", &data);
+        cluster.set_environment("PAGEVAULT_POWERCUT_SERVER", server.to_string());
+        cluster.set_environment("PAGEVAULT_POWERCUT_SYNC_US", "300");
+        Ok(base)
     }
 }
 
@@ -48,28 +72,39 @@ impl Recording {
     /// # Errors
     /// When the server does not start.
     pub fn begin(mut cluster: Cluster) -> Result<Recording> {
-        let data = cluster.data_directory().canonicalize()?;
-        let base = Disk::of(&data, Order::Kept, None)?;
         let path = cluster.directory().join("journal");
         let _ = std::fs::remove_file(&path);
         let file = OpenOptions::new().append(true).create_new(true).open(&path)?;
         cluster.installation().give(&path)?;
         let journal = Journal { file, path };
-        // What inodes there are.
-        introduce(&journal, &data, &data)?;
-        without_syncs(&mut cluster)?;
-        cluster.set_environment("PAGEVAULT_POWERCUT_JOURNAL", &journal.path);
-        cluster.set_environment("PAGEVAULT_POWERCUT_ROOT", &data);
-        cluster.set_environment("PAGEVAULT_POWERCUT_SYNC_US", "300");
-        let recording = Recording { cluster, base, journal };
-        recording.cluster.start_server()?;
-        Ok(recording)
+        let base = journal.follow(&mut cluster, SERVER)?;
+        cluster.start_server()?;
+        Ok(Recording { cluster, base, standby: None, journal })
+    }
+
+    /// Attaches a standby, which is recorded as well: by the same journal.
+    ///
+    /// # Errors
+    /// When its server does not start.
+    pub fn add_standby(&mut self) -> Result<()> {
+        let mut standby =
+            Standby::default().conf("hot_standby_feedback = on").create(&self.cluster)?;
+        standby.keep_quiet();
+        let base = self.journal.follow(&mut standby, STANDBY)?;
+        standby.start_server()?;
+        wait_for(&standby, &self.cluster)?;
+        self.standby = Some((standby, base));
+        Ok(())
     }
 
     /// The server.
     #[must_use]
     pub fn cluster(&self) -> &Cluster {
         &self.cluster
+    }
+
+    pub(crate) fn has_standby(&self) -> bool {
+        self.standby.is_some()
     }
 
     pub(crate) fn journal(&self) -> &Journal {
@@ -83,9 +118,17 @@ impl Recording {
     pub fn end(mut self) -> Result<Recorded> {
         self.cluster.kill()?;
         self.cluster.keep_quiet();
+        if let Some((standby, _)) = &self.standby {
+            standby.kill()?;
+        }
         let journal = std::fs::read(&self.journal.path)?;
         std::fs::remove_file(&self.journal.path)?;
-        Ok(Recorded { cluster: Some(self.cluster), base: self.base, journal })
+        Ok(Recorded {
+            cluster: Some(self.cluster),
+            base: self.base,
+            standby: self.standby,
+            journal,
+        })
     }
 }
 
@@ -109,18 +152,18 @@ fn recorder() -> Result<PathBuf> {
     })
 }
 
-fn introduce(journal: &Journal, root: &Path, directory: &Path) -> Result<()> {
+fn introduce(journal: &Journal, server: u8, root: &Path, directory: &Path) -> Result<()> {
     let below = directory.strip_prefix(root)?.as_os_str().as_bytes();
-    journal.append(Kind::Open, std::fs::metadata(directory)?.ino(), below, b"")?;
+    journal.is_there(server, std::fs::metadata(directory)?.ino(), below)?;
     for entry in std::fs::read_dir(directory)? {
         let entry = entry?;
         let kind = entry.file_type()?;
         if kind.is_dir() {
-            introduce(journal, root, &entry.path())?;
+            introduce(journal, server, root, &entry.path())?;
         } else if kind.is_file() {
             let path = entry.path();
             let below = path.strip_prefix(root)?.as_os_str().as_bytes();
-            journal.append(Kind::Open, entry.metadata()?.ino(), below, b"")?;
+            journal.is_there(server, entry.metadata()?.ino(), below)?;
         }
     }
     Ok(())
@@ -132,6 +175,7 @@ pub struct Recorded {
     /// Holds what images refer to, such as key files.
     cluster: Option<Cluster>,
     base: Disk,
+    standby: Option<(Cluster, Disk)>,
     journal: Vec<u8>,
 }
 
@@ -157,9 +201,36 @@ impl std::fmt::Display for Cut {
 }
 
 impl Recorded {
-    /// All that happened.
+    /// All that the server did, and its clients said.
     pub fn records(&self) -> impl Iterator<Item = Record<'_>> {
-        records(&self.journal)
+        records(&self.journal).filter(|record| record.server == SERVER)
+    }
+
+    /// The cluster that was recorded.
+    #[must_use]
+    pub fn cluster(&self) -> Option<&Cluster> {
+        self.cluster.as_ref()
+    }
+
+    /// The files at the beginning of the journal.
+    #[must_use]
+    pub fn before(&self) -> Image {
+        self.base.after_cut(&Survival::Nothing, 0)
+    }
+
+    /// The files of the standby, if there is one, that lives on while the server's power is cut: as
+    /// its last process left them.
+    ///
+    /// # Errors
+    /// When the journal contradicts itself.
+    pub fn standby_at(&self, place: u64) -> Result<Option<Image>> {
+        let Some((_, base)) = &self.standby else { return Ok(None) };
+        let mut disk = base.clone();
+        let of_standby = records(&self.journal).filter(|record| record.server == STANDBY);
+        for record in of_standby.take_while(|record| record.place < place) {
+            ensure!(disk.happens(&record), "the standby's contradicts itself: {}", shown(&record));
+        }
+        Ok(Some(disk.after_cut(&Survival::Everything, 0)))
     }
 
     /// Length of the journal.
@@ -254,15 +325,7 @@ impl Recorded {
     /// # Errors
     /// When the files cannot be written.
     pub fn cluster_after(&self, cut: Cut, ignore: Ignore) -> Result<Cluster> {
-        let image = self.after(cut, ignore)?;
-        let mut cluster = Cluster::from_files(|target| {
-            image.write(target)?;
-            let _ = std::fs::remove_file(target.join("postmaster.pid"));
-            give(target)
-        })?;
-        without_syncs(&mut cluster)?;
-        cluster.keep_quiet();
-        Ok(cluster)
+        cluster_of(&self.after(cut, ignore)?)
     }
 
     /// What happened around a place, for people.
@@ -340,8 +403,25 @@ impl Recorded {
             std::fs::copy(from.join("keys"), directory.join("keys"))?;
             installation.give(&directory.join("keys"))?;
         }
-        Ok(Recorded { cluster: None, base, journal: std::fs::read(from.join("journal"))? })
+        Ok(Recorded {
+            cluster: None,
+            base,
+            standby: None,
+            journal: std::fs::read(from.join("journal"))?,
+        })
     }
+}
+
+/// A cluster with these files; its server is not started.
+pub(crate) fn cluster_of(image: &Image) -> Result<Cluster> {
+    let mut cluster = Cluster::from_files(|target| {
+        image.write(target)?;
+        let _ = std::fs::remove_file(target.join("postmaster.pid"));
+        give(target)
+    })?;
+    without_syncs(&mut cluster)?;
+    cluster.keep_quiet();
+    Ok(cluster)
 }
 
 fn give(path: &Path) -> Result<()> {

@@ -71,10 +71,15 @@ impl Scenario {
     ///
     /// # Errors
     /// When anything but a step fails.
-    pub fn record(&self, seed: u64) -> Result<Recorded> {
+    ///
+    /// With `witnesses`, a standby and a backup are recorded, too.
+    pub fn record(&self, seed: u64, witnesses: bool) -> Result<Recorded> {
         let random = Random::new(seed);
         let cluster = self.prepare().with_context(|| format!("prepare {}", self.name))?;
-        let recording = Recording::begin(cluster)?;
+        let mut recording = Recording::begin(cluster)?;
+        if witnesses {
+            recording.add_standby()?;
+        }
         let first = self.load(&recording, &random.of(1), 1, self.steps)?;
         recording.cluster().stop(StopMode::Fast)?;
         recording.cluster().start_server()?;
@@ -150,13 +155,20 @@ impl Scenario {
                 })
                 .map(|worker| scope.spawn(|| worker.run()))
                 .collect();
+            // Some steps happen while the backup is taken, some after it.
+            let backup = scope.spawn(|| match recording.has_standby() && !steps.is_empty() {
+                true => back_up(recording),
+                false => Ok(()),
+            });
             let stepped = self.steps(recording, steps);
+            let backed_up = backup.join().map_err(|_| anyhow::anyhow!("the backup panicked"));
             stop.store(true, Relaxed);
             let mut next = first;
             for client in clients {
                 let end = client.join().map_err(|_| anyhow::anyhow!("a client panicked"))?;
                 next = next.max(end?);
             }
+            backed_up??;
             stepped.map(|()| next)
         })
     }
@@ -164,6 +176,7 @@ impl Scenario {
     fn steps(&self, recording: &Recording, steps: &[Step]) -> Result<()> {
         std::thread::sleep(Duration::from_millis(200));
         for (number, step) in steps.iter().enumerate() {
+            point(recording, number)?;
             recording.journal().mark(&format!("s {number}"))?;
             let done = run(recording.cluster(), step.sql);
             match done {
@@ -185,4 +198,18 @@ fn run(cluster: &Cluster, sql: &str) -> Result<()> {
     let mut client = cluster.client_to(database)?;
     let sql = sql.replace("DIRECTORY", &directory);
     sql.split(";;").try_for_each(|sql| run_sql(&mut client, sql))
+}
+
+/// A restore point whose WAL is durable.
+fn point(recording: &Recording, number: usize) -> Result<()> {
+    recording.cluster().sql(&format!(
+        "SELECT pg_create_restore_point('step {number}'); INSERT INTO points VALUES ({number})"
+    ))?;
+    recording.journal().mark(&format!("r step {number}"))
+}
+
+fn back_up(recording: &Recording) -> Result<()> {
+    let target = recording.cluster().directory().join("backup");
+    recording.cluster().base_backup_with(&target, &[])?;
+    recording.journal().mark("k")
 }

@@ -20,8 +20,10 @@ pub(crate) const TABLES: [&str; 3] = ["t1", "t2", "t3"];
 
 /// Tables of the workload, in plaintext: scenarios encrypt them as they like.
 pub(crate) fn tables() -> String {
-    let mut sql =
-        String::from("CREATE TABLE ledger (client int, n int, PRIMARY KEY (client, n));\n");
+    let mut sql = String::from(
+        "CREATE TABLE ledger (client int, n int, PRIMARY KEY (client, n));
+         CREATE TABLE points (n int);\n",
+    );
     for table in TABLES {
         sql += &format!(
             "CREATE TABLE {table} (id int PRIMARY KEY, v int NOT NULL, pad text);

@@ -7,11 +7,11 @@ use anyhow::{Context, Result, ensure};
 use pagevault_powercut::campaign::Campaign;
 use pagevault_powercut::scenarios::find;
 
-const QUICK: Campaign = Campaign { seed: 1, images: 12, jobs: 2, ignore: None };
+const QUICK: Campaign = Campaign { seed: 1, images: 12, jobs: 2, ignore: None, witnesses: 6 };
 
 fn good(name: &str) -> Result<()> {
     let scenario = find(name).context("a scenario")?;
-    let recorded = scenario.record(QUICK.seed)?;
+    let recorded = scenario.record(QUICK.seed, true)?;
     let cuts = QUICK.cuts(&recorded);
     let failures = QUICK.run(scenario, &recorded, &cuts, |_, _| {});
     if !failures.is_empty() {
@@ -52,8 +52,9 @@ fn stock_postgresql_survives_power_cuts() -> Result<()> {
 #[test]
 fn a_keystore_that_is_not_synced_is_caught() -> Result<()> {
     let scenario = find("rekey").context("a scenario")?;
-    let recorded = scenario.record(7)?;
-    let careless = Campaign { images: 16, ignore: Some(b"pagevault"), seed: 7, ..QUICK };
+    let recorded = scenario.record(7, false)?;
+    let careless =
+        Campaign { images: 16, ignore: Some(b"pagevault"), seed: 7, witnesses: 0, ..QUICK };
     let tried = AtomicUsize::new(0);
     let failures = careless.run(scenario, &recorded, &careless.cuts(&recorded), |_, _| {
         tried.fetch_add(1, Relaxed);
