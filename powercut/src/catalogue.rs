@@ -25,15 +25,14 @@ const ORDINARY: Scenario = Scenario {
     conf: &[],
 };
 
-const ENCRYPTED: &[&str] = &[
-    "SELECT pagevault.encrypt('ledger'), pagevault.encrypt('t1'), pagevault.encrypt('t2'), pagevault.encrypt('t3')",
-];
+const ENCRYPTED: &[&str] =
+    &["SELECT pagevault.encrypt(t::regclass) FROM unnest('{ledger,t1,t2,t3}'::text[]) t"];
 
 /// What happens without pagevault, too.
 const STOCK: &[Step] = &[
     step("CHECKPOINT"),
     step(
-        "CREATE UNLOGGED TABLE u (id int PRIMARY KEY); INSERT INTO u SELECT generate_series(1, 999)",
+        "CREATE UNLOGGED TABLE u (id int PRIMARY KEY); INSERT INTO u SELECT generate_series(1, 99)",
     ),
     step("VACUUM t2"),
     step("VACUUM FULL t1"),
@@ -315,7 +314,7 @@ const HINTS: &[Step] = &[
 const TABLESPACE: &str = "SET allow_in_place_tablespaces = on;; CREATE TABLESPACE ts LOCATION ''";
 
 /// All of them.
-pub(crate) const ALL: &[Scenario] = &[
+pub const ALL: &[Scenario] = &[
     Scenario { name: "stock", encrypted: false, keys: false, steps: STOCK, ..ORDINARY },
     Scenario {
         name: "stock-without-checksums",
@@ -396,3 +395,9 @@ pub(crate) const ALL: &[Scenario] = &[
     Scenario { name: "hints", steps: HINTS, ..REKEYED },
     Scenario { name: "hints-without-checksums", checksums: false, steps: HINTS, ..REKEYED },
 ];
+
+/// The scenario of a name.
+#[must_use]
+pub fn find(name: &str) -> Option<&'static Scenario> {
+    ALL.iter().find(|scenario| scenario.name == name)
+}

@@ -11,9 +11,9 @@ use crate::ledger::Ledger;
 use crate::scenarios::Scenario;
 use crate::workload::TABLES;
 
-/// What servers say after a power cut: a page of a map that is torn is made anew, and the removal of
-/// a database is repeated.
-const ORDINARY: [&str; 8] = [
+/// What servers say after a power cut: a page of a map that is torn is made anew, and the removal
+/// of a database is repeated.
+const ORDINARY: [&str; 9] = [
     "page verification failed",
     "_fsm; zeroing",
     "_vm; zeroing",
@@ -22,6 +22,8 @@ const ORDINARY: [&str; 8] = [
     "could not open directory \"base/",
     "some useless files may be left behind in old database directory",
     "could not send data to client",
+    // Statistics are not synced.
+    "found incorrect format ID",
 ];
 
 pub(crate) const EXTENSION: &str = "SELECT count(*) FROM pg_extension WHERE extname = 'pagevault'";
@@ -40,7 +42,7 @@ pub(crate) fn judge(
     relations(cluster, scenario)?;
     if scenario.encrypted {
         jobs(cluster).context("rekey jobs")?;
-        mend(cluster)?;
+        repair(cluster)?;
         jobs(cluster).context("rekey jobs of what was not as labels want it")?;
         drift(cluster)?;
         contents(cluster, scenario, ledger).context("after the jobs")?;
@@ -168,7 +170,7 @@ pub(crate) fn jobs(cluster: &Cluster) -> Result<()> {
 }
 
 /// What commands had not come to before the cut: they leave a mixture, and are repeated.
-fn mend(cluster: &Cluster) -> Result<()> {
+fn repair(cluster: &Cluster) -> Result<()> {
     let mut client = cluster.client()?;
     if text(&mut client, EXTENSION)? != "0" {
         for fix in column(

@@ -9,7 +9,7 @@
 //! ```
 
 pub mod campaign;
-mod catalogue;
+pub mod catalogue;
 mod judge;
 mod ledger;
 pub mod recording;

@@ -7,8 +7,9 @@ use anyhow::{Context, Result, bail};
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use pagevault_powercut::campaign::{Campaign, try_cut};
+use pagevault_powercut::catalogue;
 use pagevault_powercut::recording::{Cut, Recorded};
-use pagevault_powercut::scenarios::{self, Scenario};
+use pagevault_powercut::scenarios::Scenario;
 use pagevault_powercut_disk::Survival;
 use pagevault_tests::Installation;
 
@@ -78,7 +79,7 @@ fn main() -> ExitCode {
 
 fn run(arguments: &Arguments) -> Result<usize> {
     if arguments.list {
-        scenarios::ALL.iter().for_each(|scenario| eprintln!("{}", scenario.name));
+        catalogue::ALL.iter().for_each(|scenario| eprintln!("{}", scenario.name));
         return Ok(0);
     }
     let ignore: Option<&'static [u8]> = match arguments.ignore.as_deref() {
@@ -88,10 +89,10 @@ fn run(arguments: &Arguments) -> Result<usize> {
         _ => None,
     };
     let wanted: Vec<&Scenario> = if arguments.scenarios.is_empty() {
-        scenarios::ALL.iter().collect()
+        catalogue::ALL.iter().collect()
     } else {
         let find =
-            |name: &String| scenarios::find(name).with_context(|| format!("no scenario {name}"));
+            |name: &String| catalogue::find(name).with_context(|| format!("no scenario {name}"));
         arguments.scenarios.iter().map(find).collect::<Result<_>>()?
     };
     if let (Some(kept), Some(place), Some(seed)) =

@@ -8,7 +8,6 @@ use pagevault_powercut_disk::Random;
 use pagevault_tests::cluster::run_sql;
 use pagevault_tests::{Cluster, Settings, StopMode};
 
-use crate::catalogue;
 use crate::recording::{Recorded, Recording};
 use crate::workload::{Worker, tables};
 
@@ -54,15 +53,6 @@ pub struct Scenario {
     pub log: &'static [&'static str],
     /// Lines of its configuration.
     pub conf: &'static [&'static str],
-}
-
-/// All of them.
-pub const ALL: &[Scenario] = catalogue::ALL;
-
-/// The scenario of a name.
-#[must_use]
-pub fn find(name: &str) -> Option<&'static Scenario> {
-    ALL.iter().find(|scenario| scenario.name == name)
 }
 
 impl Scenario {

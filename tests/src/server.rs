@@ -11,7 +11,7 @@ impl Cluster {
     /// Starts the server and waits until it accepts connections.
     ///
     /// # Errors
-    /// When it does not within 120 s; the new part of its log is in the message.
+    /// When the server does not within 120 s; the message contains the new part of its log.
     pub fn start_server(&self) -> Result<()> {
         self.start_server_with(&[])
     }
@@ -69,14 +69,14 @@ impl Cluster {
         self.start_server()
     }
 
-    /// SIGKILL to every process of the cluster.
+    /// Sends SIGKILL to every process of the cluster.
     ///
     /// # Errors
     /// When a process survives.
     pub fn kill(&self) -> Result<()> {
         process::kill_all(&self.data_directory())?;
-        // Where nobody collects orphans a dead postmaster stays as a zombie, and the next one takes
-        // it for alive.
+        // If nothing reaps orphans, a dead postmaster stays as a zombie, and the next one believes
+        // that it is running.
         let locks = ["data/postmaster.pid", ".s.PGSQL.5432.lock"];
         for lock in locks.map(|name| self.directory().join(name)) {
             if lock.exists() {
@@ -86,10 +86,10 @@ impl Cluster {
         Ok(())
     }
 
-    /// [`Cluster::kill`] and a start, which recovers.
+    /// [`Cluster::kill`] and then a start, which recovers.
     ///
     /// # Errors
-    /// When the server does not come back.
+    /// When the server does not start again.
     pub fn crash(&self) -> Result<()> {
         self.kill()?;
         self.start_server()

@@ -61,7 +61,9 @@ opens!(open open64 __open_2 __open64_2);
 macro_rules! opens_at {
     ($($name:ident)*) => { $(
         #[unsafe(no_mangle)]
-        unsafe extern "C" fn $name(at: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
+        unsafe extern "C" fn $name(
+            at: c_int, path: *const c_char, flags: c_int, mode: mode_t,
+        ) -> c_int {
             // SAFETY: the program called us with a path that is a C string, as the C library asks.
             unsafe { open_at(at, path, flags, mode) }
         }
@@ -149,7 +151,9 @@ unsafe extern "C" fn writev(fd: c_int, vector: *const iovec, count: c_int) -> ss
 macro_rules! pwrites {
     ($($name:ident)*) => { $(
         #[unsafe(no_mangle)]
-        unsafe extern "C" fn $name(fd: c_int, from: *const c_void, length: size_t, at: off_t) -> ssize_t {
+        unsafe extern "C" fn $name(
+            fd: c_int, from: *const c_void, length: size_t, at: off_t,
+        ) -> ssize_t {
             // SAFETY: the program called us with what the system call asks for; handed on.
             let written = unsafe { raw::pwrite(fd, from, length, at) };
             if let Some((work, file)) = ours(fd).filter(|_| written > 0) {
@@ -166,7 +170,9 @@ pwrites!(pwrite pwrite64);
 macro_rules! pwritevs {
     ($($name:ident)*) => { $(
         #[unsafe(no_mangle)]
-        unsafe extern "C" fn $name(fd: c_int, vector: *const iovec, count: c_int, at: off_t) -> ssize_t {
+        unsafe extern "C" fn $name(
+            fd: c_int, vector: *const iovec, count: c_int, at: off_t,
+        ) -> ssize_t {
             // SAFETY: the program called us with what the system call asks for; handed on.
             let written = unsafe { raw::pwritev(fd, vector, count, at) };
             if let Some((work, file)) = ours(fd).filter(|_| written > 0) {

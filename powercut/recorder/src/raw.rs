@@ -38,7 +38,7 @@ pub(crate) fn two(
 }
 
 pub(crate) fn symlinkat(target: &CStr, directory: c_int, path: &CStr) -> c_int {
-    // SAFETY: both are C strings.
+    // SAFETY: both are C strings, which stay during the call.
     unsafe {
         libc::syscall(libc::SYS_symlinkat, target.as_ptr(), directory, path.as_ptr()) as c_int
     }

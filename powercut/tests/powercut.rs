@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use anyhow::{Context, Result, ensure};
 use pagevault_powercut::campaign::Campaign;
-use pagevault_powercut::scenarios::find;
+use pagevault_powercut::catalogue::find;
 
 const QUICK: Campaign = Campaign { seed: 1, images: 12, jobs: 2, ignore: None, witnesses: 6 };
 
