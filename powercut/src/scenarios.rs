@@ -83,6 +83,7 @@ impl Scenario {
             "fsync = on",
             "shared_buffers = 1MB",
             "max_prepared_transactions = 20",
+            "allow_in_place_tablespaces = on",
             "wal_keep_size = 1GB",
             "bgwriter_delay = 10ms",
             "bgwriter_lru_maxpages = 10",
