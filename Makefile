@@ -4,7 +4,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all test-unit test-regress test-recovery test-upgrade \
-	install bench lint tidy fuzz deb sbom image image-test docker-demo
+	powercut install bench lint tidy fuzz deb sbom image image-test docker-demo
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,6 +33,9 @@ test-recovery: ## PostgreSQL's own TAP suites with everything encrypted; PG defa
 
 test-upgrade: ## pg_upgrade of encrypted clusters, each pair of majors; PAIRS="15-18 17-18" selects
 	@tools/test-upgrade $(PAIRS)
+
+powercut: ## simulated power cuts, all scenarios, IMAGES (60) of each; PG defaults to 15
+	@tools/powercut $(or $(IMAGES),60) $(or $(PG),15)
 
 install: ## build and install into PostgreSQL PG, or into the server of PG_CONFIG=/path/to/pg_config
 	@tools/install $(or $(PG),15) $(PG_CONFIG)

@@ -1,14 +1,13 @@
 //! A temporary cluster: data directory, server, connections and log.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 
 use anyhow::{Context, Result, bail, ensure};
 use postgres::{Client, NoTls, SimpleQueryMessage};
 use tempfile::TempDir;
 
 use crate::initdb::initdb;
-use crate::installation::run;
 use crate::{DataFile, Installation, KeyFile, SqlError, log, process};
 
 /// How to create a cluster.
@@ -96,6 +95,7 @@ pub struct Cluster {
     installation: &'static Installation,
     directory: TempDir,
     allowed: Vec<String>,
+    environment: Vec<(String, OsString)>,
     finished: bool,
 }
 
@@ -137,7 +137,7 @@ impl Cluster {
             None => builder.tempdir()?,
         };
         installation.give(directory.path())?;
-        let cluster = Cluster { installation, directory, allowed: Vec::new(), finished: false };
+        let cluster = Cluster::in_directory(installation, directory);
         let data = cluster.data_directory();
         initdb(installation, &data, settings.checksums, settings.wal_segment_size)?;
         cluster.append_conf(&format!(
@@ -167,13 +167,23 @@ impl Cluster {
         let installation = Installation::get()?;
         let directory = tempfile::Builder::new().prefix("pagevault-").tempdir()?;
         installation.give(directory.path())?;
-        let cluster = Cluster { installation, directory, allowed: Vec::new(), finished: false };
+        let cluster = Cluster::in_directory(installation, directory);
         fill(&cluster.data_directory())?;
         cluster.append_conf(&format!(
             "unix_socket_directories = '{}'",
             cluster.directory.path().display()
         ))?;
         Ok(cluster)
+    }
+
+    fn in_directory(installation: &'static Installation, directory: TempDir) -> Cluster {
+        Cluster {
+            installation,
+            directory,
+            allowed: Vec::new(),
+            environment: Vec::new(),
+            finished: false,
+        }
     }
 
     /// The PostgreSQL installation of this cluster.
@@ -225,94 +235,23 @@ impl Cluster {
         std::fs::read_to_string(self.log_path()).unwrap_or_default()
     }
 
-    fn log_path(&self) -> PathBuf {
+    /// One more variable in the environment of the server, when it is started next.
+    pub fn set_environment(&mut self, name: &str, value: impl Into<OsString>) {
+        self.environment.retain(|(known, _)| known != name);
+        self.environment.push((name.to_owned(), value.into()));
+    }
+
+    /// Prints no log when it is dropped unfinished.
+    pub fn keep_quiet(&mut self) {
+        self.finished = true;
+    }
+
+    pub(crate) fn environment(&self) -> &[(String, OsString)] {
+        &self.environment
+    }
+
+    pub(crate) fn log_path(&self) -> PathBuf {
         self.directory.path().join("log")
-    }
-
-    /// Starts the server and waits until it accepts connections.
-    ///
-    /// # Errors
-    /// When the server does not within 120 s; the message contains the new part of its log.
-    pub fn start_server(&self) -> Result<()> {
-        self.start_server_with(&[])
-    }
-
-    /// [`Cluster::start_server`] with more arguments for `pg_ctl`.
-    ///
-    /// # Errors
-    /// As [`Cluster::start_server`].
-    pub fn start_server_with(&self, arguments: &[&str]) -> Result<()> {
-        let before = self.log().len();
-        let status = self
-            .installation
-            .command("pg_ctl")
-            .args(["start", "--wait", "--silent", "--timeout=120"])
-            .arg("--log")
-            .arg(self.log_path())
-            .arg("-D")
-            .arg(self.data_directory())
-            .args(arguments)
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .status()?;
-        if !status.success() {
-            let log = self.log();
-            bail!("the server does not start: {}", log.get(before..).unwrap_or(&log));
-        }
-        Ok(())
-    }
-
-    /// Stops the server.
-    ///
-    /// # Errors
-    /// When it has not stopped within 60 s.
-    pub fn stop(&self, mode: StopMode) -> Result<()> {
-        let mode = match mode {
-            StopMode::Fast => "fast",
-            StopMode::Immediate => "immediate",
-        };
-        run(self
-            .installation
-            .command("pg_ctl")
-            .args(["stop", "--wait", "--silent", "--timeout=60", "--mode", mode])
-            .arg("-D")
-            .arg(self.data_directory()))
-        .map(drop)
-    }
-
-    /// Stops fast and starts again.
-    ///
-    /// # Errors
-    /// As [`Cluster::stop`] and [`Cluster::start_server`].
-    pub fn restart(&self) -> Result<()> {
-        self.stop(StopMode::Fast)?;
-        self.start_server()
-    }
-
-    /// Sends SIGKILL to every process of the cluster.
-    ///
-    /// # Errors
-    /// When a process survives.
-    pub fn kill(&self) -> Result<()> {
-        process::kill_all(&self.data_directory())?;
-        // If nothing reaps orphans, a dead postmaster stays as a zombie, and the next one believes
-        // that it is running.
-        let locks = ["data/postmaster.pid", ".s.PGSQL.5432.lock"];
-        for lock in locks.map(|name| self.directory.path().join(name)) {
-            if lock.exists() {
-                std::fs::remove_file(lock)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// [`Cluster::kill`] and then a start, which recovers.
-    ///
-    /// # Errors
-    /// When the server does not start again.
-    pub fn crash(&self) -> Result<()> {
-        self.kill()?;
-        self.start_server()
     }
 
     /// A connection to the database `postgres`.
@@ -418,13 +357,22 @@ impl Cluster {
     /// # Errors
     /// When the server does not stop, or logged a warning that was not permitted.
     pub fn finish(mut self) -> Result<()> {
+        self.end()?;
+        self.finished = true;
+        Ok(())
+    }
+
+    /// As [`Cluster::finish`], and leaves it to the caller.
+    ///
+    /// # Errors
+    /// As [`Cluster::finish`].
+    pub fn end(&self) -> Result<()> {
         if process::postmaster(&self.data_directory()).is_some() {
             self.stop(StopMode::Fast)?;
         }
         let log = self.log();
         let alarms = log::alarms(&log, &self.allowed);
         ensure!(alarms.is_empty(), "unexpected in the server log:\n{}", alarms.join("\n"));
-        self.finished = true;
         Ok(())
     }
 }

@@ -27,6 +27,7 @@ pub mod leaks;
 pub mod log;
 pub mod memory;
 pub mod process;
+mod server;
 pub mod standby;
 pub mod tools;
 #[cfg(test)]

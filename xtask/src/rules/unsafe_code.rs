@@ -10,6 +10,7 @@ use crate::workspace::Workspace;
 const FENCES: &[&str] = &[
     "interpose",
     "preload",
+    "powercut/recorder",
     "extension/src/pg",
     "extension/src/hooks",
     // calls of functions for CPU features that were just detected

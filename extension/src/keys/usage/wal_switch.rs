@@ -16,7 +16,7 @@
 //! switches again. After the first half of step 4, or if WAL up to the switch is lost, the keystore
 //! has a switch to an address that WAL never reached. That switch must not apply when other WAL
 //! reaches the address. So a server that begins to write WAL excludes all known switches after its
-//! end of WAL ([`Wal::begin`](super::wal::Wal::begin)), and the worker makes a new switch with the
+//! end of WAL ([`Wal::begin`]), and the worker makes a new switch with the
 //! state that applies, for the next start and for standbys ([`reconcile`]).
 //!
 //! If the first half of step 4 fails, as on a full disk, the switch stays in force, because pages

@@ -1,0 +1,146 @@
+//! Which cuts are tried.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use anyhow::{Context, Result};
+use pagevault_powercut_disk::{Ignore, Random, Survival};
+use pagevault_tests::Cluster;
+
+use crate::judge::{end_of_log, judge};
+use crate::ledger::Ledger;
+use crate::recording::{Cut, Recorded, Recording};
+use crate::scenarios::Scenario;
+use crate::witnesses;
+
+/// A cut after which something was wrong.
+#[derive(Debug)]
+pub struct Failure {
+    /// Which one.
+    pub cut: Cut,
+    /// What was wrong.
+    pub error: anyhow::Error,
+    /// What the server had been doing.
+    pub around: String,
+}
+
+/// How a recording is tried.
+#[derive(Clone, Copy, Debug)]
+pub struct Campaign {
+    /// By which cuts are chosen.
+    pub seed: u64,
+    /// How many.
+    pub images: usize,
+    /// Servers that run at once.
+    pub jobs: usize,
+    /// Syncs that are not made.
+    pub ignore: Ignore,
+    /// One of so many cuts is judged by other servers as well; 0: none.
+    pub witnesses: usize,
+}
+
+impl Campaign {
+    /// The cuts that are tried: of six two anywhere, two at what is done to the keystore, one after
+    /// a page changed without WAL, and one that is followed by another one within recovery.
+    #[must_use]
+    pub fn cuts(&self, recorded: &Recorded) -> Vec<Cut> {
+        let anywhere = recorded.places();
+        let keystore = recorded.places_at(b"pagevault");
+        let without_wal = recorded.places_without_wal();
+        let mut random = Random::new(self.seed);
+        let mut one = |n: usize| {
+            let kinds = [&anywhere, &keystore, &anywhere, &without_wal, &keystore, &anywhere];
+            let places = Some(kinds[n % 6]).filter(|places| !places.is_empty());
+            let places = places.unwrap_or(&anywhere);
+            let torn = Survival::Some { percent: 50, sector: Some(512) };
+            Cut {
+                place: places[random.below(places.len() as u64) as usize],
+                seed: random.number(),
+                survival: (n % 6 == 3).then_some(torn),
+                twice: n % 6 == 5,
+            }
+        };
+        (0..self.images).map(&mut one).collect()
+    }
+
+    /// Tries them all; tells each that was tried.
+    #[must_use]
+    pub fn run(
+        &self,
+        scenario: &Scenario,
+        recorded: &Recorded,
+        cuts: &[Cut],
+        tried: impl Fn(Cut, bool) + Sync,
+    ) -> Vec<Failure> {
+        let (next, failures) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+        std::thread::scope(|scope| {
+            for _ in 0..self.jobs {
+                scope.spawn(|| {
+                    loop {
+                        let n = next.fetch_add(1, Relaxed);
+                        let Some(cut) = cuts.get(n) else { break };
+                        let witnesses = self.witnesses > 0 && n % self.witnesses == 0;
+                        let result = try_cut(scenario, recorded, *cut, self.ignore, witnesses);
+                        tried(*cut, result.is_ok());
+                        if let Err(error) = result
+                            && let Ok(mut failures) = failures.lock()
+                        {
+                            let around = recorded.around(cut.place);
+                            failures.push(Failure { cut: *cut, error, around });
+                        }
+                    }
+                });
+            }
+        });
+        failures.into_inner().unwrap_or_default()
+    }
+}
+
+/// Makes the cut, and judges what it leaves. Where a cut within recovery comes is chosen by the
+/// seed, but what that recovery had done by then is not.
+///
+/// # Errors
+/// When something is wrong.
+pub fn try_cut(
+    scenario: &Scenario,
+    recorded: &Recorded,
+    cut: Cut,
+    ignore: Ignore,
+    with_others: bool,
+) -> Result<()> {
+    let ledger = Ledger::of(recorded.marks(cut.place).map(|(_, mark)| mark));
+    let first = recorded.cluster_after(cut, ignore)?;
+    let within;
+    let mut cluster = if cut.twice {
+        let recording = Recording::begin(first).context("the start that is cut short")?;
+        recording.cluster().sql("CHECKPOINT")?;
+        within = recording.end()?;
+        let places = within.places();
+        let mut random = Random::new(cut.seed).of(2);
+        let place = places[random.below(places.len() as u64) as usize];
+        within.cluster_after(
+            Cut { place, seed: random.number(), survival: None, twice: false },
+            ignore,
+        )?
+    } else {
+        first
+    };
+    let started = cluster.start_server().context("the first start");
+    let others = |server: &Cluster| match with_others {
+        true => witnesses::judge(recorded, cut.place, scenario, server),
+        false => Ok(()),
+    };
+    if started.as_ref().is_err_and(|error| is_known(&format!("{error:#}"))) {
+        return Ok(());
+    }
+    let judged = started.and_then(|()| judge(&mut cluster, scenario, &ledger, others));
+    judged.with_context(|| end_of_log(&cluster))
+}
+
+/// Defects of PostgreSQL itself. Of an unlogged table the main file is made anew at the end of
+/// recovery from its init fork. That fails where redo brought the init fork back, after the former
+/// main file, which had survived, was not recognised (`ResetUnloggedRelationsInDbspaceDir`,
+/// reinit.c; `copy_file`, copydir.c).
+fn is_known(error: &str) -> bool {
+    error.contains("could not create file \"base/") && error.contains("File exists")
+}

@@ -1,0 +1,182 @@
+//! `pagevault-powercut`: simulated power cuts. See docs/testing.md.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+use clap::Parser;
+use indicatif::{ProgressBar, ProgressStyle};
+use pagevault_powercut::campaign::{Campaign, try_cut};
+use pagevault_powercut::catalogue;
+use pagevault_powercut::recording::{Cut, Recorded};
+use pagevault_powercut::scenarios::Scenario;
+use pagevault_powercut_disk::Survival;
+use pagevault_tests::Installation;
+
+/// Records servers at work, cuts their power at places chosen by a seed, and judges what is left.
+/// The PostgreSQL under test is that of PAGEVAULT_PG_CONFIG.
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// Scenarios; all if none is named
+    scenarios: Vec<String>,
+    /// Cuts for each recording
+    #[arg(long, default_value_t = 50)]
+    images: usize,
+    /// By which cuts and loads are chosen
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Recordings of each scenario
+    #[arg(long, default_value_t = 1)]
+    rounds: u64,
+    /// Servers at once
+    #[arg(long, default_value_t = 2)]
+    jobs: usize,
+    /// Syncs below this directory do nothing: as a control
+    #[arg(long, value_parser = ["pagevault", "base", "pg_wal"])]
+    ignore: Option<String>,
+    /// One of so many cuts is judged by standbys and restores as well; 0: none
+    #[arg(long, default_value_t = 6)]
+    witnesses: usize,
+    /// Where recordings with failures go
+    #[arg(long, default_value = "/tmp/powercut")]
+    keep: PathBuf,
+    /// A kept recording, of which one cut is repeated
+    #[arg(long, requires_all = ["place", "cut_seed"])]
+    repeat: Option<PathBuf>,
+    /// The place of that cut
+    #[arg(long)]
+    place: Option<u64>,
+    /// And its seed
+    #[arg(long)]
+    cut_seed: Option<u64>,
+    /// With --repeat: what survives is torn, as after pages without WAL
+    #[arg(long, requires = "repeat")]
+    torn: bool,
+    /// With --repeat: another cut comes within recovery
+    #[arg(long, requires = "repeat")]
+    twice: bool,
+    /// With --repeat: shows what was done to a block, as in base/5/16384:7, instead
+    #[arg(long, requires = "repeat")]
+    history: Option<String>,
+    /// Lists the scenarios
+    #[arg(long)]
+    list: bool,
+}
+
+fn main() -> ExitCode {
+    match run(&Arguments::parse()) {
+        Ok(0) => ExitCode::SUCCESS,
+        Ok(failures) => {
+            eprintln!("{failures} cuts failed");
+            ExitCode::FAILURE
+        }
+        Err(error) => {
+            eprintln!("pagevault-powercut: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> Result<usize> {
+    if arguments.list {
+        catalogue::ALL.iter().for_each(|scenario| eprintln!("{}", scenario.name));
+        return Ok(0);
+    }
+    let ignore: Option<&'static [u8]> = match arguments.ignore.as_deref() {
+        Some("pagevault") => Some(b"pagevault"),
+        Some("base") => Some(b"base"),
+        Some("pg_wal") => Some(b"pg_wal"),
+        _ => None,
+    };
+    let wanted: Vec<&Scenario> = if arguments.scenarios.is_empty() {
+        catalogue::ALL.iter().collect()
+    } else {
+        let find =
+            |name: &String| catalogue::find(name).with_context(|| format!("no scenario {name}"));
+        arguments.scenarios.iter().map(find).collect::<Result<_>>()?
+    };
+    if let (Some(kept), Some(place), Some(seed)) =
+        (&arguments.repeat, arguments.place, arguments.cut_seed)
+    {
+        let [scenario] = wanted.as_slice() else { bail!("name the scenario of the recording") };
+        let recorded = Recorded::load(kept)?;
+        if let Some(history) = &arguments.history {
+            let (path, block) = history.split_once(':').context("a path and a block")?;
+            eprintln!("{}", recorded.history(path, block.parse()?, place)?);
+            return Ok(0);
+        }
+        eprintln!("{}", recorded.around(place));
+        let survival = arguments.torn.then_some(Survival::Some { percent: 50, sector: Some(512) });
+        try_cut(
+            scenario,
+            &recorded,
+            Cut { place, seed, survival, twice: arguments.twice },
+            ignore,
+            arguments.witnesses == 1,
+        )?;
+        return Ok(0);
+    }
+    eprintln!("{}", Installation::get()?.version);
+    let mut failures = 0;
+    for round in 0..arguments.rounds {
+        for scenario in &wanted {
+            let seed = arguments.seed + round;
+            let campaign = Campaign {
+                seed,
+                images: arguments.images,
+                jobs: arguments.jobs,
+                ignore,
+                witnesses: arguments.witnesses,
+            };
+            let recorded = scenario.record(seed, arguments.witnesses > 0)?;
+            failures += report(&campaign, scenario, &recorded, &arguments.keep)?;
+        }
+    }
+    Ok(failures)
+}
+
+fn report(
+    campaign: &Campaign,
+    scenario: &Scenario,
+    recorded: &Recorded,
+    keep: &std::path::Path,
+) -> Result<usize> {
+    let cuts = campaign.cuts(recorded);
+    let bar = ProgressBar::new(cuts.len() as u64);
+    bar.set_style(ProgressStyle::with_template("{prefix} {bar:30} {pos}/{len} {msg}")?);
+    bar.set_prefix(scenario.name);
+    let failed = std::sync::atomic::AtomicUsize::new(0);
+    let failures = campaign.run(scenario, recorded, &cuts, |_, good| {
+        use std::sync::atomic::Ordering::Relaxed;
+        if !good {
+            bar.set_message(format!("{} failed", failed.fetch_add(1, Relaxed) + 1));
+        }
+        bar.inc(1);
+    });
+    bar.finish();
+    eprintln!(
+        "{} seed {}: {} operations, {} cuts, {} failed",
+        scenario.name,
+        campaign.seed,
+        recorded.places().len(),
+        cuts.len(),
+        failures.len()
+    );
+    if failures.is_empty() {
+        return Ok(0);
+    }
+    let directory =
+        keep.join(format!("{}-{}-{}", scenario.name, campaign.seed, std::process::id()));
+    recorded.save(&directory)?;
+    for failure in &failures {
+        eprintln!(
+            "--- pagevault-powercut {} --repeat {} {}\n{:#}\n{}",
+            scenario.name,
+            directory.display(),
+            failure.cut,
+            failure.error,
+            failure.around
+        );
+    }
+    Ok(failures.len())
+}

@@ -1,0 +1,97 @@
+//! The server of a cluster: starting, stopping and killing it.
+
+use std::process::Stdio;
+
+use anyhow::{Result, bail};
+
+use crate::installation::run;
+use crate::{Cluster, StopMode, process};
+
+impl Cluster {
+    /// Starts the server and waits until it accepts connections.
+    ///
+    /// # Errors
+    /// When the server does not within 120 s; the message contains the new part of its log.
+    pub fn start_server(&self) -> Result<()> {
+        self.start_server_with(&[])
+    }
+
+    /// [`Cluster::start_server`] with more arguments for `pg_ctl`.
+    ///
+    /// # Errors
+    /// As [`Cluster::start_server`].
+    pub fn start_server_with(&self, arguments: &[&str]) -> Result<()> {
+        let before = self.log().len();
+        let status = self
+            .installation()
+            .command("pg_ctl")
+            .envs(self.environment().iter().map(|(name, value)| (name, value)))
+            .args(["start", "--wait", "--silent", "--timeout=120"])
+            .arg("--log")
+            .arg(self.log_path())
+            .arg("-D")
+            .arg(self.data_directory())
+            .args(arguments)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status()?;
+        if !status.success() {
+            let log = self.log();
+            bail!("the server does not start: {}", log.get(before..).unwrap_or(&log));
+        }
+        Ok(())
+    }
+
+    /// Stops the server.
+    ///
+    /// # Errors
+    /// When it has not stopped within 60 s.
+    pub fn stop(&self, mode: StopMode) -> Result<()> {
+        let mode = match mode {
+            StopMode::Fast => "fast",
+            StopMode::Immediate => "immediate",
+        };
+        run(self
+            .installation()
+            .command("pg_ctl")
+            .args(["stop", "--wait", "--silent", "--timeout=60", "--mode", mode])
+            .arg("-D")
+            .arg(self.data_directory()))
+        .map(drop)
+    }
+
+    /// Stops fast and starts again.
+    ///
+    /// # Errors
+    /// As [`Cluster::stop`] and [`Cluster::start_server`].
+    pub fn restart(&self) -> Result<()> {
+        self.stop(StopMode::Fast)?;
+        self.start_server()
+    }
+
+    /// Sends SIGKILL to every process of the cluster.
+    ///
+    /// # Errors
+    /// When a process survives.
+    pub fn kill(&self) -> Result<()> {
+        process::kill_all(&self.data_directory())?;
+        // If nothing reaps orphans, a dead postmaster stays as a zombie, and the next one believes
+        // that it is running.
+        let locks = ["data/postmaster.pid", ".s.PGSQL.5432.lock"];
+        for lock in locks.map(|name| self.directory().join(name)) {
+            if lock.exists() {
+                std::fs::remove_file(lock)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// [`Cluster::kill`] and then a start, which recovers.
+    ///
+    /// # Errors
+    /// When the server does not start again.
+    pub fn crash(&self) -> Result<()> {
+        self.kill()?;
+        self.start_server()
+    }
+}
