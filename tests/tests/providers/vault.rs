@@ -398,7 +398,7 @@ fn check() -> Result<()> {
     };
     let (well, said) = check("db-kek")?;
     ensure!(well && said.contains("All checks passed"), "{said}");
-    ensure!(said.contains("does not open for another database"), "{said}");
+    ensure!(said.contains("cannot be unwrapped for another database"), "{said}");
     let (well, said) = check("typo")?;
     ensure!(!well && said.contains("transit/keys/typo"), "{said}");
     vault.seal()?;
