@@ -402,7 +402,7 @@ fn check() -> Result<()> {
     };
     let (well, response) = check("db-kek")?;
     ensure!(well && response.contains("All checks passed"), "{response}");
-    ensure!(response.contains("does not open for another database"), "{response}");
+    ensure!(response.contains("cannot be unwrapped for another database"), "{response}");
     let (well, response) = check("typo")?;
     ensure!(!well && response.contains("transit/keys/typo"), "{response}");
     vault.seal()?;

@@ -157,7 +157,7 @@ fn check_state(metadata: &KeyMetadata) -> Result<(), Failure> {
             let date = date.and_then(|date| date.fmt(DateTimeFormat::DateTime).ok());
             let date = date.map_or(String::new(), |date| format!(" on {date}"));
             error(ErrorClass::KeyDisabled, "is scheduled for deletion")
-                .with_detail(format!("It will be deleted{date}. Then everything that it wrapped is lost."))
+                .with_detail(format!("It is pending deletion, and will be deleted{date}. Then everything that it wrapped is lost."))
                 .with_hint(
                     "Cancel the deletion, and enable the key: aws kms cancel-key-deletion, aws kms enable-key.",
                 )
