@@ -3,8 +3,9 @@
 
 use std::collections::HashMap;
 
-use pagevault_cipher::{DataKeyVersion, KeyVersion, Lsn};
+use pagevault_cipher::{KeyVersion, Lsn};
 use pagevault_keystore::directory::DirectoryError;
+use pagevault_keystore::log::Settle;
 use pagevault_keystore::state::StateError;
 use pagevault_keystore::{CheckValue, Record, Scope, batch};
 use pgrx::PgSqlErrorCode;
@@ -13,7 +14,7 @@ use pgrx::prelude::PgLogLevel;
 use super::provider::unlock;
 use super::store::directory;
 use super::store::persist::{
-    Settle, apply_logged, cluster_state, compact, recovery_needs_room, remember, settle_now, stage,
+    apply_logged, cluster_state, compact, recovery_needs_room, remember, settle_now, stage,
 };
 use super::usage::{data_keys, destruction};
 use crate::pg::locks::KeystoreLock;
@@ -55,7 +56,7 @@ pub(crate) fn replay(
     let batch = batch::encode(&records).map_err(|e| internal(format!("keystore: {e}")))?;
     let staged = stage(&lock, scope, Some(*id), |log| log.stage_batch(&batch, start))?;
     remember(&staged, end)?;
-    if settle_in_redo(&records) == Settle::Now {
+    if Settle::in_redo(&records) == Settle::Now {
         settle_now(&lock, scope);
     }
     fault::point("redo.keys_in_file");
@@ -75,17 +76,6 @@ pub(crate) fn replay(
         unlock::unlock_in_recovery(&new);
     }
     Ok(())
-}
-
-/// When a batch is settled in redo. Keys of files that existed before them are settled at once: a
-/// restarted server may read pages under such keys before it replays the keys again.
-fn settle_in_redo(records: &[Record]) -> Settle {
-    let is_of_file_in_use = |r: &Record| match r {
-        Record::DataKey { version, .. } => *version > DataKeyVersion::FIRST,
-        Record::Rewriting { .. } => true,
-        _ => false,
-    };
-    if records.iter().any(is_of_file_in_use) { Settle::Now } else { Settle::of(records) }
 }
 
 /// Refuses records from WAL that contradict this server's keystore, or for which it has no room.

@@ -64,6 +64,7 @@
 pub mod aside;
 mod position;
 mod replay;
+mod settle;
 
 use std::io;
 
@@ -72,6 +73,7 @@ use pagevault_cipher::Lsn;
 pub use self::position::{Contents, Position, Trust};
 pub use self::replay::{batches, replay};
 use self::replay::{check_scope, header, parse_header, was_unsettled};
+pub use self::settle::Settle;
 
 use crate::batch;
 use crate::error::{FormatError, Problem};

@@ -10,7 +10,7 @@ use crate::scope::Scope;
 const MARK: u64 = batch::HEADER as u64;
 
 /// The end of a log: all that a process needs to append to it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Position {
     /// The keystore of the log.
     pub keystore_id: [u8; 16],

@@ -14,7 +14,7 @@
 
 use pagevault_cipher::secret::fill_random;
 use pagevault_keystore::job_table;
-use pagevault_keystore::log::{self, Contents, Log, LogError, Position};
+use pagevault_keystore::log::{self, Contents, Log, LogError, Position, Settle};
 use pagevault_keystore::state::State;
 use pagevault_keystore::storage::{FileStorage, Storage};
 use pagevault_keystore::wal as wal_keys;
@@ -171,33 +171,6 @@ pub(crate) fn write_cluster(records: &[Record]) -> Result<()> {
     let end = append(&KeystoreLock::acquire(), Scope::CLUSTER, records)?;
     wal::flush(end);
     Ok(())
-}
-
-/// When a batch is settled in its file.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Settle {
-    /// Before it is used.
-    Now,
-    /// By the next checkpoint; until then it is in WAL.
-    AtCheckpoint,
-}
-
-impl Settle {
-    pub(crate) fn of(records: &[Record]) -> Settle {
-        // Records that unlock the server and open WAL are needed before WAL is read.
-        let can_wait = |r: &Record| match r {
-            Record::DataKey { file, .. } => !wal_keys::is_key_place(*file),
-            Record::Current { .. }
-            | Record::Plaintext { .. }
-            | Record::Rewriting { .. }
-            | Record::Job { .. }
-            | Record::JobStep { .. }
-            | Record::JobBegun { .. }
-            | Record::JobsForgotten { .. } => true,
-            _ => false,
-        };
-        if records.iter().all(can_wait) { Settle::AtCheckpoint } else { Settle::Now }
-    }
 }
 
 /// Adds a batch to the end of a log file, where it is not valid yet. Creates the log, and first of
