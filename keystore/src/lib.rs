@@ -49,6 +49,7 @@ pub mod rel_file;
 mod scope;
 pub mod state;
 pub mod storage;
+mod sync;
 pub mod transfer;
 pub mod upgrade;
 pub mod wal;

@@ -1,16 +1,15 @@
 //! Layout of the directory's words.
 
-use std::sync::atomic::{AtomicU32, Ordering};
-
 use pagevault_cipher::DataKeyVersion;
 
 use super::{DirectoryError, Result};
 use crate::record::MAX_WRAPPED_DATA_KEY;
 use crate::rel_file::{Phase, RelFile};
+use crate::sync::{AtomicU32, Ordering};
 
 /// A cache line, of which three words are used.
 pub(super) const HEADER_WORDS: usize = 16;
-pub(super) const FILE_WORDS: usize = 10;
+pub(super) const FILE_WORDS: usize = 12;
 pub(super) const KEY_WORDS: usize = 4;
 pub(super) const BODY_WORDS: usize = 2 + WRAPPED_WORDS;
 pub(super) const WRAPPED_WORDS: usize = MAX_WRAPPED_DATA_KEY / 4;
@@ -32,7 +31,7 @@ pub(super) mod file {
     pub(crate) const NEXT: usize = 4;
     pub(crate) const KEYS: usize = 5;
     pub(crate) const DESTROYED: usize = 6;
-    pub(crate) const DESTROYED_LSN: [usize; 2] = [7, 8];
+    pub(crate) const DESTROYED_LSN: [[usize; 2]; 2] = [[7, 8], [10, 11]];
     pub(crate) const REWRITING: usize = 9;
 }
 
@@ -136,15 +135,35 @@ pub(super) fn is_wiped(meta: u32) -> bool {
     unpack_meta(meta).2 == 0
 }
 
-/// `cipher`: of the file's pages.
-pub(super) fn pack_destroyed(through: DataKeyVersion, cipher: u8) -> u32 {
-    u32::from(through.get()) | u32::from(cipher) << 16
+/// What is known of a file's destroyed keys, except the LSN.
+#[derive(Clone, Copy)]
+pub(super) struct Destroyed {
+    /// The last destroyed version.
+    pub(super) through: Option<DataKeyVersion>,
+    /// Of the file's pages then.
+    pub(super) cipher: u8,
+    /// How often keys of the file were destroyed (wraps). The LSN is in the first of two places or
+    /// in the second, by turns.
+    pub(super) count: u8,
 }
 
-/// Returns the last destroyed version, and the cipher of the file's pages at that time.
-pub(super) fn unpack_destroyed(word: u32) -> (Option<DataKeyVersion>, u8) {
-    let (through, cipher, _) = unpack_meta(word);
-    (through, cipher)
+impl Destroyed {
+    pub(super) fn pack(self) -> u32 {
+        let through = self.through.map_or(0, |version| u32::from(version.get()));
+        through | u32::from(self.cipher) << 16 | u32::from(self.count) << 24
+    }
+
+    pub(super) fn unpack(word: u32) -> Self {
+        let [low, high, cipher, count] = word.to_le_bytes();
+        let through = DataKeyVersion::new(u16::from_le_bytes([low, high]));
+        Self { through, cipher, count }
+    }
+
+    /// The words of the LSN.
+    pub(super) fn lsn(self) -> [usize; 2] {
+        let [first, second] = file::DESTROYED_LSN;
+        if self.count & 1 == 0 { first } else { second }
+    }
 }
 
 /// Returns version and cipher, `None` for plaintext.

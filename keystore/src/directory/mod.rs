@@ -3,10 +3,11 @@
 //! ```text
 //! header   16 words     files, keys, spare body
 //! buckets  2^n words    newest file of each hash chain
-//! files    10 words     tablespace, database, relation,
+//! files    12 words     tablespace, database, relation,
 //!                       phase (version | cipher << 16 | plaintext << 24 | mixed << 25), next,
-//!                       newest key, destroyed (last version | cipher << 16), its LSN (low, high),
-//!                       rewriting (done | plaintext << 1 | version << 2)
+//!                       newest key, destroyed (last version | cipher << 16 | count << 24),
+//!                       its LSN (low, high), rewriting (done | plaintext << 1 | version << 2),
+//!                       its LSN in every other count
 //! keys     4 words      meta (version | cipher << 16 | length << 24), next, sequence, body
 //! bodies   25 words     scope, key version, wrapped key; one more than there are keys
 //! ```
@@ -37,14 +38,13 @@ mod check;
 mod layout;
 mod write;
 
-use std::sync::atomic::{AtomicU32, Ordering, fence};
-
 use pagevault_cipher::{DataKeyVersion, KeyVersion, Lsn};
 
 use self::layout::*;
 use crate::record::MAX_WRAPPED_DATA_KEY;
 use crate::rel_file::{Phase, RelFile};
 use crate::scope::Scope;
+use crate::sync::{AtomicU32, Ordering, fence, spin_loop};
 
 /// Attempts of a reader before it reports [`DirectoryError::Busy`].
 pub const RETRIES: usize = 64;
@@ -159,7 +159,7 @@ pub struct Directory<'a> {
 }
 
 impl<'a> Directory<'a> {
-    /// Words of shared memory for `capacity` keys and as many files; about 160 bytes each. A
+    /// Words of shared memory for `capacity` keys and as many files; about 170 bytes each. A
     /// capacity above [`MAX_CAPACITY`] counts as that.
     pub const fn words_needed(capacity: u32) -> usize {
         let capacity = if capacity > MAX_CAPACITY { MAX_CAPACITY } else { capacity } as usize;
@@ -181,12 +181,17 @@ impl<'a> Directory<'a> {
     /// Like [`Directory::init`] in memory that is known to be zero, such as a new mapping: writes
     /// the header only, so that memory is used only for existing keys.
     pub fn init_zeroed(words: &'a [AtomicU32], capacity: u32) -> Result<Self> {
+        let this = Self::at(words, capacity)?;
+        this.word(head::SPARE)?.store(capacity, Ordering::Release);
+        Ok(this)
+    }
+
+    /// The directory that was made in these words.
+    pub fn at(words: &'a [AtomicU32], capacity: u32) -> Result<Self> {
         if capacity > MAX_CAPACITY || words.len() < Self::words_needed(capacity) {
             return Err(DirectoryError::Damaged);
         }
-        let this = Self { words, capacity, buckets: buckets(capacity) };
-        this.word(head::SPARE)?.store(capacity, Ordering::Release);
-        Ok(this)
+        Ok(Self { words, capacity, buckets: buckets(capacity) })
     }
 
     /// The slot of a file, `None` if nothing was recorded about it.
@@ -236,9 +241,20 @@ impl<'a> Directory<'a> {
     /// records about pages under such keys end.
     pub fn destroyed(&self, slot: FileSlot) -> Result<(Option<DataKeyVersion>, Lsn)> {
         let entry = self.file(slot)?;
-        let (through, _) = unpack_destroyed(entry[file::DESTROYED].load(Ordering::Acquire));
-        let [low, high] = file::DESTROYED_LSN.map(|word| entry[word].load(Ordering::Acquire));
-        Ok((through, Lsn(u64::from(high) << 32 | u64::from(low))))
+        let word = &entry[file::DESTROYED];
+        let mut found = word.load(Ordering::Acquire);
+        for _ in 0..RETRIES {
+            let destroyed = Destroyed::unpack(found);
+            let [low, high] = destroyed.lsn().map(|word| entry[word].load(Ordering::Relaxed));
+            // Pairs with the fence in `destroy`.
+            fence(Ordering::Acquire);
+            let again = word.load(Ordering::Acquire);
+            if again == found {
+                return Ok((destroyed.through, Lsn(u64::from(high) << 32 | u64::from(low))));
+            }
+            found = again;
+        }
+        Err(DirectoryError::Busy)
     }
 
     /// Copies the wrapped key of a version to the start of `wrapped`. Never mixes two wrappings.
@@ -340,7 +356,7 @@ impl<'a> Directory<'a> {
                 };
                 return Ok(Some(KeyInfo { version, cipher, scope, key_version, length }));
             }
-            std::hint::spin_loop();
+            spin_loop();
         }
         Err(DirectoryError::Busy)
     }
@@ -411,12 +427,11 @@ impl<'a> Directory<'a> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicU32, Ordering};
-
     use super::layout::{file, identity, step};
-    use super::{Directory, KeyInfo};
+    use super::{DataKeyVersion, Directory, KeyInfo, KeyVersion};
     use crate::rel_file::RelFile;
-    use crate::{DataKeyVersion, KeyVersion, Scope};
+    use crate::scope::Scope;
+    use crate::sync::{AtomicU32, Ordering};
 
     /// Uses file numbers as PostgreSQL assigns them: consecutive, in several databases, and in
     /// steps. In a full directory with at least as many buckets as files, a good hash function

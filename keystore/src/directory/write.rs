@@ -1,17 +1,16 @@
 //! Changing the directory. Callers hold an exclusive lock.
 
-use std::sync::atomic::{Ordering, fence};
-
 use pagevault_cipher::{DataKeyVersion, Lsn};
 
 use super::layout::{
-    file, head, identity, key, pack_destroyed, pack_meta, pack_phase, pack_rewriting, step,
-    unpack_destroyed, unpack_meta, unpack_phase,
+    Destroyed, file, head, identity, key, pack_meta, pack_phase, pack_rewriting, step, unpack_meta,
+    unpack_phase,
 };
 use super::{Directory, DirectoryError, FileSlot, KeyInfo, Result};
 use crate::error::Problem;
 use crate::record::{MAX_WRAPPED_DATA_KEY, Record};
 use crate::rel_file::{Phase, RelFile};
+use crate::sync::{Ordering, fence};
 use crate::wal::{self, Switch};
 
 impl Directory<'_> {
@@ -127,10 +126,10 @@ impl Directory<'_> {
     }
 
     fn cipher_of_version(&self, slot: FileSlot, version: DataKeyVersion) -> Result<Option<u8>> {
-        let (through, cipher) =
-            unpack_destroyed(self.file(slot)?[file::DESTROYED].load(Ordering::Acquire));
-        if Some(version) <= through {
-            return Ok(Some(cipher));
+        let word = self.file(slot)?[file::DESTROYED].load(Ordering::Acquire);
+        let destroyed = Destroyed::unpack(word);
+        if Some(version) <= destroyed.through {
+            return Ok(Some(destroyed.cipher));
         }
         let key = self.find_key(slot, version)?;
         Ok(key.map(|entry| unpack_meta(entry[key::META].load(Ordering::Acquire)).1))
@@ -234,10 +233,16 @@ impl Directory<'_> {
             return Ok(());
         }
         let entry = self.file(slot)?;
-        for (word, half) in file::DESTROYED_LSN.into_iter().zip([lsn.0, lsn.0 >> 32]) {
-            entry[word].store(half as u32, Ordering::Release);
+        let last = Destroyed::unpack(entry[file::DESTROYED].load(Ordering::Relaxed));
+        let count = last.count.wrapping_add(1);
+        let destroyed = Destroyed { through: Some(through), cipher, count };
+        // The place of the LSN before the last one. Whoever sees a half of the new LSN also sees
+        // that the last one is elsewhere (pairs with the fence in `destroyed`).
+        fence(Ordering::Release);
+        for (word, half) in destroyed.lsn().into_iter().zip([lsn.0, lsn.0 >> 32]) {
+            entry[word].store(half as u32, Ordering::Relaxed);
         }
-        entry[file::DESTROYED].store(pack_destroyed(through, cipher), Ordering::Release);
+        entry[file::DESTROYED].store(destroyed.pack(), Ordering::Release);
         let mut next = entry[file::KEYS].load(Ordering::Acquire);
         let mut bound = u32::MAX;
         while let Some(index) = step(next, &mut bound)? {
@@ -280,7 +285,7 @@ impl Directory<'_> {
         store(file::NEXT, bucket.load(Ordering::Relaxed));
         store(file::KEYS, keys);
         store(file::DESTROYED, 0);
-        file::DESTROYED_LSN.into_iter().for_each(|word| store(word, 0));
+        file::DESTROYED_LSN.into_iter().flatten().for_each(|word| store(word, 0));
         store(file::REWRITING, 0);
         bucket.store(index + 1, Ordering::Release);
         count.store(index + 1, Ordering::Release);
