@@ -27,6 +27,7 @@ mod roles;
 mod shmem;
 mod shred;
 mod stats;
+mod sync;
 mod verify;
 mod workers;
 mod writers;

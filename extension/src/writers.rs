@@ -26,7 +26,6 @@
 //!
 //! All this is on the page path: no allocation, no lock, no error.
 
-use std::sync::atomic::{Ordering::*, fence};
 use std::time::{Duration, Instant};
 
 use pgrx::PgSqlErrorCode;
@@ -35,6 +34,7 @@ use crate::pg::report::{Report, Result};
 use crate::pg::{compat, guc, process, processes};
 use crate::shmem;
 use crate::shmem::writers::{Slot, Turn};
+use crate::sync::{Ordering::SeqCst, fence};
 
 /// An action between looking up keys and using the result.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -68,21 +68,15 @@ fn own(act: Act) -> Option<&'static Turn> {
 #[inline]
 pub(crate) fn begin(act: Act, file: u32) {
     if let Some(turn) = own(act) {
-        let before = turn.number.load(Relaxed);
-        turn.file.store(file, Relaxed);
-        // Release: a process that sees this number also sees the file, and no older state of this
-        // process.
-        turn.number.store(before.wrapping_add(1 + (before & 1)), Release);
-        fence(SeqCst);
+        turn.begin(file);
     }
 }
 
 /// Marks the end of the action.
 #[inline]
 pub(crate) fn end(act: Act) {
-    if let Some(Turn { number, .. }) = own(act) {
-        // Only this process writes here.
-        number.store(number.load(Relaxed).wrapping_add(1) & !1, Release);
+    if let Some(turn) = own(act) {
+        turn.end();
     }
 }
 
@@ -107,13 +101,7 @@ impl Others {
         fence(SeqCst);
         let slots = shmem::get().map_or(&[][..], |shared| shared.writers.slots());
         for (process, slot) in slots.iter().enumerate() {
-            let turn = act.turn(slot);
-            let number = turn.number.load(Acquire);
-            // The file of this number or of a later one; in the latter case the action of this one
-            // has ended.
-            let its_file = turn.file.load(Relaxed);
-            let another = file.is_some_and(|file| file != its_file);
-            if number & 1 == 1 && !another {
+            if let Some(number) = act.turn(slot).set_for(file) {
                 busy.push((process, number, processes::pid(process)));
             }
         }
@@ -125,7 +113,7 @@ impl Others {
         let act = self.act;
         self.busy.retain(|&(process, before, pid)| {
             let slot = shmem::get().and_then(|shared| shared.writers.slot(process));
-            let goes_on = slot.is_some_and(|slot| act.turn(slot).number.load(Acquire) == before);
+            let goes_on = slot.is_some_and(|slot| act.turn(slot).has(before));
             goes_on && !processes::has_left_its_work(process, pid)
         });
         if self.busy.is_empty() {

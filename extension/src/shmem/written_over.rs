@@ -1,12 +1,11 @@
 //! Notes of sealed pages that recovery would have overwritten; see [`crate::page::written_over`].
 //! No lock, no allocation.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
-
 use pagevault_cipher::DataKeyVersion;
 use pagevault_keystore::RelFile;
 
 use crate::pg::mapping::{Region, shared_struct};
+use crate::sync::{AtomicBool, AtomicU32, Ordering::*};
 
 /// Maximum number of notes: a power of two. Memory is allocated only for entries in use.
 pub(crate) const PLACES: usize = 1 << 16;
