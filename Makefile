@@ -4,7 +4,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all test-unit test-regress test-recovery test-upgrade \
-	powercut install bench lint tidy fuzz deb sbom image image-test docker-demo
+	powercut install bench lint tidy fuzz models deb sbom image image-test docker-demo
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,6 +51,9 @@ tidy: ## what formatting and clippy do not see (CONTRIBUTING.md, "Tidy")
 
 fuzz: ## every reader of foreign bytes for FUZZ_SECONDS (30) with cargo-fuzz; needs nightly Rust
 	@tools/fuzz $(or $(FUZZ_SECONDS),30)
+
+models: ## every order of events in the key protocol and in shared memory: the long form, minutes
+	@tools/models
 
 deb: ## Debian packages postgresql-PG-pagevault in target/deb
 	@set -e; for pg in $(or $(PG),15); do tools/deb $$pg; done

@@ -5,8 +5,8 @@
 //! key file is rewritten without the key, and every process drops its expanded keys before it uses
 //! a key again.
 //!
-//! If the server crashes when the tombstone is in the keystore but not in WAL, the keys are
-//! destroyed here but not on standbys. Destroying them again replicates the tombstone.
+//! If the server crashes before the tombstone is in WAL, nothing is destroyed: the next start cuts
+//! the staged tombstone off the key file.
 //!
 //! Pages of such a file can be in shared buffers only in recovery, which repeats earlier changes.
 //! Pages that it reads are replaced by blank ones ([`crate::page::io`]); pages that it writes are

@@ -1,0 +1,258 @@
+//! The key protocol holds its invariants in every state within bounds; and each order of steps that
+//! is wrong breaks one, so the model would have noticed.
+//!
+//! `PAGEVAULT_MODELS=deep` (`make models`) goes further: minutes instead of seconds.
+
+use std::time::Instant;
+
+use pagevault_models::protocol::Bounds;
+use pagevault_models::protocol::actions::Action;
+use pagevault_models::protocol::invariants::{INVARIANTS, REACHED};
+use pagevault_models::protocol::order::Order;
+use stateright::{Checker, HasDiscoveries, Model};
+
+const NONE: Bounds = Bounds::NONE;
+
+/// What may happen together.
+struct Scenario {
+    name: &'static str,
+    bounds: Bounds,
+    /// What more may happen in the long run.
+    deep: fn(Bounds) -> Bounds,
+    /// The model visits at least so many states, or it has become blind.
+    least: usize,
+    /// States that it must come to, by their place in [`REACHED`].
+    reaches: &'static [usize],
+}
+
+/// A file in use gets keys, and the server crashes.
+const CRASHES: Scenario = Scenario {
+    name: "crashes",
+    bounds: Bounds { keys: 2, rows: 2, checkpoints: 1, crashes: 1, ..NONE },
+    deep: |bounds| Bounds { crashes: 2, ..bounds },
+    least: 200_000,
+    reaches: &[],
+};
+
+/// A key is made for a file that is created after it.
+const NEW_FILE: Scenario = Scenario {
+    name: "a new file",
+    bounds: Bounds { in_use: false, keys: 2, rows: 1, checkpoints: 1, crashes: 2, ..NONE },
+    deep: |bounds| Bounds { rows: 2, ..bounds },
+    least: 40_000,
+    reaches: &[],
+};
+
+/// Nobody syncs, and processes are killed.
+const WITHOUT_FSYNC: Scenario = Scenario {
+    name: "fsync = off",
+    bounds: Bounds { fsync: false, keys: 2, rows: 1, checkpoints: 1, crashes: 2, ..NONE },
+    deep: |bounds| Bounds { checkpoints: 2, ..bounds },
+    least: 50_000,
+    reaches: &[],
+};
+
+/// Keys are destroyed, and the file's number is used again.
+const DESTROYED: Scenario = Scenario {
+    name: "destroyed keys",
+    bounds: Bounds { keys: 2, destructions: 1, rows: 1, checkpoints: 1, crashes: 1, ..NONE },
+    deep: |bounds| Bounds { rows: 2, ..bounds },
+    least: 120_000,
+    reaches: &[5],
+};
+
+/// A backup is taken meanwhile, and restored.
+const BACKUP: Scenario = Scenario {
+    name: "a backup",
+    bounds: Bounds { keys: 1, rows: 2, checkpoints: 1, backups: 1, ..NONE },
+    deep: |bounds| Bounds { keys: 2, promotions: 1, ..bounds },
+    least: 30_000,
+    reaches: &[0, 1, 4],
+};
+
+/// The backup's copy of the key log ends where the log ended when it was listed.
+const LISTED: Scenario = Scenario {
+    name: "a backup that lists first",
+    bounds: Bounds {
+        keys: 2,
+        destructions: 1,
+        checkpoints: 1,
+        backups: 1,
+        lists: true,
+        replica_crashes: 1,
+        ..NONE
+    },
+    deep: |bounds| Bounds { checkpoints: 2, restart_points: 1, ..bounds },
+    least: 20_000,
+    reaches: &[3, 5],
+};
+
+/// A replica makes restart points and crashes, while a file in use gets a key.
+const REPLICA: Scenario = Scenario {
+    name: "a replica",
+    bounds: Bounds {
+        keys: 1,
+        rows: 1,
+        checkpoints: 2,
+        backups: 1,
+        replica_crashes: 1,
+        restart_points: 1,
+        ..NONE
+    },
+    deep: |bounds| Bounds { replica_crashes: 2, rows: 2, ..bounds },
+    least: 50_000,
+    reaches: &[0, 4],
+};
+
+/// The same with a key for a new file.
+const REPLICA_OF_NEW_FILE: Scenario = Scenario {
+    name: "a replica of a new file",
+    bounds: Bounds { in_use: false, ..REPLICA.bounds },
+    deep: REPLICA.deep,
+    least: 20_000,
+    reaches: &[],
+};
+
+/// A replica is promoted, makes keys of its own, and the former primary follows it.
+const TIMELINES: Scenario = Scenario {
+    name: "timelines",
+    bounds: Bounds {
+        keys: 2,
+        rows: 1,
+        checkpoints: 1,
+        backups: 1,
+        promotions: 1,
+        rewinds: 1,
+        ..NONE
+    },
+    deep: |bounds| Bounds { checkpoints: 2, ..bounds },
+    least: 150_000,
+    reaches: &[2],
+};
+
+fn prove(scenario: &Scenario) {
+    let is_deep = std::env::var("PAGEVAULT_MODELS").is_ok_and(|depth| depth == "deep");
+    let bounds = if is_deep { (scenario.deep)(scenario.bounds) } else { scenario.bounds };
+    let start = Instant::now();
+    let checked = bounds.checker().threads(2).spawn_bfs().join();
+    let (states, took) = (checked.unique_state_count(), start.elapsed());
+    eprintln!("key protocol, {}: {states} states in {took:.1?}", scenario.name);
+    for invariant in INVARIANTS {
+        if let Some(path) = checked.discovery(invariant) {
+            panic!("{}: not \"{invariant}\" after {:#?}", scenario.name, path.into_actions());
+        }
+    }
+    for reached in scenario.reaches.iter().map(|at| REACHED[*at]) {
+        assert!(checked.discovery(reached).is_some(), "never: {reached}");
+    }
+    assert!(states >= scenario.least, "{states} states");
+}
+
+#[test]
+fn crashes() {
+    prove(&CRASHES);
+}
+
+#[test]
+fn new_file() {
+    prove(&NEW_FILE);
+}
+
+#[test]
+fn without_fsync() {
+    prove(&WITHOUT_FSYNC);
+}
+
+#[test]
+fn destroyed() {
+    prove(&DESTROYED);
+}
+
+#[test]
+fn backup() {
+    prove(&BACKUP);
+}
+
+#[test]
+fn backup_that_lists_first() {
+    prove(&LISTED);
+}
+
+#[test]
+fn replica() {
+    prove(&REPLICA);
+}
+
+#[test]
+fn replica_of_new_file() {
+    prove(&REPLICA_OF_NEW_FILE);
+}
+
+#[test]
+fn timelines() {
+    prove(&TIMELINES);
+}
+
+/// A short way to break an invariant with a wrong order of steps.
+fn break_it(order: Order, scenario: &Scenario) -> Option<(&'static str, Vec<Action>)> {
+    let bounds = scenario.bounds.in_order(order);
+    let is_broken = HasDiscoveries::AnyOf(INVARIANTS.into_iter().collect());
+    let checked = bounds.checker().finish_when(is_broken).spawn_bfs().join();
+    let found = INVARIANTS.into_iter().filter_map(|name| checked.discovery(name));
+    let way = found.min_by_key(|way| way.clone().into_actions().len())?;
+    // The checker looks at states in blocks, and may report one behind the first broken one.
+    let mut actions = Vec::new();
+    for (world, next) in way.into_vec() {
+        let mut invariants =
+            bounds.properties().into_iter().filter(|property| INVARIANTS.contains(&property.name));
+        if let Some(broken) = invariants.find(|property| !(property.condition)(&bounds, &world)) {
+            return Some((broken.name, actions));
+        }
+        actions.extend(next);
+    }
+    None
+}
+
+/// Where each wrong order shows.
+const WHERE: [(Order, &Scenario); Order::FAULTS.len()] = [
+    (Order::FileBeforeWal, &CRASHES),
+    (Order::UsedBeforeWal, &CRASHES),
+    (Order::PageBeforeWal, &CRASHES),
+    (Order::NextKeyNotDurable, &CRASHES),
+    (Order::UnsettledBelieved, &CRASHES),
+    (Order::CheckpointSettlesNothing, &NEW_FILE),
+    (Order::MarkBeforeSync, &CRASHES),
+    (Order::MarkBeforeWal, &CRASHES),
+    (Order::SyncRequestedLast, &NEW_FILE),
+    (Order::CheckpointPassesStaged, &WITHOUT_FSYNC),
+    (Order::TombstoneNotInWal, &LISTED),
+    (Order::TombstoneNotDurable, &DESTROYED),
+    (Order::NoTombstone, &DESTROYED),
+    (Order::RedoMovesNoMinimum, &REPLICA),
+    (Order::RedoSettlesLater, &REPLICA),
+    (Order::NoPlaceholders, &BACKUP),
+    (Order::RestartPointSettlesNothing, &REPLICA_OF_NEW_FILE),
+    (Order::RewindKeepsKeystore, &TIMELINES),
+];
+
+#[test]
+fn every_wrong_order_is_found() {
+    assert_eq!(WHERE.map(|(order, _)| order), Order::FAULTS);
+    for (order, scenario) in WHERE {
+        let Some((broken, actions)) = break_it(order, scenario) else {
+            panic!("{order:?} is not found in {}", scenario.name)
+        };
+        eprintln!("{order:?}: not \"{broken}\" after {actions:?}");
+    }
+}
+
+/// The order that pagevault once had: killed between file and WAL, the server uses a key that no
+/// other server will ever hear of.
+#[test]
+fn a_key_in_the_file_and_not_in_wal_is_found() {
+    let (broken, actions) = break_it(Order::FileBeforeWal, &CRASHES).unwrap();
+    assert_eq!(broken, "a keystore says what WAL says");
+    let begins = [Action::MakeKey, Action::StepKeys];
+    assert!(actions.starts_with(&begins) && actions.len() == 3, "{actions:?}");
+    assert!(matches!(actions[2], Action::Crash { wal: 0, .. }), "{actions:?}");
+}
