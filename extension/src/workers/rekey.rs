@@ -136,6 +136,8 @@ pub(super) fn main(database: pg_sys::Datum) {
             Run::Over(rekey::run(&job).then_some(End::Done))
         }))
         .catch_when(PgSqlErrorCode::ERRCODE_LOCK_NOT_AVAILABLE, |_| Run::LockedOut)
+        // A transaction that has locked an index may go on to lock its table.
+        .catch_when(PgSqlErrorCode::ERRCODE_T_R_DEADLOCK_DETECTED, |_| Run::LockedOut)
         .catch_others(|error| failed(&error))
         .catch_rust_panic(|error| failed(&error))
         .execute();

@@ -52,6 +52,31 @@ fn an_absent_synchronous_standby_delays_nothing() -> Result<()> {
     cluster.finish()
 }
 
+/// A transaction has locked an index and goes on to lock its table, which the job has locked while
+/// it waits for the index. The job gives way; it does not fail.
+#[test]
+fn a_job_survives_a_deadlock() -> Result<()> {
+    // The worker is the first to look for a deadlock, and gives up waiting only later.
+    let cluster = cluster(&["pagevault.rekey_workers = 0", "deadlock_timeout = 3s"])?;
+    cluster.sql(
+        "SELECT pagevault.encrypt('t'); CREATE INDEX t_name ON t (name);
+         SELECT pagevault.rotate_data_key('t')",
+    )?;
+    let mut session = cluster.client()?;
+    run_sql(&mut session, "SET deadlock_timeout = '1h'; BEGIN; REINDEX INDEX t_name")?;
+    cluster.set(&[("pagevault.rekey_workers", "1")])?;
+    cluster.eventually(
+        "SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid)
+         WHERE NOT granted AND backend_type = 'pagevault rekey'",
+        "1",
+    )?;
+    run_sql(&mut session, "ALTER TABLE t SET UNLOGGED; COMMIT")?;
+    let done = "SELECT pagevault.wait_for_rekey('t'::regclass, '1min')";
+    ensure!(cluster.text(done)? == "t", "the job is not done");
+    assert_sealed(&cluster.files("t")?)?;
+    cluster.finish()
+}
+
 /// The owner of a table may lock it indefinitely. There are fewer workers than such tables.
 #[test]
 fn a_locked_table_delays_no_other_job_and_its_own_can_be_cancelled() -> Result<()> {
