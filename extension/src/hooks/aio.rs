@@ -62,12 +62,16 @@ pub(super) type GetTargetData = unsafe extern "C-unwind" fn(*mut c_void) -> *con
 /// `pgaio_io_get_handle_data`
 pub(super) type GetHandleData = unsafe extern "C-unwind" fn(*mut c_void, *mut u8) -> *const u64;
 
+/// `pgaio_error_cleanup`
+pub(super) type LeaveBatch = unsafe extern "C-unwind" fn();
+
 /// `aio_md_readv_cb.complete_shared`
 pub(super) static MD_READV_COMPLETE: Forward<Complete> = Forward::unresolved();
 /// `aio_local_buffer_readv_cb.complete_local`
 pub(super) static LOCAL_READV_COMPLETE: Forward<Complete> = Forward::unresolved();
 pub(super) static GET_TARGET_DATA: Forward<GetTargetData> = Forward::unresolved();
 pub(super) static GET_HANDLE_DATA: Forward<GetHandleData> = Forward::unresolved();
+pub(super) static LEAVE_BATCH: Forward<LeaveBatch> = Forward::unresolved();
 
 impl IoResult {
     /// The number of blocks that were actually read.

@@ -10,7 +10,7 @@ use pgrx::pg_sys::{self, BlockNumber, SMgrRelation};
 
 use super::calls_seen::{self, Call};
 use super::forward::Forward;
-use super::{ddl, sealing};
+use super::{aio, ddl, sealing};
 use crate::page::io::{PageFault, SealTarget, Writing};
 use crate::pg::compat::{self, SmgrFile};
 use crate::{fault, page};
@@ -146,12 +146,16 @@ pub(super) unsafe extern "C-unwind" fn mdstartreadv(
     buffers: *mut *mut c_void,
     count: BlockNumber,
 ) {
-    // SAFETY: the server's own arguments, passed on.
+    // SAFETY: the server's own arguments, passed on; leaving a batch is allowed at any time.
     unsafe {
         calls_seen::note(Call::StartRead);
         let file = compat::smgr_file(reln);
         if let Err(fault) = page::io::check_access(file).and_then(|()| page::io::check_usable(file))
         {
+            // A batch of reads may be open (read_stream.c), which the end of the transaction would
+            // close. Before that, CREATE DATABASE cleans up: remove_dbtablespaces (dbcommands.c)
+            // reads a catalog, would open a batch within the batch, and fail instead.
+            aio::LEAVE_BATCH.get()();
             refuse_read(fault, block);
         }
         MDSTARTREADV.get()(handle, reln, fork, block, buffers, count);
