@@ -4,7 +4,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all test-unit test-regress test-recovery test-upgrade \
-	powercut install bench lint tidy fuzz models deb sbom image image-test docker-demo
+	powercut schedules install bench lint tidy fuzz models deb sbom image image-test docker-demo
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,6 +36,10 @@ test-upgrade: ## pg_upgrade of encrypted clusters, each pair of majors; PAIRS="1
 
 powercut: ## simulated power cuts, all scenarios, IMAGES (60) of each; PG defaults to 15
 	@tools/powercut $(or $(IMAGES),60) $(or $(PG),15)
+
+schedules: ## random schedules against a model: COUNT=1000 OPERATIONS=30 SEED=n, or FILE=schedule; SHRINK=n
+	@COUNT='$(COUNT)' OPERATIONS='$(OPERATIONS)' SEED='$(SEED)' FILE='$(FILE)' SHRINK='$(SHRINK)' \
+		tools/schedules $(or $(PG),15)
 
 install: ## build and install into PostgreSQL PG, or into the server of PG_CONFIG=/path/to/pg_config
 	@tools/install $(or $(PG),15) $(PG_CONFIG)

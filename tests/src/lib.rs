@@ -27,6 +27,8 @@ pub mod leaks;
 pub mod log;
 pub mod memory;
 pub mod process;
+pub mod random;
+pub mod schedules;
 mod server;
 pub mod standby;
 pub mod tools;

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::cluster::{run_sql, text};
+use pagevault_tests::random::Random;
 use pagevault_tests::{Cluster, Settings};
 use postgres::Client;
 
@@ -70,23 +71,6 @@ const ALONE: [&str; 5] = [
     "REINDEX (TABLESPACE space) TABLE CONCURRENTLY {t}",
     "CREATE INDEX CONCURRENTLY ON {t} (name, id)",
 ];
-
-/// Pseudorandom numbers from a seed (splitmix64).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % end
-    }
-
-    fn one_of(&mut self, choices: &[&'static str]) -> &'static str {
-        choices[self.below(choices.len() as u64) as usize]
-    }
-}
 
 /// One step of a session.
 #[derive(Clone, Debug)]
@@ -242,10 +226,10 @@ fn run(seed: u64, duration: Duration) -> Result<()> {
         "CREATE SCHEMA secret; CREATE SCHEMA open;
          CREATE TABLE journal (schema text, session int, step int)",
     )?;
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     let mut sessions: Vec<_> = (0..SESSIONS)
         .map(|number| Session {
-            random: Random(seed ^ (number + 1)),
+            random: Random::new(seed ^ (number + 1)),
             number,
             next: 0,
             current: None,

@@ -1,0 +1,176 @@
+//! What the model knows of one database.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+/// Stands in the rows of relations that are encrypted from their first row on, and nowhere else.
+pub(super) const SECRET: &str = "kanarienvogel-hidden-2f7c";
+/// Stands in all other rows.
+pub(super) const OPEN: &str = "kanarienvogel-public-91ae";
+
+/// The two schemas.
+pub(super) const SCHEMAS: [&str; 2] = ["open", "vault"];
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Label {
+    Encrypted,
+    Plaintext,
+}
+
+impl Label {
+    /// As SQL writes it behind `IS`.
+    pub(super) fn sql(label: Option<Label>) -> &'static str {
+        match label {
+            None => "NULL",
+            Some(Label::Encrypted) => "'encrypted'",
+            Some(Label::Plaintext) => "'plaintext'",
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Heap,
+    Partitioned,
+    /// A materialized view of that table.
+    View(u8),
+}
+
+/// A job that was asked for and may not be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Job {
+    Encrypt,
+    Decrypt,
+    Rotate,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Table {
+    pub(super) kind: Kind,
+    pub(super) schema: usize,
+    pub(super) parent: Option<u8>,
+    /// By id.
+    pub(super) rows: BTreeMap<i64, i64>,
+    pub(super) label: Option<Label>,
+    /// No page of it may be plaintext. False promises nothing.
+    pub(super) sealed: bool,
+    /// What stands in its rows.
+    pub(super) secret: bool,
+    pub(super) logged: bool,
+    pub(super) shredded: bool,
+    pub(super) job: Option<Job>,
+}
+
+impl Table {
+    pub(super) fn marker(&self) -> &'static str {
+        if self.secret { SECRET } else { OPEN }
+    }
+
+    /// For ALTER and SECURITY LABEL.
+    pub(super) fn keyword(&self) -> &'static str {
+        if matches!(self.kind, Kind::View(_)) { "MATERIALIZED VIEW" } else { "TABLE" }
+    }
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Database {
+    pub(super) tables: BTreeMap<u8, Table>,
+    /// Of the database itself: encrypted or none.
+    pub(super) labelled: bool,
+    /// Some relation was moved to a tablespace by itself.
+    pub(super) spread: bool,
+    /// Catalogs are encrypted, so that nobody may be able to connect without keys.
+    pub(super) catalogs: bool,
+    pub(super) labels_of_schemas: [Option<Label>; 2],
+    /// Large objects.
+    pub(super) objects: BTreeSet<u32>,
+    pub(super) own_master_key: bool,
+}
+
+impl Database {
+    pub(super) fn partitions(&self, of: u8) -> impl Iterator<Item = u8> {
+        self.tables
+            .iter()
+            .filter(move |(_, table)| table.parent == Some(of))
+            .map(|(number, _)| *number)
+    }
+
+    pub(super) fn is_viewed(&self, number: u8) -> bool {
+        self.tables.values().any(|table| table.kind == Kind::View(number))
+    }
+
+    /// What stands in a table, or in the partitions of one.
+    pub(super) fn rows(&self, number: u8) -> BTreeMap<i64, i64> {
+        let own = self.tables.get(&number).map(|table| table.rows.clone()).unwrap_or_default();
+        self.partitions(number).fold(own, |mut all, partition| {
+            all.extend(self.rows(partition));
+            all
+        })
+    }
+
+    /// Whether secrets stand in it.
+    pub(super) fn is_secret(&self, number: u8) -> bool {
+        self.tables.get(&number).is_some_and(|table| table.secret)
+            || self.partitions(number).any(|partition| self.is_secret(partition))
+    }
+
+    /// Whether the same stands in all of its partitions.
+    pub(super) fn has_one_marker(&self, number: u8) -> bool {
+        let mut secrets = self.partitions(number).map(|partition| self.is_secret(partition));
+        let first = secrets.next();
+        secrets.all(|secret| Some(secret) == first)
+    }
+
+    /// Whether nobody may read it any more.
+    pub(super) fn is_shredded(&self, number: u8) -> bool {
+        self.tables.get(&number).is_some_and(|table| table.shredded)
+            || self.partitions(number).any(|partition| self.is_shredded(partition))
+    }
+
+    /// Whether new storage of a table must be encrypted, by the nearest label or the setting.
+    pub(super) fn wants(&self, table: &Table, default: bool) -> bool {
+        let of_parent = || table.parent.and_then(|parent| self.tables.get(&parent)?.label);
+        let nearest = table.label.or_else(of_parent).or(self.labels_of_schemas[table.schema]);
+        nearest.map_or(default || self.labelled, |label| label == Label::Encrypted)
+    }
+
+    /// A table gets new files: it stays as it is, unless its own label says plaintext, or more is
+    /// wanted.
+    pub(super) fn rewrite(&mut self, number: u8, default: bool) {
+        let Some(table) = self.tables.get(&number) else { return };
+        let stays = table.sealed && table.label != Some(Label::Plaintext);
+        let sealed = stays || self.wants(table, default);
+        if let Some(table) = self.tables.get_mut(&number) {
+            table.sealed = sealed;
+        }
+    }
+
+    /// What a crash takes away.
+    pub(super) fn crash(&mut self) {
+        for table in self.tables.values_mut().filter(|table| !table.logged) {
+            table.rows.clear();
+        }
+    }
+
+    /// What is true of both, where a server does not show the difference.
+    pub(super) fn or(mut self, other: &Database) -> Database {
+        for (number, table) in &mut self.tables {
+            if let Some(other) = other.tables.get(number) {
+                table.sealed &= other.sealed;
+                table.job = table.job.or(other.job);
+            }
+        }
+        self
+    }
+
+    /// All jobs are done.
+    pub(super) fn finish_jobs(&mut self) {
+        for table in self.tables.values_mut() {
+            if table.job.take() == Some(Job::Encrypt) {
+                table.sealed = true;
+            }
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! Standbys and backups.
+
+use anyhow::{Context, Result, bail};
+
+use super::{Player, expect_noise};
+use crate::backup::Backup;
+use crate::installation::run;
+use crate::schedules::judge::{self, Server};
+use crate::schedules::operation::{Operation, Target};
+use crate::schedules::world::{self, MAIN};
+use crate::standby::{Standby, wait_for};
+use crate::{Cluster, StopMode};
+
+impl Player {
+    pub(super) fn copy(&mut self, operation: &Operation) -> Result<()> {
+        match operation {
+            Operation::MakeStandby => {
+                let mut standby = Standby::default().start(&self.primary)?;
+                expect_noise(&mut standby);
+                self.standby = Some(standby);
+                self.judge()
+            }
+            Operation::CrashStandby => match &self.standby {
+                Some(standby) => standby.crash(),
+                None => Ok(()),
+            },
+            Operation::Promote { crash, rewind } => self.promote(*crash, *rewind),
+            Operation::BackUp { meanwhile } => {
+                let backup = Backup::begin(&self.primary)?;
+                let mut world = self.world.clone();
+                for statement in meanwhile {
+                    let sql = statement.sql(&world.databases[&MAIN], &world.context);
+                    self.sql_in(MAIN, &sql).context("while a backup is made")?;
+                    world.commit(MAIN, statement);
+                }
+                let mut backup = backup.end()?;
+                expect_noise(&mut backup);
+                self.backups.push(backup);
+                Ok(())
+            }
+            Operation::Restore { backup, to } => {
+                let restored = self.backups.remove(usize::from(*backup));
+                self.restore(restored, *to, &self.world.backups[usize::from(*backup)])
+            }
+            _ => bail!("{operation:?} copies nothing"),
+        }
+    }
+
+    fn promote(&mut self, crash: bool, rewind: bool) -> Result<()> {
+        let new = self.standby.take().context("a standby")?;
+        wait_for(&new, &self.primary)?;
+        self.disconnect();
+        if crash {
+            self.primary.kill()?;
+        } else {
+            self.primary.stop(StopMode::Fast)?;
+        }
+        new.promote()?;
+        self.wal_is_hidden = false;
+        let old = std::mem::replace(&mut self.primary, new);
+        if !rewind {
+            return old.finish();
+        }
+        old.start_server()?;
+        old.sql(
+            "CREATE TABLE IF NOT EXISTS public.diverged (id int);
+             INSERT INTO public.diverged SELECT generate_series(1, 1000);
+             SELECT pagevault.rotate_database_key()",
+        )?;
+        old.stop(StopMode::Fast)?;
+        self.primary.sql("CHECKPOINT")?;
+        let source = self.primary.directory().display();
+        let mut program = if self.world.setup.wal_encryption {
+            let mut exec = old.program("pagevault-keyring");
+            exec.args(["exec", "--", "pg_rewind"]);
+            exec
+        } else {
+            old.program("pg_rewind")
+        };
+        program.arg("--target-pgdata").arg(old.data_directory());
+        program.arg(format!("--source-server=host={source} user=postgres dbname=postgres"));
+        run(&mut program)?;
+        Standby::default().follow(&old, &self.primary)?;
+        old.start_server()?;
+        self.standby = Some(old);
+        Ok(())
+    }
+
+    fn restore(&self, restored: Cluster, to: Target, backup: &world::Backup) -> Result<()> {
+        match (to, &backup.mark) {
+            (Target::Itself, _) => {
+                restored.start_server()?;
+                judge::judge(&restored, &backup.then, Server::Primary).context("on a backup")?;
+            }
+            (Target::Mark, Some((mark, then))) => {
+                Standby::default().follow(&restored, &self.primary)?;
+                restored.append_conf(&format!(
+                    "recovery_target_name = 'mark {mark}'\nrecovery_target_action = 'promote'"
+                ))?;
+                restored.start_server()?;
+                restored.eventually("SELECT pg_is_in_recovery()", "f")?;
+                judge::judge(&restored, then, Server::Primary)
+                    .context("on a backup restored to a point")?;
+            }
+            (Target::Mark, None) => bail!("no restore point since the backup"),
+            (Target::Present, _) => {
+                Standby::default().follow(&restored, &self.primary)?;
+                restored.start_server()?;
+                for _ in 0..2 {
+                    wait_for(&restored, &self.primary)?;
+                    judge::judge(&restored, &self.world, Server::Standby)
+                        .context("on a backup that follows")?;
+                    restored.crash()?;
+                }
+            }
+        }
+        judge::hides(&restored, false).context("on a backup")?;
+        restored.finish()
+    }
+}
