@@ -4,7 +4,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all test-unit test-regress test-recovery test-upgrade \
-	powercut schedules install bench lint tidy fuzz models deb sbom image image-test docker-demo
+	powercut schedules models install bench lint tidy fuzz deb sbom image image-test docker-demo
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

@@ -3,7 +3,7 @@
 //! | variable | means |
 //! |---|---|
 //! | `PAGEVAULT_SCHEDULES` | how many seeds; 100 |
-//! | `PAGEVAULT_SEED` | the first of them; from the clock |
+//! | `PAGEVAULT_SEED` | the first of them; 1 |
 //! | `PAGEVAULT_OPERATIONS` | operations of each; 16 |
 //! | `PAGEVAULT_SCHEDULE` | a file with a schedule, instead of those in tests/schedules |
 //! | `PAGEVAULT_SHRINK` | how many shorter schedules to try for one that fails; 0 |
@@ -13,7 +13,6 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail, ensure};
 use pagevault_tests::schedules::{Failure, Schedule};
@@ -57,8 +56,7 @@ fn play(schedules: u64, schedule: impl Fn(u64) -> Result<(String, Schedule)> + S
 
 #[test]
 fn drawn_schedules_agree_with_the_model() -> Result<()> {
-    let clock = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs();
-    let first = setting("PAGEVAULT_SEED", clock);
+    let first = setting("PAGEVAULT_SEED", 1);
     let count = setting("PAGEVAULT_SCHEDULES", 100);
     let length = setting("PAGEVAULT_OPERATIONS", 16);
     play(count, |number| {
