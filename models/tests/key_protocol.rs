@@ -131,10 +131,19 @@ const TIMELINES: Scenario = Scenario {
 };
 
 fn prove(scenario: &Scenario) {
-    let is_deep = std::env::var("PAGEVAULT_MODELS").is_ok_and(|depth| depth == "deep");
-    let bounds = if is_deep { (scenario.deep)(scenario.bounds) } else { scenario.bounds };
+    if std::env::var("PAGEVAULT_MODELS").is_ok_and(|depth| depth == "deep") {
+        // Breadth first, gigabytes of states would wait for their turn.
+        let checker = (scenario.deep)(scenario.bounds).checker();
+        judge(scenario, |threads| checker.threads(threads).spawn_dfs().join());
+    } else {
+        let checker = scenario.bounds.checker();
+        judge(scenario, |threads| checker.threads(threads).spawn_bfs().join());
+    }
+}
+
+fn judge<C: Checker<Bounds>>(scenario: &Scenario, check: impl FnOnce(usize) -> C) {
     let start = Instant::now();
-    let checked = bounds.checker().threads(2).spawn_bfs().join();
+    let checked = check(2);
     let (states, took) = (checked.unique_state_count(), start.elapsed());
     eprintln!("key protocol, {}: {states} states in {took:.1?}", scenario.name);
     for invariant in INVARIANTS {

@@ -145,7 +145,9 @@ impl Bounds {
 
     pub(super) fn actions_of_replica(&self, world: &World, actions: &mut Vec<Action>) {
         let Some(replica) = &world.replica else {
-            if world.left(Count::Rewinds) && world.former.is_some() {
+            let source = &world.primary;
+            let is_idle = source.is_unlocked() && source.checkpointer().redo().is_none();
+            if world.left(Count::Rewinds) && world.former.is_some() && is_idle {
                 actions.push(Action::Rewind);
             }
             return;

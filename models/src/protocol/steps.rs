@@ -174,7 +174,9 @@ impl Bounds {
     fn rewind(&self, world: &mut World) {
         world.count(Count::Rewinds);
         let Some((former, fork)) = world.former.take() else { return };
-        let source = &world.primary;
+        let source = &mut world.primary;
+        // `pg_rewind` wants one since the promotion: pages from before may be in memory only.
+        while source.memory.is_some() && !source.step_checkpoint(self) {}
         let is_change = |record: &WalRecord| !matches!(record, WalRecord::Checkpoint { .. });
         let parted = former.wal.get(fork..).unwrap_or_default();
         world.left_behind_key = wal::keys_made(parted).next().is_some();
