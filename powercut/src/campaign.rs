@@ -139,9 +139,9 @@ pub fn try_cut(
 }
 
 /// A defect of PostgreSQL itself, seen in 17 and 18. The main file of an unlogged table is made
-/// again at the end of recovery from its init fork. That fails where redo brought the init fork back, after the former
-/// main file, which had survived, was not recognised (`ResetUnloggedRelationsInDbspaceDir`,
-/// reinit.c; `copy_file`, copydir.c).
+/// again at the end of recovery from its init fork. That fails where redo brought the init fork
+/// back, after the former main file, which had survived, was not recognised
+/// (`ResetUnloggedRelationsInDbspaceDir`, reinit.c; `copy_file`, copydir.c).
 fn is_known(error: &str, major: u32) -> bool {
     major >= 17 && error.contains("could not create file \"base/") && error.contains("File exists")
 }
