@@ -74,8 +74,9 @@ impl<'a> Barman<'a> {
 
     /// Archives all WAL so far.
     fn archive_all(&self) -> Result<()> {
+        // Before the switch: afterwards the server may begin another segment at any time.
+        let last = self.cluster.text("SELECT pg_walfile_name(pg_current_wal_insert_lsn())")?;
         self.run(&["switch-wal", "--force", "main"])?;
-        let last = self.cluster.text("SELECT pg_walfile_name(pg_current_wal_lsn() - 1)")?;
         // A streamed segment is archived when WAL continues.
         self.cluster.sql("CHECKPOINT")?;
         self.cluster.eventually_that(&last, || {
