@@ -7,7 +7,7 @@ use pgrx::pg_sys::panic::CaughtError;
 use pgrx::{PgSqlErrorCode as Code, PgTryBuilder};
 use serde::Serialize;
 
-use crate::pg::report::{Result, sqlstate};
+use crate::pg::report::{self, Result, sqlstate};
 use crate::pg::session::{self, Identity};
 use crate::shmem;
 
@@ -106,7 +106,8 @@ pub(crate) fn audited<T>(operation: Operation, work: impl FnOnce() -> Result<T>)
     let who = session::identity();
     operation.log(&who, ATTEMPTED, None);
     let failed = |error: CaughtError| -> Result<T> {
-        operation.log_failure(&who, Some(code_of(&error)));
+        let code = report::of_caught(&error).sql_error_code() as i32;
+        operation.log_failure(&who, Some(code));
         error.rethrow()
     };
     let done = PgTryBuilder::new(AssertUnwindSafe(work))
@@ -118,14 +119,6 @@ pub(crate) fn audited<T>(operation: Operation, work: impl FnOnce() -> Result<T>)
         Err(report) => operation.log_failure(&who, Some(report.code())),
     }
     done
-}
-
-fn code_of(error: &CaughtError) -> i32 {
-    let report = match error {
-        CaughtError::PostgresError(report) | CaughtError::ErrorReport(report) => report,
-        CaughtError::RustPanic { ereport, .. } => ereport,
-    };
-    report.sql_error_code() as i32
 }
 
 /// Writes the line of something that the server does by itself, or detects.

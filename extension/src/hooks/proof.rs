@@ -18,7 +18,7 @@ use pgrx::prelude::PgLogLevel;
 
 use super::calls_seen::{self, Call};
 use crate::pg::locks::SelfCheckLock;
-use crate::pg::report::Report;
+use crate::pg::report::{self, Report};
 use crate::pg::{process, scratch};
 
 /// Why the self-check failed.
@@ -72,11 +72,8 @@ pub(super) fn require() {
 impl Unproven {
     /// The server raised an error during the check.
     pub(crate) fn raised(error: &CaughtError) -> Unproven {
-        let report = match error {
-            CaughtError::PostgresError(report) | CaughtError::ErrorReport(report) => report,
-            CaughtError::RustPanic { ereport, .. } => ereport,
-        };
-        Unproven::Unknown { cause: report.message().to_owned(), disk_full: false }
+        let cause = report::of_caught(error).message().to_owned();
+        Unproven::Unknown { cause, disk_full: false }
     }
 
     /// The message for the log.

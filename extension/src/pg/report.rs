@@ -8,7 +8,7 @@ use pagevault_cipher::secret::RandomError;
 use pagevault_keystore::directory::DirectoryError;
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys;
-use pgrx::pg_sys::panic::ErrorReport;
+use pgrx::pg_sys::panic::{CaughtError, ErrorReport, ErrorReportWithLevel};
 use pgrx::prelude::PgLogLevel;
 
 use super::externs;
@@ -81,6 +81,14 @@ impl Report {
     pub(crate) fn fatal(self) -> ! {
         self.send(PgLogLevel::FATAL);
         unreachable!("FATAL does not return")
+    }
+}
+
+/// The report of a caught error, whether the server, Rust code or a panic raised it.
+pub(crate) fn of_caught(error: &CaughtError) -> &ErrorReportWithLevel {
+    match error {
+        CaughtError::PostgresError(report) | CaughtError::ErrorReport(report) => report,
+        CaughtError::RustPanic { ereport, .. } => ereport,
     }
 }
 

@@ -11,18 +11,6 @@ pub(crate) fn number() -> u64 {
     unsafe { pg_sys::GetCurrentFullTransactionId() }.value
 }
 
-/// Runs `work` in a transaction of its own. In a background worker, outside any transaction.
-pub(crate) fn within<T>(work: impl FnOnce() -> T) -> T {
-    // SAFETY: begun and committed here; after an ERROR in between, the caller aborts the
-    // transaction.
-    unsafe {
-        pg_sys::StartTransactionCommand();
-        let done = work();
-        pg_sys::CommitTransactionCommand();
-        done
-    }
-}
-
 /// Refuses a command in a read-only transaction, as the server refuses commands that write rows.
 pub(crate) fn require_writable(command: &CStr) {
     // SAFETY: in a transaction; raises, or does nothing.

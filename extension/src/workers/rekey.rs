@@ -14,7 +14,7 @@ use pgrx::{IntoDatum, PgSqlErrorCode, PgTryBuilder, pg_sys};
 
 use crate::fault;
 use crate::keys::provider::unlock;
-use crate::pg::report::OrRaise;
+use crate::pg::report::{self, OrRaise};
 use crate::pg::{catalog, guc, process, worker};
 use crate::rekey::jobs::{self, End, Pending};
 use crate::rekey::{self, launcher};
@@ -159,10 +159,7 @@ pub(super) fn main(database: pg_sys::Datum) {
 }
 
 fn message_of(error: &CaughtError) -> String {
-    let report = match error {
-        CaughtError::PostgresError(report) | CaughtError::ErrorReport(report) => report,
-        CaughtError::RustPanic { ereport, .. } => ereport,
-    };
+    let report = report::of_caught(error);
     match report.detail() {
         Some(detail) => format!("{} ({detail})", report.message()),
         None => report.message().to_owned(),

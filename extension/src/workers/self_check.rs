@@ -4,12 +4,12 @@
 use std::time::Duration;
 
 use pgrx::PgTryBuilder;
-use pgrx::bgworkers::{BackgroundWorkerBuilder, BgWorkerStartTime};
+use pgrx::bgworkers::{BackgroundWorker, BackgroundWorkerBuilder, BgWorkerStartTime};
 
 use crate::hooks::proof::{self, Unproven};
 use crate::keys::provider::unlock;
 use crate::keys::store::unsettled;
-use crate::pg::{process, xact};
+use crate::pg::process;
 
 /// Pause while keys are locked or the disk is full, and before a failed worker is restarted.
 const PAUSE: Duration = Duration::from_secs(5);
@@ -41,7 +41,7 @@ pub(super) fn main() {
     process::connect_without_database();
     let mut tries = 0;
     loop {
-        let proven = PgTryBuilder::new(|| xact::within(proof::prove))
+        let proven = PgTryBuilder::new(|| BackgroundWorker::transaction(proof::prove))
             .catch_others(|error| Err(Unproven::raised(&error)))
             .execute();
         let Err(unproven) = proven else { return };

@@ -194,15 +194,7 @@ impl<'a, S: Storage> Log<'a, S> {
         scope: Scope,
         records: &[Record],
     ) -> Result<Self, LogError> {
-        let position = Position {
-            keystore_id,
-            scope,
-            generation: 0,
-            end: 0,
-            settled: 0,
-            logged: Lsn::INVALID,
-        };
-        let mut log = Self::resume(storage, position);
+        let mut log = Self::resume(storage, Position::before_all(keystore_id, scope));
         if storage.len(&log.name).map_err(|error| log.failed("open", error))?.is_some() {
             return Err(LogError::Exists { name: log.name });
         }
@@ -218,16 +210,7 @@ impl<'a, S: Storage> Log<'a, S> {
         scope: Scope,
         trust: Trust,
     ) -> Result<Option<(Self, Contents)>, LogError> {
-        let keystore_id = [0; 16];
-        let position = Position {
-            keystore_id,
-            scope,
-            generation: 0,
-            end: 0,
-            settled: 0,
-            logged: Lsn::INVALID,
-        };
-        let mut log = Self::resume(storage, position);
+        let mut log = Self::resume(storage, Position::before_all([0; 16], scope));
         let Some(length) = storage.len(&log.name).map_err(|error| log.failed("open", error))?
         else {
             return Ok(None);

@@ -27,6 +27,12 @@ pub struct Position {
 }
 
 impl Position {
+    /// Of a log that has nothing yet.
+    pub(super) fn before_all(keystore_id: [u8; 16], scope: Scope) -> Position {
+        let logged = Lsn::INVALID;
+        Position { keystore_id, scope, generation: 0, end: 0, settled: 0, logged }
+    }
+
     /// Whether the log ends in a mark that everything before it is durable, so that nothing is to
     /// be settled.
     pub fn is_settled(&self) -> bool {
