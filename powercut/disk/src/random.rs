@@ -28,6 +28,16 @@ impl Random {
         self.number() % end
     }
 
+    /// True once in `times`.
+    pub fn once_in(&mut self, times: u64) -> bool {
+        self.below(times) == 0
+    }
+
+    /// One of these, of which there is at least one.
+    pub fn one_of<T: Copy>(&mut self, choices: &[T]) -> T {
+        choices[usize::try_from(self.below(choices.len() as u64)).unwrap_or_default()]
+    }
+
     /// True so many times of a hundred.
     pub fn percent(&mut self, times: u64) -> bool {
         self.below(100) < times

@@ -4,7 +4,7 @@ use super::database::{Kind, Label};
 use super::operation::{Operation, Process, Setup, Target};
 use super::statement::{Asked, Catalog, Change, Statement};
 use super::world::{MAIN, SESSIONS, World};
-use crate::random::Random;
+use pagevault_powercut_disk::Random;
 
 /// Tables are numbered below this.
 const TABLES: u64 = 6;

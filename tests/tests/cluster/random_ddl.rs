@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, ensure};
+use pagevault_tests::Random;
 use pagevault_tests::cluster::{run_sql, text};
-use pagevault_tests::random::Random;
 use pagevault_tests::{Cluster, Settings};
 use postgres::Client;
 

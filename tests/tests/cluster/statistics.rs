@@ -8,6 +8,7 @@ use pagevault_tests::datafile::if_exists;
 use pagevault_tests::{Cluster, DataFile, KeyFile, Settings, StopMode};
 use postgres::Client;
 
+use crate::catalogs::expect_no_drift_of_catalogs;
 use crate::labels::{drift, expect_no_drift, label};
 use crate::{assert_plain, assert_sealed};
 
@@ -68,13 +69,7 @@ fn expect_sealed_in(client: &mut Client) -> Result<()> {
         let found = text(client, &format!("SELECT pagevault.is_encrypted('{catalog}')"))?;
         ensure!(found == "t", "is_encrypted says {found} of {catalog}");
     }
-    let rows = column(
-        client,
-        "SELECT concat_ws(', ', relation, expected, reason, actual) FROM pagevault.drift(true)
-         WHERE relation::oid < 16384",
-    )?;
-    ensure!(rows.is_empty(), "drift: {rows:?}");
-    Ok(())
+    expect_no_drift_of_catalogs(client)
 }
 
 fn expect_sealed(cluster: &Cluster) -> Result<()> {

@@ -74,7 +74,7 @@ fn expect(cluster: &Cluster, client: &mut Client, shared: bool, sealed: bool) ->
     Ok(())
 }
 
-fn expect_no_drift(client: &mut Client) -> Result<()> {
+pub(crate) fn expect_no_drift_of_catalogs(client: &mut Client) -> Result<()> {
     let rows = column(
         client,
         "SELECT concat_ws(', ', relation, expected, reason, actual) FROM pagevault.drift(true)
@@ -97,7 +97,7 @@ fn a_label_on_the_database_seals_its_catalogs() -> Result<()> {
     expect(&cluster, &mut app, false, false)?;
     run_sql(&mut app, &label(APP, "'encrypted'"))?;
     expect(&cluster, &mut app, false, true)?;
-    expect_no_drift(&mut app)?;
+    expect_no_drift_of_catalogs(&mut app)?;
     for name in ["pg_class", "pg_proc", "pg_attribute"] {
         ensure!(
             text(&mut app, &format!("SELECT pagevault.is_encrypted('{name}')"))? == "t",
@@ -145,14 +145,14 @@ fn a_label_on_the_database_seals_its_catalogs() -> Result<()> {
     run_sql(&mut app, &label(APP, "'plaintext'"))?;
     run_sql(&mut app, "VACUUM FULL pg_proc")?;
     expect(&cluster, &mut app, false, true)?;
-    expect_no_drift(&mut app)?;
+    expect_no_drift_of_catalogs(&mut app)?;
     run_sql(
         &mut app,
         "SELECT pagevault.decrypt(oid) FROM pg_class WHERE oid < 16384 AND relkind = 'r' AND NOT relisshared",
     )?;
     run_sql(&mut app, "SELECT pagevault.wait_for_rekey(job) FROM pagevault.rekey_jobs")?;
     expect(&cluster, &mut app, false, false)?;
-    expect_no_drift(&mut app)?;
+    expect_no_drift_of_catalogs(&mut app)?;
     drop(app);
     cluster.crash()?;
     check_objects(&mut cluster.client_to("app")?)?;
@@ -179,7 +179,7 @@ fn a_label_set_in_another_database_causes_drift() -> Result<()> {
         text(&mut app, "SELECT count(*) FROM pagevault.encrypt_catalogs()")?.parse()?;
     ensure!(sealed > 50, "{sealed} catalogs");
     expect(&cluster, &mut app, false, true)?;
-    expect_no_drift(&mut app)?;
+    expect_no_drift_of_catalogs(&mut app)?;
     let ciphers = "SELECT string_agg(DISTINCT cipher, ' ') FROM pagevault.relations WHERE relation::oid < 16384";
     ensure!(text(&mut app, ciphers)? == "aes-128-xts", "{}", text(&mut app, ciphers)?);
     drop(app);
@@ -342,7 +342,7 @@ fn sealing_may_be_interrupted() -> Result<()> {
         run_sql(&mut app, statement)?;
     }
     expect(&cluster, &mut app, false, true)?;
-    expect_no_drift(&mut app)?;
+    expect_no_drift_of_catalogs(&mut app)?;
     drop(app);
     cluster.crash()?;
     let mut app = cluster.client_to("app")?;

@@ -22,7 +22,7 @@ fn shared_catalogs_are_sealed_on_demand() -> Result<()> {
     let encrypted = "SELECT count(*) > 8 AND count(job) = 0 FROM pagevault.encrypt_catalogs()";
     ensure!(text(&mut client, encrypted)? == "t" && text(&mut client, encrypted)? == "f");
     expect(&cluster, &mut client, true, true)?;
-    expect_no_drift(&mut client)?;
+    expect_no_drift_of_catalogs(&mut client)?;
     expect(&cluster, &mut client, false, false)?;
     drop(client);
 
@@ -60,7 +60,7 @@ fn shared_catalogs_are_sealed_on_demand() -> Result<()> {
     cluster.sql("VACUUM FULL pg_authid")?;
     let mut client = cluster.client()?;
     expect(&cluster, &mut client, true, true)?;
-    expect_no_drift(&mut client)?;
+    expect_no_drift_of_catalogs(&mut client)?;
     run_sql(
         &mut client,
         "SELECT pagevault.decrypt(oid) FROM pg_class WHERE oid < 16384 AND relkind = 'r' AND relisshared",

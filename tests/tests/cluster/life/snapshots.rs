@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::cluster::text;
 use pagevault_tests::installation::run;
-use pagevault_tests::{Cluster, Settings};
+use pagevault_tests::{Cluster, Random, Settings};
 use postgres::Client;
 
 use super::{CONTENT, check, each, ends_as_its_original, everything, rotate_all};
@@ -77,15 +77,6 @@ enum Keystore {
     AsListed,
 }
 
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        (self.0 >> 33) as usize % limit
-    }
-}
-
 /// Copies the data directory; calls `meanwhile` several times.
 fn snapshot(
     cluster: &Cluster,
@@ -105,9 +96,9 @@ fn snapshot(
         let cut = matches!(keystore, Keystore::AsListed) && file.starts_with("pagevault");
         Ok(if cut { fs::metadata(source.join(file))?.len() } else { u64::MAX })
     };
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     for at in (1..files.len()).rev() {
-        files.swap(at, random.below(at + 1));
+        files.swap(at, random.below(at as u64 + 1) as usize);
     }
     match keystore {
         Keystore::First => {

@@ -5,15 +5,10 @@ use pagevault_tests::witnesses::Witnesses;
 
 use super::*;
 
-/// An older page decrypts to an empty page, both in its original data directory and when it is
-/// restored.
-#[test]
-fn older_pages_decrypt_to_empty_pages() -> Result<()> {
-    let (cluster, _keys) = sampled("")?;
-    let u = cluster.text(U)?;
-    cluster.stop(StopMode::Fast)?;
+/// Shreds, and has the server start with the pages of statistics from before, which were on disk.
+fn shred_under_older_pages(cluster: &Cluster) -> Result<()> {
+    cluster.restart()?;
     let mut before = Vec::new();
-    cluster.start_server()?;
     for place in PLACES {
         for file in cluster.files(place)? {
             before.push((file.path.clone(), file.bytes()?));
@@ -24,7 +19,16 @@ fn older_pages_decrypt_to_empty_pages() -> Result<()> {
     for (path, bytes) in &before {
         std::fs::write(path, bytes)?;
     }
-    cluster.start_server()?;
+    cluster.start_server()
+}
+
+/// An older page decrypts to an empty page, both in its original data directory and when it is
+/// restored.
+#[test]
+fn older_pages_decrypt_to_empty_pages() -> Result<()> {
+    let (cluster, _keys) = sampled("")?;
+    let u = cluster.text(U)?;
+    shred_under_older_pages(&cluster)?;
     ensure_no_canary(&cluster)?;
     let rows = "SELECT count(*) FROM pg_statistic";
     ensure!(cluster.text(rows)? == "0", "{}", cluster.text(rows)?);
@@ -57,19 +61,7 @@ fn rows_added_in_place_of_older_pages() -> Result<()> {
         columns("'zeisig' || i % 3"),
         columns("i % 3"),
     ))?;
-    cluster.restart()?;
-    let mut before = Vec::new();
-    for place in PLACES {
-        for file in cluster.files(place)? {
-            before.push((file.path.clone(), file.bytes()?));
-        }
-    }
-    cluster.sql(SHRED)?;
-    cluster.stop(StopMode::Fast)?;
-    for (path, bytes) in &before {
-        std::fs::write(path, bytes)?;
-    }
-    cluster.start_server()?;
+    shred_under_older_pages(&cluster)?;
     for statement in
         ["VACUUM pg_statistic", "ANALYZE numbers", "VACUUM pg_statistic", "ANALYZE texts"]
     {
