@@ -2,7 +2,8 @@
 
 use std::process::Stdio;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::installation::run;
 use crate::{Cluster, StopMode, process};
@@ -84,6 +85,23 @@ impl Cluster {
             }
         }
         Ok(())
+    }
+
+    /// Sends SIGKILL to one process of the server and waits until the postmaster has ended all
+    /// others and recovered. Until it notices the death, queries still succeed.
+    ///
+    /// # Errors
+    /// When the server is not back within 60 s.
+    pub fn crash_process(&self, pid: Pid) -> Result<()> {
+        // postmaster.c: PostmasterStateMachine.
+        let crashes = || self.log().matches("all server processes terminated").count();
+        let before = crashes();
+        kill_process(pid, Signal::KILL)?;
+        self.eventually_that("restart after a crash", || {
+            ensure!(crashes() > before, "the postmaster has not noticed it");
+            Ok(())
+        })?;
+        self.eventually("SELECT 1", "1")
     }
 
     /// [`Cluster::kill`] and then a start, which recovers.

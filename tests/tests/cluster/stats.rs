@@ -5,7 +5,7 @@ use anyhow::{Context, Result, ensure};
 use pagevault_tests::cluster::{run_sql, text};
 use pagevault_tests::{Cluster, Settings, StopMode};
 use postgres::Client;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Pid;
 
 use crate::assert_sealed;
 
@@ -150,9 +150,7 @@ fn counters_continue_after_a_backend_crash() -> Result<()> {
 
     let backend = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'background writer'";
     let pid = Pid::from_raw(cluster.text(backend)?.parse()?).context("a process")?;
-    kill_process(pid, Signal::KILL)?;
-    cluster.eventually_logs("reinitializing")?;
-    cluster.eventually("SELECT pg_is_in_recovery()", "f")?;
+    cluster.crash_process(pid)?;
 
     let after = row(&mut cluster.client()?, "relation")?;
     ensure!(after.sealed >= before.sealed && after.seal_time >= before.seal_time, "{after:?}");

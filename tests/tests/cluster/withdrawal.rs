@@ -5,7 +5,7 @@ use anyhow::{Context, Result, ensure};
 use pagevault_tests::cluster::{expect_error, run_sql, text};
 use pagevault_tests::standby::{standby_of, wait_for};
 use pagevault_tests::{Cluster, KeyFile, Settings, SqlError};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Pid;
 
 use crate::revalidate::{STATE, put_back, replace, strict, watchful};
 
@@ -184,9 +184,9 @@ fn recovery_leaves_no_pages_of_locked_relations_in_buffers() -> Result<()> {
     locked(&cluster)?;
     let mut client = cluster.client()?;
     let pid = Pid::from_raw(text(&mut client, "SELECT pg_backend_pid()")?.parse()?);
-    kill_process(pid.context("no process id")?, Signal::KILL)?;
+    cluster.crash_process(pid.context("no process id")?)?;
     drop(client);
-    cluster.eventually("SELECT id FROM open", "1")?;
+    ensure!(cluster.text("SELECT id FROM open")? == "1", "a plaintext table");
     cluster.eventually(IN_BUFFERS, "0")?;
     is_refused(&cluster.error("SELECT lo_get(4711)")?, "lo_get")?;
     put_back(&keys)?;

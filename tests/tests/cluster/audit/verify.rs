@@ -230,8 +230,11 @@ fn a_line_pending_at_a_crash_is_written_afterwards() -> Result<()> {
         if whole_server {
             cluster.start_server()?;
         }
+        cluster.eventually_that("the pending line", || {
+            ensure!(cluster.log().matches(MARK).count() > lines, "nothing was written");
+            Ok(())
+        })?;
         cluster.eventually("SELECT loaded FROM pagevault.status", "t")?;
-        ensure!(cluster.log().matches(MARK).count() > lines, "nothing was written");
         cluster.sql("SELECT pagevault.rotate_cluster_master_key()")?;
         ensure_whole(&cluster)?;
     }
