@@ -72,7 +72,7 @@ pub fn seal(key: &PageKey, offset: u64, bytes: &mut [u8]) {
         [] if !tail.is_empty() => short::seal(key, tail),
         [before @ .., last] if !tail.is_empty() => {
             last[..tail.len()].swap_with_slice(tail);
-            run_stolen(key, Direction::Encrypt, first + before.len() as u64, last);
+            run_stealing_block(key, Direction::Encrypt, first + before.len() as u64, last);
         }
         _ => {}
     }
@@ -85,7 +85,7 @@ pub fn open(key: &PageKey, offset: u64, bytes: &mut [u8]) {
     match blocks {
         [] if !tail.is_empty() => short::open(key, tail),
         [before @ .., last] if !tail.is_empty() => {
-            run_stolen(key, Direction::Decrypt, first + before.len() as u64, last);
+            run_stealing_block(key, Direction::Decrypt, first + before.len() as u64, last);
             last[..tail.len()].swap_with_slice(tail);
         }
         _ => {}
@@ -117,7 +117,7 @@ fn each_unit(first: u64, mut blocks: &mut [Block], f: impl Fn(u64, usize, &mut [
 
 /// Processes the last whole block of a file that ends with a partial one; `number` is its number.
 /// In ciphertext stealing it uses the tweak of the block after it in the same unit.
-fn run_stolen(key: &PageKey, direction: Direction, number: u64, block: &mut Block) {
+fn run_stealing_block(key: &PageKey, direction: Direction, number: u64, block: &mut Block) {
     let skip = (number % UNIT_BLOCKS as u64) as usize + 1;
     run_part(key, direction, number / UNIT_BLOCKS as u64, skip, std::slice::from_mut(block));
 }

@@ -24,7 +24,7 @@ use crate::keys::store::directory;
 use crate::pg::locks::Rewriting;
 use crate::pg::pages::{Held, Ring};
 use crate::pg::relation::{self, Facts, RelationKind};
-use crate::pg::remnants::{Before, Kept};
+use crate::pg::remnants::{Before, KeptBytes};
 use crate::pg::report::Result;
 use crate::pg::{process, statistics};
 use crate::{fault, rekey};
@@ -97,9 +97,9 @@ pub(crate) fn clear_statistics() -> Result<Vec<Cleared>> {
     let before = Before::now();
     let mut cleared = Vec::new();
     for (catalog, kept) in statistics::CATALOGS {
-        let family = relation::family_as_it_is(catalog);
+        let family = relation::family_unlocked(catalog);
         for member in family.into_iter().filter(|member| member.kind != RelationKind::Index) {
-            let kept = if member.kind == RelationKind::Toast { Kept::Lengths } else { kept };
+            let kept = if member.kind == RelationKind::Toast { KeptBytes::Lengths } else { kept };
             cleared.push(clear(&member, kept, &before, &limit)?);
         }
     }
@@ -107,7 +107,7 @@ pub(crate) fn clear_statistics() -> Result<Vec<Cleared>> {
     Ok(cleared)
 }
 
-fn clear(member: &Facts, kept: Kept, before: &Before, limit: &WaitLimit) -> Result<Cleared> {
+fn clear(member: &Facts, kept: KeptBytes, before: &Before, limit: &WaitLimit) -> Result<Cleared> {
     let oid = member.oid;
     let done = |file, state, _right| {
         Ok(Cleared { name: relation::quoted_name(member), file, state, _right })

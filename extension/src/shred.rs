@@ -29,7 +29,7 @@ use crate::pg::{buffers, catalog, compat, locks, process, session};
 use crate::rekey::jobs;
 use crate::remnants::{self, Cleared};
 use crate::verify::{self, PageState};
-use crate::writers::{self, Act};
+use crate::writers::{self, Activity};
 use crate::{audit, fault, workers};
 
 const LOCK: pg_sys::LOCKMODE = pg_sys::AccessExclusiveLock as pg_sys::LOCKMODE;
@@ -57,7 +57,7 @@ pub(crate) fn relation(by: &str, oid: Oid, confirm: &str) -> Result<Shredded> {
     if !facts.user_made {
         return Err(not_supported(&name, "is part of the system"));
     }
-    if !relation::leads(&facts) {
+    if !relation::is_independent(&facts) {
         return Err(not_supported(&name, "goes along with another relation, or holds nothing")
             .hint("Shred the table that it belongs to."));
     }
@@ -80,7 +80,7 @@ pub(crate) fn schema(by: &str, oid: Oid, confirm: &str) -> Result<Shredded> {
     }
     let members = relation::all().into_iter().filter_map(relation::facts);
     let roots: Vec<Oid> = members
-        .filter(|facts| facts.schema == oid && !facts.temporary && relation::leads(facts))
+        .filter(|facts| facts.schema == oid && !facts.temporary && relation::is_independent(facts))
         .map(|facts| facts.oid)
         .collect();
     if roots.is_empty() {
@@ -170,7 +170,7 @@ fn lock_members(roots: &[Oid]) -> Result<Vec<Facts>> {
     let now: HashSet<Oid> = roots
         .iter()
         .flat_map(|&root| relation::with_partitions(root))
-        .flat_map(|table| relation::family_as_it_is(table.oid))
+        .flat_map(|table| relation::family_unlocked(table.oid))
         .map(|facts| facts.oid)
         .collect();
     // An earlier holder of a lock may have detached a partition, or changed the owner of a
@@ -308,7 +308,7 @@ pub(crate) fn former_files(by: &str, confirm: &str) -> Result<Shredded> {
     let mut found = destruction::former_files(database)?;
     require_tablespaces(database, &found)?;
     // Wait for processes that have created a key and are about to create its file.
-    writers::await_others(Act::Creating, None)?;
+    writers::await_others(Activity::Creating, None)?;
     found.retain(Former::is_gone);
     if found.is_empty() {
         return Err(Report::new(

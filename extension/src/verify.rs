@@ -70,8 +70,8 @@ pub(crate) fn pages_of(relation: Oid) -> Result<Vec<(Facts, Vec<PageCount>)>> {
     /// Limits repetitions if files are replaced all the time.
     const ATTEMPTS: u32 = 10;
     let stored = || {
-        relation::hear_of_changes();
-        let mut members = relation::family_as_it_is(relation);
+        relation::accept_invalidations();
+        let mut members = relation::family_unlocked(relation);
         members.retain(Facts::is_stored);
         members
     };

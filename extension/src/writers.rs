@@ -8,9 +8,9 @@
 //! for their client, and for an archiver whose command hangs.
 //!
 //! Each process has its own slot in shared memory, by its number among the server's processes, with
-//! one number for each kind of [`Act`]. The process makes it odd before it looks up the key, and
-//! even afterwards; it never has the same odd value twice in a row. Beside it is the file, so that
-//! only writers of that file are waited for. So the number is odd from before the lookup until
+//! one number for each kind of [`Activity`]. The process makes it odd before it looks up the key,
+//! and even afterwards; it never has the same odd value twice in a row. Beside it is the file, so
+//! that only writers of that file are waited for. So the number is odd from before the lookup until
 //! after the write, and
 //!
 //! - the writer stores the odd number, and then looks up the key;
@@ -33,61 +33,61 @@ use pgrx::PgSqlErrorCode;
 use crate::pg::report::{Report, Result};
 use crate::pg::{compat, guc, process, processes};
 use crate::shmem;
-use crate::shmem::writers::{Slot, Turn};
+use crate::shmem::writers::{Slot, WriterMark};
 use crate::sync::{Ordering::SeqCst, fence};
 
 /// An action between looking up keys and using the result.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Act {
+pub(crate) enum Activity {
     /// A page is encrypted and written.
     Writing,
     /// A key is created for a file, and then the file.
     Creating,
 }
 
-const ACTS: [Act; 2] = [Act::Writing, Act::Creating];
+const ACTIVITIES: [Activity; 2] = [Activity::Writing, Activity::Creating];
 
-impl Act {
+impl Activity {
     #[inline]
-    fn turn(self, slot: &Slot) -> &Turn {
+    fn mark(self, slot: &Slot) -> &WriterMark {
         match self {
-            Act::Writing => &slot.writing,
-            Act::Creating => &slot.creating,
+            Activity::Writing => &slot.writing,
+            Activity::Creating => &slot.creating,
         }
     }
 }
 
 /// The mark of this process. The postmaster has none, and writes nothing.
 #[inline]
-fn own(act: Act) -> Option<&'static Turn> {
-    Some(act.turn(shmem::get()?.writers.slot(compat::process_number()?)?))
+fn own(activity: Activity) -> Option<&'static WriterMark> {
+    Some(activity.mark(shmem::get()?.writers.slot(compat::process_number()?)?))
 }
 
 /// Marks that this process is about to look up the keys of a file, given by its number, and to use
 /// the result.
 #[inline]
-pub(crate) fn begin(act: Act, file: u32) {
-    if let Some(turn) = own(act) {
+pub(crate) fn begin(activity: Activity, file: u32) {
+    if let Some(turn) = own(activity) {
         turn.begin(file);
     }
 }
 
 /// Marks the end of the action.
 #[inline]
-pub(crate) fn end(act: Act) {
-    if let Some(turn) = own(act) {
+pub(crate) fn end(activity: Activity) {
+    if let Some(turn) = own(activity) {
         turn.end();
     }
 }
 
 /// Ends actions that an ERROR may have interrupted.
 pub(crate) fn end_all() {
-    ACTS.into_iter().for_each(end);
+    ACTIVITIES.into_iter().for_each(end);
 }
 
 /// The processes that were in an action when this was made.
 pub(crate) struct Others {
-    act: Act,
+    activity: Activity,
     /// Process number, number in its mark, pid.
     busy: Vec<(usize, u32, u32)>,
     since: Instant,
@@ -96,24 +96,24 @@ pub(crate) struct Others {
 impl Others {
     /// The processes that may have looked up the keys of a file (by its number; `None`: any) before
     /// their last change, and are still using the result.
-    pub(crate) fn at(act: Act, file: Option<u32>) -> Others {
+    pub(crate) fn at(activity: Activity, file: Option<u32>) -> Others {
         let mut busy = Vec::new();
         fence(SeqCst);
         let slots = shmem::get().map_or(&[][..], |shared| shared.writers.slots());
         for (process, slot) in slots.iter().enumerate() {
-            if let Some(number) = act.turn(slot).set_for(file) {
+            if let Some(number) = activity.mark(slot).set_for(file) {
                 busy.push((process, number, processes::pid(process)));
             }
         }
-        Others { act, busy, since: Instant::now() }
+        Others { activity, busy, since: Instant::now() }
     }
 
     /// Whether all of them have ended their action.
     pub(crate) fn are_done(&mut self) -> bool {
-        let act = self.act;
+        let activity = self.activity;
         self.busy.retain(|&(process, before, pid)| {
             let slot = shmem::get().and_then(|shared| shared.writers.slot(process));
-            let goes_on = slot.is_some_and(|slot| act.turn(slot).has(before));
+            let goes_on = slot.is_some_and(|slot| activity.mark(slot).has(before));
             goes_on && !processes::has_left_its_work(process, pid)
         });
         if self.busy.is_empty() {
@@ -136,12 +136,12 @@ impl Others {
     /// The error that names the first of them. In a transaction.
     pub(crate) fn report(&self) -> Report {
         let pid = self.first().unwrap_or_default();
-        let (message, consequence) = match self.act {
-            Act::Writing => (
+        let (message, consequence) = match self.activity {
+            Activity::Writing => (
                 format!("process {pid} is still writing a page"),
                 "It may write under the key that was replaced, so nothing can be proven before it is done. Nothing is lost: what was written before stays readable.",
             ),
-            Act::Creating => (
+            Activity::Creating => (
                 format!("process {pid} is still making a file"),
                 "The file may have a key already, so it cannot be told from one that is gone. Nothing was destroyed.",
             ),
@@ -158,8 +158,8 @@ impl Others {
 ///
 /// # Errors
 /// If a process exceeds `pagevault.writers_timeout`. Raises ERROR if this session is cancelled.
-pub(crate) fn await_others(act: Act, file: Option<u32>) -> Result<()> {
-    let mut others = Others::at(act, file);
+pub(crate) fn await_others(activity: Activity, file: Option<u32>) -> Result<()> {
+    let mut others = Others::at(activity, file);
     let mut pause = Duration::from_millis(1);
     while !others.are_done() {
         if others.take_too_long() {

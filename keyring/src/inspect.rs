@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use pagevault_cipher::page::{self, PAGE_SIZE};
 use pagevault_cipher::{Lsn, wal};
-use pagevault_keystore::log::{self, aside};
+use pagevault_keystore::log::{self, unsettled};
 use pagevault_keystore::{Scope, batch};
 
 use crate::failure::{Failure, unreadable};
@@ -46,7 +46,7 @@ fn key_files(path: &Path) -> Result<Vec<PathBuf>, Failure> {
     let mut files = Vec::new();
     for entry in entries {
         let entry = entry.map_err(|error| unreadable(&directory, &error))?;
-        let is_one = |name: &str| log::scope_of(name).or(aside::scope_beside(name)).is_some();
+        let is_one = |name: &str| log::scope_of(name).or(unsettled::scope_of(name)).is_some();
         if entry.file_name().to_str().is_some_and(is_one) {
             files.push(entry.path());
         }
@@ -60,8 +60,8 @@ fn inspect_file(path: &Path, out: &mut impl Write) -> Result<(), Failure> {
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let length = fs::metadata(path).map_err(failed)?.len();
     writeln!(out, "{}: {length} bytes", printable(&path.display().to_string())).map_err(failed)?;
-    if let Some(scope) = log::scope_of(&name).or(aside::scope_beside(&name)) {
-        if aside::scope_beside(&name).is_some() {
+    if let Some(scope) = log::scope_of(&name).or(unsettled::scope_of(&name)) {
+        if unsettled::scope_of(&name).is_some() {
             writeln!(out, "  records cut off at a server start, kept until recovery ends:")
                 .map_err(failed)?;
         }

@@ -26,7 +26,7 @@
 //! | `bindir` | finding PostgreSQL's own programs |
 //! | [`mod@exec`] | running PostgreSQL's own programs with the WAL keys |
 //! | [`mod@inspect`] | what can be read from files without keys |
-//! | [`mod@take_back`] | restoring records that a failed start cut off from key files |
+//! | [`mod@restore_unsettled`] | restoring records that a failed start cut off from key files |
 //! | [`mod@verify`] | decrypting all pages and WAL records of a data directory |
 //! | [`mod@harden`] | no core dumps, no readable files, no secrets in panic messages |
 //! | [`cli`] | the command line |
@@ -52,9 +52,9 @@ mod program;
 pub mod provider;
 pub mod providers;
 mod regular;
+pub mod restore_unsettled;
 pub mod retry;
 pub mod serve;
-pub mod take_back;
 pub mod trust;
 pub mod verify;
 mod wire;

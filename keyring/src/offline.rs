@@ -13,7 +13,7 @@ use pagevault_cipher::residue::without_trace;
 use pagevault_cipher::wrap::{self, WrapKey};
 use pagevault_cipher::{CipherId, DataKeyVersion, KeyVersion, Secret32};
 use pagevault_keystore::escrow::{self, Restored};
-use pagevault_keystore::log::{self, aside};
+use pagevault_keystore::log::{self, unsettled};
 use pagevault_keystore::protocol::{Action, Base64, ErrorClass, Operation, Outcome, Request};
 use pagevault_keystore::state::{DataKey, State};
 use pagevault_keystore::wal;
@@ -141,12 +141,13 @@ impl Keystore {
     ///
     /// # Errors
     /// Those of [`Keystore::read`].
-    pub fn put_aside(&self) -> Result<Vec<(Scope, Vec<Record>)>, Failure> {
+    pub fn unsettled(&self) -> Result<Vec<(Scope, Vec<Record>)>, Failure> {
         let directory = self.data_directory.join(DIRECTORY);
         let mut found = Vec::new();
-        for scope in scopes_in(&directory, aside::scope_beside)? {
-            let path = directory.join(aside::name(scope));
-            let records = aside::decode(&read_trusted(FileKind::Keystore, &path)?, scope, &self.id);
+        for scope in scopes_in(&directory, unsettled::scope_of)? {
+            let path = directory.join(unsettled::name(scope));
+            let records =
+                unsettled::decode(&read_trusted(FileKind::Keystore, &path)?, scope, &self.id);
             let records = records.map_err(|error| {
                 let what = format!("key file \"{}\" is not readable: {error}", path.display());
                 Failure::new(ErrorClass::Internal, what)

@@ -141,7 +141,7 @@ pub(crate) fn is_intact(bytes: &[u8]) -> bool {
 
 /// Whether a frame, which may be incomplete, states that more than `offset` bytes of its log were
 /// durable. A frame of a later version cannot be interpreted, and counts as if it did.
-pub(crate) fn testifies_beyond(bytes: &[u8], offset: u64) -> bool {
+pub(crate) fn proves_durable_beyond(bytes: &[u8], offset: u64) -> bool {
     match Header::parse(bytes) {
         Ok(header) => header.settled > offset,
         Err(problem) => had_right_checksum(&problem),

@@ -68,7 +68,7 @@ fn is_carried(file: RelFile) -> bool {
 ///
 /// # Errors
 /// If the state contradicts itself.
-pub fn carried(mut state: State) -> Result<State, StateError> {
+pub fn carry_over(mut state: State) -> Result<State, StateError> {
     let left: Vec<(RelFile, DataKeyVersion)> = state
         .files()
         .filter(|(file, _)| !is_carried(*file))
@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn carried_files_stay_encrypted_and_all_keys_are_kept() {
-        let new = carried(state()).unwrap();
+        let new = carry_over(state()).unwrap();
         for (at, file) in KEYED.into_iter().enumerate() {
             let entry = new.file(file).unwrap();
             assert_eq!(entry.keys.len(), 2, "{file}");
@@ -135,12 +135,12 @@ mod tests {
             assert_eq!(entry.next_version(), Some(version(3)), "{file}");
         }
         // Repeating it changes nothing.
-        assert_eq!(carried(new.clone()).unwrap(), new);
+        assert_eq!(carry_over(new.clone()).unwrap(), new);
     }
 
     #[test]
     fn a_state_with_more_is_not_a_part() {
-        let (whole, mut state) = (carried(state()).unwrap(), carried(state()).unwrap());
+        let (whole, mut state) = (carry_over(state()).unwrap(), carry_over(state()).unwrap());
         assert!(is_part_of(&State::default(), &whole));
         assert!(is_part_of(&state, &whole));
         let file = KEYED[0];

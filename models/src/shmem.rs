@@ -16,15 +16,15 @@ use crate::pg::mapping::Region;
 
 /// What two processes are at.
 #[derive(Clone, Copy)]
-pub struct Turns(Writers);
+pub struct WriterMarks(Writers);
 
-impl Default for Turns {
+impl Default for WriterMarks {
     fn default() -> Self {
         Self(Writers::new(Region::new(2)))
     }
 }
 
-impl Turns {
+impl WriterMarks {
     fn slot(self, process: usize) -> &'static Slot {
         &self.0.slots()[process]
     }
@@ -39,12 +39,12 @@ impl Turns {
         self.slot(process).writing.end();
     }
 
-    /// `Turn::set_for`
+    /// `WriterMark::set_for`
     pub fn set_for(self, process: usize, file: u32) -> Option<u32> {
         self.slot(process).writing.set_for(Some(file))
     }
 
-    /// `Turn::has`
+    /// `WriterMark::has`
     pub fn has(self, process: usize, number: u32) -> bool {
         self.slot(process).writing.has(number)
     }
@@ -67,7 +67,7 @@ impl Notes {
         !self.0.is_settled()
     }
 
-    /// `stand_ins::require_none`: the notes that it finds.
+    /// `placeholders::require_none`: the notes that it finds.
     pub fn settle(self) -> Vec<(RelFile, DataKeyVersion, u32)> {
         self.0.settle();
         self.notes()

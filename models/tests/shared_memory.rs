@@ -11,7 +11,7 @@ use std::time::Instant;
 use loom::thread::{self, JoinHandle};
 use pagevault_keystore::{DataKeyVersion, KeyVersion, Lsn, Phase, Record, RelFile, Scope};
 use pagevault_models::directory::{Directory, DirectoryError, FileSlot, KeyInfo};
-use pagevault_models::shmem::{Notes, Turns};
+use pagevault_models::shmem::{Notes, WriterMarks};
 use pagevault_models::sync::{self, AtomicU32, Ordering, Place, fence};
 
 const FILE: RelFile = RelFile { tablespace: 1663, database: 5, relation: 7 };
@@ -226,7 +226,7 @@ fn destruction_reaches_caches() {
 /// Who changes a file's key waits for everybody who may have seen the former one, and then sees
 /// what they have written.
 fn writers_are_awaited() {
-    let turns = Turns::default();
+    let turns = WriterMarks::default();
     let (key, page) = (Arc::new(AtomicU32::new(1)), Arc::new(AtomicU32::new(0)));
     let writer = {
         let (key, page) = (key.clone(), page.clone());
@@ -257,7 +257,7 @@ fn writers_are_awaited() {
 
 /// The same, with all orders in which a writer that has begun once, and ends, can be met.
 fn writer_is_met() {
-    let turns = Turns::default();
+    let turns = WriterMarks::default();
     let (key, page) = (Arc::new(AtomicU32::new(1)), Arc::new(AtomicU32::new(0)));
     let writer = {
         let (key, page) = (key.clone(), page.clone());

@@ -30,7 +30,7 @@ const MAX_ITEMS: usize = 291;
 /// Like [`blank`], for a heap page: every row that it may have had is dead. Index entries may still
 /// point to these rows. VACUUM removes the entries before it reuses the line pointers of dead rows
 /// or truncates the file. In a page without line pointers it would do both at once.
-pub fn bury(page: &mut Page, lsn: Lsn, block: u32, checksums: bool) {
+pub fn blank_heap(page: &mut Page, lsn: Lsn, block: u32, checksums: bool) {
     const ITEM: usize = size_of::<u32>();
     blank(page, lsn, block, false);
     let items = page[usize::from(PAGE_HEADER)..].chunks_exact_mut(ITEM).take(MAX_ITEMS);
@@ -40,18 +40,18 @@ pub fn bury(page: &mut Page, lsn: Lsn, block: u32, checksums: bool) {
     put(page, CHECKSUM, checksum);
 }
 
-/// Of a page made by [`stand_in`]: higher than any LSN in WAL, so no page of the server has it.
+/// Of a page made by [`placeholder`]: higher than any LSN in WAL, so no page of the server has it.
 const LATER_THAN_WAL: Lsn = Lsn::MAX;
 
-/// Bytes at the end of a [`stand_in`] page, where index code expects the special space.
+/// Bytes at the end of a [`placeholder`] page, where index code expects the special space.
 const SPECIAL_SPACE: u16 = 64;
 
 /// Makes the page a placeholder for a page that cannot be opened yet. It is valid and has no free
 /// space; as a visibility map page it says that nothing is visible. Its LSN is higher than any in
-/// WAL, so that redo skips the page and all code can recognise it ([`is_stand_in`]).
+/// WAL, so that redo skips the page and all code can recognise it ([`is_placeholder`]).
 ///
 /// With `checksums` it carries its checksum as block `block` of a fork.
-pub fn stand_in(page: &mut Page, block: u32, checksums: bool) {
+pub fn placeholder(page: &mut Page, block: u32, checksums: bool) {
     page.fill(0);
     page[LSN..LSN + LSN_SIZE].copy_from_slice(&LATER_THAN_WAL.to_page());
     put(page, LOWER, PAGE_HEADER);
@@ -63,10 +63,10 @@ pub fn stand_in(page: &mut Page, block: u32, checksums: bool) {
 }
 
 /// Whether the page with this LSN is a placeholder made by
-/// [`stand_in`].
+/// [`placeholder`].
 #[inline]
 #[must_use]
-pub fn is_stand_in(lsn: Lsn) -> bool {
+pub fn is_placeholder(lsn: Lsn) -> bool {
     lsn == LATER_THAN_WAL
 }
 
@@ -101,9 +101,9 @@ mod tests {
     }
 
     #[test]
-    fn a_buried_page_has_dead_rows_only() {
+    fn a_blank_heap_page_has_dead_rows_only() {
         let mut page = [7; PAGE_SIZE];
-        bury(&mut page, Lsn(0x1_6B37_4D8F), 9, true);
+        blank_heap(&mut page, Lsn(0x1_6B37_4D8F), 9, true);
         assert_eq!(page[..8], [1, 0, 0, 0, 0x8F, 0x4D, 0x37, 0x6B]);
         assert_eq!((get(&page, LOWER), get(&page, UPPER), get(&page, SPECIAL)), (1188, 8192, 8192));
         assert_eq!((get(&page, FLAGS), get(&page, PAGESIZE_VERSION)), (0, 0x2004));
@@ -111,16 +111,16 @@ mod tests {
         // lp_off : 15, lp_flags : 2, lp_len : 15
         assert!(page[24..1188].chunks(4).all(|item| item == [0, 0x80, 1, 0]));
         assert!(page[1188..].iter().all(|byte| *byte == 0));
-        bury(&mut page, Lsn(1), 9, false);
+        blank_heap(&mut page, Lsn(1), 9, false);
         assert_eq!(get(&page, CHECKSUM), 0);
     }
 
     #[test]
     fn a_placeholder_is_valid_for_postgresql_and_recognised() {
         let mut page = [7; PAGE_SIZE];
-        assert!(!is_stand_in(lsn_of(&page)));
-        stand_in(&mut page, 9, true);
-        assert!(is_stand_in(lsn_of(&page)));
+        assert!(!is_placeholder(lsn_of(&page)));
+        placeholder(&mut page, 9, true);
+        assert!(is_placeholder(lsn_of(&page)));
         // PageIsVerified (bufpage.c): 0 < pd_lower <= pd_upper <= pd_special <= BLCKSZ, and
         // pd_special is aligned.
         assert_eq!((get(&page, LOWER), get(&page, UPPER), get(&page, SPECIAL)), (24, 24, 8128));

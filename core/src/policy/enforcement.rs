@@ -7,7 +7,7 @@
 use super::Catalog;
 use super::decision::{Decision, Policy, Setting, Source};
 use super::label::Label;
-use super::precedence::{Change, Who, among};
+use super::precedence::{Change, DecidedBy, among};
 use super::relation::{Labelled, Oid, Relation};
 
 /// Returns the change if it removes encryption or makes an exception from it, which only an
@@ -166,8 +166,8 @@ pub fn against_schema_label(
         if change.of_schema_loses(&[tablespace_label], label, default_encryption) {
             let wanted = among(tablespace_label, label, default_encryption);
             return Some(SchemaLoss(wanted.map(|(_, who)| match (who, tablespace) {
-                (Who::Tablespace, Some(oid)) => Source::Around(Labelled::Tablespace(oid)),
-                (Who::Setting, _) => Source::Setting(Setting::DefaultEncryption),
+                (DecidedBy::Tablespace, Some(oid)) => Source::Around(Labelled::Tablespace(oid)),
+                (DecidedBy::Setting, _) => Source::Setting(Setting::DefaultEncryption),
                 _ => Source::Around(Labelled::Database(database)),
             })));
         }

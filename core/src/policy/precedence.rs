@@ -86,9 +86,9 @@ pub fn of_place<S: Surroundings>(
     let labels = (around.label_of(tablespace)?, around.label_of(database)?);
     Ok(among(labels.0, labels.1, around.default_encryption()).map(|(label, who)| {
         let source = match who {
-            Who::Tablespace => Source::Label(tablespace),
-            Who::Database => Source::Label(database),
-            Who::Setting => Source::Setting,
+            DecidedBy::Tablespace => Source::Label(tablespace),
+            DecidedBy::Database => Source::Label(database),
+            DecidedBy::Setting => Source::Setting,
         };
         (label, source)
     }))
@@ -96,7 +96,7 @@ pub fn of_place<S: Surroundings>(
 
 /// Where the result of [`among`] comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Who {
+pub enum DecidedBy {
     /// The label of the tablespace.
     Tablespace,
     /// The label of the database.
@@ -116,20 +116,20 @@ pub fn among(
     tablespace: Option<Label>,
     database: Option<Label>,
     default_encryption: bool,
-) -> Option<(Label, Who)> {
-    let labels = [(tablespace, Who::Tablespace), (database, Who::Database)];
+) -> Option<(Label, DecidedBy)> {
+    let labels = [(tablespace, DecidedBy::Tablespace), (database, DecidedBy::Database)];
     let labels = || labels.iter().filter_map(|(label, who)| Some(((*label)?, *who)));
     labels()
         .find(|(label, _)| is_encrypted(*label))
         .or_else(|| labels().next())
-        .or_else(|| default_encryption.then_some((Label::Encrypted(None), Who::Setting)))
+        .or_else(|| default_encryption.then_some((Label::Encrypted(None), DecidedBy::Setting)))
 }
 
 fn is_encrypted(label: Label) -> bool {
     matches!(label, Label::Encrypted(_))
 }
 
-fn wants_encryption<Who>(decided: Option<(Label, Who)>) -> bool {
+fn wants_encryption<By>(decided: Option<(Label, By)>) -> bool {
     decided.is_some_and(|(label, _)| is_encrypted(label))
 }
 

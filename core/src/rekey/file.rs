@@ -8,7 +8,7 @@
 //! Right -> Begin <-> Look
 //!            |  ^
 //!            v  +-------- relation has another file, or file another target ---------+
-//!         Writers -> Rewrite -> Flush -> Sync -> Prove -> Finish -> Over             |
+//!         Writers -> Rewrite -> Flush -> Sync -> Prove -> Finish -> Ended            |
 //!                       ^          |                |        |                       |
 //!                       |          +----------------|--------+-----------------------+
 //!                       |                           v                                |
@@ -48,15 +48,15 @@ pub const MAX_ROUNDS: u32 = 10;
 
 /// Result of [`Storage::begin`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Begun {
+pub enum BeginResult {
     /// New pages have this target from now on, or had it already.
-    With(Target),
+    Target(Target),
     /// There is nothing to do, or the relation is gone.
     Nothing,
     /// Another transaction may change the policy.
-    NotYet,
+    Undecided,
     /// This file has to be read by [`Storage::look`] first.
-    WantsLook(RelFile),
+    NeedsLook(RelFile),
 }
 
 /// Result of [`Storage::rewrite`].
@@ -101,7 +101,7 @@ pub trait Storage {
     ///
     /// # Errors
     /// See [`Storage::take_right`].
-    fn begin(&mut self, looked_at: Option<RelFile>) -> Result<Begun, Self::Error>;
+    fn begin(&mut self, looked_at: Option<RelFile>) -> Result<BeginResult, Self::Error>;
 
     /// Reads the headers of blocks, and fails if the keystore has lost the key of one. True if the
     /// fork may continue after these blocks.
@@ -226,7 +226,7 @@ pub enum FileState {
         round: Round,
     },
     /// Finished.
-    Over(End),
+    Ended(End),
 }
 
 /// One pass over a file.
@@ -253,27 +253,27 @@ pub enum End {
 
 /// The result of one step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Went {
+pub enum StepResult {
     /// The step is done.
-    On,
+    Done,
     /// The step has to be repeated when another process is done.
-    Waits(For),
+    Waits(WaitsFor),
     /// A batch is done.
-    Through {
+    Rewrote {
         /// Pages read.
         pages: u32,
         /// Pages rewritten.
         rewritten: u32,
     },
     /// The relation's file is processed again from its beginning; it may be another file.
-    Again,
+    StartedOver,
     /// The file is finished.
-    Over(End),
+    Ended(End),
 }
 
 /// What a step waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum For {
+pub enum WaitsFor {
     /// A command that rewrites the relation.
     Rewriter,
     /// A transaction that may change the relation's label.
@@ -290,88 +290,92 @@ impl FileState {
     ///
     /// # Errors
     /// Those of the storage. The state does not change then.
-    pub fn step<S: Storage>(&mut self, storage: &mut S) -> Result<Went, S::Error> {
-        let (next, went) = match *self {
+    pub fn step<S: Storage>(&mut self, storage: &mut S) -> Result<StepResult, S::Error> {
+        let (next, result) = match *self {
             Self::Right => match storage.take_right()? {
-                true => (Self::Begin { looked_at: None }, Went::On),
-                false => (*self, Went::Waits(For::Rewriter)),
+                true => (Self::Begin { looked_at: None }, StepResult::Done),
+                false => (*self, StepResult::Waits(WaitsFor::Rewriter)),
             },
             Self::Begin { looked_at } => match storage.begin(looked_at)? {
-                Begun::With(target) => (Self::Writers { target }, Went::On),
-                Begun::Nothing => over(End::Nothing),
-                Begun::NotYet => (*self, Went::Waits(For::Labeller)),
-                Begun::WantsLook(file) => (Self::Look { file, at: Place::START }, Went::On),
+                BeginResult::Target(target) => (Self::Writers { target }, StepResult::Done),
+                BeginResult::Nothing => ended(End::Nothing),
+                BeginResult::Undecided => (*self, StepResult::Waits(WaitsFor::Labeller)),
+                BeginResult::NeedsLook(file) => {
+                    (Self::Look { file, at: Place::START }, StepResult::Done)
+                }
             },
             Self::Look { file, at } => {
                 let more = storage.look(file, at.fork, at.blocks(S::LOOK))?;
                 match at.next(S::LOOK, more) {
-                    Some(at) => (Self::Look { file, at }, Went::On),
-                    None => (Self::Begin { looked_at: Some(file) }, Went::On),
+                    Some(at) => (Self::Look { file, at }, StepResult::Done),
+                    None => (Self::Begin { looked_at: Some(file) }, StepResult::Done),
                 }
             }
             // Also if this run has not changed the key: an interrupted run may have, without
             // waiting.
             Self::Writers { target } => match storage.writers_are_done(target)? {
-                true => (rewrite(Round { target, number: 1, rewritten: false }), Went::On),
-                false => (*self, Went::Waits(For::Writers)),
+                true => (rewrite(Round { target, number: 1, rewritten: false }), StepResult::Done),
+                false => (*self, StepResult::Waits(WaitsFor::Writers)),
             },
             Self::Rewrite { round, at } => {
                 match storage.rewrite(round.target, at.fork, at.blocks(S::BATCH))? {
-                    Batch::Replaced => again(),
+                    Batch::Replaced => start_over(),
                     Batch::Done { pages, rewritten } => {
                         let at = Place { first: at.first.saturating_add(pages), ..at };
                         let any = round.rewritten || rewritten > 0;
                         let round = Round { rewritten: any, ..round };
-                        (Self::Rewrite { round, at }, Went::Through { pages, rewritten })
+                        (Self::Rewrite { round, at }, StepResult::Rewrote { pages, rewritten })
                     }
                     Batch::End => match at.next(S::BATCH, false) {
-                        Some(at) => (Self::Rewrite { round, at }, Went::On),
+                        Some(at) => (Self::Rewrite { round, at }, StepResult::Done),
                         // No page had to be rewritten, and all later writes use the target.
                         None if S::IS_LOCKED && !round.rewritten => {
-                            (Self::Sync { round, at: Place::START }, Went::On)
+                            (Self::Sync { round, at: Place::START }, StepResult::Done)
                         }
-                        None => (Self::Flush { round }, Went::On),
+                        None => (Self::Flush { round }, StepResult::Done),
                     },
                 }
             }
             Self::Flush { round } => match storage.flush(round.target)? {
-                true => (Self::Sync { round, at: Place::START }, Went::On),
-                false => again(),
+                true => (Self::Sync { round, at: Place::START }, StepResult::Done),
+                false => start_over(),
             },
             Self::Sync { round, at } => {
                 let more = storage.sync(round.target, at.fork, at.first)?;
                 match at.next(1, more) {
-                    Some(at) => (Self::Sync { round, at }, Went::On),
-                    None if S::IS_LOCKED && !round.rewritten => (Self::Finish { round }, Went::On),
-                    None => (Self::Prove { round, at: Place::START }, Went::On),
+                    Some(at) => (Self::Sync { round, at }, StepResult::Done),
+                    None if S::IS_LOCKED && !round.rewritten => {
+                        (Self::Finish { round }, StepResult::Done)
+                    }
+                    None => (Self::Prove { round, at: Place::START }, StepResult::Done),
                 }
             }
             Self::Prove { round, at } => {
                 let (proven, more) =
                     storage.is_proven(round.target, at.fork, at.blocks(S::LOOK))?;
                 match at.next(S::LOOK, more) {
-                    _ if !proven => (Self::Stale { round }, Went::On),
-                    Some(at) => (Self::Prove { round, at }, Went::On),
-                    None => (Self::Finish { round }, Went::On),
+                    _ if !proven => (Self::Stale { round }, StepResult::Done),
+                    Some(at) => (Self::Prove { round, at }, StepResult::Done),
+                    None => (Self::Finish { round }, StepResult::Done),
                 }
             }
             Self::Finish { round } => match storage.finish(round.target)? {
-                true => over(End::Proven),
-                false => again(),
+                true => ended(End::Proven),
+                false => start_over(),
             },
             // If the target was replaced, another round would only rewrite everything for nothing.
             Self::Stale { round } => match storage.is_present(round.target)? {
-                false => again(),
-                true if round.number == MAX_ROUNDS => over(End::NeverEnds),
+                false => start_over(),
+                true if round.number == MAX_ROUNDS => ended(End::NeverEnds),
                 true => {
                     let next = Round { number: round.number + 1, rewritten: false, ..round };
-                    (rewrite(next), Went::Again)
+                    (rewrite(next), StepResult::StartedOver)
                 }
             },
-            Self::Over(end) => over(end),
+            Self::Ended(end) => ended(end),
         };
         *self = next;
-        Ok(went)
+        Ok(result)
     }
 }
 
@@ -379,11 +383,11 @@ fn rewrite(round: Round) -> FileState {
     FileState::Rewrite { round, at: Place::START }
 }
 
-fn over(end: End) -> (FileState, Went) {
-    (FileState::Over(end), Went::Over(end))
+fn ended(end: End) -> (FileState, StepResult) {
+    (FileState::Ended(end), StepResult::Ended(end))
 }
 
 /// The relation has another file. New storage follows the policy, but the job may require more.
-fn again() -> (FileState, Went) {
-    (FileState::Begin { looked_at: None }, Went::Again)
+fn start_over() -> (FileState, StepResult) {
+    (FileState::Begin { looked_at: None }, StepResult::StartedOver)
 }

@@ -98,7 +98,7 @@ pub fn step(known: &Known, state: JobState, error: &str, now: i64) -> Record {
 pub enum Submitted {
     /// The number of the new job, and the record to append.
     New(JobId, Record),
-    /// The relation has this unfinished job already; [`met`] says what to do.
+    /// The relation has this unfinished job already; [`conflict`] says what to do.
     Other(Known),
 }
 
@@ -121,7 +121,7 @@ pub fn submit(table: &JobTable<'_>, database: u32, request: Request) -> Submitte
 
 /// What to do if the relation of a request has an unfinished job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Met {
+pub enum JobConflict {
     /// That job does what is requested.
     Same,
     /// Wait for the end of its transaction and try again, as for a conflict in a unique index.
@@ -134,14 +134,14 @@ pub enum Met {
 
 /// Compares a request with the unfinished job `other` of the same relation.
 #[must_use]
-pub fn met(other: &Known, outcome: Outcome, request: &Request) -> Met {
+pub fn conflict(other: &Known, outcome: Outcome, request: &Request) -> JobConflict {
     match outcome {
-        Outcome::InProgress => Met::Wait,
-        Outcome::Aborted => Met::Settle,
+        Outcome::InProgress => JobConflict::Wait,
+        Outcome::Aborted => JobConflict::Settle,
         Outcome::Mine | Outcome::Committed => {
             let same = (other.request.kind, other.request.cipher) == (request.kind, request.cipher);
             let waits = other.state == JobState::Waiting && other.process == 0;
-            if same && waits { Met::Same } else { Met::InUse }
+            if same && waits { JobConflict::Same } else { JobConflict::InUse }
         }
     }
 }
@@ -191,7 +191,7 @@ impl Order {
     /// The new state, and the states in which the command is allowed; `None` if it is meaningless
     /// for a job that the current transaction requested (`is_mine`).
     #[must_use]
-    pub fn leads(self, is_mine: bool) -> Option<(JobState, &'static [JobState])> {
+    pub fn transition(self, is_mine: bool) -> Option<(JobState, &'static [JobState])> {
         use JobState::{Cancelled, Failed, Paused, Void, Waiting};
         Some(match self {
             Self::Pause if is_mine => return None,
@@ -219,14 +219,14 @@ pub enum Refused {
 ///
 /// # Errors
 /// If the command is refused.
-pub fn obey(
+pub fn apply_order(
     table: &JobTable<'_>,
     job: JobId,
     order: Order,
     is_mine: bool,
     now: i64,
 ) -> Result<Record, Refused> {
-    let (state, from) = order.leads(is_mine).ok_or(Refused::NotBegun)?;
+    let (state, from) = order.transition(is_mine).ok_or(Refused::NotBegun)?;
     let known = table.find(job).filter(|known| from.contains(&known.state));
     let known = known.ok_or(Refused::State)?;
     let is_other = |head: &Head| {
@@ -242,7 +242,7 @@ pub fn obey(
 
 /// Which jobs of a relation are withdrawn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TakenBack {
+pub enum Withdrawn {
     /// Decryption: the relation is to be encrypted from now on.
     Decryption,
     /// Stopped jobs: their work was done by a command, so users need not see them any more.
@@ -252,21 +252,21 @@ pub enum TakenBack {
 /// The records that withdraw jobs; each job comes with whether the current transaction requested
 /// it.
 #[must_use]
-pub fn take_back(
+pub fn withdraw(
     table: &JobTable<'_>,
     jobs: &[(JobId, bool)],
-    what: TakenBack,
+    what: Withdrawn,
     now: i64,
 ) -> Vec<Record> {
     let step = |(job, is_mine): &(JobId, bool)| {
         let known = table.find(*job)?;
         let (state, why) = match (what, known.state) {
-            (TakenBack::Decryption, state)
+            (Withdrawn::Decryption, state)
                 if is_unfinished(state) && known.request.kind == JobKind::Decrypt =>
             {
                 (JobState::Cancelled, "the relation is to be encrypted")
             }
-            (TakenBack::Stopped, JobState::Paused | JobState::Cancelled | JobState::Failed) => {
+            (Withdrawn::Stopped, JobState::Paused | JobState::Cancelled | JobState::Failed) => {
                 (JobState::Void, "")
             }
             _ => return None,
@@ -303,7 +303,7 @@ fn is_delayed(given_up: u32, now_seconds: u32) -> bool {
 
 /// The job, if this process is still to continue with it: it is not paused, cancelled or gone.
 #[must_use]
-pub fn still_done_by(table: &JobTable<'_>, job: JobId, process: u32) -> Option<Known> {
+pub fn still_claimed_by(table: &JobTable<'_>, job: JobId, process: u32) -> Option<Known> {
     let is_its = |known: &Known| known.state == JobState::Waiting && known.process == process;
     table.find(job).filter(is_its)
 }
@@ -317,7 +317,7 @@ pub fn end(
     (state, error): (JobState, &str),
     now: i64,
 ) -> Option<Record> {
-    Some(step(&still_done_by(table, job, process)?, state, error, now))
+    Some(step(&still_claimed_by(table, job, process)?, state, error, now))
 }
 
 /// Number of jobs to process in a database.

@@ -17,7 +17,7 @@ pub enum Plan {
 }
 
 /// Facts about a file that [`plan`] needs.
-pub trait Asked {
+pub trait PlanFacts {
     /// Why a fact could not be determined.
     type Error;
 
@@ -41,7 +41,11 @@ pub trait Asked {
 ///
 /// # Errors
 /// Those of `asked`.
-pub fn plan<A: Asked>(kind: JobKind, named: Option<CipherId>, asked: &A) -> Result<Plan, A::Error> {
+pub fn plan<A: PlanFacts>(
+    kind: JobKind,
+    named: Option<CipherId>,
+    asked: &A,
+) -> Result<Plan, A::Error> {
     let current = asked.current();
     Ok(match (kind, current) {
         (JobKind::Encrypt, _) => {

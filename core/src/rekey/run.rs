@@ -2,7 +2,7 @@
 
 use pagevault_keystore::job_table::Progress;
 
-use super::file::{End, FileState, Storage, Went};
+use super::file::{End, FileState, StepResult, Storage};
 
 /// A relation with storage, as of the start of the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,21 +49,21 @@ impl Run {
     ///
     /// # Errors
     /// Those of the storage. The position does not change then.
-    pub fn step<S: Storage>(&mut self, storage: &mut S) -> Result<Went, S::Error> {
-        let went = self.file.step(storage)?;
-        match went {
-            Went::Through { pages, .. } => {
+    pub fn step<S: Storage>(&mut self, storage: &mut S) -> Result<StepResult, S::Error> {
+        let result = self.file.step(storage)?;
+        match result {
+            StepResult::Rewrote { pages, .. } => {
                 self.done.1 += i64::from(pages);
                 self.total = self.total.max(self.done.0 + self.done.1);
             }
-            Went::Again => self.done.1 = 0,
-            Went::Over(End::Proven | End::Nothing) => {
+            StepResult::StartedOver => self.done.1 = 0,
+            StepResult::Ended(End::Proven | End::Nothing) => {
                 self.done = (self.done.0 + self.done.1, 0);
                 self.current += 1;
                 self.file = FileState::START;
             }
-            Went::Over(End::NeverEnds) | Went::On | Went::Waits(_) => {}
+            StepResult::Ended(End::NeverEnds) | StepResult::Done | StepResult::Waits(_) => {}
         }
-        Ok(went)
+        Ok(result)
     }
 }

@@ -1,6 +1,6 @@
 //! A job, interleaved with other events at random.
 
-use pagevault_core::rekey::file::{End, For, Went};
+use pagevault_core::rekey::file::{End, StepResult, WaitsFor};
 use pagevault_core::rekey::run::Run;
 
 use crate::random::Random;
@@ -56,9 +56,9 @@ fn history(seed: u64, seen: &mut Seen) {
         let step = world.step(&mut run);
         check_progress(&run, &world);
         match step {
-            Ok(Some(Went::Over(End::NeverEnds))) => panic!("{}", world.story.join("\n")),
-            Ok(Some(Went::Again)) => seen.again += 1,
-            Ok(Some(Went::Waits(_))) => seen.waited += 1,
+            Ok(Some(StepResult::Ended(End::NeverEnds))) => panic!("{}", world.story.join("\n")),
+            Ok(Some(StepResult::StartedOver)) => seen.again += 1,
+            Ok(Some(StepResult::Waits(_))) => seen.waited += 1,
             Ok(Some(_)) => {}
             Ok(None) => {
                 world.check_done();
@@ -89,7 +89,7 @@ fn history(seed: u64, seen: &mut Seen) {
                 seen.done_alone += 1;
                 return;
             }
-            Ok(Some(Went::Over(End::NeverEnds))) => panic!("{}", world.story.join("\n")),
+            Ok(Some(StepResult::Ended(End::NeverEnds))) => panic!("{}", world.story.join("\n")),
             Ok(Some(_)) => {}
             Err(Stop::Destroyed) => {
                 seen.destroyed += 1;
@@ -124,8 +124,8 @@ fn writers_with_the_former_key() {
         let mut world = World::new(&mut random);
         (0..8).for_each(|_| world.writer_begins(&mut random));
         let mut run = world.run();
-        while let Some(went) = world.step(&mut run).unwrap() {
-            if went == Went::Waits(For::Writers) {
+        while let Some(result) = world.step(&mut run).unwrap() {
+            if result == StepResult::Waits(WaitsFor::Writers) {
                 waited += 1;
                 world.writers_end();
             }
@@ -172,8 +172,8 @@ fn alone(world: &mut World, run: &mut Run) -> bool {
                 assert!(!all || run.progress().pages_done == total);
                 return false;
             }
-            Ok(Some(went)) => {
-                all &= went != Went::Over(End::Nothing);
+            Ok(Some(result)) => {
+                all &= result != StepResult::Ended(End::Nothing);
                 assert_eq!(run.progress().pages_total, total);
             }
             Err(Stop::Killed) => return true,

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::AtomicU32;
 
 use pagevault_core::rekey::life::{
-    self, Met, Order, Outcome, Refused, ShownState, Submitted, TakenBack,
+    self, JobConflict, Order, Outcome, Refused, ShownState, Submitted, Withdrawn,
 };
 use pagevault_keystore::Record;
 use pagevault_keystore::job::{JobId, JobKind, JobState, Request};
@@ -72,13 +72,13 @@ impl Server<'_> {
                     return self.append(record);
                 }
                 Submitted::Other(other) => {
-                    match life::met(&other, self.outcome(&other, session), &request) {
-                        Met::Settle => self.settle(),
-                        Met::Same => {
+                    match life::conflict(&other, self.outcome(&other, session), &request) {
+                        JobConflict::Settle => self.settle(),
+                        JobConflict::Same => {
                             assert_eq!(other.request.kind, kind);
                             return assert_eq!(ShownState::of(&other).name(), "waiting");
                         }
-                        Met::Wait | Met::InUse => return,
+                        JobConflict::Wait | JobConflict::InUse => return,
                     }
                 }
             }
@@ -111,7 +111,7 @@ impl Server<'_> {
         let Some(at) = (!visible.is_empty()).then(|| random.below(visible.len())) else { return };
         let known = &visible[at];
         let is_mine = self.outcome(known, session) == Outcome::Mine;
-        match life::obey(&self.table, known.job, order, is_mine, 3) {
+        match life::apply_order(&self.table, known.job, order, is_mine, 3) {
             Ok(record) => {
                 assert_ne!(known.state, JobState::Done);
                 self.append(record);
@@ -124,22 +124,22 @@ impl Server<'_> {
         }
     }
 
-    fn take_back(&mut self, session: usize, relation: u32, what: TakenBack) {
+    fn withdraw(&mut self, session: usize, relation: u32, what: Withdrawn) {
         let jobs: Vec<_> = self
             .visible(session)
             .into_iter()
             .filter(|known| known.request.relation == relation)
             .map(|known| (known.job, self.outcome(&known, session) == Outcome::Mine))
             .collect();
-        for record in life::take_back(&self.table, &jobs, what, 4) {
+        for record in life::withdraw(&self.table, &jobs, what, 4) {
             self.append(record);
         }
         for known in self.visible(session).iter().filter(|k| k.request.relation == relation) {
             let is_left = match what {
-                TakenBack::Decryption => {
+                Withdrawn::Decryption => {
                     known.request.kind == JobKind::Decrypt && life::is_unfinished(known.state)
                 }
-                TakenBack::Stopped => !matches!(known.state, JobState::Waiting | JobState::Done),
+                Withdrawn::Stopped => !matches!(known.state, JobState::Waiting | JobState::Done),
             };
             assert!(!is_left, "{what:?} leaves {known:?}");
         }
@@ -180,11 +180,11 @@ impl Server<'_> {
                 }
             }
             1 => return,
-            _ if life::still_done_by(&self.table, job, worker).is_some() => return,
+            _ if life::still_claimed_by(&self.table, job, worker).is_some() => return,
             _ => {}
         }
         let given_up = if random.one_in(2) { self.now } else { 0 };
-        self.table.let_go(slot, worker, given_up);
+        self.table.release(slot, worker, given_up);
         self.working.remove(&worker);
     }
 
@@ -276,8 +276,8 @@ fn random_sessions_and_workers() {
                     server.order(session, random.pick(&orders).unwrap(), random);
                 }
                 14 => {
-                    let what = [TakenBack::Decryption, TakenBack::Stopped];
-                    server.take_back(session, relation, random.pick(&what).unwrap());
+                    let what = [Withdrawn::Decryption, Withdrawn::Stopped];
+                    server.withdraw(session, relation, random.pick(&what).unwrap());
                 }
                 _ if random.one_in(4) => server.crash(random),
                 _ => server.end_prepared(random),
@@ -301,7 +301,7 @@ fn random_sessions_and_workers() {
             let (job, slot) = server.working.remove(&1).unwrap();
             let end = life::end(&server.table, job, 1, (JobState::Done, ""), 7).unwrap();
             server.append(end);
-            server.table.let_go(slot, 1, 0);
+            server.table.release(slot, 1, 0);
             server.check();
         }
         server.claim(1);
@@ -342,13 +342,13 @@ fn commands_for_jobs() {
         (Void, Cancel, None),
     ];
     for (state, order, to) in table {
-        let (leads, from) = order.leads(false).unwrap();
-        assert_eq!(from.contains(&state).then_some(leads), to, "{state:?}, {order:?}");
+        let (next, from) = order.transition(false).unwrap();
+        assert_eq!(from.contains(&state).then_some(next), to, "{state:?}, {order:?}");
     }
     // A job that the current transaction requested can only be cancelled.
-    assert_eq!(Pause.leads(true), None);
-    assert_eq!(Cancel.leads(true).unwrap(), (Void, &[Waiting][..]));
-    assert!(!Resume.leads(true).unwrap().1.contains(&Waiting));
+    assert_eq!(Pause.transition(true), None);
+    assert_eq!(Cancel.transition(true).unwrap(), (Void, &[Waiting][..]));
+    assert!(!Resume.transition(true).unwrap().1.contains(&Waiting));
 }
 
 #[test]
@@ -377,7 +377,7 @@ fn a_job_that_was_given_up_is_claimable_after_a_delay_and_comes_last() {
     life::settle(&table, &news, 2).iter().for_each(|record| table.apply(record).unwrap());
     assert!(life::settle(&table, &news, 2).is_empty(), "it is known");
     let slot = table.take(jobs[0], 1, 5).unwrap();
-    table.let_go(slot, 1, 1000);
+    table.release(slot, 1, 1000);
     let claimable = |now| -> Vec<u64> {
         life::claimable(&table, DATABASE, now).iter().map(|known| known.job.number).collect()
     };

@@ -5,9 +5,9 @@ use std::ops::Range;
 use pagevault_cipher::{CipherId, DataKeyVersion};
 use pagevault_core::page::{Fork, PageState, Place, Target};
 use pagevault_core::rekey::file::{
-    BATCH, Batch, Begun, End, FileState, For, LOOK, MAX_ROUNDS, Storage, Went,
+    BATCH, Batch, BeginResult, End, FileState, LOOK, MAX_ROUNDS, StepResult, Storage, WaitsFor,
 };
-use pagevault_core::rekey::plan::{Asked, Plan, plan};
+use pagevault_core::rekey::plan::{Plan, PlanFacts, plan};
 use pagevault_core::rekey::run::{Member, Run};
 use pagevault_keystore::RelFile;
 use pagevault_keystore::job::JobKind;
@@ -53,14 +53,14 @@ impl<const LOCKED: bool> Storage for Scripted<LOCKED> {
         Ok(true)
     }
 
-    fn begin(&mut self, looked_at: Option<RelFile>) -> Result<Begun, Self::Error> {
+    fn begin(&mut self, looked_at: Option<RelFile>) -> Result<BeginResult, Self::Error> {
         self.record("begin");
         if self.not_yet > 0 {
             self.not_yet -= 1;
-            return Ok(Begun::NotYet);
+            return Ok(BeginResult::Undecided);
         }
         let wants = self.looks && looked_at != Some(FILE);
-        Ok(if wants { Begun::WantsLook(FILE) } else { Begun::With(target()) })
+        Ok(if wants { BeginResult::NeedsLook(FILE) } else { BeginResult::Target(target()) })
     }
 
     fn look(&mut self, _: RelFile, fork: Fork, blocks: Range<u32>) -> Result<bool, Self::Error> {
@@ -118,7 +118,7 @@ impl<const LOCKED: bool> Storage for Scripted<LOCKED> {
 fn finish<const LOCKED: bool>(storage: &mut Scripted<LOCKED>) -> End {
     let mut state = FileState::START;
     for _ in 0..10_000 {
-        if let Went::Over(end) = state.step(storage).unwrap() {
+        if let StepResult::Ended(end) = state.step(storage).unwrap() {
             return end;
         }
     }
@@ -178,13 +178,13 @@ fn a_key_that_changes_before_the_proof_is_noticed_at_once() {
 fn a_session_that_may_change_the_label_is_waited_for() {
     let mut storage = Scripted::<false> { not_yet: 3, ..Default::default() };
     let mut state = FileState::START;
-    assert_eq!(state.step(&mut storage), Ok(Went::On));
+    assert_eq!(state.step(&mut storage), Ok(StepResult::Done));
     for _ in 0..3 {
         let before = state;
-        assert_eq!(state.step(&mut storage), Ok(Went::Waits(For::Labeller)));
+        assert_eq!(state.step(&mut storage), Ok(StepResult::Waits(WaitsFor::Labeller)));
         assert_eq!(state, before);
     }
-    assert_eq!(state.step(&mut storage), Ok(Went::On));
+    assert_eq!(state.step(&mut storage), Ok(StepResult::Done));
     assert!(matches!(state, FileState::Writers { .. }));
 }
 
@@ -231,11 +231,11 @@ fn progress() {
         let blocks = members.iter().find(|member| member.relation == relation).unwrap().pages;
         // Only the first proof finds a page in another state.
         let mut storage = Scripted::<false> { blocks: blocks as u32, stale, ..Default::default() };
-        let went = run.step(&mut storage).unwrap();
+        let result = run.step(&mut storage).unwrap();
         stale = if storage.calls.iter().any(|what| what.starts_with("prove")) { 0 } else { stale };
         let progress = run.progress();
         assert_eq!(progress.pages_total, 300);
-        assert!(progress.pages_done >= before || went == Went::Again);
+        assert!(progress.pages_done >= before || result == StepResult::StartedOver);
         assert!(progress.pages_done <= 300);
         before = progress.pages_done;
     }
@@ -259,7 +259,7 @@ struct Facts {
     begun: bool,
 }
 
-impl Asked for Facts {
+impl PlanFacts for Facts {
     type Error = &'static str;
 
     fn current(&self) -> Option<CipherId> {

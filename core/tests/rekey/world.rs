@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 use pagevault_cipher::{CipherId, DataKeyVersion};
 use pagevault_core::page::{Fork, PageState, Target};
 use pagevault_core::policy::Oid;
-use pagevault_core::rekey::file::Went;
+use pagevault_core::rekey::file::StepResult;
 use pagevault_core::rekey::run::{Member, Run};
 use pagevault_keystore::RelFile;
 use pagevault_keystore::job::JobKind;
@@ -243,15 +243,15 @@ impl World {
     }
 
     /// One step of the job; an error if the job does not continue.
-    pub(crate) fn step(&mut self, run: &mut Run) -> Result<Option<Went>, Stop> {
+    pub(crate) fn step(&mut self, run: &mut Run) -> Result<Option<StepResult>, Stop> {
         let Some((relation, state)) = run.next() else { return Ok(None) };
         self.tell(format!("{relation}: {state:?}"));
-        let went = run.step(&mut Held::<false> { world: self, relation })?;
-        if let Went::Over(_) = went {
+        let result = run.step(&mut Held::<false> { world: self, relation })?;
+        if let StepResult::Ended(_) = result {
             self.of(relation).claimed = false;
         }
         self.check();
-        Ok(Some(went))
+        Ok(Some(result))
     }
 
     /// Ends the process of the job.

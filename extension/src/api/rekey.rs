@@ -85,7 +85,7 @@ fn rotate_all_data_keys() -> TableIterator<'static, (name!(relation, Oid), name!
         let mut submitted = Vec::new();
         for facts in relation::all().into_iter().filter_map(relation::facts) {
             if facts.is_stored()
-                && relation::leads(&facts)
+                && relation::is_independent(&facts)
                 && any_sealed(&facts)
                 && !directory::is_destroyed(facts.file)
                 && jobs::unfinished_of(facts.oid)?.is_none()
@@ -232,7 +232,7 @@ fn order(job: i64, order: Order) -> Result<()> {
             require_right_to_decrypt(rel)?;
         }
     }
-    jobs::obey(job, order)
+    jobs::apply_order(job, order)
 }
 
 /// Resuming a decryption requires the same rights as requesting it: to remove encryption, and to

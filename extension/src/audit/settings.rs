@@ -43,7 +43,7 @@ pub(super) fn at_start() -> String {
 }
 
 /// Logs changed values. Called in one process only, after it has reloaded the configuration.
-pub(crate) fn tell_changes() {
+pub(crate) fn log_changes() {
     let now = values();
     let before = KNOWN.replace(now.clone());
     for ((name, from), to) in WATCHED.iter().zip(before).zip(now) {

@@ -86,7 +86,7 @@ pub(crate) fn refuse(code: i32) {
 /// The identity, without raising an error: an error during error handling would stop the server. So
 /// catalogs are read only while all their keys are available.
 fn who() -> Identity {
-    let withheld = shmem::anything_withheld() || shmem::anything_destroyed();
+    let withheld = shmem::any_key_unusable() || shmem::anything_destroyed();
     if withheld { session::identity_at_hand() } else { session::identity() }
 }
 

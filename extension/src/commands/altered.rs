@@ -109,7 +109,7 @@ pub(crate) fn with_notes(at_end: impl FnOnce(&mut Notes<Altered>)) {
 
 /// Handles the relations noted since the beginning of the command.
 pub(crate) fn follow(mark: Mark) -> Result<()> {
-    let list = ALTERED.with(|notes| notes.take_since(mark));
+    let list = ALTERED.with(|notes| notes.drain_since(mark));
     if !process::runs_transactions() {
         return Ok(());
     }

@@ -81,7 +81,7 @@ fn values_are_sealed() -> bool {
         let is_sealed = |facts: &Facts| directory::is_sealed(facts.file);
         match oid {
             LARGE_OBJECTS => relation::facts(oid).is_some_and(|facts| is_sealed(&facts)),
-            _ => relation::family_as_it_is(oid).iter().all(is_sealed),
+            _ => relation::family_unlocked(oid).iter().all(is_sealed),
         }
     })
 }
@@ -113,7 +113,7 @@ impl Keys {
 }
 
 fn keys_of(catalog: Oid) -> Vec<Option<DataKeyVersion>> {
-    let members = relation::family_as_it_is(catalog);
+    let members = relation::family_unlocked(catalog);
     members.iter().map(|member| directory::current_version(member.file)).collect()
 }
 

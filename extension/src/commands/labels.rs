@@ -57,7 +57,7 @@ pub(crate) fn labelling_begins() {
 
 /// Called at the end of the command.
 pub(crate) fn command_ends(mark: Mark) {
-    LABELLINGS.with(|notes| drop(notes.take_since(mark)));
+    LABELLINGS.with(|notes| drop(notes.drain_since(mark)));
 }
 
 /// Called at the end of (sub)transactions.

@@ -57,7 +57,7 @@ fn sealed_relations() -> Result<Vec<Facts>> {
             found.push(facts);
         }
     }
-    let leading = |facts: &Facts| relation::leads(facts);
+    let leading = |facts: &Facts| relation::is_independent(facts);
     if found.iter().any(leading) {
         found.retain(leading);
     }

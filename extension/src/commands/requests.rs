@@ -74,7 +74,7 @@ pub(crate) fn refuse_destroyed(facts: &Facts) -> Result<()> {
 fn refuse_repacked(facts: &Facts) -> Result<()> {
     for table in relation::with_partitions(facts.oid) {
         for copy in policy::repack::copies_of(&table)? {
-            let family = relation::family_as_it_is(copy.oid);
+            let family = relation::family_unlocked(copy.oid);
             if !family.iter().any(|member| member.is_stored() && !directory::is_sealed(member.file))
             {
                 continue;
@@ -121,7 +121,7 @@ fn takes_a_job(facts: &Facts) -> bool {
 /// The files of a relation and of those that follow it, including partitions, without locks.
 fn members(facts: &Facts) -> Vec<Facts> {
     let tables = relation::with_partitions(facts.oid).into_iter();
-    let members = tables.flat_map(|table| relation::family_as_it_is(table.oid));
+    let members = tables.flat_map(|table| relation::family_unlocked(table.oid));
     members.filter(Facts::is_stored).collect()
 }
 
@@ -168,7 +168,7 @@ pub(crate) fn decrypt_all() -> Result<Vec<(Oid, i64)>> {
             directory::is_sealed(member.file) && !directory::is_destroyed(member.file)
         };
         if !facts.is_stored()
-            || !relation::leads(&facts)
+            || !relation::is_independent(&facts)
             || facts.is_shared()
             || !members(&facts).iter().any(is_sealed)
         {
@@ -176,7 +176,10 @@ pub(crate) fn decrypt_all() -> Result<Vec<(Oid, i64)>> {
         }
         match policy::wanted(&facts)? {
             Some(wanted) if wanted.is_encrypted() && facts.user_made => {
-                return Err(still_wanted(&facts, &policy::describe(wanted.source).to_string()));
+                return Err(must_be_encrypted(
+                    &facts,
+                    &policy::describe(wanted.source).to_string(),
+                ));
             }
             Some(wanted) if wanted.is_encrypted() => {}
             _ => {
@@ -187,7 +190,7 @@ pub(crate) fn decrypt_all() -> Result<Vec<(Oid, i64)>> {
     Ok(jobs)
 }
 
-fn still_wanted(facts: &Facts, why: &str) -> Report {
+fn must_be_encrypted(facts: &Facts, why: &str) -> Report {
     Report::new(
         PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
         format!("{} is to be encrypted", relation::quoted_name(facts)),

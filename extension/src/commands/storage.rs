@@ -113,7 +113,7 @@ fn refuse_in_our_schema(facts: &Facts) -> Result<()> {
 }
 
 /// pg_upgrade has created a relation, and will bring its file, and perhaps statistics of it, later.
-pub(crate) fn relation_announced(oid: Oid) {
+pub(crate) fn relation_reserved(oid: Oid) {
     if relation::facts(oid)
         .is_some_and(|facts| facts.is_stored() && directory::is_sealed(facts.file))
     {

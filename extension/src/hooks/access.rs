@@ -43,7 +43,7 @@ unsafe fn check(range_table: *mut pg_sys::List) {
         unsafe {
             pg_sys::panic::pgrx_extern_c_guard(|| {
                 naming::note_all(relations_of(range_table));
-                if shmem::anything_refused() || shmem::anything_destroyed() {
+                if shmem::any_key_refused() || shmem::anything_destroyed() {
                     refuse_locked(range_table);
                 }
             })
@@ -64,7 +64,7 @@ unsafe fn refuse_locked(range_table: *mut pg_sys::List) {
         {
             page::errors::destroyed(&format!("relation \"{}\"", facts.name), "").raise();
         }
-        if !shmem::anything_refused() {
+        if !shmem::any_key_refused() {
             continue;
         }
         // The partition of an inserted row is determined later, so all partitions are checked.

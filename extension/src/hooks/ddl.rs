@@ -103,7 +103,7 @@ unsafe extern "C-unwind" fn guarded_access(
         (pg_sys::ObjectAccessType::OAT_POST_CREATE, pg_sys::RelationRelationId)
             if process::is_binary_upgrade() =>
         {
-            storage::relation_announced(object);
+            storage::relation_reserved(object);
         }
         _ if !decides() => {}
         (pg_sys::ObjectAccessType::OAT_POST_CREATE, pg_sys::RelationRelationId) => {

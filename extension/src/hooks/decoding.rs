@@ -69,7 +69,7 @@ unsafe extern "C-unwind" fn decode_heap2(
 /// server's call has values with destructors.
 #[inline]
 unsafe fn check(context: *mut pg_sys::LogicalDecodingContext) {
-    if shmem::anything_refused() {
+    if shmem::any_key_refused() {
         // SAFETY: our caller has no values with destructors, so an ERROR from the guard may skip
         // its frame; the context is the server's.
         unsafe { pg_sys::panic::pgrx_extern_c_guard(|| refuse_locked(context)) }

@@ -18,21 +18,21 @@ struct Swap {
     name: &'static str,
     call: Call,
     ours: *const (),
-    keep: &'static dyn Keep,
+    keep: &'static dyn StoreOriginal,
 }
 
 /// Stores the server's function.
-trait Keep {
-    fn keep(&self, code: Code);
+trait StoreOriginal {
+    fn store(&self, code: Code);
 }
 
-impl<F: Copy> Keep for Forward<F> {
-    fn keep(&self, code: Code) {
+impl<F: Copy> StoreOriginal for Forward<F> {
+    fn store(&self, code: Code) {
         self.resolve(code.as_ptr());
     }
 }
 
-fn swap(name: &'static str, call: Call, ours: *const (), keep: &'static dyn Keep) -> Swap {
+fn swap(name: &'static str, call: Call, ours: *const (), keep: &'static dyn StoreOriginal) -> Swap {
     Swap { name, call, ours, keep }
 }
 
@@ -106,7 +106,7 @@ pub(crate) fn install() -> Result<()> {
     let replaced: Vec<_> = swaps.iter().map(|swap| (swap.name, swap.ours)).collect();
     let originals = plan.table("smgrsw", &replaced, &anchors).map_err(|e| refused(&e))?;
     for (swap, original) in swaps.iter().zip(originals) {
-        swap.keep.keep(original);
+        swap.keep.store(original);
     }
     plan_sync_handler(&mut plan).map_err(|e| refused(&e))?;
     if MAJOR >= 18 {

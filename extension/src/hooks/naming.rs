@@ -38,7 +38,7 @@ pub(crate) fn install() {
 /// Whether any page may be refused at present. Three loads.
 #[inline]
 pub(super) fn is_needed() -> bool {
-    shmem::anything_withheld() || shmem::anything_destroyed()
+    shmem::any_key_unusable() || shmem::anything_destroyed()
 }
 
 /// Contract: called to plan a query, in a transaction, with its relations locked; may raise errors.
@@ -181,7 +181,7 @@ fn are_catalogs_encrypted() -> bool {
 pub(super) fn note_all(oids: Vec<Oid>) {
     // Destroyed keys stay destroyed, and then this code runs for every statement: so it reads only
     // relation cache entries.
-    let whole = shmem::anything_withheld();
+    let whole = shmem::any_key_unusable();
     if whole && are_catalogs_encrypted() {
         return;
     }
@@ -210,7 +210,7 @@ fn note_family(oid: Oid) {
     if !leader.is_stored() || !names::is_new(oid, Some(leader.file)) {
         return;
     }
-    for member in relation::family_as_it_is(oid) {
+    for member in relation::family_unlocked(oid) {
         if member.is_stored() && directory::is_known(member.file) {
             let part = if member.oid == oid { None } else { Some(part(&member)) };
             names::note(member.file, Name { relation: leader.name.to_string(), part });

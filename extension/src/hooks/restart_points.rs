@@ -1,8 +1,8 @@
 //! Suppresses restart points that would discard WAL which recovery may need again.
 //!
 //! While a key is missing that WAL may still bring, redo leaves pages on disk unchanged
-//! ([`crate::page::stand_ins`], [`crate::page::written_over`]). If the key never comes, because the
-//! keystore is older than the data directory, everything must be replayed again from an earlier
+//! ([`crate::page::placeholders`], [`crate::page::written_over`]). If the key never comes, because
+//! the keystore is older than the data directory, everything must be replayed again from an earlier
 //! address with the right keystore. A restart point in between would prevent that.
 //!
 //! PostgreSQL has a rule for a similar case: a checkpoint record replayed while redo has references
@@ -13,7 +13,7 @@
 use pgrx::pg_sys;
 
 use super::smgr;
-use crate::page::stand_ins;
+use crate::page::placeholders;
 use crate::pg::compat;
 use crate::pg::process::{self, ProcessLocal};
 
@@ -40,7 +40,7 @@ unsafe extern "C-unwind" fn redo(record: *mut pg_sys::XLogReaderState) {
     unsafe {
         let missing = if is_checkpoint(record) && process::is_not_consistent_yet() {
             pg_sys::panic::pgrx_extern_c_guard(|| {
-                let file = stand_ins::file_with_missing_key(smgr::version_on_disk);
+                let file = placeholders::file_with_missing_key(smgr::version_on_disk);
                 file.inspect(|file| compat::refer_to_missing_page(*file))
             })
         } else {

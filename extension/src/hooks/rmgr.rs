@@ -10,7 +10,7 @@ use pgrx::{PgSqlErrorCode, pg_guard, pg_sys};
 use super::{proof, smgr};
 use crate::keys::redo as key_redo;
 use crate::keys::usage::destruction;
-use crate::page::stand_ins;
+use crate::page::placeholders;
 use crate::pg::report::Report;
 use crate::pg::{consistency, remnants, wal};
 
@@ -81,11 +81,11 @@ unsafe extern "C-unwind" fn redo(record: *mut pg_sys::XLogReaderState) {
     if let Err(report) = outcome {
         report.send(pgrx::prelude::PgLogLevel::PANIC);
     }
-    if stand_ins::any_awaited()
+    if placeholders::any_awaited()
         && let Some((_, _, records)) = wal::split_payload(payload)
         && let Ok(records) = batch::decode(records)
     {
-        stand_ins::replayed(&records);
+        placeholders::replayed(&records);
     }
 }
 
@@ -97,7 +97,7 @@ unsafe extern "C-unwind" fn startup() {
 }
 
 fn require_no_missing_key() {
-    stand_ins::require_none(smgr::version_on_disk);
+    placeholders::require_none(smgr::version_on_disk);
 }
 
 /// Contract: startup process, when all WAL is replayed, before the checkpoint that ends recovery.

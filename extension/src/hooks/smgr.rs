@@ -176,7 +176,7 @@ pub(super) unsafe extern "C-unwind" fn mdwrite(
     unsafe {
         calls_seen::note(Call::Write);
         let file = compat::smgr_file(reln);
-        if page::io::is_stand_in(sealing::lsn(buffer)) {
+        if page::io::is_placeholder(sealing::lsn(buffer)) {
             return;
         }
         let writing = page::io::writing(file);
@@ -232,11 +232,11 @@ pub(super) unsafe extern "C-unwind" fn mdwritev(
         fault::point_of("page.looked_up", file.file.relation);
         if writing.must_compare
             || writing.must_check_key
-            || (0..count).any(|i| page::io::is_stand_in(sealing::lsn(*buffers.add(i as usize))))
+            || (0..count).any(|i| page::io::is_placeholder(sealing::lsn(*buffers.add(i as usize))))
         {
             for i in 0..count {
                 let page = *buffers.add(i as usize);
-                if page::io::is_stand_in(sealing::lsn(page)) {
+                if page::io::is_placeholder(sealing::lsn(page)) {
                     continue;
                 }
                 if let Some(target) = target_over(reln, writing, fork, block + i, page) {

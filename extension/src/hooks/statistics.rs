@@ -47,7 +47,7 @@ pub(crate) fn install() {
 unsafe fn are_unreadable() -> bool {
     // SAFETY: our callers have no values with destructors, so an ERROR from the guard may skip
     // their frames.
-    (shmem::anything_withheld() || shmem::anything_destroyed())
+    (shmem::any_key_unusable() || shmem::anything_destroyed())
         && unsafe {
             pg_sys::panic::pgrx_extern_c_guard(|| is_withheld(pg_sys::StatisticRelationId))
         }

@@ -9,14 +9,14 @@ use pgrx::pg_sys::{BlockNumber, SMgrRelation};
 use super::smgr;
 use crate::fault;
 use crate::pg::compat;
-use crate::writers::{self, Act};
+use crate::writers::{self, Activity};
 
 /// Sets the mark. Has a fault point while the mark is set.
 #[inline]
 unsafe fn begin_writing(reln: SMgrRelation) {
     // SAFETY: the server calls with a storage manager object that it has open.
     let file = unsafe { compat::smgr_file(reln) }.file.relation;
-    writers::begin(Act::Writing, file);
+    writers::begin(Activity::Writing, file);
     fault::point_of("page.writing", file);
 }
 
@@ -32,7 +32,7 @@ pub(super) unsafe extern "C-unwind" fn mdwrite(
     unsafe {
         begin_writing(reln);
         smgr::mdwrite(reln, fork, block, buffer, skip_fsync);
-        writers::end(Act::Writing);
+        writers::end(Activity::Writing);
     }
 }
 
@@ -49,7 +49,7 @@ pub(super) unsafe extern "C-unwind" fn mdwritev(
     unsafe {
         begin_writing(reln);
         smgr::mdwritev(reln, fork, block, buffers, count, skip_fsync);
-        writers::end(Act::Writing);
+        writers::end(Activity::Writing);
     }
 }
 
@@ -65,7 +65,7 @@ pub(super) unsafe extern "C-unwind" fn mdextend(
     unsafe {
         begin_writing(reln);
         smgr::mdextend(reln, fork, block, buffer, skip_fsync);
-        writers::end(Act::Writing);
+        writers::end(Activity::Writing);
     }
 }
 
@@ -74,8 +74,8 @@ pub(super) unsafe extern "C-unwind" fn mdextend(
 pub(super) unsafe extern "C-unwind" fn mdcreate(reln: SMgrRelation, fork: i32, is_redo: bool) {
     // SAFETY: the server's own arguments, passed on.
     unsafe {
-        writers::begin(Act::Creating, compat::smgr_file(reln).file.relation);
+        writers::begin(Activity::Creating, compat::smgr_file(reln).file.relation);
         smgr::mdcreate(reln, fork, is_redo);
-        writers::end(Act::Creating);
+        writers::end(Activity::Creating);
     }
 }

@@ -194,7 +194,7 @@ fn left_to_wal(scope: Scope, bytes: u64) -> Report {
             log::file_name(scope)
         ),
     )
-    .detail(format!("What of them has happened is in WAL, and is replayed. Until recovery has ended they stay in \"{}\".", log::aside::name(scope)))
+    .detail(format!("What of them has happened is in WAL, and is replayed. Until recovery has ended they stay in \"{}\".", log::unsettled::name(scope)))
 }
 
 /// First start: maps the memory that every process inherits.

@@ -6,7 +6,7 @@ use pgrx::pg_sys::ForkNumber;
 
 use super::io::{Cause, PageFault};
 use super::names::{self, Name};
-use super::stand_ins;
+use super::placeholders;
 use crate::keys::store::unsettled;
 use crate::keys::usage::key_error::KeyError;
 use crate::keys::usage::refused;
@@ -105,7 +105,7 @@ pub(crate) fn report(fault: PageFault, block: u32) -> Report {
         .detail(format!("The page is encrypted, but the keystore under pagevault/ in the data directory does not hold its key.{place}"))
         .hint(format!("Restore the keystore from a backup taken together with this data directory. Do not zero or reset the page: it is intact.{search}{}", unsettled::hint().unwrap_or_default())),
         KeyError::Destroyed => destroyed(&what, &(place + &search)),
-        KeyError::TooManyMissing => stand_ins::too_many(&path(file)),
+        KeyError::TooManyMissing => placeholders::too_many(&path(file)),
         KeyError::Damaged { version } => Report::new(
             PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
             format!("data key version {version} of {what} cannot be unwrapped"),

@@ -7,7 +7,7 @@
 use pagevault_cipher::{DataKeyVersion, Fork, Lsn, PAGE_SIZE, Page, PageKey, page};
 use pagevault_keystore::RelFile;
 
-use super::{stand_ins, written_over};
+use super::{placeholders, written_over};
 use crate::keys::store::directory;
 use crate::keys::usage::key_error::KeyError;
 use crate::keys::usage::{cache, temporary};
@@ -191,10 +191,11 @@ pub(crate) fn seal(
     sealed.map_err(|error| PageFault::of_key(target.file, error))
 }
 
-/// Whether the page with this LSN is a placeholder, which must not be written. See [`stand_ins`].
+/// Whether the page with this LSN is a placeholder, which must not be written. See
+/// [`placeholders`].
 #[inline]
-pub(crate) fn is_stand_in(lsn: Lsn) -> bool {
-    page::is_stand_in(lsn)
+pub(crate) fn is_placeholder(lsn: Lsn) -> bool {
+    page::is_placeholder(lsn)
 }
 
 /// Whether an added page has nothing but its header: it is then written as zeros.
@@ -260,10 +261,10 @@ fn open_sealed(
                 page.fill(0);
                 return Ok(());
             }
-            if !stand_ins::wait_for(file.file, version, block) {
+            if !placeholders::wait_for(file.file, version, block) {
                 return Err(PageFault::of_key(file, KeyError::TooManyMissing));
             }
-            page::stand_in(page, block, data_checksums());
+            page::placeholder(page, block, data_checksums());
             Ok(())
         }
         Err(error) => {
@@ -302,7 +303,7 @@ fn blank_for_redo(file: RelFile, fork: i32, version: DataKeyVersion, block: u32,
 #[cold]
 fn blank(file: RelFile, fork: i32, lsn: Lsn, block: u32, page: &mut Page) {
     if is_in_use_after_destruction(file) && fork_of(fork) == Fork::Main {
-        page::bury(page, lsn, block, data_checksums());
+        page::blank_heap(page, lsn, block, data_checksums());
     } else {
         page::blank(page, lsn, block, data_checksums());
     }
@@ -345,7 +346,7 @@ fn check_not_destroyed(file: SmgrFile) -> Result<(), PageFault> {
 /// flag tests if nothing is refused or destroyed.
 #[inline]
 pub(crate) fn check_access(file: SmgrFile) -> Result<(), PageFault> {
-    if shmem::anything_refused() || shmem::anything_destroyed() {
+    if shmem::any_key_refused() || shmem::anything_destroyed() {
         check_not_refused(file)
     } else {
         Ok(())

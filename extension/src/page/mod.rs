@@ -3,6 +3,6 @@
 pub(crate) mod errors;
 pub(crate) mod io;
 pub(crate) mod names;
-pub(crate) mod stand_ins;
+pub(crate) mod placeholders;
 pub(crate) mod withdrawal;
 pub(crate) mod written_over;

@@ -41,7 +41,7 @@ impl Withdrawal {
     /// Time until the next scan; `None` while no key is refused.
     pub(crate) fn due_in(&self) -> Option<Duration> {
         let left = |next: Instant| next.saturating_duration_since(Instant::now());
-        shmem::anything_refused().then(|| self.next.map_or(Duration::ZERO, left))
+        shmem::any_key_refused().then(|| self.next.map_or(Duration::ZERO, left))
     }
 
     /// Scans all buffers if a scan is due.

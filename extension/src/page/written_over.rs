@@ -6,9 +6,9 @@
 //! before the data directory is consistent. If instead the keystore is older than the data
 //! directory, the key never comes, and the file would become plaintext, or be written under a
 //! retired key. In both cases the page on disk stays, for the same reason as under a placeholder
-//! ([`super::stand_ins`]): it already contains every change that is replayed before the key; and if
-//! the key never comes, everything is replayed again with the right keystore. The key is noted
-//! here, and [`super::stand_ins::require_none`] checks that all noted keys have arrived. After
+//! ([`super::placeholders`]): it already contains every change that is replayed before the key; and
+//! if the key never comes, everything is replayed again with the right keystore. The key is noted
+//! here, and [`super::placeholders::require_none`] checks that all noted keys have arrived. After
 //! that, such a page is an error.
 //!
 //! The notes are in shared memory, because the checkpointer and the background writer write pages

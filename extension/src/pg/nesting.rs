@@ -52,7 +52,7 @@ impl<T> Notes<T> {
     }
 
     /// Removes and returns the notes after `mark`.
-    pub(crate) fn take_since(&mut self, mark: Mark) -> Vec<T> {
+    pub(crate) fn drain_since(&mut self, mark: Mark) -> Vec<T> {
         let from = mark.0.min(self.list.len());
         self.list.drain(from..).map(|(_, note)| note).collect()
     }

@@ -305,7 +305,7 @@ pub(crate) fn family(oid: Oid, lock: pg_sys::LOCKMODE) -> Vec<Facts> {
 }
 
 /// Like [`family`], without locks; relations that are gone are left out.
-pub(crate) fn family_as_it_is(oid: Oid) -> Vec<Facts> {
+pub(crate) fn family_unlocked(oid: Oid) -> Vec<Facts> {
     let mut members = Vec::new();
     collect_family(oid, None, &mut members);
     members
@@ -313,7 +313,7 @@ pub(crate) fn family_as_it_is(oid: Oid) -> Vec<Facts> {
 
 /// Processes invalidations, so that changes committed by other sessions are seen, as taking a lock
 /// does.
-pub(crate) fn hear_of_changes() {
+pub(crate) fn accept_invalidations() {
     // SAFETY: in a transaction, with no uncounted reference to a relation.
     unsafe { pg_sys::AcceptInvalidationMessages() };
 }
@@ -360,7 +360,7 @@ fn collect_family(oid: Oid, lock: Option<pg_sys::LOCKMODE>, members: &mut Vec<Fa
 
 /// True for relations that do not follow another one. False for indexes, TOAST tables, owned
 /// sequences.
-pub(crate) fn leads(facts: &Facts) -> bool {
+pub(crate) fn is_independent(facts: &Facts) -> bool {
     match facts.kind {
         RelationKind::Table | RelationKind::MaterializedView | RelationKind::PartitionedTable => {
             true

@@ -24,7 +24,7 @@ use super::{compat, critical, wal};
 
 /// What is kept of a deleted row.
 #[derive(Clone, Copy)]
-pub(crate) enum Kept {
+pub(crate) enum KeptBytes {
     /// The first `count` columns. If none of them is NULL, the first `bytes` bytes are kept; all
     /// other bytes are zeroed.
     Columns { count: u16, bytes: usize },
@@ -78,7 +78,7 @@ impl Held {
     pub(crate) fn clear_page(
         &self,
         block: u32,
-        kept: Kept,
+        kept: KeptBytes,
         before: &Before,
         ring: &Ring,
         log_always: bool,
@@ -227,7 +227,7 @@ const HOFF: usize = 22;
 
 /// Clears deleted rows, if no other process uses the page (`is_alone`), and all unused bytes.
 /// Returns the number of deleted rows that keep values.
-fn clear(page: &mut Page, rows: &[Row], kept: Kept, is_alone: bool) -> u32 {
+fn clear(page: &mut Page, rows: &[Row], kept: KeptBytes, is_alone: bool) -> u32 {
     let mut left = 0;
     for row in rows.iter().filter(|row| row.is_deleted) {
         let row = &mut page[row.start..row.end];
@@ -253,7 +253,7 @@ fn clear(page: &mut Page, rows: &[Row], kept: Kept, is_alone: bool) -> u32 {
 }
 
 /// Clears the values of a row. False if the row is malformed.
-fn clear_values(row: &mut [u8], kept: Kept) -> bool {
+fn clear_values(row: &mut [u8], kept: KeptBytes) -> bool {
     let has_null =
         u16::from_le_bytes([row[INFOMASK], row[INFOMASK + 1]]) & pg_sys::HEAP_HASNULL as u16 != 0;
     let data = usize::from(row[HOFF]);
@@ -261,7 +261,7 @@ fn clear_values(row: &mut [u8], kept: Kept) -> bool {
         return false;
     }
     match kept {
-        Kept::Lengths => {
+        KeptBytes::Lengths => {
             const CHUNK: usize = 8; // after chunk_id and chunk_seq
             let Some(chunk) = row.get_mut(data + CHUNK..) else { return false };
             let Some(&first) = chunk.first() else { return false };
@@ -271,7 +271,7 @@ fn clear_values(row: &mut [u8], kept: Kept) -> bool {
             value.fill(0);
             !has_null
         }
-        Kept::Columns { count, bytes } => {
+        KeptBytes::Columns { count, bytes } => {
             let present = |column: u16| {
                 let at = ROW_HEADER + usize::from(column / 8);
                 row.get(at).is_some_and(|bits| bits >> (column % 8) & 1 == 1)

@@ -194,7 +194,7 @@ pub(crate) fn subtransaction() -> pg_sys::SubTransactionId {
 ///
 /// No portal is active when functions are called by the planner, the fast path, deferred triggers
 /// or login triggers; but a snapshot is.
-pub(crate) fn sets_for_itself() -> bool {
+pub(crate) fn is_in_client_command() -> bool {
     // SAFETY: plain globals of this process.
     unsafe {
         let begins = pg_sys::Mode != pg_sys::ProcessingMode::NormalProcessing;

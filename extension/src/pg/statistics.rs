@@ -8,7 +8,7 @@ use pgrx::spi::SpiError;
 use pgrx::{PgSqlErrorCode, Spi};
 
 use super::catalog;
-use super::remnants::Kept;
+use super::remnants::KeptBytes;
 use super::report::{Report, Result};
 
 /// `StatisticExtRelationId` and `StatisticExtDataRelationId`: pg_statistic_ext and
@@ -35,12 +35,15 @@ struct ExtendedData {
 /// catalog/pg_statistic_ext_data.h). In pg_statistic `stakind1` and all later columns are zeroed,
 /// so that a planner that found the row before looks for no values in it (`get_attstatsslot`,
 /// lsyscache.c).
-pub(crate) const CATALOGS: [(Oid, Kept); 2] = [
+pub(crate) const CATALOGS: [(Oid, KeptBytes); 2] = [
     (
         pg_sys::StatisticRelationId,
-        Kept::Columns { count: 21, bytes: offset_of!(pg_sys::FormData_pg_statistic, stakind1) },
+        KeptBytes::Columns {
+            count: 21,
+            bytes: offset_of!(pg_sys::FormData_pg_statistic, stakind1),
+        },
     ),
-    (EXTENDED_DATA, Kept::Columns { count: 2, bytes: EXTENDED_DATA_WIDTH }),
+    (EXTENDED_DATA, KeptBytes::Columns { count: 2, bytes: EXTENDED_DATA_WIDTH }),
 ];
 const EXTENDED_DATA_WIDTH: usize = offset_of!(ExtendedData, inherited) + size_of::<bool>();
 

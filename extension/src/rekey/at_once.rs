@@ -14,7 +14,9 @@ use std::ops::Range;
 
 use pagevault_cipher::CipherId;
 use pagevault_core::page::Fork;
-use pagevault_core::rekey::file::{Batch, Begun, End, FileState, MAX_ROUNDS, Storage, Went};
+use pagevault_core::rekey::file::{
+    Batch, BeginResult, End, FileState, MAX_ROUNDS, StepResult, Storage,
+};
 use pagevault_keystore::RelFile;
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::{self, Oid};
@@ -105,8 +107,8 @@ pub(crate) fn rewrite_wholly(held: &Held) -> Result<()> {
     let mut state = FileState::START;
     loop {
         match state.step(&mut locked)? {
-            Went::Over(End::NeverEnds) => return Err(file::never_ends(held.oid())),
-            Went::Over(_) => return Ok(()),
+            StepResult::Ended(End::NeverEnds) => return Err(file::never_ends(held.oid())),
+            StepResult::Ended(_) => return Ok(()),
             _ => {}
         }
     }
@@ -138,12 +140,12 @@ impl Storage for Locked<'_> {
 
     /// The key may change once meanwhile, for new pages of a catalog ([`seal_new_pages`]). Repeated
     /// changes are refused, because rewriting would not end.
-    fn begin(&mut self, _: Option<RelFile>) -> Result<Begun> {
+    fn begin(&mut self, _: Option<RelFile>) -> Result<BeginResult> {
         self.begun += 1;
         if self.begun > MAX_ROUNDS {
             return Err(file::never_ends(self.held.oid()));
         }
-        Ok(Begun::With(file::present(self.held.file())))
+        Ok(BeginResult::Target(file::present(self.held.file())))
     }
 
     fn look(&mut self, file: RelFile, fork: Fork, blocks: Range<u32>) -> Result<bool> {

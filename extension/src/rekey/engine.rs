@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use pagevault_cipher::{CipherId, PAGE_SIZE};
 use pagevault_core::page::Fork;
-use pagevault_core::rekey::file::{BATCH, Batch, Begun, End, For, Storage, Went};
-use pagevault_core::rekey::plan::{Asked, Plan, plan};
+use pagevault_core::rekey::file::{BATCH, Batch, BeginResult, End, StepResult, Storage, WaitsFor};
+use pagevault_core::rekey::plan::{Plan, PlanFacts, plan};
 use pagevault_core::rekey::run::{Member, Run};
 use pagevault_keystore::RelFile;
 use pgrx::bgworkers::BackgroundWorker;
@@ -32,7 +32,7 @@ use crate::pg::report::{OrRaise, Report, Result};
 use crate::pg::{guc, process};
 use crate::policy;
 use crate::verify;
-use crate::writers::{Act, Others};
+use crate::writers::{Activity, Others};
 
 /// Interval between updates of the progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
@@ -70,15 +70,15 @@ pub(super) fn run(job: &Job) -> bool {
         if online.oid != oid {
             online = Online::new(job, oid);
         }
-        let went = run.step(&mut online).or_raise();
-        if let Went::Over(end) = went {
+        let result = run.step(&mut online).or_raise();
+        if let StepResult::Ended(end) = result {
             // Releases the right to rewrite the relation.
             online = Online::new(job, Oid::INVALID);
             if end == End::NeverEnds {
                 in_transaction(|| Err::<(), _>(file::never_ends(oid)));
             }
         }
-        if pace.after(oid, went, &online, &run) == Flow::Stop {
+        if pace.after(oid, result, &online, &run) == Flow::Stop {
             return false;
         }
     }
@@ -124,14 +124,18 @@ impl<'a> Pace<'a> {
         Pace { job, noted: now, asked: now, bytes_since_noted: 0.0, bytes_per_second: 0.0 }
     }
 
-    fn after(&mut self, oid: Oid, went: Went, online: &Online<'_>, run: &Run) -> Flow {
-        match went {
-            Went::Through { pages, rewritten } => return self.batch(oid, pages, rewritten, run),
-            Went::Waits(whom) => {
-                self.show(oid, &online.waits_for(whom));
+    fn after(&mut self, oid: Oid, result: StepResult, online: &Online<'_>, run: &Run) -> Flow {
+        match result {
+            StepResult::Rewrote { pages, rewritten } => {
+                return self.batch(oid, pages, rewritten, run);
+            }
+            StepResult::Waits(reason) => {
+                self.show(oid, &online.waits_for(reason));
                 process::wait_in_worker(POLL_INTERVAL);
             }
-            Went::On | Went::Again | Went::Over(_) => process::wait_in_worker(Duration::ZERO),
+            StepResult::Done | StepResult::StartedOver | StepResult::Ended(_) => {
+                process::wait_in_worker(Duration::ZERO)
+            }
         }
         self.ask()
     }
@@ -183,8 +187,8 @@ impl<'a> Pace<'a> {
             return Flow::GoOn;
         }
         self.asked = Instant::now();
-        let goes_on = in_transaction(|| jobs::goes_on(self.job));
-        if goes_on { Flow::GoOn } else { Flow::Stop }
+        let continues = in_transaction(|| jobs::continues(self.job));
+        if continues { Flow::GoOn } else { Flow::Stop }
     }
 
     fn note(&self, run: &Run) -> Flow {
@@ -208,11 +212,11 @@ impl<'a> Online<'a> {
         Online { job, oid, right: None, others: None, ring: Ring::new() }
     }
 
-    fn waits_for(&self, whom: For) -> String {
-        match whom {
-            For::Rewriter => "waits for a command that rewrites it".to_owned(),
-            For::Labeller => "waits for who may label it".to_owned(),
-            For::Writers => match self.others.as_ref().and_then(Others::first) {
+    fn waits_for(&self, reason: WaitsFor) -> String {
+        match reason {
+            WaitsFor::Rewriter => "waits for a command that rewrites it".to_owned(),
+            WaitsFor::Labeller => "waits for who may label it".to_owned(),
+            WaitsFor::Writers => match self.others.as_ref().and_then(Others::first) {
                 Some(pid) => format!("waits for process {pid}"),
                 None => "waits for writers".to_owned(),
             },
@@ -220,31 +224,31 @@ impl<'a> Online<'a> {
     }
 
     /// Decides what the job has to do with the relation and switches its key, in one transaction.
-    fn switch(&self, looked_at: Option<RelFile>) -> Result<Begun> {
+    fn switch(&self, looked_at: Option<RelFile>) -> Result<BeginResult> {
         if self.job.kind == JobKind::Decrypt {
             match consent::policy_for_decryption(self.job, self.oid)? {
                 Wanted::Plaintext => {}
-                Wanted::Otherwise => return Ok(Begun::Nothing),
-                Wanted::Unknown => return Ok(Begun::NotYet),
+                Wanted::Otherwise => return Ok(BeginResult::Nothing),
+                Wanted::Unknown => return Ok(BeginResult::Undecided),
             }
         }
-        let Some(held) = Held::open(self.oid) else { return Ok(Begun::Nothing) };
+        let Some(held) = Held::open(self.oid) else { return Ok(BeginResult::Nothing) };
         let file = held.file();
         verify::refuse_destroyed(file)?;
         let of_job =
-            OfJob { job: self.job, oid: self.oid, current: directory::current_cipher(file) };
+            JobFacts { job: self.job, oid: self.oid, current: directory::current_cipher(file) };
         match plan(self.job.kind, self.job.cipher, &of_job)? {
-            Plan::Nothing => Ok(Begun::Nothing),
-            Plan::Keep => Ok(Begun::With(file::present(file))),
-            Plan::Plaintext => file::unseal(&held).map(Begun::With),
-            Plan::NewKey(_) if looked_at != Some(file) => Ok(Begun::WantsLook(file)),
+            Plan::Nothing => Ok(BeginResult::Nothing),
+            Plan::Keep => Ok(BeginResult::Target(file::present(file))),
+            Plan::Plaintext => file::unseal(&held).map(BeginResult::Target),
+            Plan::NewKey(_) if looked_at != Some(file) => Ok(BeginResult::NeedsLook(file)),
             Plan::NewKey(cipher) => {
-                let target = file::seal_looked_at(&held, cipher)?;
+                let target = file::seal_checked(&held, cipher)?;
                 if self.job.kind == JobKind::Rotate {
                     jobs::note_begun(self.job, self.oid)?;
                     fault::point("rekey.begun");
                 }
-                Ok(Begun::With(target))
+                Ok(BeginResult::Target(target))
             }
         }
     }
@@ -272,13 +276,13 @@ impl<'a> Online<'a> {
 }
 
 /// Answers for [`plan`].
-struct OfJob<'a> {
+struct JobFacts<'a> {
     job: &'a Job,
     oid: Oid,
     current: Option<CipherId>,
 }
 
-impl Asked for OfJob<'_> {
+impl PlanFacts for JobFacts<'_> {
     type Error = Report;
 
     fn current(&self) -> Option<CipherId> {
@@ -306,7 +310,7 @@ impl Storage for Online<'_> {
         Ok(self.right.is_some())
     }
 
-    fn begin(&mut self, looked_at: Option<RelFile>) -> Result<Begun> {
+    fn begin(&mut self, looked_at: Option<RelFile>) -> Result<BeginResult> {
         self.others = None;
         Ok(in_transaction(|| self.switch(looked_at)))
     }
@@ -323,7 +327,7 @@ impl Storage for Online<'_> {
     /// Like [`file::await_writers`], but without any lock. A writer that exceeds the timeout is
     /// named in the server log.
     fn writers_are_done(&mut self, target: Target) -> Result<bool> {
-        let at = || Others::at(Act::Writing, Some(target.file.relation));
+        let at = || Others::at(Activity::Writing, Some(target.file.relation));
         let others = self.others.get_or_insert_with(at);
         if others.are_done() {
             fault::point("rekey.barrier_passed");

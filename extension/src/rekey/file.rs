@@ -20,7 +20,7 @@ use crate::pg::pages::{Held, Ring};
 use crate::pg::report::{Report, Result};
 use crate::pg::{process, relation};
 use crate::verify;
-use crate::writers::{self, Act};
+use crate::writers::{self, Activity};
 
 /// The present state of new writes to a file, as a target.
 pub(super) fn present(file: RelFile) -> Target {
@@ -44,14 +44,14 @@ pub(crate) fn seal(held: &Held, cipher: CipherId) -> Result<Target> {
             }
         }
     }
-    seal_looked_at(held, cipher)
+    seal_checked(held, cipher)
 }
 
 /// Like [`seal`], for a file that was already checked for lost keys.
 ///
 /// The file need not be locked during that check: pages written meanwhile have existing keys. If
 /// the relation has another file by now, the caller has not checked that one.
-pub(super) fn seal_looked_at(held: &Held, cipher: CipherId) -> Result<Target> {
+pub(super) fn seal_checked(held: &Held, cipher: CipherId) -> Result<Target> {
     let file = held.file();
     data_keys::next_version(file, cipher, pages_of(held))?;
     fault::point("rekey.switched");
@@ -73,7 +73,7 @@ fn pages_of(held: &Held) -> Pages {
 /// Waits until no process writes under the state before [`seal`] or [`unseal`]. Otherwise a page
 /// added without shared buffers could reach the file after the proof.
 pub(crate) fn await_writers(file: RelFile) -> Result<()> {
-    writers::await_others(Act::Writing, Some(file.relation))?;
+    writers::await_others(Activity::Writing, Some(file.relation))?;
     fault::point("rekey.barrier_passed");
     Ok(())
 }

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use pagevault_cipher::CipherId;
 use pagevault_core::rekey::life::{
-    self, Load, Met, Outcome, Refused, Submitted, TakenBack, is_unfinished,
+    self, JobConflict, Load, Outcome, Refused, Submitted, Withdrawn, is_unfinished,
 };
 use pagevault_keystore::job::{JobId, JobState, Request};
 use pagevault_keystore::job_table::{Head, JobTable, Known};
@@ -145,16 +145,16 @@ pub(crate) fn submit(
                     append(&lock, Scope::database(database), &[record])?;
                     drop(lock);
                     launcher::wake_at_commit();
-                    fault::point("rekey.asked");
+                    fault::point("rekey.requested");
                     return Ok(job.number as i64);
                 }
             }
         };
-        match life::met(&other, outcome(&other), &request) {
-            Met::Same => return Ok(number_of(&other)),
-            Met::Wait => xact::wait_for(other.request.transaction),
-            Met::Settle => settle(&[other]).map(|_| ())?,
-            Met::InUse => return Err(in_use(name, &other)),
+        match life::conflict(&other, outcome(&other), &request) {
+            JobConflict::Same => return Ok(number_of(&other)),
+            JobConflict::Wait => xact::wait_for(other.request.transaction),
+            JobConflict::Settle => settle(&[other]).map(|_| ())?,
+            JobConflict::InUse => return Err(in_use(name, &other)),
         }
     }
 }
@@ -206,7 +206,7 @@ static CLAIMED: ProcessLocal<Option<usize>> = ProcessLocal::new(None);
 /// Releases the claimed job.
 pub(crate) fn release() {
     if let (Some(slot), Ok(table)) = (CLAIMED.with(Option::take), table()) {
-        table.let_go(slot, std::process::id(), 0);
+        table.release(slot, std::process::id(), 0);
     }
 }
 
@@ -214,30 +214,30 @@ pub(crate) fn release() {
 /// relation. Takes no lock and cannot fail. Other jobs come first before this one is claimed again.
 pub(crate) fn give_up() {
     if let (Some(slot), Ok(table)) = (CLAIMED.with(Option::take), table()) {
-        table.let_go(slot, std::process::id(), now_seconds());
+        table.release(slot, std::process::id(), now_seconds());
     }
 }
 
 /// The job, unless it was paused or cancelled.
-fn still_mine(table: &JobTable<'_>, job: &Job) -> Option<Known> {
-    life::still_done_by(table, here(job.id), std::process::id())
+fn still_claimed(table: &JobTable<'_>, job: &Job) -> Option<Known> {
+    life::still_claimed_by(table, here(job.id), std::process::id())
 }
 
 /// Stores the progress of a job. False if it was paused, cancelled or forgotten.
 pub(crate) fn note(job: &Job, progress: &Progress) -> Result<bool> {
     let _lock = KeystoreLock::acquire();
     let table = table()?;
-    let goes_on = still_mine(&table, job).is_some();
-    if goes_on {
+    let continues = still_claimed(&table, job).is_some();
+    if continues {
         table.note(here(job.id), progress);
     }
-    Ok(goes_on)
+    Ok(continues)
 }
 
 /// Whether the job was neither paused nor cancelled.
-pub(crate) fn goes_on(job: &Job) -> Result<bool> {
+pub(crate) fn continues(job: &Job) -> Result<bool> {
     let _lock = KeystoreLock::acquire();
-    Ok(still_mine(&table()?, job).is_some())
+    Ok(still_claimed(&table()?, job).is_some())
 }
 
 /// Whether the job has already switched the file of `relation` to another key.
@@ -298,12 +298,12 @@ pub(crate) fn subject_of(number: i64) -> Result<(Oid, JobKind)> {
 }
 
 /// Pauses, resumes or cancels a job at once; an error if its state does not permit that.
-pub(crate) fn obey(number: i64, order: Order) -> Result<()> {
+pub(crate) fn apply_order(number: i64, order: Order) -> Result<()> {
     let known = require(number)?;
     let is_mine = outcome(&known) == Outcome::Mine;
     let written = {
         let lock = KeystoreLock::acquire();
-        match life::obey(&table()?, known.job, order, is_mine, now()) {
+        match life::apply_order(&table()?, known.job, order, is_mine, now()) {
             Ok(record) => Ok(append(&lock, known.job.scope(), &[record])?),
             Err(refused) => Err(refused),
         }
@@ -375,7 +375,7 @@ pub(crate) fn unsettled() -> Result<Vec<Known>> {
 }
 
 /// Cancels or forgets the remaining jobs of a relation in this database.
-fn take_back(relation: Oid, what: TakenBack) -> Result<()> {
+fn withdraw(relation: Oid, what: Withdrawn) -> Result<()> {
     let relation = relation.to_u32();
     let found: Vec<_> = visible(|head| head.relation == relation && head.state != JobState::Done)?
         .into_iter()
@@ -385,7 +385,7 @@ fn take_back(relation: Oid, what: TakenBack) -> Result<()> {
         return Ok(());
     }
     let lock = KeystoreLock::acquire();
-    let records = life::take_back(&table()?, &found, what, now());
+    let records = life::withdraw(&table()?, &found, what, now());
     if !records.is_empty() {
         let end = append(&lock, Scope::database(process::my_database()), &records)?;
         drop(lock);
@@ -396,12 +396,12 @@ fn take_back(relation: Oid, what: TakenBack) -> Result<()> {
 
 /// Cancels jobs that would decrypt a relation that is to be encrypted from now on.
 pub(crate) fn cancel_decryption(relation: Oid) -> Result<()> {
-    take_back(relation, TakenBack::Decryption)
+    withdraw(relation, Withdrawn::Decryption)
 }
 
 /// Forgets a stopped job, because its work was completed at once.
 pub(crate) fn forget_stopped(relation: Oid) -> Result<()> {
-    take_back(relation, TakenBack::Stopped)
+    withdraw(relation, Withdrawn::Stopped)
 }
 
 /// Ends all jobs of this worker's database.

@@ -104,12 +104,12 @@ pub(crate) fn count_label_change() {
 
 /// Whether access under any database key is refused: a cheap test before every read.
 #[inline]
-pub(crate) fn anything_refused() -> bool {
+pub(crate) fn any_key_refused() -> bool {
     get().is_some_and(|shared| shared.secrets.any_refused())
 }
 
 /// Whether any database key is locked or refused. Two loads.
 #[inline]
-pub(crate) fn anything_withheld() -> bool {
+pub(crate) fn any_key_unusable() -> bool {
     get().is_some_and(|shared| shared.secrets.any_refused() || shared.secrets.any_locked())
 }

@@ -13,14 +13,14 @@ shared_struct! {
     /// The marks of one process, on a cache line that only this process writes.
     #[repr(align(64))]
     pub(crate) struct Slot {
-        pub(crate) writing: Turn,
-        pub(crate) creating: Turn,
+        pub(crate) writing: WriterMark,
+        pub(crate) creating: WriterMark,
     }
 }
 
 shared_struct! {
     /// A mark: set while a process is doing something with a file.
-    pub(crate) struct Turn {
+    pub(crate) struct WriterMark {
         /// Odd while set; incremented at each change.
         number: AtomicU32,
         /// The relfilenumber.
@@ -28,7 +28,7 @@ shared_struct! {
     }
 }
 
-impl Turn {
+impl WriterMark {
     /// Sets the mark, before this process looks up the keys of a file.
     #[inline]
     pub(crate) fn begin(&self, file: u32) {

@@ -42,7 +42,7 @@ pub(super) fn main() {
             || guc::revalidate_interval().map(|pause| pause.saturating_sub(last.elapsed()));
         let pauses = [due_in(), withdrawal.due_in()];
         process::wait_in_worker(pauses.into_iter().flatten().fold(SLEEP, Duration::min));
-        audit::settings::tell_changes();
+        audit::settings::log_changes();
         escrow::log_new_bundle();
         if due_in().is_some_and(|pause| pause.is_zero()) {
             if let Err(report) = revalidate(&mut logged) {

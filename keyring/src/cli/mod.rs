@@ -13,7 +13,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
-use crate::{exec, harden, inspect, program, serve, take_back, verify};
+use crate::{exec, harden, inspect, program, restore_unsettled, serve, verify};
 
 /// Wraps and unwraps pagevault's keys with master keys, outside the server process.
 #[derive(Parser)]
@@ -58,7 +58,7 @@ enum Command {
     },
     /// Restore records that failed starts of the server cut off from key files; only for use after
     /// pg_resetwal, if WAL is permanently lost
-    TakeBack {
+    RestoreUnsettled {
         /// The data directory; its server must be down
         data_directory: PathBuf,
     },
@@ -140,8 +140,8 @@ pub fn main() -> ExitCode {
                 })
                 .map(|well| if well { ExitCode::SUCCESS } else { ExitCode::from(2) })
         }
-        Command::TakeBack { data_directory } => {
-            take_back::take_back(&data_directory, &mut io::stdout().lock())
+        Command::RestoreUnsettled { data_directory } => {
+            restore_unsettled::restore_unsettled(&data_directory, &mut io::stdout().lock())
                 .map(|()| ExitCode::SUCCESS)
         }
         Command::Exec { keystore, library, access, line } => {

@@ -130,7 +130,7 @@ fn require_preload(program: &Path, new: &Path, arguments: &[OsString]) -> Result
 
 /// Copies the keystore into the new cluster, unless it is there already.
 fn copy_keystore(keystore: &Keystore, new: &Path) -> Result<(), Failure> {
-    let whole = upgrade::carried(keystore.state().clone())
+    let whole = upgrade::carry_over(keystore.state().clone())
         .map_err(|error| refuse(format!("the keystore of the old cluster is damaged: {error}")))?;
     let place = new.join(DIRECTORY);
     if has_logs(&place)? {

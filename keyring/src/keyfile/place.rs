@@ -102,7 +102,7 @@ impl Place {
     }
 
     /// Refuses a place below any directory that looks like a data directory.
-    pub fn outside_of_any(&self) -> Result<(), Failure> {
+    pub fn require_outside_data_directories(&self) -> Result<(), Failure> {
         match data_directory_above(&self.directory) {
             None => Ok(()),
             Some(root) => Err(self.inside("data directory", root)),

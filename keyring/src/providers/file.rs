@@ -239,7 +239,7 @@ pub fn outside(place: &Place, data_directory: Option<&Path>) -> Result<(), Failu
     if let Some(data_directory) = data_directory {
         place.outside_of(data_directory)?;
     }
-    place.outside_of_any()
+    place.require_outside_data_directories()
 }
 
 /// The version of the wrapping key, and the wrapped key.

@@ -12,7 +12,7 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use pagevault_keystore::log::aside;
+use pagevault_keystore::log::unsettled;
 use pagevault_keystore::wal_segments::parse_name;
 use pagevault_keystore::{Record, Scope};
 
@@ -99,7 +99,7 @@ pub fn verify(
             ));
     }
     let keystore = Keystore::read(data_directory, access)?;
-    let put_aside = put_aside(&keystore)?;
+    let unsettled = unsettled(&keystore)?;
     let unlocked = keystore.unlock(&keystore.needed())?;
     let control = Control::ask(keystore.data_directory())?;
     let mut files = pages::files(keystore.data_directory())?;
@@ -122,7 +122,7 @@ pub fn verify(
     }
     records::verify(&context, &segments, &progress, &mut findings)?;
     progress.finish_and_clear();
-    report(&keystore, &put_aside, &findings, control.clean, out).map_err(unprintable)?;
+    report(&keystore, &unsettled, &findings, control.clean, out).map_err(unprintable)?;
     Ok(findings.damaged == 0)
 }
 
@@ -140,11 +140,11 @@ impl Context<'_> {
 }
 
 /// Number of data keys that were cut off from key files and are not in them, by scope.
-fn put_aside(keystore: &Keystore) -> Result<Vec<(Scope, usize)>, Failure> {
+fn unsettled(keystore: &Keystore) -> Result<Vec<(Scope, usize)>, Failure> {
     let is_key = |record: &Record| matches!(record, Record::DataKey { .. });
     let mut found = Vec::new();
-    for (scope, records) in keystore.put_aside()? {
-        let missing = aside::missing(keystore.state(), records);
+    for (scope, records) in keystore.unsettled()? {
+        let missing = unsettled::missing(keystore.state(), records);
         found.push((scope, missing.iter().filter(|record| is_key(record)).count()));
     }
     found.retain(|(_, count)| *count > 0);
@@ -162,7 +162,7 @@ fn progress(bytes: u64) -> ProgressBar {
 
 fn report(
     keystore: &Keystore,
-    put_aside: &[(Scope, usize)],
+    unsettled: &[(Scope, usize)],
     findings: &Findings,
     clean: bool,
     out: &mut impl Write,
@@ -171,11 +171,11 @@ fn report(
     let keys = keystore.state().files().flat_map(|(_, entry)| entry.keys.values());
     let keys = keys.filter(|key| needed.contains(&(key.scope, key.key_version))).count();
     writeln!(out, "keys         {keys} data keys; all their database keys could be unwrapped")?;
-    for (scope, count) in put_aside {
+    for (scope, count) in unsettled {
         writeln!(
             out,
-            "put aside    {count} data keys in {DIRECTORY}/{}, cut off at a server start and not in the key files. Replay of\n             WAL restores them. If WAL is permanently lost, use: pagevault-keyring take-back",
-            aside::name(*scope)
+            "unsettled    {count} data keys in {DIRECTORY}/{}, cut off at a server start and not in the key files. Replay of\n             WAL restores them. If WAL is permanently lost, use: pagevault-keyring restore-unsettled",
+            unsettled::name(*scope)
         )?;
     }
     writeln!(

@@ -12,7 +12,7 @@ use crate::wal::{self, Switch};
 
 /// What the preceding records add.
 #[derive(Default)]
-struct Brought {
+struct Additions {
     keys: HashMap<(RelFile, DataKeyVersion), (u8, usize)>,
     destroyed: HashMap<RelFile, DataKeyVersion>,
     files: HashSet<RelFile>,
@@ -25,31 +25,31 @@ impl Directory<'_> {
     /// # Errors
     /// Those of `apply` for the first record that it would refuse.
     pub fn check(&self, records: &[Record]) -> Result<()> {
-        let mut brought = Brought::default();
+        let mut additions = Additions::default();
         for record in records {
             record.validate().map_err(super::write::invalid)?;
             match record {
                 Record::DataKey { file, version, .. } => {
-                    self.check_key(&mut brought, *file, *version, record)?
+                    self.check_key(&mut additions, *file, *version, record)?
                 }
                 Record::Destroyed { file, through, .. } => {
                     if self.find(*file)?.is_none() {
-                        brought.files.insert(*file);
+                        additions.files.insert(*file);
                     }
-                    let last = brought.destroyed.entry(*file).or_insert(*through);
+                    let last = additions.destroyed.entry(*file).or_insert(*through);
                     *last = (*last).max(*through);
                 }
-                Record::Current { file, version } => self.require(&brought, *file, *version)?,
-                Record::Plaintext { file, after } => self.require(&brought, *file, *after)?,
+                Record::Current { file, version } => self.require(&additions, *file, *version)?,
+                Record::Plaintext { file, after } => self.require(&additions, *file, *after)?,
                 Record::Rewriting { file, phase, .. } => {
                     if let Some(version) = phase.version {
-                        self.require(&brought, *file, version)?;
+                        self.require(&additions, *file, version)?;
                     }
                 }
                 Record::WalSwitch(Switch { phase, .. }) => {
                     if let Some(version) = phase.version {
                         let (file, data_key_version) = wal::key_place(version);
-                        self.require(&brought, file, data_key_version)?;
+                        self.require(&additions, file, data_key_version)?;
                     }
                 }
                 Record::Provider { .. }
@@ -63,7 +63,9 @@ impl Directory<'_> {
         }
         let counts = self.counts()?;
         let is_full = |has: u32, more: usize| has as usize + more > counts.capacity as usize;
-        if is_full(counts.keys, brought.keys.len()) || is_full(counts.files, brought.files.len()) {
+        if is_full(counts.keys, additions.keys.len())
+            || is_full(counts.files, additions.files.len())
+        {
             return Err(DirectoryError::Full { capacity: counts.capacity });
         }
         Ok(())
@@ -71,7 +73,7 @@ impl Directory<'_> {
 
     fn check_key(
         &self,
-        brought: &mut Brought,
+        additions: &mut Additions,
         file: RelFile,
         version: DataKeyVersion,
         record: &Record,
@@ -81,24 +83,24 @@ impl Directory<'_> {
         let slot = self.find(file)?;
         let through =
             slot.map(|slot| self.destroyed(slot)).transpose()?.and_then(|(through, _)| through);
-        if Some(version) <= through.max(brought.destroyed.get(&file).copied()) {
+        if Some(version) <= through.max(additions.destroyed.get(&file).copied()) {
             return Ok(());
         }
         let shape = (info.cipher, info.length);
         let known = slot.map(|slot| self.shape_of_version(slot, version)).transpose()?.flatten();
-        if let Some(known) = known.or_else(|| brought.keys.get(&(file, version)).copied()) {
+        if let Some(known) = known.or_else(|| additions.keys.get(&(file, version)).copied()) {
             return if known == shape { Ok(()) } else { Err(replaced) };
         }
         if slot.is_none() {
-            brought.files.insert(file);
+            additions.files.insert(file);
         }
-        brought.keys.insert((file, version), shape);
+        additions.keys.insert((file, version), shape);
         Ok(())
     }
 
-    fn require(&self, brought: &Brought, file: RelFile, version: DataKeyVersion) -> Result<()> {
-        let is_brought = brought.keys.contains_key(&(file, version))
-            || brought.destroyed.get(&file).is_some_and(|through| version <= *through);
+    fn require(&self, additions: &Additions, file: RelFile, version: DataKeyVersion) -> Result<()> {
+        let is_brought = additions.keys.contains_key(&(file, version))
+            || additions.destroyed.get(&file).is_some_and(|through| version <= *through);
         if is_brought { Ok(()) } else { self.find_with_version(file, version).map(|_| ()) }
     }
 }

@@ -1,7 +1,7 @@
 //! Rekey jobs in shared memory: what the logs of all databases record ([`crate::job`]), and, for
 //! running jobs, process and progress, which only this server knows.
 //!
-//! Readers and writers exclude each other by a lock of their own, except in [`JobTable::let_go`].
+//! Readers and writers exclude each other by a lock of their own, except in [`JobTable::release`].
 
 mod layout;
 
@@ -438,7 +438,7 @@ impl<'a> JobTable<'a> {
 
     /// The process stops running the job in this slot. `given_up`: the time in seconds, if it stops
     /// before the end of the job; else 0. Needs no lock, so that an exiting process can call it.
-    pub fn let_go(&self, slot: usize, process: u32, given_up: u32) {
+    pub fn release(&self, slot: usize, process: u32, given_up: u32) {
         if slot < self.capacity && self.head(slot)[PROCESS].load(Acquire) == process {
             self.head(slot)[GIVEN_UP].store(given_up, Relaxed);
             let _ = self.head(slot)[PROCESS].compare_exchange(process, 0, AcqRel, Relaxed);

@@ -61,10 +61,10 @@
 //! Callers exclude each other by a lock, for appending and reading alike. The only state between
 //! calls is a [`Position`], which many processes can share.
 
-pub mod aside;
 mod position;
 mod replay;
 mod settle;
+pub mod unsettled;
 
 use std::io;
 
@@ -72,7 +72,7 @@ use pagevault_cipher::Lsn;
 
 pub use self::position::{Contents, Position, Trust};
 pub use self::replay::{batches, replay};
-use self::replay::{check_scope, header, parse_header, was_unsettled};
+use self::replay::{check_scope, header, parse_header, was_never_settled};
 pub use self::settle::Settle;
 
 use crate::batch;
@@ -203,8 +203,8 @@ impl<'a, S: Storage> Log<'a, S> {
     }
 
     /// Reads the log of a scope, after syncing what a killed server may have left unsynced. Cuts
-    /// off a torn end and the batches that do not count, which are kept beside it ([`aside`]). On
-    /// return all of it is durable. `None` if there is no such log.
+    /// off a torn end and the batches that do not count, which are kept beside it ([`unsettled`]).
+    /// On return all of it is durable. `None` if there is no such log.
     pub fn open(
         storage: &'a S,
         scope: Scope,
@@ -227,7 +227,7 @@ impl<'a, S: Storage> Log<'a, S> {
         }
         log.position = contents.position;
         if cut.iter().any(|frame| !frame.records.is_empty()) {
-            aside::keep(storage, &log.position.keystore_id, scope, cut)?;
+            unsettled::keep(storage, &log.position.keystore_id, scope, cut)?;
         }
         if contents.torn + contents.unbelieved > 0 {
             let cut = storage.truncate(&log.name, log.position.end);
@@ -331,7 +331,7 @@ impl<'a, S: Storage> Log<'a, S> {
         self.verify()?;
         let frame = batch::stamp(batch, settled, logged);
         if let Err(source) = self.storage.append(&self.name, end, &frame) {
-            return Err(self.take_back(end, "write", source));
+            return Err(self.cut_off_append(end, "write", source));
         }
         self.position.end = new_end;
         Ok(())
@@ -349,14 +349,14 @@ impl<'a, S: Storage> Log<'a, S> {
         // The kernel reports a failure once and forgets what it could not write, which may be more
         // than this batch.
         if self.position.is_durable() {
-            Err(self.take_back(self.position.end, "sync", source))
+            Err(self.cut_off_append(self.position.end, "sync", source))
         } else {
             Err(self.unsettled("sync", source))
         }
     }
 
     /// Cuts off an incomplete append.
-    fn take_back(&self, end: u64, action: &'static str, source: io::Error) -> LogError {
+    fn cut_off_append(&self, end: u64, action: &'static str, source: io::Error) -> LogError {
         match self.storage.truncate(&self.name, end) {
             Ok(()) => self.failed(action, source),
             Err(_) => self.unsettled(action, source),
@@ -416,7 +416,7 @@ impl<'a, S: Storage> Log<'a, S> {
             return Err(self.moved());
         }
         if length > self.position.end {
-            if !was_unsettled(&self.read(self.position.end, MAX_LOG)?, self.position.end) {
+            if !was_never_settled(&self.read(self.position.end, MAX_LOG)?, self.position.end) {
                 return Err(self.moved());
             }
             let cut = self.storage.truncate(&self.name, self.position.end);

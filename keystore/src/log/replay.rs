@@ -69,7 +69,7 @@ fn read(
                 end += frame.length;
                 take(end as u64, frame);
             }
-            Err(_) if was_unsettled(rest, end as u64) => break,
+            Err(_) if was_never_settled(rest, end as u64) => break,
             Err(error) => return Err(error),
         }
     }
@@ -80,11 +80,11 @@ fn read(
 }
 
 /// Whether the rest of a log, from the unreadable frame at `offset` on, was never settled.
-pub(super) fn was_unsettled(rest: &[u8], offset: u64) -> bool {
+pub(super) fn was_never_settled(rest: &[u8], offset: u64) -> bool {
     let mut behind = rest.windows(FRAME_MAGIC.len()).enumerate().skip(1);
     let testified = behind.any(|(at, window)| {
         window == FRAME_MAGIC
-            && rest.get(at..).is_some_and(|frame| batch::testifies_beyond(frame, offset))
+            && rest.get(at..).is_some_and(|frame| batch::proves_durable_beyond(frame, offset))
     });
     !batch::is_intact(rest) && !testified
 }

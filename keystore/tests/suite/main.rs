@@ -7,7 +7,6 @@
 )]
 
 mod arbitrary;
-mod aside;
 mod batch;
 mod compaction;
 mod directory;
@@ -20,5 +19,6 @@ mod log;
 mod protocol;
 mod redo;
 mod state;
+mod unsettled;
 mod wal;
 mod wal_segments;

@@ -1,7 +1,7 @@
 //! A server in recovery: `keys/load.rs`, `keys/redo.rs`, and what pages do meanwhile.
 
 use pagevault_keystore::Record;
-use pagevault_keystore::log::{Log, LogError, Settle, Trust, aside};
+use pagevault_keystore::log::{Log, LogError, Settle, Trust, unsettled};
 use pagevault_keystore::state::State;
 
 use super::Bounds;
@@ -81,7 +81,7 @@ impl Server {
         if let KeyChange::Made { in_use: false, .. } = change {
             self.create_file();
         }
-        // `stand_ins::replayed`
+        // `placeholders::replayed`
         let Some(memory) = &mut self.memory else { return };
         if memory.buffer == Buffer::Placeholder && !self.page_key_is_unknown() {
             self.set_buffer(Buffer::Empty);
@@ -181,21 +181,21 @@ impl Server {
             || over && self.page_key_is_unknown()
     }
 
-    /// All WAL is replayed that makes the data directory consistent: `stand_ins::require_none`.
+    /// All WAL is replayed that makes the data directory consistent: `placeholders::require_none`.
     pub fn require_no_missing_key(&mut self, bounds: &Bounds) {
         if self.misses_key() {
             return self.stop(Stop::MissingKey);
         }
         if self.has_put_aside() {
             self.settle_now(bounds.fsync, bounds.order);
-            let _ = self.files.with(|storage| aside::forget(storage, SCOPE));
+            let _ = self.files.with(|storage| unsettled::forget(storage, SCOPE));
         }
         self.set_recovery(|recovery| recovery.consistent = true);
     }
 
-    /// Whether a start has cut off batches and put them aside.
+    /// Whether a start has cut off batches and kept them.
     pub fn has_put_aside(&self) -> bool {
-        self.files.bytes(&aside::name(SCOPE)).is_some()
+        self.files.bytes(&unsettled::name(SCOPE)).is_some()
     }
 
     /// Admits queries as soon as that may be.

@@ -19,7 +19,7 @@ const POINTS: [&str; 26] = [
     "keys.in_wal",
     "keys.in_wal",
     "keys.settling",
-    "rekey.asked",
+    "rekey.requested",
     "rekey.barrier_passed",
     "rekey.batch_done",
     "rekey.begun",

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
 use pagevault_keystore::Scope;
-use pagevault_keystore::log::aside;
+use pagevault_keystore::log::unsettled;
 use pagevault_keystore::storage::FileStorage;
 use pagevault_tests::standby::{standby_of, wait_for};
 use pagevault_tests::{Cluster, KeyFile, Settings, StopMode};
@@ -61,8 +61,8 @@ fn keystore(cluster: &Cluster) -> PathBuf {
 /// The database `postgres`.
 const DATABASE: Scope = Scope::database(5);
 
-fn put_aside(cluster: &Cluster) -> Result<Vec<Scope>> {
-    Ok(aside::scopes(&FileStorage::new(&keystore(cluster))?)?)
+fn unsettled(cluster: &Cluster) -> Result<Vec<Scope>> {
+    Ok(unsettled::scopes(&FileStorage::new(&keystore(cluster))?)?)
 }
 
 /// Output of `pagevault-keyring` for the data directory, and whether it succeeds.
@@ -102,11 +102,11 @@ fn keys_cut_off_by_a_failed_start_are_restored_after_pg_resetwal() -> Result<()>
     let next: u64 = cluster.text("SELECT pg_current_xact_id()")?.parse()?;
     crash_before_keys_are_settled(&cluster)?;
     start_and_fail(&cluster, &keys)?;
-    ensure!(put_aside(&cluster)? == [DATABASE], "{:?}", put_aside(&cluster)?);
-    let first = fs::read(keystore(&cluster).join(aside::name(DATABASE)))?;
+    ensure!(unsettled(&cluster)? == [DATABASE], "{:?}", unsettled(&cluster)?);
+    let first = fs::read(keystore(&cluster).join(unsettled::name(DATABASE)))?;
     start_and_fail(&cluster, &keys)?;
     ensure!(
-        fs::read(keystore(&cluster).join(aside::name(DATABASE)))? == first,
+        fs::read(keystore(&cluster).join(unsettled::name(DATABASE)))? == first,
         "the second start lost it"
     );
 
@@ -116,7 +116,7 @@ fn keys_cut_off_by_a_failed_start_are_restored_after_pg_resetwal() -> Result<()>
         "{response}"
     );
     // WAL still exists.
-    let (response, done) = keyring(&cluster, "take-back")?;
+    let (response, done) = keyring(&cluster, "restore-unsettled")?;
     ensure!(
         !done && response.contains("has WAL to replay") && response.contains("Start the server"),
         "{response}"
@@ -137,15 +137,15 @@ fn keys_cut_off_by_a_failed_start_are_restored_after_pg_resetwal() -> Result<()>
     let refused = cluster.start_server();
     let response = refused.err().map(|error| error.to_string()).unwrap_or_default();
     ensure!(response.contains("key file \"5.keys\" lacks keys"), "{response}");
-    ensure!(response.contains("take-back"), "{response}");
+    ensure!(response.contains("restore-unsettled"), "{response}");
     let (response, _) = keyring(&cluster, "verify")?;
     ensure!(
-        response.contains("put aside") && response.contains("pagevault/5.keys.unsettled"),
+        response.contains("unsettled") && response.contains("pagevault/5.keys.unsettled"),
         "{response}"
     );
     // Without this file the keys would be lost.
     let (beside, away) =
-        (keystore(&cluster).join(aside::name(DATABASE)), cluster.directory().join("unsettled"));
+        (keystore(&cluster).join(unsettled::name(DATABASE)), cluster.directory().join("unsettled"));
     fs::rename(&beside, &away)?;
     cluster.start_server()?;
     let error = cluster.error(SUM)?;
@@ -153,13 +153,13 @@ fn keys_cut_off_by_a_failed_start_are_restored_after_pg_resetwal() -> Result<()>
     cluster.stop(StopMode::Fast)?;
     fs::rename(&away, &beside)?;
 
-    let (response, done) = keyring(&cluster, "take-back")?;
+    let (response, done) = keyring(&cluster, "restore-unsettled")?;
     ensure!(
         done && response.contains("data key rel 1663/5/") && response.contains("were restored"),
         "{response}"
     );
-    ensure!(put_aside(&cluster)?.is_empty());
-    let (response, done) = keyring(&cluster, "take-back")?;
+    ensure!(unsettled(&cluster)?.is_empty());
+    let (response, done) = keyring(&cluster, "restore-unsettled")?;
     ensure!(done && response.contains("0 data keys were restored"), "{response}");
     cluster.start_server()?;
     ensure!(cluster.text(SUM)? == sum, "contents differ");
@@ -182,7 +182,7 @@ fn saved_keys_are_removed_when_recovery_has_ended() -> Result<()> {
     wait_for(&standby, &cluster)?;
     crash_before_keys_are_settled(&cluster)?;
     start_and_fail(&cluster, &keys)?;
-    ensure!(put_aside(&cluster)? == [DATABASE]);
+    ensure!(unsettled(&cluster)? == [DATABASE]);
     // Killed during redo: the records that it has staged are cut off again.
     cluster.stop_at("redo.keys_in_use")?;
     std::thread::scope(|scope| -> Result<()> {
@@ -193,17 +193,17 @@ fn saved_keys_are_removed_when_recovery_has_ended() -> Result<()> {
         Ok(())
     })?;
     cluster.resume();
-    ensure!(put_aside(&cluster)? == [DATABASE]);
+    ensure!(unsettled(&cluster)? == [DATABASE]);
     cluster.start_server()?;
     ensure!(cluster.text(SUM)? == sum, "contents differ");
-    ensure!(put_aside(&cluster)?.is_empty(), "{:?}", put_aside(&cluster)?);
+    ensure!(unsettled(&cluster)?.is_empty(), "{:?}", unsettled(&cluster)?);
     // A standby keeps no such file either, even after a shutdown.
     for mode in [StopMode::Fast, StopMode::Immediate] {
         standby.stop(mode)?;
         standby.start_server()?;
         wait_for(&standby, &cluster)?;
         ensure!(standby.text(SUM)? == sum, "the standby differs");
-        ensure!(put_aside(&standby)?.is_empty(), "{:?}", put_aside(&standby)?);
+        ensure!(unsettled(&standby)?.is_empty(), "{:?}", unsettled(&standby)?);
     }
     standby.finish()?;
     cluster.finish()
@@ -225,8 +225,8 @@ fn records_that_never_reached_wal_are_not_required() -> Result<()> {
     let _ = session.join();
     for _ in 0..2 {
         cluster.start_server()?;
-        cluster.eventually_that("nothing is put aside", || {
-            ensure!(put_aside(&cluster)?.is_empty());
+        cluster.eventually_that("nothing is unsettled", || {
+            ensure!(unsettled(&cluster)?.is_empty());
             Ok(())
         })?;
         cluster.stop(StopMode::Fast)?;

@@ -2,7 +2,7 @@
 
 use pagevault_cipher::DataKeyVersion;
 use pagevault_core::page::PageState;
-use pagevault_core::rekey::file::{End, FileState, Went};
+use pagevault_core::rekey::file::{End, FileState, StepResult};
 use pagevault_keystore::RelFile;
 
 use super::held::Held;
@@ -233,11 +233,11 @@ impl World {
         loop {
             let step = state.step(&mut Held::<true> { world: self, relation: oid });
             match step.unwrap() {
-                Went::Over(end) => {
+                StepResult::Ended(end) => {
                     assert_ne!(end, End::NeverEnds);
                     break;
                 }
-                Went::Waits(_) => panic!("it has the right, and waits for writers itself"),
+                StepResult::Waits(_) => panic!("it has the right, and waits for writers itself"),
                 _ => self.check(),
             }
         }

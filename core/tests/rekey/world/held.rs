@@ -6,8 +6,8 @@ use std::ops::Range;
 use pagevault_cipher::CipherId;
 use pagevault_core::page::{Fork, PageState, Target};
 use pagevault_core::policy::Oid;
-use pagevault_core::rekey::file::{Batch, Begun, Storage};
-use pagevault_core::rekey::plan::{Asked, Plan, plan};
+use pagevault_core::rekey::file::{Batch, BeginResult, Storage};
+use pagevault_core::rekey::plan::{Plan, PlanFacts, plan};
 use pagevault_keystore::RelFile;
 use pagevault_keystore::job::JobKind;
 
@@ -24,7 +24,7 @@ pub(super) struct Held<'a, const AT_ONCE: bool> {
 
 struct Wanted<'a>(&'a World, Oid, Option<CipherId>);
 
-impl Asked for Wanted<'_> {
+impl PlanFacts for Wanted<'_> {
     type Error = Stop;
 
     fn current(&self) -> Option<CipherId> {
@@ -66,31 +66,31 @@ impl<const AT_ONCE: bool> Storage for Held<'_, AT_ONCE> {
         Ok(!relation.busy)
     }
 
-    fn begin(&mut self, looked_at: Option<RelFile>) -> Result<Begun, Stop> {
+    fn begin(&mut self, looked_at: Option<RelFile>) -> Result<BeginResult, Stop> {
         self.world.awaited = None;
         let oid = self.relation;
         let relation = self.world.of(oid);
         assert!(relation.claimed, "without the right to rewrite it");
         let labelled_now = relation.labelled_now;
-        let Some(file) = relation.file.clone() else { return Ok(Begun::Nothing) };
+        let Some(file) = relation.file.clone() else { return Ok(BeginResult::Nothing) };
         if file.destroyed {
             return Err(Stop::Destroyed);
         }
         if AT_ONCE {
-            return Ok(Begun::With(file.target()));
+            return Ok(BeginResult::Target(file.target()));
         }
         if self.world.job.kind == JobKind::Decrypt && labelled_now {
-            return Ok(Begun::NotYet);
+            return Ok(BeginResult::Undecided);
         }
         let job = &self.world.job;
         let next = plan(job.kind, job.cipher, &Wanted(self.world, oid, file.cipher))?;
         if matches!(next, Plan::NewKey(_)) && looked_at != Some(file.id) {
-            return Ok(Begun::WantsLook(file.id));
+            return Ok(BeginResult::NeedsLook(file.id));
         }
         self.world.effect()?;
         let changed = self.file(file.id).unwrap();
         match next {
-            Plan::Nothing => return Ok(Begun::Nothing),
+            Plan::Nothing => return Ok(BeginResult::Nothing),
             Plan::Keep => {}
             Plan::NewKey(cipher) => {
                 changed.last += 1;
@@ -107,7 +107,7 @@ impl<const AT_ONCE: bool> Storage for Held<'_, AT_ONCE> {
             self.world.job.begun.insert(oid);
         }
         self.world.effect()?;
-        Ok(Begun::With(target))
+        Ok(BeginResult::Target(target))
     }
 
     fn look(&mut self, file: RelFile, fork: Fork, blocks: Range<u32>) -> Result<bool, Stop> {

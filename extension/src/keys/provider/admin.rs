@@ -54,7 +54,7 @@ pub(crate) fn alter(name: &str, options: &Value) -> Result<()> {
     for (scope, version, record) in &wrapped {
         questions.push(Question::unwrap_by(spec.clone(), *scope, *version, record));
     }
-    let answers = operations::try_out(BY, questions)?;
+    let answers = operations::ask_unrecorded(BY, questions)?;
     for ((scope, version, _), answer) in wrapped.iter().zip(answers) {
         let proven =
             answer.unwrapped(&format!("unwrap the key of {}", master_keys::scope_name(*scope)))?;
@@ -175,7 +175,7 @@ fn checked_options(by: &str, name: &str, kind: &str, options: &Value) -> Result<
     };
     let question = Question::new(provider.clone(), String::new(), None, Action::CheckOptions);
     let what = format!("use key provider \"{name}\"");
-    let answers = operations::try_out(by, vec![question])?;
+    let answers = operations::ask_unrecorded(by, vec![question])?;
     answers.into_iter().try_for_each(|answer: Answer| answer.options_ok(&what))?;
     Ok(provider)
 }

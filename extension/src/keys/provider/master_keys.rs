@@ -123,7 +123,7 @@ pub(crate) fn rotate_database_key(by: &str, database: u32) -> Result<KeyVersion>
     let secret = Secret32::random()?;
     let record = wrap_new(by, scope, new_version, &spec, &current.master_key, &secret)?;
     write_database_key(record, secret)?;
-    let homes = data_keys::homes_of_scope(scope)?;
+    let homes = data_keys::logs_wrapped_by(scope)?;
     for home in homes {
         data_keys::rewrap_data_keys(
             home,

@@ -168,7 +168,7 @@ pub(crate) fn ask(by: &str, questions: Vec<Question>) -> Result<Vec<Answer>> {
 }
 
 /// Like [`ask`], with options that the provider does not have yet.
-pub(crate) fn try_out(by: &str, questions: Vec<Question>) -> Result<Vec<Answer>> {
+pub(crate) fn ask_unrecorded(by: &str, questions: Vec<Question>) -> Result<Vec<Answer>> {
     ask_recording(by, questions, Recording::Nothing)
 }
 
@@ -180,7 +180,7 @@ pub(crate) fn ask_one(by: &str, question: Question) -> Result<Answer> {
 }
 
 /// The properties of a question that are needed for the audit trail, once it is sent.
-struct Asked {
+struct SentQuestion {
     subject: Subject,
     action: &'static str,
     from_key: Option<String>,
@@ -208,7 +208,7 @@ fn run_helper(by: &str, questions: Vec<Question>, note: Recording) -> Result<Vec
     let mut asked = Vec::with_capacity(questions.len());
     let mut operations = Vec::with_capacity(questions.len());
     for Question { provider, key, scope, action, expects } in questions {
-        asked.push(Asked {
+        asked.push(SentQuestion {
             subject: Subject {
                 provider: provider.name.clone(),
                 kind: provider.kind.clone(),
@@ -225,7 +225,7 @@ fn run_helper(by: &str, questions: Vec<Question>, note: Recording) -> Result<Vec
         let context = scope.map(context).transpose()?.unwrap_or_default();
         operations.push(Operation { provider, key, context, action });
     }
-    let asking = Asking { by, who: session::identity(), note };
+    let asking = Requester { by, who: session::identity(), note };
     let started = Instant::now();
     match helper::run(operations, Duration::from_secs(guc::keyring_timeout())) {
         Ok(reply) => {
@@ -243,7 +243,7 @@ fn run_helper(by: &str, questions: Vec<Question>, note: Recording) -> Result<Vec
             let elapsed_us = started.elapsed().as_micros() as u64;
             // A cancelled request says nothing about the provider.
             let note = if error.is_cancel() { Recording::Nothing } else { note };
-            let asking = Asking { note, ..asking };
+            let asking = Requester { note, ..asking };
             let ended =
                 Err(OperationFailure { class: error.class(), answered: false, text: error.text() });
             for asked in &asked {
@@ -258,14 +258,14 @@ fn run_helper(by: &str, questions: Vec<Question>, note: Recording) -> Result<Vec
 type Ended = std::result::Result<Option<u64>, OperationFailure>;
 
 /// Who asks, and where outcomes are recorded.
-struct Asking<'a> {
+struct Requester<'a> {
     by: &'a str,
     who: Identity,
     note: Recording,
 }
 
-impl Asking<'_> {
-    fn record(&self, asked: &Asked, ended: &Ended, elapsed_us: u64) -> Result<()> {
+impl Requester<'_> {
+    fn record(&self, asked: &SentQuestion, ended: &Ended, elapsed_us: u64) -> Result<()> {
         let provider = &asked.subject.provider;
         if self.note == Recording::Health {
             let health = &shmem::required()?.health;

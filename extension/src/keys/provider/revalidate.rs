@@ -71,7 +71,7 @@ impl Logged {
 }
 
 /// A database key about which a provider is asked.
-struct Asked<'a> {
+struct KeyInQuestion<'a> {
     scope: Scope,
     version: KeyVersion,
     record: &'a DatabaseKey,
@@ -111,7 +111,7 @@ pub(crate) fn revalidate(logged: &mut Logged) -> Result<()> {
     for (scope, version) in scopes {
         let Some(record) = state.database_key(scope, version) else { continue };
         questions.push(Question::unwrap(&state, scope, version, record)?);
-        asked.push(Asked { scope, version, record });
+        asked.push(KeyInQuestion { scope, version, record });
     }
     match operations::ask(BY, questions) {
         Ok(answers) => {
@@ -127,8 +127,8 @@ pub(crate) fn revalidate(logged: &mut Logged) -> Result<()> {
     Ok(())
 }
 
-fn judge(asked: &Asked<'_>, answer: &Answer) -> Verdict {
-    let Asked { scope, version, .. } = *asked;
+fn judge(asked: &KeyInQuestion<'_>, answer: &Answer) -> Verdict {
+    let KeyInQuestion { scope, version, .. } = *asked;
     let what = format!("revalidate the key of {}", scope.name());
     match (answer.unwrapped(&what), answer.failure()) {
         (Ok(secret), _) => {
@@ -147,7 +147,12 @@ fn judge(asked: &Asked<'_>, answer: &Answer) -> Verdict {
     }
 }
 
-fn act(asked: &Asked<'_>, subject: &Subject, verdict: Verdict, logged: &mut Logged) -> Result<()> {
+fn act(
+    asked: &KeyInQuestion<'_>,
+    subject: &Subject,
+    verdict: Verdict,
+    logged: &mut Logged,
+) -> Result<()> {
     let provider = format!("key provider \"{}\"", subject.provider);
     let whose = asked.scope.name();
     match verdict {
@@ -179,7 +184,7 @@ fn act(asked: &Asked<'_>, subject: &Subject, verdict: Verdict, logged: &mut Logg
 /// Marks a scope's key as revoked since the first refusal and, after the grace time, as refused.
 /// Returns the revocation, and whether the key is refused; `None` if the key was moved or rotated
 /// meanwhile, because then the answer concerns another master key.
-fn revoke(asked: &Asked<'_>, cause: ErrorClass) -> Result<Option<(Revocation, bool)>> {
+fn revoke(asked: &KeyInQuestion<'_>, cause: ErrorClass) -> Result<Option<(Revocation, bool)>> {
     let secrets = &shmem::required()?.secrets;
     let lock = KeystoreLock::acquire();
     let state = persist::cluster_state(&lock)?;

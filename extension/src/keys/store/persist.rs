@@ -235,7 +235,7 @@ pub(crate) fn settle_now(_lock: &KeystoreLock, scope: Scope) {
 /// [`apply`] for records that were checked and are in WAL.
 pub(crate) fn apply_logged(lock: &KeystoreLock, records: &[Record]) {
     for (left, record) in (1..=records.len() as u32).rev().zip(records) {
-        fault::point_of("keys.left_to_take_in", left);
+        fault::point_of("keys.remaining", left);
         if let Err(report) = apply(lock, std::slice::from_ref(record)) {
             report.send(PgLogLevel::PANIC);
         }

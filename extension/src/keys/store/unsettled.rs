@@ -1,7 +1,7 @@
 //! Records that this start, and earlier starts that failed, have cut off key files. They are kept
-//! in files beside these until recovery has ended (`pagevault_keystore::log::aside`).
+//! in files beside these until recovery has ended (`pagevault_keystore::log::unsettled`).
 
-use pagevault_keystore::log::{self, Contents, aside};
+use pagevault_keystore::log::{self, Contents, unsettled};
 use pagevault_keystore::state::State;
 use pagevault_keystore::storage::FileStorage;
 use pagevault_keystore::{Record, Scope, wal as wal_keys};
@@ -19,9 +19,9 @@ use crate::{keystore_dir, shmem};
 pub(crate) fn forget() {
     let forget = || -> Result<()> {
         let storage = keystore_dir::storage()?;
-        for scope in aside::scopes(&storage).map_err(|e| keystore_failure(&e))? {
+        for scope in unsettled::scopes(&storage).map_err(|e| keystore_failure(&e))? {
             persist::settle_now(&KeystoreLock::acquire(), scope);
-            aside::forget(&storage, scope).map_err(|e| keystore_failure(&e))?;
+            unsettled::forget(&storage, scope).map_err(|e| keystore_failure(&e))?;
         }
         Ok(())
     };
@@ -37,15 +37,16 @@ pub(crate) fn forget() {
 /// were cut off. These files would be written in plaintext, or under older keys.
 pub(crate) fn require_none_missing(storage: &FileStorage, logs: &[Contents]) -> Result<()> {
     let failed = |error| keystore_failure(&error);
-    for scope in aside::scopes(storage).map_err(failed)? {
+    for scope in unsettled::scopes(storage).map_err(failed)? {
         let log_of = |scope| logs.iter().find(|log| log.position.scope == scope);
         let Some(cluster) = log_of(Scope::CLUSTER) else { return Ok(()) };
-        let beside = aside::read(storage, scope, &cluster.position.keystore_id).map_err(failed)?;
+        let beside =
+            unsettled::read(storage, scope, &cluster.position.keystore_id).map_err(failed)?;
         let own = log_of(scope).filter(|log| !log.position.scope.is_cluster());
         let records = [Some(cluster), own].into_iter().flatten().flat_map(|log| &log.records);
         let state = State::from_records(records.cloned())
             .map_err(|error| internal(format!("keystore: {error}")))?;
-        let missing = aside::missing(&state, beside);
+        let missing = unsettled::missing(&state, beside);
         let files = missing.iter().filter(|record| match record {
             &&Record::DataKey { file, .. } => {
                 !wal_keys::is_key_place(file) && relation_files::may_exist(file)
@@ -61,17 +62,17 @@ pub(crate) fn require_none_missing(storage: &FileStorage, logs: &[Contents]) -> 
 }
 
 fn missed(scope: Scope, count: usize) -> Report {
-    let (log, beside) = (log::file_name(scope), aside::name(scope));
-    let message = format!("key file \"{log}\" lacks keys that an earlier start has put aside");
+    let (log, beside) = (log::file_name(scope), unsettled::name(scope));
+    let message = format!("key file \"{log}\" lacks keys that an earlier start cut off");
     Report::new(PgSqlErrorCode::ERRCODE_DATA_CORRUPTED, message)
         .detail(format!("\"{beside}\" holds {count} data keys of relation files that exist. That start has failed, and no WAL is left to bring the keys: it was reset, perhaps. Nothing was changed."))
-        .hint("Run \"pagevault-keyring take-back\" with the data directory, and start the server again. Only if WAL has been replayed since, remove the file.")
+        .hint("Run \"pagevault-keyring restore-unsettled\" with the data directory, and start the server again. Only if WAL has been replayed since, remove the file.")
 }
 
 /// A further sentence for the HINT of an error about a missing key.
 pub(crate) fn hint() -> Option<&'static str> {
-    let scopes = aside::scopes(&keystore_dir::storage().ok()?).ok()?;
+    let scopes = unsettled::scopes(&keystore_dir::storage().ok()?).ok()?;
     (!scopes.is_empty()).then_some(
-        " What starts that failed have cut off key files is in pagevault/*.unsettled until recovery has ended: keep these files. If WAL is lost for good, see \"pagevault-keyring take-back\".",
+        " What starts that failed have cut off key files is in pagevault/*.unsettled until recovery has ended: keep these files. If WAL is lost for good, see \"pagevault-keyring restore-unsettled\".",
     )
 }

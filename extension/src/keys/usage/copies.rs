@@ -48,7 +48,7 @@ fn add_records(
 ) -> Result<()> {
     let (scope, key_version) = require_master_key(copy.database)?;
     if let Some(known) = known
-        && let Some(version) = clash_of_destroyed(entry, known)
+        && let Some(version) = destroyed_in_one(entry, known)
     {
         return Err(taken(file, copy, version));
     }
@@ -95,11 +95,11 @@ fn add_records(
 ///
 /// Not if the original stays in use without that key ([`super::destruction`]), and the copy is at
 /// the place of the file before its database was moved: the remaining keys there are destroyed too.
-fn clash_of_destroyed(original: &File, copy: &File) -> Option<DataKeyVersion> {
+fn destroyed_in_one(original: &File, copy: &File) -> Option<DataKeyVersion> {
     let lost = |from: &File, by: &File| from.keys.keys().copied().find(|v| by.is_destroyed(*v));
-    let goes_on =
+    let continues =
         original.destroyed.is_some_and(|keys| Some(keys.through) < original.phase.version);
-    lost(original, copy).or_else(|| lost(copy, original).filter(|_| !goes_on))
+    lost(original, copy).or_else(|| lost(copy, original).filter(|_| !continues))
 }
 
 /// The report if the copy's number belonged to another encrypted relation, whose keys are kept.

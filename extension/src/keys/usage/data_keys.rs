@@ -290,7 +290,7 @@ pub(crate) fn is_another_key(record: &Record) -> bool {
 
 /// The logs that may contain data keys wrapped by a scope's key: the database's own log, or for the
 /// cluster every log.
-pub(crate) fn homes_of_scope(scope: Scope) -> Result<Vec<Scope>> {
+pub(crate) fn logs_wrapped_by(scope: Scope) -> Result<Vec<Scope>> {
     if !scope.is_cluster() {
         return Ok(vec![scope]);
     }

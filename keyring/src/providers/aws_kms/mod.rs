@@ -53,7 +53,7 @@ use crate::findings::Findings;
 use crate::options::{INSECURE_HTTP, Options};
 use crate::provider::{Environment, KeyInfo, Provider, Unwrapped, Wrapped};
 use failure::is_unsupported;
-use session::{Ambient, Session};
+use session::{AwsConfig, Session};
 use settings::Settings;
 use wrapping::Wrapping;
 
@@ -87,7 +87,7 @@ impl AwsKms {
         if let Some(session) = self.session.get() {
             return Ok(session);
         }
-        let ambient = Ambient::find(&self.settings, self.deadline)?;
+        let ambient = AwsConfig::find(&self.settings, self.deadline)?;
         let credentials = ambient.credentials(&self.settings)?;
         let session = ambient.connect(&self.settings, credentials)?;
         Ok(self.session.get_or_init(|| session))
@@ -164,7 +164,7 @@ impl Provider for AwsKms {
     }
 
     fn examine(&self, findings: &mut Findings) -> Option<()> {
-        let ambient = Ambient::find(&self.settings, self.deadline);
+        let ambient = AwsConfig::find(&self.settings, self.deadline);
         let ambient = findings
             .note("the AWS region is known", ambient, |ambient| ambient.region.to_string())?;
         let credentials = ambient.credentials(&self.settings);

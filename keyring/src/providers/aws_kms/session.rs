@@ -44,7 +44,7 @@ fn behavior() -> BehaviorVersion {
 const MARGIN: Duration = Duration::from_millis(40);
 
 /// Configuration from the environment and the options.
-pub(super) struct Ambient {
+pub(super) struct AwsConfig {
     network: Network,
     deadline: Option<Instant>,
     sdk: SdkConfig,
@@ -53,9 +53,12 @@ pub(super) struct Ambient {
     pub(super) region: Region,
 }
 
-impl Ambient {
+impl AwsConfig {
     /// Reads the environment, the profile and, if neither names a region, the instance's metadata.
-    pub(super) fn find(settings: &Settings, deadline: Option<Instant>) -> Result<Ambient, Failure> {
+    pub(super) fn find(
+        settings: &Settings,
+        deadline: Option<Instant>,
+    ) -> Result<AwsConfig, Failure> {
         let network = Network::new(deadline)?;
         // For requests for credentials, which go to AWS itself, whatever the endpoint.
         let http = http_client(None)?;
@@ -88,7 +91,7 @@ impl Ambient {
                 .with_hint("Set it in the provider's options: {\"region\": \"eu-central-1\"}."));
         };
         check_region(region.as_ref())?;
-        Ok(Ambient { network, deadline, sdk, files, http, region })
+        Ok(AwsConfig { network, deadline, sdk, files, http, region })
     }
 
     /// Requests credentials: from the profile that the options name, else from the standard chain

@@ -5,7 +5,7 @@ mod backups;
 mod file_copies;
 mod garbage;
 mod older_keystore;
-mod stand_ins;
+mod placeholders;
 
 use std::path::Path;
 use std::process::Command;

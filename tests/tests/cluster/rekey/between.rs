@@ -103,8 +103,8 @@ fn before_the_last_record(cluster: &Cluster, _: &DataFile, rewrite: &str) -> Res
     cluster.stop_at("rekey.claimed")?;
     cluster.sql(rewrite)?;
     let worker = cluster.stopped_at("rekey.claimed")?;
-    cluster.stop_at("keys.left_to_take_in 1")?;
-    ensure!(cluster.stopped_at("keys.left_to_take_in")? == worker, "another process makes a key");
+    cluster.stop_at("keys.remaining 1")?;
+    ensure!(cluster.stopped_at("keys.remaining")? == worker, "another process makes a key");
     cluster.sql("CHECKPOINT")
 }
 

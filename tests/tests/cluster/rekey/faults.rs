@@ -298,9 +298,9 @@ fn the_requester_is_killed_before_the_job_is_recorded() -> Result<()> {
     let before = cluster.text(SUM)?;
     let old = AtCheckpoint::of(&cluster)?;
     for victim in [Victim::Requester, Victim::Checkpointer, Victim::Server] {
-        cluster.stop_at("rekey.asked")?;
+        cluster.stop_at("rekey.requested")?;
         let requester = Requester::of(&cluster, Work::Rotate.sql())?;
-        let stands = cluster.stopped_at("rekey.asked")?;
+        let stands = cluster.stopped_at("rekey.requested")?;
         ensure!(stands == requester.pid, "another process stands there");
         kill(&cluster, victim, stands, requester.pid, &old)?;
         ensure!(!requester.end(), "the session has not noticed");

@@ -1,5 +1,5 @@
-//! `pagevault-keyring take-back`: restores records that failed starts of the server cut off from
-//! key files, when the WAL with these records is permanently lost.
+//! `pagevault-keyring restore-unsettled`: restores records that failed starts of the server cut off
+//! from key files, when the WAL with these records is permanently lost.
 //!
 //! Restored records count without WAL. So the command is refused while there is WAL to replay that
 //! may contain them, or show that they never took effect. Standbys do not get the records; they
@@ -8,7 +8,7 @@
 use std::io::Write;
 use std::path::Path;
 
-use pagevault_keystore::log::{self, Log, LogError, Trust, aside};
+use pagevault_keystore::log::{self, Log, LogError, Trust, unsettled};
 use pagevault_keystore::protocol::ErrorClass;
 use pagevault_keystore::storage::{FileStorage, Storage};
 use pagevault_keystore::{Record, Scope, batch};
@@ -25,7 +25,7 @@ use crate::verify::Control;
 ///
 /// # Errors
 /// If the server is running or has WAL to replay, or if files cannot be read or written.
-pub fn take_back(data_directory: &Path, out: &mut impl Write) -> Result<(), Failure> {
+pub fn restore_unsettled(data_directory: &Path, out: &mut impl Write) -> Result<(), Failure> {
     require_stopped(data_directory)?;
     let keystore = Keystore::read(data_directory, Access::default())?;
     require_owner(&keystore)?;
@@ -37,17 +37,17 @@ pub fn take_back(data_directory: &Path, out: &mut impl Write) -> Result<(), Fail
     let storage = FileStorage::new(&keystore.data_directory().join(DIRECTORY))
         .map_err(|error| unreadable(&keystore.data_directory().join(DIRECTORY), &error))?;
     let mut count = 0;
-    for (scope, records) in keystore.put_aside()? {
-        let missing = aside::missing(keystore.state(), records);
+    for (scope, records) in keystore.unsettled()? {
+        let missing = unsettled::missing(keystore.state(), records);
         if !missing.is_empty() {
             require_whole(&storage, scope)?;
             let opened = Log::open(&storage, scope, Trust::All).map_err(failed)?;
             let (mut log, _) = opened.ok_or_else(|| {
-                refuse(format!("there is no key file for \"{}\"", aside::name(scope)))
+                refuse(format!("there is no key file for \"{}\"", unsettled::name(scope)))
             })?;
             log.append(&missing).map_err(failed)?;
         }
-        aside::forget(&storage, scope).map_err(failed)?;
+        unsettled::forget(&storage, scope).map_err(failed)?;
         count += missing.iter().filter(|record| matches!(record, Record::DataKey { .. })).count();
         for record in &missing {
             writeln!(out, "{}", printable(&batch::describe(record))).map_err(unprintable)?;

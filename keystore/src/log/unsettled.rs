@@ -13,7 +13,7 @@ use std::collections::HashSet;
 use pagevault_cipher::Lsn;
 
 use super::replay::{self, parse_header};
-use super::{LogError, MAX_LOG, file_name, scope_of};
+use super::{LogError, MAX_LOG, file_name};
 use crate::batch::{self, Frame};
 use crate::error::FormatError;
 use crate::record::Record;
@@ -30,15 +30,15 @@ pub fn name(scope: Scope) -> String {
 }
 
 /// The scope of the log beside which a file of this name is.
-pub fn scope_beside(name: &str) -> Option<Scope> {
-    scope_of(name.strip_suffix(SUFFIX)?)
+pub fn scope_of(name: &str) -> Option<Scope> {
+    super::scope_of(name.strip_suffix(SUFFIX)?)
 }
 
 /// Scopes with such a file, ascending.
 pub fn scopes(storage: &impl Storage) -> Result<Vec<Scope>, LogError> {
     let list = |source| LogError::Io { name: ".".to_owned(), action: "list", source };
     let names = storage.names().map_err(list)?;
-    let mut scopes: Vec<Scope> = names.iter().filter_map(|name| scope_beside(name)).collect();
+    let mut scopes: Vec<Scope> = names.iter().filter_map(|name| scope_of(name)).collect();
     scopes.sort_unstable();
     Ok(scopes)
 }

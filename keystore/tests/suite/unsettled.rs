@@ -1,6 +1,6 @@
 //! Records that a start cuts off a log are kept beside it, whichever step fails.
 
-use pagevault_keystore::log::{Log, Trust, aside};
+use pagevault_keystore::log::{Log, Trust, unsettled};
 use pagevault_keystore::rel_file::Phase;
 use pagevault_keystore::state::State;
 use pagevault_keystore::{Lsn, Record, RelFile, Scope};
@@ -38,7 +38,7 @@ fn recover(storage: &FaultyStorage) -> Result<(), pagevault_keystore::log::LogEr
 }
 
 fn beside(storage: &FaultyStorage) -> Vec<Record> {
-    aside::read(storage, DATABASE, &ID).unwrap()
+    unsettled::read(storage, DATABASE, &ID).unwrap()
 }
 
 /// The records of the log and of the file beside it.
@@ -46,7 +46,7 @@ fn all(storage: &FaultyStorage) -> Vec<Record> {
     let (log, contents) = Log::open(storage, DATABASE, Trust::All).unwrap().unwrap();
     drop(log);
     let state = State::from_records(contents.records.clone()).unwrap();
-    [contents.records, aside::missing(&state, beside(storage))].concat()
+    [contents.records, unsettled::missing(&state, beside(storage))].concat()
 }
 
 fn expected() -> Vec<Record> {
@@ -58,12 +58,12 @@ fn records_that_are_cut_off_are_kept_beside_the_log() {
     let storage = crashed();
     recover(&storage).unwrap();
     assert_eq!(beside(&storage), [unsettled(2), unsettled(3)].concat());
-    assert_eq!(aside::scopes(&storage).unwrap(), [DATABASE]);
+    assert_eq!(unsettled::scopes(&storage).unwrap(), [DATABASE]);
     for disk in storage.after_power_cut() {
         assert_eq!(all(&disk), expected());
     }
-    aside::forget(&storage, DATABASE).unwrap();
-    assert_eq!(aside::scopes(&storage).unwrap(), []);
+    unsettled::forget(&storage, DATABASE).unwrap();
+    assert_eq!(unsettled::scopes(&storage).unwrap(), []);
     assert_eq!(beside(&storage), []);
 }
 
@@ -109,12 +109,12 @@ fn several_failed_starts_add_to_it() {
 fn a_damaged_file_or_one_of_another_keystore_is_ignored() {
     let storage = crashed();
     recover(&storage).unwrap();
-    assert_eq!(aside::read(&storage, DATABASE, b"another keystore").unwrap(), []);
-    let mut bytes = storage.content(&aside::name(DATABASE));
+    assert_eq!(unsettled::read(&storage, DATABASE, b"another keystore").unwrap(), []);
+    let mut bytes = storage.content(&unsettled::name(DATABASE));
     let middle = bytes.len() / 2;
     bytes[middle] ^= 1;
-    storage.put(&aside::name(DATABASE), &bytes);
-    assert!(aside::read(&storage, DATABASE, &ID).is_err());
+    storage.put(&unsettled::name(DATABASE), &bytes);
+    assert!(unsettled::read(&storage, DATABASE, &ID).is_err());
     // The next start replaces it.
     let (mut log, _) = Log::open(&storage, DATABASE, Trust::All).unwrap().unwrap();
     log.stage(&unsettled(4), BEHIND).unwrap();
@@ -125,13 +125,13 @@ fn a_damaged_file_or_one_of_another_keystore_is_ignored() {
 #[test]
 fn names_differ_from_those_of_logs() {
     for scope in [0, 5, u32::MAX].map(Scope::database) {
-        let name = aside::name(scope);
-        assert_eq!(aside::scope_beside(&name), Some(scope));
+        let name = unsettled::name(scope);
+        assert_eq!(unsettled::scope_of(&name), Some(scope));
         assert_eq!(pagevault_keystore::log::scope_of(&name), None);
     }
     for name in ["5.keys", "5.keys.new", "05.keys.unsettled", "5.keys.unsettled.new", ".unsettled"]
     {
-        assert_eq!(aside::scope_beside(name), None, "{name}");
+        assert_eq!(unsettled::scope_of(name), None, "{name}");
     }
 }
 
@@ -154,8 +154,8 @@ fn only_missing_records_are_restored() {
         settled(),
     ]
     .concat();
-    let missing = aside::missing(&state, beside);
+    let missing = unsettled::missing(&state, beside);
     assert_eq!(missing, [later, vec![rewriting, plaintext]].concat());
     let whole = State::from_records([settled(), missing].concat()).unwrap();
-    assert_eq!(aside::missing(&whole, whole.records(DATABASE)), []);
+    assert_eq!(unsettled::missing(&whole, whole.records(DATABASE)), []);
 }

@@ -1,4 +1,4 @@
-//! Placeholder pages (stand-ins): redo gets them instead of pages that it cannot open yet.
+//! Placeholder pages (placeholders): redo gets them instead of pages that it cannot open yet.
 //!
 //! A base backup copies the keystore at one moment and pages at others. So pages may be sealed
 //! under keys that only its WAL brings. Redo may read such a page before it has replayed the key,
@@ -6,7 +6,7 @@
 //! docs/design/0010-what-redo-reads.md). The key was logged in WAL before the page was sealed under
 //! it. All earlier records about the page had been applied to it, because a page is changed and
 //! written under its lock. So redo has nothing to do to the page until it replays the key, and gets
-//! a page whose LSN is higher than any in WAL ([`pagevault_cipher::page::stand_in`]).
+//! a page whose LSN is higher than any in WAL ([`pagevault_cipher::page::placeholder`]).
 //!
 //! A placeholder is never written: the page on disk stays as it is. When its key is replayed, the
 //! placeholder is dropped from shared buffers, and the real page is read from then on. A full-page
@@ -112,10 +112,10 @@ pub(crate) fn replayed(records: &[Record]) {
     let mut files = Vec::new();
     for record in records {
         match *record {
-            Record::DataKey { file, version, .. } => files.extend(arrived(file, version)),
+            Record::DataKey { file, version, .. } => files.extend(resolved(file, version)),
             Record::Destroyed { file, through, .. } => {
                 let destroyed = (1..=through.get()).filter_map(DataKeyVersion::new);
-                files.extend(destroyed.filter_map(|version| arrived(file, version)));
+                files.extend(destroyed.filter_map(|version| resolved(file, version)));
             }
             _ => {}
         }
@@ -124,7 +124,7 @@ pub(crate) fn replayed(records: &[Record]) {
 }
 
 /// The file, if it was waiting for this key, which is now known or destroyed.
-fn arrived(file: RelFile, version: DataKeyVersion) -> Option<RelFile> {
+fn resolved(file: RelFile, version: DataKeyVersion) -> Option<RelFile> {
     if !directory::has_key(file, version) && directory::destroyed_at(file, version).is_none() {
         return None;
     }
@@ -168,7 +168,7 @@ pub(crate) fn require_none(version_on_disk: VersionOnDisk) {
 /// after promotion, without a check.
 fn require_none_in_buffers(version_on_disk: VersionOnDisk) {
     if let Some(Note { file, version, block }) =
-        dirty().find_map(|page| over_sealed_page(page, version_on_disk))
+        dirty().find_map(|page| missing_key_on_disk(page, version_on_disk))
     {
         refuse(file, version, block);
     }
@@ -181,7 +181,7 @@ fn dirty() -> impl Iterator<Item = (RelFile, i32, u32)> {
 }
 
 /// The missing key, if the page on disk is sealed under one.
-fn over_sealed_page(
+fn missing_key_on_disk(
     (file, fork, block): (RelFile, i32, u32),
     version_on_disk: VersionOnDisk,
 ) -> Option<Note> {
@@ -211,8 +211,9 @@ pub(crate) fn file_with_missing_key(version_on_disk: VersionOnDisk) -> Option<Re
         dirty().map(|(file, _, _)| file).find(|file| relation_files::may_exist(*file))
     } else {
         let start = Instant::now();
-        let found =
-            dirty().find_map(|page| over_sealed_page(page, version_on_disk)).map(|note| note.file);
+        let found = dirty()
+            .find_map(|page| missing_key_on_disk(page, version_on_disk))
+            .map(|note| note.file);
         LAST.set(Some((Instant::now(), start.elapsed())));
         found
     };
