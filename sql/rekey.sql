@@ -16,4 +16,4 @@ CREATE VIEW pagevault.rekey_jobs AS
            pg_catalog.pg_get_userbyid(j.requested_by)::text COLLATE pg_catalog."default" AS requested_by,
            j.requested_at, j.started_at, j.finished_at, j.error
       FROM pagevault.rekey_job_rows() j;
-COMMENT ON VIEW pagevault.rekey_jobs IS 'relations that are being encrypted, decrypted or given new data keys, and how far that is';
+COMMENT ON VIEW pagevault.rekey_jobs IS 'jobs that encrypt, decrypt, or rotate the data keys of relations, and their progress';

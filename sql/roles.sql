@@ -6,12 +6,12 @@
 DO $$
 DECLARE
     schema_owner pg_catalog.oid;
-    trouble pg_catalog.text;
+    problem pg_catalog.text;
 BEGIN
     SELECT nspowner INTO schema_owner
       FROM pg_catalog.pg_namespace WHERE nspname OPERATOR(pg_catalog.=) 'pagevault'::pg_catalog.name;
     IF NOT (SELECT rolsuper FROM pg_catalog.pg_roles WHERE oid OPERATOR(pg_catalog.=) schema_owner) THEN
-        trouble := pg_catalog.format('belongs to %I', pg_catalog.pg_get_userbyid(schema_owner));
+        problem := pg_catalog.format('belongs to %I', pg_catalog.pg_get_userbyid(schema_owner));
     ELSIF EXISTS (
         SELECT FROM pg_catalog.pg_depend
          WHERE refclassid OPERATOR(pg_catalog.=) 2615::pg_catalog.oid -- pg_namespace
@@ -19,7 +19,7 @@ BEGIN
                (SELECT oid FROM pg_catalog.pg_namespace WHERE nspname OPERATOR(pg_catalog.=) 'pagevault'::pg_catalog.name)
            AND classid OPERATOR(pg_catalog.<>) 3079::pg_catalog.oid) -- pg_extension
     THEN
-        trouble := 'is not empty';
+        problem := 'is not empty';
     -- Users with CREATE could create objects while this runs, unless this command has just created
     -- the schema.
     ELSIF EXISTS (
@@ -29,13 +29,13 @@ BEGIN
            AND a.privilege_type OPERATOR(pg_catalog.=) 'CREATE'
            AND a.grantee OPERATOR(pg_catalog.<>) n.nspowner)
     THEN
-        trouble := 'others may create objects in it';
+        problem := 'others may create objects in it';
     END IF;
-    IF trouble IS NOT NULL THEN
-        RAISE EXCEPTION 'schema pagevault is there already and %', trouble
+    IF problem IS NOT NULL THEN
+        RAISE EXCEPTION 'schema pagevault already exists and %', problem
             USING ERRCODE = 'object_not_in_prerequisite_state',
-                  DETAIL = 'The extension makes this schema, and trusts what is in it.',
-                  HINT = 'See what is in it, then DROP SCHEMA pagevault CASCADE.';
+                  DETAIL = 'The extension creates this schema, and trusts the objects in it.',
+                  HINT = 'Check its contents, then DROP SCHEMA pagevault CASCADE.';
     END IF;
 END
 $$;
@@ -63,10 +63,10 @@ BEGIN
              LIMIT 1
         $query$ INTO maker;
         IF maker IS NOT NULL THEN
-            RAISE EXCEPTION 'role pagevault_admin is there already and was made by %', pg_catalog.quote_ident(maker)
+            RAISE EXCEPTION 'role pagevault_admin already exists and was created by %', pg_catalog.quote_ident(maker)
                 USING ERRCODE = 'object_not_in_prerequisite_state',
-                      DETAIL = 'Who made it can hand it out, and its members may manage keys and remove encryption.',
-                      HINT = 'See who is member of it, then DROP ROLE pagevault_admin.';
+                      DETAIL = 'The creator can grant it, and its members may manage keys and remove encryption.',
+                      HINT = 'Check its members, then DROP ROLE pagevault_admin.';
         END IF;
     END IF;
 END

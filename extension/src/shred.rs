@@ -346,7 +346,7 @@ fn require_tablespaces(database: u32, found: &[Former]) -> Result<()> {
         if known.contains(&tablespace) && !of_all.is_some_and(Path::is_dir) {
             return Err(Report::new(
                 Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
-                format!("the directory of tablespace {tablespace} is not there"),
+                format!("the directory of tablespace {tablespace} does not exist"),
             )
             .detail("So it is not known which of its files are gone. Nothing was destroyed.")
             .hint("Mount it, or drop the tablespace."));
@@ -358,7 +358,7 @@ fn require_tablespaces(database: u32, found: &[Former]) -> Result<()> {
 fn changed(name: &str) -> Report {
     Report::new(Code::ERRCODE_OBJECT_IN_USE, format!("{name} was changed meanwhile"))
         .detail("It is no part any more of what is to be shredded, or not under that name. Nothing was destroyed.")
-        .hint("Look what is to be destroyed, and try again.")
+        .hint("Check what is to be destroyed, and try again.")
 }
 
 fn in_use(name: &str, detail: String) -> Report {

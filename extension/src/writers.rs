@@ -149,7 +149,7 @@ impl Others {
         let who = processes::description(pid).unwrap_or_else(|| "It has just ended.".to_owned());
         Report::new(PgSqlErrorCode::ERRCODE_LOCK_NOT_AVAILABLE, message)
         .detail(format!("{who} {consequence}"))
-        .hint("See what holds it up (pg_stat_activity, the disk), and try again; pagevault.writers_timeout says how long to wait for it.")
+        .hint("Find out what delays it (pg_stat_activity, the disk), and try again; pagevault.writers_timeout limits the wait.")
     }
 }
 

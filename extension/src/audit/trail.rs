@@ -74,9 +74,9 @@ pub(crate) fn begin(shared: &Shared, is_first: bool) -> Result<()> {
 fn unreadable(error: &io::Error) -> Report {
     Report::new(
         PgSqlErrorCode::ERRCODE_IO_ERROR,
-        format!("pagevault: could not read \"{STATE}\", where the audit trail stands: {error}"),
+        format!("pagevault: could not read \"{STATE}\", the position of the audit trail: {error}"),
     )
-    .detail("The trail goes on, and nothing in it says where it stood before.")
+    .detail("The trail continues without a link to its earlier lines.")
 }
 
 /// Appends a line to the trail. `facts` are members of a JSON object, without braces.
@@ -118,7 +118,7 @@ fn put(_lock: &AuditLock, trail: &Trail, place: &Place, text: &str, sync: bool) 
     trail.set_place(place);
     trail.set_count(count);
     let noted =
-        noted.map_err(|error| format!("could not note an audit line in \"{STATE}\": {error}"));
+        noted.map_err(|error| format!("could not store an audit line in \"{STATE}\": {error}"));
     if let Err(problem) = &noted {
         report::log_line(&format!("pagevault: {problem}"));
     }

@@ -90,7 +90,7 @@ pub(crate) fn set(object: Object, label: &str) -> Result<Option<i64>> {
 fn gone(object: Object) -> Report {
     Report::new(
         PgSqlErrorCode::ERRCODE_UNDEFINED_OBJECT,
-        format!("{} is not there any more", object.describe()),
+        format!("{} does not exist any more", object.describe()),
     )
 }
 

@@ -54,8 +54,8 @@ pub(crate) fn refuse_wanted(facts: &Facts) -> Result<()> {
         PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
         format!("{} is to be encrypted", relation::quoted_name(facts)),
     )
-    .detail(format!("What says so: {}.", policy::describe(decision.source)))
-    .hint("Change that first, or let the job be."))
+    .detail(format!("Decided by: {}.", policy::describe(decision.source)))
+    .hint("Change the policy first, or leave the job as it is."))
 }
 
 /// Refuses shredded relations: they cannot be rewritten, not by a job either.
@@ -195,6 +195,6 @@ fn must_be_encrypted(facts: &Facts, why: &str) -> Report {
         PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
         format!("{} is to be encrypted", relation::quoted_name(facts)),
     )
-    .detail(format!("What says so is not part of this database: {why}."))
+    .detail(format!("The decision is made outside this database: {why}."))
     .hint("Change that first.")
 }

@@ -83,15 +83,17 @@ impl Withdrawal {
         }
         self.logged = Some(is_done);
         let message = match gone {
-            1 => "pagevault: 1 page of locked relations has left shared buffers".to_owned(),
-            _ => format!("pagevault: {gone} pages of locked relations have left shared buffers"),
+            1 => "pagevault: 1 page of locked relations was removed from shared buffers".to_owned(),
+            _ => format!(
+                "pagevault: {gone} pages of locked relations were removed from shared buffers"
+            ),
         };
         Report::new(PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION, message)
             .detail(match in_use {
                 0 => "None is left.".to_owned(),
-                1 => "1 more is in use, and leaves when the statement that uses it is done with it."
+                1 => "1 more is in use, and will be removed when the statement that uses it ends."
                     .to_owned(),
-                _ => format!("{in_use} more are in use, and leave when the statements that use them are done with them."),
+                _ => format!("{in_use} more are in use, and will be removed when the statements that use them end."),
             })
             .send(PgLogLevel::LOG);
     }

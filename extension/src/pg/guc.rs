@@ -60,36 +60,36 @@ pub(crate) fn define(changed: Changed) -> Result<()> {
     define_protection(
         c"pagevault.default_encryption",
         c"Encrypts every relation created from now on.",
-        c"Applies where neither the relation nor what it belongs to says otherwise. System catalogs are not affected.",
+        c"Applies unless a label of the relation, its schema, its tablespace or its database decides. System catalogs are not affected.",
         &DEFAULT_ENCRYPTION,
         assign_default_encryption,
     );
     define_protection(
         c"pagevault.enforce_encryption",
-        c"Refuses whatever would leave a relation in plaintext that a label or setting wants encrypted.",
-        c"For everyone, superusers too.",
+        c"Refuses commands that would leave a relation in plaintext although a label or setting requires encryption.",
+        c"This applies to superusers too.",
         &ENFORCE_ENCRYPTION,
         assign_enforce_encryption,
     );
     define_protection(
         c"pagevault.data_catalog_encryption",
-        c"Encrypts the catalogs that hold values of user tables as soon as anything in the database is encrypted.",
-        c"pg_statistic, pg_statistic_ext_data and pg_largeobject.",
+        c"Encrypts the catalogs that contain values of user tables as soon as any relation of the database is encrypted.",
+        c"These are pg_statistic, pg_statistic_ext_data and pg_largeobject.",
         &DATA_CATALOG_ENCRYPTION,
         assign_data_catalog_encryption,
     );
     GucRegistry::define_bool_guc(
         c"pagevault.shared_catalog_encryption",
-        c"Wants the catalogs that all databases share to be encrypted.",
-        c"While the key of the cluster is locked nobody can log in then.",
+        c"Requires encryption of the catalogs that all databases share.",
+        c"Nobody can log in then while the cluster's key is locked.",
         &SHARED_CATALOG_ENCRYPTION,
         GucContext::Sighup,
         GucFlags::default(),
     );
     GucRegistry::define_enum_guc(
         c"pagevault.wal_encryption",
-        c"Whether WAL is encrypted from now on: on, off, or keep (as it was).",
-        c"Needs a master key of the cluster. WAL that exists stays as it is.",
+        c"Whether new WAL is encrypted: on, off, or keep (no change).",
+        c"Requires a master key of the cluster. Existing WAL is not rewritten.",
         &WAL_ENCRYPTION,
         GucContext::Sighup,
         GucFlags::default(),
@@ -97,7 +97,7 @@ pub(crate) fn define(changed: Changed) -> Result<()> {
     GucRegistry::define_enum_guc(
         c"pagevault.cipher",
         c"Cipher of new data keys: aes-256-xts or aes-128-xts.",
-        c"Existing data keys keep the cipher they were made with.",
+        c"Existing data keys keep their cipher.",
         &CIPHER,
         GucContext::Suset,
         GucFlags::default(),
@@ -105,14 +105,14 @@ pub(crate) fn define(changed: Changed) -> Result<()> {
     GucRegistry::define_string_guc(
         c"pagevault.keyring_command",
         c"Program that talks to key providers.",
-        c"Empty means pagevault-keyring beside the server's own binary.",
+        c"If empty, pagevault-keyring in the directory of the server's binary is used.",
         &KEYRING_COMMAND,
         GucContext::Sighup,
         GucFlags::SUPERUSER_ONLY,
     );
     GucRegistry::define_int_guc(
         c"pagevault.keyring_timeout",
-        c"Longest time that one request to a key provider may take.",
+        c"Maximum duration of one request to a key provider.",
         c"",
         &KEYRING_TIMEOUT,
         1,
@@ -122,8 +122,8 @@ pub(crate) fn define(changed: Changed) -> Result<()> {
     );
     GucRegistry::define_int_guc(
         c"pagevault.unlock_timeout",
-        c"Time for which server start keeps asking key providers before it goes on locked.",
-        c"The last request may take pagevault.keyring_timeout longer. When crash recovery needs keys the server does not start without them.",
+        c"How long a server start asks key providers before it continues with locked keys.",
+        c"The last request may take pagevault.keyring_timeout longer. If crash recovery needs keys, the server does not start without them.",
         &UNLOCK_TIMEOUT,
         0,
         86_400,
@@ -132,8 +132,8 @@ pub(crate) fn define(changed: Changed) -> Result<()> {
     );
     GucRegistry::define_int_guc(
         c"pagevault.max_data_keys",
-        c"Most data keys that the server can hold.",
-        c"Reserves address space; memory is used only for keys that exist.",
+        c"Maximum number of data keys.",
+        c"Reserves address space; only existing keys use memory.",
         &MAX_DATA_KEYS,
         1_000,
         16_000_000,
@@ -142,16 +142,16 @@ pub(crate) fn define(changed: Changed) -> Result<()> {
     );
     GucRegistry::define_bool_guc(
         c"pagevault.recovery_waits_for_keys",
-        c"Whether a standby or a restore waits where it replays a new database key that no provider unwraps.",
-        c"Off, it goes on to where the key is needed, and ends there. Turn it off, with a reload, to get past a key that nothing needs any more.",
+        c"Whether a standby or a restore waits when it replays a new database key that no provider unwraps.",
+        c"If off, it continues until the key is needed, and stops there. Turn it off with a reload to get past a key that is no longer needed.",
         &RECOVERY_WAITS_FOR_KEYS,
         GucContext::Sighup,
         GucFlags::default(),
     );
     GucRegistry::define_int_guc(
         c"pagevault.rekey_workers",
-        c"Most background workers that rekey relations at a time.",
-        c"They count among max_worker_processes. 0 keeps all jobs waiting.",
+        c"Maximum number of background workers that rekey relations.",
+        c"They count towards max_worker_processes. With 0, no job runs.",
         &REKEY_WORKERS,
         0,
         64,
@@ -160,8 +160,8 @@ pub(crate) fn define(changed: Changed) -> Result<()> {
     );
     GucRegistry::define_int_guc(
         c"pagevault.rekey_threshold",
-        c"Relations with more data than this are encrypted and decrypted by background jobs, others at once.",
-        c"0 makes a job of everything that is not empty.",
+        c"Relations larger than this are encrypted and decrypted by background jobs, smaller ones at once.",
+        c"With 0, every relation that is not empty gets a job.",
         &REKEY_THRESHOLD,
         0,
         i32::MAX,
@@ -170,8 +170,8 @@ pub(crate) fn define(changed: Changed) -> Result<()> {
     );
     GucRegistry::define_int_guc(
         c"pagevault.rekey_rate",
-        c"How much each rekey worker rewrites per second, at most.",
-        c"Changes running jobs. 0 means no limit.",
+        c"Maximum amount of data that each rekey worker rewrites per second.",
+        c"A change applies to running jobs. 0 means no limit.",
         &REKEY_RATE,
         0,
         i32::MAX,
@@ -180,8 +180,8 @@ pub(crate) fn define(changed: Changed) -> Result<()> {
     );
     GucRegistry::define_int_guc(
         c"pagevault.writers_timeout",
-        c"Longest wait for processes that are writing a page, or making a file, when keys change.",
-        c"A command gives up then, and names the process; a rekey job writes to the server log whom it waits for, and goes on waiting. 0 means no limit.",
+        c"Maximum wait for processes that are writing a page or creating a file while keys change.",
+        c"After that a command fails and names the process; a rekey job logs the process and continues to wait. 0 means no limit.",
         &WRITERS_TIMEOUT,
         0,
         i32::MAX,
@@ -190,7 +190,7 @@ pub(crate) fn define(changed: Changed) -> Result<()> {
     );
     GucRegistry::define_int_guc(
         c"pagevault.revalidate_interval",
-        c"How often key providers are asked whether they would still unwrap the keys in use.",
+        c"How often key providers are asked whether they still unwrap the keys in use.",
         c"0 turns this off.",
         &REVALIDATE_INTERVAL,
         0,
@@ -200,8 +200,8 @@ pub(crate) fn define(changed: Changed) -> Result<()> {
     );
     GucRegistry::define_int_guc(
         c"pagevault.revoked_key_grace",
-        c"Time for which a master key must have been revoked before pagevault.revoked_key_action is taken.",
-        c"An outage of the provider is no revocation.",
+        c"Time between the revocation of a master key and pagevault.revoked_key_action.",
+        c"An outage of the provider is not a revocation.",
         &REVOKED_KEY_GRACE,
         0,
         2_592_000,
@@ -219,7 +219,7 @@ pub(crate) fn define(changed: Changed) -> Result<()> {
     GucRegistry::define_enum_guc(
         c"pagevault.temp_encryption",
         c"Encrypts temporary data: auto (as soon as the cluster has a master key), on or off.",
-        c"Temporary tables, files of sorts, hashes and the like, changes spilled by logical decoding, the NOTIFY queue. Decided for each file when it is made.",
+        c"This covers temporary tables, temporary files of queries, changes spilled by logical decoding, and the NOTIFY queue. It is decided for each file when the file is created.",
         &TEMP_ENCRYPTION,
         GucContext::Sighup,
         GucFlags::default(),

@@ -32,7 +32,7 @@ pub(crate) fn check(shared: &Shared) -> Result<()> {
 fn refused(message: String) -> Report {
     Report::new(PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE, message)
         .detail("pg_upgrade would bring relation files without their keys. Nothing was changed.")
-        .hint("Make the new cluster anew with initdb, and run: pagevault-keyring exec -- pg_upgrade ...")
+        .hint("Create the new cluster again with initdb, and run: pagevault-keyring exec -- pg_upgrade ...")
 }
 
 fn refuse_sealed_files(shared: &Shared) -> Result<()> {
@@ -50,5 +50,5 @@ fn refuse_sealed_files(shared: &Shared) -> Result<()> {
         "pg_upgrade alone would leave the keys of encrypted relations behind",
     )
     .detail(format!("The cluster has {sealed} encrypted relation files. Nothing was changed."))
-    .hint("Run it by way of pagevault-keyring, which brings the keys along: pagevault-keyring exec -- pg_upgrade ..."))
+    .hint("Run it through pagevault-keyring, which transfers the keys: pagevault-keyring exec -- pg_upgrade ..."))
 }

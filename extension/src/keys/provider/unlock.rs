@@ -275,9 +275,9 @@ pub(crate) fn at_start(recovery_needs_keys: bool) -> Result<()> {
 fn key_of_dropped_database(cause: &Report) -> Report {
     Report::new(
         PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION,
-        format!("pagevault: the key of a database that is not there: {}", cause.message()),
+        format!("pagevault: the key of a database that does not exist: {}", cause.message()),
     )
-    .detail("It is needed only if WAL that is to be replayed makes the database.")
+    .detail("It is needed only if the WAL to be replayed creates the database.")
 }
 
 fn cannot_recover(cause: &Report) -> Report {

@@ -304,7 +304,7 @@ fn no_room(what: &str, detail: &str) -> Report {
     let message = format!("there is no room for more {what}");
     Report::new(PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED, message)
         .detail(detail)
-        .hint("Restart the server: when it starts it makes room for more than there are.")
+        .hint("Restart the server: at its start it reserves more room than is in use.")
 }
 
 /// The report if recovery has recorded more than this server has room for, because its primary was
@@ -312,8 +312,8 @@ fn no_room(what: &str, detail: &str) -> Report {
 pub(crate) fn recovery_needs_room(what: &str) -> Report {
     let message = format!("recovery has no room for another {what}");
     Report::new(PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED, message)
-        .detail("It is written down, and nothing is lost.")
-        .hint("Start the server again: when it starts it makes room for more than there are.")
+        .detail("The record is stored, and nothing is lost.")
+        .hint("Start the server again: at its start it reserves more room than is in use.")
 }
 
 /// Why a log could not be made durable, for the server's sync handler.

@@ -22,7 +22,7 @@ pub(super) fn define() {
         GucRegistry::define_string_guc_with_hooks(
             c"pagevault.audit_destination",
             c"Where lines of the audit trail go: any of log, file and syslog.",
-            c"What one of them does not take is in the server's log, with the reason.",
+            c"Lines that cannot be written to a destination go to the server log, with the reason.",
             &AUDIT_DESTINATION,
             GucContext::Sighup,
             GucFlags::default(),
@@ -33,15 +33,15 @@ pub(super) fn define() {
     }
     GucRegistry::define_string_guc(
         c"pagevault.audit_file",
-        c"File that lines of the audit trail are added to.",
-        c"Opened for each line, so that it may be rotated by renaming it. A relative name is below the data directory.",
+        c"File to which lines of the audit trail are appended.",
+        c"The file is opened for each line, so it can be rotated by renaming. A relative name is below the data directory.",
         &AUDIT_FILE,
         GucContext::Sighup,
         GucFlags::SUPERUSER_ONLY,
     );
     GucRegistry::define_string_guc(
         c"pagevault.audit_syslog_socket",
-        c"Socket of the receiver of system messages.",
+        c"Socket of the syslog server.",
         c"Facility and name are those of syslog_facility and syslog_ident.",
         &AUDIT_SYSLOG_SOCKET,
         GucContext::Sighup,

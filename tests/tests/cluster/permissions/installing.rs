@@ -114,7 +114,7 @@ fn with_a_schema_open_to_others() -> Result<()> {
     let error = cluster.error("CREATE EXTENSION pagevault")?;
     ensure!(error.sqlstate == "55000", "{error}");
     ensure!(
-        error.message == "schema pagevault is there already and others may create objects in it",
+        error.message == "schema pagevault already exists and others may create objects in it",
         "{error}"
     );
     cluster.sql("REVOKE CREATE ON SCHEMA pagevault FROM stranger")?;
@@ -150,7 +150,7 @@ fn with_an_existing_role() -> Result<()> {
         let error = cluster.error("CREATE EXTENSION pagevault")?;
         ensure!(error.sqlstate == "55000", "{error}");
         ensure!(
-            error.message == "role pagevault_admin is there already and was made by maker",
+            error.message == "role pagevault_admin already exists and was created by maker",
             "{error}"
         );
         ensure!(error.hint.ends_with("DROP ROLE pagevault_admin."), "{error}");

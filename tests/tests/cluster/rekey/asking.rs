@@ -202,8 +202,8 @@ fn resuming_a_decryption_needs_the_right_to_request_it() -> Result<()> {
     ensure!(
         error.sqlstate == "55000"
             && error.message == "app.s is to be encrypted"
-            && error.detail == "What says so: schema app."
-            && error.hint == "Change that first, or let the job be.",
+            && error.detail == "Decided by: schema app."
+            && error.hint == "Change the policy first, or leave the job as it is.",
         "{error}"
     );
     cluster.sql("SECURITY LABEL FOR pagevault ON SCHEMA app IS NULL")?;
