@@ -64,6 +64,8 @@ pub(super) type GetHandleData = unsafe extern "C-unwind" fn(*mut c_void, *mut u8
 
 /// `pgaio_error_cleanup`
 pub(super) type LeaveBatch = unsafe extern "C-unwind" fn();
+/// `pgaio_io_release`
+pub(super) type Release = unsafe extern "C-unwind" fn(*mut c_void);
 
 /// `aio_md_readv_cb.complete_shared`
 pub(super) static MD_READV_COMPLETE: Forward<Complete> = Forward::unresolved();
@@ -72,6 +74,7 @@ pub(super) static LOCAL_READV_COMPLETE: Forward<Complete> = Forward::unresolved(
 pub(super) static GET_TARGET_DATA: Forward<GetTargetData> = Forward::unresolved();
 pub(super) static GET_HANDLE_DATA: Forward<GetHandleData> = Forward::unresolved();
 pub(super) static LEAVE_BATCH: Forward<LeaveBatch> = Forward::unresolved();
+pub(super) static RELEASE: Forward<Release> = Forward::unresolved();
 
 impl IoResult {
     /// The number of blocks that were actually read.

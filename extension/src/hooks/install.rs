@@ -153,6 +153,7 @@ fn plan_read_completion(
     aio::GET_TARGET_DATA.resolve(exe.function("pgaio_io_get_target_data")?.as_ptr());
     aio::GET_HANDLE_DATA.resolve(exe.function("pgaio_io_get_handle_data")?.as_ptr());
     aio::LEAVE_BATCH.resolve(exe.function("pgaio_error_cleanup")?.as_ptr());
+    aio::RELEASE.resolve(exe.function("pgaio_io_release")?.as_ptr());
     // With these callbacks the server would verify pages before we open them, or complete reads of
     // temporary relations in any process.
     plan.require_null(OF_FILES, COMPLETE_LOCAL)?;

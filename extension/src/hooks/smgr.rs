@@ -146,15 +146,18 @@ pub(super) unsafe extern "C-unwind" fn mdstartreadv(
     buffers: *mut *mut c_void,
     count: BlockNumber,
 ) {
-    // SAFETY: the server's own arguments, passed on; leaving a batch is allowed at any time.
+    // SAFETY: the server's own arguments, passed on; leaving a batch is allowed at any time; the
+    // handle is handed out until a read is started with it (pgaio_io_start_readv, aio_io.c).
     unsafe {
         calls_seen::note(Call::StartRead);
         let file = compat::smgr_file(reln);
         if let Err(fault) = page::io::check_access(file).and_then(|()| page::io::check_usable(file))
         {
-            // A batch of reads may be open (read_stream.c), which the end of the transaction would
-            // close. Before that, CREATE DATABASE cleans up: remove_dbtablespaces (dbcommands.c)
-            // reads a catalog, would open a batch within the batch, and fail instead.
+            // The end of the transaction would release the handle, and close the batch of reads
+            // that may be open (read_stream.c). Before that, CREATE DATABASE cleans up:
+            // remove_dbtablespaces (dbcommands.c) reads a catalog, and would fail instead, as a
+            // process has one handle and one batch at a time.
+            aio::RELEASE.get()(handle);
             aio::LEAVE_BATCH.get()();
             refuse_read(fault, block);
         }

@@ -1,8 +1,8 @@
 //! Databases that are copied or moved as a whole, also by copying files, keep their keys.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use pagevault_tests::cluster::{run_sql, text};
-use pagevault_tests::{Cluster, DataFile, KeyFile, Settings};
+use pagevault_tests::{Cluster, DataFile, Installation, KeyFile, Settings};
 
 use crate::{assert_plain, assert_sealed};
 
@@ -151,5 +151,49 @@ fn a_kill_after_the_command_loses_nothing() -> Result<()> {
     ensure!(text(&mut cluster.client_to("copy")?, sum)? == "500500", "the copy");
     cluster.crash()?;
     ensure!(text(&mut cluster.client_to("copy")?, sum)? == "500500", "the copy, again");
+    cluster.finish()
+}
+
+/// The cleanup of CREATE DATABASE reads a catalog, while the session has not ended its refused read.
+#[test]
+fn a_refused_copy_leaves_no_files_if_its_cleanup_reads_from_disk() -> Result<()> {
+    if Installation::get()?.major < 17 {
+        eprintln!("skipped: pg_buffercache_evict is new in PostgreSQL 17");
+        return Ok(());
+    }
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.sql("CREATE EXTENSION pg_buffercache")?;
+    cluster.sql("CREATE DATABASE model")?;
+    let mut model = cluster.client_to("model")?;
+    // Copying the first table reads pg_tablespace, and keeps what it read (read_stream.c).
+    run_sql(
+        &mut model,
+        "CREATE EXTENSION pagevault; CREATE TABLE first AS SELECT 7 AS id;
+         SET pagevault.default_encryption = on; CREATE TABLE secret AS SELECT 8 AS id",
+    )?;
+    run_sql(&mut model, "SELECT pagevault.shred('secret', confirm => 'public.secret')")?;
+    let at = format!("page.extend {}", text(&mut model, "SELECT pg_relation_filenode('secret')")?);
+    drop(model);
+    cluster.eventually("SELECT count(*) FROM pg_stat_activity WHERE datname = 'model'", "0")?;
+    let databases = || -> Result<usize> {
+        Ok(std::fs::read_dir(cluster.data_directory().join("base"))?.count())
+    };
+    let before = databases()?;
+    let mut evicting = cluster.client()?;
+    cluster.stop_at(&at)?;
+    let error = std::thread::scope(|scope| {
+        let copy = || cluster.error("CREATE DATABASE copy TEMPLATE model STRATEGY wal_log");
+        let copying = scope.spawn(copy);
+        cluster.stopped_at(&at)?;
+        run_sql(
+            &mut evicting,
+            "SELECT pg_buffercache_evict(bufferid) FROM pg_buffercache
+              WHERE reldatabase = 0 AND relfilenode = pg_relation_filenode('pg_tablespace')",
+        )?;
+        cluster.resume();
+        copying.join().map_err(|_| anyhow!("panic"))?
+    })?;
+    ensure!(error.message.ends_with("were destroyed"), "{error}");
+    ensure!(databases()? == before, "files of the copy are left");
     cluster.finish()
 }
