@@ -19,7 +19,7 @@ use pgrx::prelude::PgLogLevel;
 use crate::keys::store::directory;
 use crate::pg::report::Report;
 use crate::pg::{buffers, process};
-use crate::shmem;
+use crate::{shmem, writers};
 
 /// Minimum pause between two scans of all buffers.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -113,7 +113,11 @@ fn evict_refused() -> (usize, usize, Option<Report>) {
                 Ok(true) => gone += 1,
                 Ok(false) => in_use += 1,
                 // The remaining pages are still evicted.
-                Err(report) => stuck = stuck.or(Some(report)),
+                Err(report) => {
+                    // The end of a transaction would do this.
+                    writers::end_all();
+                    stuck = stuck.or(Some(report));
+                }
             }
         }
     }

@@ -292,3 +292,29 @@ fn a_page_that_cannot_be_written_does_not_prevent_eviction_of_others() -> Result
     ensure!(cluster.text("SELECT name FROM secret WHERE id = 7")? == "changed", "a change is lost");
     cluster.finish()
 }
+
+/// The process that evicts pages has no transactions, whose end would tell that it writes no more.
+#[test]
+fn rekeying_does_not_wait_for_a_page_that_could_not_be_evicted() -> Result<()> {
+    let (mut cluster, keys) = cluster(&strict())?;
+    cluster.allow_log("could not open file");
+    cluster.allow_log("because it cannot be written");
+    // No other page is written.
+    cluster.sql("CHECKPOINT")?;
+    cluster.sql("INSERT INTO referring VALUES (NULL)")?;
+    let file = cluster.text("SELECT pg_relation_filepath('referring')")?;
+    let file = cluster.data_directory().join(file);
+    let away = file.with_extension("away");
+    std::fs::rename(&file, &away)?;
+    replace(&cluster, &keys, "main")?;
+    cluster.eventually(STATE, "locked")?;
+    cluster.eventually_logs("because it cannot be written")?;
+    put_back(&keys)?;
+    cluster.eventually(STATE, "unlocked")?;
+    std::fs::rename(&away, &file)?;
+    cluster.sql("SELECT pagevault.rotate_data_key('referring')")?;
+    let done = cluster.text("SELECT pagevault.wait_for_rekey('referring'::regclass, '20s')")?;
+    let who = "SELECT query FROM pg_stat_activity WHERE query LIKE '%job%waits%'";
+    ensure!(done == "t", "{}", cluster.text(who)?);
+    cluster.finish()
+}
