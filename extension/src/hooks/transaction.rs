@@ -6,10 +6,12 @@ use std::ffi::c_void;
 use pgrx::pg_guard;
 use pgrx::pg_sys;
 
+use super::proof;
 use crate::audit::statements;
 use crate::commands::{altered, catalogs, labels};
 use crate::page::names;
 use crate::pg::nesting::{Mark, Notes};
+use crate::pg::process;
 use crate::pg::report::OrRaise;
 use crate::policy::pending;
 use crate::writers;
@@ -74,6 +76,10 @@ unsafe extern "C-unwind" fn transaction_event(
     if matches!(event, XACT_EVENT_COMMIT | XACT_EVENT_PREPARE | XACT_EVENT_ABORT) {
         labels::transaction_ended(event == XACT_EVENT_COMMIT);
     }
+    if event == XACT_EVENT_PRE_COMMIT && process::is_single_user() {
+        // SAFETY: the guarded function has the callback's own contract.
+        unsafe { check_single_user_server() }
+    }
     match event {
         XACT_EVENT_PRE_COMMIT | XACT_EVENT_PRE_PREPARE
             if pending::any() || altered::any_since(Mark::START) =>
@@ -87,6 +93,13 @@ unsafe extern "C-unwind" fn transaction_event(
         }
         _ => {}
     }
+}
+
+/// In single-user mode no session is authenticated. The first transaction is that in which the
+/// server starts (`InitPostgres`, postinit.c), before it reads a command.
+#[pg_guard]
+unsafe extern "C-unwind" fn check_single_user_server() {
+    proof::require();
 }
 
 /// Pending work of commands that do not call the utility hook: TRUNCATE by logical replication,

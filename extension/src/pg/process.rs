@@ -277,10 +277,21 @@ pub(crate) fn connect_without_database() {
     }
 }
 
-/// Immediate shutdown of the whole server.
+/// Immediate shutdown of the whole server. In single-user mode the caller's FATAL does that: there
+/// is no postmaster, and signals to process 0 go to whoever called the server, too.
 pub(crate) fn shut_server_down() {
     // SAFETY: the postmaster is our parent for as long as we run.
-    unsafe { libc::kill(pg_sys::PostmasterPid, libc::SIGQUIT) };
+    unsafe {
+        if pg_sys::IsUnderPostmaster {
+            libc::kill(pg_sys::PostmasterPid, libc::SIGQUIT);
+        }
+    }
+}
+
+/// True in single-user mode.
+pub(crate) fn is_single_user() -> bool {
+    // SAFETY: plain globals of this process.
+    unsafe { !pg_sys::IsPostmasterEnvironment && !pg_sys::IsUnderPostmaster }
 }
 
 /// True when pages carry checksums (`initdb --data-checksums`, `pg_checksums --enable`).

@@ -2,9 +2,12 @@
 //! server if that cannot be proven.
 
 use std::fs;
+use std::io::Write;
+use std::os::unix::process::CommandExt;
+use std::process::Stdio;
 
-use anyhow::{Result, ensure};
-use pagevault_tests::{Cluster, Installation, Settings, process};
+use anyhow::{Context, Result, anyhow, ensure};
+use pagevault_tests::{Cluster, Installation, Settings, StopMode, process};
 
 /// Start of the postmaster's log line for a background worker that has exited.
 const DONE: &str = "background worker \"pagevault self-check\"";
@@ -153,4 +156,86 @@ fn a_left_over_scratch_file_is_removed() -> Result<()> {
     ensure!(cluster.text("SELECT 1")? == "1", "no session");
     ensure!(!scratch.exists(), "the scratch file is left");
     cluster.finish()
+}
+
+/// Sessions that wait while another process runs the check do not run it again one after the other.
+#[test]
+fn waiting_sessions_do_not_repeat_it() -> Result<()> {
+    const SESSIONS: usize = 3;
+    let cluster = Cluster::create(&settings())?;
+    cluster.stop_at("page.extend 9161")?;
+    cluster.start_server()?;
+    cluster.stopped_at("page.extend 9161")?;
+    let somebody_began = || cluster.data_directory().join("pagevault.stopped").exists();
+    std::thread::scope(|scope| {
+        let sessions: Vec<_> = (0..SESSIONS).map(|_| scope.spawn(|| cluster.client())).collect();
+        cluster.eventually_that("sessions", || {
+            let processes = process::processes_in(&cluster.data_directory()).into_iter();
+            let waiting = processes.filter(|pid| sleeps_in_authentication(*pid)).count();
+            ensure!(waiting == SESSIONS, "{waiting} wait");
+            Ok(())
+        })?;
+        // The check that has begun is past this point.
+        cluster.stop_at("storage.decided 0")?;
+        cluster.eventually_that("sessions", || {
+            let admitted = sessions.iter().all(std::thread::ScopedJoinHandle::is_finished);
+            ensure!(admitted || somebody_began(), "they wait");
+            Ok(())
+        })?;
+        let repeated = somebody_began();
+        cluster.resume();
+        for session in sessions {
+            session.join().map_err(|_| anyhow!("panic"))??;
+        }
+        ensure!(!repeated, "another process began the check");
+        anyhow::Ok(())
+    })?;
+    cluster.finish()
+}
+
+fn sleeps_in_authentication(pid: rustix::process::Pid) -> bool {
+    let read = |file| fs::read_to_string(format!("/proc/{}/{file}", pid.as_raw_nonzero()));
+    let title = read("cmdline").unwrap_or_default();
+    let state = read("stat").unwrap_or_default();
+    title.contains("authentication") && state.contains(") S ")
+}
+
+/// `postgres --single`, which has neither sessions nor workers: with WAL to replay, and without.
+#[test]
+fn a_single_user_server_that_bypasses_a_function_carries_nothing_out() -> Result<()> {
+    let mut cluster = Cluster::start(&settings())?;
+    cluster.sql("CREATE TABLE t (id int)")?;
+    let leave_out = cluster.data_directory().join("pagevault.leave_out");
+    for is_clean in [false, true] {
+        if is_clean {
+            cluster.start_server()?;
+            cluster.stop(StopMode::Fast)?;
+        } else {
+            cluster.kill()?;
+        }
+        fs::write(&leave_out, "mdextend")?;
+        let response = single_user(&cluster, "INSERT INTO t VALUES (7)\n")?;
+        ensure!(response.contains("FATAL:  pagevault: this server extends"), "{response}");
+        ensure!(response.contains("The caller goes on."), "{response}");
+        fs::remove_file(&leave_out)?;
+    }
+    let response = single_user(&cluster, "INSERT INTO t VALUES (8)\n")?;
+    ensure!(!response.contains("FATAL"), "{response}");
+    cluster.start_server()?;
+    ensure!(cluster.text("SELECT string_agg(id::text, ' ') FROM t")? == "8", "rows");
+    cluster.allow_log("FATAL");
+    cluster.finish()
+}
+
+/// Runs commands in single-user mode, from a shell with a process group of its own.
+fn single_user(cluster: &Cluster, commands: &str) -> Result<String> {
+    let mut shell = cluster.installation().command("/bin/sh");
+    shell.args(["-c", "\"$0\" --single -D \"$1\" postgres; echo The caller goes on."]);
+    shell.arg(cluster.installation().program("postgres")).arg(cluster.data_directory());
+    shell.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut shell = shell.spawn()?;
+    // The server may have ended before it reads.
+    let _ = shell.stdin.take().context("its input")?.write_all(commands.as_bytes());
+    let output = shell.wait_with_output()?;
+    Ok(String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
 }
