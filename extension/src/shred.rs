@@ -200,7 +200,7 @@ fn with_ancestors(oids: &[Oid]) -> Vec<Oid> {
 
 /// Checks that no page on disk is plaintext.
 fn require_sealed(facts: &Facts) -> Result<()> {
-    let plaintext: i64 = verify::count_pages(facts.file)?
+    let plaintext: i64 = verify::count_pages_of(facts)?
         .iter()
         .filter(|count| count.state == PageState::Plaintext)
         .map(|count| count.pages)

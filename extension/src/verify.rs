@@ -63,6 +63,16 @@ pub(crate) fn count_pages(file: RelFile) -> Result<Vec<PageCount>> {
     Ok(counts)
 }
 
+/// [`count_pages`] of a relation, which has a file, except for an unlogged one in recovery. If that
+/// is missing, its file system is not mounted, perhaps.
+pub(crate) fn count_pages_of(relation: &Facts) -> Result<Vec<PageCount>> {
+    if !relation_files::exists(relation.file)? && !process::in_recovery() {
+        let path = compat::relation_path(relation.file, ForkNumber::MAIN_FORKNUM);
+        return Err(unreadable(&path, &std::io::Error::from_raw_os_error(libc::ENOENT)));
+    }
+    count_pages(relation.file)
+}
+
 /// The pages of a relation and of those that follow it, except for temporary storage. Waits for no
 /// lock: if a file is replaced while it is read, everything is read again. Of replacements in
 /// progress, the former state is returned.
@@ -78,7 +88,7 @@ pub(crate) fn pages_of(relation: Oid) -> Result<Vec<(Facts, Vec<PageCount>)>> {
     let files = |members: &[Facts]| members.iter().map(|m| m.file).collect::<Vec<_>>();
     let (mut members, mut attempts) = (stored(), ATTEMPTS);
     loop {
-        let counts: Result<Vec<_>> = members.iter().map(|m| count_pages(m.file)).collect();
+        let counts: Result<Vec<_>> = members.iter().map(count_pages_of).collect();
         let after = stored();
         attempts -= 1;
         if files(&after) == files(&members) || attempts == 0 {

@@ -64,13 +64,15 @@ impl Held {
         }
     }
 
-    /// Its forks, with their numbers of blocks.
+    /// Its forks, with their numbers of blocks. Raises an error if it has no main fork: then its
+    /// file system is not mounted, or the file was removed.
     pub(crate) fn forks(&self) -> Vec<(ForkNumber::Type, u32)> {
         let forks = ForkNumber::MAIN_FORKNUM..=ForkNumber::INIT_FORKNUM;
         // SAFETY: this value keeps the relation open and locked, so its storage manager object may
-        // be opened and used.
+        // be opened and used. Before it looks for a fork, `mdexists` (md.c) closes it.
         let blocks = |fork| unsafe {
-            pg_sys::smgrexists(compat::open_smgr(self.relation), fork)
+            let exists = pg_sys::smgrexists(compat::open_smgr(self.relation), fork);
+            (exists || fork == ForkNumber::MAIN_FORKNUM)
                 .then(|| pg_sys::RelationGetNumberOfBlocksInFork(self.relation, fork))
         };
         forks.filter_map(|fork| Some((fork, blocks(fork)?))).collect()

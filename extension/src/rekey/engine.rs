@@ -383,7 +383,11 @@ impl Storage for Online<'_> {
 
     fn finish(&mut self, target: Target) -> Result<bool> {
         Ok(in_transaction(|| match self.held(target) {
-            Some(_held) => file::finish(target),
+            Some(held) => {
+                // A file that is not there any more would be proven to have no stale page.
+                held.forks();
+                file::finish(target)
+            }
             None => Ok(false),
         }))
     }

@@ -1,10 +1,10 @@
 //! Other operations in the cluster while a relation is rekeyed.
 
 use anyhow::{Result, ensure};
-use pagevault_tests::Cluster;
 use pagevault_tests::cluster::run_sql;
+use pagevault_tests::{Cluster, Settings};
 
-use super::{SUM, assert_version, cluster, versions};
+use super::{SUM, assert_version, cluster, versions, versions_of};
 
 /// The job, as soon as it has begun to write.
 pub(super) fn begun(cluster: &Cluster) -> Result<String> {
@@ -127,5 +127,69 @@ fn its_database_is_dropped() -> Result<()> {
     let job = begun(&cluster)?;
     end(&cluster, &job)?;
     assert_version(&cluster, 2)?;
+    cluster.finish()
+}
+
+/// Files that are gone have no page under a former key; but they may come back.
+#[test]
+fn a_file_system_that_is_not_mounted_ends_no_job() -> Result<()> {
+    let (mut cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.allow_log("could not open file");
+    let space = cluster.directory().join("space");
+    let away = cluster.directory().join("away");
+    std::fs::create_dir(&space)?;
+    cluster.installation().give(&space)?;
+    cluster.sql(&format!("CREATE TABLESPACE space LOCATION '{}'", space.display()))?;
+    cluster.sql(
+        "CREATE TABLE far TABLESPACE space AS SELECT i AS id FROM generate_series(1, 1000) i",
+    )?;
+    cluster.sql("SELECT pagevault.encrypt('far')")?;
+    let unmount = || -> Result<()> {
+        std::fs::rename(&space, &away)?;
+        std::fs::create_dir(&space)?;
+        cluster.installation().give(&space)
+    };
+    let mount = || -> Result<()> {
+        std::fs::remove_dir(&space)?;
+        Ok(std::fs::rename(&away, &space)?)
+    };
+    let fails = |job: &str| -> Result<()> {
+        let wait = format!("SELECT pagevault.wait_for_rekey({job}, '60s')");
+        let error = cluster.error(&wait)?;
+        ensure!(error.text().contains("could not open file"), "{error}");
+        for call in ["is_encrypted('far')", "shred('far', confirm => 'public.far')"] {
+            let error = cluster.error(&format!("SELECT pagevault.{call}"))?;
+            ensure!(error.text().contains("could not read file"), "{call}: {error}");
+        }
+        Ok(())
+    };
+    let resume = |job: &str, version| -> Result<()> {
+        cluster.sql(&format!("SELECT pagevault.resume_rekey({job})"))?;
+        cluster.text(&format!("SELECT pagevault.wait_for_rekey({job}, '60s')"))?;
+        for file in cluster.files("far")? {
+            let mut found = versions_of(&file)?;
+            found.dedup();
+            ensure!(found == [version], "{found:?}");
+        }
+        Ok(())
+    };
+    // From the beginning.
+    cluster.sql("CHECKPOINT")?;
+    unmount()?;
+    let job = cluster.text("SELECT pagevault.rotate_data_key('far')")?;
+    fails(&job)?;
+    mount()?;
+    resume(&job, 2)?;
+    // After the pages were written.
+    cluster.stop_at("rekey.flushed")?;
+    let job = cluster.text("SELECT pagevault.rotate_data_key('far')")?;
+    cluster.stopped_at("rekey.flushed")?;
+    unmount()?;
+    cluster.resume();
+    fails(&job)?;
+    mount()?;
+    resume(&job, 3)?;
+    cluster.crash()?;
+    ensure!(cluster.text("SELECT sum(id) FROM far")? == "500500", "rows");
     cluster.finish()
 }
