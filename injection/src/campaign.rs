@@ -1,0 +1,240 @@
+//! Counts the calls of a scenario, and has each of them fail.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result, bail, ensure};
+use pagevault_tests::StopMode;
+
+use crate::catalogue::{During, Scenario};
+use crate::injector::{Fault, Injection};
+use crate::judge;
+use crate::messages::Documented;
+use crate::server::{Ending, Server};
+
+use Fault::{Fails, FailsFromThere, Short};
+
+/// What a function may do.
+fn faults(function: &str) -> &'static [Fault] {
+    use libc::{
+        E2BIG, EACCES, EAGAIN, ECHILD, EINTR, EINVAL, EIO, EMFILE, ENOENT, ENOMEM, ENOSPC, EPERM,
+        EROFS,
+    };
+    match function {
+        "open" => &[Fails(EMFILE), Fails(EACCES), Fails(EIO), Fails(EINTR), FailsFromThere(EMFILE)],
+        "opendir" => &[Fails(EMFILE), Fails(EIO)],
+        "stat" => &[Fails(EIO), Fails(EACCES)],
+        "readdir" | "fstat" | "lseek" | "close" => &[Fails(EIO)],
+        "read" => &[Fails(EIO), Fails(EINTR), Short],
+        "write" => {
+            &[Fails(EIO), Fails(ENOSPC), Fails(EINTR), Short, FailsFromThere(ENOSPC)]
+        }
+        "fsync" => &[Fails(EIO), Fails(ENOSPC), Fails(EINTR), FailsFromThere(EIO)],
+        "ftruncate" | "truncate" => &[Fails(EIO), Fails(ENOSPC), FailsFromThere(EIO)],
+        "fallocate" => &[Fails(ENOSPC), Fails(EIO)],
+        "rename" | "unlink" | "mkdir" | "rmdir" | "link" => {
+            &[Fails(EIO), Fails(ENOSPC), Fails(EROFS), FailsFromThere(EROFS)]
+        }
+        "fchmod" => &[Fails(EIO), Fails(EPERM)],
+        "mmap" | "mprotect" | "memfd_create" => &[Fails(ENOMEM)],
+        "madvise" => &[Fails(EINVAL), Fails(ENOMEM)],
+        "mlock" => &[Fails(ENOMEM), Fails(EPERM)],
+        "fork" => &[Fails(EAGAIN), Fails(ENOMEM), FailsFromThere(EAGAIN)],
+        "execvp" | "execve" => &[Fails(ENOENT), Fails(EACCES), Fails(E2BIG)],
+        "pipe" | "socket" => &[Fails(EMFILE), FailsFromThere(EMFILE)],
+        "poll" => &[Fails(EINTR), Fails(ENOMEM)],
+        "waitpid" => &[Fails(EINTR), Fails(ECHILD)],
+        "prctl" => &[Fails(EINVAL)],
+        "getrandom" => &[Fails(EINTR), Fails(EIO)],
+        _ => &[],
+    }
+}
+
+/// Processes that are not the server's.
+const OTHERS: &[&str] = &["pg_ctl", "sh", "initdb", "injection", "logger"];
+
+/// What became of an injection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The call was not made this time.
+    NotReached,
+    /// Nobody noticed.
+    Succeeded,
+    /// A statement failed.
+    Refused,
+    /// A process or the server stopped.
+    Stopped,
+}
+
+/// A scenario on a server of its own.
+#[derive(Debug)]
+pub struct Campaign {
+    scenario: &'static Scenario,
+    documented: Documented,
+    server: Server,
+    rounds: u32,
+}
+
+impl Campaign {
+    /// Starts the server.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub fn new(scenario: &'static Scenario) -> Result<Campaign> {
+        let documented = Documented::read()?;
+        let server = Server::start(scenario.keys, scenario.conf)?;
+        Ok(Campaign { scenario, documented, server, rounds: 0 })
+    }
+
+    /// The calls of the scenario, by name.
+    ///
+    /// # Errors
+    /// When it does not succeed without errors.
+    pub fn count(&mut self) -> Result<BTreeMap<String, u32>> {
+        self.prepare()?;
+        self.server.injector.watch()?;
+        let ending = self.act();
+        self.server.injector.disarm()?;
+        match ending? {
+            Ending::Done => {}
+            other => bail!("{} without errors: {other:?}", self.scenario.name),
+        }
+        let mut counted = self.server.injector.counted()?;
+        let process = |name: &str| name.rsplit(' ').next().unwrap_or_default().to_owned();
+        counted.retain(|name, _| !OTHERS.contains(&process(name).as_str()));
+        self.server.revive()?;
+        Ok(counted)
+    }
+
+    /// What is to be injected: of many calls of one name the first `each`, and the last.
+    #[must_use]
+    pub fn injections(counted: &BTreeMap<String, u32>, each: u32) -> Vec<Injection> {
+        let mut injections = Vec::new();
+        for (call, count) in counted {
+            let numbers = (1..=*count).filter(|number| *number <= each || number == count);
+            for number in numbers {
+                for fault in faults(call.split(' ').next().unwrap_or_default()) {
+                    injections.push(Injection { call: call.clone(), number, fault: *fault });
+                }
+            }
+        }
+        injections
+    }
+
+    /// The calls of the last round, in their order.
+    ///
+    /// # Errors
+    /// When the orders cannot be read.
+    pub fn calls(&self) -> Result<Vec<String>> {
+        self.server.injector.calls()
+    }
+
+    /// What the server has logged at last.
+    #[must_use]
+    pub fn log(&self) -> String {
+        let log = self.server.cluster.log();
+        let told = |line: &&str| !line.contains("pagevault audit: {");
+        let lines: Vec<_> = log.lines().filter(told).collect();
+        lines[lines.len().saturating_sub(25)..].join("\n")
+    }
+
+    /// One round with an injection.
+    ///
+    /// # Errors
+    /// What is wrong. The server is of no use any more then.
+    pub fn inject(&mut self, injection: &Injection) -> Result<Outcome> {
+        if !self.scenario.keys && self.rounds > 0 {
+            // Keys are made once.
+            self.server = Server::start(false, self.scenario.conf)?;
+        }
+        self.rounds += 1;
+        self.prepare().context("before")?;
+        let from = self.server.cluster.log().len();
+        self.server.injector.arm(injection)?;
+        let ending = self.act();
+        let fired = self.server.injector.disarm()?;
+        let ending = ending?;
+        let restarted = self.server.revive()?;
+        judge::log(&self.server, &self.documented, from)?;
+        if matches!(ending, Ending::Done) {
+            self.holds()?;
+        }
+        let encrypted = self.scenario.keys;
+        judge::contents(&self.server, encrypted).context("afterwards")?;
+        self.again().context("the same without errors")?;
+        if self.rounds.is_multiple_of(8) {
+            self.server.acknowledge()?;
+            self.server.cluster.crash().context("crash")?;
+            judge::contents(&self.server, true).context("after a crash")?;
+            self.server.restart().context("restart")?;
+            judge::contents(&self.server, true).context("after a restart")?;
+            judge::audit(&self.server.cluster)?;
+        }
+        Ok(match ending {
+            _ if fired == 0 => Outcome::NotReached,
+            _ if restarted => Outcome::Stopped,
+            Ending::Done => Outcome::Succeeded,
+            Ending::Refused(_) => Outcome::Refused,
+            Ending::Lost(_) => Outcome::Stopped,
+        })
+    }
+
+    fn prepare(&mut self) -> Result<()> {
+        self.server.must(self.scenario.before)?;
+        self.server.acknowledge()?;
+        match self.scenario.during {
+            During::Start => self.server.cluster.stop(StopMode::Fast),
+            During::Recovery => self.server.cluster.kill(),
+            During::Statement | During::Stop | During::Crash => Ok(()),
+        }
+    }
+
+    fn act(&self) -> Result<Ending> {
+        let server = &self.server;
+        let ended = |result: Result<()>| match result {
+            Ok(()) => Ok(Ending::Done),
+            Err(error) => Ok(Ending::Lost(format!("{error:#}"))),
+        };
+        match self.scenario.during {
+            During::Statement => server.run(self.scenario.sql),
+            During::Stop => ended(server.cluster.stop(StopMode::Fast)),
+            During::Start | During::Recovery => ended(server.cluster.start_server()),
+            During::Crash => {
+                server.crash_backend()?;
+                let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+                while !server.is_down() && server.cluster.text("SELECT 1").is_err() {
+                    ensure!(std::time::Instant::now() < deadline, "the crash restart hangs");
+                    std::thread::sleep(std::time::Duration::from_millis(30));
+                }
+                Ok(Ending::Done)
+            }
+        }
+    }
+
+    fn holds(&self) -> Result<()> {
+        let answer = self.server.cluster.text(self.scenario.holds)?;
+        ensure!(answer == "t", "it succeeded, but {} is {answer}", self.scenario.holds);
+        Ok(())
+    }
+
+    /// What failed succeeds now.
+    fn again(&mut self) -> Result<()> {
+        if self.scenario.during != During::Statement {
+            return Ok(());
+        }
+        // First keys are made in the same place: what the failed attempt made may be there.
+        if self.scenario.keys {
+            self.server.must(self.scenario.before)?;
+            self.server.must(self.scenario.sql)?;
+        } else {
+            for sql in self.scenario.sql.split(";;") {
+                match self.server.run(sql)? {
+                    Ending::Done => {}
+                    Ending::Refused(error) if error.message.contains("exists") => {}
+                    other => bail!("{other:?} in: {sql}"),
+                }
+            }
+        }
+        self.holds()?;
+        judge::contents(&self.server, true)
+    }
+}

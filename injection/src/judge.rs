@@ -1,0 +1,77 @@
+//! What must be true of a server, whatever has failed.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use pagevault_tests::Cluster;
+use pagevault_tests::cluster::{column, text};
+
+use crate::messages::{Documented, of_log};
+use crate::server::Server;
+
+/// Rows, by the heap and by indexes; no plaintext of encrypted relations on disk; keys unlocked.
+pub(crate) fn contents(server: &Server, encrypted: bool) -> Result<()> {
+    let mut client = server.cluster.client()?;
+    let n = server.acknowledged;
+    let sum = n * (n + 1) / 2;
+    for how in [
+        "SET enable_indexscan = off; SET enable_indexonlyscan = off; SET enable_bitmapscan = off; SET enable_seqscan = on",
+        "SET enable_indexscan = on; SET enable_indexonlyscan = on; SET enable_seqscan = off",
+    ] {
+        client.batch_execute(how)?;
+        let query = format!(
+            "SELECT count(*) || ' ' || coalesce(sum(n), 0) FROM ledger WHERE n BETWEEN 1 AND {n}"
+        );
+        let found = text(&mut client, &query)?;
+        ensure!(found == format!("{n} {sum}"), "ledger: {found} instead of {n} {sum} ({how})");
+        let found = text(&mut client, "SELECT count(*) || ' ' || sum(v) FROM t WHERE id > 0")?;
+        ensure!(found == "2000 2000", "t: {found} ({how})");
+    }
+    if !encrypted {
+        return Ok(());
+    }
+    let plain = column(
+        &mut client,
+        "SELECT v::text FROM unnest('{ledger,t}'::regclass[]) r, pagevault.verify(r) v
+          WHERE v.state NOT IN ('encrypted', 'empty') AND v.pages > 0 AND v.fork = 'main'",
+    )?;
+    ensure!(plain.is_empty(), "plaintext on disk: {plain:?}");
+    let state = text(&mut client, "SELECT state FROM pagevault.status")?;
+    ensure!(state == "unlocked", "the state is {state}");
+    Ok(())
+}
+
+/// Messages since `from`, an offset in the log.
+pub(crate) fn log(server: &Server, documented: &Documented, from: usize) -> Result<()> {
+    let log = server.cluster.log();
+    let log = log.get(from..).unwrap_or_default();
+    for message in of_log(log) {
+        documented.judge(&message)?;
+    }
+    ensure!(!log.contains("panicked at"), "a panic of Rust");
+    ensure!(!log.contains("was terminated by signal 11"), "a segmentation fault");
+    secrets(server, log)
+}
+
+/// Nothing of the key file is in the log.
+fn secrets(server: &Server, log: &str) -> Result<()> {
+    let keys = std::fs::read_to_string(server.keys.path())?;
+    let secret = |word: &&str| word.len() >= 32;
+    for word in keys.split(|c: char| c.is_whitespace() || "\"=:,".contains(c)).filter(secret) {
+        ensure!(!log.contains(word), "a key is in the log");
+    }
+    Ok(())
+}
+
+/// The audit trail in the server's log is whole.
+pub(crate) fn audit(cluster: &Cluster) -> Result<()> {
+    let log = cluster.directory().join("log");
+    let mut command = cluster.program("pagevault-keyring");
+    let files: [&Path; 1] = [&log];
+    command.args(["audit", "verify"]).args(files).arg("-D").arg(cluster.data_directory());
+    let output = command.output().context("audit verify")?;
+    let said = String::from_utf8_lossy(&output.stdout).into_owned()
+        + &String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "the audit trail: {said}");
+    Ok(())
+}

@@ -1,0 +1,171 @@
+//! A server with the library under it, and what it has acknowledged.
+
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use pagevault_tests::cluster::run_sql;
+use pagevault_tests::{Cluster, KeyFile, Settings, SqlError, StopMode, process};
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+
+use crate::injector::Injector;
+use crate::messages::PREFIX;
+
+/// No statement takes longer: one that does hangs.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+#[derive(Debug)]
+pub(crate) struct Server {
+    pub(crate) cluster: Cluster,
+    pub(crate) injector: Injector,
+    pub(crate) keys: KeyFile,
+    /// Rows of the ledger that were acknowledged: 1 to this number.
+    pub(crate) acknowledged: u64,
+}
+
+/// How a statement ended.
+#[derive(Debug)]
+pub(crate) enum Ending {
+    Done,
+    Refused(SqlError),
+    /// The connection broke.
+    Lost(String),
+}
+
+const TABLES: &str = "
+    CREATE TABLE ledger (n bigint PRIMARY KEY, pad text);
+    CREATE TABLE t (id int PRIMARY KEY, v int, pad text);
+    INSERT INTO t SELECT i, 1, repeat('x', 100) FROM generate_series(1, 2000) i;";
+
+impl Server {
+    /// A server at work, with or without keys.
+    pub(crate) fn start(with_keys: bool, conf: &[&str]) -> Result<Server> {
+        let mut settings = Settings::default();
+        for line in [
+            "fsync = on",
+            "shared_buffers = 4MB",
+            "statement_timeout = '50s'",
+            "restart_after_crash = on",
+            "wal_level = logical",
+            "max_prepared_transactions = 2",
+            "pagevault.keyring_timeout = '10s'",
+            "pagevault.unlock_timeout = '5s'",
+            "wal_recycle = off",
+            PREFIX,
+        ]
+        .iter()
+        .chain(conf)
+        {
+            settings = settings.conf(line);
+        }
+        let mut cluster = Cluster::create(&settings.wal_segment_size(1))?;
+        let keys = cluster.key_file("keys", "main")?;
+        let injector = Injector::under(&mut cluster, keys.path())?;
+        cluster.keep_quiet();
+        cluster.start_server()?;
+        cluster.sql("CREATE EXTENSION pagevault")?;
+        cluster.sql(TABLES)?;
+        if with_keys {
+            cluster.sql(&keys.add_provider("local"))?;
+            cluster.sql("SELECT pagevault.set_cluster_master_key('local', 'main')")?;
+            cluster.sql("SELECT pagevault.encrypt('ledger'), pagevault.encrypt('t')")?;
+        }
+        cluster.sql("CHECKPOINT")?;
+        Ok(Server { cluster, injector, keys, acknowledged: 0 })
+    }
+
+    /// Adds a row to the ledger that must be there from now on.
+    pub(crate) fn acknowledge(&mut self) -> Result<()> {
+        let n = self.acknowledged + 1;
+        self.cluster.sql(&format!("INSERT INTO ledger VALUES ({n}, repeat('p', 300))"))?;
+        self.acknowledged = n;
+        Ok(())
+    }
+
+    /// Runs statements, separated by `;;`, in one session.
+    pub(crate) fn run(&self, sql: &str) -> Result<Ending> {
+        let statements = sql.replace("DIRECTORY", &self.cluster.directory().display().to_string());
+        let mut client = match self.cluster.client() {
+            Ok(client) => client,
+            Err(error) => return Ok(Ending::Lost(format!("{error:#}"))),
+        };
+        let (send, receive) = mpsc::channel();
+        std::thread::spawn(move || {
+            let ending = statements.split(";;").try_for_each(|sql| client.batch_execute(sql));
+            let ending = match ending {
+                Ok(()) => Ending::Done,
+                Err(error) => match SqlError::of(&error) {
+                    // The end of the session, or of the server.
+                    Some(error) if !error.sqlstate.starts_with("57P") => Ending::Refused(error),
+                    _ => Ending::Lost(error.to_string()),
+                },
+            };
+            let _ = send.send(ending);
+        });
+        receive.recv_timeout(PATIENCE).context("the statement hangs")
+    }
+
+    /// Statements that must succeed.
+    pub(crate) fn must(&self, sql: &str) -> Result<()> {
+        match self.run(sql)? {
+            Ending::Done => Ok(()),
+            other => bail!("{other:?} in: {sql}"),
+        }
+    }
+
+    /// Waits until the server, which may be recovering from a crash, answers; starts it if it has
+    /// ended. Returns whether it had.
+    pub(crate) fn revive(&self) -> Result<bool> {
+        let deadline = Instant::now() + PATIENCE;
+        let mut quiet = 0;
+        loop {
+            if self.is_down() {
+                self.cluster.kill()?;
+                self.cluster.start_server().context("the start without errors")?;
+                return Ok(true);
+            }
+            // A server that is about to crash may still admit a session.
+            if self.cluster.text("SELECT 1").is_ok() {
+                quiet += 1;
+                if quiet > 1 {
+                    return Ok(false);
+                }
+            } else {
+                quiet = 0;
+            }
+            ensure!(Instant::now() < deadline, "the server does not come back");
+            std::thread::sleep(Duration::from_millis(30));
+        }
+    }
+
+    pub(crate) fn is_down(&self) -> bool {
+        match process::postmaster(&self.cluster.data_directory()) {
+            None => true,
+            Some(pid) => !is_alive(pid),
+        }
+    }
+
+    /// Kills a backend, so that the server restarts itself.
+    pub(crate) fn crash_backend(&self) -> Result<()> {
+        let mut client = self.cluster.client()?;
+        let pid = pagevault_tests::cluster::text(&mut client, "SELECT pg_backend_pid()")?;
+        let pid = Pid::from_raw(pid.parse()?).context("a process")?;
+        kill_process(pid, Signal::KILL)?;
+        // Until the postmaster notices, the session is there.
+        let _ = run_sql(&mut client, "SELECT pg_sleep(1)");
+        Ok(())
+    }
+
+    pub(crate) fn restart(&self) -> Result<()> {
+        self.cluster.stop(StopMode::Fast)?;
+        self.cluster.start_server()
+    }
+}
+
+/// A dead process that nobody has reaped is a zombie.
+fn is_alive(pid: Pid) -> bool {
+    let stat = format!("/proc/{}/stat", pid.as_raw_nonzero());
+    let is_zombie =
+        std::fs::read_to_string(stat).is_ok_and(|stat| stat.contains(") Z ") || stat.contains(") X "));
+    test_kill_process(pid).is_ok() && !is_zombie
+}

@@ -1,0 +1,1 @@
+//! Some injected errors. The long form is `make inject`.
