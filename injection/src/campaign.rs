@@ -1,6 +1,6 @@
 //! Counts the calls of a scenario, and has each of them fail.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context, Result, bail, ensure};
 use pagevault_tests::StopMode;
@@ -53,7 +53,7 @@ fn faults(function: &str) -> &'static [Fault] {
 const OTHERS: &[&str] = &["pg_ctl", "sh", "initdb", "injection", "logger"];
 
 /// What became of an injection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// The call was not made this time.
     NotReached,
@@ -63,6 +63,8 @@ pub enum Outcome {
     Refused,
     /// A process or the server stopped.
     Stopped,
+    /// All went well, but for these messages.
+    Complaints(Vec<String>),
 }
 
 /// A scenario on a server of its own.
@@ -72,6 +74,8 @@ pub struct Campaign {
     documented: Documented,
     server: Server,
     rounds: u32,
+    /// Messages that are not in order, without numbers: each is reported once.
+    reported: BTreeSet<String>,
 }
 
 impl Campaign {
@@ -82,7 +86,7 @@ impl Campaign {
     pub fn new(scenario: &'static Scenario) -> Result<Campaign> {
         let documented = Documented::read()?;
         let server = Server::start(scenario.keys, scenario.conf)?;
-        Ok(Campaign { scenario, documented, server, rounds: 0 })
+        Ok(Campaign { scenario, documented, server, rounds: 0, reported: BTreeSet::new() })
     }
 
     /// The calls of the scenario, by name.
@@ -153,8 +157,9 @@ impl Campaign {
         let ending = self.act();
         let fired = self.server.injector.disarm()?;
         let ending = ending?;
-        let restarted = self.server.revive()?;
-        judge::log(&self.server, &self.documented, from)?;
+        let after = || format!("after {ending:?}");
+        let restarted = self.server.revive().with_context(after)?;
+        let complaints = judge::log(&self.server, &self.documented, from).with_context(after)?;
         if matches!(ending, Ending::Done) {
             self.holds()?;
         }
@@ -168,6 +173,14 @@ impl Campaign {
             self.server.restart().context("restart")?;
             judge::contents(&self.server, true).context("after a restart")?;
             judge::audit(&self.server.cluster)?;
+        }
+        let complaints = complaints.into_iter().filter(|complaint| {
+            let number = |c: char| c.is_ascii_hexdigit() && !c.is_ascii_lowercase();
+            self.reported.insert(complaint.replace(number, ""))
+        });
+        let complaints: Vec<_> = complaints.collect();
+        if !complaints.is_empty() {
+            return Ok(Outcome::Complaints(complaints));
         }
         Ok(match ending {
             _ if fired == 0 => Outcome::NotReached,

@@ -41,16 +41,16 @@ pub(crate) fn contents(server: &Server, encrypted: bool) -> Result<()> {
     Ok(())
 }
 
-/// Messages since `from`, an offset in the log.
-pub(crate) fn log(server: &Server, documented: &Documented, from: usize) -> Result<()> {
+/// Messages since `from`, an offset in the log, that are not in order.
+pub(crate) fn log(server: &Server, documented: &Documented, from: usize) -> Result<Vec<String>> {
     let log = server.cluster.log();
     let log = log.get(from..).unwrap_or_default();
-    for message in of_log(log) {
-        documented.judge(&message)?;
-    }
+    let complaints = of_log(log).filter_map(|message| documented.judge(&message).err());
+    let complaints = complaints.map(|error| error.to_string()).collect();
     ensure!(!log.contains("panicked at"), "a panic of Rust");
     ensure!(!log.contains("was terminated by signal 11"), "a segmentation fault");
-    secrets(server, log)
+    secrets(server, log)?;
+    Ok(complaints)
 }
 
 /// Nothing of the key file is in the log.

@@ -94,6 +94,11 @@ fn one(arguments: &Arguments, scenario: &'static Scenario) -> Result<usize> {
     let (mut failures, mut outcomes) = (0, Vec::new());
     for injection in &injections {
         match campaign.inject(injection) {
+            Ok(Outcome::Complaints(complaints)) => {
+                failures += 1;
+                let complaints = complaints.join("\n");
+                eprintln!("--- pagevault-injection {} {injection}\n{complaints}\n", scenario.name);
+            }
             Ok(outcome) => outcomes.push(outcome),
             Err(error) => {
                 failures += 1;

@@ -44,6 +44,7 @@ const STOCK: &[&str] = &[
     // sync.c, xlog.c, fd.c: causes for which it has no code of their own.
     "could not write to file \"pg_wal/",
     "could not fsync file \"",
+    "could not fdatasync file \"",
     "could not write to log file",
     "could not read from log segment",
     "could not seek in file \"",

@@ -1,6 +1,6 @@
 //! Before `main`: maps the orders.
 
-use std::ffi::CString;
+use std::ffi::{CString, c_long};
 use std::os::unix::ffi::OsStringExt;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64};
@@ -70,8 +70,15 @@ extern "C" fn begin() {
             return;
         }
         let protection = libc::PROT_READ | libc::PROT_WRITE;
+        // Whole words: of the last argument, which is passed in memory, all of them count.
         let start = libc::syscall(
-            libc::SYS_mmap, 0, order::LENGTH, protection, libc::MAP_SHARED, fd, 0,
+            libc::SYS_mmap,
+            0_usize,
+            order::LENGTH,
+            c_long::from(protection),
+            c_long::from(libc::MAP_SHARED),
+            fd,
+            0_usize,
         );
         libc::syscall(libc::SYS_close, fd);
         start

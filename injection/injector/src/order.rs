@@ -54,6 +54,7 @@ pub(crate) const LENGTH: usize = at::LIST + ROOM * ENTRY;
 /// Calls go through.
 pub(crate) const OFF: u32 = 0;
 /// Calls are written down, and go through.
+#[allow(dead_code, reason = "the library asks only whether it is OFF")]
 pub(crate) const WATCH: u32 = 1;
 /// Calls are written down, and the action is taken for those that are named.
 pub(crate) const ACT: u32 = 2;
@@ -64,9 +65,6 @@ pub(crate) const FAIL: u32 = 1;
 pub(crate) const SHORTEN: u32 = 2;
 /// The call is made, as if the time of day had changed.
 pub(crate) const SHIFT: u32 = 3;
-
-/// The function of a call of which only the time matters.
-pub(crate) const CLOCK: &str = "clock - any";
 
 /// FNV-1a
 #[must_use]

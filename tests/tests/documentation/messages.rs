@@ -22,6 +22,7 @@ const NOT_OURS: &[&str] = &[
     "invalid configuration parameter name \"pagevault....\"",
     "invalid value for parameter \"pagevault....\"",
     "canceling statement due to ...",
+    "could not fsync file \"pagevault/...\": ...",
     "could not create temporary file \"...\": Operation not supported",
     "could not open file \"pg_replslot/...\": Operation not supported",
     "Could not open file \"pg_notify/...\": Operation not supported",
