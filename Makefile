@@ -4,7 +4,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all test-unit test-regress test-recovery test-upgrade \
-	powercut schedules models prove install bench lint tidy fuzz deb sbom image image-test docker-demo
+	powercut inject schedules models prove install bench lint tidy fuzz deb sbom image image-test docker-demo
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,6 +37,9 @@ test-upgrade: ## pg_upgrade of encrypted clusters, each pair of majors; PAIRS="1
 powercut: ## simulated power cuts, all scenarios, IMAGES (60) of each; PG defaults to 15
 	@tools/powercut $(or $(IMAGES),60) $(or $(PG),15)
 
+inject: ## errors of the operating system, injected at every call: EACH (2) calls of a name; PG defaults to 15
+	@tools/inject $(or $(EACH),2) $(or $(PG),15)
+
 schedules: ## random schedules against a model: COUNT=1000 OPERATIONS=30 SEED=n, or FILE=schedule; SHRINK=n
 	@COUNT='$(COUNT)' OPERATIONS='$(OPERATIONS)' SEED='$(SEED)' FILE='$(FILE)' SHRINK='$(SHRINK)' \
 		tools/schedules $(or $(PG),15)
@@ -59,8 +62,9 @@ fuzz: ## every reader of foreign bytes for FUZZ_SECONDS (30) with cargo-fuzz; ne
 models: ## every order of events in the key protocol and in shared memory: the long form, minutes
 	@tools/models
 
-prove: models ## models, power cuts and random schedules in their long forms, on each PG: hours
+prove: models ## models, power cuts, injected errors and random schedules in their long forms, on each PG: hours
 	@tools/powercut $(or $(IMAGES),200) $(or $(PG),15 18)
+	@tools/inject $(or $(EACH),2) $(or $(PG),15 18)
 	@set -e; for pg in $(or $(PG),15 18); do tools/schedules $$pg; done
 
 deb: ## Debian packages postgresql-PG-pagevault in target/deb

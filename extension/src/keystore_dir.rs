@@ -3,10 +3,9 @@
 use std::path::PathBuf;
 
 use pagevault_keystore::storage::FileStorage;
-use pgrx::PgSqlErrorCode;
 
 use crate::pg::process;
-use crate::pg::report::{Report, Result};
+use crate::pg::report::{Report, Result, code_of};
 
 /// Name of the keystore's directory in the data directory.
 pub(crate) const NAME: &str = "pagevault";
@@ -20,8 +19,9 @@ pub(crate) fn path() -> PathBuf {
 pub(crate) fn storage() -> Result<FileStorage> {
     FileStorage::new(&path()).map_err(|e| {
         Report::new(
-            PgSqlErrorCode::ERRCODE_IO_ERROR,
+            code_of(&e),
             format!("could not open keystore directory \"{NAME}\": {e}"),
         )
+        .detail("Nothing was changed.")
     })
 }

@@ -132,7 +132,8 @@ mod tests {
             assert!(table.unlock(database(scope), version(number), &key).is_ok());
         }
         assert!(table.announce(database(5), version(3)).is_ok());
-        let revocation = Revocation { since: 1 << 50 | 17, cause: ErrorClass::KeyDisabled };
+        let (since, begun) = (1 << 50 | 17, std::time::Duration::from_micros(1 << 40 | 5));
+        let revocation = Revocation { since, begun, cause: ErrorClass::KeyDisabled };
         table.revoke(database(5), revocation, false);
         assert!(!table.any_refused() && !table.is_refused(database(5)));
         assert_eq!(table.revocation(database(5)), Some(revocation));

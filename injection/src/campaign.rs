@@ -11,7 +11,7 @@ use crate::judge;
 use crate::messages::Documented;
 use crate::server::{Ending, Server};
 
-use Fault::{Fails, FailsFromThere, Short};
+use Fault::{Fails, FailsFromThere, Jumps, Short};
 
 /// What a function may do.
 fn faults(function: &str) -> &'static [Fault] {
@@ -35,7 +35,7 @@ fn faults(function: &str) -> &'static [Fault] {
             &[Fails(EIO), Fails(ENOSPC), Fails(EROFS), FailsFromThere(EROFS)]
         }
         "fchmod" => &[Fails(EIO), Fails(EPERM)],
-        "mmap" | "mprotect" | "memfd_create" => &[Fails(ENOMEM)],
+        "mmap" | "memfd_create" => &[Fails(ENOMEM)],
         "madvise" => &[Fails(EINVAL), Fails(ENOMEM)],
         "mlock" => &[Fails(ENOMEM), Fails(EPERM)],
         "fork" => &[Fails(EAGAIN), Fails(ENOMEM), FailsFromThere(EAGAIN)],
@@ -45,9 +45,13 @@ fn faults(function: &str) -> &'static [Fault] {
         "waitpid" => &[Fails(EINTR), Fails(ECHILD)],
         "prctl" => &[Fails(EINVAL)],
         "getrandom" => &[Fails(EINTR), Fails(EIO)],
+        CLOCK => &[Jumps(3600), Jumps(-3600), Jumps(315_360_000), Jumps(-315_360_000)],
         _ => &[],
     }
 }
+
+/// Of its calls there is no list.
+const CLOCK: &str = "clock";
 
 /// Processes that are not the server's.
 const OTHERS: &[&str] = &["pg_ctl", "sh", "initdb", "injection", "logger"];
@@ -100,11 +104,12 @@ impl Campaign {
         self.server.injector.disarm()?;
         match ending? {
             Ending::Done => {}
-            other => bail!("{} without errors: {other:?}", self.scenario.name),
+            other => bail!("{} without errors: {other}", self.scenario.name),
         }
         let mut counted = self.server.injector.counted()?;
         let process = |name: &str| name.rsplit(' ').next().unwrap_or_default().to_owned();
         counted.retain(|name, _| !OTHERS.contains(&process(name).as_str()));
+        counted.insert(CLOCK.to_owned(), 2);
         self.server.revive()?;
         Ok(counted)
     }
@@ -146,18 +151,18 @@ impl Campaign {
     /// # Errors
     /// What is wrong. The server is of no use any more then.
     pub fn inject(&mut self, injection: &Injection) -> Result<Outcome> {
-        if !self.scenario.keys && self.rounds > 0 {
-            // Keys are made once.
+        let has_its_keys = !self.scenario.keys && self.rounds > 0;
+        self.rounds += 1;
+        if has_its_keys {
             self.server = Server::start(false, self.scenario.conf)?;
         }
-        self.rounds += 1;
         self.prepare().context("before")?;
         let from = self.server.cluster.log().len();
         self.server.injector.arm(injection)?;
         let ending = self.act();
         let fired = self.server.injector.disarm()?;
         let ending = ending?;
-        let after = || format!("after {ending:?}");
+        let after = || format!("after: {ending}");
         let restarted = self.server.revive().with_context(after)?;
         let complaints = judge::log(&self.server, &self.documented, from).with_context(after)?;
         if matches!(ending, Ending::Done) {
@@ -243,7 +248,7 @@ impl Campaign {
                 match self.server.run(sql)? {
                     Ending::Done => {}
                     Ending::Refused(error) if error.message.contains("exists") => {}
-                    other => bail!("{other:?} in: {sql}"),
+                    other => bail!("{other} in: {sql}"),
                 }
             }
         }

@@ -1,5 +1,7 @@
 //! The scenarios.
 
+use crate::server::ENCRYPTED_WAL;
+
 /// While what calls fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum During {
@@ -44,7 +46,7 @@ const STATEMENT: Scenario = Scenario {
     holds: "SELECT true",
 };
 
-const WAL: &[&str] = &["pagevault.wal_encryption = on"];
+const WAL: &[&str] = &[ENCRYPTED_WAL];
 
 const ENCRYPTED_T: &str = "SELECT bool_and(state IN ('encrypted', 'empty')) FROM pagevault.verify('t')";
 

@@ -38,6 +38,9 @@ const CLASSES: &[&str] = &[
 const STOCK: &[&str] = &[
     // errcode_for_file_access (elog.c) knows these as other codes.
     "could not open file \"",
+    "could not create temporary file",
+    "could not request parent death signal",
+    "failed to generate random data",
     "could not fork",
     "canceling statement due to",
     "the database system is",
@@ -49,6 +52,8 @@ const STOCK: &[&str] = &[
     "could not read from log segment",
     "could not seek in file \"",
     "could not stat file \"",
+    "could not stat directory \"",
+    "checkpoint request failed",
     "could not close file",
     "could not rename file",
     "could not remove file",

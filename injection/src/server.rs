@@ -32,6 +32,19 @@ pub(crate) enum Ending {
     Lost(String),
 }
 
+impl std::fmt::Display for Ending {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Ending::Done => f.write_str("it succeeded"),
+            Ending::Refused(error) => write!(f, "{error}"),
+            Ending::Lost(cause) => f.write_str(cause),
+        }
+    }
+}
+
+/// For `postgresql.conf`.
+pub(crate) const ENCRYPTED_WAL: &str = "pagevault.wal_encryption = on";
+
 const TABLES: &str = "
     CREATE TABLE ledger (n bigint PRIMARY KEY, pad text);
     CREATE TABLE t (id int PRIMARY KEY, v int, pad text);
@@ -44,7 +57,6 @@ impl Server {
         for line in [
             "fsync = on",
             "shared_buffers = 4MB",
-            "statement_timeout = '50s'",
             "restart_after_crash = on",
             "wal_level = logical",
             "max_prepared_transactions = 2",
@@ -69,6 +81,9 @@ impl Server {
             cluster.sql(&keys.add_provider("local"))?;
             cluster.sql("SELECT pagevault.set_cluster_master_key('local', 'main')")?;
             cluster.sql("SELECT pagevault.encrypt('ledger'), pagevault.encrypt('t')")?;
+        }
+        if with_keys && conf.contains(&ENCRYPTED_WAL) {
+            cluster.eventually("SELECT wal_encrypted FROM pagevault.status", "t")?;
         }
         cluster.sql("CHECKPOINT")?;
         Ok(Server { cluster, injector, keys, acknowledged: 0 })
@@ -109,7 +124,7 @@ impl Server {
     pub(crate) fn must(&self, sql: &str) -> Result<()> {
         match self.run(sql)? {
             Ending::Done => Ok(()),
-            other => bail!("{other:?} in: {sql}"),
+            other => bail!("{other} in: {sql}"),
         }
     }
 

@@ -5,6 +5,16 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+/// Why a file was not synced.
+#[derive(Debug)]
+pub enum SyncError {
+    /// It could not be opened: nothing has happened, and it can be tried again.
+    Open(io::Error),
+    /// The sync failed: it is unknown what of the content is durable, and syncing again would not
+    /// tell, because the kernel reports what it could not write once.
+    Sync(io::Error),
+}
+
 /// A flat directory of small files.
 ///
 /// Each operation except [`append`](Storage::append) is durable when it returns `Ok`: it survives a
@@ -43,7 +53,7 @@ pub trait Storage {
     fn remove(&self, name: &str) -> io::Result<()>;
 
     /// Makes the present content durable, whichever process wrote it.
-    fn sync_data(&self, name: &str) -> io::Result<()>;
+    fn sync_data(&self, name: &str) -> Result<(), SyncError>;
 
     /// Makes the present content and the name durable, whichever process wrote them.
     fn sync(&self, name: &str) -> io::Result<()>;
@@ -175,9 +185,10 @@ impl Storage for FileStorage {
         }
     }
 
-    fn sync_data(&self, name: &str) -> io::Result<()> {
+    fn sync_data(&self, name: &str) -> Result<(), SyncError> {
+        let file = self.open_to_write(name).map_err(SyncError::Open)?;
         // fdatasync: also writes the new length, which is needed to read the data.
-        self.open_to_write(name)?.sync_data()
+        file.sync_data().map_err(SyncError::Sync)
     }
 
     fn sync(&self, name: &str) -> io::Result<()> {

@@ -9,7 +9,7 @@ use std::ffi::{c_char, c_int};
 use pgrx::pg_sys;
 
 use super::forward::Forward;
-use crate::keys::store::persist;
+use crate::keys::store::persist::{self, SyncFailure};
 use crate::pg::compat;
 
 /// `mdsyncfiletag`
@@ -19,8 +19,10 @@ pub(super) type SyncFileTag =
 pub(super) static MDSYNCFILETAG: Forward<SyncFileTag> = Forward::unresolved();
 
 /// Contract: called by ProcessSyncRequests (sync.c) in the checkpointer or in single-user mode, not
-/// in a critical section. Returns 0, or -1 with errno set; `path` has room for `MAXPGPATH` bytes
-/// and is only used in messages. The server retries, or stops as after any failed fsync.
+/// in a critical section; may raise errors: as after any, the checkpoint fails, and the next one
+/// handles the request again (`sync_in_progress`). Returns 0, or -1 with errno set, if a sync has
+/// failed: then the server retries, or stops as after any failed fsync. `path` has room for
+/// `MAXPGPATH` bytes and is only used in messages, also after a success.
 pub(super) unsafe extern "C-unwind" fn mdsyncfiletag(
     tag: *const pg_sys::FileTag,
     path: *mut c_char,
@@ -30,12 +32,16 @@ pub(super) unsafe extern "C-unwind" fn mdsyncfiletag(
         let Some(scope) = compat::keystore_of_tag(&*tag) else {
             return MDSYNCFILETAG.get()(tag, path);
         };
-        pg_sys::panic::pgrx_extern_c_guard(|| match persist::settle(scope) {
-            Ok(()) => 0,
-            Err(failure) => {
-                write_path(path, &failure.file);
-                *libc::__errno_location() = failure.errno;
-                -1
+        pg_sys::panic::pgrx_extern_c_guard(|| {
+            write_path(path, &persist::path_of(scope));
+            match persist::settle(scope) {
+                Ok(()) => 0,
+                // The server would take it for a failed fsync, and stop.
+                Err(SyncFailure::Refused(report)) => report.raise(),
+                Err(SyncFailure::Unsettled { errno }) => {
+                    *libc::__errno_location() = errno;
+                    -1
+                }
             }
         })
     }

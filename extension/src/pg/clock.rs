@@ -5,6 +5,7 @@
 //! server starts. With a new measurement for each query, reported times could decrease.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
 
 /// Whether the counter may be used. Set in the postmaster, inherited by all other processes.
 static HAS_COUNTER: AtomicBool = AtomicBool::new(false);
@@ -31,6 +32,12 @@ fn read(clock: libc::clockid_t) -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
+/// Time since the system was started, also while it was suspended. Unlike the time of day it cannot
+/// be set; all processes have the same.
+pub(crate) fn since_boot() -> Duration {
+    Duration::from_nanos(read(libc::CLOCK_BOOTTIME))
+}
+
 /// CPU time of this process, nanoseconds.
 #[cfg(any(test, feature = "pg_test"))]
 pub(crate) fn cpu_time() -> u64 {
@@ -45,7 +52,7 @@ pub(crate) fn choose() -> f64 {
     }
     HAS_COUNTER.store(true, Relaxed);
     let (ticks, nanoseconds) = (counter::read(), monotonic());
-    std::thread::sleep(std::time::Duration::from_millis(10));
+    std::thread::sleep(Duration::from_millis(10));
     let (ticks, nanoseconds) = (counter::read() - ticks, monotonic() - nanoseconds);
     nanoseconds as f64 / 1e6 / ticks.max(1) as f64
 }

@@ -105,7 +105,18 @@ impl From<DirectoryError> for Report {
 
 impl From<RandomError> for Report {
     fn from(error: RandomError) -> Report {
-        internal(error.to_string())
+        Report::new(PgSqlErrorCode::ERRCODE_SYSTEM_ERROR, error.to_string())
+    }
+}
+
+/// The SQLSTATE of an error of the operating system, as in `errcode_for_file_access` (elog.c) where
+/// it is something that runs out.
+pub(crate) fn code_of(error: &std::io::Error) -> PgSqlErrorCode {
+    match error.raw_os_error() {
+        Some(libc::ENOSPC | libc::EDQUOT) => PgSqlErrorCode::ERRCODE_DISK_FULL,
+        Some(libc::EMFILE | libc::ENFILE) => PgSqlErrorCode::ERRCODE_INSUFFICIENT_RESOURCES,
+        Some(libc::ENOMEM) => PgSqlErrorCode::ERRCODE_OUT_OF_MEMORY,
+        _ => PgSqlErrorCode::ERRCODE_IO_ERROR,
     }
 }
 

@@ -24,7 +24,7 @@ use crate::pg::locks::KeystoreLock;
 use crate::pg::process::{self, ProcessLocal};
 use crate::pg::report::{Report, Result};
 use crate::pg::xact;
-use crate::pg::{catalog, wal};
+use crate::pg::{catalog, clock, wal};
 use crate::shmem;
 
 pub(crate) use pagevault_core::rekey::life::{Order, ShownState};
@@ -52,8 +52,9 @@ fn now() -> i64 {
     process::now_us() as i64
 }
 
+/// For delays: the time of day may be set. Never 0, which means that there is none.
 fn now_seconds() -> u32 {
-    (process::now_us() / 1_000_000) as u32
+    clock::since_boot().as_secs() as u32 + 1
 }
 
 /// State of the transaction that requested a job.

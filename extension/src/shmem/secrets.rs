@@ -8,6 +8,7 @@
 //! stops. Dirty pages must still be sealed, or no checkpoint could finish.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
+use std::time::Duration;
 
 use pagevault_cipher::KeyVersion;
 use pagevault_cipher::residue::without_trace;
@@ -38,12 +39,13 @@ shared_struct! {
         /// Cause of a revocation: index into [`CAUSES`].
         cause: AtomicU32,
         since: AtomicU64,
+        begun: AtomicU64,
         key: [AtomicU32; 8],
     }
 }
 
 /// Minimum number of slots: with the head at most 64 kB, which any process may lock in memory.
-const SLOTS: usize = 1023;
+const SLOTS: usize = 1022;
 const _: () = assert!(size_of::<Head>() + SLOTS * size_of::<Slot>() <= 64 << 10);
 /// Number of free slots at server start, at least.
 const GROWTH: usize = 256;
@@ -103,8 +105,10 @@ impl State {
 /// When and why a key was revoked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Revocation {
-    /// Microseconds since 1970.
+    /// Microseconds since 1970, for people: the system's clock may be set.
     pub(crate) since: u64,
+    /// The same moment on the clock that is never set (`clock::since_boot`).
+    pub(crate) begun: Duration,
     pub(crate) cause: ErrorClass,
 }
 
@@ -239,6 +243,7 @@ impl Secrets {
         for slot in self.unwrapped(scope) {
             slot.cause.store(cause as u32, Relaxed);
             slot.since.store(revocation.since, Relaxed);
+            slot.begun.store(revocation.begun.as_micros() as u64, Relaxed);
             slot.state.store(if refuse { REFUSED } else { REVOKED }, Release);
         }
         self.count();
@@ -266,6 +271,7 @@ impl Secrets {
         let cause = slot.cause.load(Relaxed) as usize;
         Some(Revocation {
             since: slot.since.load(Relaxed),
+            begun: Duration::from_micros(slot.begun.load(Relaxed)),
             cause: CAUSES.get(cause).copied().unwrap_or(ErrorClass::Internal),
         })
     }

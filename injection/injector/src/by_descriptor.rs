@@ -216,7 +216,6 @@ on_nothings! {
     mlock c"mlock" (start: *const c_void, length: size_t) -> c_int;
     madvise c"madvise" (start: *mut c_void, length: size_t, advice: c_int) -> c_int;
     memfd_create c"memfd_create" (name: *const c_char, flags: c_uint) -> c_int;
-    mprotect c"mprotect" (start: *mut c_void, length: size_t, protection: c_int) -> c_int;
     prctl c"prctl" (option: c_int, a: u64, b: u64, c: u64, d: u64) -> c_int;
     waitpid c"waitpid" (process: c_int, status: *mut c_int, options: c_int) -> c_int;
     socket c"socket" (domain: c_int, kind: c_int, protocol: c_int) -> c_int;

@@ -79,7 +79,7 @@ use crate::batch;
 use crate::error::{FormatError, Problem};
 use crate::record::Record;
 use crate::scope::Scope;
-use crate::storage::Storage;
+use crate::storage::{Storage, SyncError};
 
 /// First bytes of each log.
 pub const MAGIC: [u8; 8] = *b"pvkeys\r\n";
@@ -279,12 +279,15 @@ impl<'a, S: Storage> Log<'a, S> {
     }
 
     /// Makes the present contents of the log durable, without reading them: needs neither a lock
-    /// nor a current position. The error is [`LogError::Unsettled`], or [`LogError::Missing`] if
-    /// there is no log.
+    /// nor a current position. The error is [`LogError::Unsettled`]; or, if no sync was tried,
+    /// [`LogError::Missing`] if there is no log, and [`LogError::Io`].
     pub fn sync(&self) -> Result<(), LogError> {
-        self.storage.sync_data(&self.name).map_err(|source| match source.kind() {
-            io::ErrorKind::NotFound => LogError::Missing { name: self.name.clone() },
-            _ => self.unsettled("sync", source),
+        self.storage.sync_data(&self.name).map_err(|error| match error {
+            SyncError::Open(source) if source.kind() == io::ErrorKind::NotFound => {
+                LogError::Missing { name: self.name.clone() }
+            }
+            SyncError::Open(source) => self.failed("open", source),
+            SyncError::Sync(source) => self.unsettled("sync", source),
         })
     }
 
@@ -341,17 +344,19 @@ impl<'a, S: Storage> Log<'a, S> {
     fn make_durable(&mut self, added: u64) -> Result<(), LogError> {
         let synced = self.storage.sync_data(&self.name);
         let end = self.position.end;
-        let Err(source) = synced else {
+        let Err(error) = synced else {
             self.position.settled = end;
             return Ok(());
         };
         self.position.end -= added;
-        // The kernel reports a failure once and forgets what it could not write, which may be more
-        // than this batch.
-        if self.position.is_durable() {
-            Err(self.cut_off_append(self.position.end, "sync", source))
-        } else {
-            Err(self.unsettled("sync", source))
+        match error {
+            SyncError::Open(source) => Err(self.cut_off_append(self.position.end, "open", source)),
+            // The kernel reports a failure once and forgets what it could not write, which may be
+            // more than this batch.
+            SyncError::Sync(source) if self.position.is_durable() => {
+                Err(self.cut_off_append(self.position.end, "sync", source))
+            }
+            SyncError::Sync(source) => Err(self.unsettled("sync", source)),
         }
     }
 
@@ -419,8 +424,12 @@ impl<'a, S: Storage> Log<'a, S> {
             if !was_never_settled(&self.read(self.position.end, MAX_LOG)?, self.position.end) {
                 return Err(self.moved());
             }
+            // Truncating includes a sync. If that fails, what is to be settled may be lost, too.
             let cut = self.storage.truncate(&self.name, self.position.end);
-            return cut.map_err(|error| self.failed("truncate", error));
+            return cut.map_err(|error| match self.position.is_durable() {
+                true => self.failed("truncate", error),
+                false => self.unsettled("truncate", error),
+            });
         }
         if length < self.position.end { Err(self.moved()) } else { Ok(()) }
     }

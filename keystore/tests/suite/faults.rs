@@ -2,6 +2,7 @@
 //! was acknowledged as durable, and of the rest a clean prefix is found.
 
 use pagevault_keystore::log::{Log, LogError, Position, Trust};
+use pagevault_keystore::storage::Storage;
 use pagevault_keystore::{Lsn, Record};
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -229,6 +230,39 @@ fn a_kill_at_any_step_leaves_the_old_or_the_new_state() {
 #[test]
 fn a_failure_at_any_step_changes_nothing_or_is_reported() {
     assert!(enumerate(false) >= 120);
+}
+
+/// A process was killed while it appended. The next one cuts off what is left of that, under batches
+/// that are not settled yet. If the sync fails that this includes, they may be lost, and no later
+/// sync may settle them.
+#[test]
+fn a_sync_that_fails_while_remains_are_cut_off_settles_nothing() {
+    let mut failures = 0;
+    for step in 0..4 {
+        let storage = FaultyStorage::default();
+        let mut known = Known::default();
+        let staged = vec![data_key(1, 1, 1, 10), current(1, 1)];
+        apply(&storage, &Create(vec![current(2, 1)]), &mut known).unwrap();
+        apply(&storage, &Stage(staged.clone()), &mut known).unwrap();
+        storage.append("5.keys", known.position.unwrap().end, b"remains").unwrap();
+        storage.arm(Some(Fault { step, kill: false, done: 0 }));
+        let next = apply(&storage, &Stage(vec![plaintext(3, 1)]), &mut known);
+        storage.arm(None);
+        match next {
+            Ok(()) => {}
+            Err(LogError::Unsettled { .. }) => {
+                failures += 1;
+                continue;
+            }
+            Err(_) => failures += 1,
+        }
+        apply(&storage, &Sync, &mut known).unwrap();
+        for disk in storage.after_power_cut() {
+            let found = records(&disk).unwrap_or_default();
+            assert!(staged.iter().all(|record| found.contains(record)), "settled and lost");
+        }
+    }
+    assert!(failures >= 3, "only {failures} steps failed");
 }
 
 fn any_change() -> impl Strategy<Value = Change> {

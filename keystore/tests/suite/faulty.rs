@@ -12,7 +12,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 
-use pagevault_keystore::storage::Storage;
+use pagevault_keystore::storage::{Storage, SyncError};
 
 /// The fault at the chosen step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -364,10 +364,10 @@ impl Storage for FaultyStorage {
         disk.fsync_directory()
     }
 
-    fn sync_data(&self, name: &str) -> io::Result<()> {
+    fn sync_data(&self, name: &str) -> Result<(), SyncError> {
         let mut disk = self.disk.borrow_mut();
-        let inode = disk.inode(name)?;
-        disk.fsync(inode)
+        let inode = disk.inode(name).map_err(SyncError::Open)?;
+        disk.fsync(inode).map_err(SyncError::Sync)
     }
 
     fn sync(&self, name: &str) -> io::Result<()> {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::io;
 
 use pagevault_keystore::batch;
-use pagevault_keystore::storage::Storage;
+use pagevault_keystore::storage::{Storage, SyncError};
 
 /// Files of the keystore.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
@@ -142,11 +142,11 @@ impl Storage for Mounted {
         Ok(())
     }
 
-    fn sync_data(&self, name: &str) -> io::Result<()> {
-        self.change(name, |file| file.durable = file.now.len())
+    fn sync_data(&self, name: &str) -> Result<(), SyncError> {
+        self.sync(name).map_err(SyncError::Open)
     }
 
     fn sync(&self, name: &str) -> io::Result<()> {
-        self.sync_data(name)
+        self.change(name, |file| file.durable = file.now.len())
     }
 }

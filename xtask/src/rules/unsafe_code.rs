@@ -11,6 +11,7 @@ const FENCES: &[&str] = &[
     "interpose",
     "preload",
     "powercut/recorder",
+    "injection/injector",
     "extension/src/pg",
     "extension/src/hooks",
     // calls of functions for CPU features that were just detected

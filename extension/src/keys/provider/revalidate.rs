@@ -25,7 +25,7 @@ use super::unlock;
 use crate::keys::store::persist;
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result};
-use crate::pg::{guc, process};
+use crate::pg::{clock, guc, process};
 use crate::shmem;
 use crate::shmem::secrets::{Revocation, State as KeyState};
 
@@ -191,11 +191,13 @@ fn revoke(asked: &KeyInQuestion<'_>, cause: ErrorClass) -> Result<Option<(Revoca
     if state.current_database_key(asked.scope) != Some((asked.version, asked.record)) {
         return Ok(None);
     }
-    let now = process::now_us();
-    let since = secrets.revocation(asked.scope).map_or(now, |earlier| earlier.since);
-    let grace = guc::revoked_key_grace().as_micros() as u64;
-    let refuse = guc::locks_revoked_keys() && now.saturating_sub(since) >= grace;
-    let revocation = Revocation { since, cause };
+    let now = clock::since_boot();
+    let (since, begun) = secrets
+        .revocation(asked.scope)
+        .map_or_else(|| (process::now_us(), now), |earlier| (earlier.since, earlier.begun));
+    let refuse =
+        guc::locks_revoked_keys() && now.saturating_sub(begun) >= guc::revoked_key_grace();
+    let revocation = Revocation { since, begun, cause };
     let before = (secrets.revocation(asked.scope).is_some(), secrets.is_refused(asked.scope));
     secrets.revoke(asked.scope, revocation, refuse);
     drop(lock);

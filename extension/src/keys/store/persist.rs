@@ -24,7 +24,7 @@ use pgrx::prelude::PgLogLevel;
 
 use super::directory;
 use crate::pg::locks::{KeystoreLock, ServerLock};
-use crate::pg::report::{Report, Result, internal};
+use crate::pg::report::{Report, Result, code_of, internal};
 use crate::pg::{checkpoint, critical, process, wal};
 use crate::shmem::{self, control, secrets};
 use crate::{fault, keystore_dir};
@@ -92,10 +92,13 @@ pub(crate) fn has_keys_of(database: Scope) -> Result<bool> {
 /// (PANIC).
 pub(crate) fn keystore_failure(error: &LogError) -> Report {
     let report = match error {
-        LogError::Io { .. } => Report::new(PgSqlErrorCode::ERRCODE_IO_ERROR, format!("{error}"))
-            .detail("Nothing was changed."),
-        LogError::Unsettled { .. } => {
+        LogError::Io { source, .. } => {
+            Report::new(code_of(source), format!("{error}")).detail("Nothing was changed.")
+        }
+        LogError::Unsettled { source, .. } => {
             Report::new(PgSqlErrorCode::ERRCODE_IO_ERROR, format!("{error}"))
+                .detail(format!("The disk may not hold what was written to it ({source}). WAL does."))
+                .hint("Check the disk. The server restarts, and takes the keys from WAL.")
         }
         LogError::Format { error: FormatError { problem, .. }, .. }
             if problem.is_of_later_version() =>
@@ -228,7 +231,9 @@ pub(crate) fn settle_now(_lock: &KeystoreLock, scope: Scope) {
             .map_err(|_| internal("a key file has lost its place".to_owned()))
     };
     if let Err(report) = settle() {
-        report.send(PgLogLevel::PANIC);
+        report
+            .detail("The change is in WAL, and the key file could not take it in. The server restarts, and takes it from WAL.")
+            .send(PgLogLevel::PANIC);
     }
 }
 
@@ -316,26 +321,30 @@ pub(crate) fn recovery_needs_room(what: &str) -> Report {
         .hint("Start the server again: at its start it reserves more room than is in use.")
 }
 
-/// Why a log could not be made durable, for the server's sync handler.
-pub(crate) struct SyncFailure {
-    pub(crate) file: String,
-    pub(crate) errno: i32,
+/// Why a log could not be settled, for the server's sync handler.
+pub(crate) enum SyncFailure {
+    /// As after a failed fsync: it is unknown what is durable.
+    Unsettled { errno: i32 },
+    /// Nothing was changed. It can be tried again.
+    Refused(Report),
+}
+
+/// The path of a log in messages.
+pub(crate) fn path_of(scope: Scope) -> String {
+    format!("{}/{}", keystore_dir::NAME, log::file_name(scope))
 }
 
 /// Settles the log of a scope; for the checkpointer.
 pub(crate) fn settle(scope: Scope) -> std::result::Result<(), SyncFailure> {
     let failed = |error: LogError| {
         let errno = match &error {
-            LogError::Io { source, .. } | LogError::Unsettled { source, .. } => {
-                source.raw_os_error()
-            }
+            LogError::Io { .. } => return SyncFailure::Refused(keystore_failure(&error)),
+            LogError::Unsettled { source, .. } => source.raw_os_error(),
             _ => None,
         };
-        let file = format!("{}/{}", keystore_dir::NAME, log::file_name(scope));
-        SyncFailure { file, errno: errno.unwrap_or(libc::EIO) }
+        SyncFailure::Unsettled { errno: errno.unwrap_or(libc::EIO) }
     };
-    let unavailable =
-        |_: Report| SyncFailure { file: keystore_dir::NAME.to_owned(), errno: libc::EIO };
+    let unavailable = SyncFailure::Refused;
     let control = &shmem::required().map_err(unavailable)?.control;
     let storage = keystore_dir::storage().map_err(unavailable)?;
     let (position, logged) = {

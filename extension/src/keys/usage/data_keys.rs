@@ -1,7 +1,7 @@
 //! Data keys: creating them, wrapping and rewrapping them with database keys.
 
 use pagevault_cipher::residue::without_trace;
-use pagevault_cipher::wrap::{self, WrapKey};
+use pagevault_cipher::wrap::{self, WrapError, WrapKey};
 use pagevault_cipher::{CipherId, DataKey, DataKeyVersion, KeyVersion, Lsn};
 use pagevault_keystore::record::MAX_WRAPPED_DATA_KEY;
 use pagevault_keystore::rel_file::Phase;
@@ -69,9 +69,10 @@ pub(crate) fn wrap_data_key(
 ) -> Result<Vec<u8>> {
     let mut wrapped = vec![0; key.expose().len() + wrap::OVERHEAD];
     let aad = data_key_aad(file, version, key.cipher() as u8);
-    let proven = wrap::wrap(wrap_key, &aad, key.expose(), &mut wrapped)
-        .ok()
-        .and_then(|_| cache::open_data_key(wrap_key, file, version, key.cipher(), &wrapped))
+    if let Err(WrapError::Random(error)) = wrap::wrap(wrap_key, &aad, key.expose(), &mut wrapped) {
+        return Err(error.into());
+    }
+    let proven = cache::open_data_key(wrap_key, file, version, key.cipher(), &wrapped)
         .is_some_and(|again| again.is_same(key));
     if proven { Ok(wrapped) } else { Err(internal("a data key could not be wrapped".into())) }
 }
