@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context, Result, bail, ensure};
 use pagevault_tests::StopMode;
+use postgres::Client;
+use rustix::process::Pid;
 
 use crate::catalogue::{During, Scenario};
 use crate::injector::{Fault, Injection};
@@ -72,12 +74,13 @@ pub enum Outcome {
 }
 
 /// A scenario on a server of its own.
-#[derive(Debug)]
 pub struct Campaign {
     scenario: &'static Scenario,
     documented: Documented,
     server: Server,
     rounds: u32,
+    /// A session whose process will be killed.
+    victim: Option<(Client, Pid)>,
     /// Messages that are not in order, without numbers: each is reported once.
     reported: BTreeSet<String>,
 }
@@ -90,7 +93,7 @@ impl Campaign {
     pub fn new(scenario: &'static Scenario) -> Result<Campaign> {
         let documented = Documented::read()?;
         let server = Server::start(scenario.keys, scenario.conf)?;
-        Ok(Campaign { scenario, documented, server, rounds: 0, reported: BTreeSet::new() })
+        Ok(Campaign { scenario, documented, server, rounds: 0, victim: None, reported: BTreeSet::new() })
     }
 
     /// The calls of the scenario, by name.
@@ -168,6 +171,8 @@ impl Campaign {
         if matches!(ending, Ending::Done) {
             self.holds()?;
         }
+        let panicked =
+            self.server.cluster.log().get(from..).is_some_and(|log| log.contains(" PANIC:  "));
         let encrypted = self.scenario.keys;
         judge::contents(&self.server, encrypted).context("afterwards")?;
         self.again().context("the same without errors")?;
@@ -189,7 +194,7 @@ impl Campaign {
         }
         Ok(match ending {
             _ if fired == 0 => Outcome::NotReached,
-            _ if restarted => Outcome::Stopped,
+            _ if restarted || panicked => Outcome::Stopped,
             Ending::Done => Outcome::Succeeded,
             Ending::Refused(_) => Outcome::Refused,
             Ending::Lost(_) => Outcome::Stopped,
@@ -202,11 +207,15 @@ impl Campaign {
         match self.scenario.during {
             During::Start => self.server.cluster.stop(StopMode::Fast),
             During::Recovery => self.server.cluster.kill(),
-            During::Statement | During::Stop | During::Crash => Ok(()),
+            During::Crash => {
+                self.victim = Some(self.server.session()?);
+                Ok(())
+            }
+            During::Statement | During::Stop => Ok(()),
         }
     }
 
-    fn act(&self) -> Result<Ending> {
+    fn act(&mut self) -> Result<Ending> {
         let server = &self.server;
         let ended = |result: Result<()>| match result {
             Ok(()) => Ok(Ending::Done),
@@ -216,15 +225,10 @@ impl Campaign {
             During::Statement => server.run(self.scenario.sql),
             During::Stop => ended(server.cluster.stop(StopMode::Fast)),
             During::Start | During::Recovery => ended(server.cluster.start_server()),
-            During::Crash => {
-                server.crash_backend()?;
-                let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
-                while !server.is_down() && server.cluster.text("SELECT 1").is_err() {
-                    ensure!(std::time::Instant::now() < deadline, "the crash restart hangs");
-                    std::thread::sleep(std::time::Duration::from_millis(30));
-                }
-                Ok(Ending::Done)
-            }
+            During::Crash => match self.victim.take() {
+                Some(victim) => ended(server.crash(victim)),
+                None => bail!("nobody to kill"),
+            },
         }
     }
 

@@ -45,7 +45,9 @@ pub(crate) fn contents(server: &Server, encrypted: bool) -> Result<()> {
 pub(crate) fn log(server: &Server, documented: &Documented, from: usize) -> Result<Vec<String>> {
     let log = server.cluster.log();
     let log = log.get(from..).unwrap_or_default();
-    let complaints = of_log(log).filter_map(|message| documented.judge(&message).err());
+    let directory = server.cluster.directory().display().to_string();
+    let complaints =
+        of_log(log).filter_map(|message| documented.judge(&message, &directory).err());
     let complaints = complaints.map(|error| error.to_string()).collect();
     ensure!(!log.contains("panicked at"), "a panic of Rust");
     ensure!(!log.contains("was terminated by signal 11"), "a segmentation fault");

@@ -4,8 +4,9 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use pagevault_tests::cluster::run_sql;
+use pagevault_tests::cluster::{run_sql, text};
 use pagevault_tests::{Cluster, KeyFile, Settings, SqlError, StopMode, process};
+use postgres::Client;
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
 use crate::injector::Injector;
@@ -70,7 +71,7 @@ impl Server {
         {
             settings = settings.conf(line);
         }
-        let mut cluster = Cluster::create(&settings.wal_segment_size(1))?;
+        let mut cluster = Cluster::create(&settings)?;
         let keys = cluster.key_file("keys", "main")?;
         let injector = Injector::under(&mut cluster, keys.path())?;
         cluster.keep_quiet();
@@ -160,14 +161,23 @@ impl Server {
         }
     }
 
-    /// Kills a backend, so that the server restarts itself.
-    pub(crate) fn crash_backend(&self) -> Result<()> {
+    /// A session, and the process that serves it.
+    pub(crate) fn session(&self) -> Result<(Client, Pid)> {
         let mut client = self.cluster.client()?;
-        let pid = pagevault_tests::cluster::text(&mut client, "SELECT pg_backend_pid()")?;
-        let pid = Pid::from_raw(pid.parse()?).context("a process")?;
+        let pid = text(&mut client, "SELECT pg_backend_pid()")?;
+        Ok((client, Pid::from_raw(pid.parse()?).context("a process")?))
+    }
+
+    /// Kills a process of the server, and waits until that has restarted itself or ended.
+    pub(crate) fn crash(&self, (mut client, pid): (Client, Pid)) -> Result<()> {
         kill_process(pid, Signal::KILL)?;
-        // Until the postmaster notices, the session is there.
-        let _ = run_sql(&mut client, "SELECT pg_sleep(1)");
+        // Ends with the process.
+        let _ = run_sql(&mut client, "SELECT pg_sleep(5)");
+        let deadline = Instant::now() + PATIENCE;
+        while !self.is_down() && self.cluster.text("SELECT 1").is_err() {
+            ensure!(Instant::now() < deadline, "the restart after a crash hangs");
+            std::thread::sleep(Duration::from_millis(30));
+        }
         Ok(())
     }
 
