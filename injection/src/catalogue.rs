@@ -94,6 +94,7 @@ pub const ALL: &[Scenario] = &[
     Scenario {
         name: "rotate-wal-key",
         conf: WAL,
+        before: "DELETE FROM t WHERE id >= 10000",
         sql: "SELECT pagevault.rotate_wal_key();; INSERT INTO t SELECT 10000, 1, 'x';; DELETE FROM t WHERE id = 10000",
         ..STATEMENT
     },
@@ -132,6 +133,7 @@ pub const ALL: &[Scenario] = &[
     Scenario {
         name: "wal",
         conf: WAL,
+        before: "DELETE FROM t WHERE id >= 10000",
         sql: "INSERT INTO t SELECT i, 1, repeat('x', 1000) FROM generate_series(10000, 10500) i;; SELECT pg_switch_wal();; DELETE FROM t WHERE id >= 10000;; CHECKPOINT",
         ..STATEMENT
     },
@@ -142,7 +144,7 @@ pub const ALL: &[Scenario] = &[
     },
     Scenario {
         name: "move",
-        before: "SELECT pagevault.set_cluster_master_key('local', 'main');; SELECT pagevault.drop_provider(name) FROM pagevault.providers WHERE name = 'other'",
+        before: "SELECT pagevault.set_cluster_master_key('local', 'main');; SELECT pagevault.drop_provider(provider) FROM pagevault.providers WHERE provider = 'other'",
         sql: "SELECT pagevault.add_provider('other', 'file', '{\"path\": \"DIRECTORY/keys\"}');; SELECT pagevault.set_cluster_master_key('other', 'main')",
         ..STATEMENT
     },

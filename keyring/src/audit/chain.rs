@@ -231,10 +231,7 @@ impl<'a> Chain<'a> {
         for (run, seq) in good.keys() {
             runs.entry(*run).or_default().push(*seq);
         }
-        // Before the oldest line there may be others, in files that were not given.
-        let time = |(number, link)| Some((&self.claim(number, link)?.time, number.0));
-        let first = good.iter().filter_map(|(number, link)| time((*number, link))).min();
-        let first = first.map(|(_, run)| run);
+        let first = self.first(good, &runs);
         // The last line of each run, according to the following run.
         let mut ends: BTreeMap<Run, u64> = BTreeMap::new();
         for (&run, seqs) in &runs {
@@ -287,6 +284,23 @@ impl<'a> Chain<'a> {
                 self.findings.push(Finding::Missing { run, from, to: end });
             }
         }
+    }
+
+    /// The oldest run: before it there may be others, in files that were not given. It continues
+    /// none of those that were. Only if this is true of several runs, their times decide: clocks may
+    /// be set back.
+    fn first(
+        &self,
+        good: &BTreeMap<Number, Link>,
+        runs: &BTreeMap<Run, Vec<u64>>,
+    ) -> Option<Run> {
+        let oldest = runs.iter().filter_map(|(run, seqs)| {
+            let number = (*run, *seqs.first()?);
+            let claim = self.claim(number, good.get(&number)?)?;
+            let continues = claim.previous.is_some_and(|(before, _)| runs.contains_key(&before));
+            (!continues).then_some((&claim.time, *run))
+        });
+        oldest.min().map(|(_, run)| run)
     }
 
     /// Lines of one run must be in the order in which they were written; a line may occur twice.

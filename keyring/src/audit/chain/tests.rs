@@ -96,6 +96,24 @@ fn a_missing_run_is_found() {
     assert!(verdict(&lines).findings.contains(&Finding::Unconnected { run: [4; 16] }));
 }
 
+/// Times are the numbers of runs.
+#[test]
+fn a_clock_that_was_set_back_is_no_gap() {
+    let (mut lines, first) = run(9, None, &[1, 1]);
+    let (second, end) = run(2, Some(&first), &[1, 1]);
+    lines.extend(second);
+    lines.extend(run(5, Some(&end), &[1]).0);
+    let whole = verdict(&lines);
+    assert_eq!((whole.findings, whole.notes), (vec![], vec![]));
+    // Without its beginning.
+    let rest = verdict(&lines[1..]);
+    assert_eq!(rest.findings, []);
+    assert_eq!(rest.notes, [Note::Begins { run: [9; 16], seq: 2 }]);
+    // Another gap is still one.
+    lines.drain(2..4);
+    assert_eq!(verdict(&lines).findings.len(), 1);
+}
+
 #[test]
 fn changed_and_invented_lines_are_found() {
     for at in 0..trail().len() {
