@@ -18,10 +18,7 @@ pub(crate) fn path() -> PathBuf {
 /// The keystore's files.
 pub(crate) fn storage() -> Result<FileStorage> {
     FileStorage::new(&path()).map_err(|e| {
-        Report::new(
-            code_of(&e),
-            format!("could not open keystore directory \"{NAME}\": {e}"),
-        )
-        .detail("Nothing was changed.")
+        Report::new(code_of(&e), format!("could not open keystore directory \"{NAME}\": {e}"))
+            .detail("Nothing was changed.")
     })
 }

@@ -27,9 +27,7 @@ fn faults(function: &str) -> &'static [Fault] {
         "stat" => &[Fails(EIO), Fails(EACCES)],
         "readdir" | "fstat" | "lseek" | "close" => &[Fails(EIO)],
         "read" => &[Fails(EIO), Fails(EINTR), Short],
-        "write" => {
-            &[Fails(EIO), Fails(ENOSPC), Fails(EINTR), Short, FailsFromThere(ENOSPC)]
-        }
+        "write" => &[Fails(EIO), Fails(ENOSPC), Fails(EINTR), Short, FailsFromThere(ENOSPC)],
         "fsync" => &[Fails(EIO), Fails(ENOSPC), Fails(EINTR), FailsFromThere(EIO)],
         "ftruncate" | "truncate" => &[Fails(EIO), Fails(ENOSPC), FailsFromThere(EIO)],
         "fallocate" => &[Fails(ENOSPC), Fails(EIO)],
@@ -93,7 +91,14 @@ impl Campaign {
     pub fn new(scenario: &'static Scenario) -> Result<Campaign> {
         let documented = Documented::read()?;
         let server = Server::start(scenario.keys, scenario.conf)?;
-        Ok(Campaign { scenario, documented, server, rounds: 0, victim: None, reported: BTreeSet::new() })
+        Ok(Campaign {
+            scenario,
+            documented,
+            server,
+            rounds: 0,
+            victim: None,
+            reported: BTreeSet::new(),
+        })
     }
 
     /// The calls of the scenario, by name.

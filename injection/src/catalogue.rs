@@ -48,7 +48,8 @@ const STATEMENT: Scenario = Scenario {
 
 const WAL: &[&str] = &[ENCRYPTED_WAL];
 
-const ENCRYPTED_T: &str = "SELECT bool_and(state IN ('encrypted', 'empty')) FROM pagevault.verify('t')";
+const ENCRYPTED_T: &str =
+    "SELECT bool_and(state IN ('encrypted', 'empty')) FROM pagevault.verify('t')";
 
 /// All of them.
 pub const ALL: &[Scenario] = &[

@@ -201,7 +201,8 @@ impl Injector {
 fn built() -> Result<PathBuf> {
     let program = std::env::current_exe()?;
     let found = program.ancestors().skip(1).map(|directory| directory.join(LIBRARY));
-    found.clone().find(|path| path.exists()).with_context(|| {
-        format!("{LIBRARY} is not there: cargo build -p pagevault-injector")
-    })
+    found
+        .clone()
+        .find(|path| path.exists())
+        .with_context(|| format!("{LIBRARY} is not there: cargo build -p pagevault-injector"))
 }

@@ -24,7 +24,10 @@ pub(crate) fn contents(server: &Server, encrypted: bool) -> Result<()> {
         );
         let found = text(&mut client, &query)?;
         ensure!(found == format!("{n} {sum}"), "ledger: {found} instead of {n} {sum} ({how})");
-        let found = text(&mut client, "SELECT count(*) || ' ' || sum(v) FROM t WHERE id BETWEEN 1 AND 2000")?;
+        let found = text(
+            &mut client,
+            "SELECT count(*) || ' ' || sum(v) FROM t WHERE id BETWEEN 1 AND 2000",
+        )?;
         ensure!(found == "2000 2000", "t: {found} ({how})");
     }
     if !encrypted {
@@ -46,8 +49,7 @@ pub(crate) fn log(server: &Server, documented: &Documented, from: usize) -> Resu
     let log = server.cluster.log();
     let log = log.get(from..).unwrap_or_default();
     let directory = server.cluster.directory().display().to_string();
-    let complaints =
-        of_log(log).filter_map(|message| documented.judge(&message, &directory).err());
+    let complaints = of_log(log).filter_map(|message| documented.judge(&message, &directory).err());
     let complaints = complaints.map(|error| error.to_string()).collect();
     ensure!(!log.contains("panicked at"), "a panic of Rust");
     ensure!(!log.contains("was terminated by signal 11"), "a segmentation fault");

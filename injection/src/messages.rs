@@ -28,10 +28,10 @@ pub(crate) fn of_log(log: &str) -> impl Iterator<Item = Message<'_>> {
 
 /// What PostgreSQL says of the operating system, and of processes that end with the server.
 const CLASSES: &[&str] = &[
-    "58", // of the system
-    "53", // of resources
+    "58",  // of the system
+    "53",  // of resources
     "57P", // shutdown and crash
-    "08", // connections
+    "08",  // connections
 ];
 
 /// What PostgreSQL says without such a code, or with that of an internal error.

@@ -190,7 +190,7 @@ impl Server {
 /// A dead process that nobody has reaped is a zombie.
 fn is_alive(pid: Pid) -> bool {
     let stat = format!("/proc/{}/stat", pid.as_raw_nonzero());
-    let is_zombie =
-        std::fs::read_to_string(stat).is_ok_and(|stat| stat.contains(") Z ") || stat.contains(") X "));
+    let is_zombie = std::fs::read_to_string(stat)
+        .is_ok_and(|stat| stat.contains(") Z ") || stat.contains(") X "));
     test_kill_process(pid).is_ok() && !is_zombie
 }

@@ -16,7 +16,11 @@ fn each(scenario: &str, expected: &[(&str, u32, &str, Outcome)]) -> Result<()> {
         let found = campaign
             .inject(&injection)
             .map_err(|error| anyhow::anyhow!("{repeat}: {error:#}\n{}", campaign.log()))?;
-        ensure!(found == *outcome, "{repeat}: {found:?} instead of {outcome:?}\n{}", campaign.log());
+        ensure!(
+            found == *outcome,
+            "{repeat}: {found:?} instead of {outcome:?}\n{}",
+            campaign.log()
+        );
     }
     Ok(())
 }
@@ -101,7 +105,7 @@ fn a_start_succeeds_or_ends_with_a_message() -> Result<()> {
 
 const STATE: &str = "SELECT string_agg(DISTINCT state, ' ') FROM pagevault.database_keys";
 
-/// The time for which a key has been revoked is not that of the clock on the wall, which may be set.
+/// The time for which a key has been revoked is not the time of day, which may be set.
 #[test]
 fn a_clock_that_is_set_back_gives_no_revoked_key_back() -> Result<()> {
     let settings = Settings::default()

@@ -19,7 +19,7 @@ pub(crate) struct Orders {
 
 // SAFETY: all access to the mapping is atomic, and it is never unmapped.
 unsafe impl Sync for Orders {}
-// SAFETY: as above; no thread owns it.
+// SAFETY: the mapping belongs to the process; no thread owns it.
 unsafe impl Send for Orders {}
 
 static ORDERS: OnceLock<Orders> = OnceLock::new();
@@ -31,19 +31,19 @@ impl Orders {
     }
 
     pub(crate) fn name(&self) -> &AtomicU64 {
-        // SAFETY: as above.
+        // SAFETY: the layout has an aligned number of 64 bits there, within the mapping.
         unsafe { &*self.start.add(at::NAME).cast() }
     }
 
     pub(crate) fn jump(&self) -> &AtomicI64 {
-        // SAFETY: as above.
+        // SAFETY: the layout has an aligned, signed number of 64 bits there, within the mapping.
         unsafe { &*self.start.add(at::JUMP).cast() }
     }
 
     /// Room for a call.
     pub(crate) fn entry(&self, number: usize) -> Option<&[AtomicU8]> {
         let at = at::LIST + number * order::ENTRY;
-        // SAFETY: as above; bytes may be shared as atomic ones.
+        // SAFETY: there is room for so many entries; bytes may be shared as atomic ones.
         (number < order::ROOM)
             .then(|| unsafe { std::slice::from_raw_parts(self.start.add(at).cast(), order::ENTRY) })
     }

@@ -112,7 +112,7 @@ macro_rules! seeks {
                 fails(cause);
                 return -1;
             }
-            // SAFETY: numbers only, handed on.
+            // SAFETY: the call takes three numbers, and no memory of the program.
             unsafe { next!($symbol as (c_int, off_t, c_int) -> off_t, fd, to, whence) }
         }
     )* };
@@ -145,7 +145,7 @@ macro_rules! reserves {
             if let Fate::Failed(cause) = on_descriptor("fallocate", fd) {
                 return cause;
             }
-            // SAFETY: numbers only, handed on.
+            // SAFETY: the call takes a descriptor and a range, and no memory of the program.
             unsafe { next!($symbol as (c_int, off_t, off_t) -> c_int, fd, at, length) }
         }
     )* };
@@ -224,7 +224,12 @@ on_nothings! {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn mmap(
-    at: *mut c_void, length: size_t, protection: c_int, flags: c_int, fd: c_int, offset: off_t,
+    at: *mut c_void,
+    length: size_t,
+    protection: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: off_t,
 ) -> *mut c_void {
     if let Fate::Failed(cause) = on_nothing("mmap") {
         fails(cause);
@@ -274,8 +279,7 @@ unsafe extern "C" fn poll(list: *mut libc::pollfd, count: libc::nfds_t, wait: c_
 unsafe extern "C" fn clock_gettime(clock: libc::clockid_t, to: *mut timespec) -> c_int {
     // SAFETY: the program has room for the time there; handed on.
     unsafe {
-        let done =
-            next!(c"clock_gettime" as (libc::clockid_t, *mut timespec) -> c_int, clock, to);
+        let done = next!(c"clock_gettime" as (libc::clockid_t, *mut timespec) -> c_int, clock, to);
         if done == 0 && clock == libc::CLOCK_REALTIME {
             (*to).tv_sec += shift();
         }

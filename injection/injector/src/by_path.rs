@@ -17,7 +17,7 @@ const HERE: c_int = libc::AT_FDCWD;
 /// `path` is a C string.
 unsafe fn opened(fd: c_int, directory: c_int, path: *const c_char) -> c_int {
     if fd >= 0 {
-        // SAFETY: the caller says so.
+        // SAFETY: `path` is a C string, by the contract of this function.
         let name = names::of_path(directory, unsafe { CStr::from_ptr(path) });
         descriptors::opened(fd, name.as_ref().map(names::Name::bytes));
     }
@@ -27,7 +27,7 @@ unsafe fn opened(fd: c_int, directory: c_int, path: *const c_char) -> c_int {
 /// # Safety
 /// `path` is a C string.
 unsafe fn fate(function: &str, directory: c_int, path: *const c_char) -> Fate {
-    // SAFETY: the caller says so.
+    // SAFETY: `path` is a C string, as the one who calls this says; it stays during the call.
     on_path(function, directory, unsafe { CStr::from_ptr(path) })
 }
 
@@ -43,7 +43,10 @@ macro_rules! opens {
                     fails(cause);
                     return -1;
                 }
-                let fd = next!($symbol as (*const c_char, c_int, mode_t) -> c_int, path, flags, mode);
+                let fd = next!(
+                    $symbol as (*const c_char, c_int, mode_t) -> c_int,
+                    path, flags, mode,
+                );
                 opened(fd, HERE, path)
             }
         }
@@ -93,7 +96,8 @@ unsafe extern "C" fn opendir(path: *const c_char) -> *mut libc::DIR {
 /// Calls with one path, that answer -1 when they fail.
 macro_rules! on_paths {
     ($($name:ident $symbol:literal as $function:literal
-        ($($before:ident: $of_before:ty,)* [$at:expr, $path:ident] $(, $after:ident: $of_after:ty)*);)*
+        ($($before:ident: $of_before:ty,)* [$at:expr, $path:ident]
+            $(, $after:ident: $of_after:ty)*);)*
     ) => { $(
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name(

@@ -25,7 +25,8 @@ fn active() -> Option<&'static Orders> {
 /// Of a call on a path.
 pub(crate) fn on_path(function: &str, directory: c_int, path: &CStr) -> Fate {
     let Some(orders) = active() else { return Fate::Made };
-    names::of_path(directory, path).map_or(Fate::Made, |path| decide(orders, function, path.bytes()))
+    names::of_path(directory, path)
+        .map_or(Fate::Made, |path| decide(orders, function, path.bytes()))
 }
 
 /// Of a call on a descriptor.

@@ -13,9 +13,9 @@ struct Slot {
     name: [AtomicU8; LONGEST],
 }
 
-static SLOTS: [Slot; DESCRIPTORS] = [const {
-    Slot { length: AtomicU8::new(0), name: [const { AtomicU8::new(0) }; LONGEST] }
-}; DESCRIPTORS];
+static SLOTS: [Slot; DESCRIPTORS] =
+    [const { Slot { length: AtomicU8::new(0), name: [const { AtomicU8::new(0) }; LONGEST] } };
+        DESCRIPTORS];
 
 fn slot(fd: c_int) -> Option<&'static Slot> {
     SLOTS.get(usize::try_from(fd).ok()?)

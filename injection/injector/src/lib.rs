@@ -8,8 +8,8 @@
 //! ```
 //!
 //! Calls are named by function, path and process, and counted over all processes. Only those on
-//! files that concern pagevault have names; all others go through. Syncs of files with a name do not
-//! reach the disk: nobody asks for what they are good for.
+//! files that concern pagevault have names; all others go through. Syncs of files with a name do
+//! not reach the disk: no test here cuts the power.
 
 mod begin;
 mod by_descriptor;

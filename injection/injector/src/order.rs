@@ -1,5 +1,5 @@
-//! The file by which a test gives orders to the processes of a server, and in which these write down
-//! their calls. Every process maps it. Numbers are little-endian.
+//! The file by which a test gives orders to the processes of a server, and in which these write
+//! down their calls. Every process maps it. Numbers are little-endian.
 //!
 //! ```text
 //!    0  mode      u32, what to do; written last

@@ -231,7 +231,7 @@ impl<'a> Chain<'a> {
         for (run, seq) in good.keys() {
             runs.entry(*run).or_default().push(*seq);
         }
-        let first = self.first(good, &runs);
+        let first = self.oldest_run(good, &runs);
         // The last line of each run, according to the following run.
         let mut ends: BTreeMap<Run, u64> = BTreeMap::new();
         for (&run, seqs) in &runs {
@@ -289,7 +289,7 @@ impl<'a> Chain<'a> {
     /// The oldest run: before it there may be others, in files that were not given. It continues
     /// none of those that were. Only if this is true of several runs, their times decide: clocks may
     /// be set back.
-    fn first(
+    fn oldest_run(
         &self,
         good: &BTreeMap<Number, Link>,
         runs: &BTreeMap<Run, Vec<u64>>,

@@ -232,9 +232,9 @@ fn a_failure_at_any_step_changes_nothing_or_is_reported() {
     assert!(enumerate(false) >= 120);
 }
 
-/// A process was killed while it appended. The next one cuts off what is left of that, under batches
-/// that are not settled yet. If the sync fails that this includes, they may be lost, and no later
-/// sync may settle them.
+/// A process was killed while it appended. The next one cuts off what is left of that, behind
+/// batches that are not settled yet. If the sync fails that this includes, they may be lost, and no
+/// later sync may settle them.
 #[test]
 fn a_sync_that_fails_while_remains_are_cut_off_settles_nothing() {
     let mut failures = 0;

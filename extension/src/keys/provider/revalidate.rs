@@ -195,8 +195,7 @@ fn revoke(asked: &KeyInQuestion<'_>, cause: ErrorClass) -> Result<Option<(Revoca
     let (since, begun) = secrets
         .revocation(asked.scope)
         .map_or_else(|| (process::now_us(), now), |earlier| (earlier.since, earlier.begun));
-    let refuse =
-        guc::locks_revoked_keys() && now.saturating_sub(begun) >= guc::revoked_key_grace();
+    let refuse = guc::locks_revoked_keys() && now.saturating_sub(begun) >= guc::revoked_key_grace();
     let revocation = Revocation { since, begun, cause };
     let before = (secrets.revocation(asked.scope).is_some(), secrets.is_refused(asked.scope));
     secrets.revoke(asked.scope, revocation, refuse);

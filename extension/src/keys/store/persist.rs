@@ -97,7 +97,7 @@ pub(crate) fn keystore_failure(error: &LogError) -> Report {
         }
         LogError::Unsettled { source, .. } => {
             Report::new(PgSqlErrorCode::ERRCODE_IO_ERROR, format!("{error}"))
-                .detail(format!("The disk may not hold what was written to it ({source}). WAL does."))
+                .detail(format!("The disk may have lost what was written ({source}). WAL has it."))
                 .hint("Check the disk. The server restarts, and takes the keys from WAL.")
         }
         LogError::Format { error: FormatError { problem, .. }, .. }
