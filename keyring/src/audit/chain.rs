@@ -287,8 +287,8 @@ impl<'a> Chain<'a> {
     }
 
     /// The oldest run: before it there may be others, in files that were not given. It continues
-    /// none of those that were. Only if this is true of several runs, their times decide: clocks may
-    /// be set back.
+    /// none of those that were. Only if this is true of several runs, their times decide, because
+    /// clocks may be set back.
     fn oldest_run(
         &self,
         good: &BTreeMap<Number, Link>,
