@@ -56,6 +56,8 @@ const STOCK: &[&str] = &[
     "checkpoint request failed",
     "could not locate a valid checkpoint record",
     "could not create",
+    "could not map anonymous shared memory",
+    "some useless files may be left behind",
     "could not stat",
     "could not send",
     "could not receive",
