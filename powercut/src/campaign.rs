@@ -125,24 +125,11 @@ pub fn try_cut(
     } else {
         first
     };
-    let mut started = cluster.start_server().context("the first start");
-    if started.as_ref().is_err_and(|error| is_known(&format!("{error:#}"))) {
-        cluster.allow_log("File exists");
-        started = cluster.start_server().context("the start after a known failure");
-    }
+    let started = cluster.start_after_crash().context("the first start");
     let others = |server: &Cluster| match with_others {
         true => witnesses::judge(recorded, cut.place, scenario, server),
         false => Ok(()),
     };
     let judged = started.and_then(|()| judge(&mut cluster, scenario, &ledger, others));
     judged.with_context(|| end_of_log(&cluster))
-}
-
-/// A defect of PostgreSQL itself. When an unlogged table's new file is given up, the main fork
-/// stays until the next checkpoint, and the init fork goes at once (`mdunlink`, md.c). If the
-/// server crashes before the abort is in WAL, redo makes the init fork again, and the end of
-/// recovery cannot copy that to a main file that exists (`ResetUnloggedRelations`, reinit.c;
-/// `copy_file`, copydir.c). The next start removes the main file first.
-fn is_known(error: &str) -> bool {
-    error.contains("could not create file \"base/") && error.contains("File exists")
 }

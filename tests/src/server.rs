@@ -2,13 +2,28 @@
 
 use std::process::Stdio;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::installation::run;
 use crate::{Cluster, StopMode, process};
 
 impl Cluster {
+    /// Starts the server, which was killed or stopped immediately; once more if it fails by a defect
+    /// of PostgreSQL itself.
+    ///
+    /// # Errors
+    /// As [`Cluster::start_server`].
+    pub fn start_after_crash(&mut self) -> Result<()> {
+        match self.start_server() {
+            Err(error) if is_known(&format!("{error:#}")) => {
+                self.allow_log("File exists");
+                self.start_server().context("the start after a known failure")
+            }
+            other => other,
+        }
+    }
+
     /// Starts the server and waits until it accepts connections.
     ///
     /// # Errors
@@ -111,5 +126,38 @@ impl Cluster {
     pub fn crash(&self) -> Result<()> {
         self.kill()?;
         self.start_server()
+    }
+}
+
+/// A defect of PostgreSQL itself. When an unlogged table's new file is given up, the main fork
+/// stays until the next checkpoint, and the init fork goes at once (`mdunlink`, md.c). If the
+/// server crashes before the abort is in WAL, redo makes the init fork again, and the end of
+/// recovery cannot copy that to a main file that exists (`ResetUnloggedRelations`, reinit.c;
+/// `copy_file`, copydir.c). The next start removes the main file first.
+pub(crate) fn is_known(log: &str) -> bool {
+    let main_fork = |path: &str| {
+        path.rsplit('/').next().is_some_and(|name| name.bytes().all(|byte| byte.is_ascii_digit()))
+    };
+    log.lines().any(|line| {
+        let told = line.split_once("FATAL:  could not create file \"").map(|(_, told)| told);
+        let path = told.and_then(|told| told.strip_suffix("\": File exists"));
+        path.is_some_and(main_fork)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_known;
+
+    #[test]
+    fn only_the_known_failure_is_known() {
+        let fatal = "12:00 [1] startup FATAL:  could not create file ";
+        assert!(is_known(&format!("{fatal}\"base/5/16470\": File exists\nand more")));
+        assert!(is_known(&format!(
+            "{fatal}\"pg_tblspc/16388/PG_15_202209061/5/16470\": File exists"
+        )));
+        assert!(!is_known(&format!("{fatal}\"base/5/16470_init\": File exists")));
+        assert!(!is_known(&format!("{fatal}\"pagevault/database.5\": File exists")));
+        assert!(!is_known(&format!("{fatal}\"base/5/16470\": No space left on device")));
     }
 }

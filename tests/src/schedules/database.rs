@@ -61,6 +61,9 @@ pub(super) struct Table {
     pub(super) logged: bool,
     pub(super) shredded: bool,
     pub(super) job: Option<Job>,
+    /// It may be encrypted, in whole or part, though its label says plaintext: the transaction that
+    /// gave it new files had locked something that is encrypted, or its decryption was given up.
+    pub(super) in_doubt: bool,
 }
 
 impl Table {
@@ -160,6 +163,7 @@ impl Database {
             if let Some(other) = other.tables.get(number) {
                 table.sealed &= other.sealed;
                 table.job = table.job.or(other.job);
+                table.in_doubt |= other.in_doubt;
             }
         }
         self
@@ -172,5 +176,50 @@ impl Database {
                 table.sealed = true;
             }
         }
+    }
+
+    /// Jobs are given up, unless they had ended.
+    pub(super) fn cancel_jobs(&mut self) {
+        for table in self.tables.values_mut() {
+            if table.job.take() == Some(Job::Decrypt) {
+                table.in_doubt = true;
+            }
+        }
+    }
+
+    /// Tables that are on disk, and can be read.
+    pub(super) fn stored(&mut self) -> impl Iterator<Item = &mut Table> {
+        let tables = self.tables.values_mut();
+        tables.filter(|table| table.kind != Kind::Partitioned && !table.shredded)
+    }
+
+    /// The database is labelled, and everything in it that has no nearer label is encrypted.
+    pub(super) fn encrypt(&mut self, default: bool, at_once: bool) {
+        (self.labelled, self.catalogs) = (true, true);
+        let labelled = self.clone();
+        for table in self.stored().filter(|table| labelled.wants(table, default)) {
+            if at_once {
+                table.sealed = true;
+            } else if !table.sealed {
+                table.job = Some(Job::Encrypt);
+            }
+        }
+    }
+
+    /// As a dump restores it: everything is new, and is as labels and the setting want it.
+    pub(super) fn restored(&self, default: bool) -> Database {
+        let mut copy =
+            Database { labelled: false, catalogs: false, own_master_key: false, ..self.clone() };
+        let labels = copy.clone();
+        for table in copy.tables.values_mut() {
+            table.sealed = labels.wants(table, default);
+            table.in_doubt = false;
+            // It was created before it was labelled.
+            table.job = (table.label == Some(Label::Plaintext)).then_some(Job::Decrypt);
+            if let Kind::View(of) = table.kind {
+                table.rows = labels.rows(of);
+            }
+        }
+        copy
     }
 }

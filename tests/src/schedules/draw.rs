@@ -1,7 +1,7 @@
 //! Operations drawn from a seed.
 
 use super::database::{Kind, Label};
-use super::operation::{Operation, Process, Setup, Target};
+use super::operation::{Operation, Order, Process, Setup, Target};
 use super::statement::{Asked, Catalog, Change, Statement};
 use super::world::{MAIN, SESSIONS, World};
 use pagevault_powercut_disk::Random;
@@ -171,6 +171,9 @@ fn operation(random: &mut Random, world: &World, theme: (u64, u64)) -> Operation
     if world.crawling && random.once_in(6) {
         return Operation::Crawl { on: false };
     }
+    if world.paused && random.once_in(6) {
+        return Operation::Order { order: Order::Resume };
+    }
     if world.prepared.is_some() && random.once_in(5) {
         return Operation::FinishPrepared { commit: !random.once_in(4) };
     }
@@ -211,13 +214,19 @@ fn operation(random: &mut Random, world: &World, theme: (u64, u64)) -> Operation
         }
         615..640 => Operation::Jobs { always: random.below(3) > 0 },
         640..655 => Operation::Crawl { on: true },
-        655..690 => Operation::WaitForJobs,
+        655..672 => Operation::WaitForJobs,
+        672..682 => {
+            Operation::Order { order: random.one_of(&[Order::Pause, Order::Pause, Order::Cancel]) }
+        }
+        682..686 => Operation::RotateAllDataKeys { database },
+        686..690 => Operation::EncryptDatabase { database },
         690..705 => Operation::RotateClusterMasterKey,
         705..712 => Operation::MoveClusterMasterKey,
         712..720 => Operation::OwnMasterKey { database },
         720..727 => Operation::RotateDatabaseMasterKey { database },
         727..747 => Operation::RotateDatabaseKey { database },
-        747..757 => Operation::RotateWalKey,
+        747..753 => Operation::RotateWalKey,
+        753..757 => Operation::WalEncryption { on: random.once_in(2) },
         757..765 => Operation::ShredFormerFiles { database },
         765..775 => Operation::Checkpoint,
         785..795 => Operation::Restart,
@@ -291,7 +300,9 @@ fn operation(random: &mut Random, world: &World, theme: (u64, u64)) -> Operation
             let to = random.one_of(&[Target::Itself, Target::Mark, Target::Present]);
             Operation::Restore { backup: small(random, 2), to }
         }
-        963..986 => Operation::WaitForJobs,
+        963..976 => Operation::WaitForJobs,
+        976..980 => Operation::Forbidden { database, table: small(random, TABLES) },
+        980..986 => Operation::Dump { database: small(random, DATABASES), of: database },
         986..988 => Operation::DropExtension { database },
         988..991 => Operation::ShredSchema { database, schema: small(random, 2) },
         991..994 => Operation::ShredDatabase { database },
@@ -356,6 +367,7 @@ mod tests {
             rotate_wal_key shred_former_files checkpoint restart stop_immediately crash kill crash_at crash_in_recovery together \
             keys_away keys_back make_standby crash_standby promote back_up restore create_database \
             move_database drop_database drop_extension judge \
+            order pause resume cancel rotate_all_data_keys encrypt_database forbidden wal_encryption dump \
             mark itself present database_label shred_schema shred_database rewrite_catalog attribute class \
             largeobject seclabel statistic \
             create create_partitioned create_partition create_as create_view refresh attach detach drop \

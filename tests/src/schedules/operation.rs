@@ -17,6 +17,16 @@ pub(super) enum Process {
     Walwriter,
 }
 
+/// What is ordered of all unfinished jobs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Order {
+    Pause,
+    /// Of those that are paused.
+    Resume,
+    Cancel,
+}
+
 /// Up to where a backup is replayed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -97,7 +107,23 @@ pub(super) enum Operation {
     Crawl {
         on: bool,
     },
+    Order {
+        order: Order,
+    },
     WaitForJobs,
+    /// New data keys for all that is encrypted.
+    RotateAllDataKeys {
+        database: u8,
+    },
+    /// A label on the database, and everything in it is encrypted.
+    EncryptDatabase {
+        database: u8,
+    },
+    /// A label that would decrypt a table, while encryption is enforced.
+    Forbidden {
+        database: u8,
+        table: u8,
+    },
     RotateClusterMasterKey,
     MoveClusterMasterKey,
     OwnMasterKey {
@@ -110,6 +136,9 @@ pub(super) enum Operation {
         database: u8,
     },
     RotateWalKey,
+    WalEncryption {
+        on: bool,
+    },
     ShredFormerFiles {
         database: u8,
     },
@@ -166,6 +195,11 @@ pub(super) enum Operation {
         database: u8,
         template: u8,
         by_files: bool,
+    },
+    /// By `pg_dump` and `psql`, into a new database.
+    Dump {
+        database: u8,
+        of: u8,
     },
     MoveDatabase {
         database: u8,

@@ -7,7 +7,7 @@ use crate::backup::Backup;
 use crate::installation::run;
 use crate::schedules::judge::{self, Server};
 use crate::schedules::operation::{Operation, Target};
-use crate::schedules::world::{self, MAIN};
+use crate::schedules::world::{self, MAIN, database_name};
 use crate::standby::{Standby, wait_for};
 use crate::{Cluster, StopMode};
 
@@ -20,8 +20,11 @@ impl Player {
                 self.standby = Some(standby);
                 self.judge()
             }
-            Operation::CrashStandby => match &self.standby {
-                Some(standby) => standby.crash(),
+            Operation::CrashStandby => match &mut self.standby {
+                Some(standby) => {
+                    standby.kill()?;
+                    standby.start_after_crash()
+                }
                 None => Ok(()),
             },
             Operation::Promote { crash, rewind } => self.promote(*crash, *rewind),
@@ -37,6 +40,9 @@ impl Player {
                 expect_noise(&mut backup);
                 self.backups.push(backup);
                 Ok(())
+            }
+            Operation::Dump { database, of } => {
+                self.dump(&database_name(*of), &database_name(*database))
             }
             Operation::Restore { backup, to } => {
                 let restored = self.backups.remove(usize::from(*backup));
@@ -57,11 +63,14 @@ impl Player {
         }
         new.promote()?;
         self.wal_is_hidden = false;
-        let old = std::mem::replace(&mut self.primary, new);
+        let mut old = std::mem::replace(&mut self.primary, new);
+        // Its settings are those of when it was made.
+        let world = self.world.clone();
+        self.set(&world)?;
         if !rewind {
             return old.finish();
         }
-        old.start_server()?;
+        old.start_after_crash()?;
         old.sql(
             "CREATE TABLE IF NOT EXISTS public.diverged (id int);
              INSERT INTO public.diverged SELECT generate_series(1, 1000);
@@ -70,7 +79,7 @@ impl Player {
         old.stop(StopMode::Fast)?;
         self.primary.sql("CHECKPOINT")?;
         let source = self.primary.directory().display();
-        let mut program = if self.world.setup.wal_encryption {
+        let mut program = if self.world.wal_was_encrypted {
             let mut exec = old.program("pagevault-keyring");
             exec.args(["exec", "--", "pg_rewind"]);
             exec
@@ -86,10 +95,27 @@ impl Player {
         Ok(())
     }
 
-    fn restore(&self, restored: Cluster, to: Target, backup: &world::Backup) -> Result<()> {
+    /// Restores a dump of one database into another, which is made for it.
+    fn dump(&self, of: &str, database: &str) -> Result<()> {
+        self.primary.sql(&format!("CREATE DATABASE {database} TEMPLATE template0"))?;
+        let host = self.primary.directory();
+        let file = host.join("dump");
+        let with = |program: &str, database: &str| {
+            let mut command = self.primary.program(program);
+            command.arg("--host").arg(host).args(["--username=postgres", "--dbname", database]);
+            command.arg("--file").arg(&file);
+            command
+        };
+        run(&mut with("pg_dump", of))?;
+        run(with("psql", database).args(["--quiet", "--no-psqlrc", "--set=ON_ERROR_STOP=1"]))?;
+        std::fs::remove_file(&file)?;
+        Ok(())
+    }
+
+    fn restore(&self, mut restored: Cluster, to: Target, backup: &world::Backup) -> Result<()> {
         match (to, &backup.mark) {
             (Target::Itself, _) => {
-                restored.start_server()?;
+                restored.start_after_crash()?;
                 judge::judge(&restored, &backup.then, Server::Primary).context("on a backup")?;
             }
             (Target::Mark, Some((mark, then))) => {
@@ -110,7 +136,8 @@ impl Player {
                     wait_for(&restored, &self.primary)?;
                     judge::judge(&restored, &self.world, Server::Standby)
                         .context("on a backup that follows")?;
-                    restored.crash()?;
+                    restored.kill()?;
+                    restored.start_after_crash()?;
                 }
             }
         }

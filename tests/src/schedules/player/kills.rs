@@ -13,7 +13,7 @@ use crate::schedules::judge::{self, Server};
 use crate::schedules::operation::{Operation, Process};
 use crate::schedules::statement::Statement;
 use crate::schedules::world::{MAIN, NEW_ROWS, database_name};
-use crate::{StopMode, process};
+use crate::{StopMode, process, server};
 
 impl Player {
     pub(super) fn disturb(&mut self, operation: &Operation) -> Result<bool> {
@@ -25,11 +25,12 @@ impl Player {
             Operation::StopImmediately => {
                 self.disconnect();
                 self.primary.stop(StopMode::Immediate)?;
-                self.primary.start_server()?;
+                self.primary.start_after_crash()?;
             }
             Operation::Crash => {
-                self.primary.crash()?;
+                self.primary.kill()?;
                 self.disconnect();
+                self.primary.start_after_crash()?;
             }
             Operation::Kill { process } => return self.kill(*process),
             Operation::CrashAt { point, only_there, operation } => {
@@ -66,7 +67,8 @@ impl Player {
                 ensure!(left.iter().all(|pid| *pid == postmaster), "{left:?} are there");
                 Ok(())
             })?;
-            self.primary.crash()?;
+            self.primary.kill()?;
+            self.primary.start_after_crash()?;
             return Ok(true);
         }
         let mut victim = self.primary.client()?;
@@ -88,18 +90,28 @@ impl Player {
     /// Kills a process, after which the postmaster begins anew; false if it was gone.
     fn kill_one(&mut self, pid: Pid) -> Result<bool> {
         const AGAIN: &str = "all server processes terminated; reinitializing";
-        let before = self.primary.log().matches(AGAIN).count();
+        let before = self.primary.log().len();
         if kill_process(pid, Signal::KILL).is_err() {
             return Ok(false); // A worker that has ended meanwhile.
         }
         self.disconnect();
         // Whoever else stands at a point.
         self.primary.resume();
+        let since = || self.primary.log().get(before..).unwrap_or_default().to_owned();
         self.primary.eventually_that("the crash of a process", || {
-            ensure!(self.primary.log().matches(AGAIN).count() > before, "is not noticed");
+            ensure!(since().contains(AGAIN), "is not noticed");
             Ok(())
         })?;
-        self.primary.eventually("SELECT 1", "1")?;
+        // By then the postmaster accepts connections again, or has given up.
+        let data = self.primary.data_directory();
+        let gave_up = || server::is_known(&since()) && process::processes_in(&data).is_empty();
+        self.primary.eventually_that("recovery", || match gave_up() {
+            true => Ok(()),
+            false => self.primary.text("SELECT 1").map(drop),
+        })?;
+        if gave_up() {
+            self.primary.start_after_crash()?;
+        }
         Ok(true)
     }
 
@@ -133,7 +145,7 @@ impl Player {
             self.primary.kill()?;
             self.disconnect();
             self.primary.resume();
-            self.primary.start_server()?;
+            self.primary.start_after_crash()?;
         }
         let ran = running.join().map_err(|_| anyhow::anyhow!("a session panicked"))?;
         if let Err(error) = ran {
@@ -174,7 +186,7 @@ impl Player {
         })?;
         if kill_after.is_some() {
             self.disconnect();
-            self.primary.start_server()?;
+            self.primary.start_after_crash()?;
         }
         // Of those that were not acknowledged any may be there.
         self.possible = vec![before];
@@ -211,7 +223,8 @@ impl Player {
             Ok(())
         })?;
         self.primary.resume();
-        self.primary.crash()
+        self.primary.kill()?;
+        self.primary.start_after_crash()
     }
 
     /// A statement that was not acknowledged is there as a whole, or not at all.

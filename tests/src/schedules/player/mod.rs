@@ -11,7 +11,8 @@ use tempfile::TempDir;
 
 use super::database::{Database, Label, SCHEMAS};
 use super::judge::{self, Server};
-use super::operation::{Operation, Setup};
+use super::operation::{Operation, Order, Setup};
+use super::statement::Statement;
 use super::world::{MAIN, SESSIONS, World, database_name};
 use crate::cluster::{column, expect_error, run_sql, text};
 use crate::standby::wait_for;
@@ -100,6 +101,7 @@ impl Player {
             | Operation::Promote { .. }
             | Operation::KeysBack
             | Operation::CreateDatabase { .. }
+            | Operation::Dump { .. }
             | Operation::MoveDatabase { .. }
             | Operation::Judge => self.judge()?,
             _ => {}
@@ -112,6 +114,7 @@ impl Player {
         let mut last = vec![Operation::KeysBack, Operation::Crawl { on: false }];
         last.extend((0..SESSIONS).map(|session| Operation::Commit { session }));
         last.push(Operation::FinishPrepared { commit: true });
+        last.push(Operation::Order { order: Order::Resume });
         last.extend([Operation::WaitForJobs, Operation::Judge]);
         for operation in last {
             self.play(&operation).with_context(|| format!("at the end: {operation:?}"))?;
@@ -191,7 +194,12 @@ impl Player {
             | Operation::ShredDatabase { .. }
             | Operation::Mark
             | Operation::Checkpoint
+            | Operation::Order { .. }
             | Operation::WaitForJobs
+            | Operation::RotateAllDataKeys { .. }
+            | Operation::EncryptDatabase { .. }
+            | Operation::Forbidden { .. }
+            | Operation::WalEncryption { .. }
             | Operation::RotateClusterMasterKey
             | Operation::MoveClusterMasterKey
             | Operation::OwnMasterKey { .. }
@@ -218,6 +226,7 @@ impl Player {
             | Operation::CrashStandby
             | Operation::Promote { .. }
             | Operation::BackUp { .. }
+            | Operation::Dump { .. }
             | Operation::Restore { .. } => self.copy(operation)?,
         }
         Ok(true)
@@ -267,6 +276,8 @@ impl Player {
             }
             Operation::RotateDatabaseKey { database } => call(*database, "rotate_database_key()"),
             Operation::RotateWalKey => call(MAIN, "rotate_wal_key()"),
+            Operation::RotateAllDataKeys { database } => call(*database, "rotate_all_data_keys()"),
+            Operation::EncryptDatabase { database } => call(*database, "encrypt_database()"),
             Operation::ShredFormerFiles { database } => {
                 let name = database_name(*database);
                 call(*database, &format!("shred_former_files('{name}')"))
@@ -285,19 +296,26 @@ impl Player {
                 other => other,
             };
         }
-        let on = |on: bool| if on { "on" } else { "off" };
         match operation {
-            Operation::Default { on: default } => {
-                self.primary.set(&[("pagevault.default_encryption", on(*default))])
-            }
-            Operation::Jobs { always } => {
-                let threshold = if *always { "0" } else { "8MB" };
-                self.primary.set(&[("pagevault.rekey_threshold", threshold)])
-            }
-            Operation::Crawl { on } => {
-                self.primary.set(&[("pagevault.rekey_rate", if *on { "16kB" } else { "0" })])
+            Operation::Default { .. }
+            | Operation::Jobs { .. }
+            | Operation::Crawl { .. }
+            | Operation::WalEncryption { .. } => {
+                let mut after = self.world.clone();
+                after.apply(operation);
+                self.set(&after)
             }
             Operation::WaitForJobs => self.wait_for_jobs(),
+            Operation::Order { order } => self.order(*order),
+            Operation::Forbidden { database, table } => {
+                let mut client = judge::connect(&self.primary, &database_name(*database))?;
+                run_sql(&mut client, "SET pagevault.enforce_encryption = on")?;
+                let label = Statement::Label { table: *table, label: Some(Label::Plaintext) };
+                let label = label.sql(&self.world.databases[database], &self.world.context);
+                let error = expect_error(&mut client, &label)?;
+                ensure!(error.text().contains("is enforced"), "{label}: {error}");
+                Ok(())
+            }
             Operation::MoveDatabase { database, to_other } => {
                 self.disconnect();
                 let space = if *to_other { "space" } else { "pg_default" };
@@ -346,6 +364,43 @@ impl Player {
         }
         run_sql(&mut client, &create)?;
         Ok(true)
+    }
+
+    /// Makes the settings of the primary what the model says.
+    pub(super) fn set(&mut self, world: &World) -> Result<()> {
+        let on = |on: bool| if on { "on" } else { "off" };
+        let wal_encryption =
+            if world.wal_was_encrypted { on(world.wal_encryption) } else { "keep" };
+        self.primary.set(&[
+            ("pagevault.default_encryption", on(world.context.default)),
+            ("pagevault.rekey_threshold", if world.context.at_once { "8MB" } else { "0" }),
+            ("pagevault.rekey_rate", if world.crawling { "16kB" } else { "0" }),
+            ("pagevault.wal_encryption", wal_encryption),
+        ])?;
+        self.wal_is_hidden &= world.wal_encryption;
+        let encrypted = if world.wal_encryption { "t" } else { "f" };
+        self.primary.eventually("SELECT wal_encrypted FROM pagevault.status", encrypted)
+    }
+
+    fn order(&self, order: Order) -> Result<()> {
+        let (function, state) = match order {
+            Order::Pause => ("pause_rekey", "state IN ('waiting', 'running')"),
+            Order::Resume => ("resume_rekey", "state = 'paused'"),
+            Order::Cancel => ("cancel_rekey", "state IN ('waiting', 'running', 'paused')"),
+        };
+        for database in self.world.databases.keys() {
+            let mut client = judge::connect(&self.primary, &database_name(*database))?;
+            let jobs = format!("SELECT job FROM pagevault.rekey_jobs WHERE {state}");
+            for job in column(&mut client, &jobs)? {
+                let ordered = run_sql(&mut client, &format!("SELECT pagevault.{function}({job})"));
+                let done =
+                    format!("SELECT state = 'done' FROM pagevault.rekey_jobs WHERE job = {job}");
+                if ordered.is_err() && text(&mut client, &done)? != "t" {
+                    return ordered;
+                }
+            }
+        }
+        Ok(())
     }
 
     fn wait_for_jobs(&self) -> Result<()> {

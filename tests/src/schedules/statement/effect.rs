@@ -24,6 +24,7 @@ impl Statement {
             logged: true,
             shredded: false,
             job: None,
+            in_doubt: false,
         };
         // Of those that are sealed from the beginning every other one is never decrypted.
         let keep_secret = |database: &mut Database, number: u8| {
@@ -147,6 +148,7 @@ impl Statement {
                     Some(Label::Encrypted) => table.job = Some(Job::Encrypt),
                     Some(Label::Plaintext) => {
                         table.sealed = false;
+                        table.in_doubt = false;
                         table.job = Some(Job::Decrypt);
                     }
                     None => {}

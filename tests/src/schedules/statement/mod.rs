@@ -212,6 +212,33 @@ impl Statement {
         owned
     }
 
+    /// The table of which it makes new files without saying so: a rewritten table and its TOAST
+    /// table are created like others, but their indexes, and what TRUNCATE and the like leave,
+    /// are not.
+    pub(super) fn replaces(&self) -> Option<u8> {
+        use Change::{
+            Cluster, Logged, Reindex, Rewrite, SpaceDefault, SpaceOther, Truncate, Unlogged,
+        };
+        match self {
+            Statement::Refresh { table, concurrently: false } => Some(*table),
+            Statement::Change { table, change } => {
+                let replaces = matches!(
+                    change,
+                    Cluster
+                        | Logged
+                        | Reindex
+                        | Rewrite
+                        | SpaceDefault
+                        | SpaceOther
+                        | Truncate
+                        | Unlogged
+                );
+                replaces.then_some(*table)
+            }
+            _ => None,
+        }
+    }
+
     /// Whether PostgreSQL or pagevault refuses it in a transaction block.
     pub(super) fn is_alone(&self) -> bool {
         use Change::{IndexConcurrently, ReindexConcurrently, Vacuum, VacuumFull};

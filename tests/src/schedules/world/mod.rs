@@ -2,10 +2,10 @@
 
 mod rules;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use super::database::{Database, Kind};
-use super::operation::{Operation, Setup};
+use super::database::{Database, Job, Kind};
+use super::operation::{Operation, Order, Setup};
 use super::statement::{Context, Statement};
 
 pub(super) const SESSIONS: u8 = 3;
@@ -37,8 +37,16 @@ impl Transaction {
     /// The database as it is within.
     fn within(&self, database: &Database) -> Database {
         let mut database = database.clone();
+        let mut locked = BTreeSet::new();
         for (statement, context) in &self.done {
+            locked.extend(statement.owns(&database));
             statement.apply(&mut database, context);
+            let sealed = |number: &u8| database.tables.get(number).is_some_and(|t| t.sealed);
+            let Some(table) = statement.replaces() else { continue };
+            let in_doubt = locked.iter().any(|other| *other != table && sealed(other));
+            if let Some(table) = database.tables.get_mut(&table) {
+                table.in_doubt |= in_doubt;
+            }
         }
         database
     }
@@ -77,6 +85,12 @@ pub(super) struct World {
     pub(super) prepared: Option<Transaction>,
     pub(super) context: Context,
     pub(super) crawling: bool,
+    /// Jobs may be paused.
+    pub(super) paused: bool,
+    /// WAL is encrypted from now on.
+    pub(super) wal_encryption: bool,
+    /// WAL was encrypted at some time.
+    pub(super) wal_was_encrypted: bool,
     pub(super) keys_away: bool,
     /// The server was started while the keys were away.
     pub(super) locked: bool,
@@ -95,6 +109,9 @@ impl World {
             prepared: None,
             context: Context { first: 1, default: false, at_once: true },
             crawling: false,
+            paused: false,
+            wal_encryption: setup.wal_encryption,
+            wal_was_encrypted: setup.wal_encryption,
             keys_away: false,
             locked: false,
             has_standby: false,
@@ -253,6 +270,31 @@ impl World {
             Operation::WaitForJobs => {
                 self.databases.values_mut().for_each(Database::finish_jobs);
             }
+            Operation::Order { order } => {
+                self.paused = *order == Order::Pause;
+                if *order == Order::Cancel {
+                    self.databases.values_mut().for_each(Database::cancel_jobs);
+                }
+            }
+            Operation::RotateAllDataKeys { database } => {
+                if let Some(database) = self.databases.get_mut(database) {
+                    database.stored().for_each(|table| table.job = Some(Job::Rotate));
+                }
+            }
+            Operation::EncryptDatabase { database } => {
+                let Context { default, at_once, .. } = self.context;
+                if let Some(database) = self.databases.get_mut(database) {
+                    database.encrypt(default, at_once);
+                }
+            }
+            Operation::WalEncryption { on } => {
+                self.wal_encryption = *on;
+                self.wal_was_encrypted |= on;
+            }
+            Operation::Dump { database, of } => {
+                let copy = self.databases[of].restored(self.context.default);
+                self.databases.insert(*database, copy);
+            }
             Operation::OwnMasterKey { database } => {
                 if let Some(database) = self.databases.get_mut(database) {
                     database.own_master_key = true;
@@ -339,6 +381,7 @@ impl World {
             | Operation::ShredFormerFiles { .. }
             | Operation::Checkpoint
             | Operation::CrashStandby
+            | Operation::Forbidden { .. }
             | Operation::DropExtension { .. }
             | Operation::Unforeseen { .. }
             | Operation::Judge => {}

@@ -2,7 +2,7 @@
 
 use super::{MAIN, Transaction, World};
 use crate::schedules::database::{Database, Kind, Table};
-use crate::schedules::operation::{Operation, Process, Target};
+use crate::schedules::operation::{Operation, Order, Process, Target};
 use crate::schedules::statement::Statement;
 
 impl World {
@@ -88,11 +88,35 @@ impl World {
                 has(database) && self.is_quiet() && unlocked
             }
             Operation::Crawl { .. } | Operation::Checkpoint => unlocked,
-            Operation::WaitForJobs => self.is_quiet() && unlocked && !self.crawling,
+            Operation::WaitForJobs => self.is_quiet() && unlocked && !self.crawling && !self.paused,
+            Operation::Order { order } => {
+                let any = match order {
+                    Order::Pause => self.has_jobs() && !self.paused,
+                    Order::Resume => self.paused,
+                    Order::Cancel => self.has_jobs(),
+                };
+                any && self.is_quiet() && unlocked
+            }
+            Operation::RotateAllDataKeys { database } | Operation::EncryptDatabase { database } => {
+                has(database) && self.is_quiet() && unlocked && !self.has_jobs()
+            }
+            Operation::Forbidden { database, table } => {
+                let Some(found) = self.databases.get(database) else { return false };
+                self.is_quiet()
+                    && unlocked
+                    && found.tables.get(table).is_some_and(|table| {
+                        found.wants(table, self.context.default)
+                            && table.kind != Kind::Partitioned
+                            && table.sealed
+                            && !table.shredded
+                            && table.job.is_none()
+                    })
+            }
             Operation::RotateClusterMasterKey | Operation::MoveClusterMasterKey => {
                 unlocked && reachable
             }
-            Operation::RotateWalKey => unlocked && reachable && self.setup.wal_encryption,
+            Operation::RotateWalKey => unlocked && reachable && self.wal_encryption,
+            Operation::WalEncryption { on } => unlocked && reachable && *on != self.wal_encryption,
             Operation::RotateDatabaseKey { database } | Operation::OwnMasterKey { database } => {
                 has(database) && unlocked && reachable
             }
@@ -105,8 +129,8 @@ impl World {
                 has(database) && unlocked && self.is_quiet() && !self.has_jobs()
             }
             Operation::Unforeseen { .. } | Operation::Judge => true,
-            // A locked server does not write WAL that must be encrypted.
-            Operation::Restart => reachable || !self.setup.wal_encryption,
+            // A locked server neither writes nor reads encrypted WAL.
+            Operation::Restart => reachable || !self.wal_was_encrypted,
             // Without keys there is no recovery.
             Operation::StopImmediately | Operation::Crash | Operation::CrashInRecovery { .. } => {
                 reachable
@@ -174,6 +198,17 @@ impl World {
             }
             Operation::CreateDatabase { database, template, .. } => {
                 !has(database) && has(template) && self.is_quiet() && unlocked && !self.has_jobs()
+            }
+            Operation::Dump { database, of } => {
+                let Some(found) = self.databases.get(of) else { return false };
+                let restored = found.restored(self.context.default);
+                let hidden = |t: &Table| !t.secret || t.sealed;
+                !has(database)
+                    && self.is_quiet()
+                    && unlocked
+                    && !self.has_jobs()
+                    && found.tables.values().all(|table| !table.shredded)
+                    && restored.tables.values().all(hidden)
             }
             Operation::MoveDatabase { database, .. } | Operation::DropDatabase { database } => {
                 let there =
