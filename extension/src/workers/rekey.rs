@@ -116,7 +116,8 @@ fn start_worker(database: u32) -> Option<DynamicBackgroundWorker> {
 enum Run {
     /// It has ended, or was stopped.
     Over(Option<End>),
-    /// The relation stayed locked by another session.
+    /// The relation stayed locked by another session, or keys of its database are locked or
+    /// refused.
     LockedOut,
 }
 
@@ -138,6 +139,9 @@ pub(super) fn main(database: pg_sys::Datum) {
         .catch_when(PgSqlErrorCode::ERRCODE_LOCK_NOT_AVAILABLE, |_| Run::LockedOut)
         // A transaction that has locked an index may go on to lock its table.
         .catch_when(PgSqlErrorCode::ERRCODE_T_R_DEADLOCK_DETECTED, |_| Run::LockedOut)
+        .catch_when(PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE, |error| {
+            if unlock::withholds_keys_of(database) { Run::LockedOut } else { failed(&error) }
+        })
         .catch_others(|error| failed(&error))
         .catch_rust_panic(|error| failed(&error))
         .execute();

@@ -50,6 +50,31 @@ fn an_unavailable_provider_leaves_the_server_locked_until_it_returns() -> Result
     cluster.finish()
 }
 
+/// A worker cannot go on without the key; the job is not lost for that.
+#[test]
+fn a_job_waits_until_keys_are_back() -> Result<()> {
+    let (mut cluster, keys) = Cluster::with_keys(&impatient())?;
+    cluster.allow_log("pagevault");
+    cluster.sql(TABLES)?;
+    cluster.set(&[("pagevault.rekey_workers", "0")])?;
+    cluster.sql("SELECT pagevault.rotate_data_key('secret')")?;
+    cluster.stop(StopMode::Fast)?;
+    keys.take_away()?;
+    cluster.stop_at("rekey.claimed")?;
+    cluster.start_server()?;
+    cluster.set(&[("pagevault.rekey_workers", "1")])?;
+    let worker = cluster.stopped_at("rekey.claimed")?.as_raw_nonzero();
+    cluster.resume();
+    let running = format!("SELECT count(*) FROM pg_stat_activity WHERE pid = {worker}");
+    cluster.eventually(&running, "0")?;
+    let state = "SELECT state FROM pagevault.rekey_jobs";
+    let left = cluster.text(state)?;
+    ensure!(left == "waiting" || left == "running", "the job is {left}");
+    keys.bring_back()?;
+    cluster.eventually(state, "done")?;
+    cluster.finish()
+}
+
 #[test]
 fn unlock_tries_again_at_once() -> Result<()> {
     let (mut cluster, keys) = Cluster::with_keys(&impatient())?;
