@@ -59,6 +59,8 @@ pub(super) struct Table {
     /// What stands in its rows.
     pub(super) secret: bool,
     pub(super) logged: bool,
+    /// It never was unlogged, so all of its rows came by WAL.
+    pub(super) always_logged: bool,
     pub(super) shredded: bool,
     pub(super) job: Option<Job>,
     /// It may be encrypted, in whole or part, though its label says plaintext: the transaction that
@@ -207,15 +209,26 @@ impl Database {
     }
 
     /// As a dump restores it: everything is new, and is as labels and the setting want it.
-    pub(super) fn restored(&self, default: bool) -> Database {
+    pub(super) fn restored(&self, default: bool, at_once: bool) -> Database {
         let mut copy =
             Database { labelled: false, catalogs: false, own_master_key: false, ..self.clone() };
         let labels = copy.clone();
         for table in copy.tables.values_mut() {
-            table.sealed = labels.wants(table, default);
+            // It is created before it is labelled, and even then has an index with a page: that of
+            // its TOAST table.
+            let label = table.label.take();
+            let before = labels.wants(table, default);
+            table.label = label;
+            let wanted = labels.wants(table, default);
+            table.sealed = wanted && (before || at_once);
+            table.job = match label {
+                _ if table.kind == Kind::Partitioned => None,
+                Some(Label::Plaintext) if before => Some(Job::Decrypt),
+                _ if wanted && !table.sealed => Some(Job::Encrypt),
+                _ => None,
+            };
             table.in_doubt = false;
-            // It was created before it was labelled.
-            table.job = (table.label == Some(Label::Plaintext)).then_some(Job::Decrypt);
+            table.always_logged &= table.logged;
             if let Kind::View(of) = table.kind {
                 table.rows = labels.rows(of);
             }

@@ -63,7 +63,9 @@ pub(super) fn schedule(seed: u64, length: usize) -> (Setup, Vec<Operation>) {
         checksums: !random.once_in(4),
         minimal_wal: random.once_in(6),
         tablespace: random.once_in(2),
+        logical_wal: random.once_in(4),
     };
+    let setup = Setup { logical_wal: setup.logical_wal && !setup.minimal_wal, ..setup };
     let theme = random.one_of(&THEMES);
     let mut world = World::new(setup);
     let mut operations = Vec::new();
@@ -170,6 +172,9 @@ fn operation(random: &mut Random, world: &World, theme: (u64, u64)) -> Operation
     }
     if world.crawling && random.once_in(6) {
         return Operation::Crawl { on: false };
+    }
+    if world.setup.logical_wal && random.once_in(8) {
+        return if world.slot.is_none() { Operation::MakeSlot } else { Operation::Decode };
     }
     if world.paused && random.once_in(6) {
         return Operation::Order { order: Order::Resume };
@@ -367,7 +372,7 @@ mod tests {
             rotate_wal_key shred_former_files checkpoint restart stop_immediately crash kill crash_at crash_in_recovery together \
             keys_away keys_back make_standby crash_standby promote back_up restore create_database \
             move_database drop_database drop_extension judge \
-            order pause resume cancel rotate_all_data_keys encrypt_database forbidden wal_encryption dump \
+            make_slot decode order pause resume cancel rotate_all_data_keys encrypt_database forbidden wal_encryption dump \
             mark itself present database_label shred_schema shred_database rewrite_catalog attribute class \
             largeobject seclabel statistic \
             create create_partitioned create_partition create_as create_view refresh attach detach drop \

@@ -47,6 +47,9 @@ pub(super) struct Setup {
     /// `wal_level = minimal`: new relations skip WAL, and there are no standbys or backups.
     #[serde(default)]
     pub(super) minimal_wal: bool,
+    /// `wal_level = logical`.
+    #[serde(default)]
+    pub(super) logical_wal: bool,
     /// There is another tablespace, `space`.
     pub(super) tablespace: bool,
 }
@@ -190,6 +193,11 @@ pub(super) enum Operation {
         backup: u8,
         to: Target,
     },
+
+    /// Changes in the database `postgres` are decoded from now on.
+    MakeSlot,
+    /// Logical decoding of all changes since the last time.
+    Decode,
 
     CreateDatabase {
         database: u8,

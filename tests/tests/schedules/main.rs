@@ -31,6 +31,9 @@ fn play(schedules: u64, schedule: impl Fn(u64) -> Result<(String, Schedule)> + S
             if number >= schedules {
                 return Ok(());
             }
+            if number > 0 && number % 100 == 0 {
+                eprintln!("{number} of {schedules} have begun");
+            }
             let (name, schedule) = schedule(number)?;
             let Err(Failure { error, schedule }) = schedule.play() else { continue };
             let schedule = if shrink > 0 { schedule.shrink(shrink) } else { schedule };
@@ -125,5 +128,35 @@ fn what_the_model_does_not_foresee_is_noticed() -> Result<()> {
         let told = format!("{:#}", failure.error);
         ensure!(told.contains(expected), "{sql}: {told}");
     }
+    Ok(())
+}
+
+/// What a defect would do in one place of many. Of the rest of the schedule nothing stays, and what
+/// is printed fails again.
+#[test]
+fn a_schedule_that_fails_shrinks_to_what_fails() -> Result<()> {
+    let needed = [
+        r#"{"run": {"session": 0, "statement":
+            {"create": {"table": 1, "asked": "by_label", "schema": 0, "unlogged": false}}}}"#,
+        r#"{"run": {"session": 1, "statement": {"insert": {"table": 1, "rows": 20}}}}"#,
+        r#"{"unforeseen": {"sql": "DO 'BEGIN DELETE FROM t1; EXCEPTION WHEN undefined_table THEN END'"}}"#,
+    ];
+    let schedule = |operations: &[&str]| {
+        Schedule::parse(&format!(
+            r#"{{"setup": {{"wal_encryption": false, "checksums": true, "tablespace": false}},
+                "operations": [{}]}}"#,
+            operations.join(",")
+        ))
+    };
+    let other = r#"{"run": {"session": 2, "statement":
+        {"create": {"table": 2, "asked": "by_label", "schema": 0, "unlogged": false}}}}"#;
+    let among_others =
+        [other, needed[0], r#"{"begin": {"session": 2}}"#, needed[1], needed[2], "\"checkpoint\""];
+    let Err(failure) = schedule(&among_others)?.play() else { bail!("nobody notices") };
+    let shortest = failure.schedule.shrink(30);
+    ensure!(shortest == schedule(&needed)?, "not the shortest: {}", shortest.text()?);
+    let Err(again) = Schedule::parse(&shortest.text()?)?.play() else { bail!("it fails no more") };
+    let told = format!("{:#}", again.error);
+    ensure!(told.contains("t1 holds 0 0 0 0 t instead of 20"), "{told}");
     Ok(())
 }

@@ -1,10 +1,12 @@
 //! Standbys and backups.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 use super::{Player, expect_noise};
 use crate::backup::Backup;
+use crate::cluster::column;
 use crate::installation::run;
+use crate::schedules::database::{OPEN, SECRET};
 use crate::schedules::judge::{self, Server};
 use crate::schedules::operation::{Operation, Target};
 use crate::schedules::world::{self, MAIN, database_name};
@@ -27,6 +29,12 @@ impl Player {
                 }
                 None => Ok(()),
             },
+            Operation::MakeSlot => {
+                self.seen.clear();
+                self.primary
+                    .sql("SELECT pg_create_logical_replication_slot('slot', 'test_decoding')")
+            }
+            Operation::Decode => self.decode(),
             Operation::Promote { crash, rewind } => self.promote(*crash, *rewind),
             Operation::BackUp { meanwhile } => {
                 let backup = Backup::begin(&self.primary)?;
@@ -92,6 +100,36 @@ impl Player {
         Standby::default().follow(&old, &self.primary)?;
         old.start_server()?;
         self.standby = Some(old);
+        Ok(())
+    }
+
+    /// Decodes what is new. Each row must be whole, those that the model has must have been seen by
+    /// now, and those that were rolled back must not.
+    fn decode(&mut self) -> Result<()> {
+        let changes = "SELECT data FROM pg_logical_slot_get_changes('slot', NULL, NULL)
+             WHERE data ~ '^table (open|vault).t[0-9]+: INSERT'";
+        for change in column(&mut self.primary.client()?, changes)? {
+            let value = |column: &str| {
+                let (_, value) = change.split_once(column)?;
+                Some(value.split(' ').next().unwrap_or_default().trim_matches('\''))
+            };
+            let id = value(" id[bigint]:").with_context(|| change.clone())?;
+            let mark = value(" mark[text]:").with_context(|| change.clone())?;
+            let marker = mark.strip_suffix(id).and_then(|mark| mark.strip_suffix('-'));
+            let marker = marker.filter(|marker| [SECRET, OPEN].contains(marker));
+            let wide = marker.map(|marker| marker.repeat(150));
+            let id: i64 = id.parse()?;
+            let whole = match value(" wide[text]:") {
+                Some("null") => id % 10 != 0,
+                found => found == wide.as_deref(),
+            };
+            ensure!(marker.is_some() && whole, "decoded as {change}");
+            ensure!(!self.world.undone.iter().any(|ids| ids.contains(&id)), "never was: {change}");
+            self.seen.insert(id);
+        }
+        let missing: Vec<_> =
+            self.world.decoded().difference(&self.seen).copied().take(5).collect();
+        ensure!(missing.is_empty(), "never decoded: {missing:?}");
         Ok(())
     }
 

@@ -22,6 +22,7 @@ impl Statement {
             sealed: false,
             secret: false,
             logged: true,
+            always_logged: true,
             shredded: false,
             job: None,
             in_doubt: false,
@@ -34,7 +35,11 @@ impl Statement {
         };
         match self {
             Statement::Create { table, asked, schema, unlogged } => {
-                let made = Table { logged: !unlogged, ..empty(Kind::Heap, usize::from(*schema)) };
+                let made = Table {
+                    logged: !unlogged,
+                    always_logged: !unlogged,
+                    ..empty(Kind::Heap, usize::from(*schema))
+                };
                 new(database, *table, *asked, made);
                 keep_secret(database, *table);
             }
@@ -89,7 +94,7 @@ impl Statement {
                             table.shredded = false;
                         }
                         Change::Logged => table.logged = true,
-                        Change::Unlogged => table.logged = false,
+                        Change::Unlogged => (table.logged, table.always_logged) = (false, false),
                         Change::SchemaOpen => table.schema = 0,
                         Change::SchemaVault => table.schema = 1,
                         _ => {}

@@ -3,6 +3,7 @@
 mod rules;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use super::database::{Database, Job, Kind};
 use super::operation::{Operation, Order, Setup};
@@ -95,6 +96,10 @@ pub(super) struct World {
     /// The server was started while the keys were away.
     pub(super) locked: bool,
     pub(super) has_standby: bool,
+    /// The first id of rows that are inserted since there is a slot for logical decoding.
+    pub(super) slot: Option<i64>,
+    /// Ids of rows that were rolled back.
+    pub(super) undone: Vec<Range<i64>>,
     pub(super) backups: Vec<Backup>,
     pub(super) marks: u8,
     pub(super) master_keys: u8,
@@ -115,6 +120,8 @@ impl World {
             keys_away: false,
             locked: false,
             has_standby: false,
+            slot: None,
+            undone: Vec::new(),
             backups: Vec::new(),
             marks: 0,
             master_keys: 1,
@@ -188,9 +195,26 @@ impl World {
 
     /// Sessions are disconnected.
     pub(super) fn end_sessions(&mut self) {
-        for session in &mut self.sessions {
-            session.transaction = None;
+        let open = self.sessions.iter_mut().filter_map(|session| session.transaction.take());
+        let undone: Vec<_> = open.flat_map(|transaction| transaction.done).collect();
+        self.undo(&undone);
+    }
+
+    /// Statements have been rolled back.
+    fn undo(&mut self, statements: &[(Statement, Context)]) {
+        for (statement, context) in statements {
+            if let Statement::Insert { rows, .. } = statement {
+                self.undone.push(context.first..context.first + i64::from(*rows));
+            }
         }
+    }
+
+    /// Ids of rows that logical decoding must have seen.
+    pub(super) fn decoded(&self) -> BTreeSet<i64> {
+        let since = self.slot.unwrap_or(i64::MAX);
+        let tables = self.databases.get(&MAIN).into_iter().flat_map(|d| d.tables.values());
+        let tables = tables.filter(|table| table.kind == Kind::Heap && table.always_logged);
+        tables.flat_map(|table| table.rows.keys().copied().filter(|id| *id >= since)).collect()
     }
 
     fn end_sessions_of(&mut self, database: u8) {
@@ -229,7 +253,8 @@ impl World {
                 if let Some(transaction) = &mut self.sessions[usize::from(*session)].transaction
                     && let Some(savepoint) = transaction.savepoint
                 {
-                    transaction.done.truncate(savepoint);
+                    let undone = transaction.done.split_off(savepoint);
+                    self.undo(&undone);
                 }
             }
             Operation::Commit { session } => {
@@ -240,16 +265,18 @@ impl World {
                 }
             }
             Operation::Rollback { session } => {
-                self.sessions[usize::from(*session)].transaction = None;
+                if let Some(transaction) = self.sessions[usize::from(*session)].transaction.take() {
+                    self.undo(&transaction.done);
+                }
             }
             Operation::Prepare { session } => {
                 self.prepared = self.sessions[usize::from(*session)].transaction.take();
             }
-            Operation::FinishPrepared { commit } => {
-                if let Some(transaction) = self.prepared.take().filter(|_| *commit) {
-                    self.commit_transaction(MAIN, &transaction);
-                }
-            }
+            Operation::FinishPrepared { commit } => match self.prepared.take() {
+                Some(transaction) if *commit => self.commit_transaction(MAIN, &transaction),
+                Some(transaction) => self.undo(&transaction.done),
+                None => {}
+            },
             Operation::Connect { session, database } => {
                 self.sessions[usize::from(*session)].database = *database;
             }
@@ -292,7 +319,8 @@ impl World {
                 self.wal_was_encrypted |= on;
             }
             Operation::Dump { database, of } => {
-                let copy = self.databases[of].restored(self.context.default);
+                let Context { default, at_once, .. } = self.context;
+                let copy = self.databases[of].restored(default, at_once);
                 self.databases.insert(*database, copy);
             }
             Operation::OwnMasterKey { database } => {
@@ -324,6 +352,7 @@ impl World {
             Operation::KeysAway => self.keys_away = true,
             Operation::KeysBack => (self.keys_away, self.locked) = (false, false),
             Operation::MakeStandby => self.has_standby = true,
+            Operation::MakeSlot => self.slot = Some(self.context.first),
             Operation::Promote { rewind, .. } => {
                 self.crash();
                 for backup in &mut self.backups {
@@ -331,6 +360,7 @@ impl World {
                     backup.standby_follows = false;
                 }
                 self.has_standby = *rewind;
+                self.slot = None;
             }
             Operation::BackUp { meanwhile } => {
                 for statement in meanwhile {
@@ -381,6 +411,7 @@ impl World {
             | Operation::ShredFormerFiles { .. }
             | Operation::Checkpoint
             | Operation::CrashStandby
+            | Operation::Decode
             | Operation::Forbidden { .. }
             | Operation::DropExtension { .. }
             | Operation::Unforeseen { .. }

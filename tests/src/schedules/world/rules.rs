@@ -172,6 +172,14 @@ impl World {
                 !self.has_standby && unlocked && reachable && !self.setup.minimal_wal
             }
             Operation::CrashStandby => self.has_standby && reachable,
+            Operation::MakeSlot => {
+                self.setup.logical_wal
+                    && self.slot.is_none()
+                    && self.is_quiet()
+                    && unlocked
+                    && reachable
+            }
+            Operation::Decode => self.slot.is_some() && unlocked && reachable,
             Operation::Promote { rewind, .. } => {
                 // Before 17 pg_rewind takes a tablespace without symbolic link for a mistake.
                 let can_rewind = !self.setup.tablespace;
@@ -201,7 +209,7 @@ impl World {
             }
             Operation::Dump { database, of } => {
                 let Some(found) = self.databases.get(of) else { return false };
-                let restored = found.restored(self.context.default);
+                let restored = found.restored(self.context.default, self.context.at_once);
                 let hidden = |t: &Table| !t.secret || t.sealed;
                 !has(database)
                     && self.is_quiet()
