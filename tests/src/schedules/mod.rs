@@ -10,7 +10,7 @@
 //! ```
 //!
 //! An operation that does not fit where it stands is passed over. So operations can be left out of
-//! a schedule, and it is still one: [`Schedule::shrink`] looks for the fewest that fail.
+//! a schedule, and it is still one: [`Failure::shrink`] looks for the fewest that fail.
 
 mod database;
 mod draw;
@@ -104,22 +104,25 @@ impl Schedule {
         }
         player.finish()
     }
+}
 
-    /// Leaves operations out as long as it fails, by whatever error, at most `tries` times.
+impl Failure {
+    /// Leaves operations out as long as the schedule fails, by whatever error, at most `tries`
+    /// times.
     #[must_use]
-    pub fn shrink(&self, tries: usize) -> Schedule {
-        let mut shortest = self.clone();
+    pub fn shrink(self, tries: usize) -> Failure {
+        let mut shortest = self;
         let mut left = tries;
-        let mut step = shortest.operations.len().div_ceil(2);
+        let mut step = shortest.schedule.operations.len().div_ceil(2);
         while step > 0 && left > 0 {
             let mut at = 0;
-            while at < shortest.operations.len() && left > 0 {
-                let mut shorter = shortest.clone();
+            while at < shortest.schedule.operations.len() && left > 0 {
+                let mut shorter = shortest.schedule.clone();
                 let end = (at + step).min(shorter.operations.len());
                 shorter.operations.drain(at..end);
                 left -= 1;
                 match shorter.play() {
-                    Err(failure) => shortest = failure.schedule,
+                    Err(failure) => shortest = failure,
                     Ok(()) => at += step,
                 }
             }

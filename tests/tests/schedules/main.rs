@@ -35,8 +35,8 @@ fn play(schedules: u64, schedule: impl Fn(u64) -> Result<(String, Schedule)> + S
                 eprintln!("{number} of {schedules} have begun");
             }
             let (name, schedule) = schedule(number)?;
-            let Err(Failure { error, schedule }) = schedule.play() else { continue };
-            let schedule = if shrink > 0 { schedule.shrink(shrink) } else { schedule };
+            let Err(failure) = schedule.play() else { continue };
+            let Failure { error, schedule } = failure.shrink(shrink);
             let told = format!("{name}: {error:#}\n{}", schedule.text()?);
             eprintln!("{told}");
             if let Ok(mut failures) = failures.lock() {
@@ -153,7 +153,7 @@ fn a_schedule_that_fails_shrinks_to_what_fails() -> Result<()> {
     let among_others =
         [other, needed[0], r#"{"begin": {"session": 2}}"#, needed[1], needed[2], "\"checkpoint\""];
     let Err(failure) = schedule(&among_others)?.play() else { bail!("nobody notices") };
-    let shortest = failure.schedule.shrink(30);
+    let shortest = failure.shrink(30).schedule;
     ensure!(shortest == schedule(&needed)?, "not the shortest: {}", shortest.text()?);
     let Err(again) = Schedule::parse(&shortest.text()?)?.play() else { bail!("it fails no more") };
     let told = format!("{:#}", again.error);
