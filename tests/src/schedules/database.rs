@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
+use super::statement::Statement;
+
 /// Stands in the rows of relations that are encrypted from their first row on, and nowhere else.
 pub(super) const SECRET: &str = "kanarienvogel-hidden-2f7c";
 /// Stands in all other rows.
@@ -64,7 +66,8 @@ pub(super) struct Table {
     pub(super) shredded: bool,
     pub(super) job: Option<Job>,
     /// It may be encrypted, in whole or part, though its label says plaintext: the transaction that
-    /// gave it new files had locked something that is encrypted, or its decryption was given up.
+    /// gave it new files had locked something that is encrypted, a label that says encrypted was
+    /// rolled back, or its decryption was given up.
     pub(super) in_doubt: bool,
 }
 
@@ -156,6 +159,16 @@ impl Database {
     pub(super) fn crash(&mut self) {
         for table in self.tables.values_mut().filter(|table| !table.logged) {
             table.rows.clear();
+        }
+    }
+
+    /// A statement was rolled back. Pages that a label has encrypted stay encrypted, and a job that
+    /// would have decrypted them is cancelled.
+    pub(super) fn undo(&mut self, statement: &Statement) {
+        if let Statement::Label { table, label: Some(Label::Encrypted) } = statement
+            && let Some(table) = self.tables.get_mut(table)
+        {
+            table.in_doubt = true;
         }
     }
 

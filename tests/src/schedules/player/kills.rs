@@ -152,7 +152,11 @@ impl Player {
             ensure!(is_end_of_server(&error), "{error}");
             let mut after = self.world.clone();
             after.apply(operation);
-            self.possible = [&after, &self.world].map(|w| w.databases[&MAIN].clone()).to_vec();
+            let mut before = self.world.databases[&MAIN].clone();
+            if let Operation::Run { statement, .. } = operation {
+                before.undo(statement);
+            }
+            self.possible = vec![after.databases[&MAIN].clone(), before];
             self.possible.iter_mut().for_each(Database::crash);
         }
         Ok(())
@@ -191,7 +195,8 @@ impl Player {
         // Of those that were not acknowledged any may be there.
         self.possible = vec![before];
         for (statement, context, ran) in ran {
-            let without = self.possible.clone();
+            let mut without = self.possible.clone();
+            without.iter_mut().for_each(|database| database.undo(statement));
             self.possible.iter_mut().for_each(|database| statement.apply(database, &context));
             if let Err(error) = ran {
                 ensure!(kill_after.is_some() && is_end_of_server(&error), "{error}");

@@ -195,16 +195,23 @@ impl World {
 
     /// Sessions are disconnected.
     pub(super) fn end_sessions(&mut self) {
-        let open = self.sessions.iter_mut().filter_map(|session| session.transaction.take());
-        let undone: Vec<_> = open.flat_map(|transaction| transaction.done).collect();
-        self.undo(&undone);
+        for number in 0..self.sessions.len() {
+            let session = &mut self.sessions[number];
+            let database = session.database;
+            if let Some(transaction) = session.transaction.take() {
+                self.undo(database, &transaction.done);
+            }
+        }
     }
 
     /// Statements have been rolled back.
-    fn undo(&mut self, statements: &[(Statement, Context)]) {
+    fn undo(&mut self, database: u8, statements: &[(Statement, Context)]) {
         for (statement, context) in statements {
             if let Statement::Insert { rows, .. } = statement {
                 self.undone.push(context.first..context.first + i64::from(*rows));
+            }
+            if let Some(database) = self.databases.get_mut(&database) {
+                database.undo(statement);
             }
         }
     }
@@ -254,7 +261,8 @@ impl World {
                     && let Some(savepoint) = transaction.savepoint
                 {
                     let undone = transaction.done.split_off(savepoint);
-                    self.undo(&undone);
+                    let database = self.sessions[usize::from(*session)].database;
+                    self.undo(database, &undone);
                 }
             }
             Operation::Commit { session } => {
@@ -265,8 +273,10 @@ impl World {
                 }
             }
             Operation::Rollback { session } => {
-                if let Some(transaction) = self.sessions[usize::from(*session)].transaction.take() {
-                    self.undo(&transaction.done);
+                let session = &mut self.sessions[usize::from(*session)];
+                let database = session.database;
+                if let Some(transaction) = session.transaction.take() {
+                    self.undo(database, &transaction.done);
                 }
             }
             Operation::Prepare { session } => {
@@ -274,7 +284,7 @@ impl World {
             }
             Operation::FinishPrepared { commit } => match self.prepared.take() {
                 Some(transaction) if *commit => self.commit_transaction(MAIN, &transaction),
-                Some(transaction) => self.undo(&transaction.done),
+                Some(transaction) => self.undo(MAIN, &transaction.done),
                 None => {}
             },
             Operation::Connect { session, database } => {
