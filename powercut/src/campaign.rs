@@ -7,7 +7,9 @@ use anyhow::{Context, Result};
 use pagevault_powercut_disk::{Ignore, Random, Survival};
 use pagevault_tests::Cluster;
 
+pub use crate::judge::Verdict;
 use crate::judge::{end_of_log, judge};
+use crate::known;
 use crate::ledger::Ledger;
 use crate::recording::{Cut, Recorded, Recording};
 use crate::scenarios::Scenario;
@@ -40,24 +42,27 @@ pub struct Campaign {
 }
 
 impl Campaign {
-    /// The cuts that are tried: of six two anywhere, two at what is done to the keystore, one after
-    /// a page changed without WAL, and one that is followed by another one within recovery.
+    /// The cuts that are tried: of seven two anywhere, two at what is done to the keystore, one after
+    /// a page changed without WAL, one at what is done to prepared transactions in a checkpoint, and
+    /// one that is followed by another one within recovery.
     #[must_use]
     pub fn cuts(&self, recorded: &Recorded) -> Vec<Cut> {
         let anywhere = recorded.places();
+        let prepared = recorded.places_at(b"pg_twophase");
         let keystore = recorded.places_at(b"pagevault");
         let without_wal = recorded.places_without_wal();
         let mut random = Random::new(self.seed);
         let mut one = |n: usize| {
-            let kinds = [&anywhere, &keystore, &anywhere, &without_wal, &keystore, &anywhere];
-            let places = Some(kinds[n % 6]).filter(|places| !places.is_empty());
+            let kinds =
+                [&anywhere, &keystore, &anywhere, &without_wal, &keystore, &anywhere, &prepared];
+            let places = Some(kinds[n % 7]).filter(|places| !places.is_empty());
             let places = places.unwrap_or(&anywhere);
             let torn = Survival::Some { percent: 50, sector: Some(512) };
             Cut {
                 place: places[random.below(places.len() as u64) as usize],
                 seed: random.number(),
-                survival: (n % 6 == 3).then_some(torn),
-                twice: n % 6 == 5,
+                survival: (n % 7 == 3).then_some(torn),
+                twice: n % 7 == 5,
             }
         };
         (0..self.images).map(&mut one).collect()
@@ -70,7 +75,7 @@ impl Campaign {
         scenario: &Scenario,
         recorded: &Recorded,
         cuts: &[Cut],
-        tried: impl Fn(Cut, bool) + Sync,
+        tried: impl Fn(Cut, Option<&Verdict>) + Sync,
     ) -> Vec<Failure> {
         let (next, failures) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
         std::thread::scope(|scope| {
@@ -81,7 +86,7 @@ impl Campaign {
                         let Some(cut) = cuts.get(n) else { break };
                         let witnesses = self.witnesses > 0 && n % self.witnesses == 0;
                         let result = try_cut(scenario, recorded, *cut, self.ignore, witnesses);
-                        tried(*cut, result.is_ok());
+                        tried(*cut, result.as_ref().ok());
                         if let Err(error) = result
                             && let Ok(mut failures) = failures.lock()
                         {
@@ -107,13 +112,17 @@ pub fn try_cut(
     cut: Cut,
     ignore: Ignore,
     with_others: bool,
-) -> Result<()> {
-    let ledger = Ledger::of(recorded.marks(cut.place).map(|(_, mark)| mark));
+) -> Result<Verdict> {
+    let ledger = Ledger::of(recorded.marks(u64::MAX), cut.place);
     let first = recorded.cluster_after(cut, ignore)?;
     let within;
     let mut cluster = if cut.twice {
         let recording = Recording::begin(first).context("the start that is cut short")?;
         recording.cluster().sql("CHECKPOINT")?;
+        let lost = known::lost_prepared(&recording.cluster().log());
+        if !lost.is_empty() {
+            return Ok(Verdict::Known(format!("{} prepared transactions are lost", lost.len())));
+        }
         within = recording.end()?;
         let places = within.places();
         let mut random = Random::new(cut.seed).of(2);
@@ -125,11 +134,19 @@ pub fn try_cut(
     } else {
         first
     };
-    let started = cluster.start_after_crash().context("the first start");
+    let mut may_say = scenario.log.to_vec();
+    let mut started = cluster.start_server().context("the first start");
+    let data = cluster.data_directory();
+    if let Err(error) = &started
+        && known::is_unlogged_file(&format!("{error:#}"), &data)
+    {
+        may_say.push("File exists");
+        started = cluster.start_server().context("the start after a known failure");
+    }
     let others = |server: &Cluster| match with_others {
         true => witnesses::judge(recorded, cut.place, scenario, server),
         false => Ok(()),
     };
-    let judged = started.and_then(|()| judge(&mut cluster, scenario, &ledger, others));
+    let judged = started.and_then(|()| judge(&mut cluster, scenario, &ledger, &may_say, others));
     judged.with_context(|| end_of_log(&cluster))
 }

@@ -5,11 +5,11 @@ use std::time::Duration;
 use crate::scenarios::{Promise, Scenario, Step};
 
 const fn step(sql: &'static str) -> Step {
-    Step { sql, promise: None }
+    Step { sql, promise: None, may_fail: None }
 }
 
 const fn that(sql: &'static str, about: &'static str, holds: &'static str) -> Step {
-    Step { sql, promise: Some(Promise { about, holds }) }
+    Step { sql, promise: Some(Promise { about, holds }), may_fail: None }
 }
 
 const ORDINARY: Scenario = Scenario {
@@ -45,16 +45,29 @@ const STOCK: &[Step] = &[
     that("TRUNCATE x", "x", "SELECT count(*) = 0 FROM x"),
     step("REINDEX TABLE t3"),
     that(
-        "CREATE DATABASE d STRATEGY file_copy;; @d CREATE TABLE y (id int)",
+        "CREATE DATABASE d STRATEGY file_copy",
         "d",
         "SELECT count(*) = 1 FROM pg_database WHERE datname = 'd'",
     ),
+    step("@d CREATE TABLE y AS SELECT i FROM generate_series(1, 2000) i"),
     that("CREATE DATABASE e", "e", "SELECT count(*) = 1 FROM pg_database WHERE datname = 'e'"),
     that("DROP DATABASE d", "d", "SELECT count(*) = 0 FROM pg_database WHERE datname = 'd'"),
     step("DROP TABLE u"),
     that("DROP TABLE x", "x", "SELECT to_regclass('x') IS NULL"),
     step("VACUUM"),
     step("CHECKPOINT"),
+];
+
+/// Many checkpoints, which write the state of prepared transactions to files.
+const PREPARED: &[Step] = &[
+    step("SELECT pg_sleep(0.1);; CHECKPOINT"),
+    step("BEGIN; INSERT INTO points VALUES (-1); PREPARE TRANSACTION 'long'"),
+    step("SELECT pg_sleep(0.1);; CHECKPOINT"),
+    step("SELECT pg_sleep(0.1);; CHECKPOINT"),
+    step("SELECT pg_sleep(0.1);; CHECKPOINT"),
+    that("COMMIT PREPARED 'long'", "long", "SELECT count(*) = 1 FROM points WHERE n = -1"),
+    step("SELECT pg_sleep(0.1);; CHECKPOINT"),
+    step("SELECT pg_sleep(0.1);; CHECKPOINT"),
 ];
 
 const REKEY: &[Step] = &[
@@ -324,6 +337,8 @@ pub const ALL: &[Scenario] = &[
         steps: STOCK,
         ..ORDINARY
     },
+    Scenario { name: "stock-prepared", encrypted: false, keys: false, steps: PREPARED, ..ORDINARY },
+    Scenario { name: "prepared", before: ENCRYPTED, steps: PREPARED, ..ORDINARY },
     Scenario { name: "rekey", ..REKEYED },
     Scenario { name: "rekey-without-checksums", checksums: false, ..REKEYED },
     Scenario { name: "first-keys", keys: false, steps: FIRST, ..ORDINARY },

@@ -7,45 +7,51 @@ use anyhow::{Context, Result, bail, ensure};
 use pagevault_tests::cluster::{column, text};
 use pagevault_tests::{Cluster, StopMode};
 
+use crate::facts::Facts;
+use crate::known;
 use crate::ledger::Ledger;
+use crate::said;
 use crate::scenarios::Scenario;
 use crate::workload::TABLES;
 
-/// What servers say after a power cut: a page of a map that is torn is made anew, and the removal
-/// of a database is repeated.
-const ORDINARY: [&str; 9] = [
-    "page verification failed",
-    "_fsm; zeroing",
-    "_vm; zeroing",
-    "_fsm\"; zeroing",
-    "_vm\"; zeroing",
-    "could not open directory \"base/",
-    "some useless files may be left behind in old database directory",
-    "could not send data to client",
-    // Statistics are not synced.
-    "found incorrect format ID",
-];
+/// What a cut has come to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// All is as it must be.
+    Good,
+    /// What is lost is what PostgreSQL itself loses: see the module `known`.
+    Known(String),
+}
 
-pub(crate) const EXTENSION: &str = "SELECT count(*) FROM pg_extension WHERE extname = 'pagevault'";
-
-/// Judges a server that was started on an image, and stops it.
+/// What is wrong with a server that was started on an image; it is stopped. First it must be as was
+/// promised, without a repair. Only what a command leaves that was under way is repaired.
 pub(crate) fn judge(
     cluster: &mut Cluster,
     scenario: &Scenario,
     ledger: &Ledger,
+    may_say: &[&str],
     others: impl FnOnce(&Cluster) -> Result<()>,
-) -> Result<()> {
-    for line in ORDINARY.iter().chain(scenario.log) {
-        cluster.allow_log(line);
-    }
+) -> Result<Verdict> {
+    let lost = known::lost_prepared(&cluster.log());
+    let ledger = &ledger.without(&lost);
+    let under_way = ledger.is_under_way();
     contents(cluster, scenario, ledger)?;
+    Facts::of(cluster)?.judge(&ledger.before, under_way.then_some(&ledger.after))?;
     relations(cluster, scenario)?;
+    if ledger.lacks > 0 {
+        // It comes back with the next start, when others have seen that it is not there.
+        cluster.stop(StopMode::Fast)?;
+        said::judge(&cluster.log(), may_say)?;
+        return Ok(Verdict::Known(format!("{} prepared transactions are lost", ledger.lacks)));
+    }
     if scenario.encrypted {
         jobs(cluster).context("rekey jobs")?;
-        repair(cluster)?;
-        jobs(cluster).context("rekey jobs of what was not as labels want it")?;
-        drift(cluster)?;
+        if !under_way {
+            Facts::drift(cluster)?.judge_drift(&ledger.before)?;
+        }
         contents(cluster, scenario, ledger).context("after the jobs")?;
+        repair(cluster)?;
+        contents(cluster, scenario, ledger).context("after repairs")?;
     }
     others(cluster)?;
     let files = files(cluster)?;
@@ -55,7 +61,9 @@ pub(crate) fn judge(
     }
     cluster.start_server().context("the second start")?;
     contents(cluster, scenario, ledger).context("after the second start")?;
-    cluster.end()
+    cluster.stop(StopMode::Fast)?;
+    said::judge(&cluster.log(), may_say)?;
+    Ok(Verdict::Good)
 }
 
 /// The ledger, and sums that are the same in all tables, by the heap and by indexes.
@@ -100,11 +108,18 @@ pub(crate) fn contents(cluster: &Cluster, scenario: &Scenario, ledger: &Ledger) 
     Ok(())
 }
 
-fn databases(cluster: &Cluster) -> Result<Vec<String>> {
+/// Those that can be connected to.
+pub(crate) fn databases(cluster: &Cluster) -> Result<Vec<String>> {
     column(
         &mut cluster.client()?,
         "SELECT datname FROM pg_database WHERE datallowconn AND datconnlimit <> -2 AND datname <> 'template1'",
     )
+}
+
+/// Whether pagevault is installed in a database.
+pub(crate) fn has_extension(cluster: &Cluster, database: &str) -> Result<bool> {
+    let query = "SELECT EXISTS (SELECT FROM pg_extension WHERE extname = 'pagevault')";
+    Ok(text(&mut cluster.client_to(database)?, query)? == "t")
 }
 
 /// Every table by the heap, every btree index against its table.
@@ -145,17 +160,20 @@ pub(crate) fn relations(cluster: &Cluster, scenario: &Scenario) -> Result<()> {
     Ok(())
 }
 
-/// Unfinished jobs go on by themselves and end.
+/// Unfinished jobs go on by themselves and end, in each database.
 pub(crate) fn jobs(cluster: &Cluster) -> Result<()> {
-    if text(&mut cluster.client()?, EXTENSION)? == "0" {
-        return Ok(());
+    for database in databases(cluster)? {
+        if has_extension(cluster, &database)? {
+            jobs_of(cluster, &database).with_context(|| format!("in {database}"))?;
+        }
     }
-    cluster.sql(
-        "SELECT pagevault.resume_rekey(job) FROM pagevault.rekey_jobs WHERE state IN ('paused', 'cancelled') AND relation IS NOT NULL",
-    )?;
+    Ok(())
+}
+
+fn jobs_of(cluster: &Cluster, database: &str) -> Result<()> {
+    let mut client = cluster.client_to(database)?;
     let deadline = Instant::now() + Duration::from_secs(90);
     loop {
-        let mut client = cluster.client()?;
         let left = column(&mut client,
             "SELECT concat_ws(' ', job, relation, kind, state, pages_done, pages_total, error)
                FROM pagevault.rekey_jobs WHERE state IN ('waiting', 'running', 'failed') AND relation IS NOT NULL")?;
@@ -165,31 +183,29 @@ pub(crate) fn jobs(cluster: &Cluster) -> Result<()> {
         if Instant::now() > deadline || left.iter().any(|job| job.contains(" failed ")) {
             bail!("unfinished: {left:?}");
         }
-        std::thread::sleep(Duration::from_millis(100));
+        std::thread::sleep(Duration::from_millis(50));
     }
 }
 
-/// What commands had not come to before the cut: they leave a mixture, and are repeated.
+/// Commands that had not come to their end leave a mixture. What drift says ends it, also jobs that
+/// had been stopped.
 fn repair(cluster: &Cluster) -> Result<()> {
-    let mut client = cluster.client()?;
-    if text(&mut client, EXTENSION)? != "0" {
-        for fix in column(
-            &mut client,
-            "SELECT DISTINCT fix FROM pagevault.drift(true) WHERE fix IS NOT NULL",
-        )? {
-            client.batch_execute(&fix).with_context(|| fix.clone())?;
+    for database in databases(cluster)? {
+        if !has_extension(cluster, &database)? {
+            continue;
         }
+        let mut client = cluster.client_to(&database)?;
+        // A job that ends may leave what another fix is for.
+        for _ in 0..3 {
+            let fixes = "SELECT DISTINCT fix FROM pagevault.drift(true) WHERE fix IS NOT NULL";
+            for fix in column(&mut client, fixes)? {
+                client.batch_execute(&fix).with_context(|| fix.clone())?;
+            }
+            jobs_of(cluster, &database).with_context(|| format!("after repairs in {database}"))?;
+        }
+        let drift = column(&mut client, "SELECT d::text FROM pagevault.drift(true) d")?;
+        ensure!(drift.is_empty(), "drift in {database}: {drift:?}");
     }
-    Ok(())
-}
-
-fn drift(cluster: &Cluster) -> Result<()> {
-    let mut client = cluster.client()?;
-    if text(&mut client, EXTENSION)? == "0" {
-        return Ok(());
-    }
-    let drift = column(&mut client, "SELECT d::text FROM pagevault.drift(true) d")?;
-    ensure!(drift.is_empty(), "drift: {drift:?}");
     Ok(())
 }
 

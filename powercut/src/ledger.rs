@@ -1,8 +1,8 @@
 //! What clients had been told when the power failed.
 //!
 //! Marks: `b CLIENT N` before transaction N begins, `c CLIENT N` after its commit was acknowledged,
-//! `p CLIENT N` after PREPARE TRANSACTION was; `s STEP` before a step of the scenario, `d STEP`
-//! after it.
+//! `p CLIENT N XID` after PREPARE TRANSACTION was; `s STEP` before a step of the scenario, `d STEP`
+//! after it, `f STEP` and facts before that; step `-` is what was before the first.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,6 +10,8 @@ use anyhow::{Result, ensure};
 use postgres::Client;
 
 use pagevault_tests::cluster::{column, run_sql, text};
+
+use crate::facts::Facts;
 
 /// Transactions of a client that end with ROLLBACK.
 pub(crate) fn is_rolled_back(n: u64) -> bool {
@@ -28,28 +30,63 @@ type Transaction = (u64, u64);
 pub(crate) struct Ledger {
     begun: BTreeSet<Transaction>,
     committed: BTreeSet<Transaction>,
-    prepared: BTreeSet<Transaction>,
+    /// With their xids.
+    prepared: BTreeMap<Transaction, u64>,
+    /// How many of these PostgreSQL has lost, as it is known to.
+    pub(crate) lacks: usize,
     /// Steps of the scenario: those that were begun, and whether they were done.
     pub(crate) steps: BTreeMap<usize, bool>,
+    /// Facts after the last step that was done.
+    pub(crate) before: Facts,
+    /// And after the one that was under way.
+    pub(crate) after: Facts,
 }
 
 impl Ledger {
-    pub(crate) fn of<'m>(marks: impl Iterator<Item = &'m str>) -> Ledger {
+    /// Of a journal's marks, and the place of the cut.
+    pub(crate) fn of<'m>(marks: impl Iterator<Item = (u64, &'m str)>, cut: u64) -> Ledger {
         let mut ledger = Ledger::default();
-        for mark in marks {
+        let mut noted = BTreeMap::new();
+        for (place, mark) in marks {
+            if let Some((step, facts)) = mark.strip_prefix("f ").and_then(|f| f.split_once('\n')) {
+                noted.insert(step.parse().ok(), facts);
+                continue;
+            }
+            if place >= cut {
+                continue;
+            }
             let mut words = mark.split(' ');
             let kind = words.next();
             let numbers: Vec<u64> = words.filter_map(|word| word.parse().ok()).collect();
             match (kind, numbers.as_slice()) {
                 (Some("b"), [client, n]) => drop(ledger.begun.insert((*client, *n))),
                 (Some("c"), [client, n]) => drop(ledger.committed.insert((*client, *n))),
-                (Some("p"), [client, n]) => drop(ledger.prepared.insert((*client, *n))),
+                (Some("p"), [client, n, xid]) => {
+                    let _ = ledger.prepared.insert((*client, *n), *xid);
+                }
                 (Some("s"), [step]) => drop(ledger.steps.insert(*step as usize, false)),
                 (Some("d"), [step]) => drop(ledger.steps.insert(*step as usize, true)),
                 _ => {}
             }
         }
+        let facts = |step| noted.get(&step).map(|facts| Facts::read(facts)).unwrap_or_default();
+        let last = |done| ledger.steps.iter().rfind(|step| *step.1 == done).map(|step| *step.0);
+        (ledger.before, ledger.after) = (facts(last(true)), facts(last(false)));
         ledger
+    }
+
+    /// With prepared transactions left out that were lost by a defect of PostgreSQL.
+    pub(crate) fn without(&self, lost: &BTreeSet<u64>) -> Ledger {
+        let mut ledger = self.clone();
+        let committed = ledger.committed.clone();
+        ledger.prepared.retain(|of, xid| committed.contains(of) || !lost.contains(xid));
+        ledger.lacks = self.prepared.len() - ledger.prepared.len();
+        ledger
+    }
+
+    /// Whether a step was begun and not done.
+    pub(crate) fn is_under_way(&self) -> bool {
+        self.steps.values().any(|done| !done)
     }
 
     /// Ends prepared transactions, and compares what is there with what must be, and may be.
@@ -69,7 +106,7 @@ impl Ledger {
         let found: BTreeSet<_> = rows.iter().map(|row| parse(row, '-')).collect();
         let lost: Vec<_> = self.committed.difference(&found).collect();
         ensure!(lost.is_empty(), "acknowledged commits are lost: {lost:?}");
-        let lost: Vec<_> = self.prepared.difference(&found).collect();
+        let lost: Vec<_> = self.prepared.keys().filter(|of| !found.contains(of)).collect();
         ensure!(lost.is_empty(), "acknowledged prepared transactions are lost: {lost:?}");
         let wrong: Vec<_> = found
             .iter()

@@ -1,12 +1,15 @@
 //! `pagevault-powercut`: simulated power cuts. See docs/testing.md.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result, bail};
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
-use pagevault_powercut::campaign::{Campaign, try_cut};
+use pagevault_powercut::campaign::{Campaign, Verdict, try_cut};
 use pagevault_powercut::catalogue;
 use pagevault_powercut::recording::{Cut, Recorded};
 use pagevault_powercut::scenarios::Scenario;
@@ -107,13 +110,14 @@ fn run(arguments: &Arguments) -> Result<usize> {
         }
         eprintln!("{}", recorded.around(place));
         let survival = arguments.torn.then_some(Survival::Some { percent: 50, sector: Some(512) });
-        try_cut(
+        let verdict = try_cut(
             scenario,
             &recorded,
             Cut { place, seed, survival, twice: arguments.twice },
             ignore,
             arguments.witnesses == 1,
         )?;
+        eprintln!("{verdict:?}");
         return Ok(0);
     }
     eprintln!("{}", Installation::get()?.version);
@@ -145,11 +149,15 @@ fn report(
     let bar = ProgressBar::new(cuts.len() as u64);
     bar.set_style(ProgressStyle::with_template("{prefix} {bar:30} {pos}/{len} {msg}")?);
     bar.set_prefix(scenario.name);
-    let failed = std::sync::atomic::AtomicUsize::new(0);
-    let failures = campaign.run(scenario, recorded, &cuts, |_, good| {
-        use std::sync::atomic::Ordering::Relaxed;
-        if !good {
-            bar.set_message(format!("{} failed", failed.fetch_add(1, Relaxed) + 1));
+    let (failed, known) = (AtomicUsize::new(0), Mutex::new(BTreeMap::<String, usize>::new()));
+    let failures = campaign.run(scenario, recorded, &cuts, |_, verdict| {
+        match verdict {
+            None => bar.set_message(format!("{} failed", failed.fetch_add(1, Relaxed) + 1)),
+            Some(Verdict::Good) => {}
+            Some(Verdict::Known(what)) => {
+                let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
+                *known.entry(what.clone()).or_default() += 1;
+            }
         }
         bar.inc(1);
     });
@@ -162,6 +170,9 @@ fn report(
         cuts.len(),
         failures.len()
     );
+    for (what, times) in known.into_inner().unwrap_or_default() {
+        eprintln!("  {times} as PostgreSQL itself is known to: {what}");
+    }
     if failures.is_empty() {
         return Ok(0);
     }

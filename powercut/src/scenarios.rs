@@ -8,8 +8,9 @@ use pagevault_powercut_disk::Random;
 use pagevault_tests::cluster::run_sql;
 use pagevault_tests::{Cluster, Settings, StopMode};
 
+use crate::facts::Facts;
 use crate::recording::{Recorded, Recording};
-use crate::workload::{Worker, tables};
+use crate::workload::{Worker, is_deadlock, tables};
 
 /// What must be true once a step was acknowledged, until another one about the same begins.
 #[derive(Clone, Copy, Debug)]
@@ -20,7 +21,7 @@ pub struct Promise {
     pub holds: &'static str,
 }
 
-/// A command of the scenario; each has a session of its own, and errors do not matter.
+/// A command of the scenario; each has a session of its own.
 #[derive(Clone, Copy, Debug)]
 pub struct Step {
     /// Statements. Those that `;;` separates are not in one transaction; the first may begin with
@@ -28,6 +29,8 @@ pub struct Step {
     pub sql: &'static str,
     /// What is true afterwards.
     pub promise: Option<Promise>,
+    /// With which SQLSTATE it may fail, because of what else happens; without: it never may.
+    pub may_fail: Option<&'static str>,
 }
 
 /// A load, and commands that are given meanwhile.
@@ -57,12 +60,11 @@ pub struct Scenario {
 
 impl Scenario {
     /// Runs it, and records what the server does: some clients and all steps, a stop in good order
-    /// and a start, the clients again, and the end.
+    /// and a start, the clients again, and the end. With `witnesses`, a standby and a backup are
+    /// recorded, too.
     ///
     /// # Errors
-    /// When anything but a step fails.
-    ///
-    /// With `witnesses`, a standby and a backup are recorded, too.
+    /// When anything fails that is not intended to.
     pub fn record(&self, seed: u64, witnesses: bool) -> Result<Recorded> {
         let random = Random::new(seed);
         let cluster = self.prepare().with_context(|| format!("prepare {}", self.name))?;
@@ -165,19 +167,34 @@ impl Scenario {
     }
 
     fn steps(&self, recording: &Recording, steps: &[Step]) -> Result<()> {
+        if !steps.is_empty() {
+            note(recording, "-")?;
+        }
         std::thread::sleep(Duration::from_millis(200));
         for (number, step) in steps.iter().enumerate() {
             point(recording, number)?;
             recording.journal().mark(&format!("s {number}"))?;
-            let done = run(recording.cluster(), step.sql);
-            match done {
-                Ok(()) => recording.journal().mark(&format!("d {number}"))?,
-                Err(error) => recording.journal().mark(&format!("e {number} {error:#}"))?,
+            let mut done = run(recording.cluster(), step.sql);
+            while done.as_ref().is_err_and(is_deadlock) {
+                done = run(recording.cluster(), step.sql);
             }
+            if let Err(error) = done
+                && step.may_fail.is_none_or(|code| !error.to_string().starts_with(code))
+            {
+                return Err(error.context(format!("step {number}")));
+            }
+            note(recording, &number.to_string())?;
+            recording.journal().mark(&format!("d {number}"))?;
             std::thread::sleep(self.pause);
         }
         Ok(())
     }
+}
+
+/// Notes what the server says of itself after a step.
+fn note(recording: &Recording, step: &str) -> Result<()> {
+    let (facts, drift) = (Facts::of(recording.cluster())?, Facts::drift(recording.cluster())?);
+    recording.journal().mark(&format!("f {step}\n{}", facts.joined(drift).written()))
 }
 
 fn run(cluster: &Cluster, sql: &str) -> Result<()> {

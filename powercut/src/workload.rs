@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Result;
 use pagevault_powercut_disk::Random;
 use pagevault_tests::Cluster;
-use pagevault_tests::cluster::run_sql;
+use pagevault_tests::cluster::{run_sql, text};
 use postgres::Client;
 
 use crate::ledger::{is_prepared, is_rolled_back};
@@ -57,10 +57,7 @@ impl Worker<'_> {
         while !self.stop.load(Relaxed) {
             match self.transaction(&mut client, n) {
                 Ok(()) => {}
-                // A deadlock, or a command of the scenario that was in the way.
-                Err(_) if !client.is_closed() => {
-                    let _ = client.simple_query("ROLLBACK");
-                }
+                Err(error) if is_deadlock(&error) => run_sql(&mut client, "ROLLBACK")?,
                 Err(error) => return Err(error),
             }
             n += 1;
@@ -85,8 +82,14 @@ impl Worker<'_> {
             return run_sql(client, &format!("{sql} ROLLBACK"));
         }
         if self.prepares && is_prepared(n) {
-            run_sql(client, &format!("{sql} PREPARE TRANSACTION '{number}-{n}'"))?;
-            journal.mark(&format!("p {number} {n}"))?;
+            let prepare =
+                format!("{sql} SELECT txid_current(); PREPARE TRANSACTION '{number}-{n}'");
+            let xid = text(client, &prepare)?;
+            journal.mark(&format!("p {number} {n} {xid}"))?;
+            if random.percent(30) {
+                // A checkpoint may come by.
+                std::thread::sleep(Duration::from_millis(20));
+            }
             // Repeated, because nothing else may end it.
             run_sql(client, &format!("COMMIT PREPARED '{number}-{n}'"))?;
         } else {
@@ -99,4 +102,9 @@ impl Worker<'_> {
         }
         Ok(())
     }
+}
+
+/// Not what anybody intends, but it happens to clients that lock rows in any order.
+pub(crate) fn is_deadlock(error: &anyhow::Error) -> bool {
+    error.to_string().starts_with("40P01")
 }

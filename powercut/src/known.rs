@@ -1,0 +1,71 @@
+//! What PostgreSQL itself does wrong after a power cut, recognised by exactly what it says.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+/// Prepared transactions that PostgreSQL 17 and 18 lose, by their xids, when power is cut during a
+/// checkpoint, after its fsync of `pg_twophase` and before that of `pg_control`. Recovery begins
+/// before the transaction, so its state file is one of the future and is removed
+/// (`ProcessTwoPhaseBuffer`, twophase.c). But the name of that file is made of the epoch before
+/// (`AdjustToFullTransactionId`; `FullTransactionIdFromAllowableAt` for an xid that is not
+/// allowable, transam.h), so that it stays. When the record of PREPARE TRANSACTION is replayed, the
+/// file is there, and the record is skipped (`PrepareRedoAdd`).
+pub(crate) fn lost_prepared(log: &str) -> BTreeSet<u64> {
+    let said = |text: &str| log.lines().any(|line| line.ends_with(text));
+    let future = log.lines().filter_map(|line| {
+        line.split_once("WARNING:  removing future two-phase state file for transaction ")?
+            .1
+            .parse()
+            .ok()
+    });
+    future.filter(|xid| said(&kept_file(*xid)) && said(&skipped_record(*xid))).collect()
+}
+
+/// It is asked to remove a file of epoch 0 - 1.
+pub(crate) fn kept_file(xid: u64) -> String {
+    format!(
+        "WARNING:  could not remove file \"pg_twophase/FFFFFFFF{xid:08X}\": No such file or directory"
+    )
+}
+
+pub(crate) fn skipped_record(xid: u64) -> String {
+    format!("WARNING:  could not recover two-phase state file for transaction {xid}")
+}
+
+/// Whether a server did not start because of an unlogged table. When its new file is given up, the
+/// main fork stays until the next checkpoint, and the init fork goes at once (`mdunlink`, md.c). If
+/// the server crashes before the abort is in WAL, redo makes the init fork again, and the end of
+/// recovery cannot copy that to a main file that exists (`ResetUnloggedRelations`, reinit.c;
+/// `copy_file`, copydir.c). The next start removes the main file first.
+pub(crate) fn is_unlogged_file(error: &str, data: &Path) -> bool {
+    let named = |line: &str| {
+        let (_, after) = line.split_once("FATAL:  could not create file \"base/")?;
+        Some(after.split_once("\": File exists")?.0.to_owned())
+    };
+    error.lines().filter_map(named).any(|file| {
+        let init = data.join("base").join(format!("{file}_init"));
+        data.join("base").join(&file).exists() && init.exists()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prepared_transaction_is_lost_only_if_all_three_are_said_of_it() {
+        let future =
+            "12:00 [1] startup WARNING:  removing future two-phase state file for transaction 747";
+        let lost = [future, &kept_file(747), &skipped_record(747)];
+        assert_eq!(lost_prepared(&lost.join("\n")), BTreeSet::from([747]));
+        for part in 0..3 {
+            let mut less = lost.to_vec();
+            less.remove(part);
+            assert_eq!(lost_prepared(&less.join("\n")), BTreeSet::new());
+        }
+        assert_eq!(
+            lost_prepared(&[future, &kept_file(748), &skipped_record(747)].join("\n")),
+            BTreeSet::new()
+        );
+    }
+}
