@@ -77,13 +77,16 @@ const REKEY: &[Step] = &[
     step("VACUUM t2"),
     step("SELECT pagevault.decrypt('t3')"),
     step("CHECKPOINT"),
+    step("SELECT pagevault.wait_for_rekey(job) FROM pagevault.rekey_jobs"),
+    step("ALTER SYSTEM SET pagevault.rekey_rate = '256kB';; SELECT pg_reload_conf()"),
     step("SELECT pagevault.rotate_data_key('t1')"),
     step("SELECT pagevault.pause_rekey(max(job)) FROM pagevault.rekey_jobs"),
     step("VACUUM"),
     step("SELECT pagevault.cancel_rekey(max(job)) FROM pagevault.rekey_jobs"),
     step("CHECKPOINT"),
     step("SELECT pagevault.resume_rekey(max(job)) FROM pagevault.rekey_jobs"),
-    step("SELECT pagevault.wait_for_rekey('t1'), pagevault.wait_for_rekey('t3')"),
+    step("ALTER SYSTEM RESET pagevault.rekey_rate;; SELECT pg_reload_conf()"),
+    step("SELECT pagevault.wait_for_rekey('t1'::regclass), pagevault.wait_for_rekey('t3'::regclass)"),
     that(
         "SET pagevault.rekey_threshold = '1GB';; SELECT pagevault.encrypt('t3')",
         "t3",
@@ -96,7 +99,7 @@ const REKEY: &[Step] = &[
     step("SELECT pagevault.encrypt('t2', 'aes-128-xts')"),
     step("VACUUM FULL t2"),
     step("SELECT pagevault.decrypt('t1')"),
-    step("SELECT pagevault.wait_for_rekey('t1')"),
+    step("SELECT pagevault.wait_for_rekey('t1'::regclass)"),
 ];
 
 const REKEYED: Scenario = Scenario {
@@ -263,7 +266,8 @@ const DATABASES: &[Step] = &[
     step("CHECKPOINT"),
     step("@d INSERT INTO x SELECT i FROM generate_series(1000, 2000) i"),
     that("DROP DATABASE d", "d", GONE),
-    step("SELECT * FROM pagevault.shred_former_files('postgres')"),
+    step("@e TRUNCATE x"),
+    step("@e SELECT * FROM pagevault.shred_former_files('e')"),
     that("CREATE DATABASE d TEMPLATE e STRATEGY file_copy", "d", HERE),
 ];
 
@@ -291,6 +295,7 @@ const SHRED: &[Step] = &[
     ),
     step("DROP SCHEMA shreds CASCADE"),
     step("SELECT pagevault.rotate_data_key('t2')"),
+    step("VACUUM FULL t1"),
     step("SELECT * FROM pagevault.shred_former_files('postgres')"),
 ];
 
@@ -301,6 +306,7 @@ const HINTS: &[Step] = &[
         "h",
         "SELECT count(*) = 20000 FROM h",
     ),
+    step("SET pagevault.rekey_threshold = '1GB';; SELECT pagevault.encrypt('h')"),
     step("CHECKPOINT"),
     step("SELECT pagevault.rotate_data_key('h')"),
     step("SELECT count(*) FROM h"),
@@ -312,13 +318,13 @@ const HINTS: &[Step] = &[
     step("SELECT pagevault.decrypt('h')"),
     step("SELECT count(*) FROM h WHERE v = 1;; SELECT sum(v) FROM t1"),
     step("VACUUM h"),
-    step("SELECT pagevault.wait_for_rekey('h')"),
+    step("SELECT pagevault.wait_for_rekey('h'::regclass)"),
     step("DELETE FROM t1 WHERE false;; UPDATE h SET v = 2 WHERE id % 10 = 1"),
     step("SELECT pagevault.encrypt('h')"),
     step("SELECT count(*) FROM h WHERE v = 2"),
     step("CHECKPOINT"),
     step("SET enable_seqscan = off;; SELECT count(*) FROM h WHERE id > 10;; VACUUM FREEZE h"),
-    step("SELECT pagevault.wait_for_rekey('h')"),
+    step("SELECT pagevault.wait_for_rekey('h'::regclass)"),
     step("SELECT pagevault.rotate_data_key('h')"),
     step("SELECT count(*) FROM h"),
     step("VACUUM"),
