@@ -2,6 +2,8 @@
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use anyhow::{Context, Result, bail, ensure};
 use postgres::{Client, NoTls, SimpleQueryMessage};
@@ -97,6 +99,10 @@ pub struct Cluster {
     allowed: Vec<String>,
     environment: Vec<(String, OsString)>,
     finished: bool,
+    /// The data directory as `initdb` made it.
+    pub(crate) origin: Option<PathBuf>,
+    pub(crate) killed: AtomicBool,
+    pub(crate) without_witness: OnceLock<&'static str>,
 }
 
 impl Cluster {
@@ -137,14 +143,16 @@ impl Cluster {
             None => builder.tempdir()?,
         };
         installation.give(directory.path())?;
-        let cluster = Cluster::in_directory(installation, directory);
+        let mut cluster = Cluster::in_directory(installation, directory);
         let data = cluster.data_directory();
-        initdb(installation, &data, settings.checksums, settings.wal_segment_size)?;
+        cluster.origin =
+            Some(initdb(installation, &data, settings.checksums, settings.wal_segment_size)?);
         cluster.append_conf(&format!(
             "listen_addresses = ''\n\
              unix_socket_directories = '{}'\n\
              fsync = off\n\
              max_wal_size = '4GB'\n\
+             wal_keep_size = '32GB'\n\
              autovacuum = off\n\
              jit = off\n\
              log_line_prefix = '%m [%p] %b '\n\
@@ -183,6 +191,9 @@ impl Cluster {
             allowed: Vec::new(),
             environment: Vec::new(),
             finished: false,
+            origin: None,
+            killed: AtomicBool::new(false),
+            without_witness: OnceLock::new(),
         }
     }
 
@@ -352,17 +363,31 @@ impl Cluster {
         Ok(files)
     }
 
-    /// Ends the test: stops the server cleanly and checks its log.
+    /// With another's environment, expectations of the log, and reasons.
+    pub(crate) fn like(mut self, other: &Cluster) -> Cluster {
+        self.installation = other.installation;
+        self.allowed.clone_from(&other.allowed);
+        self.environment.clone_from(&other.environment);
+        self
+    }
+
+    pub(crate) fn was_killed(&self) -> bool {
+        self.killed.load(Relaxed)
+    }
+
+    /// Ends the test: stops the server cleanly and checks its log. If it was killed meanwhile, a
+    /// restore replays all of its WAL, and must come to the same state (module `replay`).
     ///
     /// # Errors
-    /// When the server does not stop, or logged a warning that was not permitted.
+    /// When the server does not stop, or logged a warning that was not permitted, or the restore
+    /// does not agree.
     pub fn finish(mut self) -> Result<()> {
-        self.end()?;
+        self.end_with_witness()?;
         self.finished = true;
         Ok(())
     }
 
-    /// As [`Cluster::finish`], and leaves it to the caller.
+    /// As [`Cluster::finish`], without the restore, and leaves it to the caller.
     ///
     /// # Errors
     /// As [`Cluster::finish`].

@@ -16,7 +16,7 @@ use crate::installation::run;
 
 static MAKING: Mutex<()> = Mutex::new(());
 
-/// Creates the data directory `target`.
+/// Creates the data directory `target`. Returns a copy of it as it is now, which nobody changes.
 ///
 /// # Errors
 /// When `initdb` fails, or its result has an unknown layout.
@@ -25,7 +25,7 @@ pub(crate) fn initdb(
     target: &Path,
     checksums: bool,
     wal_segment_size: Option<u32>,
-) -> Result<()> {
+) -> Result<PathBuf> {
     let make = |target: &Path| -> Result<()> {
         let mut initdb = installation.command("initdb");
         initdb.args(["-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"]);
@@ -39,12 +39,14 @@ pub(crate) fn initdb(
         }
         run(initdb.arg("-D").arg(target)).map(drop)
     };
-    let templates = std::env::var_os("PAGEVAULT_TEMPLATES").map(PathBuf::from);
-    // With smaller segments there are several of them.
-    let Some(templates) = templates.filter(|_| wal_segment_size.is_none()) else {
-        return make(target);
+    let Some(templates) = std::env::var_os("PAGEVAULT_TEMPLATES").map(PathBuf::from) else {
+        make(target)?;
+        let origin = target.with_file_name("origin");
+        run(installation.command("/bin/cp").arg("-a").arg(target).arg(&origin))?;
+        return Ok(origin);
     };
-    let name = format!("{}-{checksums}", installation.version);
+    let size = wal_segment_size.map(|size| format!("-{size}MB")).unwrap_or_default();
+    let name = format!("{}-{checksums}{size}", installation.version);
     let template = templates.join(&name);
     {
         let _one = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
@@ -55,17 +57,33 @@ pub(crate) fn initdb(
         }
     }
     run(installation.command("/bin/cp").arg("-a").arg(&template).arg(target))?;
-    set_system_identifier(target).with_context(|| format!("make {} distinct", target.display()))
-}
-
-/// Gives a copy its own system identifier: in the control file, which has a checksum, and in the
-/// header of the only WAL segment, which has none (`XLogLongPageHeaderData`).
-fn set_system_identifier(data: &Path) -> Result<()> {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
     let identifier = (since.as_secs() << 32)
         | u64::from(since.subsec_nanos()) ^ (u64::from(process::id()) << 12);
-    let identifier = identifier.to_le_bytes();
+    set_system_identifier(target, identifier.to_le_bytes())
+        .with_context(|| format!("make {} distinct", target.display()))?;
+    Ok(template)
+}
 
+/// Copies what [`initdb`] returned for the data directory `of` to `target`.
+///
+/// # Errors
+/// When it cannot.
+pub(crate) fn copy_of(
+    installation: &Installation,
+    origin: &Path,
+    of: &Path,
+    target: &Path,
+) -> Result<()> {
+    run(installation.command("/bin/cp").arg("-a").arg(origin).arg(target))?;
+    let control = fs::read(of.join("global/pg_control"))?;
+    let identifier = control.first_chunk().context("pg_control is empty")?;
+    set_system_identifier(target, *identifier)
+}
+
+/// Gives a copy its own system identifier: in the control file, which has a checksum, and in the
+/// header of each WAL segment, which has none (`XLogLongPageHeaderData`).
+fn set_system_identifier(data: &Path, identifier: [u8; 8]) -> Result<()> {
     let file = data.join("global/pg_control");
     let mut control = fs::read(&file)?;
     // `ControlFileData` begins with the identifier and ends with the checksum; its size differs by
@@ -74,12 +92,24 @@ fn set_system_identifier(data: &Path) -> Result<()> {
         control.get(*end..end + 4) == Some(&crc32c::crc32c(&control[..*end]).to_le_bytes())
     };
     let end = (64..control.len()).step_by(4).find(is_end).context("no checksum in pg_control")?;
+    let former = control[..8].to_vec();
     control[..8].copy_from_slice(&identifier);
     let checksum = crc32c::crc32c(&control[..end]).to_le_bytes();
     control[end..end + 4].copy_from_slice(&checksum);
     fs::write(&file, control)?;
 
-    let file = data.join("pg_wal/000000010000000000000001");
-    let segment = fs::File::options().write(true).open(file)?;
-    Ok(segment.write_all_at(&identifier, 24)?)
+    for segment in fs::read_dir(data.join("pg_wal"))? {
+        let segment = segment?;
+        if !segment.file_type()?.is_file() {
+            continue;
+        }
+        let segment = fs::File::options().read(true).write(true).open(segment.path())?;
+        let mut found = [0; 8];
+        segment.read_exact_at(&mut found, 24)?;
+        // What has not been written yet has none.
+        if found == *former {
+            segment.write_all_at(&identifier, 24)?;
+        }
+    }
+    Ok(())
 }

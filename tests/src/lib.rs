@@ -27,6 +27,7 @@ pub mod leaks;
 pub mod log;
 pub mod memory;
 pub mod process;
+mod replay;
 pub mod schedules;
 mod server;
 pub mod standby;

@@ -1,6 +1,7 @@
 //! The server of a cluster: starting, stopping and killing it.
 
 use std::process::Stdio;
+use std::sync::atomic::Ordering::Relaxed;
 
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
@@ -65,7 +66,10 @@ impl Cluster {
     pub fn stop(&self, mode: StopMode) -> Result<()> {
         let mode = match mode {
             StopMode::Fast => "fast",
-            StopMode::Immediate => "immediate",
+            StopMode::Immediate => {
+                self.killed.store(true, Relaxed);
+                "immediate"
+            }
         };
         run(self
             .installation()
@@ -90,6 +94,7 @@ impl Cluster {
     /// # Errors
     /// When a process survives.
     pub fn kill(&self) -> Result<()> {
+        self.killed.store(true, Relaxed);
         process::kill_all(&self.data_directory())?;
         // If nothing reaps orphans, a dead postmaster stays as a zombie, and the next one believes
         // that it is running.
@@ -111,6 +116,7 @@ impl Cluster {
         // postmaster.c: PostmasterStateMachine.
         let crashes = || self.log().matches("all server processes terminated").count();
         let before = crashes();
+        self.killed.store(true, Relaxed);
         kill_process(pid, Signal::KILL)?;
         self.eventually_that("restart after a crash", || {
             ensure!(crashes() > before, "the postmaster has not noticed it");
