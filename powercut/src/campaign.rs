@@ -1,5 +1,6 @@
 //! Which cuts are tried.
 
+use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -99,6 +100,27 @@ impl Campaign {
         });
         failures.into_inner().unwrap_or_default()
     }
+}
+
+/// Judges a server that was stopped in good order, and then spoilt: its files, or what is in it.
+/// As a control of the judges.
+///
+/// # Errors
+/// When something is wrong, as it should be.
+pub fn judge_spoilt(
+    scenario: &Scenario,
+    recorded: &Recorded,
+    files: impl FnOnce(&Path) -> Result<()>,
+    contents: impl FnOnce(&Cluster) -> Result<()>,
+) -> Result<Verdict> {
+    let place = recorded.stopped().context("it was never stopped")?;
+    let cut = Cut { place, seed: 0, survival: Some(Survival::Everything), twice: false };
+    let mut cluster = recorded.cluster_after(cut, None)?;
+    files(&cluster.data_directory())?;
+    cluster.start_server().context("the first start")?;
+    contents(&cluster)?;
+    let ledger = Ledger::of(recorded.marks(u64::MAX), place);
+    judge(&mut cluster, scenario, &ledger, scenario.log, |_| Ok(()))
 }
 
 /// Makes the cut, and judges what it leaves. Where a cut within recovery comes is chosen by the

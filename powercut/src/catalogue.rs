@@ -86,7 +86,9 @@ const REKEY: &[Step] = &[
     step("CHECKPOINT"),
     step("SELECT pagevault.resume_rekey(max(job)) FROM pagevault.rekey_jobs"),
     step("ALTER SYSTEM RESET pagevault.rekey_rate;; SELECT pg_reload_conf()"),
-    step("SELECT pagevault.wait_for_rekey('t1'::regclass), pagevault.wait_for_rekey('t3'::regclass)"),
+    step(
+        "SELECT pagevault.wait_for_rekey('t1'::regclass), pagevault.wait_for_rekey('t3'::regclass)",
+    ),
     that(
         "SET pagevault.rekey_threshold = '1GB';; SELECT pagevault.encrypt('t3')",
         "t3",

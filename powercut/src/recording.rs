@@ -18,6 +18,9 @@ use pagevault_tests::{Cluster, Installation, Standby};
 const SERVER: u8 = 0;
 const STANDBY: u8 = 1;
 
+/// A mark: the server is down.
+pub(crate) const STOPPED: &str = "stopped";
+
 const LIBRARY: &str = "libpagevault_powercut_recorder.so";
 
 /// A server that is being recorded.
@@ -245,6 +248,12 @@ impl Recorded {
             .take_while(move |record| record.place < before)
             .filter(|record| record.kind == Kind::Mark)
             .map(|record| (record.place, std::str::from_utf8(record.rest).unwrap_or_default()))
+    }
+
+    /// Where the server was down, in the middle of the recording.
+    #[must_use]
+    pub fn stopped(&self) -> Option<u64> {
+        self.marks(u64::MAX).find(|(_, mark)| *mark == STOPPED).map(|(place, _)| place)
     }
 
     /// Where power can be cut: before any operation that changes something.

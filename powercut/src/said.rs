@@ -50,6 +50,7 @@ pub(crate) fn judge(said: &str, more: &[&str]) -> Result<()> {
         .iter()
         .chain(more)
         .map(|text| (*text).to_owned())
+        .chain(removed_databases(said))
         .chain(lost.iter().flat_map(|xid| [known::kept_file(*xid), known::skipped_record(*xid)]))
         .collect();
     let of_pages = |line: &str| line.contains(BAD_CHECKSUM) || is_zeroed_map(line).is_some();
@@ -71,6 +72,20 @@ fn is_zeroed_map(line: &str) -> Option<bool> {
     };
     let zeroed = before.contains("zeroing out") || after.contains("zeroing out");
     Some(zeroed && (path.ends_with("_fsm") || path.ends_with("_vm")))
+}
+
+/// The removal of a database is replayed, and its directory is gone already (`dbase_redo`,
+/// dbcommands.c; `rmtree`, rmtree.c): the two lines that are said of each.
+fn removed_databases(said: &str) -> Vec<String> {
+    const LEFT: &str =
+        "startup WARNING:  some useless files may be left behind in old database directory ";
+    let pair = |line: &str| {
+        let left = format!("{LEFT}{}", line.split_once(LEFT)?.1);
+        let gone = left.replace(LEFT, "startup WARNING:  could not open directory ");
+        let gone = gone + ": No such file or directory";
+        said.contains(&gone).then_some([left, gone])
+    };
+    said.lines().filter_map(pair).flatten().collect()
 }
 
 fn process(line: &str) -> Option<&str> {
@@ -119,6 +134,17 @@ mod tests {
         let zeroed = "1 [8] x WARNING:  invalid page in block 0 of relation \"base/5/1_fsm\"; zeroing out page";
         assert!(!may_be_said(&[BAD, zeroed]));
         assert!(may_be_said(&[&BAD.replace("WARNING", "LOG"), zeroed]));
+    }
+
+    #[test]
+    fn the_directory_of_a_dropped_database_may_be_gone() {
+        let gone = "1 [7] startup WARNING:  could not open directory \"base/16400\": No such file or directory";
+        let left = "1 [7] startup WARNING:  some useless files may be left behind in old database directory \"base/16400\"";
+        assert!(may_be_said(&[gone, left]));
+        assert!(!may_be_said(&[gone]));
+        assert!(!may_be_said(&[left]));
+        assert!(!may_be_said(&[&gone.replace("16400", "16401"), left]));
+        assert!(!may_be_said(&[&gone.replace("startup", "client backend"), left]));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use pagevault_tests::cluster::run_sql;
 use pagevault_tests::{Cluster, Settings, StopMode};
 
 use crate::facts::Facts;
-use crate::recording::{Recorded, Recording};
+use crate::recording::{Recorded, Recording, STOPPED};
 use crate::workload::{Worker, is_deadlock, tables};
 
 /// What must be true once a step was acknowledged, until another one about the same begins.
@@ -74,6 +74,7 @@ impl Scenario {
         }
         let first = self.load(&recording, &random.of(1), 1, self.steps)?;
         recording.cluster().stop(StopMode::Fast)?;
+        recording.journal().mark(STOPPED)?;
         recording.cluster().start_server()?;
         self.load(&recording, &random.of(2), first, &[])?;
         recording.end()

@@ -9,6 +9,7 @@ use pagevault_tests::{Cluster, Standby};
 
 use crate::judge;
 use crate::recording::{Recorded, cluster_of, without_syncs};
+use crate::said;
 use crate::scenarios::Scenario;
 
 const STATE: &str = "SELECT concat_ws(' ', count(*), sum(hashtext(client || '-' || n)),
@@ -70,15 +71,15 @@ fn in_parallel<F: FnOnce() -> Result<()> + Send>(judges: impl Iterator<Item = F>
 }
 
 /// It hears of everything that the server has recovered, is the same, and can take its place.
-fn follows(mut witness: Cluster, scenario: &Scenario, server: &Cluster, state: &str) -> Result<()> {
-    ORDINARY.iter().for_each(|line| witness.allow_log(line));
+fn follows(witness: Cluster, scenario: &Scenario, server: &Cluster, state: &str) -> Result<()> {
     Standby::default().follow(&witness, server)?;
     let judged = witness.start_server().and_then(|()| {
         wait_for(&witness, server)?;
         let found = witness.text(STATE)?;
         ensure!(found == state, "{found} instead of {state}");
         witness.promote()?;
-        takes_over(&witness, scenario, Some(state))
+        takes_over(&witness, scenario, Some(state))?;
+        said::judge(&witness.log(), &[&ORDINARY, scenario.log].concat())
     });
     judged.with_context(|| judge::end_of_log(&witness))
 }
@@ -91,8 +92,7 @@ fn recovered(
     point: &str,
     state: Option<&str>,
 ) -> Result<()> {
-    let mut restored = cluster_of(&recorded.before())?;
-    ORDINARY.iter().for_each(|line| restored.allow_log(line));
+    let restored = cluster_of(&recorded.before())?;
     restored.append_conf(&format!(
         "restore_command = 'cp {}/pg_wal/%f %p'\nrecovery_target_name = '{point}'\nrecovery_target_action = promote",
         server.data_directory().display()
@@ -102,7 +102,8 @@ fn recovered(
     restored.installation().give(&signal)?;
     let judged = restored.start_server().and_then(|()| {
         restored.eventually("SELECT pg_is_in_recovery()", "f")?;
-        takes_over(&restored, scenario, state)
+        takes_over(&restored, scenario, state)?;
+        said::judge(&restored.log(), &[&ORDINARY, scenario.log].concat())
     });
     judged.with_context(|| judge::end_of_log(&restored))
 }

@@ -1,6 +1,8 @@
 //! Some power cuts, and the proof that the judges would see a defect. The long form is `make
 //! powercut`.
 
+mod controls;
+
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use anyhow::{Context, Result, ensure};
@@ -47,6 +49,11 @@ fn rekeying_without_checksums_survives_power_cuts() -> Result<()> {
 #[test]
 fn stock_postgresql_survives_power_cuts() -> Result<()> {
     good("stock")
+}
+
+#[test]
+fn prepared_transactions_survive_power_cuts() -> Result<()> {
+    good("prepared")
 }
 
 #[test]
