@@ -332,6 +332,10 @@ const HINTS: &[Step] = &[
     step("VACUUM"),
 ];
 
+/// What recovery says of a tablespace inside the data directory (`CheckTablespaceDirectory`,
+/// xlogrecovery.c).
+const IN_PLACE: &[&str] = &["found in pg_tblspc"];
+
 const TABLESPACE: &str = "SET allow_in_place_tablespaces = on;; CREATE TABLESPACE ts LOCATION ''";
 
 /// All of them.
@@ -374,6 +378,7 @@ pub const ALL: &[Scenario] = &[
             "ALTER DATABASE postgres SET pagevault.default_encryption = on",
         ],
         steps: RELATIONS,
+        log: IN_PLACE,
         ..ORDINARY
     },
     Scenario {
@@ -385,6 +390,7 @@ pub const ALL: &[Scenario] = &[
             "ALTER DATABASE postgres SET pagevault.default_encryption = on",
         ],
         steps: RELATIONS,
+        log: IN_PLACE,
         ..ORDINARY
     },
     Scenario { name: "catalogs", before: ENCRYPTED, steps: CATALOGS, ..ORDINARY },
@@ -403,6 +409,7 @@ pub const ALL: &[Scenario] = &[
             "@model CREATE EXTENSION pagevault;; SET pagevault.default_encryption = on;; CREATE TABLE x (id int PRIMARY KEY, name text);; INSERT INTO x SELECT i, 'old' FROM generate_series(1, 500) i",
         ],
         steps: DATABASES,
+        log: IN_PLACE,
         ..ORDINARY
     },
     Scenario {

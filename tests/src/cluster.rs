@@ -161,6 +161,9 @@ impl Cluster {
             if settings.preload { "pagevault" } else { "" }
         ))?;
         for line in &settings.conf {
+            if line.contains("wal_level = minimal") {
+                cluster.without_witness("WAL does not contain everything");
+            }
             cluster.append_conf(line)?;
         }
         Ok(cluster)

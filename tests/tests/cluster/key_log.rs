@@ -353,6 +353,7 @@ fn recovery_that_ends_early_keeps_the_newest_wrapping() -> Result<()> {
     ensure!(cluster.text(SUM)? == sum, "contents differ");
     let by = "SELECT DISTINCT provider FROM pagevault.database_keys";
     ensure!(cluster.text(by)? == "newer", "{}", cluster.text(by)?);
+    cluster.without_witness("WAL from before needs keys that are gone");
     cluster.finish()
 }
 

@@ -147,6 +147,7 @@ fn servers_change_roles_under_load() -> Result<()> {
     for server in [c, b, a] {
         server.stop(StopMode::Fast)?;
         server.pg_checksums()?;
+        server.without_witness("pg_rewind has copied files");
         server.finish()?;
     }
     Ok(())
