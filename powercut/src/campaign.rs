@@ -141,9 +141,8 @@ pub fn try_cut(
     let mut cluster = if cut.twice {
         let recording = Recording::begin(first).context("the start that is cut short")?;
         recording.cluster().sql("CHECKPOINT")?;
-        let lost = known::lost_prepared(&recording.cluster().log());
-        if !lost.is_empty() {
-            return Ok(Verdict::Known(format!("{} prepared transactions are lost", lost.len())));
+        if !known::lost(recording.cluster())?.is_empty() {
+            return Ok(Verdict::Known(known::PREPARED.to_owned()));
         }
         within = recording.end()?;
         let places = within.places();

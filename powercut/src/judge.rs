@@ -32,17 +32,18 @@ pub(crate) fn judge(
     may_say: &[&str],
     others: impl FnOnce(&Cluster) -> Result<()>,
 ) -> Result<Verdict> {
-    let lost = known::lost_prepared(&cluster.log());
+    let lost = known::lost(cluster)?;
     let ledger = &ledger.without(&lost);
     let under_way = ledger.is_under_way();
     contents(cluster, scenario, ledger)?;
     Facts::of(cluster)?.judge(&ledger.before, under_way.then_some(&ledger.after))?;
     relations(cluster, scenario)?;
-    if ledger.lacks > 0 {
-        // It comes back with the next start, when others have seen that it is not there.
+    if !lost.is_empty() {
+        // With the next start they come back, after others have seen that they are not there, or
+        // the server does not start, if the file was not written yet.
         cluster.stop(StopMode::Fast)?;
         said::judge(&cluster.log(), may_say)?;
-        return Ok(Verdict::Known(format!("{} prepared transactions are lost", ledger.lacks)));
+        return Ok(Verdict::Known(known::PREPARED.to_owned()));
     }
     if scenario.encrypted {
         jobs(cluster).context("rekey jobs")?;

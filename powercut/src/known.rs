@@ -3,14 +3,32 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// Prepared transactions that PostgreSQL 17 and 18 lose, by their xids, when power is cut during a
-/// checkpoint, after its fsync of `pg_twophase` and before that of `pg_control`. Recovery begins
+use anyhow::Result;
+use pagevault_tests::Cluster;
+
+/// What [`lost`] is called.
+pub(crate) const PREPARED: &str = "prepared transactions are lost";
+
+/// Prepared transactions that a server has lost by its recovery: those that were not committed
+/// afterwards.
+pub(crate) fn lost(cluster: &Cluster) -> Result<BTreeSet<u64>> {
+    let mut lost = BTreeSet::new();
+    for xid in skipped_prepared(&cluster.log()) {
+        if cluster.text(&format!("SELECT pg_xact_status('{xid}')"))? != "committed" {
+            lost.insert(xid);
+        }
+    }
+    Ok(lost)
+}
+
+/// Prepared transactions that PostgreSQL 17 and 18 skip, by their xids, when power was cut during a
+/// checkpoint, after it has made their files and before its fsync of `pg_control`. Recovery begins
 /// before the transaction, so its state file is one of the future and is removed
 /// (`ProcessTwoPhaseBuffer`, twophase.c). But the name of that file is made of the epoch before
 /// (`AdjustToFullTransactionId`; `FullTransactionIdFromAllowableAt` for an xid that is not
 /// allowable, transam.h), so that it stays. When the record of PREPARE TRANSACTION is replayed, the
 /// file is there, and the record is skipped (`PrepareRedoAdd`).
-pub(crate) fn lost_prepared(log: &str) -> BTreeSet<u64> {
+pub(crate) fn skipped_prepared(log: &str) -> BTreeSet<u64> {
     let said = |text: &str| log.lines().any(|line| line.ends_with(text));
     let future = log.lines().filter_map(|line| {
         line.split_once("WARNING:  removing future two-phase state file for transaction ")?
@@ -57,14 +75,14 @@ mod tests {
         let future =
             "12:00 [1] startup WARNING:  removing future two-phase state file for transaction 747";
         let lost = [future, &kept_file(747), &skipped_record(747)];
-        assert_eq!(lost_prepared(&lost.join("\n")), BTreeSet::from([747]));
+        assert_eq!(skipped_prepared(&lost.join("\n")), BTreeSet::from([747]));
         for part in 0..3 {
             let mut less = lost.to_vec();
             less.remove(part);
-            assert_eq!(lost_prepared(&less.join("\n")), BTreeSet::new());
+            assert_eq!(skipped_prepared(&less.join("\n")), BTreeSet::new());
         }
         assert_eq!(
-            lost_prepared(&[future, &kept_file(748), &skipped_record(747)].join("\n")),
+            skipped_prepared(&[future, &kept_file(748), &skipped_record(747)].join("\n")),
             BTreeSet::new()
         );
     }

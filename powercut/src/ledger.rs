@@ -32,8 +32,6 @@ pub(crate) struct Ledger {
     committed: BTreeSet<Transaction>,
     /// With their xids.
     prepared: BTreeMap<Transaction, u64>,
-    /// How many of these PostgreSQL has lost, as it is known to.
-    pub(crate) lacks: usize,
     /// Steps of the scenario: those that were begun, and whether they were done.
     pub(crate) steps: BTreeMap<usize, bool>,
     /// Facts after the last step that was done.
@@ -78,9 +76,7 @@ impl Ledger {
     /// With prepared transactions left out that were lost by a defect of PostgreSQL.
     pub(crate) fn without(&self, lost: &BTreeSet<u64>) -> Ledger {
         let mut ledger = self.clone();
-        let committed = ledger.committed.clone();
-        ledger.prepared.retain(|of, xid| committed.contains(of) || !lost.contains(xid));
-        ledger.lacks = self.prepared.len() - ledger.prepared.len();
+        ledger.prepared.retain(|_, xid| !lost.contains(xid));
         ledger
     }
 

@@ -45,7 +45,7 @@ pub(crate) fn judge(said: &str, more: &[&str]) -> Result<()> {
             faults.push(line);
         }
     }
-    let lost = known::lost_prepared(said);
+    let lost = known::skipped_prepared(said);
     let allowed: Vec<String> = ORDINARY
         .iter()
         .chain(more)
