@@ -43,9 +43,9 @@ pub struct Campaign {
 }
 
 impl Campaign {
-    /// The cuts that are tried: of seven two anywhere, two at what is done to the keystore, one after
-    /// a page changed without WAL, one at what is done to prepared transactions in a checkpoint, and
-    /// one that is followed by another one within recovery.
+    /// The cuts that are tried: of seven two anywhere, two at what is done to the keystore, one
+    /// after a page changed without WAL, one at what is done to prepared transactions in a
+    /// checkpoint, and one that is followed by another one within recovery.
     #[must_use]
     pub fn cuts(&self, recorded: &Recorded) -> Vec<Cut> {
         let anywhere = recorded.places();

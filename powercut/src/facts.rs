@@ -5,9 +5,8 @@ use std::collections::BTreeMap;
 
 use anyhow::{Result, ensure};
 use pagevault_tests::Cluster;
+use pagevault_tests::cluster::{column, text};
 use postgres::SimpleQueryMessage;
-
-use crate::judge::{databases, has_extension};
 
 /// Names of facts that are numbers, and never become less.
 const GROWS: &str = "version of ";
@@ -130,6 +129,20 @@ impl Facts {
         ensure!(new.is_empty(), "drift without any repair: {new:?}");
         Ok(())
     }
+}
+
+/// Those that can be connected to.
+pub(crate) fn databases(cluster: &Cluster) -> Result<Vec<String>> {
+    column(
+        &mut cluster.client()?,
+        "SELECT datname FROM pg_database WHERE datallowconn AND datconnlimit <> -2 AND datname <> 'template1'",
+    )
+}
+
+/// Whether pagevault is installed in a database.
+pub(crate) fn has_extension(cluster: &Cluster, database: &str) -> Result<bool> {
+    let query = "SELECT EXISTS (SELECT FROM pg_extension WHERE extname = 'pagevault')";
+    Ok(text(&mut cluster.client_to(database)?, query)? == "t")
 }
 
 fn is_drift(name: &str) -> bool {

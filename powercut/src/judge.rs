@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail, ensure};
 use pagevault_tests::cluster::{column, text};
 use pagevault_tests::{Cluster, StopMode};
 
-use crate::facts::Facts;
+use crate::facts::{Facts, databases, has_extension};
 use crate::known;
 use crate::ledger::Ledger;
 use crate::said;
@@ -107,20 +107,6 @@ pub(crate) fn contents(cluster: &Cluster, scenario: &Scenario, ledger: &Ledger) 
         }
     }
     Ok(())
-}
-
-/// Those that can be connected to.
-pub(crate) fn databases(cluster: &Cluster) -> Result<Vec<String>> {
-    column(
-        &mut cluster.client()?,
-        "SELECT datname FROM pg_database WHERE datallowconn AND datconnlimit <> -2 AND datname <> 'template1'",
-    )
-}
-
-/// Whether pagevault is installed in a database.
-pub(crate) fn has_extension(cluster: &Cluster, database: &str) -> Result<bool> {
-    let query = "SELECT EXISTS (SELECT FROM pg_extension WHERE extname = 'pagevault')";
-    Ok(text(&mut cluster.client_to(database)?, query)? == "t")
 }
 
 /// Every table by the heap, every btree index against its table.

@@ -22,10 +22,10 @@ const ORDINARY: [&str; 4] = [
 
 const BAD_CHECKSUM: &str = "page verification failed";
 
-/// Finds fault with warnings, and with each word about a page that is damaged: in a free space map
+/// Finds fault with warnings, and with each word about a damaged page: in a free space map
 /// or visibility map one may be, because their pages change without WAL, and are zeroed when they
 /// are read (`RBM_ZERO_ON_ERROR`: `fsm_readbuf` and `XLogRecordPageWithFreeSpace`, freespace.c;
-/// `vm_readbuf`, visibilitymap.c; `heap_xlog_visible`, heapam.c). A page of any other fork is in WAL
+/// `vm_readbuf`, visibilitymap.c; `heap_xlog_visible`, heapam.c). A page of another fork is in WAL
 /// as a whole before it can be torn. A scenario may have more to be said.
 pub(crate) fn judge(said: &str, more: &[&str]) -> Result<()> {
     let lines: Vec<&str> = said.lines().collect();

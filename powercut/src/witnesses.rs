@@ -7,6 +7,7 @@ use pagevault_tests::cluster::{column, text};
 use pagevault_tests::standby::wait_for;
 use pagevault_tests::{Cluster, Standby};
 
+use crate::facts::has_extension;
 use crate::judge;
 use crate::recording::{Recorded, cluster_of, without_syncs};
 use crate::said;
@@ -131,7 +132,7 @@ fn takes_over(cluster: &Cluster, scenario: &Scenario, state: Option<&str>) -> Re
 
 fn new_keys(cluster: &Cluster, table: &str) -> Result<()> {
     let mut client = cluster.client()?;
-    if !judge::has_extension(cluster, "postgres")? {
+    if !has_extension(cluster, "postgres")? {
         return Ok(());
     }
     if text(&mut client, "SELECT state FROM pagevault.status")? != "unlocked" {

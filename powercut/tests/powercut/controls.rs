@@ -107,7 +107,10 @@ fn judges_find_what_is_spoilt() -> Result<()> {
         ),
         ("SECURITY LABEL FOR pagevault ON TABLE t1 IS NULL", "label of table"),
         ("DROP TABLE points", "relation points"),
-        ("ALTER SYSTEM RESET pagevault.wal_encryption;; SELECT pg_reload_conf()", "setting pagevault.wal_encryption"),
+        (
+            "ALTER SYSTEM RESET pagevault.wal_encryption;; SELECT pg_reload_conf()",
+            "setting pagevault.wal_encryption",
+        ),
         ("SELECT pagevault.add_provider('new', 'file', '{\"path\": \"/nowhere\"}')", "provider new"),
         ("DO $$ BEGIN RAISE WARNING 'something is odd'; END $$", "something is odd"),
     ] {
