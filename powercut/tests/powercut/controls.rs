@@ -102,7 +102,8 @@ fn judges_find_what_is_spoilt() -> Result<()> {
             "UPDATE pg_index SET indisvalid = false, indisready = false WHERE indexrelid = 't1_v'::regclass;;
              CREATE TEMP TABLE row AS SELECT * FROM t1 WHERE v > 0 LIMIT 1;
              DELETE FROM t1 WHERE id = (SELECT id FROM row); INSERT INTO t1 TABLE row;;
-             UPDATE pg_index SET indisvalid = true, indisready = true WHERE indexrelid = 't1_v'::regclass",
+             UPDATE pg_index SET indisvalid = true, indisready = true 
+              WHERE indexrelid = 't1_v'::regclass",
             "t1",
         ),
         ("SECURITY LABEL FOR pagevault ON TABLE t1 IS NULL", "label of table"),
@@ -111,7 +112,10 @@ fn judges_find_what_is_spoilt() -> Result<()> {
             "ALTER SYSTEM RESET pagevault.wal_encryption;; SELECT pg_reload_conf()",
             "setting pagevault.wal_encryption",
         ),
-        ("SELECT pagevault.add_provider('new', 'file', '{\"path\": \"/nowhere\"}')", "provider new"),
+        (
+            "SELECT pagevault.add_provider('new', 'file', '{\"path\": \"/nowhere\"}')",
+            "provider new",
+        ),
         ("DO $$ BEGIN RAISE WARNING 'something is odd'; END $$", "something is odd"),
     ] {
         control.finds_after(sql, what).with_context(|| sql.to_owned())?;
