@@ -166,11 +166,15 @@ impl ServerLock {
         }
     }
 
-    fn name(self) -> &'static CStr {
-        match self {
-            ServerLock::WalWrite => c"WALWrite",
-            ServerLock::ReplicationSlotAllocation => c"ReplicationSlotAllocation",
-        }
+    /// Whether this is the name of the lock. 17.0 to 17.2 end it with `Lock`
+    /// (generate-lwlocknames.pl).
+    fn has_name(self, name: &CStr) -> bool {
+        let own = match self {
+            ServerLock::WalWrite => "WALWrite",
+            ServerLock::ReplicationSlotAllocation => "ReplicationSlotAllocation",
+        };
+        let name = name.to_bytes();
+        name.strip_suffix(b"Lock").unwrap_or(name) == own.as_bytes()
     }
 }
 
@@ -190,7 +194,7 @@ pub(super) fn check_layout() -> Result<(), String> {
         // SAFETY: a table look-up; the name is a static string of the server.
         let is_there = unsafe {
             let name = pg_sys::GetLWLockIdentifier(pg_sys::PG_WAIT_LWLOCK, lock as u16);
-            !name.is_null() && CStr::from_ptr(name) == lock.name()
+            !name.is_null() && lock.has_name(CStr::from_ptr(name))
         };
         if !is_there {
             return Err(format!("the lock {lock:?} is not where it should be"));
