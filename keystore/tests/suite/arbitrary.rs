@@ -23,6 +23,11 @@ pub(crate) fn file(relation: u32) -> RelFile {
     RelFile { tablespace: 1663, database: 5, relation }
 }
 
+/// A number of repetitions or a length: smaller under Miri, which is slow.
+pub(crate) const fn fewer(native: usize) -> usize {
+    if cfg!(miri) { native.div_ceil(10) } else { native }
+}
+
 /// A data key whose wrapped bytes are all `fill`.
 pub(crate) fn data_key(relation: u32, number: u16, wrapped_by: u32, fill: u8) -> Record {
     Record::DataKey {
