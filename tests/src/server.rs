@@ -10,8 +10,8 @@ use crate::installation::run;
 use crate::{Cluster, StopMode, process};
 
 impl Cluster {
-    /// Starts the server, which was killed or stopped immediately; once more if it fails by a defect
-    /// of PostgreSQL itself.
+    /// Starts the server, which was killed or stopped immediately; once more if it fails by a
+    /// defect of PostgreSQL itself.
     ///
     /// # Errors
     /// As [`Cluster::start_server`].

@@ -168,7 +168,8 @@ fn repeated_marks_denote_the_key_in_use_at_the_address() {
 proptest! {
     #[test]
     fn a_stretch_has_the_stated_bounds(
-        starts in vec((1..9_u32, 0..50_u64, 1..5_u32, any::<bool>()), 0..fewer(20)), address in 0..60_u64,
+        starts in vec((1..9_u32, 0..50_u64, 1..5_u32, any::<bool>()), 0..fewer(20)),
+        address in 0..60_u64,
     ) {
         let memory = memory();
         let switches = Switches::new(&memory);

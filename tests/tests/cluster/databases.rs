@@ -154,7 +154,8 @@ fn a_kill_after_the_command_loses_nothing() -> Result<()> {
     cluster.finish()
 }
 
-/// The cleanup of CREATE DATABASE reads a catalog, while the session has not ended its refused read.
+/// The cleanup of CREATE DATABASE reads a catalog, while the session has not ended its refused
+/// read.
 #[test]
 fn a_refused_copy_leaves_no_files_if_its_cleanup_reads_from_disk() -> Result<()> {
     if Installation::get()?.major < 17 {
