@@ -1,4 +1,7 @@
 //! A temporary cluster: data directory, server, connections and log.
+//!
+//! `PAGEVAULT_TEST_CONF` contains lines for `postgresql.conf`, separated by semicolons, for all
+//! clusters (`tools/test-hostile`).
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -160,6 +163,10 @@ impl Cluster {
             cluster.directory.path().display(),
             if settings.preload { "pagevault" } else { "" }
         ))?;
+        // What a test needs comes after what a run of tests is to try.
+        if let Ok(tried) = std::env::var("PAGEVAULT_TEST_CONF") {
+            cluster.append_conf(&tried.replace(';', "\n"))?;
+        }
         for line in &settings.conf {
             if line.contains("wal_level = minimal") {
                 cluster.without_witness("WAL does not contain everything");

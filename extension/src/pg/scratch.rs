@@ -78,6 +78,8 @@ pub(crate) fn write_wal() {
     // SAFETY: not in a critical section, and no record is under construction.
     unsafe {
         pg_sys::XLogBeginInsert();
+        // Records have data (ReserveXLogInsertLocation, xlog.c, asserts it).
+        compat::xlog_register_data(&[0]);
         pg_sys::XLogSetRecordFlags(pg_sys::XLOG_MARK_UNIMPORTANT as u8);
         let end = pg_sys::XLogInsert(pg_sys::RmgrIds::RM_XLOG_ID as u8, pg_sys::XLOG_NOOP as u8);
         pg_sys::XLogFlush(end);

@@ -63,10 +63,11 @@ pub(crate) fn insert_barrier(between: impl Fn()) -> Lsn {
     end
 }
 
-/// Extends WAL up to `lsn`, which is at most one page away. Returns the new end of WAL.
+/// Extends WAL up to `lsn`, which is at most one page away, or further. Returns the new end of WAL.
 pub(crate) fn fill_up_to(lsn: Lsn) -> Lsn {
     let zeros = [0; pg_sys::XLOG_BLCKSZ as usize];
-    let missing = lsn.bytes_since(end()) as usize;
+    // Others may have extended it; records have data (ReserveXLogInsertLocation, xlog.c).
+    let missing = (lsn.bytes_since(end()) as usize).max(1);
     insert_zeros(zeros.get(..missing).unwrap_or(&zeros))
 }
 
