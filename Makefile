@@ -4,7 +4,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all test-unit test-regress test-recovery test-upgrade \
-	powercut inject schedules models prove install bench lint tidy fuzz deb sbom image image-test docker-demo
+	powercut inject schedules models hostile prove install bench lint tidy fuzz deb sbom image image-test docker-demo
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -62,10 +62,14 @@ fuzz: ## every reader of foreign bytes for FUZZ_SECONDS (30) with cargo-fuzz; ne
 models: ## every order of events in the key protocol and in shared memory: the long form, minutes
 	@tools/models
 
-prove: models ## models, power cuts, injected errors and random schedules in their long forms, on each PG: hours
+hostile: ## builds of PostgreSQL with assertions and sanitizers, valgrind; PART="aio settings" selects
+	@set -e; for pg in $(or $(PG),18); do tools/test-hostile $$pg $(PART); done
+
+prove: models ## models, power cuts, injected errors, random schedules, hostile builds in their long forms: hours
 	@tools/powercut $(or $(IMAGES),200) $(or $(PG),15 18)
 	@tools/inject $(or $(EACH),2) $(or $(PG),15 18)
 	@set -e; for pg in $(or $(PG),15 18); do tools/schedules $$pg; done
+	@tools/test-hostile 18
 
 deb: ## Debian packages postgresql-PG-pagevault in target/deb
 	@set -e; for pg in $(or $(PG),15); do tools/deb $$pg; done

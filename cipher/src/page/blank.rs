@@ -82,6 +82,13 @@ pub fn is_bare(page: &Page) -> bool {
         && page[PAGESIZE_VERSION + 2..].iter().all(|byte| *byte == 0)
 }
 
+/// Whether a page of zeros may replace this page on disk: [`is_bare`], and with `checksums` it has
+/// its checksum as block `block` of a fork. With another one it is damaged, and must stay so.
+#[must_use]
+pub fn is_bare_block(page: &Page, block: u32, checksums: bool) -> bool {
+    is_bare(page) && (!checksums || get(page, CHECKSUM) == page_checksum(page, block))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -141,5 +148,17 @@ mod tests {
             assert_eq!(is_bare(&page), in_checksum, "bit {bit}");
             page[bit / 8] ^= 1 << (bit % 8);
         }
+    }
+
+    #[test]
+    fn a_wrong_checksum_is_not_replaced_by_zeros() {
+        let mut page = [0; PAGE_SIZE];
+        blank(&mut page, Lsn::INVALID, 3, true);
+        assert!(is_bare_block(&page, 3, true));
+        assert!(!is_bare_block(&page, 4, true));
+        let right = get(&page, CHECKSUM);
+        put(&mut page, CHECKSUM, right ^ 1);
+        assert!(!is_bare_block(&page, 3, true));
+        assert!(is_bare_block(&page, 3, false));
     }
 }

@@ -11,7 +11,7 @@ mod v1;
 #[cfg(test)]
 mod tests;
 
-pub use self::blank::{blank, blank_heap, is_bare, is_placeholder, placeholder};
+pub use self::blank::{blank, blank_heap, is_bare, is_bare_block, is_placeholder, placeholder};
 use crate::checksum::page_checksum;
 use crate::key::{CipherId, Fork, PageKey};
 use crate::layout::{CHECKSUM, FLAGS, LOWER, LSN, UPPER, VALID_FLAGS, get};

@@ -177,7 +177,7 @@ pub(crate) fn seal(
             fill(i, page);
             // A page added to a table and not yet used (hio.c), without WAL, is zero on disk. Also
             // when a file is extended (`is_as_added`).
-            if fork == Fork::Main && page::is_bare(page) {
+            if fork == Fork::Main && page::is_bare_block(page, block, checksums) {
                 page.fill(0);
             }
             sealed += u64::from(page::seal(page, key, target.version, block, fork, checksums));

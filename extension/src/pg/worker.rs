@@ -1,8 +1,10 @@
 //! Background workers that connect to users' databases: they run no code of users.
 
 use std::ffi::CStr;
+use std::panic::AssertUnwindSafe;
 
-use pgrx::pg_sys;
+use pgrx::bgworkers::BackgroundWorker;
+use pgrx::pg_sys::{self, Oid};
 
 use super::compat;
 use super::process::ProcessLocal;
@@ -43,12 +45,11 @@ macro_rules! entry_points {
 }
 pub(crate) use entry_points;
 
-/// Makes this worker the bootstrap superuser in a restricted operation, with settings under which
-/// it can work, whatever was set for its database, role or server. Call once, after connecting.
+/// Gives this worker settings under which it can work, whatever was set for its database, role or
+/// server. Call once, after connecting.
 pub(crate) fn restrict() {
     // SAFETY: outside any transaction, in a process that has just connected; the settings exist in
-    // this major, and the values are valid. Transactions begin with the current user and security
-    // context (StartTransaction, xact.c).
+    // this major, and the values are valid.
     unsafe {
         for (name, value) in SETTINGS.iter().chain(compat::NEWER_SETTINGS) {
             pg_sys::SetConfigOption(
@@ -69,11 +70,30 @@ pub(crate) fn restrict() {
                 pg_sys::GucSource::PGC_S_OVERRIDE,
             );
         }
-        pg_sys::SetUserIdAndSecContext(
-            pg_sys::BOOTSTRAP_SUPERUSERID.into(),
-            pg_sys::SECURITY_RESTRICTED_OPERATION as i32,
-        );
     }
+}
+
+/// Runs `work` in a transaction of this worker, as the bootstrap superuser in a restricted
+/// operation. Between transactions the server allows no such operation (`StartTransaction`,
+/// xact.c).
+///
+/// `work` leaves nothing with a destructor behind when it raises an error; then
+/// [`super::process::abort_transaction`] is due.
+pub(crate) fn transaction<R>(work: impl FnOnce() -> R) -> R {
+    BackgroundWorker::transaction(AssertUnwindSafe(|| {
+        let (mut user, mut context) = (Oid::INVALID, 0);
+        // SAFETY: in a transaction; its abort restores both (AbortTransaction, xact.c).
+        unsafe {
+            pg_sys::GetUserIdAndSecContext(&raw mut user, &raw mut context);
+            pg_sys::SetUserIdAndSecContext(
+                pg_sys::BOOTSTRAP_SUPERUSERID.into(),
+                context | pg_sys::SECURITY_RESTRICTED_OPERATION as i32,
+            );
+            let done = work();
+            pg_sys::SetUserIdAndSecContext(user, context);
+            done
+        }
+    }))
 }
 
 /// Limits how long this worker waits for a lock; after [`restrict`].

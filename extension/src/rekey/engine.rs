@@ -15,7 +15,6 @@ use pagevault_core::rekey::file::{BATCH, Batch, BeginResult, End, StepResult, St
 use pagevault_core::rekey::plan::{Plan, PlanFacts, plan};
 use pagevault_core::rekey::run::{Member, Run};
 use pagevault_keystore::RelFile;
-use pgrx::bgworkers::BackgroundWorker;
 use pgrx::pg_sys::{self, Oid};
 use pgrx::prelude::PgLogLevel;
 
@@ -29,7 +28,7 @@ use crate::pg::locks::Rewriting;
 use crate::pg::pages::{Held, Ring};
 use crate::pg::relation;
 use crate::pg::report::{OrRaise, Report, Result};
-use crate::pg::{guc, process};
+use crate::pg::{guc, process, worker};
 use crate::policy;
 use crate::verify;
 use crate::writers::{Activity, Others};
@@ -86,8 +85,7 @@ pub(super) fn run(job: &Job) -> bool {
 }
 
 fn in_transaction<R>(work: impl FnOnce() -> Result<R>) -> R {
-    // The worker catches ERRORs only, and nothing with a destructor is left behind.
-    BackgroundWorker::transaction(std::panic::AssertUnwindSafe(|| work().or_raise()))
+    worker::transaction(|| work().or_raise())
 }
 
 /// All relations with files that belong to the job's relation, including partitions; none if it was

@@ -23,12 +23,11 @@ pub(crate) mod launcher;
 
 use pagevault_cipher::CipherId;
 pub(crate) use pagevault_keystore::job::JobKind;
-use pgrx::bgworkers::BackgroundWorker;
 use pgrx::pg_sys::Oid;
 
 use crate::fault;
-use crate::pg::catalog;
 use crate::pg::report::OrRaise;
+use crate::pg::{catalog, worker};
 
 /// The part of a job that workers need.
 #[derive(Clone, Debug)]
@@ -42,7 +41,7 @@ pub(crate) struct Job {
 
 /// Claims a job in a worker; `None` if there is none.
 pub(crate) fn claim() -> Option<Job> {
-    BackgroundWorker::transaction(|| {
+    worker::transaction(|| {
         if catalog::has_extension() {
             return jobs::claim().or_raise();
         }
@@ -61,7 +60,7 @@ pub(crate) fn run(job: &Job) -> bool {
 pub(crate) fn finish(job: &Job, end: Option<jobs::End>) {
     fault::point("rekey.ended");
     if let Some(end) = end {
-        BackgroundWorker::transaction(|| jobs::finish(job, &end).or_raise());
+        worker::transaction(|| jobs::finish(job, &end).or_raise());
     }
     jobs::release();
 }

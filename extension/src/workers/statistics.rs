@@ -1,7 +1,7 @@
 //! Deletes statistics for a session that shreds: in its own transaction, which commits even if the
 //! session's statement fails.
 
-use pgrx::bgworkers::{BackgroundWorker, BackgroundWorkerBuilder, BgWorkerStartTime};
+use pgrx::bgworkers::{BackgroundWorkerBuilder, BgWorkerStartTime};
 use pgrx::{PgSqlErrorCode as Code, pg_sys};
 
 use crate::pg::report::{OrRaise, Report, Result};
@@ -48,7 +48,7 @@ pub(super) fn main(argument: pg_sys::Datum) {
     // The holder of a lock may wait for the session, and the deadlock detector does not know that
     // the session waits for this worker.
     worker::wait_for_locks_at_most(c"10s");
-    BackgroundWorker::transaction(|| {
+    worker::transaction(|| {
         session::as_owner_of_the_cluster(|| statistics::delete_of_relations_locked_by(pid))
             .or_raise();
     });
