@@ -131,7 +131,11 @@ fn a_snapshot_with_the_later_keystore() -> Result<()> {
 /// The statistics of a database in its former tablespace had keys that are now destroyed.
 #[test]
 fn a_database_moves_and_is_copied_afterwards() -> Result<()> {
-    let (cluster, _keys) = cluster("autovacuum = off")?;
+    let (mut cluster, _keys) = cluster("autovacuum = off")?;
+    // The move deletes the former directory before it writes the record of that (movedb,
+    // dbcommands.c), which a crash loses, or keeps if the WAL writer was faster.
+    cluster.allow_log("could not open directory");
+    cluster.allow_log("some useless files may be left behind in old database directory");
     let space = cluster.directory().join("space");
     std::fs::create_dir(&space)?;
     cluster.installation().give(&space)?;
