@@ -211,7 +211,7 @@ mod tests {
         assert_eq!((1..).take_while(announced).count(), table.limit());
         // Recovery may use reserved slots beyond the limit.
         let room = (2000..).take_while(announces).count();
-        assert_eq!((table.limit(), room), (1023 - 64, 64));
+        assert_eq!((table.limit(), room), (1022 - 64, 64));
         assert_eq!(table.newest(database(1)), Some(version(2063)));
         let larger = Secrets::new(Region::map(secrets::slots_needed(5000), MemoryKind::Sparse)?);
         assert!(larger.limit() > 5000);

@@ -131,6 +131,7 @@ fn killed() -> Result<()> {
 fn lost() -> Result<()> {
     let vault = Vault::start()?;
     let mut cluster = Cluster::start(&impatient())?;
+    cluster.without_witness("WAL from before needs a provider that is lost");
     cluster.allow_log("pagevault");
     cluster.sql("CREATE EXTENSION pagevault")?;
     cluster.sql(&add_provider("vault", "vault", &vault.approle()?))?;

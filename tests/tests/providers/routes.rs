@@ -207,6 +207,7 @@ fn own_way() -> Result<()> {
     same(&standby, &primary)?;
 
     // The primary fails, and its credentials are revoked.
+    primary.without_witness("its credentials are revoked");
     primary.kill()?;
     vault.cli(&["delete", "auth/approle/role/db"])?;
     vault.write("secret-id", "00000000-0000-0000-0000-000000000000", 0o600)?;

@@ -59,6 +59,7 @@ fn keys_live_in_a_token() -> Result<()> {
     let token = SoftHsm::start()?;
     token.make_key("db-next")?;
     let mut cluster = Cluster::start(&impatient())?;
+    cluster.without_witness("at the end the token refuses the credentials");
     cluster.allow_log("pagevault");
     cluster.sql("CREATE EXTENSION pagevault")?;
     cluster.sql(&add_provider("hsm", "command", &token.options()))?;
