@@ -156,18 +156,14 @@ pub fn try_cut(
         first
     };
     let mut may_say = scenario.log.to_vec();
-    let mut started = cluster.start_server().context("the first start");
-    let data = cluster.data_directory();
-    if let Err(error) = &started
-        && known::is_unlogged_file(&format!("{error:#}"), &data)
-    {
+    let started = cluster.start_after_crash().context("the first start");
+    if matches!(started, Ok(true)) {
         may_say.push("File exists");
-        started = cluster.start_server().context("the start after a known failure");
     }
     let others = |server: &Cluster| match with_others {
         true => witnesses::judge(recorded, cut.place, scenario, server),
         false => Ok(()),
     };
-    let judged = started.and_then(|()| judge(&mut cluster, scenario, &ledger, &may_say, others));
+    let judged = started.and_then(|_| judge(&mut cluster, scenario, &ledger, &may_say, others));
     judged.with_context(|| end_of_log(&cluster))
 }

@@ -1,7 +1,6 @@
 //! What PostgreSQL itself does wrong after a power cut, recognised by exactly what it says.
 
 use std::collections::BTreeSet;
-use std::path::Path;
 
 use anyhow::Result;
 use pagevault_tests::Cluster;
@@ -48,22 +47,6 @@ pub(crate) fn kept_file(xid: u64) -> String {
 
 pub(crate) fn skipped_record(xid: u64) -> String {
     format!("WARNING:  could not recover two-phase state file for transaction {xid}")
-}
-
-/// Whether a server did not start because of an unlogged table. When its new file is given up, the
-/// main fork stays until the next checkpoint, and the init fork goes at once (`mdunlink`, md.c). If
-/// the server crashes before the abort is in WAL, redo makes the init fork again, and the end of
-/// recovery cannot copy that to a main file that exists (`ResetUnloggedRelations`, reinit.c;
-/// `copy_file`, copydir.c). The next start removes the main file first.
-pub(crate) fn is_unlogged_file(error: &str, data: &Path) -> bool {
-    let named = |line: &str| {
-        let (_, after) = line.split_once("FATAL:  could not create file \"base/")?;
-        Some(after.split_once("\": File exists")?.0.to_owned())
-    };
-    error.lines().filter_map(named).any(|file| {
-        let init = data.join("base").join(format!("{file}_init"));
-        data.join("base").join(&file).exists() && init.exists()
-    })
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! The server of a cluster: starting, stopping and killing it.
 
+use std::path::Path;
 use std::process::Stdio;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -11,18 +12,25 @@ use crate::{Cluster, StopMode, process};
 
 impl Cluster {
     /// Starts the server, which was killed or stopped immediately; once more if it fails by a
-    /// defect of PostgreSQL itself.
+    /// defect of PostgreSQL itself. Returns whether it failed by that.
     ///
     /// # Errors
     /// As [`Cluster::start_server`].
-    pub fn start_after_crash(&mut self) -> Result<()> {
+    pub fn start_after_crash(&mut self) -> Result<bool> {
         match self.start_server() {
-            Err(error) if is_known(&format!("{error:#}")) => {
+            Err(error) if self.failed_by_unlogged_file(&format!("{error:#}")) => {
                 self.allow_log("File exists");
-                self.start_server().context("the start after a known failure")
+                self.start_server().context("the start after a known failure")?;
+                Ok(true)
             }
-            other => other,
+            other => other.map(|()| false),
         }
+    }
+
+    /// Whether the server, which said `log` when it ended, was stopped by a defect of PostgreSQL
+    /// itself.
+    pub(crate) fn failed_by_unlogged_file(&self, log: &str) -> bool {
+        is_unlogged_file(log, &self.data_directory())
     }
 
     /// Starts the server and waits until it accepts connections.
@@ -140,30 +148,43 @@ impl Cluster {
 /// server crashes before the abort is in WAL, redo makes the init fork again, and the end of
 /// recovery cannot copy that to a main file that exists (`ResetUnloggedRelations`, reinit.c;
 /// `copy_file`, copydir.c). The next start removes the main file first.
-pub(crate) fn is_known(log: &str) -> bool {
-    let main_fork = |path: &str| {
-        path.rsplit('/').next().is_some_and(|name| name.bytes().all(|byte| byte.is_ascii_digit()))
-    };
+fn is_unlogged_file(log: &str, data: &Path) -> bool {
     log.lines().any(|line| {
         let told = line.split_once("FATAL:  could not create file \"").map(|(_, told)| told);
         let path = told.and_then(|told| told.strip_suffix("\": File exists"));
-        path.is_some_and(main_fork)
+        path.is_some_and(|path| {
+            data.join(path).exists() && data.join(format!("{path}_init")).exists()
+        })
     })
 }
 
 #[cfg(test)]
 mod tests {
-    use super::is_known;
+    use std::fs::{create_dir_all, write};
+
+    use anyhow::Result;
+
+    use super::is_unlogged_file;
 
     #[test]
-    fn only_the_known_failure_is_known() {
+    fn only_the_known_failure_is_known() -> Result<()> {
+        let data = tempfile::tempdir()?;
         let fatal = "12:00 [1] startup FATAL:  could not create file ";
-        assert!(is_known(&format!("{fatal}\"base/5/16470\": File exists\nand more")));
-        assert!(is_known(&format!(
-            "{fatal}\"pg_tblspc/16388/PG_15_202209061/5/16470\": File exists"
-        )));
-        assert!(!is_known(&format!("{fatal}\"base/5/16470_init\": File exists")));
-        assert!(!is_known(&format!("{fatal}\"pagevault/database.5\": File exists")));
-        assert!(!is_known(&format!("{fatal}\"base/5/16470\": No space left on device")));
+        let known = |path, cause| {
+            let log = format!("{fatal}\"{path}\": {cause}\nand more");
+            is_unlogged_file(&log, data.path())
+        };
+        for path in ["base/5/16470", "pg_tblspc/16388/PG_15_202209061/5/16470"] {
+            assert!(!known(path, "File exists"), "there is none");
+            let file = data.path().join(path);
+            create_dir_all(file.parent().unwrap_or(data.path()))?;
+            write(&file, "")?;
+            assert!(!known(path, "File exists"), "it has no init fork");
+            write(data.path().join(format!("{path}_init")), "")?;
+            assert!(known(path, "File exists"));
+            assert!(!known(path, "No space left on device"));
+        }
+        assert!(!known("base/5/16470_init", "File exists"));
+        Ok(())
     }
 }

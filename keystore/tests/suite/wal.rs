@@ -95,6 +95,7 @@ fn wal_behind_an_address_may_need_keys() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "searches all switches again and again")]
 fn a_switch_is_added_once_and_a_full_table_is_reported() {
     let memory = memory();
     let switches = Switches::new(&memory);

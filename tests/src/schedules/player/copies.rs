@@ -25,7 +25,7 @@ impl Player {
             Operation::CrashStandby => match &mut self.standby {
                 Some(standby) => {
                     standby.kill()?;
-                    standby.start_after_crash()
+                    standby.start_after_crash().map(drop)
                 }
                 None => Ok(()),
             },

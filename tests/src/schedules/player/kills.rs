@@ -13,7 +13,7 @@ use crate::schedules::judge::{self, Server};
 use crate::schedules::operation::{Operation, Process};
 use crate::schedules::statement::Statement;
 use crate::schedules::world::{MAIN, NEW_ROWS, database_name};
-use crate::{StopMode, process, server};
+use crate::{StopMode, process};
 
 impl Player {
     pub(super) fn disturb(&mut self, operation: &Operation) -> Result<bool> {
@@ -104,7 +104,10 @@ impl Player {
         })?;
         // By then the postmaster accepts connections again, or has given up.
         let data = self.primary.data_directory();
-        let gave_up = || server::is_known(&since()) && process::processes_in(&data).is_empty();
+        let gave_up = || {
+            self.primary.failed_by_unlogged_file(&since())
+                && process::processes_in(&data).is_empty()
+        };
         self.primary.eventually_that("recovery", || match gave_up() {
             true => Ok(()),
             false => self.primary.text("SELECT 1").map(drop),
@@ -229,7 +232,7 @@ impl Player {
         })?;
         self.primary.resume();
         self.primary.kill()?;
-        self.primary.start_after_crash()
+        self.primary.start_after_crash().map(drop)
     }
 
     /// A statement that was not acknowledged is there as a whole, or not at all.
