@@ -18,7 +18,7 @@ pub enum PageState {
     /// All bytes zero: a page that PostgreSQL allocated and has not yet used.
     Zero,
     /// A page as PostgreSQL writes it.
-    Plain,
+    Plaintext,
     /// A sealed page and its key version.
     Sealed(u16),
 }
@@ -30,7 +30,7 @@ impl PageState {
     pub fn of(page: &[u8]) -> PageState {
         match u16::from_le_bytes([page[10], page[11]]) >> 3 {
             0 if page.iter().all(|byte| *byte == 0) => PageState::Zero,
-            0 => PageState::Plain,
+            0 => PageState::Plaintext,
             version => PageState::Sealed(version),
         }
     }
@@ -194,7 +194,7 @@ pub fn assert_sealed(files: &[DataFile]) -> Result<()> {
             match state {
                 PageState::Sealed(_) => sealed += 1,
                 PageState::Zero => {}
-                PageState::Plain => {
+                PageState::Plaintext => {
                     bail!("block {block} of {} is not sealed", file.path.display())
                 }
             }
@@ -213,7 +213,7 @@ pub fn assert_plain(files: &[DataFile]) -> Result<()> {
     for file in files {
         for (block, state) in file.states()?.into_iter().enumerate() {
             match state {
-                PageState::Plain => plain += 1,
+                PageState::Plaintext => plain += 1,
                 PageState::Zero => {}
                 PageState::Sealed(version) => {
                     bail!("block {block} of {}: version {version}", file.path.display())
@@ -253,7 +253,7 @@ mod tests {
         let mut page = vec![0; PAGE_SIZE];
         assert_eq!(PageState::of(&page), PageState::Zero);
         page[10] = 0b111;
-        assert_eq!(PageState::of(&page), PageState::Plain);
+        assert_eq!(PageState::of(&page), PageState::Plaintext);
         page[10] = 0b1101;
         assert_eq!(PageState::of(&page), PageState::Sealed(1));
         page[11] = 0xff;

@@ -130,7 +130,7 @@ fn agrees(witness: &Cluster, queries: &[&str], wanted: &[String]) -> Result<()> 
 
 fn is_sealed(witness: &Cluster, table: &str) -> Result<()> {
     for file in witness.family_files(table)? {
-        let plain = file.states()?.into_iter().position(|state| state == PageState::Plain);
+        let plain = file.states()?.into_iter().position(|state| state == PageState::Plaintext);
         ensure!(
             plain.is_none(),
             "{table}: block {plain:?} of {} is plaintext",

@@ -4,7 +4,6 @@
 //! and from which database; the object access hook gets only the new database. SECURITY LABEL FOR
 //! pagevault registers the label provider in the session. Commands can run within commands, through
 //! functions and event triggers.
-//! event triggers.
 
 use std::ffi::{CStr, c_char};
 

@@ -196,7 +196,7 @@ fn seals(
             continue;
         }
         for file in DataFile::find(&cluster.data_directory().join(path))? {
-            let plain = file.states()?.iter().position(|state| *state == PageState::Plain);
+            let plain = file.states()?.iter().position(|state| *state == PageState::Plaintext);
             ensure!(
                 plain.is_none(),
                 "block {plain:?} of {name} of t{number} is plaintext: {file:?}"

@@ -69,7 +69,6 @@ pub(crate) struct Outcome {
 /// version: see the module's description.
 ///
 /// `whole`: `files` are all files of the database that have keys.
-/// `whole`: these are all files of the database that have keys.
 pub(crate) fn destroy(
     database: u32,
     files: &[RelFile],

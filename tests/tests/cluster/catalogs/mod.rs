@@ -64,7 +64,7 @@ fn expect(cluster: &Cluster, client: &mut Client, shared: bool, sealed: bool) ->
                 match state {
                     PageState::Zero => {}
                     PageState::Sealed(_) if sealed => pages += 1,
-                    PageState::Plain if !sealed => pages += 1,
+                    PageState::Plaintext if !sealed => pages += 1,
                     _ => anyhow::bail!("{name}: {state:?} in {}", file.path.display()),
                 }
             }

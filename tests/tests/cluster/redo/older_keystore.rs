@@ -180,7 +180,7 @@ fn an_older_keystore_is_refused_after_a_restart_point() -> Result<()> {
     })?;
     let path = data.join(cluster.text("SELECT pg_relation_filepath('s')")?);
     let file = pagevault_tests::DataFile { path };
-    ensure!(!file.states()?.contains(&PageState::Plain), "plaintext over sealed pages");
+    ensure!(!file.states()?.contains(&PageState::Plaintext), "plaintext over sealed pages");
     let label = std::fs::read_to_string(data.join("backup_label.old"))?;
     let began = redo_begins(&restored)?;
     ensure!(label.contains(&format!("START WAL LOCATION: {began} ")), "{began}: {label}");

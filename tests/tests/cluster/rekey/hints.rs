@@ -76,6 +76,6 @@ fn torn_when_it_is_decrypted() -> Result<()> {
     torn(
         "CREATE TABLE h (id int, name text); SELECT pagevault.encrypt('h')",
         "SELECT pagevault.decrypt('h')",
-        |state| matches!(state, PageState::Plain | PageState::Zero),
+        |state| matches!(state, PageState::Plaintext | PageState::Zero),
     )
 }

@@ -66,7 +66,7 @@ fn versions_of(file: &DataFile) -> Result<Vec<u16>> {
         .filter_map(|state| match state {
             PageState::Zero => None,
             PageState::Sealed(version) => Some(Ok(version)),
-            PageState::Plain => {
+            PageState::Plaintext => {
                 Some(Err(anyhow::anyhow!("{} has a plain page", file.path.display())))
             }
         })

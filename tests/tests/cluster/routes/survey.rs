@@ -137,7 +137,7 @@ pub(crate) fn check(
             let count =
                 |is: fn(&PageState) -> bool| states.iter().filter(|state| is(state)).count();
             let sealed = count(|state| matches!(state, PageState::Sealed(_)));
-            let plain = count(|state| *state == PageState::Plain);
+            let plain = count(|state| *state == PageState::Plaintext);
             if sealed + plain > 0 {
                 used.insert(member.clone());
             }
