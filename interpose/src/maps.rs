@@ -118,6 +118,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "Miri's functions have no addresses in the process")]
     fn own_map_holds_own_code() {
         let maps = Maps::of_this_process().unwrap();
         let here = own_map_holds_own_code as *const () as usize;
