@@ -1,19 +1,24 @@
-//! The witness that every crash test has without asking. A server that was killed in a test is not
-//! the only one that must come to the state that it shows at the end: so must a restore of the
-//! cluster as `initdb` made it, with all WAL since. It begins with no keystore, and replays
-//! everything that the server has written, on this side of each crash and on the other. What only
-//! files contain that were written before a crash, and not WAL, is missing on it.
+//! The witnesses that every crash test has without asking. A server that was killed in a test is
+//! not the only one that must come to the state that it shows at the end. So must two restores,
+//! each with all WAL since, on this side of each crash and on the other:
+//! - The cluster as `initdb` made it. It begins with no keystore. What only files contain that
+//!   were written before a crash, and not WAL, is missing on it.
+//! - The files as they were after the first kill. They contain what had been written ahead of its
+//!   time, and what was half done, and nobody had recovered them yet.
 //!
 //! [`Witnesses`](crate::witnesses::Witnesses) has more: a standby that follows all the time, and
 //! backups from the middle.
 
 use std::fs;
-use std::path::Path;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering::Relaxed;
 
 use anyhow::{Context, Result, ensure};
 
 use crate::cluster::{column, run_sql};
 use crate::initdb::copy_of;
+use crate::installation::run;
 use crate::{Cluster, process};
 
 /// Files that an administrator restores from elsewhere.
@@ -70,18 +75,25 @@ impl State {
     }
 }
 
-/// Has a restore replay what a server has written, which is down now, and takes its WAL. It must
-/// come to this state, keep it, and log nothing that the test does not expect.
-pub(crate) fn judge(server: &Cluster, origin: &Path, state: Option<&State>) -> Result<()> {
+/// Has a restore replay what a server has written, which is down now. It must come to this state,
+/// keep it, and log nothing that the test does not expect. `fill` makes its data directory, of
+/// which the configuration and WAL are replaced by the server's.
+fn judge(
+    server: &Cluster,
+    state: Option<&State>,
+    fill: impl FnOnce(&Path) -> Result<()>,
+) -> Result<()> {
     let data = server.data_directory();
     let witness = Cluster::from_files(|target| {
-        copy_of(server.installation(), origin, &data, target)?;
+        fill(target)?;
         for file in CONFIGURATION {
             fs::copy(data.join(file), target.join(file))?;
         }
-        fs::remove_dir_all(target.join("pg_wal"))?;
-        fs::rename(data.join("pg_wal"), target.join("pg_wal"))?;
-        make_room_for_tablespaces(&data.join("pg_tblspc"))?;
+        let wal = target.join("pg_wal");
+        if wal.exists() {
+            fs::remove_dir_all(&wal)?;
+        }
+        copy(server, &data.join("pg_wal"), &wal)?;
         let signal = target.join("recovery.signal");
         fs::write(&signal, "")?;
         server.installation().give(&signal)
@@ -103,6 +115,20 @@ pub(crate) fn judge(server: &Cluster, origin: &Path, state: Option<&State>) -> R
     }
     witness.sql("CREATE TABLE promoted AS SELECT 1 AS id; CHECKPOINT")?;
     witness.finish()
+}
+
+fn copy(server: &Cluster, from: &Path, to: &Path) -> Result<()> {
+    run(server.installation().command("/bin/cp").arg("-a").arg(from).arg(to)).map(drop)
+}
+
+/// Whether a data directory has all its files below it.
+fn has_no_links(data: &Path) -> Result<bool> {
+    for link in fs::read_dir(data.join("pg_tblspc"))? {
+        if link?.file_type()?.is_symlink() {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// Redo makes the tablespaces again, in the same places.
@@ -129,19 +155,61 @@ impl Cluster {
         let _ = self.without_witness.set(reason);
     }
 
-    /// Ends the test, and has the witness judge if the server was ever killed.
+    /// All processes were killed, and none is there. Keeps the files as they are, the first time.
+    pub(crate) fn has_crashed(&self) -> Result<()> {
+        let data = self.data_directory();
+        let first = !self.killed.swap(true, Relaxed);
+        if !first || !self.has_witnesses() || !has_no_links(&data)? {
+            return Ok(());
+        }
+        let image = self.image();
+        // A data directory is its owner's alone.
+        fs::DirBuilder::new().mode(0o700).create(&image)?;
+        self.installation().give(&image)?;
+        for entry in fs::read_dir(&data)? {
+            let name = entry?.file_name();
+            // Fault points are files there, and none of the server's.
+            if name != "pg_wal" && !name.as_encoded_bytes().starts_with(b"pagevault.") {
+                copy(self, &data.join(&name), &image.join(&name))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The files as they were after the first kill.
+    fn image(&self) -> PathBuf {
+        self.directory().join("killed")
+    }
+
+    fn has_witnesses(&self) -> bool {
+        self.origin.is_some() && self.without_witness.get().is_none()
+    }
+
+    /// Ends the test, and has the witnesses judge if the server was ever killed.
     pub(crate) fn end_with_witness(&self) -> Result<()> {
         let origin = match &self.origin {
-            Some(origin) if self.was_killed() && self.without_witness.get().is_none() => origin,
+            Some(origin) if self.was_killed() && self.has_witnesses() => origin,
             _ => return self.end(),
         };
-        let running = process::postmaster(&self.data_directory()).is_some();
+        let data = self.data_directory();
+        let running = process::postmaster(&data).is_some();
         let state = match running {
             true => Some(State::of(self).context("what the server shows at the end")?),
             false => None,
         };
         self.end()?;
-        judge(self, origin, state.as_ref()).context(
+        let image = self.image();
+        // Its tablespaces outside would be those of the end.
+        if image.exists() && has_no_links(&data)? {
+            judge(self, state.as_ref(), |target| Ok(fs::rename(&image, target)?)).context(
+                "a restore of the files after the first kill, with all WAL since (Cluster::without_witness)",
+            )?;
+        }
+        judge(self, state.as_ref(), |target| {
+            copy_of(self.installation(), origin, &data, target)?;
+            make_room_for_tablespaces(&data.join("pg_tblspc"))
+        })
+        .context(
             "a restore of the cluster as initdb made it, with all WAL since (Cluster::without_witness)",
         )
     }

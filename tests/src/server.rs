@@ -72,20 +72,20 @@ impl Cluster {
     /// # Errors
     /// When it has not stopped within 60 s.
     pub fn stop(&self, mode: StopMode) -> Result<()> {
-        let mode = match mode {
+        let name = match mode {
             StopMode::Fast => "fast",
-            StopMode::Immediate => {
-                self.killed.store(true, Relaxed);
-                "immediate"
-            }
+            StopMode::Immediate => "immediate",
         };
         run(self
             .installation()
             .command("pg_ctl")
-            .args(["stop", "--wait", "--silent", "--timeout=60", "--mode", mode])
+            .args(["stop", "--wait", "--silent", "--timeout=60", "--mode", name])
             .arg("-D")
-            .arg(self.data_directory()))
-        .map(drop)
+            .arg(self.data_directory()))?;
+        match mode {
+            StopMode::Fast => Ok(()),
+            StopMode::Immediate => self.has_crashed(),
+        }
     }
 
     /// Stops fast and starts again.
@@ -102,7 +102,6 @@ impl Cluster {
     /// # Errors
     /// When a process survives.
     pub fn kill(&self) -> Result<()> {
-        self.killed.store(true, Relaxed);
         process::kill_all(&self.data_directory())?;
         // If nothing reaps orphans, a dead postmaster stays as a zombie, and the next one believes
         // that it is running.
@@ -112,7 +111,7 @@ impl Cluster {
                 std::fs::remove_file(lock)?;
             }
         }
-        Ok(())
+        self.has_crashed()
     }
 
     /// Sends SIGKILL to one process of the server and waits until the postmaster has ended all
