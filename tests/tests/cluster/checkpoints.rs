@@ -3,11 +3,13 @@
 //! and checkpoints do not wait for each other indefinitely.
 
 use std::fs::{File, OpenOptions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::cluster::run_sql;
+use pagevault_tests::standby::{standby_of, wait_for};
 use pagevault_tests::{Cluster, Settings, StopMode};
 
 use crate::assert_sealed;
@@ -158,4 +160,68 @@ fn many_new_keys_and_checkpoints_do_not_wait_for_each_other() -> Result<()> {
     cluster.crash()?;
     cluster.sql("INSERT INTO t_0_0 VALUES (1); INSERT INTO t_3_1 VALUES (2)")?;
     cluster.finish()
+}
+
+/// A checkpoint that cannot write a key file does not happen, nor does a restart point. So WAL
+/// still has what the file lacks: for a crash, a standby, a backup.
+#[test]
+fn a_key_file_that_cannot_be_opened_keeps_checkpoints_from_ending() -> Result<()> {
+    let (mut primary, _keys) = cluster_with_old_table()?;
+    let mut standby = standby_of(&primary, &["fsync = on"])?;
+    for server in [&mut primary, &mut standby] {
+        server.allow_log("key file");
+        server.allow_log("checkpoint request failed");
+        server.allow_log("abnormal database system shutdown");
+        server.allow_log("checkpointer");
+    }
+    let file = key_file(&primary)?;
+    let of_standby =
+        standby.data_directory().join("pagevault").join(file.file_name().context("a name")?);
+    let mode =
+        |file: &PathBuf, mode| std::fs::set_permissions(file, PermissionsExt::from_mode(mode));
+    let redo = "SELECT redo_lsn FROM pg_control_checkpoint()";
+
+    primary.sql("CREATE TABLE new AS SELECT generate_series(1, 1000) AS id")?;
+    wait_for(&standby, &primary)?;
+    let before = primary.text(redo)?;
+    mode(&file, 0)?;
+    let error = primary.error("CHECKPOINT")?;
+    ensure!(error.text().contains("checkpoint request failed"), "{error}");
+    ensure!(primary.text(redo)? == before, "the checkpoint has ended");
+    let target = primary.directory().join("backup");
+    let backup = primary.base_backup_with(&target, &["--checkpoint=fast"]);
+    ensure!(backup.is_err(), "a backup began");
+    primary.sql("INSERT INTO new VALUES (0)")?;
+    mode(&file, 0o600)?;
+    primary.sql("CHECKPOINT")?;
+    ensure!(primary.text(redo)? != before, "no checkpoint");
+
+    // A restart point.
+    primary.sql("CREATE TABLE newer AS SELECT generate_series(1, 1000) AS id; CHECKPOINT")?;
+    wait_for(&standby, &primary)?;
+    let before = standby.text(redo)?;
+    mode(&of_standby, 0)?;
+    let error = standby.error("CHECKPOINT")?;
+    ensure!(error.text().contains("checkpoint request failed"), "{error}");
+    ensure!(standby.text(redo)? == before, "the restart point has ended");
+    let _ = standby.stop(StopMode::Fast);
+    standby.kill()?;
+    mode(&of_standby, 0o600)?;
+    standby.start_server()?;
+    wait_for(&standby, &primary)?;
+    ensure!(standby.text("SELECT count(*) FROM newer")? == "1000", "standby");
+
+    // The checkpoint of a shutdown, and a crash.
+    primary.sql("CREATE TABLE newest AS SELECT generate_series(1, 1000) AS id")?;
+    mode(&file, 0)?;
+    let _ = primary.stop(StopMode::Fast);
+    primary.kill()?;
+    mode(&file, 0o600)?;
+    primary.start_server()?;
+    for (table, rows) in [("old", "5000"), ("new", "1001"), ("newer", "1000"), ("newest", "1000")] {
+        ensure!(primary.text(&format!("SELECT count(*) FROM {table}"))? == rows, "{table}");
+        assert_sealed(&primary.files(table)?)?;
+    }
+    standby.finish()?;
+    primary.finish()
 }
