@@ -272,6 +272,7 @@ pub(crate) fn database(by: &str, name: &ServerText, confirm: &str) -> Result<Shr
         ));
     }
     buffers::flush_and_drop_database(oid);
+    require_tablespaces(oid.to_u32(), files.iter().copied())?;
     for &file in files.iter().filter(|file| directory::is_sealed(**file)) {
         let counts = verify::count_pages(file)?;
         if counts.iter().any(|count| count.state == PageState::Plaintext) {
@@ -306,7 +307,7 @@ pub(crate) fn former_files(by: &str, confirm: &str) -> Result<Shredded> {
     // Files dropped since the last checkpoint may still exist.
     session::as_owner_of_the_cluster(|| Spi::run("CHECKPOINT"))?;
     let mut found = destruction::former_files(database)?;
-    require_tablespaces(database, &found)?;
+    require_tablespaces(database, found.iter().map(|former| former.file))?;
     // Wait for processes that have created a key and are about to create its file.
     writers::await_others(Activity::Creating, None)?;
     found.retain(Former::is_gone);
@@ -337,10 +338,10 @@ pub(crate) fn left_behind() -> Result<Vec<RelFile>> {
     destruction::files_besides(process::my_database(), &known)
 }
 
-/// If a file system is not mounted, all its files would seem to be gone.
-fn require_tablespaces(database: u32, found: &[Former]) -> Result<()> {
+/// If a file system is not mounted, all its files would seem to be gone, with their pages.
+fn require_tablespaces(database: u32, files: impl Iterator<Item = RelFile>) -> Result<()> {
     let known: HashSet<u32> = catalog::tablespaces().into_iter().map(Oid::to_u32).collect();
-    for tablespace in found.iter().map(|former| former.file.tablespace).collect::<HashSet<_>>() {
+    for tablespace in files.map(|file| file.tablespace).collect::<HashSet<_>>() {
         let directory = compat::database_path(database, tablespace);
         let of_all = Path::new(&directory).parent();
         if known.contains(&tablespace) && !of_all.is_some_and(Path::is_dir) {
@@ -348,7 +349,7 @@ fn require_tablespaces(database: u32, found: &[Former]) -> Result<()> {
                 Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
                 format!("the directory of tablespace {tablespace} does not exist"),
             )
-            .detail("So it is not known which of its files are gone. Nothing was destroyed.")
+            .detail("So it is not known which of its files are gone, and what the others hold. Nothing was destroyed.")
             .hint("Mount it, or drop the tablespace."));
         }
     }

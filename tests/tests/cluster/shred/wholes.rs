@@ -204,3 +204,41 @@ fn plaintext_files_of_a_shredded_database_stay_intact() -> Result<()> {
     standby.finish()?;
     primary.finish()
 }
+
+/// Pages that cannot be seen may be plaintext, which outlives all keys.
+#[test]
+fn a_database_in_an_absent_tablespace_is_not_shredded() -> Result<()> {
+    let (cluster, _keys) = cluster("")?;
+    let space = cluster.directory().join("space");
+    std::fs::create_dir(&space)?;
+    cluster.installation().give(&space)?;
+    cluster.sql(&format!("CREATE TABLESPACE space LOCATION '{}'", space.display()))?;
+    cluster.sql("CREATE DATABASE app")?;
+    let mut app = cluster.client_to("app")?;
+    run_sql(
+        &mut app,
+        "CREATE EXTENSION pagevault;
+         CREATE TABLE half TABLESPACE space AS
+           SELECT repeat('meise', 100) AS name FROM generate_series(1, 10000)",
+    )?;
+    cluster.sql("CHECKPOINT")?;
+    cluster.stop_at("rekey.batch_done")?;
+    run_sql(&mut app, "SET pagevault.rekey_threshold = 0; SELECT pagevault.encrypt('half')")?;
+    cluster.stopped_at("rekey.batch_done")?;
+    run_sql(&mut app, "SELECT pagevault.cancel_rekey(job) FROM pagevault.rekey_jobs")?;
+    cluster.resume();
+    drop(app);
+    cluster.eventually("SELECT count(*) FROM pg_stat_activity WHERE datname = 'app'", "0")?;
+    let shred = "SELECT * FROM pagevault.shred_database('app', confirm => 'app')";
+    let error = cluster.error(shred)?;
+    ensure!(error.text().contains("not wholly encrypted"), "{error}");
+    let version = std::fs::read_dir(&space)?.next().context("a directory")??.path();
+    let away = cluster.directory().join("away");
+    std::fs::rename(&version, &away)?;
+    let error = cluster.error(shred);
+    std::fs::rename(&away, &version)?;
+    let error = error?;
+    ensure!(error.sqlstate == "55000" && error.text().contains("does not exist"), "{error}");
+    ensure!(text(&mut cluster.client_to("app")?, "SELECT count(*) FROM half")? == "10000");
+    cluster.finish()
+}
