@@ -36,6 +36,9 @@ pub enum Outcome {
 /// Seconds before workers claim a job again whose worker ended in the middle of it.
 pub const RETRY_DELAY: u32 = 2;
 
+/// Seconds before another worker is started for a database to which one could not connect.
+pub const CONNECT_DELAY: u32 = 10;
+
 /// Whether workers process a job, or will when it is resumed.
 #[must_use]
 pub fn is_unfinished(state: JobState) -> bool {

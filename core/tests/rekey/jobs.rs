@@ -385,4 +385,14 @@ fn a_job_that_was_given_up_is_claimable_after_a_delay_and_comes_last() {
     assert!(life::loads(&table, 1001).1, "soon");
     assert_eq!(claimable(1002), [jobs[1].number, jobs[0].number]);
     assert!(!life::loads(&table, 1002).1);
+    // No worker could connect to the database.
+    let slot = table.take(jobs[0], 1, 1002).unwrap();
+    table.postpone(DATABASE + 1, 1010);
+    assert_eq!(claimable(1010), [jobs[1].number], "another database");
+    table.postpone(DATABASE, 1010);
+    assert!(claimable(1011).is_empty());
+    assert!(life::loads(&table, 1011).1, "soon");
+    table.release(slot, 1, 0);
+    assert_eq!(claimable(1011), [jobs[0].number], "it was running");
+    assert_eq!(claimable(1012), [jobs[0].number, jobs[1].number]);
 }

@@ -4,6 +4,7 @@
 //! installed, depending on the major.
 
 use std::ffi::c_void;
+use std::ops::Range;
 
 use pagevault_cipher::{DataKeyVersion, Page};
 use pgrx::pg_sys::{self, BlockNumber, SMgrRelation};
@@ -151,8 +152,10 @@ pub(super) unsafe extern "C-unwind" fn mdstartreadv(
     unsafe {
         calls_seen::note(Call::StartRead);
         let file = compat::smgr_file(reln);
-        if let Err(fault) = page::io::check_access(file).and_then(|()| page::io::check_usable(file))
-        {
+        let checked = page::io::check_access(file)
+            .and_then(|()| page::io::check_usable(file))
+            .and_then(|()| check_not_locked(reln, file, fork, block..block + count));
+        if let Err(fault) = checked {
             // The end of the transaction would release the handle, and close the batch of reads
             // that may be open (read_stream.c). Before that, CREATE DATABASE cleans up:
             // remove_dbtablespaces (dbcommands.c) reads a catalog, and would fail instead, as a
@@ -163,6 +166,27 @@ pub(super) unsafe extern "C-unwind" fn mdstartreadv(
         }
         MDSTARTREADV.get()(handle, reln, fork, block, buffers, count);
     }
+}
+
+/// Refuses a read of pages that are sealed under a locked key. The completion of the read would
+/// find that, too, but could only report a failed read.
+///
+/// # Safety
+/// As for [`mdread`], of blocks that exist.
+#[inline]
+unsafe fn check_not_locked(
+    reln: SMgrRelation,
+    file: SmgrFile,
+    fork: ForkNumber,
+    blocks: Range<BlockNumber>,
+) -> Result<(), PageFault> {
+    if page::io::may_be_locked(file) {
+        for block in blocks {
+            // SAFETY: the block exists, as the caller guarantees.
+            page::io::check_not_locked(file, unsafe { &*read_sealed(reln, fork, block) })?;
+        }
+    }
+    Ok(())
 }
 
 /// Contract: called by bufmgr.c with the buffer pinned and share-locked (hint bits may change

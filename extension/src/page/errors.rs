@@ -9,7 +9,7 @@ use super::names::{self, Name};
 use super::placeholders;
 use crate::keys::store::unsettled;
 use crate::keys::usage::key_error::KeyError;
-use crate::keys::usage::refused;
+use crate::keys::usage::{refused, withheld};
 use crate::pg::compat;
 use crate::pg::process::is_startup_process;
 use crate::pg::report::Report;
@@ -84,6 +84,7 @@ pub(crate) fn report(fault: PageFault, block: u32) -> Report {
     match error {
         KeyError::Locked { scope } => {
             let whose = scope.name();
+            withheld::note();
             Report::new(
                 PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
                 format!("{what} is locked"),

@@ -331,6 +331,22 @@ pub(crate) fn check_usable(file: SmgrFile) -> Result<(), PageFault> {
     }
 }
 
+/// Whether pages of a file may be sealed under a locked key, perhaps not that of [`check_usable`]:
+/// the file may be in plaintext or under another key by now, and have older pages.
+#[inline]
+pub(crate) fn may_be_locked(file: SmgrFile) -> bool {
+    shmem::any_key_locked() && !file.is_temporary() && directory::is_known(file.file)
+}
+
+/// Refuses a page on disk that is sealed under a locked key.
+pub(crate) fn check_not_locked(file: SmgrFile, on_disk: &Page) -> Result<(), PageFault> {
+    let Some(version) = page::version_of(on_disk) else { return Ok(()) };
+    match cache::with_page_key(file, version, |_| ()) {
+        Err(error @ KeyError::Locked { .. }) => Err(PageFault::of_key(file, error)),
+        _ => Ok(()),
+    }
+}
+
 /// Refuses users access to a file whose data keys were destroyed.
 #[inline]
 fn check_not_destroyed(file: SmgrFile) -> Result<(), PageFault> {

@@ -124,6 +124,23 @@ pub(crate) fn at_exit(work: fn()) {
     unsafe { pg_sys::before_shmem_exit(Some(exiting), 0.into()) };
 }
 
+static AT_EARLY_EXIT: ProcessLocal<Option<fn()>> = ProcessLocal::new(None);
+
+/// Registers `work` for the exit of this process, like [`at_exit`], but before it connects to a
+/// database, which may fail.
+pub(crate) fn at_early_exit(work: fn()) {
+    AT_EARLY_EXIT.set(Some(work));
+    // SAFETY: once per process; the function lives as long as the library.
+    unsafe { pg_sys::before_shmem_exit(Some(exiting_early), 0.into()) };
+}
+
+/// Contract: called when this process is about to give up its PGPROC (`shmem_exit`, ipc.c).
+unsafe extern "C-unwind" fn exiting_early(_code: std::ffi::c_int, _argument: pg_sys::Datum) {
+    if let Some(work) = AT_EARLY_EXIT.take() {
+        work();
+    }
+}
+
 /// Contract: called when this process is about to give up its PGPROC (`shmem_exit`, ipc.c).
 /// Callbacks run in reverse order of registration, so its transaction has not ended yet.
 unsafe extern "C-unwind" fn exiting(_code: std::ffi::c_int, _argument: pg_sys::Datum) {

@@ -187,6 +187,7 @@ pub(crate) fn claim() -> Result<Option<Job>> {
     let (database, now_seconds) = (process::my_database(), now_seconds());
     let _lock = KeystoreLock::acquire();
     let table = table()?;
+    UNSERVED.set(None);
     for known in life::claimable(&table, database, now_seconds) {
         if let Some(slot) = table.take(known.job, std::process::id(), now()) {
             CLAIMED.with(|claimed| *claimed = Some(slot));
@@ -199,6 +200,23 @@ pub(crate) fn claim() -> Result<Option<Job>> {
         }
     }
     Ok(None)
+}
+
+/// The database that this worker was started for, until it looks for a job there.
+static UNSERVED: ProcessLocal<Option<u32>> = ProcessLocal::new(None);
+
+/// This worker was started for the jobs of a database.
+pub(crate) fn serve(database: u32) {
+    UNSERVED.set(Some(database));
+}
+
+/// When this worker exits before it has looked for a job, because it cannot connect to the database
+/// or read its catalogs: the next worker is to be started after a pause. Takes no lock and cannot
+/// fail.
+pub(crate) fn postpone() {
+    if let (Some(database), Ok(table)) = (UNSERVED.take(), table()) {
+        table.postpone(database, now_seconds() + life::CONNECT_DELAY - life::RETRY_DELAY);
+    }
 }
 
 /// Slot of the claimed job in the table.

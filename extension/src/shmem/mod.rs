@@ -108,6 +108,12 @@ pub(crate) fn any_key_refused() -> bool {
     get().is_some_and(|shared| shared.secrets.any_refused())
 }
 
+/// Whether any database key is locked: a cheap test, like [`any_key_refused`].
+#[inline]
+pub(crate) fn any_key_locked() -> bool {
+    get().is_some_and(|shared| shared.secrets.any_locked())
+}
+
 /// Whether any database key is locked or refused. Two loads.
 #[inline]
 pub(crate) fn any_key_unusable() -> bool {

@@ -14,6 +14,7 @@ use pgrx::{IntoDatum, PgSqlErrorCode, PgTryBuilder, pg_sys};
 
 use crate::fault;
 use crate::keys::provider::unlock;
+use crate::keys::usage::withheld;
 use crate::pg::report::{self, OrRaise};
 use crate::pg::{catalog, guc, process, worker};
 use crate::rekey::jobs::{self, End, Pending};
@@ -125,6 +126,8 @@ enum Run {
 pub(super) fn main(database: pg_sys::Datum) {
     process::handle_worker_signals();
     let database = database.value() as u32;
+    jobs::serve(database);
+    worker::at_early_exit(jobs::postpone);
     fault::point_of("rekey.worker", database);
     process::connect_to_database_if_exists(pg_sys::Oid::from(database));
     worker::restrict();
@@ -132,6 +135,7 @@ pub(super) fn main(database: pg_sys::Datum) {
     worker::at_exit(jobs::give_up);
     process::write_back_early();
     while let Some(job) = rekey::claim() {
+        withheld::take();
         let failed = |error: &CaughtError| Run::Over(Some(End::Failed(message_of(error))));
         let run = PgTryBuilder::new(AssertUnwindSafe(|| {
             Run::Over(rekey::run(&job).then_some(End::Done))
@@ -140,7 +144,8 @@ pub(super) fn main(database: pg_sys::Datum) {
         // A transaction that has locked an index may go on to lock its table.
         .catch_when(PgSqlErrorCode::ERRCODE_T_R_DEADLOCK_DETECTED, |_| Run::LockedOut)
         .catch_when(PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE, |error| {
-            if unlock::withholds_keys_of(database) { Run::LockedOut } else { failed(&error) }
+            fault::point("rekey.refused");
+            if withheld::take() { Run::LockedOut } else { failed(&error) }
         })
         .catch_others(|error| failed(&error))
         .catch_rust_panic(|error| failed(&error))

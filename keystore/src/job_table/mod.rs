@@ -1,7 +1,8 @@
 //! Rekey jobs in shared memory: what the logs of all databases record ([`crate::job`]), and, for
 //! running jobs, process and progress, which only this server knows.
 //!
-//! Readers and writers exclude each other by a lock of their own, except in [`JobTable::release`].
+//! Readers and writers exclude each other by a lock of their own, except in [`JobTable::release`]
+//! and [`JobTable::postpone`].
 
 mod layout;
 
@@ -442,6 +443,15 @@ impl<'a> JobTable<'a> {
         if slot < self.capacity && self.head(slot)[PROCESS].load(Acquire) == process {
             self.head(slot)[GIVEN_UP].store(given_up, Relaxed);
             let _ = self.head(slot)[PROCESS].compare_exchange(process, 0, AcqRel, Relaxed);
+        }
+    }
+
+    /// Treats all jobs of a database that no process runs as given up at this time, in seconds.
+    /// Needs no lock, like [`JobTable::release`].
+    pub fn postpone(&self, database: u32, given_up: u32) {
+        let of_database = |head: &Head| head.job.database == database && head.process == 0;
+        for (slot, _) in self.heads().filter(|(_, head)| of_database(head)) {
+            self.head(slot)[GIVEN_UP].store(given_up, Relaxed);
         }
     }
 

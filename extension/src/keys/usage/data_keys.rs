@@ -8,7 +8,7 @@ use pagevault_keystore::rel_file::Phase;
 use pagevault_keystore::{Record, RelFile, Scope, data_key_aad, log, state};
 use pgrx::PgSqlErrorCode;
 
-use super::{cache, refused};
+use super::{cache, refused, withheld};
 use crate::keys::store::directory;
 use crate::keys::store::persist::{self, append, append_durably};
 use crate::pg::locks::KeystoreLock;
@@ -52,6 +52,7 @@ pub(crate) fn with_wrap_key<R>(
 
 /// The report for a database key that is known but not unwrapped.
 pub(crate) fn locked(scope: Scope) -> Report {
+    withheld::note();
     Report::new(
         PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
         format!("the key of {} is locked", scope.name()),

@@ -10,3 +10,4 @@ pub(crate) mod refused;
 pub(crate) mod temporary;
 pub(crate) mod wal;
 pub(crate) mod wal_switch;
+pub(crate) mod withheld;

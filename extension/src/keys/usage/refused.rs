@@ -5,6 +5,7 @@ use pagevault_keystore::Scope;
 use pagevault_keystore::protocol::ErrorClass;
 use pgrx::PgSqlErrorCode;
 
+use super::withheld;
 use crate::keys::store::persist;
 use crate::pg::locks::KeystoreLock;
 use crate::pg::process;
@@ -25,6 +26,7 @@ pub(crate) fn require_usable(scope: Scope) -> Result<()> {
 /// The report for an object that is locked because its key is refused. `place` is a further
 /// sentence of DETAIL, after a space, or empty.
 pub(crate) fn refuses(what: &str, place: &str, scope: Scope) -> Report {
+    withheld::note();
     let facts = facts(scope).unwrap_or_else(|| "Its master key was revoked.".to_owned());
     Report::new(
         PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,

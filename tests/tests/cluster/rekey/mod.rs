@@ -5,6 +5,7 @@ mod attacks;
 mod between;
 mod faults;
 mod hints;
+mod locked;
 mod meanwhile;
 mod power;
 mod requests;
