@@ -46,7 +46,7 @@ pub(crate) fn exercise() {
     // released, and changed under its lock.
     unsafe {
         pg_sys::smgrcreate(compat::open_smgr_of(FILE), MAIN, true);
-        pg_sys::PageInit(bytes.cast(), pg_sys::BLCKSZ as usize, 0);
+        // Zeros: a page with contents would need a checksum, if the file is left by a crash.
         compat::smgr_extend(compat::open_smgr_of(FILE), 0, bytes);
         compat::smgr_zero_extend(compat::open_smgr_of(FILE), 1);
         let buffer = compat::read_buffer(FILE.file, 1);
