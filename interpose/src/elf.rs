@@ -4,16 +4,21 @@
 //! and nothing is allocated that the image does not back. Names and numbers are those of the System
 //! V ABI (generic and processor supplements) and `elf.h`.
 
+use std::collections::HashMap;
 use std::ops::Range;
 
 use thiserror::Error;
 
+pub use facts::Facts;
+
 mod dynamic;
+mod facts;
 #[cfg(test)]
 mod tests;
 
 const PT_LOAD: u32 = 1;
 const PT_DYNAMIC: u32 = 2;
+const PT_INTERP: u32 = 3;
 const PT_GNU_RELRO: u32 = 0x6474_e552;
 const PF_X: u32 = 1;
 const PF_W: u32 = 2;
@@ -62,6 +67,22 @@ impl Machine {
         match self {
             Machine::X86_64 => matches!(kind, 6 | 7),
             Machine::Aarch64 => matches!(kind, 1025 | 1026),
+        }
+    }
+
+    fn is_relative_relocation(self, kind: u32) -> bool {
+        // R_*_RELATIVE
+        kind == match self {
+            Machine::X86_64 => 8,
+            Machine::Aarch64 => 1027,
+        }
+    }
+
+    fn is_address_relocation(self, kind: u32) -> bool {
+        // R_X86_64_64, R_AARCH64_ABS64
+        kind == match self {
+            Machine::X86_64 => 1,
+            Machine::Aarch64 => 257,
         }
     }
 }
@@ -190,19 +211,19 @@ impl Elf {
     ///
     /// As [`Elf::parse`], and [`ElfError::NotElf`] for other files.
     pub fn parse_file(file: &[u8]) -> Result<Elf, ElfError> {
-        let header = slice(file, 0, FILE_HEADER).ok_or(ElfError::NotElf)?;
-        // EI_CLASS 2: 64-bit; EI_DATA 1: little-endian
-        if !header.starts_with(b"\x7fELF\x02\x01")
-            || usize::from(u16_at(header, 54)) != PROGRAM_HEADER
-        {
-            return Err(ElfError::NotElf);
-        }
-        let machine = Machine::from_number(u16_at(header, 18)).ok_or(ElfError::NotElf)?;
-        let size = u64::from(u16_at(header, 56)) * PROGRAM_HEADER as u64;
-        let program_headers = slice(file, u64_at(header, 32), size)
-            .ok_or(ElfError::OutOfBounds("the program header table"))?;
+        let (machine, program_headers) = file_headers(file)?;
         let segments = Headers::parse(program_headers)?.segments;
         Elf::parse(machine, program_headers, 0, &FileImage { file, segments })
+    }
+
+    /// The words to which the dynamic linker gives an address of the program itself: the linked
+    /// addresses of the word and of what it points to.
+    pub(crate) fn relocated_words(file: &[u8]) -> Result<HashMap<u64, u64>, ElfError> {
+        let (machine, program_headers) = file_headers(file)?;
+        let headers = Headers::parse(program_headers)?;
+        let dynamic = headers.dynamic.ok_or(ElfError::Missing("the dynamic segment"))?;
+        let image = FileImage { file, segments: headers.segments };
+        dynamic::Reader::new(machine, dynamic, 0, &image)?.own_words()
     }
 
     /// The exported definitions of `name` (several if it has several versions).
@@ -224,6 +245,21 @@ impl Elf {
     }
 }
 
+/// Checks the header of a file; returns its instruction set and its program header table.
+fn file_headers(file: &[u8]) -> Result<(Machine, &[u8]), ElfError> {
+    let header = slice(file, 0, FILE_HEADER).ok_or(ElfError::NotElf)?;
+    // EI_CLASS 2: 64-bit; EI_DATA 1: little-endian
+    if !header.starts_with(b"\x7fELF\x02\x01") || usize::from(u16_at(header, 54)) != PROGRAM_HEADER
+    {
+        return Err(ElfError::NotElf);
+    }
+    let machine = Machine::from_number(u16_at(header, 18)).ok_or(ElfError::NotElf)?;
+    let size = u64::from(u16_at(header, 56)) * PROGRAM_HEADER as u64;
+    let program_headers = slice(file, u64_at(header, 32), size)
+        .ok_or(ElfError::OutOfBounds("the program header table"))?;
+    Ok((machine, program_headers))
+}
+
 struct FileImage<'a> {
     file: &'a [u8],
     segments: Vec<Segment>,
@@ -241,6 +277,7 @@ struct Headers {
     segments: Vec<Segment>,
     relro: Option<Range<u64>>,
     dynamic: Option<Range<u64>>,
+    interpreter: Option<Range<u64>>,
 }
 
 impl Headers {
@@ -259,6 +296,7 @@ impl Headers {
                     writable: flags & PF_W != 0,
                     executable: flags & PF_X != 0,
                 }),
+                PT_INTERP => headers.interpreter = Some(address..end),
                 PT_DYNAMIC => headers.dynamic = Some(address..end),
                 PT_GNU_RELRO => headers.relro = Some(address..end),
                 _ => {}

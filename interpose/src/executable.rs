@@ -5,10 +5,11 @@ use std::ptr::{self, NonNull};
 use std::slice;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::elf::{Elf, Image, Import, Machine, Name, Symbol, SymbolKind};
+use crate::elf::{Elf, Image, Import, Machine, Name};
 use crate::error::Error;
 use crate::find::Region;
 use crate::maps::Maps;
+use crate::program::{Object, Program};
 
 const WORD: usize = size_of::<usize>();
 
@@ -38,15 +39,6 @@ impl Code {
     pub fn address(self) -> usize {
         self.0.as_ptr().expose_provenance()
     }
-}
-
-/// An exported object.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Object {
-    /// Run-time address.
-    pub address: usize,
-    /// Size in bytes.
-    pub size: usize,
 }
 
 /// The executable that this process runs (not the libraries it loaded).
@@ -88,14 +80,8 @@ impl Executable {
     ///
     /// [`Error::SymbolMissing`] or [`Error::SymbolAmbiguous`], naming it.
     pub fn function(&self, symbol: &str) -> Result<Code, Error> {
-        let definition = self.definition(symbol, SymbolKind::Function, "function")?;
-        Code::at(self.address_of(&definition))
-            .filter(|code| self.is_code(code.address()))
-            .ok_or_else(|| Error::SymbolMissing {
-                kind: "function",
-                symbol: symbol.to_owned(),
-                executable: self.path.clone(),
-            })
+        let address = self.function_address(symbol)?;
+        Code::at(address).ok_or_else(|| self.missing("function", symbol))
     }
 
     /// The executable's own definition of an exported object.
@@ -104,48 +90,7 @@ impl Executable {
     ///
     /// [`Error::SymbolMissing`] or [`Error::SymbolAmbiguous`], naming it.
     pub fn object(&self, symbol: &str) -> Result<Object, Error> {
-        let definition = self.definition(symbol, SymbolKind::Object, "object")?;
-        let segments = &self.elf.segments;
-        if !segments.iter().any(|s| s.holds(definition.address, definition.size)) {
-            return Err(Error::SymbolMissing {
-                kind: "object",
-                symbol: symbol.to_owned(),
-                executable: self.path.clone(),
-            });
-        }
-        Ok(Object { address: self.address_of(&definition), size: definition.size as usize })
-    }
-
-    fn definition(
-        &self,
-        symbol: &str,
-        kind: SymbolKind,
-        kind_name: &'static str,
-    ) -> Result<Symbol, Error> {
-        let mut definitions: Vec<Symbol> = self
-            .elf
-            .exports(symbol.as_bytes())
-            .filter(|found| found.kind == kind)
-            .copied()
-            .collect();
-        definitions.dedup_by_key(|definition| definition.address);
-        match definitions.as_slice() {
-            &[definition] => Ok(definition),
-            [] => Err(Error::SymbolMissing {
-                kind: kind_name,
-                symbol: symbol.to_owned(),
-                executable: self.path.clone(),
-            }),
-            several => Err(Error::SymbolAmbiguous {
-                symbol: symbol.to_owned(),
-                count: several.len(),
-                executable: self.path.clone(),
-            }),
-        }
-    }
-
-    fn address_of(&self, symbol: &Symbol) -> usize {
-        self.bias.wrapping_add(symbol.address as usize)
+        Program::object(self, symbol)
     }
 
     /// The GOT slots of a symbol imported from another library, with their run-time addresses.
@@ -160,21 +105,22 @@ impl Executable {
     pub(crate) fn name(&self, name: Name) -> &[u8] {
         self.elf.name(name)
     }
+}
 
-    /// Whether the address lies in the program's own image.
-    pub(crate) fn owns(&self, address: usize) -> bool {
-        let linked = address.wrapping_sub(self.bias) as u64;
-        self.elf.segments.iter().any(|segment| segment.holds(linked, 1))
+impl Program for Executable {
+    fn path(&self) -> &str {
+        &self.path
     }
 
-    /// Whether the address lies in the program's own code.
-    pub(crate) fn is_code(&self, address: usize) -> bool {
-        let linked = address.wrapping_sub(self.bias) as u64;
-        self.elf.segments.iter().any(|segment| segment.executable && segment.holds(linked, 1))
+    fn elf(&self) -> &Elf {
+        &self.elf
     }
 
-    /// Reads a word of the program's image; `None` if it lies outside or may not be read.
-    pub(crate) fn word(&self, address: usize) -> Result<Option<usize>, Error> {
+    fn bias(&self) -> usize {
+        self.bias
+    }
+
+    fn word(&self, address: usize) -> Result<Option<usize>, Error> {
         let linked = address.wrapping_sub(self.bias) as u64;
         let inside = self.elf.segments.iter().any(|s| s.holds(linked, WORD as u64));
         let maps = Maps::of_this_process().map_err(Error::Maps)?;
@@ -184,11 +130,7 @@ impl Executable {
         Ok(Some(load(address)))
     }
 
-    /// Passes the read-only data to `search`: the segments that are never writable, and RELRO.
-    pub(crate) fn search_read_only<R>(
-        &self,
-        search: impl FnOnce(&[Region<'_>]) -> R,
-    ) -> Result<R, Error> {
+    fn search_read_only<R>(&self, search: impl FnOnce(&[Region<'_>]) -> R) -> Result<R, Error> {
         let maps = Maps::of_this_process().map_err(Error::Maps)?;
         let constant = self.elf.segments.iter().filter(|segment| !segment.writable);
         let constant = constant.map(|segment| (segment.address, segment.size));

@@ -19,6 +19,7 @@ use std::ptr;
 use crate::elf::{Import, Version};
 use crate::error::Error;
 use crate::executable::{Code, Executable};
+use crate::program::Program;
 
 /// A slot to be swapped.
 #[derive(Debug, Clone, Copy)]

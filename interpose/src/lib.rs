@@ -31,7 +31,10 @@
 //! | `elf` | program headers, dynamic symbols and GOT relocations, from bytes |
 //! | `maps` | `/proc/self/maps` |
 //! | `find` | the exactly-once search, over slices of words |
-//! | `executable` | the image of the running program, its functions and its objects |
+//! | `program` | functions, objects and tables of a program, running or not |
+//! | `calls` | direct calls in machine code |
+//! | `file` | a program in a file, examined without being started |
+//! | `executable` | the image of the running program |
 //! | `got` | the slots of an imported symbol and their targets |
 //! | `patch` | the swap: making pages writable, exchanging words, rollback |
 //! | `plan` | what is to be swapped, and the result |
@@ -45,17 +48,22 @@
 )))]
 compile_error!("pagevault-interpose supports Linux on x86-64 and aarch64 only");
 
+mod calls;
 pub mod elf;
 mod error;
 mod executable;
+mod file;
 pub mod find;
 mod got;
 pub mod maps;
 mod patch;
 mod plan;
 mod process_local;
+mod program;
 
 pub use error::Error;
-pub use executable::{Code, Executable, Object};
-pub use plan::{Expected, Installed, Plan, TABLE_WINDOW};
+pub use executable::{Code, Executable};
+pub use file::ProgramFile;
+pub use plan::{Expected, Installed, Plan};
 pub use process_local::ProcessLocal;
+pub use program::{Object, TABLE_WINDOW};

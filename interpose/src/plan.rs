@@ -2,15 +2,9 @@
 
 use crate::error::Error;
 use crate::executable::{Code, Executable};
-use crate::find;
 use crate::got::{self, Slot};
 use crate::patch::{self, Patch};
-
-/// Two members of a table are at most this many words apart.
-///
-/// PostgreSQL's `f_smgr` has 15 to 20. Symbols in `.dynsym` take three words each, so even
-/// neighbouring symbols there are not taken for a table of twelve members or more.
-pub const TABLE_WINDOW: usize = 32;
+use crate::program::Program;
 
 /// The value that a pointer must hold to be replaced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,7 +32,7 @@ impl<'exe> Plan<'exe> {
     /// Replaces functions in a table of constants.
     ///
     /// The table is the one place in the executable's read-only data where the exported functions
-    /// named in `replaced` and `anchors` occur within [`TABLE_WINDOW`] words of each other, each
+    /// named in `replaced` and `anchors` occur within [`TABLE_WINDOW`](crate::TABLE_WINDOW) words of each other, each
     /// once. `table` is a name for messages. Name every member you know: more members make a wrong
     /// match less likely.
     ///
@@ -56,20 +50,15 @@ impl<'exe> Plan<'exe> {
     ) -> Result<Vec<Code>, Error> {
         let names: Vec<&str> =
             replaced.iter().map(|&(name, _)| name).chain(anchors.iter().copied()).collect();
-        let originals: Vec<Code> =
-            names.iter().map(|name| self.exe.function(name)).collect::<Result<_, _>>()?;
-        let members: Vec<usize> = originals.iter().map(|code| code.address()).collect();
-        let places = self
-            .exe
-            .search_read_only(|regions| find::exactly_once(regions, &members, TABLE_WINDOW))?
-            .map_err(|failure| self.not_once(table, &names, failure))?;
+        let members = self.exe.table(table, &names)?;
         let mut patches = Vec::new();
-        for ((&(name, new), &address), original) in replaced.iter().zip(&places).zip(&originals) {
-            let what = format!("\"{name}\" in table \"{table}\"");
-            patches.push(Patch::new(what, address, original.address(), new)?);
+        let mut originals = Vec::new();
+        for (&(name, new), member) in replaced.iter().zip(members) {
+            originals.push(self.exe.function(name)?);
+            patches.push(Patch::new(member.what, member.address, member.value, new)?);
         }
         self.add(patches)?;
-        Ok(originals[..replaced.len()].to_vec())
+        Ok(originals)
     }
 
     /// Replaces the function pointer at `offset` bytes into an exported object.
@@ -87,20 +76,20 @@ impl<'exe> Plan<'exe> {
         expected: Expected,
         new: *const (),
     ) -> Result<Code, Error> {
-        let (what, address, found) = self.field(object, offset)?;
-        let (holds, wanted) = match expected {
-            Expected::OwnFunction => {
-                (self.exe.is_code(found), format!("a function of {}", self.exe.path()))
+        let field = match expected {
+            Expected::OwnFunction => self.exe.own_function(object, offset)?,
+            Expected::Exactly(code) => {
+                let field = self.exe.field(object, offset)?;
+                if field.value != code.address() {
+                    return Err(field.unexpected(format!("{:#x}", code.address())));
+                }
+                field
             }
-            Expected::Exactly(code) => (found == code.address(), format!("{:#x}", code.address())),
         };
-        let original = Code::at(found).filter(|_| holds).ok_or_else(|| Error::Unexpected {
-            what: what.clone(),
-            address,
-            found,
-            expected: wanted,
-        })?;
-        self.add(vec![Patch::new(what, address, found, new)?])?;
+        let Some(original) = Code::at(field.value) else {
+            return Err(field.unexpected("a function".to_owned()));
+        };
+        self.add(vec![Patch::new(field.what, field.address, field.value, new)?])?;
         Ok(original)
     }
 
@@ -111,12 +100,7 @@ impl<'exe> Plan<'exe> {
     ///
     /// [`Error::SymbolMissing`], [`Error::FieldOutside`], [`Error::Unexpected`].
     pub fn require_null(&self, object: &str, offset: usize) -> Result<(), Error> {
-        match self.field(object, offset)? {
-            (_, _, 0) => Ok(()),
-            (what, address, found) => {
-                Err(Error::Unexpected { what, address, found, expected: "null".to_owned() })
-            }
-        }
+        self.exe.null(object, offset)
     }
 
     /// Replaces an imported function for calls by the executable itself, in all its GOT slots.
@@ -183,19 +167,6 @@ impl<'exe> Plan<'exe> {
         Ok(installed)
     }
 
-    fn field(&self, object: &str, offset: usize) -> Result<(String, usize, usize), Error> {
-        let found = self.exe.object(object)?;
-        let outside =
-            || Error::FieldOutside { symbol: object.to_owned(), size: found.size, offset };
-        let end = offset.checked_add(size_of::<usize>()).ok_or_else(outside)?;
-        if end > found.size {
-            return Err(outside());
-        }
-        let address = found.address + offset;
-        let value = self.exe.word(address)?.ok_or_else(outside)?;
-        Ok((format!("\"{object}\" offset {offset}"), address, value))
-    }
-
     fn add(&mut self, patches: Vec<Patch>) -> Result<(), Error> {
         for patch in patches {
             if self.patches.iter().any(|planned| planned.address() == patch.address()) {
@@ -205,26 +176,6 @@ impl<'exe> Plan<'exe> {
             self.patches.push(patch);
         }
         Ok(())
-    }
-
-    fn not_once(&self, table: &str, names: &[&str], failure: find::NotOnce) -> Error {
-        let (table, executable) = (table.to_owned(), self.exe.path().to_owned());
-        if let (1, Some(member)) = (failure.places, failure.repeated) {
-            return Error::TableMemberRepeated {
-                table,
-                executable,
-                symbol: names[member].to_owned(),
-            };
-        }
-        let count = |(name, count): (&&str, &usize)| format!("\"{name}\" {count} times");
-        let occurrences: Vec<String> = names.iter().zip(&failure.occurrences).map(count).collect();
-        Error::TableNotOnce {
-            table,
-            executable,
-            places: failure.places,
-            window: TABLE_WINDOW,
-            occurrences: format!("found {}", occurrences.join(", ")),
-        }
     }
 }
 

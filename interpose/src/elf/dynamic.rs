@@ -18,10 +18,18 @@ pub(super) const DT_STRSZ: u64 = 10;
 pub(super) const DT_SYMENT: u64 = 11;
 pub(super) const DT_PLTREL: u64 = 20;
 pub(super) const DT_JMPREL: u64 = 23;
+pub(super) const DT_BIND_NOW: u64 = 24;
+pub(super) const DT_FLAGS: u64 = 30;
+pub(super) const DT_RELRSZ: u64 = 35;
+pub(super) const DT_RELR: u64 = 36;
 pub(super) const DT_GNU_HASH: u64 = 0x6fff_fef5;
 pub(super) const DT_VERSYM: u64 = 0x6fff_fff0;
+pub(super) const DT_FLAGS_1: u64 = 0x6fff_fffb;
 pub(super) const DT_VERNEED: u64 = 0x6fff_fffe;
 pub(super) const DT_VERNEEDNUM: u64 = 0x6fff_ffff;
+
+pub(super) const DF_BIND_NOW: u64 = 8;
+pub(super) const DF_1_NOW: u64 = 1;
 
 pub(super) const SYMBOL: u64 = 24;
 pub(super) const RELOCATION: u64 = 24;
@@ -66,6 +74,20 @@ impl<'a, I: Image> Reader<'a, I> {
         reader.strings =
             image.bytes(table, size).ok_or(ElfError::OutOfBounds("the dynamic string table"))?;
         Ok(reader)
+    }
+
+    pub(super) fn has(&self, tag: u64) -> bool {
+        self.entries.contains_key(&tag)
+    }
+
+    /// The value of an entry that is no pointer; zero if there is none.
+    pub(super) fn number(&self, tag: u64) -> u64 {
+        self.entries.get(&tag).copied().unwrap_or(0)
+    }
+
+    pub(super) fn string(&self, name: Name) -> &'a [u8] {
+        let tail = self.strings.get(name.0 as usize..).unwrap_or_default();
+        tail.split(|&byte| byte == 0).next().unwrap_or_default()
     }
 
     fn pointer(&self, tag: u64) -> Option<u64> {
@@ -129,26 +151,77 @@ impl<'a, I: Image> Reader<'a, I> {
         }
     }
 
-    pub(super) fn imports(&self) -> Result<Vec<Import>, ElfError> {
-        const WHAT: &str = "the relocation table";
+    /// Every relocation: its slot, type, symbol and addend.
+    fn relocations(&self) -> Result<impl Iterator<Item = Relocation> + use<'a, I>, ElfError> {
         // DT_PLTREL and DT_RELAENT: both machines use Rela only.
         if self.entries.get(&DT_PLTREL).is_some_and(|&kind| kind != DT_RELA)
             || self.entries.get(&DT_RELAENT).is_some_and(|&size| size != RELOCATION)
         {
             return Err(ElfError::OutOfBounds("a relocation"));
         }
-        let versions = self.versions()?;
-        let mut imports = Vec::new();
+        let mut tables = Vec::new();
         for (tag, size_tag) in [(DT_RELA, DT_RELASZ), (DT_JMPREL, DT_PLTRELSZ)] {
             let Some(table) = self.pointer(tag) else { continue };
             let size = self.entries.get(&size_tag).copied().unwrap_or(0);
-            let table = self.image.bytes(table, size).ok_or(ElfError::OutOfBounds(WHAT))?;
-            for relocation in table.chunks_exact(RELOCATION as usize) {
-                let info = u64_at(relocation, 8);
-                if self.machine.is_got_relocation(info as u32) {
-                    let slot = u64_at(relocation, 0);
-                    imports.extend(self.import(slot, info >> 32, &versions)?);
+            let table = self.image.bytes(table, size);
+            tables.push(table.ok_or(ElfError::OutOfBounds("the relocation table"))?);
+        }
+        let entries = tables.into_iter().flat_map(|t| t.chunks_exact(RELOCATION as usize));
+        Ok(entries.map(Relocation::read))
+    }
+
+    /// The words that relocation gives an address of the program itself.
+    pub(super) fn own_words(&self) -> Result<HashMap<u64, u64>, ElfError> {
+        let mut words = HashMap::new();
+        for relocation in self.relocations()? {
+            let value = if self.machine.is_relative_relocation(relocation.kind) {
+                relocation.addend
+            } else if self.machine.is_address_relocation(relocation.kind) {
+                let symbol = self.symbol(relocation.symbol)?;
+                if !symbol.is_defined() {
+                    continue;
                 }
+                symbol.value.wrapping_add(relocation.addend)
+            } else {
+                continue;
+            };
+            words.insert(relocation.slot, value);
+        }
+        for slot in self.compact_relocations()? {
+            let word =
+                self.image.bytes(slot, 8).ok_or(ElfError::OutOfBounds("a relocated word"))?;
+            words.insert(slot, u64_at(word, 0));
+        }
+        Ok(words)
+    }
+
+    /// The slots of relative relocations in compact form (`DT_RELR`, generic ABI): an even entry is
+    /// a slot; an odd one is a bitmap of the 63 words that follow what was named last.
+    fn compact_relocations(&self) -> Result<Vec<u64>, ElfError> {
+        const WHAT: &str = "the table of compact relocations";
+        let Some(table) = self.pointer(DT_RELR) else { return Ok(Vec::new()) };
+        let table =
+            self.image.bytes(table, self.number(DT_RELRSZ)).ok_or(ElfError::OutOfBounds(WHAT))?;
+        let (mut slots, mut next) = (Vec::new(), 0_u64);
+        for entry in table.chunks_exact(8).map(|bytes| u64_at(bytes, 0)) {
+            if entry & 1 == 0 {
+                slots.push(entry);
+                next = entry.wrapping_add(8);
+            } else {
+                let named = (0..63).filter(|bit| entry >> (bit + 1) & 1 == 1);
+                slots.extend(named.map(|bit| next.wrapping_add(bit * 8)));
+                next = next.wrapping_add(63 * 8);
+            }
+        }
+        Ok(slots)
+    }
+
+    pub(super) fn imports(&self) -> Result<Vec<Import>, ElfError> {
+        let versions = self.versions()?;
+        let mut imports = Vec::new();
+        for relocation in self.relocations()? {
+            if self.machine.is_got_relocation(relocation.kind) {
+                imports.extend(self.import(relocation.slot, relocation.symbol, &versions)?);
             }
         }
         // Some linkers let DT_RELA include the range of DT_JMPREL.
@@ -163,12 +236,7 @@ impl<'a, I: Image> Reader<'a, I> {
         index: u64,
         versions: &HashMap<u16, Version>,
     ) -> Result<Option<Import>, ElfError> {
-        let symbol = self
-            .symbol_table
-            .checked_add(index * SYMBOL)
-            .and_then(|address| self.image.bytes(address, SYMBOL))
-            .map(RawSymbol::read)
-            .ok_or(ElfError::OutOfBounds("an imported symbol"))?;
+        let symbol = self.symbol(index)?;
         if symbol.is_defined() {
             return Ok(None);
         }
@@ -178,6 +246,19 @@ impl<'a, I: Image> Reader<'a, I> {
             .and_then(|version| versions.get(&(u16_at(version, 0) & 0x7fff)))
             .copied();
         Ok(Some(Import { name: Name(symbol.name), slot, version }))
+    }
+
+    fn symbol(&self, index: u64) -> Result<RawSymbol, ElfError> {
+        self.symbol_table
+            .checked_add(index * SYMBOL)
+            .and_then(|address| self.image.bytes(address, SYMBOL))
+            .map(RawSymbol::read)
+            .ok_or(ElfError::OutOfBounds("an imported symbol"))
+    }
+
+    /// The names of all symbol versions that the image requires.
+    pub(super) fn required_versions(&self) -> Result<impl Iterator<Item = Name>, ElfError> {
+        Ok(self.versions()?.into_values().map(|version| version.name))
     }
 
     /// The symbol versions that the image requires, by index (`Elf64_Verneed`, `Elf64_Vernaux`).
@@ -208,6 +289,22 @@ impl<'a, I: Image> Reader<'a, I> {
             need_at = need_at.checked_add(next).ok_or(ElfError::OutOfBounds(WHAT))?;
         }
         Ok(versions)
+    }
+}
+
+/// `Elf64_Rela`
+struct Relocation {
+    slot: u64,
+    kind: u32,
+    symbol: u64,
+    addend: u64,
+}
+
+impl Relocation {
+    fn read(bytes: &[u8]) -> Relocation {
+        let info = u64_at(bytes, 8);
+        let (slot, addend) = (u64_at(bytes, 0), u64_at(bytes, 16));
+        Relocation { slot, kind: info as u32, symbol: info >> 32, addend }
     }
 }
 

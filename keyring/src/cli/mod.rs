@@ -3,6 +3,7 @@
 mod access;
 mod audit;
 mod check;
+mod check_server;
 mod escrow;
 mod file;
 
@@ -29,6 +30,9 @@ enum Command {
     Serve,
     /// Test a provider and a master key, and print the result of each check
     Check(check::Check),
+    /// Tell whether pagevault will work in a PostgreSQL server, from the server's file, without
+    /// starting it
+    CheckServer(check_server::CheckServer),
     /// Create and list key files for providers of kind "file"
     #[command(subcommand)]
     File(FileCommand),
@@ -148,6 +152,7 @@ pub fn main() -> ExitCode {
             let run = |access| exec::exec(keystore.as_deref(), library.as_deref(), access, &line);
             Err(access.access().map_or_else(|error| error, run))
         }
+        Command::CheckServer(check) => check.run(&mut io::stdout().lock()),
         Command::Check(check) => check.run(&mut io::stdout().lock()),
         Command::File(FileCommand::Create { path, key, data_directory }) => {
             file::create(&mut io::stdout().lock(), &path, &key, data_directory.as_deref())
