@@ -4,7 +4,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all test-unit test-regress test-recovery test-upgrade \
-	powercut inject schedules models hostile prove install bench lint tidy fuzz deb sbom image image-test docker-demo
+	powercut inject schedules models hostile builds prove install bench lint tidy fuzz deb sbom image image-test docker-demo
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -64,6 +64,9 @@ models: ## every order of events in the key protocol and in shared memory: the l
 
 hostile: ## builds of PostgreSQL with assertions and sanitizers, valgrind; PART="aio settings" selects
 	@set -e; for pg in $(or $(PG),18); do tools/test-hostile $$pg $(PART); done
+
+builds: ## other people's builds of PostgreSQL, and other compilers (docs/compatibility.md); BUILD=name selects
+	@tools/builds $(BUILD)
 
 prove: models ## models, power cuts, injected errors, random schedules, hostile builds in their long forms: hours
 	@tools/powercut $(or $(IMAGES),200) $(or $(PG),15 18)

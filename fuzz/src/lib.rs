@@ -267,6 +267,7 @@ pub fn label(bytes: &[u8]) {
 
 /// An executable.
 pub fn elf(bytes: &[u8]) {
+    let _ = pagevault_targets::check("postgres", bytes.to_vec());
     if let Ok(elf) = Elf::parse_file(bytes) {
         for name in [&b"mdread"[..], b"open", b""] {
             let _ = elf.exports(name).count() + elf.imports(name).count();

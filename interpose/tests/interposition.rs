@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use pagevault_interpose::ProgramFile;
 use pagevault_interpose::elf::Elf;
 use tempfile::TempDir;
 
@@ -263,5 +264,57 @@ fn parses_the_files_it_was_built_from() {
             let _ = Elf::parse_file(&damaged);
             damaged[at] = byte;
         }
+    }
+}
+
+const SHELF: [&str; 4] = ["shelf_read", "shelf_write", "shelf_open", "shelf_close"];
+
+fn file_of(flags: &[&str]) -> ProgramFile {
+    let program = Program::build(flags);
+    let bytes = std::fs::read(&program.path).unwrap();
+    ProgramFile::new(program.path.to_str().unwrap(), bytes).unwrap()
+}
+
+#[test]
+fn a_file_shows_what_the_running_program_has() {
+    let relr =
+        ("PIE, compact relocations", [&PIE[..], &[NOW, "-Wl,-z,pack-relative-relocs"]].concat());
+    for (name, flags) in builds().into_iter().chain([relr]) {
+        println!("{name}");
+        let file = file_of(&flags);
+        file.has_table("shelves", &SHELF).unwrap();
+        let twins = file.has_table("twins", &["twin_left", "twin_right"]).unwrap_err().to_string();
+        assert!(twins.contains("2 places"), "{twins}");
+        file.has_own_function("completion", 0).unwrap();
+        file.has_null("completion", 8).unwrap();
+        file.has_own_function("completion", 16).unwrap();
+        let null = file.has_own_function("completion", 8).unwrap_err().to_string();
+        assert!(null.contains("holds 0x0"), "{null}");
+        file.has_null("completion", 16).unwrap_err();
+        file.has_function("lonely").unwrap();
+        file.has_function("observe").unwrap_err();
+        assert!(file.imports("pwrite") && !file.imports("preadv"));
+        let facts = file.facts();
+        assert_eq!(facts.position_independent, !name.starts_with("non-PIE"));
+        assert_eq!(facts.bound_at_start, !name.ends_with("lazy"));
+        assert!(facts.interpreter.as_deref().unwrap().contains("ld-"), "{facts:?}");
+        assert!(!facts.compilers.is_empty());
+    }
+}
+
+#[test]
+fn direct_calls_are_counted_in_a_file() {
+    let file = file_of(&["-fno-inline", "-fno-ipa-icf"]);
+    assert_eq!(file.direct_calls("lonely").unwrap(), 1);
+    assert_eq!(file.direct_calls("shelf_read").unwrap(), 0);
+}
+
+#[test]
+fn a_static_program_has_nothing_to_find() {
+    for flags in [&["-static"][..], &["-static-pie"]] {
+        let program = Program::build(flags);
+        let file = std::fs::read(&program.path).unwrap();
+        let file = ProgramFile::new("program", file);
+        assert!(file.map_or(true, |file| !file.imports("pwrite")), "{flags:?}");
     }
 }

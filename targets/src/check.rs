@@ -6,12 +6,7 @@ use serde::Serialize;
 
 use crate::version::{MAJORS, major_of, version};
 use crate::{ASYNCHRONOUS_IO, CALLS, Callbacks, READS_OF_FILES, READS_OF_LOCAL_BUFFERS};
-use crate::{storage_manager, sync_handlers};
-
-/// What compilers do to the table, and what helps.
-const DIRECT_CALLS: &str = "The compiler has replaced calls through a table of one element by direct calls. Clang 20 \
-     and newer do that with PostgreSQL's own flags, earlier ones without -fwrapv. Ask for a server \
-     built by GCC, or by clang with CFLAGS that contain -fwrapv-pointer.";
+use crate::{DIRECT_CALLS, OTHER_COMPILER, storage_manager, sync_handlers};
 
 /// One condition.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -107,6 +102,8 @@ impl Findings {
 fn tables(program: &ProgramFile, major: u32, findings: &mut Findings) {
     const EXPORTS: &str = "Ask for a server that exports its functions, as PostgreSQL's makefiles link it \
          (-Wl,-E), and that is not stripped of them.";
+    let compiler = format!("{DIRECT_CALLS} {OTHER_COMPILER}");
+    let compiler = Some(compiler.as_str());
     for table in [storage_manager(major), sync_handlers()] {
         let members = [table.replaced.clone(), table.anchors].concat();
         let hidden = members.iter().find_map(|name| program.has_function(name).err());
@@ -115,9 +112,10 @@ fn tables(program: &ProgramFile, major: u32, findings: &mut Findings) {
         if findings.note(&what, exported, Some(EXPORTS)) {
             let what = format!("the table \"{}\" exists once", table.name);
             let found = program.has_table(table.name, &members);
-            findings.note(&what, found, Some(DIRECT_CALLS));
+            let absent = matches!(found, Err(Error::TableNotOnce { places: 0, .. }));
+            findings.note(&what, found, compiler.filter(|_| absent));
         }
-        direct_calls(program, table.name, &table.replaced, findings);
+        direct_calls(program, table.name, &table.replaced, findings, compiler);
     }
 }
 
@@ -125,7 +123,13 @@ fn tables(program: &ProgramFile, major: u32, findings: &mut Findings) {
 /// that is extended.
 const CALLED_BY_ITS_OWN: &[&str] = &["mdextend"];
 
-fn direct_calls(program: &ProgramFile, table: &str, names: &[&str], findings: &mut Findings) {
+fn direct_calls(
+    program: &ProgramFile,
+    table: &str,
+    names: &[&str],
+    findings: &mut Findings,
+    hint: Option<&str>,
+) {
     let mut seen = Vec::new();
     for name in names.iter().filter(|name| !CALLED_BY_ITS_OWN.contains(name)) {
         match program.direct_calls(name) {
@@ -139,7 +143,7 @@ fn direct_calls(program: &ProgramFile, table: &str, names: &[&str], findings: &m
     } else {
         format!("called directly: {}", seen.join(", "))
     };
-    findings.add(&what, seen.is_empty(), &text, Some(DIRECT_CALLS));
+    findings.add(&what, seen.is_empty(), &text, hint);
 }
 
 fn asynchronous_io(program: &ProgramFile, findings: &mut Findings) {

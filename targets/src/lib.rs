@@ -13,6 +13,15 @@ mod version;
 pub use check::{Finding, Report, check};
 pub use version::{MAJORS, major_of};
 
+/// Why a table is not there, in a server that is otherwise as it should be.
+pub const DIRECT_CALLS: &str = "The server's compiler has replaced calls through the table by direct \
+     calls, and removed it. Clang 20 and newer do that with PostgreSQL's own flags.";
+
+/// The remedy.
+pub const OTHER_COMPILER: &str = "Ask for a server that was built by GCC, or by clang with \
+     -fwrapv-pointer in CFLAGS. \"pagevault-keyring check-server\" examines a server without starting \
+     it.";
+
 /// A table of functions in the server's constants.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Table {

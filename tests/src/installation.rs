@@ -78,21 +78,37 @@ impl Installation {
             Ok(String::from_utf8(output.stdout)?.trim().to_owned())
         };
         let version = ask("--version")?;
-        let major = version
-            .strip_prefix("PostgreSQL ")
-            .and_then(|rest| rest.split(|c: char| !c.is_ascii_digit()).next())
-            .and_then(|digits| digits.parse().ok())
-            .with_context(|| format!("understand version {version:?}"))?;
-        let server_user =
-            if rustix::process::geteuid().is_root() { Some(server_user(user)?) } else { None };
         Ok(Installation {
-            major,
+            major: major(&version)?,
             version,
             bindir: PathBuf::from(ask("--bindir")?),
             pkglibdir: PathBuf::from(ask("--pkglibdir")?),
             sharedir: PathBuf::from(ask("--sharedir")?),
-            server_user,
+            server_user: user_of_servers(user)?,
         })
+    }
+
+    /// A server below a directory, with or without `pg_config`.
+    ///
+    /// # Errors
+    /// When `postgres` does not run, and as [`Installation::get`].
+    pub fn of_prefix(prefix: &Path) -> Result<&'static Installation> {
+        let bindir = prefix.join("bin");
+        // As PostgreSQL's makefiles have it: its own folder unless the prefix names PostgreSQL.
+        let own = |name: &str| {
+            let directory = prefix.join(name);
+            Some(directory.join("postgresql")).filter(|own| own.is_dir()).unwrap_or(directory)
+        };
+        let version = run(Command::new(bindir.join("postgres")).arg("--version"))?;
+        let version = version.trim().replace("postgres (PostgreSQL)", "PostgreSQL");
+        Ok(Box::leak(Box::new(Installation {
+            major: major(&version)?,
+            version,
+            pkglibdir: own("lib"),
+            sharedir: own("share"),
+            bindir,
+            server_user: user_of_servers(&server_user_name())?,
+        })))
     }
 
     /// Path of a program of this installation.
@@ -148,6 +164,18 @@ impl Installation {
         }
         Ok(())
     }
+}
+
+fn major(version: &str) -> Result<u32> {
+    version
+        .strip_prefix("PostgreSQL ")
+        .and_then(|rest| rest.split(|c: char| !c.is_ascii_digit()).next())
+        .and_then(|digits| digits.parse().ok())
+        .with_context(|| format!("understand version {version:?}"))
+}
+
+fn user_of_servers(name: &str) -> Result<Option<(u32, u32)>> {
+    rustix::process::geteuid().is_root().then(|| server_user(name)).transpose()
 }
 
 fn server_user_name() -> String {

@@ -1,7 +1,8 @@
 //! Replacing the server's function pointers: which ones, in which major version.
 
 use pagevault_cipher::{CipherId, DataKey, DataKeyVersion, Fork, PAGE_SIZE, PageKey, page};
-use pagevault_interpose::{Code, Executable, Expected, Plan};
+use pagevault_interpose::{Code, Error, Executable, Expected, Plan};
+use pagevault_targets as targets;
 use pgrx::PgSqlErrorCode;
 
 use super::calls_seen::{self, Call};
@@ -12,10 +13,8 @@ use crate::pg::compat::MAJOR;
 use crate::pg::report::{Report, Result};
 use crate::pg::wal;
 
-/// A storage manager function to replace: its name, the bit that records its calls, the
-/// replacement, and where the original is stored.
+/// A replacement: the bit that records its calls, the function, and where the original is stored.
 struct Swap {
-    name: &'static str,
     call: Call,
     ours: *const (),
     keep: &'static dyn StoreOriginal,
@@ -32,63 +31,27 @@ impl<F: Copy> StoreOriginal for Forward<F> {
     }
 }
 
-fn swap(name: &'static str, call: Call, ours: *const (), keep: &'static dyn StoreOriginal) -> Swap {
-    Swap { name, call, ours, keep }
+fn swap(call: Call, ours: *const (), keep: &'static dyn StoreOriginal) -> Swap {
+    Swap { call, ours, keep }
 }
 
-/// The functions replaced in `smgrsw[0]` of this major.
-fn storage_manager() -> Vec<Swap> {
-    let mut swaps = vec![
-        swap("mdextend", Call::Extend, writing::mdextend as *const (), &smgr::MDEXTEND),
-        swap("mdcreate", Call::Create, writing::mdcreate as *const (), &smgr::MDCREATE),
-    ];
-    if MAJOR >= 17 {
-        swaps.push(swap("mdreadv", Call::Read, smgr::mdreadv as *const (), &smgr::MDREADV));
-        swaps.push(swap("mdwritev", Call::Write, writing::mdwritev as *const (), &smgr::MDWRITEV));
-    } else {
-        swaps.push(swap("mdread", Call::Read, smgr::mdread as *const (), &smgr::MDREAD));
-        swaps.push(swap("mdwrite", Call::Write, writing::mdwrite as *const (), &smgr::MDWRITE));
-    }
-    if MAJOR >= 16 {
-        swaps.push(swap(
-            "mdzeroextend",
-            Call::ZeroExtend,
-            smgr::mdzeroextend as *const (),
-            &smgr::MDZEROEXTEND,
-        ));
-    }
-    if MAJOR >= 18 {
-        swaps.push(swap(
-            "mdstartreadv",
-            Call::StartRead,
-            smgr::mdstartreadv as *const (),
-            &smgr::MDSTARTREADV,
-        ));
-    }
-    swaps
-}
-
-/// Other functions that must be in the same table.
-fn storage_manager_anchors() -> Vec<&'static str> {
-    let mut anchors = vec![
-        "mdinit",
-        "mdopen",
-        "mdclose",
-        "mdexists",
-        "mdunlink",
-        "mdprefetch",
-        "mdwriteback",
-        "mdnblocks",
-        "mdtruncate",
-        "mdimmedsync",
-    ];
-    if MAJOR >= 17 {
-        anchors.push("mdregistersync");
-    }
-    if MAJOR >= 18 {
-        anchors.extend(["mdmaxcombine", "mdfd"]);
-    }
-    anchors
+/// The replacement of a storage manager function.
+fn replacement(name: &str) -> Option<Swap> {
+    Some(match name {
+        "mdextend" => swap(Call::Extend, writing::mdextend as *const (), &smgr::MDEXTEND),
+        "mdcreate" => swap(Call::Create, writing::mdcreate as *const (), &smgr::MDCREATE),
+        "mdread" => swap(Call::Read, smgr::mdread as *const (), &smgr::MDREAD),
+        "mdreadv" => swap(Call::Read, smgr::mdreadv as *const (), &smgr::MDREADV),
+        "mdwrite" => swap(Call::Write, writing::mdwrite as *const (), &smgr::MDWRITE),
+        "mdwritev" => swap(Call::Write, writing::mdwritev as *const (), &smgr::MDWRITEV),
+        "mdzeroextend" => {
+            swap(Call::ZeroExtend, smgr::mdzeroextend as *const (), &smgr::MDZEROEXTEND)
+        }
+        "mdstartreadv" => {
+            swap(Call::StartRead, smgr::mdstartreadv as *const (), &smgr::MDSTARTREADV)
+        }
+        _ => return None,
+    })
 }
 
 /// Finds all pointers, checks all, then replaces all. Fails closed: in any doubt nothing is
@@ -98,17 +61,8 @@ pub(crate) fn install() -> Result<()> {
     wal::check_layout().map_err(|problem| refused(&problem))?;
     let exe = Executable::of_this_process().map_err(|e| refused(&e))?;
     let mut plan = Plan::new(&exe);
-    let (mut swaps, mut anchors) = (storage_manager(), storage_manager_anchors());
-    swaps.iter().for_each(|swap| calls_seen::expect(swap.call));
-    for left_out in swaps.extract_if(.., |swap| fault::leaves_out(swap.name)) {
-        anchors.push(left_out.name);
-    }
-    let replaced: Vec<_> = swaps.iter().map(|swap| (swap.name, swap.ours)).collect();
-    let originals = plan.table("smgrsw", &replaced, &anchors).map_err(|e| refused(&e))?;
-    for (swap, original) in swaps.iter().zip(originals) {
-        swap.keep.store(original);
-    }
-    plan_sync_handler(&mut plan).map_err(|e| refused(&e))?;
+    plan_storage_manager(&mut plan)?;
+    plan_sync_handler(&mut plan).map_err(|e| table_refused(&e))?;
     if MAJOR >= 18 {
         plan_read_completion(&exe, &mut plan).map_err(|e| refused(&e))?;
     }
@@ -122,52 +76,69 @@ pub(crate) fn install() -> Result<()> {
     installed.verify().map_err(|e| refused(&e))
 }
 
+fn plan_storage_manager(plan: &mut Plan<'_>) -> Result<()> {
+    let mut table = targets::storage_manager(MAJOR);
+    let mut swaps = Vec::new();
+    for name in table.replaced {
+        let missing = || refused(&format!("pagevault has no replacement of \"{name}\""));
+        let swap = replacement(name).ok_or_else(missing)?;
+        calls_seen::expect(swap.call);
+        if fault::leaves_out(name) {
+            table.anchors.push(name);
+        } else {
+            swaps.push((name, swap));
+        }
+    }
+    let replaced: Vec<_> = swaps.iter().map(|(name, swap)| (*name, swap.ours)).collect();
+    let originals =
+        plan.table(table.name, &replaced, &table.anchors).map_err(|e| table_refused(&e))?;
+    for ((_, swap), original) in swaps.iter().zip(originals) {
+        swap.keep.store(original);
+    }
+    Ok(())
+}
+
 /// `syncsw` of sync.c, the table of sync handlers that a checkpoint calls.
-fn plan_sync_handler(plan: &mut Plan<'_>) -> std::result::Result<(), pagevault_interpose::Error> {
-    const ANCHORS: &[&str] = &[
-        "mdunlinkfiletag",
-        "mdfiletagmatches",
-        "clogsyncfiletag",
-        "committssyncfiletag",
-        "multixactoffsetssyncfiletag",
-        "multixactmemberssyncfiletag",
-    ];
+fn plan_sync_handler(plan: &mut Plan<'_>) -> std::result::Result<(), Error> {
+    let table = targets::sync_handlers();
     let ours = [("mdsyncfiletag", sync::mdsyncfiletag as *const ())];
-    for original in plan.table("syncsw", &ours, ANCHORS)? {
+    for original in plan.table(table.name, &ours, &table.anchors)? {
         sync::MDSYNCFILETAG.resolve(original.as_ptr());
     }
     Ok(())
 }
 
-/// PostgreSQL 18: `aio_md_readv_cb` and `aio_local_buffer_readv_cb`, each a `PgAioHandleCallbacks`
-/// of four pointers: stage, complete_shared, complete_local, report. For the processes that call
-/// them, see [`super::aio`].
-fn plan_read_completion(
-    exe: &Executable,
-    plan: &mut Plan<'_>,
-) -> std::result::Result<(), pagevault_interpose::Error> {
-    const OF_FILES: &str = "aio_md_readv_cb";
-    const OF_LOCAL_BUFFERS: &str = "aio_local_buffer_readv_cb";
-    const COMPLETE_SHARED: usize = size_of::<*const ()>();
-    const COMPLETE_LOCAL: usize = 2 * size_of::<*const ()>();
-    aio::GET_TARGET_DATA.resolve(exe.function("pgaio_io_get_target_data")?.as_ptr());
-    aio::GET_HANDLE_DATA.resolve(exe.function("pgaio_io_get_handle_data")?.as_ptr());
-    aio::LEAVE_BATCH.resolve(exe.function("pgaio_error_cleanup")?.as_ptr());
-    aio::RELEASE.resolve(exe.function("pgaio_io_release")?.as_ptr());
-    // With these callbacks the server would verify pages before we open them, or complete reads of
-    // temporary relations in any process.
-    plan.require_null(OF_FILES, COMPLETE_LOCAL)?;
-    plan.require_null(OF_LOCAL_BUFFERS, COMPLETE_SHARED)?;
+/// PostgreSQL 18: the callbacks that complete reads. For the processes that call them, see
+/// [`super::aio`].
+fn plan_read_completion(exe: &Executable, plan: &mut Plan<'_>) -> std::result::Result<(), Error> {
+    let [target_data, handle_data, leave_batch, release] = targets::ASYNCHRONOUS_IO;
+    aio::GET_TARGET_DATA.resolve(exe.function(target_data)?.as_ptr());
+    aio::GET_HANDLE_DATA.resolve(exe.function(handle_data)?.as_ptr());
+    aio::LEAVE_BATCH.resolve(exe.function(leave_batch)?.as_ptr());
+    aio::RELEASE.resolve(exe.function(release)?.as_ptr());
+    let (files, local) = (targets::READS_OF_FILES, targets::READS_OF_LOCAL_BUFFERS);
+    plan.require_null(files.object, files.null)?;
+    plan.require_null(local.object, local.null)?;
     calls_seen::expect(Call::CompleteRead);
-    if !fault::leaves_out(OF_FILES) {
+    if !fault::leaves_out(files.object) {
         let ours = aio::md_readv_complete as *const ();
-        let original = plan.pointer(OF_FILES, COMPLETE_SHARED, Expected::OwnFunction, ours)?;
+        let original = plan.pointer(files.object, files.replaced, Expected::OwnFunction, ours)?;
         aio::MD_READV_COMPLETE.resolve(original.as_ptr());
     }
     let ours = aio::local_readv_complete as *const ();
-    let original = plan.pointer(OF_LOCAL_BUFFERS, COMPLETE_LOCAL, Expected::OwnFunction, ours)?;
+    let original = plan.pointer(local.object, local.replaced, Expected::OwnFunction, ours)?;
     aio::LOCAL_READV_COMPLETE.resolve(original.as_ptr());
     Ok(())
+}
+
+/// [`refused`], with the reason that is known if a table is nowhere.
+fn table_refused(error: &Error) -> Report {
+    match error {
+        Error::TableNotOnce { places: 0, .. } => {
+            refused(error).detail(targets::DIRECT_CALLS).hint(targets::OTHER_COMPILER)
+        }
+        _ => refused(error),
+    }
 }
 
 fn refused(error: &dyn std::fmt::Display) -> Report {

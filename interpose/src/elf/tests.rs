@@ -134,6 +134,24 @@ fn reads_both_machines_and_both_hash_tables() {
 }
 
 #[test]
+fn words_of_the_program_itself_come_from_relocations_of_each_kind() {
+    let mut file = File::new(62, 7, true);
+    // R_X86_64_64 of "mdread" plus 4, instead of the relative one
+    file.words(RELOCATIONS, &[BASE + 0x100, 3 << 32 | 1, 4]);
+    // an even entry names a word, bits 0 and 2 of an odd one the first and third after it
+    let table = 0x880;
+    file.words(table, &[BASE + 0x120, 0b1011]);
+    file.words(0x120, &[BASE + 1, BASE + 2, BASE + 3, BASE + 4]);
+    let end = DYNAMIC + 14 * 16;
+    file.words(end, &[DT_RELR, BASE + table as u64, DT_RELRSZ, 16, DT_NULL, 0]);
+    let words = Elf::relocated_words(&file.0).unwrap();
+    let expected = [(0x100, 0x24), (0x120, 1), (0x128, 2), (0x138, 4)];
+    assert_eq!(words, expected.map(|(slot, value)| (BASE + slot, BASE + value)).into());
+    let relative = Elf::relocated_words(&File::new(62, 7, true).0).unwrap();
+    assert_eq!(relative, [(BASE + 0x100, BASE)].into());
+}
+
+#[test]
 fn relocations_of_another_machine_are_ignored() {
     let elf = Elf::parse_file(&File::new(62, 1026, true).0).unwrap();
     assert_eq!(elf.imports, []);
@@ -212,6 +230,7 @@ proptest! {
         for (word, value) in damage {
             file.halves(word * 4, &[value]);
         }
+        let _ = (Facts::of_file(&file.0[..len]), Elf::relocated_words(&file.0[..len]));
         if let Ok(elf) = Elf::parse_file(&file.0[..len]) {
             let _ = (elf.exports(b"mdread").count(), elf.imports(b"pwrite").count());
         }

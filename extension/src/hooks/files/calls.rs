@@ -8,6 +8,7 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 
 use libc::{iovec, mode_t, off_t, size_t, ssize_t};
 use pagevault_interpose::{Code, Error, Plan};
+use pagevault_targets::CALLS;
 
 use super::temporary::Opening;
 use super::{Class, Tag, class_of, handler, table};
@@ -306,15 +307,12 @@ fn check_size(length: size_t, size: size_t) {
     }
 }
 
-/// A call with all names under which a build may import it. On 64-bit platforms `x` and `x64` are
-/// the same function.
-struct Call {
-    names: &'static [&'static str],
+/// The replacement of a call, and where the original is stored.
+struct Replacement {
     ours: *const (),
-    /// Variants of the call with other arguments, and their replacements.
-    checked: &'static [(&'static str, *const ())],
+    /// That of the variants with other arguments.
+    checked: *const (),
     keep: fn(Code),
-    required: bool,
 }
 
 /// Adds every call to the plan, under each name that this server imports.
@@ -323,20 +321,22 @@ struct Call {
 /// If a required call is not imported under any name, or its names resolve to different functions.
 pub(super) fn plan(plan: &mut Plan<'_>) -> Result<(), Error> {
     const { assert!(size_of::<off_t>() == 8, "pagevault is for 64-bit platforms") };
-    for call in all().into_iter().filter(|call| !fault::leaves_out(call.names[0])) {
+    for call in CALLS.iter().filter(|call| !fault::leaves_out(call.names[0])) {
+        let Replacement { ours, checked, keep } = replacement(call.names[0])
+            .ok_or_else(|| Error::BadReplacement { what: call.names[0].to_owned() })?;
         let mut original = None;
         for name in call.names {
-            if let Some(code) = plan.got_if_imported(name, call.ours)? {
+            if let Some(code) = plan.got_if_imported(name, ours)? {
                 original.get_or_insert(code);
             }
         }
-        for (name, ours) in call.checked {
-            plan.got_if_imported(name, *ours)?;
+        for name in call.checked {
+            plan.got_if_imported(name, checked)?;
         }
         match original {
-            Some(code) => (call.keep)(code),
+            Some(code) => keep(code),
             None if call.required => {
-                plan.got(call.names[0], call.ours)?;
+                plan.got(call.names[0], ours)?;
             }
             None => {}
         }
@@ -344,74 +344,30 @@ pub(super) fn plan(plan: &mut Plan<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-fn all() -> Vec<Call> {
-    vec![
-        Call {
-            names: &["open", "open64"],
+fn replacement(call: &str) -> Option<Replacement> {
+    let replaced = |ours, keep| Some(Replacement { ours, checked: std::ptr::null(), keep });
+    match call {
+        "open" => Some(Replacement {
             ours: open as *const (),
-            checked: &[("__open_2", open_2 as *const ()), ("__open64_2", open_2 as *const ())],
+            checked: open_2 as *const (),
             keep: |code| OPEN.resolve(code.as_ptr()),
-            required: true,
-        },
-        Call {
-            names: &["close"],
-            ours: close as *const (),
-            checked: &[],
-            keep: |code| CLOSE.resolve(code.as_ptr()),
-            required: true,
-        },
-        Call {
-            names: &["read"],
+        }),
+        "close" => replaced(close as *const (), |code| CLOSE.resolve(code.as_ptr())),
+        "read" => Some(Replacement {
             ours: read as *const (),
-            checked: &[("__read_chk", read_chk as *const ())],
+            checked: read_chk as *const (),
             keep: |code| READ.resolve(code.as_ptr()),
-            required: true,
-        },
-        Call {
-            names: &["write"],
-            ours: write as *const (),
-            checked: &[],
-            keep: |code| WRITE.resolve(code.as_ptr()),
-            required: true,
-        },
-        Call {
-            names: &["pread", "pread64"],
+        }),
+        "write" => replaced(write as *const (), |code| WRITE.resolve(code.as_ptr())),
+        "pread" => Some(Replacement {
             ours: pread as *const (),
-            checked: &[
-                ("__pread_chk", pread_chk as *const ()),
-                ("__pread64_chk", pread_chk as *const ()),
-            ],
+            checked: pread_chk as *const (),
             keep: |code| PREAD.resolve(code.as_ptr()),
-            required: true,
-        },
-        Call {
-            names: &["pwrite", "pwrite64"],
-            ours: pwrite as *const (),
-            checked: &[],
-            keep: |code| PWRITE.resolve(code.as_ptr()),
-            required: true,
-        },
-        Call {
-            // Not used before 17.
-            names: &["preadv", "preadv64"],
-            ours: preadv as *const (),
-            checked: &[],
-            keep: |code| PREADV.resolve(code.as_ptr()),
-            required: false,
-        },
-        Call {
-            names: &["pwritev", "pwritev64"],
-            ours: pwritev as *const (),
-            checked: &[],
-            keep: |code| PWRITEV.resolve(code.as_ptr()),
-            required: true,
-        },
-        Call {
-            names: &["ftruncate", "ftruncate64"],
-            ours: ftruncate as *const (),
-            checked: &[],
-            keep: |code| FTRUNCATE.resolve(code.as_ptr()),
-            required: true,
-        },
-    ]
+        }),
+        "pwrite" => replaced(pwrite as *const (), |code| PWRITE.resolve(code.as_ptr())),
+        "preadv" => replaced(preadv as *const (), |code| PREADV.resolve(code.as_ptr())),
+        "pwritev" => replaced(pwritev as *const (), |code| PWRITEV.resolve(code.as_ptr())),
+        "ftruncate" => replaced(ftruncate as *const (), |code| FTRUNCATE.resolve(code.as_ptr())),
+        _ => None,
+    }
 }

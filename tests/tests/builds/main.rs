@@ -1,0 +1,69 @@
+//! Other people's builds of PostgreSQL: pagevault works in each of them, and
+//! `pagevault-keyring check-server` has said so before.
+//!
+//! `tools/builds` fetches what tests/builds lists, puts pagevault into it, and names it here:
+//! `PAGEVAULT_TRIED_BUILDS` are directories below `PAGEVAULT_BUILDS`. Without them there is nothing to
+//! test. With `PAGEVAULT_BLESS` the results become the table in docs/compatibility.md; otherwise the
+//! table must contain them already.
+
+mod described;
+mod smoke;
+mod table;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::{Context, Result, ensure};
+use libtest_mimic::{Arguments, Failed, Trial};
+use pagevault_tests::Installation;
+
+use described::Described;
+use table::Line;
+
+fn main() -> ExitCode {
+    let arguments = Arguments::from_args();
+    let tried = std::env::var("PAGEVAULT_TRIED_BUILDS").unwrap_or_default();
+    let Some(builds) = std::env::var_os("PAGEVAULT_BUILDS").filter(|_| !tried.is_empty()) else {
+        eprintln!("SKIPPED the tests of other people's builds: tools/builds fetches them");
+        return ExitCode::SUCCESS;
+    };
+    let lines: Arc<Mutex<Vec<Line>>> = Arc::default();
+    let trials = tried.split(' ').map(|name| {
+        let (name, lines) = (name.to_owned(), Arc::clone(&lines));
+        let prefix = PathBuf::from(&builds).join(&name);
+        Trial::test(name.clone(), move || {
+            let tested =
+                test(&name, &prefix).map_err(|error| Failed::from(format!("{error:#}")))?;
+            lines.lock().unwrap_or_else(PoisonError::into_inner).push(tested);
+            Ok(())
+        })
+    });
+    let ended = libtest_mimic::run(&arguments, trials.collect());
+    if ended.has_failed() {
+        return ended.exit_code();
+    }
+    let mut lines = lines.lock().unwrap_or_else(PoisonError::into_inner);
+    match table::keep(&mut lines) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Tests one build. What `check-server` says comes first, and must be what happens. tools/builds marks
+/// those that pagevault must refuse by a file.
+fn test(name: &str, prefix: &Path) -> Result<Line> {
+    let installation = Installation::of_prefix(prefix)?;
+    let described = Described::of(installation)?;
+    if prefix.join("must-be-refused").exists() {
+        ensure!(!described.works(), "check-server does not refuse it");
+        smoke::refused(installation).context("with pagevault")?;
+        return Ok(Line::of(name, &described, "refused"));
+    }
+    ensure!(described.works(), "check-server: {}", described.unmet());
+    smoke::encrypted_through_kill(installation).context("with pagevault")?;
+    Ok(Line::of(name, &described, "encrypted through two crashes"))
+}
