@@ -4,9 +4,11 @@ use pagevault_interpose::elf::{Facts, Machine};
 use pagevault_interpose::{Error, ProgramFile};
 use serde::Serialize;
 
+use crate::replaced::{
+    ASYNCHRONOUS_IO, CALLS, Callbacks, DIRECT_CALLS, OTHER_COMPILER, READS_OF_FILES,
+    READS_OF_LOCAL_BUFFERS, storage_manager, sync_handlers,
+};
 use crate::version::{MAJORS, major_of, version};
-use crate::{ASYNCHRONOUS_IO, CALLS, Callbacks, READS_OF_FILES, READS_OF_LOCAL_BUFFERS};
-use crate::{DIRECT_CALLS, OTHER_COMPILER, storage_manager, sync_handlers};
 
 /// One condition.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

@@ -2,9 +2,9 @@
 //! `pagevault-keyring check-server` has said so before.
 //!
 //! `tools/builds` fetches what tests/builds lists, puts pagevault into it, and names it here:
-//! `PAGEVAULT_TRIED_BUILDS` are directories below `PAGEVAULT_BUILDS`. Without them there is nothing to
-//! test. With `PAGEVAULT_BLESS` the results become the table in docs/compatibility.md; otherwise the
-//! table must contain them already.
+//! `PAGEVAULT_TRIED_BUILDS` are directories below `PAGEVAULT_BUILDS`. Without them there is nothing
+//! to test. With `PAGEVAULT_BLESS` the results become the table in docs/compatibility.md; otherwise
+//! the table must contain them already.
 
 mod described;
 mod smoke;
@@ -53,8 +53,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Tests one build. What `check-server` says comes first, and must be what happens. tools/builds marks
-/// those that pagevault must refuse by a file.
+/// Tests one build. What `check-server` says comes first, and must be what happens. tools/builds
+/// marks those that pagevault must refuse by a file.
 fn test(name: &str, prefix: &Path) -> Result<Line> {
     let installation = Installation::of_prefix(prefix)?;
     let described = Described::of(installation)?;

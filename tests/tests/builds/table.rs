@@ -42,13 +42,15 @@ impl Line {
     }
 }
 
-/// `GCC: (GNU) 10.2.1 20210130 (Red Hat 10.2.1-11)` and `GCC: (GNU) 4.8.5` as `GCC 10.2.1`: the older
-/// one compiled the C library's start files, which are linked into every program.
+/// `GCC: (GNU) 10.2.1 20210130 (Red Hat 10.2.1-11)` and `GCC: (GNU) 4.8.5` as `GCC 10.2.1`: the
+/// older one compiled the C library's start files, which are linked into every program.
 fn compilers(named: &[String]) -> String {
     let mut newest: BTreeMap<&str, Vec<u32>> = BTreeMap::new();
     for name in named {
         let kind = if name.starts_with("GCC") { "GCC" } else { "clang" };
-        let is_version = |word: &&str| word.contains('.') && word.starts_with(char::is_numeric);
+        let is_version = |word: &&str| {
+            word.starts_with(char::is_numeric) && word.contains('.') && !word.ends_with(')')
+        };
         let version = name.split(' ').find(is_version).unwrap_or_default();
         let numbers: Vec<u32> = version.split('.').map_while(|n| n.parse().ok()).collect();
         let newest = newest.entry(kind).or_default();
