@@ -32,8 +32,8 @@ impl<'exe> Plan<'exe> {
     /// Replaces functions in a table of constants.
     ///
     /// The table is the one place in the executable's read-only data where the exported functions
-    /// named in `replaced` and `anchors` occur within [`TABLE_WINDOW`](crate::TABLE_WINDOW) words of
-    /// each other, each once. `table` is a name for messages. Name every member you know: more
+    /// named in `replaced` and `anchors` occur within [`TABLE_WINDOW`](crate::TABLE_WINDOW) words
+    /// of each other, each once. `table` is a name for messages. Name every member you know: more
     /// members make a wrong match less likely.
     ///
     /// Returns the original functions in the order of `replaced`.
