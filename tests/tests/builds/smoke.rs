@@ -48,7 +48,7 @@ pub(crate) fn encrypted_through_kill(installation: &'static Installation) -> Res
     cluster.sql("CHECKPOINT")?;
     for file in cluster.family_files("t")? {
         for (page, state) in file.states()?.into_iter().enumerate() {
-            let plain = state == PageState::Plain;
+            let plain = state == PageState::Plaintext;
             ensure!(!plain, "page {page} of {} is not sealed", file.path.display());
         }
     }
