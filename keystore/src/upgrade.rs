@@ -56,11 +56,29 @@ const FIRST_USER_FILE: u32 = 16384;
 /// `pg_largeobject` and its index, whose files `pg_upgrade` carries over under their old numbers.
 const LARGE_OBJECTS: [u32; 2] = [2613, 2683];
 
-/// Whether `pg_upgrade` carries this file over, or it stands for a WAL key.
-fn is_carried(file: RelFile) -> bool {
-    wal::is_key_place(file)
-        || (file.database != 0
-            && (file.relation >= FIRST_USER_FILE || LARGE_OBJECTS.contains(&file.relation)))
+/// `pg_largeobject_metadata` and its index. `pg_upgrade` of 19 carries over their files too, unless
+/// they are older than 16 (`get_rel_infos_query`, info.c).
+const LARGE_OBJECT_METADATA: [u32; 2] = [2995, 2996];
+
+/// The major versions of PostgreSQL of the old and of the new cluster.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Majors {
+    /// That of the cluster to upgrade.
+    pub old: u32,
+    /// That of the cluster which `pg_upgrade` creates, and of `pg_upgrade`.
+    pub new: u32,
+}
+
+impl Majors {
+    /// Whether `pg_upgrade` carries this file over, or it stands for a WAL key.
+    fn carry(self, file: RelFile) -> bool {
+        let number = file.relation;
+        let of_metadata = self.old >= 16 && self.new >= 19;
+        let is_carried = number >= FIRST_USER_FILE
+            || LARGE_OBJECTS.contains(&number)
+            || (of_metadata && LARGE_OBJECT_METADATA.contains(&number));
+        wal::is_key_place(file) || (file.database != 0 && is_carried)
+    }
 }
 
 /// The state of the new cluster's keystore. It contains all keys, so that version numbers continue;
@@ -68,10 +86,10 @@ fn is_carried(file: RelFile) -> bool {
 ///
 /// # Errors
 /// If the state contradicts itself.
-pub fn carry_over(mut state: State) -> Result<State, StateError> {
+pub fn carry_over(mut state: State, majors: Majors) -> Result<State, StateError> {
     let left: Vec<(RelFile, DataKeyVersion)> = state
         .files()
-        .filter(|(file, _)| !is_carried(*file))
+        .filter(|(file, _)| !majors.carry(*file))
         .filter_map(|(file, entry)| Some((file, entry.last_version()?)))
         .collect();
     for (file, after) in left {
@@ -100,10 +118,13 @@ mod tests {
         DataKeyVersion::new(number).unwrap()
     }
 
-    const KEYED: [RelFile; 6] = [
+    const MAJORS: Majors = Majors { old: 15, new: 19 };
+
+    const KEYED: [RelFile; 7] = [
         RelFile { tablespace: 1663, database: 5, relation: 16384 },
         RelFile { tablespace: 1663, database: 5, relation: 2613 },
         RelFile { tablespace: 0, database: 0, relation: 1 },
+        RelFile { tablespace: 1663, database: 5, relation: 2995 },
         RelFile { tablespace: 1663, database: 5, relation: 2619 },
         RelFile { tablespace: 1664, database: 0, relation: 1260 },
         RelFile { tablespace: 1664, database: 0, relation: 16400 },
@@ -127,20 +148,25 @@ mod tests {
 
     #[test]
     fn carried_files_stay_encrypted_and_all_keys_are_kept() {
-        let new = carry_over(state()).unwrap();
-        for (at, file) in KEYED.into_iter().enumerate() {
-            let entry = new.file(file).unwrap();
-            assert_eq!(entry.keys.len(), 2, "{file}");
-            assert_eq!(entry.phase.current(), (at < 3).then_some(version(2)), "{file}");
-            assert_eq!(entry.next_version(), Some(version(3)), "{file}");
+        for (majors, carried) in [((15, 18), 3), ((18, 18), 3), ((15, 19), 3), ((16, 19), 4)] {
+            let majors = Majors { old: majors.0, new: majors.1 };
+            let new = carry_over(state(), majors).unwrap();
+            for (at, file) in KEYED.into_iter().enumerate() {
+                let entry = new.file(file).unwrap();
+                assert_eq!(entry.keys.len(), 2, "{file}");
+                let current = (at < carried).then_some(version(2));
+                assert_eq!(entry.phase.current(), current, "{majors:?}, {file}");
+                assert_eq!(entry.next_version(), Some(version(3)), "{file}");
+            }
+            // Repeating it changes nothing.
+            assert_eq!(carry_over(new.clone(), majors).unwrap(), new);
         }
-        // Repeating it changes nothing.
-        assert_eq!(carry_over(new.clone()).unwrap(), new);
     }
 
     #[test]
     fn a_state_with_more_is_not_a_part() {
-        let (whole, mut state) = (carry_over(state()).unwrap(), carry_over(state()).unwrap());
+        let whole = carry_over(state(), MAJORS).unwrap();
+        let mut state = whole.clone();
         assert!(is_part_of(&State::default(), &whole));
         assert!(is_part_of(&state, &whole));
         let file = KEYED[0];

@@ -18,7 +18,7 @@ use pagevault_keystore::Scope;
 use pagevault_keystore::log::{self, Log};
 use pagevault_keystore::state::State;
 use pagevault_keystore::storage::FileStorage;
-use pagevault_keystore::upgrade::{self, Ticket, VARIABLE};
+use pagevault_keystore::upgrade::{self, Majors, Ticket, VARIABLE};
 
 use super::tools::option;
 use crate::access::Access;
@@ -51,7 +51,8 @@ pub(super) fn prepare(
     require_preload(Path::new(command.get_program()), &new, arguments)?;
     let ticket = Ticket { keystore: keystore.id(), only_check: has(&["-c", "--check"]) };
     if !ticket.only_check {
-        copy_keystore(&keystore, &new)?;
+        let majors = Majors { old: major(&old)?, new: major(&new)? };
+        copy_keystore(&keystore, &new, majors)?;
     }
     exclude_statistics(command)?;
     command.env(VARIABLE, ticket.encode());
@@ -93,6 +94,15 @@ fn cluster(arguments: &[OsString], names: &[&str], variable: &str) -> Result<Pat
     Ok(path)
 }
 
+/// The major version of a data directory (file PG_VERSION).
+fn major(data_directory: &Path) -> Result<u32, Failure> {
+    let path = data_directory.join("PG_VERSION");
+    let text = fs::read_to_string(&path).map_err(|error| unreadable(&path, &error))?;
+    text.trim()
+        .parse()
+        .map_err(|_| refuse(format!("\"{}\" does not contain a major version", path.display())))
+}
+
 /// Requires that the new server loads pagevault: otherwise it would write the restored data as
 /// plaintext.
 fn require_preload(program: &Path, new: &Path, arguments: &[OsString]) -> Result<(), Failure> {
@@ -129,8 +139,8 @@ fn require_preload(program: &Path, new: &Path, arguments: &[OsString]) -> Result
 }
 
 /// Copies the keystore into the new cluster, unless it is there already.
-fn copy_keystore(keystore: &Keystore, new: &Path) -> Result<(), Failure> {
-    let whole = upgrade::carry_over(keystore.state().clone())
+fn copy_keystore(keystore: &Keystore, new: &Path, majors: Majors) -> Result<(), Failure> {
+    let whole = upgrade::carry_over(keystore.state().clone(), majors)
         .map_err(|error| refuse(format!("the keystore of the old cluster is damaged: {error}")))?;
     let place = new.join(DIRECTORY);
     if has_logs(&place)? {

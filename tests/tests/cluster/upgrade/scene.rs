@@ -26,7 +26,7 @@ pub(super) struct Scene {
 }
 
 /// Queries whose results do not change, by database.
-const QUERIES: [(&str, &str); 9] = [
+const QUERIES: [(&str, &str); 10] = [
     ("postgres", "SELECT count(*) || md5(string_agg(t::text, '' ORDER BY id)) FROM app.t t"),
     ("postgres", "SET enable_seqscan = off; SELECT id FROM app.t WHERE name = 'name 77'"),
     (
@@ -38,6 +38,7 @@ const QUERIES: [(&str, &str); 9] = [
     ("postgres", "SELECT count(*) || max(v) FROM elsewhere.spaced"),
     ("postgres", "SELECT encode(lo_get(4711), 'escape')"),
     ("postgres", "SELECT string_agg(id::text, ',') FROM plain"),
+    ("birds", "SELECT encode(lo_get(oid), 'escape') || lomowner FROM pg_largeobject_metadata"),
     ("birds", "SELECT count(*) || md5(string_agg(b::text, '' ORDER BY id)) FROM bird b"),
 ];
 
@@ -56,6 +57,9 @@ const ENCRYPTED: [&str; 12] = [
     "pg_largeobject",
     "pg_largeobject_loid_pn_index",
 ];
+
+/// A catalog that is encrypted before the upgrade. From 16 to 19, `pg_upgrade` transfers its file.
+const METADATA: &str = "pg_largeobject_metadata";
 
 impl Scene {
     pub(super) fn make() -> Result<Scene> {
@@ -106,6 +110,8 @@ impl Scene {
         old.sql("VACUUM FULL app.parted_1")?;
         old.sql("VACUUM FULL pg_statistic")?;
         old.sql("VACUUM FULL pg_largeobject")?;
+        old.sql(&format!("SELECT pagevault.encrypt('{METADATA}')"))?;
+        old.sql(&format!("SELECT pagevault.wait_for_rekey('{METADATA}'::regclass, '60 s')"))?;
         let mut birds = old.client_to("birds")?;
         run_sql(&mut birds, "CREATE EXTENSION pagevault")?;
         run_sql(&mut birds, "SELECT pagevault.set_database_master_key('local', 'main')")?;
@@ -113,7 +119,8 @@ impl Scene {
         run_sql(
             &mut birds,
             &format!(
-                "CREATE TABLE bird AS SELECT i AS id, '{canary}'::text AS song FROM generate_series(1, 500) i; ANALYZE"
+                "CREATE TABLE bird AS SELECT i AS id, '{canary}'::text AS song FROM generate_series(1, 500) i; ANALYZE;
+                 SELECT lo_from_bytea(4712, '{canary}')"
             ),
         )?;
         drop(birds);
@@ -139,6 +146,9 @@ impl Scene {
             ensure!(encrypted == "t", "{relation} is not encrypted");
         }
         ensure!(text(&mut client, "SELECT pagevault.is_encrypted('plain')")? == "f", "plain");
+        let is_carried = self.old.installation().major >= 16 && cluster.installation().major >= 19;
+        let encrypted = text(&mut client, &format!("SELECT pagevault.is_encrypted('{METADATA}')"))?;
+        ensure!((encrypted == "t") == is_carried, "{METADATA} is encrypted: {encrypted}");
         let cipher =
             "SELECT cipher FROM pagevault.relations WHERE relation = 'elsewhere.spaced'::regclass";
         ensure!(text(&mut client, cipher)? == "aes-128-xts", "{}", text(&mut client, cipher)?);
