@@ -8,7 +8,7 @@
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo '  PG="15 18"          selects PostgreSQL majors (15, 16, 17, 18)'
+	@echo '  PG="15 18"          selects PostgreSQL majors (15, 16, 17, 18, 19)'
 
 setup: ## install what building and testing needs (says what and why)
 	@tools/setup $(PG)
@@ -16,11 +16,11 @@ setup: ## install what building and testing needs (says what and why)
 demo: ## a throw-away cluster that shows what pagevault does
 	@tools/demo $(or $(PG),15)
 
-test: ## all tests on the first PG, on the others what differs by major; PG defaults to "15 16 17 18"
-	@tools/test $(or $(PG),15 16 17 18)
+test: ## all tests on the first PG, on the others what differs by major; PG defaults to "15 16 17 18 19"
+	@tools/test $(or $(PG),15 16 17 18 19)
 
 test-all: ## everything on each PG (default all four), PostgreSQL's own suites and upgrades too: hours
-	@tools/test-all $(or $(PG),15 16 17 18)
+	@tools/test-all $(or $(PG),15 16 17 18 19)
 
 test-unit: ## only the tests that need no server
 	@tools/test

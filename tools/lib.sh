@@ -27,7 +27,7 @@ export PATH=$cache/bin:${CARGO_HOME:-$HOME/.cargo}/bin:$PATH
 server_user=pagevault
 
 # Majors that pagevault supports, oldest first.
-all_versions="15 16 17 18"
+all_versions="15 16 17 18 19"
 
 # All crates except the extension, for cargo. They are always built and tested together: cargo
 # selects features of dependencies for the given packages, and rebuilds the dependencies for others.
@@ -137,7 +137,9 @@ mirror() {
 }
 
 # other_suites KIND SUITES...: sets `apt_options` so that apt-get uses only these suites of Debian:
-# their sources (deb-src) or packages (deb).
+# their sources (deb-src) or packages (deb). Of a package in several of them apt takes the newest
+# version, but those of experimental only if no other suite has one, or with `preferred` set: the
+# source package whose newest version is wanted.
 other_suites() {
     local kind=$1 archive keyring=/usr/share/keyrings/debian-archive-keyring.gpg signed="" suite
     shift
@@ -151,8 +153,13 @@ other_suites() {
     for suite; do
         echo "$kind $signed $archive $suite main"
     done >"$state/sources.list"
+    : >"$state/preferences"
+    if [ -n "${preferred:-}" ]; then
+        printf '%s\n' "Package: src:$preferred" "Pin: version *" "Pin-Priority: 990" >"$state/preferences"
+    fi
     apt_options=(-qq
         -o "Dir::Etc::sourcelist=$state/sources.list" -o Dir::Etc::sourceparts=-
+        -o "Dir::Etc::preferences=$state/preferences" -o Dir::Etc::preferencesparts=/dev/null
         -o "Dir::State::Lists=$state/lists" -o "Dir::Cache=$state/cache" -o APT::Sandbox::User=)
     apt-get "${apt_options[@]}" update
 }

@@ -3,7 +3,7 @@
 use std::ops::RangeInclusive;
 
 /// The majors that pagevault supports.
-pub const MAJORS: RangeInclusive<u32> = 15..=18;
+pub const MAJORS: RangeInclusive<u32> = 15..=19;
 
 /// `PG_BACKEND_VERSIONSTR` (pg_ctl, initdb and `postgres --version` print it) without the version.
 const BEFORE: &[u8] = b"postgres (PostgreSQL) ";

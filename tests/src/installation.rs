@@ -13,7 +13,7 @@ static CHOSEN: OnceLock<Result<Installation, String>> = OnceLock::new();
 /// A PostgreSQL installation with pagevault installed in it.
 #[derive(Debug)]
 pub struct Installation {
-    /// Major version: 15 to 18.
+    /// Major version: 15 to 19.
     pub major: u32,
     /// Output of `pg_config --version`.
     pub version: String,

@@ -11,15 +11,13 @@
 //! [`super::access`]: a statement may name relations without reading pages of them, as with pruned
 //! partitions and empty tables.
 
-use std::ffi::{c_char, c_int};
-
 use pgrx::PgList;
 use pgrx::pg_sys::{self, NodeTag, Oid};
 
 use crate::commands::catalogs;
 use crate::keys::store::directory;
 use crate::page::names::{self, Name};
-use crate::pg::externs;
+use crate::pg::compat;
 use crate::pg::process::ProcessLocal;
 use crate::pg::relation::{self, Facts, RelationKind};
 use crate::shmem;
@@ -43,22 +41,13 @@ pub(super) fn is_needed() -> bool {
 
 /// Contract: called to plan a query, in a transaction, with its relations locked; may raise errors.
 /// While nothing is refused it tests three words.
-unsafe extern "C-unwind" fn plan(
-    query: *mut pg_sys::Query,
-    text: *const c_char,
-    options: c_int,
-    params: pg_sys::ParamListInfo,
-) -> *mut pg_sys::PlannedStmt {
-    // SAFETY: the server's own arguments, passed on; the guarded call has returned before the next
-    // function is called.
-    unsafe {
-        if is_needed() {
-            pg_sys::panic::pgrx_extern_c_guard(|| note_all(relations_of(query)));
-        }
-        let next = PREVIOUS.get().unwrap_or(externs::standard_planner);
-        next(query, text, options, params)
+unsafe fn before_planning(query: *mut pg_sys::Query) {
+    if is_needed() {
+        // SAFETY: the server's own argument; an ERROR is raised when our frames are gone.
+        unsafe { pg_sys::panic::pgrx_extern_c_guard(|| note_all(relations_of(query))) }
     }
 }
+compat::planner_hook!(plan, before_planning, PREVIOUS);
 
 /// The relations of a query and its subqueries, including those in constants: `nextval('numbers')`.
 ///
@@ -96,9 +85,7 @@ pub(super) unsafe fn note_command(statement: *mut pg_sys::Node) -> bool {
                 let relations = PgList::<pg_sys::VacuumRelation>::from_pg(relations);
                 (relations.iter_ptr().map(|relation| (*relation).relation).collect(), true)
             }
-            NodeTag::T_ClusterStmt => {
-                (vec![(*statement.cast::<pg_sys::ClusterStmt>()).relation], true)
-            }
+            compat::T_REPACK => (vec![compat::repacked_table(statement)], true),
             NodeTag::T_ReindexStmt => {
                 (vec![(*statement.cast::<pg_sys::ReindexStmt>()).relation], true)
             }

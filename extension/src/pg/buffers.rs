@@ -110,15 +110,15 @@ pub(crate) fn count() -> usize {
 
 /// File, fork and block of the page in a shared buffer, if the page is dirty.
 pub(crate) fn dirty(index: usize) -> Option<(RelFile, i32, u32)> {
-    in_states(index, pg_sys::BM_VALID | pg_sys::BM_DIRTY)
+    in_states(index, compat::BM_VALID | compat::BM_DIRTY)
 }
 
 /// The file of the page in a shared buffer.
 pub(crate) fn file_at(index: usize) -> Option<RelFile> {
-    in_states(index, pg_sys::BM_VALID | pg_sys::BM_TAG_VALID).map(|(file, _, _)| file)
+    in_states(index, compat::BM_VALID | compat::BM_TAG_VALID).map(|(file, _, _)| file)
 }
 
-fn in_states(index: usize, states: u32) -> Option<(RelFile, i32, u32)> {
+fn in_states(index: usize, states: compat::BufferState) -> Option<(RelFile, i32, u32)> {
     if index >= count() {
         return None;
     }

@@ -8,6 +8,7 @@
 
 use pgrx::{pg_guard, pg_sys};
 
+use super::compat;
 use super::process::ProcessLocal;
 use super::report::logs_line;
 
@@ -33,7 +34,7 @@ pub(crate) fn watch(then: fn()) {
         if pg_sys::reachedConsistency {
             return then();
         }
-        let least = pg_sys::log_min_messages;
+        let least = *compat::log_min_messages();
         let others = pg_sys::emit_log_hook;
         WATCH.set(Watch { then: Some(then), others, least });
         // The hook only gets messages that are to be logged (`should_output_to_server`, elog.c: LOG

@@ -8,7 +8,7 @@ use pgrx::pg_sys;
 /// `ClientAuthentication_hook_type` (auth.h): the connection, and whether authentication succeeded.
 pub(crate) type ClientAuthentication = unsafe extern "C-unwind" fn(*mut c_void, c_int);
 
-// Signatures as in the sources of 15 to 18, which agree except for names.
+// Signatures as in the sources of 15 to 19, which agree except for names and what is conditional.
 unsafe extern "C-unwind" {
     /// auth.c
     pub(crate) static mut ClientAuthentication_hook: Option<ClientAuthentication>;
@@ -44,10 +44,18 @@ unsafe extern "C-unwind" {
     pub(crate) fn RelationMapOidToFilenumber(oid: pg_sys::Oid, is_shared: bool) -> u32;
 
     /// interrupt.c: signal handler
-    pub(crate) fn SignalHandlerForConfigReload(signal: c_int);
+    pub(crate) fn SignalHandlerForConfigReload(
+        signal: c_int,
+        #[cfg(not(any(feature = "pg15", feature = "pg16", feature = "pg17", feature = "pg18")))]
+        info: *const pg_sys::pg_signal_info,
+    );
 
     /// interrupt.c: signal handler
-    pub(crate) fn SignalHandlerForShutdownRequest(signal: c_int);
+    pub(crate) fn SignalHandlerForShutdownRequest(
+        signal: c_int,
+        #[cfg(not(any(feature = "pg15", feature = "pg16", feature = "pg17", feature = "pg18")))]
+        info: *const pg_sys::pg_signal_info,
+    );
 
     /// smgr.c; may raise.
     pub(crate) fn smgrnblocks(reln: pg_sys::SMgrRelation, fork: c_int) -> u32;
@@ -58,6 +66,8 @@ unsafe extern "C-unwind" {
         text: *const c_char,
         options: c_int,
         params: pg_sys::ParamListInfo,
+        #[cfg(not(any(feature = "pg15", feature = "pg16", feature = "pg17", feature = "pg18")))]
+        explain: *mut pg_sys::ExplainState,
     ) -> *mut pg_sys::PlannedStmt;
 
     /// utility.c; may raise.

@@ -191,7 +191,7 @@ unsafe fn rewrite_page(
             false => pg_sys::ReadBufferMode::RBM_NORMAL,
         };
         let buffer = pg_sys::ReadBufferExtended(relation, fork, block, mode, ring);
-        pg_sys::LockBuffer(buffer, pg_sys::BUFFER_LOCK_EXCLUSIVE as i32);
+        compat::lock_exclusively(buffer);
         let page = compat::buffer_page(buffer).cast::<pg_sys::PageHeaderData>();
         let is_new = (*page).pd_upper == 0;
         if is_new && is_map {

@@ -122,7 +122,7 @@ unsafe fn lock(buffer: pg_sys::Buffer, mut wait: impl FnMut() -> bool) -> bool {
                 return true;
             }
             if !wait() {
-                pg_sys::LockBuffer(buffer, pg_sys::BUFFER_LOCK_EXCLUSIVE as i32);
+                compat::lock_exclusively(buffer);
                 return false;
             }
         }
@@ -194,8 +194,7 @@ unsafe fn replace(buffer: pg_sys::Buffer, page: *mut Page, new: &Page) {
         pg_sys::MarkBufferDirty(buffer);
         let lsn = wal::insert_page(buffer);
         let header = &mut *page.cast::<pg_sys::PageHeaderData>();
-        header.pd_lsn.xlogid = (lsn.0 >> 32) as u32;
-        header.pd_lsn.xrecoff = lsn.0 as u32;
+        compat::set_page_lsn(header, lsn.0);
     });
 }
 

@@ -11,8 +11,8 @@ use pgrx::pg_sys;
 use pgrx::pg_sys::panic::{CaughtError, ErrorReport, ErrorReportWithLevel};
 use pgrx::prelude::PgLogLevel;
 
-use super::externs;
 use super::process::ProcessLocal;
+use super::{compat, externs};
 
 /// An error or a message for the log.
 #[derive(Clone, PartialEq, Eq)]
@@ -146,10 +146,11 @@ pub(crate) fn log_line(line: &str) {
     // server copies the text. The setting is a plain global of this process, which is read only by
     // errstart() meanwhile.
     unsafe {
-        let least = pg_sys::log_min_messages;
-        pg_sys::log_min_messages = least.min(MINIMUM);
+        let setting = compat::log_min_messages();
+        let least = *setting;
+        *setting = least.min(MINIMUM);
         let begun = externs::errstart(pg_sys::LOG_SERVER_ONLY as i32, std::ptr::null());
-        pg_sys::log_min_messages = least;
+        *setting = least;
         if begun {
             pg_sys::errmsg_internal(c"%s".as_ptr(), line.as_ptr());
             pg_sys::errhidestmt(true);

@@ -50,7 +50,7 @@ pub(crate) fn exercise() {
         compat::smgr_extend(compat::open_smgr_of(FILE), 0, bytes);
         compat::smgr_zero_extend(compat::open_smgr_of(FILE), 1);
         let buffer = compat::read_buffer(FILE.file, 1);
-        pg_sys::LockBuffer(buffer, pg_sys::BUFFER_LOCK_EXCLUSIVE as i32);
+        compat::lock_exclusively(buffer);
         critical::section(|| {
             pg_sys::PageInit(compat::buffer_page(buffer).cast(), pg_sys::BLCKSZ as usize, 0);
             pg_sys::MarkBufferDirty(buffer);

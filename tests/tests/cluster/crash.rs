@@ -228,3 +228,35 @@ fn a_backend_crash_restarts_without_asking_the_provider() -> Result<()> {
     )?;
     cluster.finish()
 }
+
+/// From 19 on, scans of tables set bits of the visibility map as VACUUM does. Without checksums the
+/// record has no image of the heap page.
+#[test]
+fn visibility_maps_that_scans_have_set_are_sealed_and_replayed() -> Result<()> {
+    const ROWS: &str = "SELECT count(*) || ' ' || sum(id) FROM t";
+    const BY_INDEX: &str = "SET enable_seqscan = off; SET enable_bitmapscan = off;
+        SELECT count(id) || ' ' || sum(id) FROM t WHERE id > 0";
+    for settings in [Settings::default(), Settings::default().without_checksums()] {
+        let settings = settings.conf("autovacuum = off").conf("pagevault.default_encryption = on");
+        let (cluster, _keys) = Cluster::with_keys(&settings)?;
+        cluster.sql(
+            "CREATE TABLE t (id int PRIMARY KEY, name text);
+             INSERT INTO t SELECT i, 'name' FROM generate_series(1, 5000) i",
+        )?;
+        cluster.sql("CHECKPOINT")?;
+        let expected = cluster.text(ROWS)?;
+        let pages = "SELECT pg_relation_size('t', 'vm') > 0";
+        let has_map = cluster.text(pages)? == "t";
+        ensure!(has_map == (cluster.installation().major >= 19), "after a scan: {has_map}");
+        cluster.sql("VACUUM t")?;
+        cluster.sql("UPDATE t SET name = 'other' WHERE id % 500 = 0")?;
+        ensure!(cluster.text(ROWS)? == expected, "other rows");
+        cluster.crash()?;
+        ensure!(cluster.text(BY_INDEX)? == expected, "other rows by the index after the crash");
+        ensure!(cluster.text(ROWS)? == expected, "other rows after the crash");
+        cluster.sql("CHECKPOINT")?;
+        assert_sealed(&cluster.family_files("t")?)?;
+        cluster.finish()?;
+    }
+    Ok(())
+}

@@ -63,7 +63,11 @@ fn io_method_worker() -> Result<()> {
         eprintln!("skipped: io_method is new in PostgreSQL 18");
         return Ok(());
     }
-    read_in_every_way(&Settings::default().conf("io_method = worker").conf("io_workers = 2"))
+    let workers = match Installation::get()?.major {
+        18 => "io_workers = 2",
+        _ => "io_max_workers = 2",
+    };
+    read_in_every_way(&Settings::default().conf("io_method = worker").conf(workers))
 }
 
 #[test]

@@ -79,6 +79,12 @@ fn make(cluster: &Cluster, table: &str, rows: u32) -> Result<()> {
     ))
 }
 
+/// Pages of its visibility map that the scan of a small table may read: from 19 on one, because the
+/// scan may set bits there.
+fn maps_read(cluster: &Cluster) -> i64 {
+    i64::from(cluster.installation().major >= 19)
+}
+
 #[test]
 fn every_page_that_is_written_or_read_counts_once() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&quiet().conf("shared_buffers = 64MB"))?;
@@ -115,8 +121,10 @@ fn every_page_that_is_written_or_read_counts_once() -> Result<()> {
         cluster.sql("SELECT count(*) FROM u")
     })?;
     let pages = on_disk(&cluster, "t", "main")? + on_disk(&cluster, "u", "main")?;
-    ensure!(read.opened == pages && read.sealed == 0, "{read:?}, on disk {pages}");
-    ensure!(read.bytes_opened == pages * 8192 && read.open_time > 0.0, "{read:?}");
+    let most = pages + 2 * maps_read(&cluster);
+    ensure!((pages..=most).contains(&read.opened), "{read:?}, on disk {pages}");
+    ensure!(read.sealed == 0 && read.open_time > 0.0, "{read:?}");
+    ensure!(read.bytes_opened == read.opened * 8192, "{read:?}");
     cluster.finish()
 }
 
@@ -157,7 +165,9 @@ fn counters_continue_after_a_backend_crash() -> Result<()> {
     // Counting continues exactly: recovery had nothing to read, and all buffers were lost.
     let read = during(&cluster, "relation", || cluster.sql("SELECT count(*) FROM t"))?;
     let pages = on_disk(&cluster, "t", "main")?;
-    ensure!(after.opened == before.opened && read.opened == pages, "{read:?}, on disk {pages}");
+    let most = pages + maps_read(&cluster);
+    ensure!(after.opened == before.opened, "{after:?}");
+    ensure!((pages..=most).contains(&read.opened), "{read:?}, on disk {pages}");
     cluster.finish()
 }
 
@@ -188,8 +198,10 @@ fn temporary_data_is_counted_like_postgresql_does() -> Result<()> {
         let blocks = |name: &str| plan[0]["Plan"][name].as_i64().context("blocks in the plan");
         let (sealed, opened) = (after.sealed - before.sealed, after.opened - before.opened);
         ensure!(blocks(written)? > 100 && blocks(read)? > 100, "{statement}: {plan}");
+        // PostgreSQL counts a new page of a map as written; it is zeros.
+        let least = blocks(written)? - maps_read(&cluster);
         ensure!(
-            sealed == blocks(written)? && opened == blocks(read)?,
+            (least..=blocks(written)?).contains(&sealed) && opened == blocks(read)?,
             "{statement}: sealed {sealed}, opened {opened}: {plan}"
         );
         ensure!(after.bytes_sealed - before.bytes_sealed <= sealed * 8192, "{after:?}");

@@ -27,6 +27,55 @@ pub(crate) unsafe fn buffer_page(buffer: pg_sys::Buffer) -> *mut u8 {
     }
 }
 
+/// Flags of a shared buffer, and its numbers of pins and uses: 32 bits, from 19 on 64.
+#[cfg(any(feature = "pg15", feature = "pg16", feature = "pg17", feature = "pg18"))]
+pub(crate) type BufferState = u32;
+#[cfg(not(any(feature = "pg15", feature = "pg16", feature = "pg17", feature = "pg18")))]
+pub(crate) type BufferState = u64;
+
+#[cfg(any(feature = "pg15", feature = "pg16", feature = "pg17", feature = "pg18"))]
+pub(crate) use pg_sys::{BM_DIRTY, BM_TAG_VALID, BM_VALID};
+
+/// A flag by its number (the macro `BUF_DEFINE_FLAG`, buf_internals.h).
+#[cfg(not(any(feature = "pg15", feature = "pg16", feature = "pg17", feature = "pg18")))]
+const fn flag(number: u32) -> BufferState {
+    1 << (pg_sys::BUF_FLAG_SHIFT + number)
+}
+#[cfg(not(any(feature = "pg15", feature = "pg16", feature = "pg17", feature = "pg18")))]
+pub(crate) const BM_DIRTY: BufferState = flag(1);
+#[cfg(not(any(feature = "pg15", feature = "pg16", feature = "pg17", feature = "pg18")))]
+pub(crate) const BM_VALID: BufferState = flag(2);
+#[cfg(not(any(feature = "pg15", feature = "pg16", feature = "pg17", feature = "pg18")))]
+pub(crate) const BM_TAG_VALID: BufferState = flag(3);
+
+/// Locks the contents of a buffer exclusively (`LockBuffer`).
+///
+/// # Safety
+/// This process has pinned the buffer, and does not hold its lock.
+pub(crate) unsafe fn lock_exclusively(buffer: pg_sys::Buffer) {
+    // SAFETY: the caller guarantees pin and lock.
+    unsafe {
+        #[cfg(any(feature = "pg15", feature = "pg16", feature = "pg17", feature = "pg18"))]
+        pg_sys::LockBuffer(buffer, pg_sys::BUFFER_LOCK_EXCLUSIVE as i32);
+        #[cfg(not(any(feature = "pg15", feature = "pg16", feature = "pg17", feature = "pg18")))]
+        pg_sys::LockBuffer(buffer, pg_sys::BufferLockMode::BUFFER_LOCK_EXCLUSIVE);
+    }
+}
+
+/// Stores the LSN of a page (`PageSetLSN`): first its high half, then the low one. From 19 on both
+/// are one field, with the same bytes.
+pub(crate) fn set_page_lsn(header: &mut pg_sys::PageHeaderData, lsn: u64) {
+    #[cfg(any(feature = "pg15", feature = "pg16", feature = "pg17", feature = "pg18"))]
+    {
+        header.pd_lsn.xlogid = (lsn >> 32) as u32;
+        header.pd_lsn.xrecoff = lsn as u32;
+    }
+    #[cfg(not(any(feature = "pg15", feature = "pg16", feature = "pg17", feature = "pg18")))]
+    {
+        header.pd_lsn.lsn = lsn.rotate_left(32);
+    }
+}
+
 /// Drops all shared buffers of these files (`DropRelationsAllBuffers`, `DropRelFileNodesAllBuffers`
 /// before 16).
 ///
@@ -49,7 +98,10 @@ pub(crate) unsafe fn drop_buffers(files: &mut [pg_sys::SMgrRelation]) {
 ///
 /// # Safety
 /// `index` is less than `NBuffers`.
-pub(crate) unsafe fn page_in_buffer(index: usize, states: u32) -> Option<(RelFile, i32, u32)> {
+pub(crate) unsafe fn page_in_buffer(
+    index: usize,
+    states: BufferState,
+) -> Option<(RelFile, i32, u32)> {
     // SAFETY: the buffer exists, as the caller guarantees; plain fields in shared memory, which
     // others may change meanwhile.
     unsafe {

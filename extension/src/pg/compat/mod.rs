@@ -1,4 +1,4 @@
-//! All differences between PostgreSQL 15, 16, 17 and 18 that concern the crate.
+//! All differences between PostgreSQL 15, 16, 17, 18 and 19 that concern the crate.
 //!
 //! Names and signatures are those of the newest major; older majors are adapted to them here.
 
@@ -8,6 +8,7 @@ mod eviction;
 mod files;
 mod process;
 mod relation;
+mod statement;
 mod storage;
 
 use std::ffi::CStr;
@@ -21,6 +22,7 @@ pub(crate) use self::files::{
 };
 pub(crate) use self::process::*;
 pub(crate) use self::relation::*;
+pub(crate) use self::statement::*;
 pub(crate) use self::storage::*;
 
 /// The major version this library is built for; the server refuses to load it into another.
@@ -48,40 +50,3 @@ pub(crate) unsafe fn xlog_register_data(bytes: &[u8]) {
         pg_sys::XLogRegisterData(bytes.as_ptr().cast(), bytes.len() as u32);
     }
 }
-
-/// Type of ExecutorCheckPerms_hook: gets the range table and, from 16 on, a list of permissions.
-#[cfg(feature = "pg15")]
-pub(crate) type CheckPerms = unsafe extern "C-unwind" fn(*mut pg_sys::List, bool) -> bool;
-/// Type of ExecutorCheckPerms_hook: gets the range table and, from 16 on, a list of permissions.
-#[cfg(not(feature = "pg15"))]
-pub(crate) type CheckPerms =
-    unsafe extern "C-unwind" fn(*mut pg_sys::List, *mut pg_sys::List, bool) -> bool;
-
-/// Defines a function of type [`CheckPerms`] that calls `$check` with the range table, then the
-/// hook in `$previous`.
-macro_rules! check_perms_hook {
-    ($name:ident, $check:path, $previous:path) => {
-        #[cfg(feature = "pg15")]
-        unsafe extern "C-unwind" fn $name(range_table: *mut pg_sys::List, raise: bool) -> bool {
-            // SAFETY: the server's own arguments, passed on unchanged.
-            unsafe {
-                $check(range_table);
-                $previous.get().is_none_or(|next| next(range_table, raise))
-            }
-        }
-        #[cfg(not(feature = "pg15"))]
-        unsafe extern "C-unwind" fn $name(
-            range_table: *mut pg_sys::List,
-            permissions: *mut pg_sys::List,
-            raise: bool,
-        ) -> bool {
-            // SAFETY: the server's own arguments, passed on unchanged.
-            unsafe {
-                $check(range_table);
-                let previous = $previous.get();
-                previous.is_none_or(|next| next(range_table, permissions, raise))
-            }
-        }
-    };
-}
-pub(crate) use check_perms_hook;

@@ -62,14 +62,19 @@ pub(crate) fn is_slot_sync_worker(kind: pg_sys::BackendType::Type) -> bool {
     return kind == pg_sys::BackendType::Type::MAX; // no process has this value
 }
 
+/// A signal handler: gets the signal and, from 19 on, who sent it.
+#[cfg(any(feature = "pg15", feature = "pg16", feature = "pg17", feature = "pg18"))]
+pub(crate) type SignalHandler = unsafe extern "C-unwind" fn(std::ffi::c_int);
+/// A signal handler: gets the signal and, from 19 on, who sent it.
+#[cfg(not(any(feature = "pg15", feature = "pg16", feature = "pg17", feature = "pg18")))]
+pub(crate) type SignalHandler =
+    unsafe extern "C-unwind" fn(std::ffi::c_int, *const pg_sys::pg_signal_info);
+
 /// Sets a signal handler (`pqsignal`; in 18 the server's is named `pqsignal_be`).
 ///
 /// # Safety
 /// `handler` does only what is allowed in a signal handler.
-pub(crate) unsafe fn set_signal_handler(
-    signal: i32,
-    handler: unsafe extern "C-unwind" fn(std::ffi::c_int),
-) {
+pub(crate) unsafe fn set_signal_handler(signal: i32, handler: SignalHandler) {
     // SAFETY: the caller guarantees that the handler may run at any time.
     unsafe {
         #[cfg(not(any(feature = "pg15", feature = "pg16", feature = "pg17")))]
@@ -77,6 +82,20 @@ pub(crate) unsafe fn set_signal_handler(
         #[cfg(any(feature = "pg15", feature = "pg16", feature = "pg17"))]
         pg_sys::pqsignal(signal, Some(handler));
     }
+}
+
+/// `log_min_messages` of this process; from 19 on the server has one for each type of process.
+#[cfg(any(feature = "pg15", feature = "pg16", feature = "pg17", feature = "pg18"))]
+pub(crate) fn log_min_messages() -> *mut i32 {
+    &raw mut pg_sys::log_min_messages
+}
+
+/// `log_min_messages` of this process; from 19 on the server has one for each type of process.
+#[cfg(not(any(feature = "pg15", feature = "pg16", feature = "pg17", feature = "pg18")))]
+pub(crate) fn log_min_messages() -> *mut i32 {
+    // SAFETY: a plain global of this process; the array has an element for each type of process.
+    let this = unsafe { pg_sys::MyBackendType } as usize;
+    (&raw mut pg_sys::log_min_messages).cast::<i32>().wrapping_add(this)
 }
 
 /// `ProcessStartupProcInterrupts` (18+), `HandleStartupProcInterrupts` before.

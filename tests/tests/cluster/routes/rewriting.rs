@@ -19,9 +19,35 @@ fn refreshed_materialized_views() -> Result<()> {
     driver::run_rows(&VIEWS)
 }
 
-const REWRITTEN: [Row; 15] = [
+const REWRITTEN: [Row; 18] = [
     Row { name: "VACUUM FULL", route: &["VACUUM FULL t"], in_transaction: false, ..ON_TABLE },
     Row { name: "CLUSTER", route: &["CLUSTER t USING t_name", "CLUSTER t"], ..ON_TABLE },
+    Row {
+        name: "REPACK",
+        route: &["REPACK t", "REPACK (ANALYZE) t USING INDEX t_name", "REPACK t USING INDEX"],
+        in_transaction: false,
+        since: 19,
+        ..ON_TABLE
+    },
+    Row {
+        name: "REPACK (CONCURRENTLY)",
+        route: &[
+            "REPACK (CONCURRENTLY) t",
+            "UPDATE t SET wide = wide || '{canary}'",
+            "REPACK (CONCURRENTLY) t USING INDEX t_name",
+        ],
+        in_transaction: false,
+        since: 19,
+        ..ON_TABLE
+    },
+    Row {
+        name: "REPACK (CONCURRENTLY) of a table that was never written",
+        data: &[],
+        route: &["REPACK (CONCURRENTLY) t", FILL_T],
+        in_transaction: false,
+        since: 19,
+        ..ON_TABLE
+    },
     Row {
         name: "ALTER TABLE ALTER TYPE",
         route: &[

@@ -7,6 +7,7 @@ mod faults;
 mod marks;
 mod notify;
 mod queries;
+mod repacking;
 mod switching;
 mod tables;
 
