@@ -1,6 +1,6 @@
-//! Counts the calls of a scenario, and has each of them fail.
+//! Finds the calls of a scenario, and has each of them fail.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use anyhow::{Context, Result, bail, ensure};
 use pagevault_tests::StopMode;
@@ -8,53 +8,11 @@ use postgres::Client;
 use rustix::process::Pid;
 
 use crate::catalogue::{During, Scenario};
-use crate::injector::{Fault, Injection};
+use crate::injector::Injection;
 use crate::judge;
 use crate::messages::Documented;
+use crate::places::{self, Place};
 use crate::server::{Ending, Server};
-
-use Fault::{Fails, FailsFromThere, Jumps, Short};
-
-/// What a function may do.
-fn faults(function: &str) -> &'static [Fault] {
-    use libc::{
-        E2BIG, EACCES, EAGAIN, ECHILD, EINTR, EINVAL, EIO, EMFILE, ENOENT, ENOMEM, ENOSPC, EPERM,
-        EROFS,
-    };
-    match function {
-        "open" => &[Fails(EMFILE), Fails(EACCES), Fails(EIO), Fails(EINTR), FailsFromThere(EMFILE)],
-        "opendir" => &[Fails(EMFILE), Fails(EIO)],
-        "stat" => &[Fails(EIO), Fails(EACCES)],
-        "readdir" | "fstat" | "lseek" | "close" => &[Fails(EIO)],
-        "read" => &[Fails(EIO), Fails(EINTR), Short],
-        "write" => &[Fails(EIO), Fails(ENOSPC), Fails(EINTR), Short, FailsFromThere(ENOSPC)],
-        "fsync" => &[Fails(EIO), Fails(ENOSPC), Fails(EINTR), FailsFromThere(EIO)],
-        "ftruncate" | "truncate" => &[Fails(EIO), Fails(ENOSPC), FailsFromThere(EIO)],
-        "fallocate" => &[Fails(ENOSPC), Fails(EIO)],
-        "rename" | "unlink" | "mkdir" | "rmdir" | "link" => {
-            &[Fails(EIO), Fails(ENOSPC), Fails(EROFS), FailsFromThere(EROFS)]
-        }
-        "fchmod" => &[Fails(EIO), Fails(EPERM)],
-        "mmap" | "memfd_create" => &[Fails(ENOMEM)],
-        "madvise" => &[Fails(EINVAL), Fails(ENOMEM)],
-        "mlock" => &[Fails(ENOMEM), Fails(EPERM)],
-        "fork" => &[Fails(EAGAIN), Fails(ENOMEM), FailsFromThere(EAGAIN)],
-        "execvp" | "execve" => &[Fails(ENOENT), Fails(EACCES), Fails(E2BIG)],
-        "pipe" | "socket" => &[Fails(EMFILE), FailsFromThere(EMFILE)],
-        "poll" => &[Fails(EINTR), Fails(ENOMEM)],
-        "waitpid" => &[Fails(EINTR), Fails(ECHILD)],
-        "prctl" => &[Fails(EINVAL)],
-        "getrandom" => &[Fails(EINTR), Fails(EIO)],
-        CLOCK => &[Jumps(3600), Jumps(-3600), Jumps(315_360_000), Jumps(-315_360_000)],
-        _ => &[],
-    }
-}
-
-/// Of its calls there is no list.
-const CLOCK: &str = "clock";
-
-/// Processes that are not the server's.
-const OTHERS: &[&str] = &["pg_ctl", "sh", "initdb", "injection", "logger"];
 
 /// What became of an injection.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -101,11 +59,11 @@ impl Campaign {
         })
     }
 
-    /// The calls of the scenario, by name.
+    /// Where the scenario makes calls.
     ///
     /// # Errors
     /// When it does not succeed without errors.
-    pub fn count(&mut self) -> Result<BTreeMap<String, u32>> {
+    pub fn places(&mut self) -> Result<Vec<Place>> {
         self.prepare()?;
         self.server.injector.watch()?;
         let ending = self.act();
@@ -114,35 +72,9 @@ impl Campaign {
             Ending::Done => {}
             other => bail!("{} without errors: {other}", self.scenario.name),
         }
-        let mut counted = self.server.injector.counted()?;
-        let process = |name: &str| name.rsplit(' ').next().unwrap_or_default().to_owned();
-        counted.retain(|name, _| !OTHERS.contains(&process(name).as_str()));
-        counted.insert(CLOCK.to_owned(), 2);
+        let calls = self.server.injector.calls()?;
         self.server.revive()?;
-        Ok(counted)
-    }
-
-    /// What is to be injected: of many calls of one name the first `each`, and the last.
-    #[must_use]
-    pub fn injections(counted: &BTreeMap<String, u32>, each: u32) -> Vec<Injection> {
-        let mut injections = Vec::new();
-        for (call, count) in counted {
-            let numbers = (1..=*count).filter(|number| *number <= each || number == count);
-            for number in numbers {
-                for fault in faults(call.split(' ').next().unwrap_or_default()) {
-                    injections.push(Injection { call: call.clone(), number, fault: *fault });
-                }
-            }
-        }
-        injections
-    }
-
-    /// The calls of the last round, in their order.
-    ///
-    /// # Errors
-    /// When the orders cannot be read.
-    pub fn calls(&self) -> Result<Vec<String>> {
-        self.server.injector.calls()
+        Ok(places::of(&calls))
     }
 
     /// What the server has logged at last.

@@ -1,5 +1,7 @@
 //! The scenarios.
 
+use pagevault_tests::choice::Named;
+
 use crate::server::ENCRYPTED_WAL;
 
 /// While what calls fail.
@@ -34,6 +36,12 @@ pub struct Scenario {
     pub sql: &'static str,
     /// Answers `t` when the statements have succeeded.
     pub holds: &'static str,
+}
+
+impl Named for Scenario {
+    fn name(&self) -> &'static str {
+        self.name
+    }
 }
 
 const STATEMENT: Scenario = Scenario {
@@ -128,7 +136,7 @@ pub const ALL: &[Scenario] = &[
     },
     Scenario {
         name: "notify",
-        sql: "LISTEN a;; SELECT pg_notify('a', repeat('n', 7000)) FROM generate_series(1, 3)",
+        sql: "LISTEN a;; SELECT pg_notify('a', repeat(chr(97 + i), 7000)) FROM generate_series(1, 20) i",
         ..STATEMENT
     },
     Scenario {
@@ -170,9 +178,3 @@ pub const ALL: &[Scenario] = &[
 ];
 
 const CHANGES: &str = "SET pagevault.default_encryption = on;; DROP TABLE IF EXISTS x;; CREATE TABLE x (id int PRIMARY KEY);; INSERT INTO x SELECT generate_series(1, 100)";
-
-/// The scenario of a name.
-#[must_use]
-pub fn find(name: &str) -> Option<&'static Scenario> {
-    ALL.iter().find(|scenario| scenario.name == name)
-}

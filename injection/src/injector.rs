@@ -1,6 +1,5 @@
 //! Orders to the library under a server.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -182,18 +181,6 @@ impl Injector {
             String::from_utf8_lossy(&entry[1..=length]).into_owned()
         };
         Ok(bytes.chunks(order::ENTRY).map(text).filter(|call| !call.is_empty()).collect())
-    }
-
-    /// How many calls there were of each name.
-    ///
-    /// # Errors
-    /// When the file cannot be read.
-    pub fn counted(&self) -> Result<BTreeMap<String, u32>> {
-        let mut counted = BTreeMap::new();
-        for call in self.calls()? {
-            *counted.entry(call).or_default() += 1;
-        }
-        Ok(counted)
     }
 }
 

@@ -8,14 +8,15 @@ use pagevault_injection::campaign::{Campaign, Outcome};
 use pagevault_injection::catalogue::{self, Scenario};
 use pagevault_injection::injector::{Fault, Injection};
 use pagevault_tests::Installation;
+use pagevault_tests::choice::{self, Choice};
 
 /// Has calls of servers fail, one after the other, and judges what becomes of it. The PostgreSQL
 /// under test is that of PAGEVAULT_PG_CONFIG.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// Scenarios; all if none is named
-    scenarios: Vec<String>,
-    /// Of many calls of one name, how many fail besides the last
+    #[command(flatten)]
+    choice: Choice,
+    /// Of many calls of one place, how many fail; the first, the last, and some between
     #[arg(long, default_value_t = 3)]
     each: u32,
     /// Only calls whose name contains this
@@ -33,38 +34,15 @@ struct Arguments {
     /// Lists the calls of the scenarios
     #[arg(long)]
     count: bool,
-    /// Lists the scenarios
-    #[arg(long)]
-    list: bool,
 }
 
 fn main() -> ExitCode {
-    match run(&Arguments::parse()) {
-        Ok(0) => ExitCode::SUCCESS,
-        Ok(failures) => {
-            eprintln!("{failures} injections failed");
-            ExitCode::FAILURE
-        }
-        Err(error) => {
-            eprintln!("pagevault-injection: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    choice::end("pagevault-injection", "injections", run(&Arguments::parse()))
 }
 
 fn run(arguments: &Arguments) -> Result<usize> {
-    if arguments.list {
-        catalogue::ALL.iter().for_each(|scenario| eprintln!("{}", scenario.name));
-        return Ok(0);
-    }
+    let wanted = arguments.choice.of(catalogue::ALL)?;
     eprintln!("{}", Installation::get()?.version);
-    let wanted: Vec<&'static Scenario> = if arguments.scenarios.is_empty() {
-        catalogue::ALL.iter().collect()
-    } else {
-        let find =
-            |name: &String| catalogue::find(name).with_context(|| format!("no scenario {name}"));
-        arguments.scenarios.iter().map(find).collect::<Result<_>>()?
-    };
     let mut failures = 0;
     for scenario in wanted {
         failures += one(arguments, scenario).with_context(|| scenario.name)?;
@@ -80,15 +58,17 @@ fn one(arguments: &Arguments, scenario: &'static Scenario) -> Result<usize> {
         }
         (Some(_), None) => bail!("--fault is missing"),
         (None, _) => {
-            let mut counted = campaign.count()?;
-            counted.retain(|call, _| {
-                arguments.only.as_ref().is_none_or(|only| call.contains(only.as_str()))
+            let mut places = campaign.places()?;
+            places.retain(|place| {
+                arguments.only.as_ref().is_none_or(|only| place.call.contains(only.as_str()))
             });
             if arguments.count {
-                counted.iter().for_each(|(call, count)| eprintln!("{count:6} {call}"));
+                places.iter().for_each(|place| eprintln!("{place}"));
                 return Ok(0);
             }
-            Campaign::injections(&counted, arguments.each)
+            let calls: usize = places.iter().map(|place| place.numbers.len()).sum();
+            eprintln!("{}: {calls} calls in {} places", scenario.name, places.len());
+            places.iter().flat_map(|place| place.injections(arguments.each)).collect()
         }
     };
     let (mut failures, mut outcomes) = (0, Vec::new());

@@ -46,6 +46,9 @@ impl std::fmt::Display for Ending {
 /// For `postgresql.conf`.
 pub(crate) const ENCRYPTED_WAL: &str = "pagevault.wal_encryption = on";
 
+/// What the postmaster says before it makes shared memory anew.
+const REINITIALIZING: &str = "all server processes terminated; reinitializing";
+
 const TABLES: &str = "
     CREATE TABLE ledger (n bigint PRIMARY KEY, pad text);
     CREATE TABLE t (id int PRIMARY KEY, v int, pad text);
@@ -171,11 +174,15 @@ impl Server {
 
     /// Kills a process of the server, and waits until that has restarted itself or ended.
     pub(crate) fn crash(&self, (mut client, pid): (Client, Pid)) -> Result<()> {
+        let from = self.cluster.log().len();
         kill_process(pid, Signal::KILL)?;
         // Ends with the process.
         let _ = run_sql(&mut client, "SELECT pg_sleep(5)");
         let deadline = Instant::now() + PATIENCE;
-        while !self.is_down() && self.cluster.text("SELECT 1").is_err() {
+        // Until the postmaster knows of it, it admits sessions.
+        let is_restarting =
+            || self.cluster.log().get(from..).is_some_and(|log| log.contains(REINITIALIZING));
+        while !self.is_down() && !(is_restarting() && self.cluster.text("SELECT 1").is_ok()) {
             ensure!(Instant::now() < deadline, "the restart after a crash hangs");
             std::thread::sleep(Duration::from_millis(30));
         }

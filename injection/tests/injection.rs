@@ -1,14 +1,15 @@
 //! Some injected errors, each with what it must lead to. The long form is `make inject`.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use pagevault_injection::campaign::{Campaign, Outcome};
-use pagevault_injection::catalogue::find;
+use pagevault_injection::catalogue::ALL;
 use pagevault_injection::injector::{Fault, Injection, Injector};
+use pagevault_tests::choice::named;
 use pagevault_tests::{Cluster, Settings};
 
 /// Has calls fail, and compares what becomes of it.
 fn each(scenario: &str, expected: &[(&str, u32, &str, Outcome)]) -> Result<()> {
-    let mut campaign = Campaign::new(find(scenario).context("a scenario")?)?;
+    let mut campaign = Campaign::new(named(ALL, scenario)?)?;
     for (call, number, fault, outcome) in expected {
         let injection =
             Injection { call: (*call).to_owned(), number: *number, fault: fault.parse()? };

@@ -425,9 +425,3 @@ pub const ALL: &[Scenario] = &[
     Scenario { name: "hints", steps: HINTS, ..REKEYED },
     Scenario { name: "hints-without-checksums", checksums: false, steps: HINTS, ..REKEYED },
 ];
-
-/// The scenario of a name.
-#[must_use]
-pub fn find(name: &str) -> Option<&'static Scenario> {
-    ALL.iter().find(|scenario| scenario.name == name)
-}

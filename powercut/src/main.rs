@@ -15,13 +15,14 @@ use pagevault_powercut::recording::{Cut, Recorded};
 use pagevault_powercut::scenarios::Scenario;
 use pagevault_powercut_disk::Survival;
 use pagevault_tests::Installation;
+use pagevault_tests::choice::{self, Choice};
 
 /// Records servers at work, cuts their power at places chosen by a seed, and judges what is left.
 /// The PostgreSQL under test is that of PAGEVAULT_PG_CONFIG.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// Scenarios; all if none is named
-    scenarios: Vec<String>,
+    #[command(flatten)]
+    choice: Choice,
     /// Cuts for each recording
     #[arg(long, default_value_t = 50)]
     images: usize,
@@ -61,42 +62,19 @@ struct Arguments {
     /// With --repeat: shows what was done to a block, as in base/5/16384:7, instead
     #[arg(long, requires = "repeat")]
     history: Option<String>,
-    /// Lists the scenarios
-    #[arg(long)]
-    list: bool,
 }
 
 fn main() -> ExitCode {
-    match run(&Arguments::parse()) {
-        Ok(0) => ExitCode::SUCCESS,
-        Ok(failures) => {
-            eprintln!("{failures} cuts failed");
-            ExitCode::FAILURE
-        }
-        Err(error) => {
-            eprintln!("pagevault-powercut: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    choice::end("pagevault-powercut", "cuts", run(&Arguments::parse()))
 }
 
 fn run(arguments: &Arguments) -> Result<usize> {
-    if arguments.list {
-        catalogue::ALL.iter().for_each(|scenario| eprintln!("{}", scenario.name));
-        return Ok(0);
-    }
+    let wanted = arguments.choice.of(catalogue::ALL)?;
     let ignore: Option<&'static [u8]> = match arguments.ignore.as_deref() {
         Some("pagevault") => Some(b"pagevault"),
         Some("base") => Some(b"base"),
         Some("pg_wal") => Some(b"pg_wal"),
         _ => None,
-    };
-    let wanted: Vec<&Scenario> = if arguments.scenarios.is_empty() {
-        catalogue::ALL.iter().collect()
-    } else {
-        let find =
-            |name: &String| catalogue::find(name).with_context(|| format!("no scenario {name}"));
-        arguments.scenarios.iter().map(find).collect::<Result<_>>()?
     };
     if let (Some(kept), Some(place), Some(seed)) =
         (&arguments.repeat, arguments.place, arguments.cut_seed)

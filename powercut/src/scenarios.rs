@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use pagevault_powercut_disk::Random;
+use pagevault_tests::choice::Named;
 use pagevault_tests::cluster::run_sql;
 use pagevault_tests::{Cluster, Settings, StopMode};
 
@@ -56,6 +57,12 @@ pub struct Scenario {
     pub log: &'static [&'static str],
     /// Lines of its configuration.
     pub conf: &'static [&'static str],
+}
+
+impl Named for Scenario {
+    fn name(&self) -> &'static str {
+        self.name
+    }
 }
 
 impl Scenario {

@@ -15,6 +15,7 @@
 //! test permits.
 
 pub mod backup;
+pub mod choice;
 pub mod cluster;
 pub mod datafile;
 pub mod errors;

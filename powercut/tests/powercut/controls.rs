@@ -7,10 +7,11 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use pagevault_powercut::campaign::{Verdict, judge_spoilt, try_cut};
-use pagevault_powercut::catalogue::find;
+use pagevault_powercut::catalogue::ALL;
 use pagevault_powercut::recording::{Cut, Recorded};
 use pagevault_powercut::scenarios::Scenario;
 use pagevault_powercut_disk::Survival;
+use pagevault_tests::choice::named;
 use pagevault_tests::{Cluster, Installation};
 
 const PAGE: usize = 8192;
@@ -24,7 +25,7 @@ struct Control {
 
 impl Control {
     fn of(name: &str) -> Result<Control> {
-        let scenario = find(name).context("a scenario")?;
+        let scenario = named(ALL, name)?;
         let recorded = scenario.record(3, false)?;
         let mut file = String::new();
         let asked = |server: &Cluster| {
@@ -127,7 +128,7 @@ fn judges_find_what_is_spoilt() -> Result<()> {
 /// prepared transactions. PostgreSQL 17 and 18 lose some; no other one does.
 #[test]
 fn a_prepared_transaction_is_lost_where_postgresql_is_known_to() -> Result<()> {
-    let scenario = find("stock-prepared").context("a scenario")?;
+    let scenario = named(ALL, "stock-prepared")?;
     let recorded = scenario.record(5, false)?;
     let places = recorded.places_at(b"pg_twophase");
     let step = (places.len() / 10).max(1);

@@ -5,14 +5,15 @@ mod controls;
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use pagevault_powercut::campaign::Campaign;
-use pagevault_powercut::catalogue::find;
+use pagevault_powercut::catalogue::ALL;
+use pagevault_tests::choice::named;
 
 const QUICK: Campaign = Campaign { seed: 1, images: 12, jobs: 2, ignore: None, witnesses: 6 };
 
 fn good(name: &str) -> Result<()> {
-    let scenario = find(name).context("a scenario")?;
+    let scenario = named(ALL, name)?;
     let recorded = scenario.record(QUICK.seed, true)?;
     let cuts = QUICK.cuts(&recorded);
     let failures = QUICK.run(scenario, &recorded, &cuts, |_, _| {});
@@ -58,7 +59,7 @@ fn prepared_transactions_survive_power_cuts() -> Result<()> {
 
 #[test]
 fn a_keystore_that_is_not_synced_is_caught() -> Result<()> {
-    let scenario = find("rekey").context("a scenario")?;
+    let scenario = named(ALL, "rekey")?;
     let recorded = scenario.record(7, false)?;
     let careless =
         Campaign { images: 16, ignore: Some(b"pagevault"), seed: 7, witnesses: 0, ..QUICK };
