@@ -64,6 +64,12 @@ impl Campaign {
     /// # Errors
     /// When it does not succeed without errors.
     pub fn places(&mut self) -> Result<Vec<Place>> {
+        if self.scenario.keys {
+            // What is read only once is no part of it.
+            self.prepare()?;
+            self.act()?;
+            self.server.revive()?;
+        }
         self.prepare()?;
         self.server.injector.watch()?;
         let ending = self.act();
@@ -74,7 +80,12 @@ impl Campaign {
         }
         let calls = self.server.injector.calls()?;
         self.server.revive()?;
-        Ok(places::of(&calls))
+        // pg_ctl compares its time with that in postmaster.pid, which the server reads first of all.
+        let clock = match self.scenario.during {
+            During::Start | During::Recovery => [1, 50],
+            During::Statement | During::Stop | During::Crash => [1, 2],
+        };
+        Ok(places::of(&calls, clock))
     }
 
     /// What the server has logged at last.
@@ -91,10 +102,11 @@ impl Campaign {
     /// # Errors
     /// What is wrong. The server is of no use any more then.
     pub fn inject(&mut self, injection: &Injection) -> Result<Outcome> {
-        let has_its_keys = !self.scenario.keys && self.rounds > 0;
+        // Each start unwraps all database keys that there have ever been.
+        let is_old = self.rounds > 0 && (!self.scenario.keys || self.rounds.is_multiple_of(48));
         self.rounds += 1;
-        if has_its_keys {
-            self.server = Server::start(false, self.scenario.conf)?;
+        if is_old {
+            self.server = Server::start(self.scenario.keys, self.scenario.conf)?;
         }
         self.prepare().context("before")?;
         let from = self.server.cluster.log().len();
@@ -104,7 +116,8 @@ impl Campaign {
         let ending = ending?;
         let after = || format!("after: {ending}");
         let restarted = self.server.revive().with_context(after)?;
-        let complaints = judge::log(&self.server, &self.documented, from).with_context(after)?;
+        let complaints = judge::log(&self.server, &self.documented, &injection.fault, from)
+            .with_context(after)?;
         if matches!(ending, Ending::Done) {
             self.holds()?;
         }

@@ -85,7 +85,7 @@ pub const ALL: &[Scenario] = &[
     Scenario {
         name: "rotate-data-key",
         before: "SELECT pagevault.wait_for_rekey('t'::regclass)",
-        sql: "SELECT pagevault.rotate_data_key('t');; SELECT pagevault.wait_for_rekey('t'::regclass);; CHECKPOINT",
+        sql: "SET statement_timeout = '20s';; SELECT pagevault.rotate_data_key('t');; SELECT pagevault.wait_for_rekey('t'::regclass);; CHECKPOINT",
         holds: ENCRYPTED_T,
         ..STATEMENT
     },
@@ -118,7 +118,7 @@ pub const ALL: &[Scenario] = &[
         name: "rekey-job",
         conf: &["pagevault.rekey_threshold = 0"],
         before: "DROP TABLE IF EXISTS p;; CREATE TABLE p AS SELECT i AS id, repeat('z', 300) AS pad FROM generate_series(1, 200) i;; CHECKPOINT",
-        sql: "SELECT pagevault.encrypt('p');; SELECT pagevault.wait_for_rekey('p'::regclass)",
+        sql: "SET statement_timeout = '20s';; SELECT pagevault.encrypt('p');; SELECT pagevault.wait_for_rekey('p'::regclass)",
         holds: "SELECT bool_and(state IN ('encrypted', 'empty')) FROM pagevault.verify('p')",
         ..STATEMENT
     },

@@ -6,6 +6,7 @@ use anyhow::{Context, Result, ensure};
 use pagevault_tests::Cluster;
 use pagevault_tests::cluster::{column, text};
 
+use crate::injector::Fault;
 use crate::messages::{Documented, of_log};
 use crate::server::Server;
 
@@ -44,12 +45,18 @@ pub(crate) fn contents(server: &Server, encrypted: bool) -> Result<()> {
     Ok(())
 }
 
-/// Messages since `from`, an offset in the log, that are not in order.
-pub(crate) fn log(server: &Server, documented: &Documented, from: usize) -> Result<Vec<String>> {
+/// Messages since `from`, an offset in the log, that are not in order after this fault.
+pub(crate) fn log(
+    server: &Server,
+    documented: &Documented,
+    fault: &Fault,
+    from: usize,
+) -> Result<Vec<String>> {
     let log = server.cluster.log();
     let log = log.get(from..).unwrap_or_default();
     let directory = server.cluster.directory().display().to_string();
-    let complaints = of_log(log).filter_map(|message| documented.judge(&message, &directory).err());
+    let complaints =
+        of_log(log).filter_map(|message| documented.judge(&message, fault, &directory).err());
     let complaints = complaints.map(|error| error.to_string()).collect();
     ensure!(!log.contains("panicked at"), "a panic of Rust");
     ensure!(!log.contains("was terminated by signal 11"), "a segmentation fault");

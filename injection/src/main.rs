@@ -34,6 +34,9 @@ struct Arguments {
     /// Lists the calls of the scenarios
     #[arg(long)]
     count: bool,
+    /// Tells what became of each injection
+    #[arg(long)]
+    verbose: bool,
 }
 
 fn main() -> ExitCode {
@@ -77,9 +80,15 @@ fn one(arguments: &Arguments, scenario: &'static Scenario) -> Result<usize> {
             Ok(Outcome::Complaints(complaints)) => {
                 failures += 1;
                 let complaints = complaints.join("\n");
-                eprintln!("--- pagevault-injection {} {injection}\n{complaints}\n", scenario.name);
+                eprintln!("--- pagevault-injection {} {injection}\n{complaints}", scenario.name);
+                eprintln!("{}\n", campaign.log());
             }
-            Ok(outcome) => outcomes.push(outcome),
+            Ok(outcome) => {
+                if arguments.verbose {
+                    eprintln!("{outcome:?}: {injection}");
+                }
+                outcomes.push(outcome);
+            }
             Err(error) => {
                 failures += 1;
                 eprintln!("--- pagevault-injection {} {injection}\n{error:#}", scenario.name);

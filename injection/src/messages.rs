@@ -1,9 +1,11 @@
-//! Which messages of a server are in order: documented ones of ours, and PostgreSQL's about the
-//! operating system.
+//! Which messages of a server are in order: documented ones of ours, and PostgreSQL's about the fault
+//! that was injected, and its consequences.
 
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
+
+use crate::injector::Fault;
 
 /// Lines of a server's log whose severity is WARNING or worse.
 #[derive(Debug, PartialEq, Eq)]
@@ -26,61 +28,34 @@ pub(crate) fn of_log(log: &str) -> impl Iterator<Item = Message<'_>> {
     })
 }
 
-/// What PostgreSQL says of the operating system, and of processes that end with the server.
-const CLASSES: &[&str] = &[
-    "58",  // of the system
-    "53",  // of resources
-    "57P", // shutdown and crash
-    "08",  // connections
+/// Codes that say by themselves that a process or connection ends with the server, or before it.
+const ENDS: &[&str] = &[
+    "57P01", // admin_shutdown
+    "57P02", // crash_shutdown
+    "57P03", // cannot_connect_now
+    "08006", // connection_failure
 ];
 
-/// What PostgreSQL says without such a code, or with that of an internal error.
-const STOCK: &[&str] = &[
-    // errcode_for_file_access (elog.c) knows these as other codes.
-    "could not open file \"",
-    "could not create temporary file",
-    "could not request parent death signal",
-    "failed to generate random data",
-    "could not fork",
-    "canceling statement due to",
-    "the database system is",
-    // sync.c, xlog.c, fd.c: causes for which it has no code of their own.
-    "could not write to file \"pg_wal/",
-    "could not fsync file \"",
-    "could not fdatasync file \"",
-    "could not write to log file",
-    "could not read from log segment",
-    "could not seek in file \"",
-    "could not stat file \"",
-    "could not stat directory \"",
-    "checkpoint request failed",
-    "could not locate a valid checkpoint record",
-    "could not create",
-    "could not map anonymous shared memory",
-    "some useless files may be left behind",
-    "could not stat",
-    "could not send",
-    "could not receive",
-    "could not accept",
-    "invalid primary checkpoint record",
-    "could not close file",
-    "could not rename file",
-    "could not remove file",
-    "could not link file",
-    "could not create file",
-    "could not access status of transaction",
-    "could not extend file",
-    "could not read block",
-    "could not write block",
-    "could not truncate file",
-    "could not open directory",
-    "could not read directory",
-    "could not rewind",
-    "could not read file",
-    "could not seek",
-    "terminating connection",
-    "background worker",
+/// What PostgreSQL says as a consequence, without the error of the operating system at its end. That
+/// is in DETAIL, or in a message before.
+const CONSEQUENCES: &[&str] = &[
+    "out of memory",                                                    // mcxt.c
+    "insufficient file descriptors available to start server process",  // fd.c
+    "canceling statement due to ",                                      // postgres.c
+    "checkpoint request failed",                                        // checkpointer.c
+    "could not access status of transaction ",                          // slru.c
+    "could not locate a valid checkpoint record",                       // xlogrecovery.c
+    "invalid primary checkpoint record",                                // xlogrecovery.c
+    "some useless files may be left behind in old database directory ", // dbcommands.c
+    "failed to generate random data", // Rust's standard library, for a hash table
+    "could not generate random ",     // postmaster.c, xlog.c
+    // smgrexists opens a file while the new files of a failed transaction are removed
+    // (DropRelFileNodesAllBuffers, bufmgr.c).
+    "AbortTransaction while in ABORT state",
 ];
+
+/// What follows in place of an error when fewer bytes were transferred.
+const FEWER: &[&str] = &[": read only ", ": wrote only ", ": read ", ": No space left on device"];
 
 /// The messages in the user guide.
 #[derive(Debug)]
@@ -90,8 +65,12 @@ impl Documented {
     pub(crate) fn read() -> Result<Documented> {
         let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/troubleshooting.md");
         let page = std::fs::read_to_string(&page).with_context(|| page.display().to_string())?;
-        let rows = page.lines().filter_map(|line| line.strip_prefix('|')?.split(" | ").next());
-        // Quoted text in the first column, with `...` for what varies.
+        // Quoted text in the first column, and where prose is about a message, with `...` for what
+        // varies.
+        let rows = page.lines().filter_map(|line| match line.strip_prefix('|') {
+            Some(row) => row.split(" | ").next(),
+            None => line.starts_with('`').then(|| &line[..line[1..].find('`').unwrap_or(0) + 2]),
+        });
         let quoted = rows.flat_map(|cell| cell.split('`').skip(1).step_by(2));
         let pieces = |text: &str| text.split("...").map(|piece| plain(piece.trim())).collect();
         let documented: Vec<Vec<String>> = quoted.map(pieces).collect();
@@ -112,22 +91,45 @@ impl Documented {
         })
     }
 
-    /// Fails if a user would find the message nowhere. `directory` is that of the cluster.
-    pub(crate) fn judge(&self, message: &Message<'_>, directory: &str) -> Result<()> {
+    /// Fails if a user would find the message nowhere, and it is not PostgreSQL's about this fault.
+    /// `directory` is that of the cluster.
+    pub(crate) fn judge(
+        &self,
+        message: &Message<'_>,
+        fault: &Fault,
+        directory: &str,
+    ) -> Result<()> {
         let Message { severity, sqlstate, text } = message;
         let text = text.replace(directory, "");
-        if self.has(&text) {
+        // The place in the statement, if there is one.
+        let text = text.split(" at character ").next().unwrap_or_default();
+        if self.has(text) {
             return Ok(());
         }
-        let is_ours = ["key file", "keystore", "key provider", "pagevault", "master key"]
-            .iter()
-            .any(|word| text.contains(word));
+        // Rust's text of an error has its number.
+        let is_ours =
+            ["key file", "keystore", "key provider", "pagevault", "master key", "(os error "]
+                .iter()
+                .any(|word| text.contains(word));
         ensure!(!is_ours, "not in docs/troubleshooting.md: {severity} {sqlstate} {text}");
-        let is_stock = CLASSES.iter().any(|class| sqlstate.starts_with(class))
-            || STOCK.iter().any(|stock| text.starts_with(stock));
-        ensure!(is_stock, "not an error of the operating system: {severity} {sqlstate} {text}");
+        let is_stock = ENDS.contains(sqlstate)
+            || CONSEQUENCES.iter().any(|consequence| text.starts_with(consequence))
+            || match fault {
+                Fault::Fails(cause) | Fault::FailsFromThere(cause) => {
+                    text.ends_with(&format!(": {}", text_of(*cause)))
+                }
+                Fault::Short => FEWER.iter().any(|fewer| text.contains(fewer)),
+                Fault::Jumps(_) => false,
+            };
+        ensure!(is_stock, "not about the fault: {severity} {sqlstate} {text}");
         Ok(())
     }
+}
+
+/// The text of an error of the operating system, as PostgreSQL prints it.
+fn text_of(cause: i32) -> String {
+    let text = std::io::Error::from_raw_os_error(cause).to_string();
+    text.split(" (os error ").next().unwrap_or_default().to_owned()
 }
 
 fn plain(text: &str) -> String {

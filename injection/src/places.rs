@@ -31,8 +31,8 @@ const CLOCK: &str = "clock";
 /// Processes that are not the server's.
 const OTHERS: &[&str] = &["pg_ctl", "sh", "initdb", "injection", "logger"];
 
-/// The places of calls, which are given in their order.
-pub(crate) fn of(calls: &[String]) -> Vec<Place> {
+/// The places of calls, which are given in their order. `clock`: when the clock is set.
+pub(crate) fn of(calls: &[String], clock: [u32; 2]) -> Vec<Place> {
     let mut last: BTreeMap<&str, &str> = BTreeMap::new();
     let mut counted: BTreeMap<&str, u32> = BTreeMap::new();
     let mut places: BTreeMap<(&str, &str), Vec<u32>> = BTreeMap::new();
@@ -46,7 +46,7 @@ pub(crate) fn of(calls: &[String]) -> Vec<Place> {
         let after = last.insert(process, what).unwrap_or("the start");
         places.entry((call, after)).or_default().push(*number);
     }
-    let clock = Place { call: CLOCK.to_owned(), after: "any".to_owned(), numbers: vec![1, 2] };
+    let clock = Place { call: CLOCK.to_owned(), after: "any".to_owned(), numbers: clock.to_vec() };
     let place = |((call, after), numbers): ((&str, &str), Vec<u32>)| Place {
         call: call.to_owned(),
         after: after.to_owned(),

@@ -5,6 +5,7 @@ use pagevault_injection::campaign::{Campaign, Outcome};
 use pagevault_injection::catalogue::ALL;
 use pagevault_injection::injector::{Fault, Injection, Injector};
 use pagevault_tests::choice::named;
+use pagevault_tests::cluster::run_sql;
 use pagevault_tests::{Cluster, Settings};
 
 /// Has calls fail, and compares what becomes of it.
@@ -40,7 +41,14 @@ fn a_failed_change_of_keys_changes_nothing() -> Result<()> {
             ("write pagevault/cluster.keys backend", 1, "ENOSPC", Refused),
             ("write pagevault/cluster.keys backend", 1, "EINTR", Succeeded),
             ("write pagevault/cluster.keys backend", 1, "short", Succeeded),
-            // The change is in WAL, but no file holds it for certain.
+            // Then the change is in WAL. What leaves the file as it is is tried again.
+            ("open pagevault/cluster.keys backend", 4, "EMFILE", Succeeded),
+            ("open pagevault/cluster.keys backend", 5, "EACCES", Succeeded),
+            ("open pagevault/cluster.keys backend", 7, "EMFILE", Succeeded),
+            ("fstat pagevault/cluster.keys backend", 9, "EIO", Succeeded),
+            ("lseek pagevault/cluster.keys backend", 3, "EIO", Succeeded),
+            ("open pagevault/cluster.keys backend", 4, "EMFILE+", Stopped),
+            // No file holds it for certain.
             ("fsync pagevault/cluster.keys backend", 1, "EIO", Stopped),
             ("fork - backend", 1, "EAGAIN", Refused),
             ("execvp - backend", 1, "EACCES", Refused),
@@ -104,6 +112,76 @@ fn a_start_succeeds_or_ends_with_a_message() -> Result<()> {
             ("read keyfile pagevault-keyring", 1, "EIO", Succeeded),
         ],
     )
+}
+
+/// Writes of the server's own that find no room, as on file systems that copy on write.
+#[test]
+fn sessions_are_admitted_when_there_is_no_room_for_the_self_check() -> Result<()> {
+    let cannot = "cannot find out whether this server reads and writes through it";
+    for (process, workers, admitted) in [("backend", 0, 1), ("pagevault-self-check", 8, 0)] {
+        let settings = Settings::default().conf(&format!("max_worker_processes = {workers}"));
+        let mut cluster = Cluster::create(&settings)?;
+        let keys = cluster.key_file("keys", "main")?;
+        let injector = Injector::under(&mut cluster, keys.path())?;
+        cluster.allow_log(cannot);
+        // The first write is our own.
+        let call = format!("write global/# {process}");
+        injector.arm(&Injection { call, number: 2, fault: Fault::Fails(libc::ENOSPC) })?;
+        cluster.start_server()?;
+        if workers == 0 {
+            ensure!(cluster.text("SELECT 1")? == "1", "not admitted");
+        } else {
+            cluster.eventually_that("the self-check", || {
+                ensure!(cluster.log().contains(cannot), "no message");
+                Ok(())
+            })?;
+        }
+        let log = cluster.log();
+        for text in
+            ["No space left on device", "HINT:  Free space. Until then sessions are admitted"]
+        {
+            ensure!(log.contains(text), "{process}: {log}");
+        }
+        ensure!(log.matches("WARNING").count() == admitted, "{process}: {log}");
+        ensure!(injector.disarm()? == 1, "{process}: not reached");
+        ensure!(cluster.text("SELECT 1")? == "1", "not admitted");
+        let scratch = cluster.data_directory().join("global/9161");
+        ensure!(!scratch.exists(), "{process}: the scratch file is left");
+        cluster.finish()?;
+    }
+    Ok(())
+}
+
+/// A worker that cannot be forked ends at once, which wakes whoever has asked for it.
+#[test]
+fn the_launcher_pauses_when_no_worker_can_be_forked() -> Result<()> {
+    let settings = Settings::default().conf("pagevault.rekey_workers = 0");
+    let mut cluster = Cluster::create(&settings)?;
+    let keys = cluster.key_file("keys", "main")?;
+    let injector = Injector::under(&mut cluster, keys.path())?;
+    cluster.start_server()?;
+    cluster.sql("CREATE EXTENSION pagevault")?;
+    cluster.sql(&keys.add_provider("local"))?;
+    cluster.sql("SELECT pagevault.set_cluster_master_key('local', 'main')")?;
+    cluster.sql("CREATE TABLE t AS SELECT 1 AS id; SELECT pagevault.encrypt('t')")?;
+    cluster.sql("SELECT pagevault.rotate_data_key('t')")?;
+    let mut client = cluster.client()?;
+    let call = "fork - postmaster".to_owned();
+    injector.arm(&Injection { call, number: 1, fault: Fault::FailsFromThere(libc::EAGAIN) })?;
+    run_sql(&mut client, "ALTER SYSTEM SET pagevault.rekey_workers = 1")?;
+    run_sql(&mut client, "SELECT pg_reload_conf()")?;
+    let failed = || cluster.log().matches("could not fork worker process").count();
+    cluster.eventually_that("attempts", || {
+        ensure!(failed() >= 3, "{}", failed());
+        Ok(())
+    })?;
+    let before = failed();
+    run_sql(&mut client, "SELECT pg_sleep(2)")?;
+    let more = failed() - before;
+    ensure!(more < 20, "{more} attempts in two seconds");
+    injector.disarm()?;
+    ensure!(cluster.text("SELECT pagevault.wait_for_rekey('t'::regclass, '1min')")? == "t");
+    cluster.finish()
 }
 
 const STATE: &str = "SELECT string_agg(DISTINCT state, ' ') FROM pagevault.database_keys";

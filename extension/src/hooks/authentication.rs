@@ -30,6 +30,6 @@ unsafe extern "C-unwind" fn authenticate(port: *mut c_void, status: c_int) {
     }
     const STATUS_OK: c_int = 0;
     if status == STATUS_OK {
-        proof::require();
+        proof::require_of_session();
     }
 }

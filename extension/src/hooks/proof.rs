@@ -8,6 +8,10 @@
 //! first session is admitted, by a worker ([`crate::workers`]), and before a single-user server
 //! reads a command.
 //!
+//! On a full disk nothing can be proven. Then sessions are admitted nevertheless, so that users can
+//! free space. Some file systems (copy on write, thin volumes) have no room for the server's own
+//! writes to a file that was just written in the same size; hence the subtransaction.
+//!
 //! Not proven: `mdsyncfiletag`, which only a checkpoint calls, and the completion of reads of
 //! temporary tables. If that were bypassed, pages of temporary tables would be unreadable.
 
@@ -20,7 +24,7 @@ use pgrx::prelude::PgLogLevel;
 use super::calls_seen::{self, Call};
 use crate::pg::locks::SelfCheckLock;
 use crate::pg::report::{self, Report};
-use crate::pg::{process, scratch};
+use crate::pg::{process, scratch, xact};
 
 /// Why the self-check failed.
 pub(crate) enum Unproven {
@@ -31,8 +35,20 @@ pub(crate) enum Unproven {
 }
 
 /// Makes the server call every replaced function, unless all have been called since the start. In a
-/// transaction, or in the startup process. Raises errors of the server.
+/// transaction that is not about to end.
 pub(crate) fn prove() -> Result<(), Unproven> {
+    if calls_seen::missing(needs_wal()).is_none() {
+        return Ok(());
+    }
+    xact::attempt(prove_or_raise).unwrap_or_else(|error| {
+        let _exclusive = SelfCheckLock::acquire();
+        scratch::remove();
+        Err(Unproven::raised(&error))
+    })
+}
+
+/// Like [`prove`], in any transaction, or in the startup process. Raises errors of the server.
+fn prove_or_raise() -> Result<(), Unproven> {
     if calls_seen::missing(needs_wal()).is_none() {
         return Ok(());
     }
@@ -58,12 +74,24 @@ fn needs_wal() -> bool {
     !process::in_recovery()
 }
 
-/// Requires a successful self-check before a session is admitted or redo begins. Otherwise raises
-/// FATAL; a server that bypasses a function is shut down. On a full disk the scratch file cannot be
-/// created; then sessions are admitted, so that users can free space.
-pub(super) fn require() {
-    match prove() {
-        Ok(()) | Err(Unproven::Unknown { disk_full: true, .. }) => {}
+/// Requires a successful self-check before a session is admitted.
+pub(super) fn require_of_session() {
+    require(prove());
+}
+
+/// Requires a successful self-check before redo begins, or single-user mode reads a command. Errors
+/// of the server end the process.
+pub(super) fn require_of_server() {
+    require(prove_or_raise());
+}
+
+/// Raises FATAL if the self-check has failed; a server that bypasses a function is shut down.
+fn require(proven: Result<(), Unproven>) {
+    match proven {
+        Ok(()) => {}
+        Err(unproven @ Unproven::Unknown { disk_full: true, .. }) => {
+            unproven.report().send(PgLogLevel::WARNING);
+        }
         Err(unproven) => {
             if let Unproven::Bypassed(_) = unproven {
                 // Logged first, because the shutdown ends this process too.
@@ -77,9 +105,10 @@ pub(super) fn require() {
 
 impl Unproven {
     /// The server raised an error during the check.
-    pub(crate) fn raised(error: &CaughtError) -> Unproven {
-        let cause = report::of_caught(error).message().to_owned();
-        Unproven::Unknown { cause, disk_full: false }
+    fn raised(error: &CaughtError) -> Unproven {
+        let report = report::of_caught(error);
+        let disk_full = report.sql_error_code() == PgSqlErrorCode::ERRCODE_DISK_FULL;
+        Unproven::Unknown { cause: report.message().to_owned(), disk_full }
     }
 
     /// The message for the log.
@@ -95,12 +124,15 @@ impl Unproven {
             )
             .detail("The server was made to do this, and pagevault did not see it. The server is shut down before it writes anything unencrypted.")
             .hint("This build of PostgreSQL cannot be used with pagevault; remove it from shared_preload_libraries."),
-            Unproven::Unknown { cause, .. } => Report::new(
+            Unproven::Unknown { cause, disk_full } => Report::new(
                 PgSqlErrorCode::ERRCODE_IO_ERROR,
                 "pagevault: cannot find out whether this server reads and writes through it",
             )
             .detail(format!("The scratch file {} cannot be used: {cause}.", scratch::path()))
-            .hint("Fix the cause, and try again."),
+            .hint(match disk_full {
+                true => "Free space. Until then sessions are admitted, and it is tried again.",
+                false => "Fix the cause, and try again.",
+            }),
         }
     }
 }

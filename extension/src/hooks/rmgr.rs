@@ -92,7 +92,7 @@ unsafe extern "C-unwind" fn redo(record: *mut pg_sys::XLogReaderState) {
 /// Contract: startup process, before it replays the first record; not in a critical section.
 #[pg_guard]
 unsafe extern "C-unwind" fn startup() {
-    proof::require();
+    proof::require_of_server();
     consistency::watch(require_no_missing_key);
 }
 

@@ -99,7 +99,7 @@ unsafe extern "C-unwind" fn transaction_event(
 /// server starts (`InitPostgres`, postinit.c), before it reads a command.
 #[pg_guard]
 unsafe extern "C-unwind" fn check_single_user_server() {
-    proof::require();
+    proof::require_of_server();
 }
 
 /// Pending work of commands that do not call the utility hook: TRUNCATE by logical replication,

@@ -168,6 +168,15 @@ pub(crate) fn wait_in_worker(pause: Duration) {
     }
 }
 
+/// Like [`wait_in_worker`], however often the worker is woken.
+pub(crate) fn pause_worker(pause: Duration) {
+    let end = Instant::now() + pause;
+    while let Some(left) = end.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())
+    {
+        wait_in_worker(left);
+    }
+}
+
 /// Sleeps for `pause`, or until this process is woken. Raises an error if the process is to end.
 pub(crate) fn sleep(pause: Duration) {
     let events = pg_sys::WL_LATCH_SET | pg_sys::WL_TIMEOUT | pg_sys::WL_EXIT_ON_PM_DEATH;
@@ -178,6 +187,13 @@ pub(crate) fn sleep(pause: Duration) {
         pg_sys::ResetLatch(pg_sys::MyLatch);
     }
     check_for_interrupts();
+}
+
+/// Closes all relation and temporary files of this process that are open only so that they need
+/// not be opened again (`closeAllVfds`, fd.c), as the server does when there are too many.
+pub(crate) fn close_idle_files() {
+    // SAFETY: files that are in use are opened again by the server's functions.
+    unsafe { pg_sys::closeAllVfds() }
 }
 
 /// Seconds since 1970.

@@ -63,7 +63,7 @@ pub(crate) fn exercise() {
 }
 
 /// Removes the file at once, with its buffers, as redo does; does nothing if there is none.
-fn remove() {
+pub(crate) fn remove() {
     // SAFETY: not in a critical section; no other process uses this file.
     unsafe {
         let mut object = compat::open_smgr_of(FILE);

@@ -3,7 +3,31 @@
 use std::ffi::CStr;
 
 pub(crate) use pagevault_core::rekey::life::Outcome;
+use pgrx::PgTryBuilder;
+use pgrx::pg_sys::panic::CaughtError;
 use pgrx::pg_sys::{self, Oid};
+
+/// Runs `work` in a subtransaction, and returns an error of the server, which ends only that. In a
+/// transaction that is not about to end.
+///
+/// As PL/pgSQL does it (`exec_stmt_block`, pl_exec.c).
+pub(crate) fn attempt<R>(work: fn() -> R) -> Result<R, CaughtError> {
+    // SAFETY: memory context and resource owner are those of the caller again afterwards; the
+    // subtransaction begins and ends here, on either path.
+    unsafe {
+        let (context, owner) = (pg_sys::CurrentMemoryContext, pg_sys::CurrentResourceOwner);
+        pg_sys::BeginInternalSubTransaction(std::ptr::null());
+        let result =
+            PgTryBuilder::new(|| Ok(work())).catch_others(Err).catch_rust_panic(Err).execute();
+        match result {
+            Ok(_) => pg_sys::ReleaseCurrentSubTransaction(),
+            Err(_) => pg_sys::RollbackAndReleaseCurrentSubTransaction(),
+        }
+        pg_sys::CurrentMemoryContext = context;
+        pg_sys::CurrentResourceOwner = owner;
+        result
+    }
+}
 
 /// The full ID of the current subtransaction. Assigns one if it has none.
 pub(crate) fn number() -> u64 {

@@ -253,6 +253,12 @@ pub(crate) fn note(job: &Job, progress: &Progress) -> Result<bool> {
     Ok(continues)
 }
 
+/// Stores whether the job waits for keys. Returns whether that is new, for other workers too.
+pub(crate) fn note_waiting(job: &Job, waits: bool) -> Result<bool> {
+    let _lock = KeystoreLock::acquire();
+    Ok(table()?.note_waiting(here(job.id), waits))
+}
+
 /// Whether the job was neither paused nor cancelled.
 pub(crate) fn continues(job: &Job) -> Result<bool> {
     let _lock = KeystoreLock::acquire();

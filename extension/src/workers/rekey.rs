@@ -18,7 +18,7 @@ use crate::keys::usage::withheld;
 use crate::pg::report::{self, OrRaise};
 use crate::pg::{catalog, guc, process, worker};
 use crate::rekey::jobs::{self, End, Pending};
-use crate::rekey::{self, launcher};
+use crate::rekey::{self, Job, launcher};
 
 /// How long a worker waits for a lock on a relation before it continues with other jobs: there are
 /// few workers, and any owner of a table may lock it indefinitely.
@@ -58,20 +58,31 @@ pub(super) fn launcher_main() {
     process::wait_in_worker(FIRST_LOOK);
     let mut running: Vec<(u32, DynamicBackgroundWorker)> = Vec::new();
     loop {
-        running.retain(|(_, worker)| !has_ended(worker));
+        let ended = running.extract_if(.., |(_, worker)| has_ended(worker));
+        let ended: Vec<u32> = ended.map(|(database, _)| database).collect();
         let (pending, open) = BackgroundWorker::transaction(|| {
             let pending = jobs::pending().or_raise();
             // Most of the time there are no jobs, and no catalog need be read.
             let open = if pending.databases.is_empty() { Vec::new() } else { catalog::databases() };
             (pending, open)
         });
+        let mut has_left_jobs = false;
         while running.len() < guc::rekey_workers()
             && let Some(database) = next_database(&pending, &open, &running)
         {
+            if ended.contains(&database) {
+                has_left_jobs = true;
+                break;
+            }
             match start_worker(database) {
                 Some(worker) => running.push((database, worker)),
                 None => break, // no free slot: retry later
             }
+        }
+        if has_left_jobs {
+            // A worker that cannot be forked, or fails at once, wakes us when it ends.
+            process::pause_worker(LOOK_SOON);
+            continue;
         }
         process::wait_in_worker(if pending.soon { LOOK_SOON } else { LOOK });
     }
@@ -117,9 +128,10 @@ fn start_worker(database: u32) -> Option<DynamicBackgroundWorker> {
 enum Run {
     /// It has ended, or was stopped.
     Over(Option<End>),
-    /// The relation stayed locked by another session, or keys of its database are locked or
-    /// refused.
+    /// The relation stayed locked by another session.
     LockedOut,
+    /// This error, for want of a key that is locked or refused.
+    WaitsForKeys(String),
 }
 
 /// Main function of a worker.
@@ -135,6 +147,9 @@ pub(super) fn main(database: pg_sys::Datum) {
     worker::at_exit(jobs::give_up);
     process::write_back_early();
     while let Some(job) = rekey::claim() {
+        if !unlock::withholds_keys_of(database) {
+            no_longer_waits(&job);
+        }
         withheld::take();
         let failed = |error: &CaughtError| Run::Over(Some(End::Failed(message_of(error))));
         let run = PgTryBuilder::new(AssertUnwindSafe(|| {
@@ -145,7 +160,10 @@ pub(super) fn main(database: pg_sys::Datum) {
         .catch_when(PgSqlErrorCode::ERRCODE_T_R_DEADLOCK_DETECTED, |_| Run::LockedOut)
         .catch_when(PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE, |error| {
             fault::point("rekey.refused");
-            if withheld::take() { Run::LockedOut } else { failed(&error) }
+            match withheld::take() {
+                true => Run::WaitsForKeys(message_of(&error)),
+                false => failed(&error),
+            }
         })
         .catch_others(|error| failed(&error))
         .catch_rust_panic(|error| failed(&error))
@@ -155,7 +173,15 @@ pub(super) fn main(database: pg_sys::Datum) {
                 process::abort_transaction();
                 jobs::give_up();
             }
+            Run::WaitsForKeys(error) => {
+                process::abort_transaction();
+                if jobs::note_waiting(&job, true).or_raise() {
+                    pgrx::log!("pagevault: rekey job {} waits for keys: {error}", job.id);
+                }
+                jobs::give_up();
+            }
             Run::Over(end) => {
+                no_longer_waits(&job);
                 if let Some(End::Failed(error)) = &end {
                     process::abort_transaction();
                     pgrx::warning!("pagevault: rekey job {} has failed: {error}", job.id);
@@ -164,6 +190,13 @@ pub(super) fn main(database: pg_sys::Datum) {
             }
         }
         process::show_activity(None);
+    }
+}
+
+/// Each attempt would be a line in the log otherwise, and there is one every few seconds.
+fn no_longer_waits(job: &Job) {
+    if jobs::note_waiting(job, false).or_raise() {
+        pgrx::log!("pagevault: rekey job {} waits for keys no longer", job.id);
     }
 }
 

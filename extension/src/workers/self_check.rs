@@ -3,7 +3,6 @@
 
 use std::time::Duration;
 
-use pgrx::PgTryBuilder;
 use pgrx::bgworkers::{BackgroundWorker, BackgroundWorkerBuilder, BgWorkerStartTime};
 
 use crate::hooks::proof::{self, Unproven};
@@ -41,11 +40,7 @@ pub(super) fn main() {
     process::connect_without_database();
     let mut tries = 0;
     loop {
-        let proven = PgTryBuilder::new(|| BackgroundWorker::transaction(proof::prove))
-            .catch_others(|error| Err(Unproven::raised(&error)))
-            .execute();
-        let Err(unproven) = proven else { return };
-        process::abort_transaction();
+        let Err(unproven) = BackgroundWorker::transaction(proof::prove) else { return };
         let report = unproven.report();
         match unproven {
             Unproven::Unknown { disk_full: true, .. } => {

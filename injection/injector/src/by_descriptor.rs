@@ -217,9 +217,22 @@ on_nothings! {
     madvise c"madvise" (start: *mut c_void, length: size_t, advice: c_int) -> c_int;
     memfd_create c"memfd_create" (name: *const c_char, flags: c_uint) -> c_int;
     prctl c"prctl" (option: c_int, a: u64, b: u64, c: u64, d: u64) -> c_int;
-    waitpid c"waitpid" (process: c_int, status: *mut c_int, options: c_int) -> c_int;
     socket c"socket" (domain: c_int, kind: c_int, protocol: c_int) -> c_int;
     getrandom c"getrandom" (buffer: *mut c_void, length: size_t, flags: c_uint) -> ssize_t;
+}
+
+/// For a process of its own. That for any child is the postmaster's, which would never hear of it
+/// again.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn waitpid(process: c_int, status: *mut c_int, options: c_int) -> c_int {
+    if process > 0
+        && let Fate::Failed(cause) = on_nothing("waitpid")
+    {
+        fails(cause);
+        return -1;
+    }
+    // SAFETY: the program called us with what the C library asks for; handed on.
+    unsafe { next!(c"waitpid" as (c_int, *mut c_int, c_int) -> c_int, process, status, options) }
 }
 
 #[unsafe(no_mangle)]

@@ -45,6 +45,9 @@ pub(crate) fn push_without_numbers(name: &mut Name, text: &[u8]) {
     }
 }
 
+/// The file that the self-check makes.
+const SCRATCH: &[u8] = b"global/9161";
+
 /// The name of a path that concerns pagevault; `None` for others.
 pub(crate) fn of_path(directory: c_int, path: &CStr) -> Option<Name> {
     let orders = orders()?;
@@ -72,7 +75,7 @@ fn of_relative(path: &[u8]) -> Option<Name> {
     };
     let is_spill = path.starts_with(b"pg_replslot/") && path.ends_with(b".spill");
     let mut name = Name::new();
-    if [&b"pagevault"[..], b"pg_wal", b"base/pgsql_tmp", b"pg_notify", b"."]
+    if [&b"pagevault"[..], b"pg_wal", b"base/pgsql_tmp", b"pg_notify", SCRATCH, b"."]
         .iter()
         .any(|directory| is_below(directory))
         || is_spill

@@ -455,6 +455,13 @@ impl<'a> JobTable<'a> {
         }
     }
 
+    /// Stores whether a job waits for keys. Returns whether that is new.
+    pub fn note_waiting(&self, job: JobId, waits: bool) -> bool {
+        let slot = self.slot_of(job);
+        let before = slot.map(|slot| self.rest(slot)[WAITS].swap(waits.into(), Relaxed));
+        before.is_some_and(|before| before != u32::from(waits))
+    }
+
     /// Stores the progress of a job.
     pub fn note(&self, job: JobId, progress: &Progress) {
         let Some(slot) = self.slot_of(job) else { return };

@@ -130,6 +130,15 @@ fn all_locked_keys() -> Vec<(Scope, KeyVersion)> {
         .collect()
 }
 
+/// Whether keys of a database, or the cluster's, are locked or refused.
+pub(crate) fn withholds_keys_of(database: u32) -> bool {
+    let keys = shmem::secrets().map(|s| s.list()).unwrap_or_default();
+    keys.iter().any(|(scope, _, state)| {
+        let is_used = scope.is_cluster() || *scope == Scope::database(database);
+        is_used && matches!(state, KeyState::Locked | KeyState::Refused)
+    })
+}
+
 /// True while sessions cannot log in: shared catalogs are encrypted, and the cluster's key is
 /// locked or refused.
 pub(crate) fn prevents_connections() -> bool {

@@ -12,6 +12,8 @@
 //! that have pages already) are settled before they are used. Redo of these records:
 //! [`crate::keys::redo`].
 
+use std::time::Duration;
+
 use pagevault_cipher::secret::fill_random;
 use pagevault_keystore::job_table;
 use pagevault_keystore::log::{self, Contents, Log, LogError, Position, Settle};
@@ -212,24 +214,41 @@ pub(crate) fn remember(staged: &Position, lsn: Lsn) -> Result<()> {
     control.set_position(staged).map_err(|control::TooManyLogs| recovery_needs_room("key file"))
 }
 
-/// Settles a log at once, under the lock. A failure is a PANIC, because WAL has a batch that the
-/// file cannot get; the next start replays it.
+/// How often it is tried again to settle a log at once, and the pause before.
+const TRIED_AGAIN: u32 = 20;
+const BEFORE_NEXT_TRY: Duration = Duration::from_millis(50);
+
+/// Settles a log at once, under the lock. WAL has the batch, so there is no way back. An error that
+/// leaves the log as it was may pass (too many open files, a full disk), so it is tried again. If
+/// the file cannot get the batch, or it is unknown whether the disk has it ([`keystore_failure`]),
+/// a PANIC: the next start replays it.
 pub(crate) fn settle_now(_lock: &KeystoreLock, scope: Scope) {
-    let settle = || -> Result<()> {
+    // The log with its mark: an attempt that has got so far is continued.
+    let mut marked = None;
+    let mut settle = || -> Result<()> {
         let control = &shmem::required()?.control;
-        let Some(position) = control.position(scope) else { return Ok(()) };
+        let Some(staged) = control.position(scope) else { return Ok(()) };
         wal::flush(control.logged());
         let storage = keystore_dir::storage()?;
-        let mut log = Log::resume(&storage, position);
+        let mut log = Log::resume(&storage, marked.unwrap_or(staged));
         let sync = |log: &Log<'_, FileStorage>| if process::fsync() { log.sync() } else { Ok(()) };
-        let settled = sync(&log)
-            .and_then(|()| log.append_settled(&position))
-            .and_then(|marked| if marked { sync(&log) } else { Ok(()) });
-        settled.map_err(|e| keystore_failure(&e))?;
+        sync(&log).map_err(|e| keystore_failure(&e))?;
+        if marked.is_none() && log.append_settled(&staged).map_err(|e| keystore_failure(&e))? {
+            marked = Some(log.position());
+            sync(&log).map_err(|e| keystore_failure(&e))?;
+        }
         control
             .set_position(&log.position())
             .map_err(|_| internal("a key file has lost its place".to_owned()))
     };
+    for _ in 0..TRIED_AGAIN {
+        if settle().is_ok() {
+            return;
+        }
+        process::close_idle_files();
+        // Not a wait for events: the lock is held, and the change is not complete.
+        std::thread::sleep(BEFORE_NEXT_TRY);
+    }
     if let Err(report) = settle() {
         report
             .detail("The change is in WAL, and the key file could not take it in. The server restarts, and takes it from WAL.")

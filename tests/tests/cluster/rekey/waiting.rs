@@ -4,7 +4,7 @@ use std::thread::JoinHandle;
 
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::cluster::{expect_error, run_sql, text};
-use pagevault_tests::{Cluster, Settings};
+use pagevault_tests::{Cluster, Settings, StopMode};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::assert_sealed;
@@ -308,5 +308,42 @@ fn an_absent_synchronous_standby_delays_no_job() -> Result<()> {
     nothing_is_delayed(&cluster)?;
     cluster.set(&[("synchronous_standby_names", "")])?;
     joined(session)?;
+    cluster.finish()
+}
+
+/// The keys of its database are locked: tried again every few seconds, which is not logged.
+#[test]
+fn a_job_that_waits_for_keys_says_so_once() -> Result<()> {
+    let settings = Settings::default()
+        .conf("pagevault.rekey_workers = 0")
+        .conf("pagevault.unlock_timeout = 1s")
+        .conf("log_min_messages = debug1");
+    let (mut cluster, keys) = Cluster::with_keys(&settings)?;
+    cluster.allow_log("pagevault");
+    cluster.sql(
+        "SET pagevault.default_encryption = on; CREATE TABLE t AS SELECT 1 AS id;
+         SELECT pagevault.rotate_data_key('t')",
+    )?;
+    cluster.stop(StopMode::Fast)?;
+    keys.take_away()?;
+    cluster.start_server()?;
+    cluster.set(&[("pagevault.rekey_workers", "1")])?;
+    let said = |text| cluster.log().matches(text).count();
+    cluster.eventually_that("the job", || {
+        ensure!(said("waits for keys: ") > 0, "not tried, or not logged");
+        Ok(())
+    })?;
+    // The second worker from now on starts after the first has tried.
+    let workers = || said("starting background worker process \"pagevault rekey\"");
+    let before = workers();
+    cluster.eventually_that("other attempts", || {
+        ensure!(workers() > before + 1, "not tried again");
+        Ok(())
+    })?;
+    keys.bring_back()?;
+    ensure!(cluster.text("SELECT pagevault.wait_for_rekey('t'::regclass, '1min')")? == "t");
+    let log = cluster.log();
+    ensure!(said("rekey job 1 waits for keys: ") == 1, "{log}");
+    ensure!(said("rekey job 1 waits for keys no longer") == 1, "{log}");
     cluster.finish()
 }
