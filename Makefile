@@ -37,8 +37,8 @@ test-upgrade: ## pg_upgrade of encrypted clusters, each pair of majors; PAIRS="1
 powercut: ## simulated power cuts, all scenarios, IMAGES (60) of each; PG defaults to 15
 	@tools/powercut $(or $(IMAGES),60) $(or $(PG),15)
 
-inject: ## errors of the operating system, injected at every call: EACH (2) calls of a name; PG defaults to 15
-	@tools/inject $(or $(EACH),2) $(or $(PG),15)
+inject: ## errors of the operating system, injected at every call: EACH (3) calls of a place; PG defaults to 15
+	@tools/inject $(or $(EACH),3) $(or $(PG),15)
 
 schedules: ## random schedules against a model: COUNT=1000 OPERATIONS=30 SEED=n, or FILE=schedule; SHRINK=n
 	@COUNT='$(COUNT)' OPERATIONS='$(OPERATIONS)' SEED='$(SEED)' FILE='$(FILE)' SHRINK='$(SHRINK)' \
@@ -70,7 +70,7 @@ builds: ## other people's builds of PostgreSQL, and other compilers (docs/compat
 
 prove: models ## models, power cuts, injected errors, random schedules, hostile builds in their long forms: hours
 	@tools/powercut $(or $(IMAGES),200) $(or $(PG),15 18)
-	@tools/inject $(or $(EACH),2) $(or $(PG),15 18)
+	@tools/inject $(or $(EACH),3) $(or $(PG),15 18)
 	@set -e; for pg in $(or $(PG),15 18); do tools/schedules $$pg; done
 	@tools/test-hostile 18
 

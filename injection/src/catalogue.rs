@@ -84,7 +84,7 @@ pub const ALL: &[Scenario] = &[
     },
     Scenario {
         name: "rotate-data-key",
-        before: "SELECT pagevault.wait_for_rekey('t'::regclass)",
+        before: "SELECT pagevault.resume_rekey(job) FROM pagevault.rekey_jobs WHERE state = 'failed';; SELECT pagevault.wait_for_rekey('t'::regclass)",
         sql: "SET statement_timeout = '20s';; SELECT pagevault.rotate_data_key('t');; SELECT pagevault.wait_for_rekey('t'::regclass);; CHECKPOINT",
         holds: ENCRYPTED_T,
         ..STATEMENT

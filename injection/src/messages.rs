@@ -47,8 +47,11 @@ const CONSEQUENCES: &[&str] = &[
     "could not locate a valid checkpoint record",                       // xlogrecovery.c
     "invalid primary checkpoint record",                                // xlogrecovery.c
     "some useless files may be left behind in old database directory ", // dbcommands.c
-    "failed to generate random data", // Rust's standard library, for a hash table
-    "could not generate random ",     // postmaster.c, xlog.c
+    "could not create any Unix-domain sockets",                         // postmaster.c
+    "could not create Unix-domain socket in directory ",                // postmaster.c
+    "could not create missing directory ", // xlog.c: what cannot be looked at is missing
+    "failed to generate random data",      // Rust's standard library, for a hash table
+    "could not generate random ",          // postmaster.c, xlog.c
     // smgrexists opens a file while the new files of a failed transaction are removed
     // (DropRelFileNodesAllBuffers, bufmgr.c).
     "AbortTransaction while in ABORT state",

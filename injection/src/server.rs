@@ -182,7 +182,8 @@ impl Server {
         // Until the postmaster knows of it, it admits sessions.
         let is_restarting =
             || self.cluster.log().get(from..).is_some_and(|log| log.contains(REINITIALIZING));
-        while !self.is_down() && !(is_restarting() && self.cluster.text("SELECT 1").is_ok()) {
+        let is_over = || self.is_down() || is_restarting() && self.cluster.text("SELECT 1").is_ok();
+        while !is_over() {
             ensure!(Instant::now() < deadline, "the restart after a crash hangs");
             std::thread::sleep(Duration::from_millis(30));
         }
