@@ -11,14 +11,16 @@ use pgrx::pg_sys::{self, Oid};
 /// transaction that is not about to end.
 ///
 /// As PL/pgSQL does it (`exec_stmt_block`, pl_exec.c).
-pub(crate) fn attempt<R>(work: fn() -> R) -> Result<R, CaughtError> {
+pub(crate) fn attempt<R>(work: fn() -> R) -> Result<R, Box<CaughtError>> {
     // SAFETY: memory context and resource owner are those of the caller again afterwards; the
     // subtransaction begins and ends here, on either path.
     unsafe {
         let (context, owner) = (pg_sys::CurrentMemoryContext, pg_sys::CurrentResourceOwner);
         pg_sys::BeginInternalSubTransaction(std::ptr::null());
-        let result =
-            PgTryBuilder::new(|| Ok(work())).catch_others(Err).catch_rust_panic(Err).execute();
+        let result = PgTryBuilder::new(|| Ok(work()))
+            .catch_others(|error| Err(Box::new(error)))
+            .catch_rust_panic(|error| Err(Box::new(error)))
+            .execute();
         match result {
             Ok(_) => pg_sys::ReleaseCurrentSubTransaction(),
             Err(_) => pg_sys::RollbackAndReleaseCurrentSubTransaction(),
