@@ -61,6 +61,16 @@ pub enum Error {
         /// Each member and how often it occurs, for the log.
         occurrences: String,
     },
+    /// Another library has replaced a member of a table.
+    #[error("a function in table \"{table}\" of {executable} was replaced by {library}")]
+    ReplacedBefore {
+        /// Name given by the caller.
+        table: String,
+        /// Path of the executable.
+        executable: String,
+        /// Path of the library.
+        library: String,
+    },
     /// A member of a table occurs twice in the place of that table.
     #[error(
         "cannot tell which word of table \"{table}\" in {executable} is \"{symbol}\": \

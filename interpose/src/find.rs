@@ -66,6 +66,27 @@ pub fn exactly_once(
     }
 }
 
+/// The words between those members that do occur, if these stand in one place; for a table some
+/// members of which were replaced. At least half must be left.
+#[must_use]
+pub fn remains(regions: &[Region<'_>], members: &[usize], window: usize) -> Vec<usize> {
+    let Err(failure) = exactly_once(regions, members, window) else { return Vec::new() };
+    let occur = members.iter().zip(&failure.occurrences).filter(|(_, count)| **count > 0);
+    let left: Vec<usize> = occur.map(|(member, _)| *member).collect();
+    let Ok(mut places) = exactly_once(regions, &left, window) else { return Vec::new() };
+    if left.len() == members.len() || 2 * left.len() < members.len() {
+        return Vec::new();
+    }
+    places.sort_unstable();
+    let (Some(&first), Some(&last)) = (places.first(), places.last()) else { return Vec::new() };
+    let region = regions.iter().rev().find(|region| region.address <= first);
+    let words = region.and_then(|region| {
+        let at = |address: usize| (address - region.address) / size_of::<usize>();
+        region.words.get(at(first)..=at(last))
+    });
+    words.unwrap_or_default().to_vec()
+}
+
 fn hits(words: &[usize], members: &[usize]) -> Vec<Hit> {
     // One comparison rejects almost every word: the members are functions of one program.
     let (Some(&low), Some(&high)) = (members.iter().min(), members.iter().max()) else {
@@ -176,6 +197,20 @@ mod tests {
         assert!(search(&[1, 2, 3], &[], 3).is_err());
         assert!(search(&[1, 2, 3], &[2, 2], 3).is_err());
         assert!(search(&[], &[2], 3).is_err());
+    }
+
+    #[test]
+    fn a_table_with_replaced_members_is_found_by_the_others() {
+        let remains = |words: &[usize]| {
+            let other = Region { address: 0, words: &[30; 4] };
+            let regions = [other, Region { address: 0x1000, words }];
+            remains(&regions, &[10, 20, 30, 40], 6)
+        };
+        assert_eq!(remains(&[9, 10, 77, 30, 40, 9]), [10, 77, 30, 40]);
+        assert_eq!(remains(&[9, 10, 77, 30, 78, 9]), [10, 77, 30]);
+        assert_eq!(remains(&[9, 10, 77, 78, 79, 9]), [0; 0], "too few are left");
+        assert_eq!(remains(&[10, 20, 30, 40]), [0; 0], "nothing is missing");
+        assert_eq!(remains(&[10, 77, 30, 10, 30]), [0; 0], "two places");
     }
 
     /// The definition, tested word by word, to compare the search with.

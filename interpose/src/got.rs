@@ -14,11 +14,11 @@
 //! In the last two cases the dynamic linker is asked for the definition.
 
 use std::ffi::{CStr, CString, c_void};
-use std::ptr;
 
 use crate::elf::{Import, Version};
 use crate::error::Error;
 use crate::executable::{Code, Executable};
+use crate::owner;
 use crate::program::Program;
 
 /// A slot to be swapped.
@@ -74,21 +74,10 @@ fn definition(exe: &Executable, symbol: &str, import: &Import) -> Result<usize, 
         .filter(elsewhere);
     match (first, exact) {
         // A preloaded library without versions takes precedence, but dlvsym does not find it.
-        (Some(first), Some(exact)) if object_of(first) != object_of(exact) => Ok(first),
+        (Some(first), Some(exact)) if owner::base(first) != owner::base(exact) => Ok(first),
         (_, Some(exact)) => Ok(exact),
         (Some(first), None) => Ok(first),
         (None, None) => Err(unresolved(exe, symbol, version)),
-    }
-}
-
-/// The load address of the library that contains an address.
-fn object_of(address: usize) -> usize {
-    // SAFETY: Dl_info is a plain structure of pointers and null is a valid value for each; dladdr
-    // takes any address.
-    unsafe {
-        let mut info: libc::Dl_info = std::mem::zeroed();
-        libc::dladdr(ptr::with_exposed_provenance(address), &raw mut info);
-        info.dli_fbase.expose_provenance()
     }
 }
 

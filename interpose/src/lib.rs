@@ -36,6 +36,7 @@
 //! | `file` | a program in a file, examined without being started |
 //! | `executable` | the image of the running program |
 //! | `got` | the slots of an imported symbol and their targets |
+//! | `owner` | which library an address belongs to |
 //! | `patch` | the swap: making pages writable, exchanging words, rollback |
 //! | `plan` | what is to be swapped, and the result |
 //! | `process_local` | state for functions that may be entered again while they run |
@@ -56,6 +57,7 @@ mod file;
 pub mod find;
 mod got;
 pub mod maps;
+mod owner;
 mod patch;
 mod plan;
 mod process_local;

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crate::error::Error;
 use crate::executable::load;
 use crate::maps::{Maps, Protection};
+use crate::owner;
 
 const WORD: usize = size_of::<usize>();
 
@@ -94,6 +95,16 @@ impl Swapped {
                 expected: format!("{expected:#x}"),
             }),
         }
+    }
+
+    /// What the word is, and which library has replaced it since.
+    fn replaced(&self) -> Option<(String, String)> {
+        let found = load(self.address);
+        if found == self.new {
+            return None;
+        }
+        let library = owner::path(found).unwrap_or_else(|| "an unknown library".to_owned());
+        Some((self.what.clone(), library))
     }
 
     /// # Safety
@@ -203,6 +214,11 @@ pub(crate) fn verify(words: &[Swapped]) -> Result<(), Error> {
         word.holds(word.new)?;
     }
     Ok(())
+}
+
+/// Which words were replaced since, and by which libraries.
+pub(crate) fn replaced(words: &[Swapped]) -> impl Iterator<Item = (String, String)> {
+    words.iter().filter_map(Swapped::replaced)
 }
 
 /// The system calls of the swap. A test replaces them to make them fail.

@@ -2,9 +2,11 @@
 
 use crate::error::Error;
 use crate::executable::{Code, Executable};
+use crate::find;
 use crate::got::{self, Slot};
+use crate::owner;
 use crate::patch::{self, Patch};
-use crate::program::Program;
+use crate::program::{Program, TABLE_WINDOW};
 
 /// The value that a pointer must hold to be replaced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,8 +42,8 @@ impl<'exe> Plan<'exe> {
     ///
     /// # Errors
     ///
-    /// [`Error::SymbolMissing`], [`Error::TableNotOnce`], [`Error::TableMemberRepeated`], and as
-    /// for every entry of a plan [`Error::BadReplacement`] and [`Error::PlannedTwice`].
+    /// [`Error::SymbolMissing`], [`Error::TableNotOnce`], [`Error::TableMemberRepeated`],
+    /// [`Error::ReplacedBefore`], and as for every entry of a plan [`Error::BadReplacement`] and [`Error::PlannedTwice`].
     pub fn table(
         &mut self,
         table: &str,
@@ -50,7 +52,10 @@ impl<'exe> Plan<'exe> {
     ) -> Result<Vec<Code>, Error> {
         let names: Vec<&str> =
             replaced.iter().map(|&(name, _)| name).chain(anchors.iter().copied()).collect();
-        let members = self.exe.table(table, &names)?;
+        let members = self
+            .exe
+            .table(table, &names)
+            .map_err(|error| self.replaced_before(table, &names).unwrap_or(error))?;
         let mut patches = Vec::new();
         let mut originals = Vec::new();
         for (&(name, new), member) in replaced.iter().zip(members) {
@@ -167,6 +172,26 @@ impl<'exe> Plan<'exe> {
         Ok(installed)
     }
 
+    /// The cause if a table was not found because another library has replaced members of it.
+    fn replaced_before(&self, table: &str, names: &[&str]) -> Option<Error> {
+        let members: Vec<usize> = names
+            .iter()
+            .map(|name| self.exe.function_address(name))
+            .collect::<Result<_, _>>()
+            .ok()?;
+        let words = self
+            .exe
+            .search_read_only(|regions| find::remains(regions, &members, TABLE_WINDOW))
+            .ok()?;
+        let library =
+            words.into_iter().filter(|word| !self.exe.owns(*word)).find_map(owner::path)?;
+        Some(Error::ReplacedBefore {
+            table: table.to_owned(),
+            executable: self.exe.path().to_owned(),
+            library,
+        })
+    }
+
     fn add(&mut self, patches: Vec<Patch>) -> Result<(), Error> {
         for patch in patches {
             if self.patches.iter().any(|planned| planned.address() == patch.address()) {
@@ -195,6 +220,12 @@ impl Installed {
     /// [`Error::ProtectionChanged`], [`Error::Maps`].
     pub fn verify(&self) -> Result<(), Error> {
         patch::verify(&self.patches)
+    }
+
+    /// The words that other libraries have replaced since: what each is, and the library's path. A
+    /// library may do that if it calls what was there.
+    pub fn replaced_since(&self) -> impl Iterator<Item = (String, String)> {
+        patch::replaced(&self.patches)
     }
 
     /// How many words were swapped.

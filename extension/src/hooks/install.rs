@@ -1,7 +1,9 @@
 //! Replacing the server's function pointers: which ones, in which major version.
 
+use std::sync::OnceLock;
+
 use pagevault_cipher::{CipherId, DataKey, DataKeyVersion, Fork, PAGE_SIZE, PageKey, page};
-use pagevault_interpose::{Code, Error, Executable, Expected, Plan};
+use pagevault_interpose::{Code, Error, Executable, Expected, Installed, Plan};
 use pagevault_targets as targets;
 use pgrx::PgSqlErrorCode;
 
@@ -73,7 +75,18 @@ pub(crate) fn install() -> Result<()> {
     // SAFETY: one thread, in the postmaster; each replacement has the signature of the original in
     // this major version, forwards to it (every `keep` above), and lives as long as the process.
     let installed = unsafe { plan.install() }.map_err(|e| refused(&e))?;
-    installed.verify().map_err(|e| refused(&e))
+    installed.verify().map_err(|e| refused(&e))?;
+    INSTALLED.set(installed).map_err(|_| refused(&"pagevault is loaded already"))
+}
+
+/// What was replaced.
+static INSTALLED: OnceLock<Installed> = OnceLock::new();
+
+/// The library, by its path, that has replaced pagevault's version of a function since.
+pub(super) fn replaced_since(function: &str) -> Option<String> {
+    let quoted = format!("\"{function}\"");
+    let mut replaced = INSTALLED.get()?.replaced_since();
+    replaced.find_map(|(what, library)| what.contains(&quoted).then_some(library))
 }
 
 fn plan_storage_manager(plan: &mut Plan<'_>) -> Result<()> {
@@ -131,9 +144,12 @@ fn plan_read_completion(exe: &Executable, plan: &mut Plan<'_>) -> std::result::R
     Ok(())
 }
 
-/// [`refused`], with the reason that is known if a table is nowhere.
+/// [`refused`], with the reason that is known if a table is nowhere, or has other members.
 fn table_refused(error: &Error) -> Report {
     match error {
+        Error::ReplacedBefore { .. } => refused(error).hint(
+            "Name pagevault before that library in shared_preload_libraries, if it calls the functions that it replaces.",
+        ),
         Error::TableNotOnce { places: 0, .. } => {
             refused(error).detail(targets::DIRECT_CALLS).hint(targets::OTHER_COMPILER)
         }

@@ -22,6 +22,7 @@ use pgrx::pg_sys::panic::CaughtError;
 use pgrx::prelude::PgLogLevel;
 
 use super::calls_seen::{self, Call};
+use super::install;
 use crate::pg::locks::SelfCheckLock;
 use crate::pg::report::{self, Report};
 use crate::pg::{process, scratch, xact};
@@ -114,16 +115,24 @@ impl Unproven {
     /// The message for the log.
     pub(crate) fn report(&self) -> Report {
         match self {
-            Unproven::Bypassed(call) => Report::new(
-                PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
-                format!(
-                    "pagevault: this server {} without it: {} is bypassed",
-                    call.purpose(),
-                    call.name()
-                ),
-            )
-            .detail("The server was made to do this, and pagevault did not see it. The server is shut down before it writes anything unencrypted.")
-            .hint("This build of PostgreSQL cannot be used with pagevault; remove it from shared_preload_libraries."),
+            Unproven::Bypassed(call) => {
+                let report = Report::new(
+                    PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
+                    format!(
+                        "pagevault: this server {} without it: {} is bypassed",
+                        call.purpose(),
+                        call.name()
+                    ),
+                );
+                match install::replaced_since(call.name()) {
+                    Some(library) => report
+                        .detail(format!("pagevault's function was replaced by {library}, which does not call it. The server is shut down before it writes anything unencrypted."))
+                        .hint("Remove one of both libraries from shared_preload_libraries."),
+                    None => report
+                        .detail("The server was made to do this, and pagevault did not see it. The server is shut down before it writes anything unencrypted.")
+                        .hint("This build of PostgreSQL cannot be used with pagevault; remove it from shared_preload_libraries."),
+                }
+            }
             Unproven::Unknown { cause, disk_full } => Report::new(
                 PgSqlErrorCode::ERRCODE_IO_ERROR,
                 "pagevault: cannot find out whether this server reads and writes through it",

@@ -30,6 +30,7 @@ mod limits;
 mod lost_wal;
 mod memory;
 mod modes;
+mod neighbours;
 mod offline;
 mod open_transactions;
 mod permissions;
