@@ -80,7 +80,7 @@ impl Campaign {
         }
         let calls = self.server.injector.calls()?;
         self.server.revive()?;
-        // pg_ctl compares its time with that in postmaster.pid, which the server reads first of all.
+        // pg_ctl compares its time with that in postmaster.pid, which the server reads first.
         let clock = match self.scenario.during {
             During::Start | During::Recovery => [1, 50],
             During::Statement | During::Stop | During::Crash => [1, 2],

@@ -1,5 +1,5 @@
-//! Which messages of a server are in order: documented ones of ours, and PostgreSQL's about the fault
-//! that was injected, and its consequences.
+//! Which messages of a server are in order: documented ones of ours, and PostgreSQL's about the
+//! fault that was injected, and its consequences.
 
 use std::path::Path;
 
@@ -36,8 +36,8 @@ const ENDS: &[&str] = &[
     "08006", // connection_failure
 ];
 
-/// What PostgreSQL says as a consequence, without the error of the operating system at its end. That
-/// is in DETAIL, or in a message before.
+/// What PostgreSQL says as a consequence, without the error of the operating system at its end.
+/// That is in DETAIL, or in a message before.
 const CONSEQUENCES: &[&str] = &[
     "out of memory",                                                    // mcxt.c
     "insufficient file descriptors available to start server process",  // fd.c

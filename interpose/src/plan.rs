@@ -43,7 +43,8 @@ impl<'exe> Plan<'exe> {
     /// # Errors
     ///
     /// [`Error::SymbolMissing`], [`Error::TableNotOnce`], [`Error::TableMemberRepeated`],
-    /// [`Error::ReplacedBefore`], and as for every entry of a plan [`Error::BadReplacement`] and [`Error::PlannedTwice`].
+    /// [`Error::ReplacedBefore`], and as for every entry of a plan [`Error::BadReplacement`] and
+    /// [`Error::PlannedTwice`].
     pub fn table(
         &mut self,
         table: &str,

@@ -126,7 +126,7 @@ impl Unproven {
                 );
                 match install::replaced_since(call.name()) {
                     Some(library) => report
-                        .detail(format!("pagevault's function was replaced by {library}, which does not call it. The server is shut down before it writes anything unencrypted."))
+                        .detail(format!("The function was replaced by {library}, which does not call pagevault's. The server is shut down before it writes anything unencrypted."))
                         .hint("Remove one of both libraries from shared_preload_libraries."),
                     None => report
                         .detail("The server was made to do this, and pagevault did not see it. The server is shut down before it writes anything unencrypted.")
