@@ -19,7 +19,7 @@ demo: ## a throw-away cluster that shows what pagevault does
 test: ## all tests on the first PG, on the others what differs by major; PG defaults to "15 16 17 18 19"
 	@tools/test $(or $(PG),15 16 17 18 19)
 
-test-all: ## everything on each PG (default all four), PostgreSQL's own suites and upgrades too: hours
+test-all: ## everything on each PG (default all), PostgreSQL's own suites and upgrades too: hours
 	@tools/test-all $(or $(PG),15 16 17 18 19)
 
 test-unit: ## only the tests that need no server
