@@ -125,7 +125,7 @@ COMMENT ON COLUMN pagevault.rekey_jobs.requested_by IS 'session user who request
 COMMENT ON COLUMN pagevault.rekey_jobs.requested_at IS 'time of the request';
 COMMENT ON COLUMN pagevault.rekey_jobs.started_at IS 'time when a worker started the job; for an unfinished job, since the last server start';
 COMMENT ON COLUMN pagevault.rekey_jobs.finished_at IS 'time when the job was done, cancelled, or failed';
-COMMENT ON COLUMN pagevault.rekey_jobs.error IS 'why the job failed, or why it was cancelled other than by cancel_rekey()';
+COMMENT ON COLUMN pagevault.rekey_jobs.error IS 'why the job failed, why it was cancelled other than by cancel_rekey(), or for which key it waits';
 
 COMMENT ON COLUMN pagevault.stats.kind IS 'relation; wal; or temporary (temporary relations and files)';
 COMMENT ON COLUMN pagevault.stats.pages_encrypted IS 'number of 8 kB pages encrypted for writing; plaintext and empty pages do not count. Temporary files are written in pieces; each counts as its size in pages, at least one';

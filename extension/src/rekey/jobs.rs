@@ -253,10 +253,11 @@ pub(crate) fn note(job: &Job, progress: &Progress) -> Result<bool> {
     Ok(continues)
 }
 
-/// Stores whether the job waits for keys. Returns whether that is new, for other workers too.
-pub(crate) fn note_waiting(job: &Job, waits: bool) -> Result<bool> {
+/// Stores why the job waits for keys; nothing if it waits no longer. Returns whether the waiting
+/// begins or ends.
+pub(crate) fn note_waiting(job: &Job, why: &str) -> Result<bool> {
     let _lock = KeystoreLock::acquire();
-    Ok(table()?.note_waiting(here(job.id), waits))
+    Ok(table()?.note_waiting(here(job.id), why))
 }
 
 /// Whether the job was neither paused nor cancelled.

@@ -175,7 +175,7 @@ pub(super) fn main(database: pg_sys::Datum) {
             }
             Run::WaitsForKeys(error) => {
                 process::abort_transaction();
-                if jobs::note_waiting(&job, true).or_raise() {
+                if jobs::note_waiting(&job, &error).or_raise() {
                     pgrx::log!("pagevault: rekey job {} waits for keys: {error}", job.id);
                 }
                 jobs::give_up();
@@ -195,7 +195,7 @@ pub(super) fn main(database: pg_sys::Datum) {
 
 /// Each attempt would be a line in the log otherwise, and there is one every few seconds.
 fn no_longer_waits(job: &Job) {
-    if jobs::note_waiting(job, false).or_raise() {
+    if jobs::note_waiting(job, "").or_raise() {
         pgrx::log!("pagevault: rekey job {} waits for keys no longer", job.id);
     }
 }

@@ -5,8 +5,8 @@
 //! heads    capacity * 8 words: database (0: free), relation, number (2),
 //!          kind | cipher << 8 | state << 16, step, process, given up
 //! rest     capacity * 120 words: requested by, requested at (2), transaction (2), started (2),
-//!          ended (2), pages done (2), pages in all (2), bytes per second (2), whether it
-//!          waits for keys, length of the error, error
+//!          ended (2), pages done (2), pages in all (2), bytes per second (2), 0, length of the
+//!          error, error
 //! begun    BEGUN * 4 words: database, number (2), relation
 //! ```
 //!
@@ -44,7 +44,6 @@ pub(super) const ENDED: usize = 7;
 pub(super) const PAGES_DONE: usize = 9;
 pub(super) const PAGES_TOTAL: usize = 11;
 pub(super) const RATE: usize = 13;
-pub(super) const WAITS: usize = 15;
 pub(super) const ERROR: usize = 16;
 
 pub(super) fn load(words: &[AtomicU32]) -> u64 {

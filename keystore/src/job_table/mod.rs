@@ -455,11 +455,14 @@ impl<'a> JobTable<'a> {
         }
     }
 
-    /// Stores whether a job waits for keys. Returns whether that is new.
-    pub fn note_waiting(&self, job: JobId, waits: bool) -> bool {
-        let slot = self.slot_of(job);
-        let before = slot.map(|slot| self.rest(slot)[WAITS].swap(waits.into(), Relaxed));
-        before.is_some_and(|before| before != u32::from(waits))
+    /// Stores as the error of a job that is not over why it waits for keys; nothing if it waits no
+    /// longer. Returns whether the waiting begins or ends.
+    pub fn note_waiting(&self, job: JobId, why: &str) -> bool {
+        let Some(slot) = self.slot_of(job) else { return false };
+        let error = &self.rest(slot)[ERROR..];
+        let waited = error[0].load(Relaxed) != 0;
+        store_text(error, why);
+        waited == why.is_empty()
     }
 
     /// Stores the progress of a job.

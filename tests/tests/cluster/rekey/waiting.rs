@@ -340,8 +340,12 @@ fn a_job_that_waits_for_keys_says_so_once() -> Result<()> {
         ensure!(workers() > before + 1, "not tried again");
         Ok(())
     })?;
+    let why = cluster.text("SELECT error FROM pagevault.rekey_jobs")?;
+    ensure!(why.contains("is locked"), "{why}");
     keys.bring_back()?;
     ensure!(cluster.text("SELECT pagevault.wait_for_rekey('t'::regclass, '1min')")? == "t");
+    let why = cluster.text("SELECT coalesce(error, 'none') FROM pagevault.rekey_jobs")?;
+    ensure!(why == "none", "{why}");
     let log = cluster.log();
     ensure!(said("rekey job 1 waits for keys: ") == 1, "{log}");
     ensure!(said("rekey job 1 waits for keys no longer") == 1, "{log}");
