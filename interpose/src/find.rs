@@ -66,25 +66,24 @@ pub fn exactly_once(
     }
 }
 
-/// The words between those members that do occur, if these stand in one place; for a table some
-/// members of which were replaced. At least half must be left.
+/// For a table some members of which were replaced: the words of each place that has at least half
+/// of them within `window` words, but not all.
 #[must_use]
-pub fn remains(regions: &[Region<'_>], members: &[usize], window: usize) -> Vec<usize> {
-    let Err(failure) = exactly_once(regions, members, window) else { return Vec::new() };
-    let occur = members.iter().zip(&failure.occurrences).filter(|(_, count)| **count > 0);
-    let left: Vec<usize> = occur.map(|(member, _)| *member).collect();
-    let Ok(mut places) = exactly_once(regions, &left, window) else { return Vec::new() };
-    if left.len() == members.len() || 2 * left.len() < members.len() {
-        return Vec::new();
+pub fn remains<'a>(regions: &[Region<'a>], members: &[usize], window: usize) -> Vec<&'a [usize]> {
+    let mut found = Vec::new();
+    for region in regions {
+        let hits = hits(region.words, members);
+        for (at, first) in hits.iter().enumerate() {
+            let mut seen = vec![false; members.len()];
+            let near = hits[at..].iter().take_while(|hit| hit.index - first.index < window);
+            let last = near.inspect(|hit| seen[hit.member] = true).last().unwrap_or(first);
+            let count = seen.into_iter().filter(|seen| *seen).count();
+            if 2 * count >= members.len() && count < members.len() {
+                found.push(&region.words[first.index..=last.index]);
+            }
+        }
     }
-    places.sort_unstable();
-    let (Some(&first), Some(&last)) = (places.first(), places.last()) else { return Vec::new() };
-    let region = regions.iter().rev().find(|region| region.address <= first);
-    let words = region.and_then(|region| {
-        let at = |address: usize| (address - region.address) / size_of::<usize>();
-        region.words.get(at(first)..=at(last))
-    });
-    words.unwrap_or_default().to_vec()
+    found
 }
 
 fn hits(words: &[usize], members: &[usize]) -> Vec<Hit> {
@@ -204,13 +203,14 @@ mod tests {
         let remains = |words: &[usize]| {
             let other = Region { address: 0, words: &[30; 4] };
             let regions = [other, Region { address: 0x1000, words }];
-            remains(&regions, &[10, 20, 30, 40], 6)
+            remains(&regions, &[10, 20, 30, 40], 6).concat()
         };
-        assert_eq!(remains(&[9, 10, 77, 30, 40, 9]), [10, 77, 30, 40]);
-        assert_eq!(remains(&[9, 10, 77, 30, 78, 9]), [10, 77, 30]);
+        assert_eq!(remains(&[9, 10, 77, 30, 9, 9]), [10, 77, 30]);
         assert_eq!(remains(&[9, 10, 77, 78, 79, 9]), [0; 0], "too few are left");
-        assert_eq!(remains(&[10, 20, 30, 40]), [0; 0], "nothing is missing");
-        assert_eq!(remains(&[10, 77, 30, 10, 30]), [0; 0], "two places");
+        assert_eq!(remains(&[40, 10, 20, 30, 0, 0, 0, 0]), [10, 20, 30, 20, 30], "all, then fewer");
+        // Symbols of the others, as in a program that is not position independent.
+        let symbols = [10, 0, 0, 0, 0, 0, 20, 0, 0, 0, 0, 0, 30, 0, 0, 0, 0, 0, 10, 77, 40];
+        assert_eq!(remains(&symbols), [10, 77, 40]);
     }
 
     /// The definition, tested word by word, to compare the search with.

@@ -182,7 +182,7 @@ impl<'exe> Plan<'exe> {
             .ok()?;
         let words = self
             .exe
-            .search_read_only(|regions| find::remains(regions, &members, TABLE_WINDOW))
+            .search_read_only(|regions| find::remains(regions, &members, TABLE_WINDOW).concat())
             .ok()?;
         let library =
             words.into_iter().filter(|word| !self.exe.owns(*word)).find_map(owner::path)?;

@@ -235,11 +235,16 @@ fn a_word_that_changed_after_planning_stops_the_whole_plan() {
 }
 
 #[test]
-fn a_second_installation_finds_nothing_to_replace() {
+fn a_second_installation_is_told_who_was_there_first() {
     for (name, flags) in builds() {
         let outcome = Program::build(&flags).run("again", false);
         let error = outcome.error.unwrap();
-        assert!(error.contains("cannot find table \"shelves\""), "{name}: {error}");
+        let first = library();
+        let first = format!("was replaced by {}", first.display());
+        assert!(
+            error.contains("in table \"shelves\"") && error.contains(&first),
+            "{name}: {error}"
+        );
         assert_eq!(outcome.after, REPLACED, "{name}");
     }
 }
