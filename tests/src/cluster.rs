@@ -373,6 +373,11 @@ impl Cluster {
         Ok(files)
     }
 
+    /// From the next start on, the server is that of another installation.
+    pub fn run_by(&mut self, installation: &'static Installation) {
+        self.installation = installation;
+    }
+
     /// With another's environment, expectations of the log, and reasons.
     pub(crate) fn like(mut self, other: &Cluster) -> Cluster {
         self.installation = other.installation;

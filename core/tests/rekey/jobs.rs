@@ -395,4 +395,15 @@ fn a_job_that_was_given_up_is_claimable_after_a_delay_and_comes_last() {
     table.release(slot, 1, 0);
     assert_eq!(claimable(1011), [jobs[0].number], "it was running");
     assert_eq!(claimable(1012), [jobs[0].number, jobs[1].number]);
+    // It waits for keys, and is cancelled.
+    let error = || table.select(|head| head.job == jobs[0])[0].error.clone();
+    assert!(table.note_waiting(jobs[0], "the key is locked"), "it begins to wait");
+    assert!(!table.note_waiting(jobs[0], "the key is locked"));
+    assert_eq!(error(), "the key is locked");
+    assert!(table.note_waiting(jobs[0], ""), "it waits no longer");
+    assert!(!table.note_waiting(jobs[0], "") && error().is_empty());
+    let known = table.select(|head| head.job == jobs[0]).remove(0);
+    table.apply(&life::step(&known, JobState::Cancelled, "it is not wanted", 3)).unwrap();
+    assert!(!table.note_waiting(jobs[0], ""), "it is over");
+    assert_eq!(error(), "it is not wanted");
 }

@@ -458,7 +458,8 @@ impl<'a> JobTable<'a> {
     /// Stores as the error of a job that is not over why it waits for keys; nothing if it waits no
     /// longer. Returns whether the waiting begins or ends.
     pub fn note_waiting(&self, job: JobId, why: &str) -> bool {
-        let Some(slot) = self.slot_of(job) else { return false };
+        let is_it = |head: &Head| head.job == job && !head.state.is_over();
+        let Some((slot, _)) = self.heads().find(|(_, head)| is_it(head)) else { return false };
         let error = &self.rest(slot)[ERROR..];
         let waited = error[0].load(Relaxed) != 0;
         store_text(error, why);

@@ -1,5 +1,6 @@
 //! Other people's builds of PostgreSQL: pagevault works in each of them, and
-//! `pagevault-keyring check-server` has said so before.
+//! `pagevault-keyring check-server` has said so before. Of those that differ in their release only,
+//! the oldest and the newest of a major take turns with one data directory.
 //!
 //! `tools/builds` fetches what tests/builds lists, puts pagevault into it, and names it here:
 //! `PAGEVAULT_TRIED_BUILDS` are directories below `PAGEVAULT_BUILDS`. Without them there is nothing
@@ -7,6 +8,7 @@
 //! the table must contain them already.
 
 mod described;
+mod minors;
 mod smoke;
 mod table;
 
@@ -28,10 +30,11 @@ fn main() -> ExitCode {
         eprintln!("SKIPPED the tests of other people's builds: tools/builds fetches them");
         return ExitCode::SUCCESS;
     };
+    let builds = PathBuf::from(builds);
+    let names: Vec<&str> = tried.split(' ').collect();
     let lines: Arc<Mutex<Vec<Line>>> = Arc::default();
-    let trials = tried.split(' ').map(|name| {
-        let (name, lines) = (name.to_owned(), Arc::clone(&lines));
-        let prefix = PathBuf::from(&builds).join(&name);
+    let each = names.iter().map(|name| (*name).to_owned()).map(|name| {
+        let (prefix, lines) = (builds.join(&name), Arc::clone(&lines));
         Trial::test(name.clone(), move || {
             let tested =
                 test(&name, &prefix).map_err(|error| Failed::from(format!("{error:#}")))?;
@@ -39,7 +42,13 @@ fn main() -> ExitCode {
             Ok(())
         })
     });
-    let ended = libtest_mimic::run(&arguments, trials.collect());
+    let pairs = minors::pairs(&names).into_iter().map(|[old, new]| {
+        let (from, to) = (builds.join(&old), builds.join(&new));
+        Trial::test(format!("{old} and {new}"), move || {
+            minors::take_turns(&from, &to).map_err(|error| Failed::from(format!("{error:#}")))
+        })
+    });
+    let ended = libtest_mimic::run(&arguments, each.chain(pairs).collect());
     if ended.has_failed() {
         return ended.exit_code();
     }

@@ -215,8 +215,8 @@ fn a_key_file_that_cannot_be_opened_keeps_checkpoints_from_ending() -> Result<()
     primary.sql("CREATE TABLE newest AS SELECT generate_series(1, 1000) AS id")?;
     mode(&file, 0)?;
     let _ = primary.stop(StopMode::Fast);
-    primary.kill()?;
     mode(&file, 0o600)?;
+    primary.kill()?;
     primary.start_server()?;
     for (table, rows) in [("old", "5000"), ("new", "1001"), ("newer", "1000"), ("newest", "1000")] {
         ensure!(primary.text(&format!("SELECT count(*) FROM {table}"))? == rows, "{table}");

@@ -1,6 +1,7 @@
-//! Code that must not be linked into the server's processes.
+//! What must not be linked into the server's processes, and what the library must not need.
 
 use anyhow::{Context, Result, ensure};
+use pagevault_interpose::elf::Elf;
 use pagevault_tests::Installation;
 
 /// Crates that must not be linked. Panic messages contain source paths, so linked crates show.
@@ -32,5 +33,24 @@ fn the_library_links_no_network_code() -> Result<()> {
     ensure!(seen.contains(&"rustls") && seen.contains(&"tokio"), "the test sees only {seen:?}");
     let found = linked(&read(&library)?);
     ensure!(found.is_empty(), "{} holds {found:?}", library.display());
+    Ok(())
+}
+
+/// A library that was built beside the newest minor release must load in older ones.
+#[test]
+fn the_library_needs_nothing_that_older_minor_releases_lack() -> Result<()> {
+    let installation = Installation::get()?;
+    let library = std::fs::read(installation.library_directory().join("pagevault.so"))?;
+    let library = Elf::parse_file(&library)?;
+    let needs = |name: &str| library.imports(name.as_bytes()).next().is_some();
+    ensure!(needs("LWLockAcquire"), "the test does not see what the library needs");
+    let majors = include_str!("../../added-in-minors").split("\n\n").skip(1);
+    let major = format!("{} #", installation.major);
+    let Some(added) = majors.into_iter().find(|names| names.starts_with(&major)) else {
+        eprintln!("skipped: nothing is known of minor releases of {}", installation.version);
+        return Ok(());
+    };
+    let needed: Vec<_> = added.lines().skip(1).filter(|name| needs(name)).collect();
+    ensure!(needed.is_empty(), "it does not load everywhere: {needed:?}");
     Ok(())
 }
