@@ -4,6 +4,7 @@ use std::ffi::CStr;
 
 use pgrx::pg_sys::{self, Oid};
 
+use super::compat;
 use super::statement::quoted_identifier;
 use super::text::ServerText;
 
@@ -251,10 +252,7 @@ pub(crate) fn new_role_name(role: Oid) -> Option<ServerText> {
 pub(crate) fn tablespace_of_database(database: Oid) -> Option<Oid> {
     // SAFETY: a catalog look-up in a transaction; the row is read before it is released.
     unsafe {
-        let row = pg_sys::SearchSysCache1(
-            pg_sys::SysCacheIdentifier::DATABASEOID as i32,
-            pg_sys::Datum::from(database),
-        );
+        let row = pg_sys::SearchSysCache1(compat::DATABASEOID, pg_sys::Datum::from(database));
         if row.is_null() {
             return None;
         }

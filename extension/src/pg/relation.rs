@@ -193,7 +193,7 @@ pub(crate) fn facts_after_command(oid: Oid) -> Option<Facts> {
     // SAFETY: between commands of a transaction; a dropped relation has no pg_class row any more.
     let exists = unsafe {
         pg_sys::SearchSysCacheExists(
-            pg_sys::SysCacheIdentifier::RELOID as i32,
+            compat::RELOID,
             pg_sys::Datum::from(oid),
             pg_sys::Datum::null(),
             pg_sys::Datum::null(),

@@ -67,3 +67,11 @@ pub(crate) fn owns_relation(oid: pg_sys::Oid) -> bool {
         return pg_sys::object_ownercheck(pg_sys::RelationRelationId, oid, user);
     }
 }
+
+/// The cache of `pg_class` by OID (`SysCacheIdentifier`, syscache.h).
+#[allow(clippy::unnecessary_cast, reason = "identifiers are unsigned before 19")]
+pub(crate) const RELOID: i32 = pg_sys::SysCacheIdentifier::RELOID as i32;
+
+/// The cache of `pg_database` by OID.
+#[allow(clippy::unnecessary_cast, reason = "identifiers are unsigned before 19")]
+pub(crate) const DATABASEOID: i32 = pg_sys::SysCacheIdentifier::DATABASEOID as i32;
