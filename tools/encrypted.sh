@@ -1,4 +1,5 @@
 # shellcheck shell=bash
+# shellcheck disable=SC2154  # root and server_user are those of lib.sh
 # For scripts that run PostgreSQL's own suites with everything encrypted: all catalogs, all
 # relations, WAL, temporary data. Sourced after lib.sh.
 
