@@ -245,6 +245,18 @@ impl Cluster {
         std::fs::write(&path, text).context("write postgresql.conf")
     }
 
+    /// Creates a tablespace outside the data directory. Returns its directory.
+    ///
+    /// # Errors
+    /// When it cannot.
+    pub fn make_tablespace(&self, name: &str) -> Result<PathBuf> {
+        let directory = self.directory().join(name);
+        std::fs::create_dir(&directory)?;
+        self.installation().give(&directory)?;
+        self.sql(&format!("CREATE TABLESPACE {name} LOCATION '{}'", directory.display()))?;
+        Ok(directory)
+    }
+
     /// Permits warnings and errors in the server log that contain `text`.
     pub fn allow_log(&mut self, text: &str) {
         self.allowed.push(text.to_owned());

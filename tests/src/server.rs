@@ -88,6 +88,18 @@ impl Cluster {
         }
     }
 
+    /// Requires a server that was to start to have admitted no session, and to end by itself.
+    ///
+    /// # Errors
+    /// When it admits one, or still runs after a minute.
+    pub fn admits_nobody_and_ends(&self) -> Result<()> {
+        ensure!(self.client().is_err(), "a session is admitted");
+        self.eventually_that("the server", || {
+            ensure!(process::postmaster(&self.data_directory()).is_none(), "it runs");
+            Ok(())
+        })
+    }
+
     /// Stops fast and starts again.
     ///
     /// # Errors

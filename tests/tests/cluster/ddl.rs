@@ -61,10 +61,7 @@ fn every_new_file_of_an_encrypted_table_is_sealed() -> Result<()> {
 #[test]
 fn a_new_tablespace_keeps_it_encrypted() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
-    let space = cluster.directory().join("space");
-    std::fs::create_dir(&space)?;
-    cluster.installation().give(&space)?;
-    cluster.sql(&format!("CREATE TABLESPACE space LOCATION '{}'", space.display()))?;
+    cluster.make_tablespace("space")?;
     cluster.sql("CREATE TABLE t (id serial PRIMARY KEY, name text, wide text)")?;
     cluster.sql("ALTER TABLE t ALTER wide SET STORAGE EXTERNAL")?;
     cluster.sql("SELECT pagevault.encrypt('t')")?;

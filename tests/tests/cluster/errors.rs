@@ -207,10 +207,7 @@ fn enforcement() -> Result<()> {
          CREATE TABLE parts (id int) PARTITION BY LIST (id);
          SECURITY LABEL FOR pagevault ON TABLE parts IS 'encrypted'",
     )?;
-    let space = cluster.directory().join("space");
-    std::fs::create_dir(&space)?;
-    cluster.installation().give(&space)?;
-    cluster.sql(&format!("CREATE TABLESPACE space LOCATION '{}'", space.display()))?;
+    cluster.make_tablespace("space")?;
     cluster.sql("SECURITY LABEL FOR pagevault ON TABLESPACE space IS 'encrypted'")?;
     cluster.sql("CREATE DATABASE sealed")?;
     cluster.sql("SECURITY LABEL FOR pagevault ON DATABASE sealed IS 'encrypted'")?;

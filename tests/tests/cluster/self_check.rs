@@ -87,11 +87,7 @@ fn a_server_that_bypasses_a_function_admits_no_session() -> Result<()> {
         fs::write(&leave_out, function)?;
         // pg_ctl fails if the server stops before it accepts connections.
         let _ = cluster.start_server();
-        ensure!(cluster.client().is_err(), "{function}: a session is admitted");
-        cluster.eventually_that("the server", || {
-            ensure!(process::postmaster(&cluster.data_directory()).is_none(), "it runs");
-            Ok(())
-        })?;
+        cluster.admits_nobody_and_ends().with_context(|| function.to_owned())?;
         let log = cluster.log();
         ensure!(log.contains(&format!("without it: {function} is bypassed")), "{function}: {log}");
     }
@@ -121,11 +117,7 @@ fn a_server_that_cannot_be_checked_admits_no_session_and_stops() -> Result<()> {
     let scratch = cluster.data_directory().join("global/9161");
     fs::create_dir(&scratch)?;
     let _ = cluster.start_server();
-    ensure!(cluster.client().is_err(), "a session is admitted");
-    cluster.eventually_that("the server", || {
-        ensure!(process::postmaster(&cluster.data_directory()).is_none(), "it runs");
-        Ok(())
-    })?;
+    cluster.admits_nobody_and_ends()?;
     let log = cluster.log();
     for text in [
         "LOG:  pagevault: cannot find out whether this server reads and writes through it",

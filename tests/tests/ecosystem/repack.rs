@@ -42,10 +42,7 @@ fn check(cluster: &Cluster, what: &str) -> Result<()> {
 
 fn of_tables() -> Result<()> {
     let (cluster, _keys) = twins(&Settings::default(), &["pg_repack"])?;
-    let space = cluster.directory().join("space");
-    std::fs::create_dir(&space)?;
-    cluster.installation().give(&space)?;
-    cluster.sql(&format!("CREATE TABLESPACE space LOCATION '{}'", space.display()))?;
+    cluster.make_tablespace("space")?;
     let rows = cluster.text(DIGEST)?;
     for arguments in [
         &["--table=sealed", "--table=open"][..],

@@ -223,10 +223,7 @@ fn copies_of_a_database_follow_their_template() -> Result<()> {
     // During replay of a move or DROP of a database whose directory was removed before the crash.
     cluster.allow_log("could not open directory");
     cluster.allow_log("some useless files may be left behind");
-    let space = cluster.directory().join("space");
-    std::fs::create_dir(&space)?;
-    cluster.installation().give(&space)?;
-    cluster.sql(&format!("CREATE TABLESPACE space LOCATION '{}'", space.display()))?;
+    cluster.make_tablespace("space")?;
     run_sql(&mut cluster.client_to("app")?, &label(APP, "'encrypted'"))?;
     for options in ["STRATEGY wal_log", "STRATEGY file_copy", "STRATEGY wal_log TABLESPACE space"] {
         cluster.sql(&format!("CREATE DATABASE copy TEMPLATE app {options}"))?;

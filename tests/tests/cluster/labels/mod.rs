@@ -13,10 +13,7 @@ use postgres::Client;
 /// A cluster with keys and the tablespace `space`.
 pub(crate) fn cluster() -> Result<(Cluster, pagevault_tests::KeyFile)> {
     let (cluster, keys) = Cluster::with_keys(&Settings::default())?;
-    let space = cluster.directory().join("space");
-    std::fs::create_dir(&space)?;
-    cluster.installation().give(&space)?;
-    cluster.sql(&format!("CREATE TABLESPACE space LOCATION '{}'", space.display()))?;
+    cluster.make_tablespace("space")?;
     Ok((cluster, keys))
 }
 

@@ -67,10 +67,7 @@ fn the_key_of_a_dropped_database_is_not_required() -> Result<()> {
     ensure!(output.contains("No damage found."), "{output}");
     cluster.start_server()?;
     // Keys of existing databases are still required.
-    let space = cluster.directory().join("space");
-    std::fs::create_dir(&space)?;
-    cluster.installation().give(&space)?;
-    cluster.sql(&format!("CREATE TABLESPACE space LOCATION '{}'", space.display()))?;
+    cluster.make_tablespace("space")?;
     cluster.sql("CREATE DATABASE lasting TABLESPACE space")?;
     let mut lasting = cluster.client_to("lasting")?;
     run_sql(&mut lasting, "CREATE EXTENSION pagevault")?;
@@ -91,10 +88,7 @@ fn the_key_of_a_dropped_database_is_not_required() -> Result<()> {
 #[test]
 fn the_key_of_a_database_on_an_unmounted_file_system_is_required() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
-    let space = cluster.directory().join("space");
-    std::fs::create_dir(&space)?;
-    cluster.installation().give(&space)?;
-    cluster.sql(&format!("CREATE TABLESPACE space LOCATION '{}'", space.display()))?;
+    let space = cluster.make_tablespace("space")?;
     cluster.sql("CREATE DATABASE far TABLESPACE space")?;
     let other = cluster.key_file("other", "key")?;
     cluster.sql(&other.add_provider("other"))?;

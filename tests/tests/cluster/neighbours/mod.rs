@@ -6,7 +6,7 @@ use std::process::Command;
 use anyhow::{Result, ensure};
 use pagevault_tests::datafile::assert_sealed;
 use pagevault_tests::installation::run;
-use pagevault_tests::{Cluster, Installation, Settings, process};
+use pagevault_tests::{Cluster, Installation, Settings};
 
 const CANARY: &str = "canary-beside-a-neighbour";
 
@@ -123,11 +123,7 @@ fn an_earlier_library_in_the_storage_manager_is_named() -> Result<()> {
 fn a_later_library_that_bypasses_pagevault_is_named() -> Result<()> {
     let (mut cluster, library) = beside("pagevault, neighbour", "bypass")?;
     let _ = cluster.start_server();
-    ensure!(cluster.client().is_err(), "a session is admitted");
-    cluster.eventually_that("the server", || {
-        ensure!(process::postmaster(&cluster.data_directory()).is_none(), "it runs");
-        Ok(())
-    })?;
+    cluster.admits_nobody_and_ends()?;
     let log = cluster.log();
     ensure!(log.contains("writes pages without it"), "{log}");
     ensure!(log.contains(&format!("was replaced by {}", library.display())), "{log}");

@@ -58,10 +58,7 @@ fn a_base_backup_is_taken() -> Result<()> {
 fn it_moves_to_another_tablespace() -> Result<()> {
     let cluster = cluster("pagevault.rekey_rate = 2MB")?;
     let before = cluster.text(SUM)?;
-    let space = cluster.directory().join("space");
-    std::fs::create_dir(&space)?;
-    cluster.installation().give(&space)?;
-    cluster.sql(&format!("CREATE TABLESPACE space LOCATION '{}'", space.display()))?;
+    cluster.make_tablespace("space")?;
     let job = begun(&cluster)?;
     cluster.sql("ALTER TABLE t SET TABLESPACE space")?;
     end(&cluster, &job)?;

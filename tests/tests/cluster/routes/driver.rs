@@ -163,10 +163,7 @@ fn check(cluster: &Cluster, runs: &[RowRun<'_>], end: End) -> Result<()> {
 /// A server with the objects that rows require.
 pub(crate) fn start(settings: &Settings) -> Result<(Cluster, KeyFile)> {
     let (cluster, keys) = Cluster::with_keys(settings)?;
-    let space = cluster.directory().join("space");
-    std::fs::create_dir(&space)?;
-    cluster.installation().give(&space)?;
-    cluster.sql(&format!("CREATE TABLESPACE space LOCATION '{}'", space.display()))?;
+    cluster.make_tablespace("space")?;
     cluster.sql(
         "CREATE ROLE owner;
          GRANT CREATE ON DATABASE postgres TO owner;

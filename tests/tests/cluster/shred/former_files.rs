@@ -121,10 +121,7 @@ fn a_file_about_to_be_created_counts_as_existing() -> Result<()> {
 #[test]
 fn inaccessible_files_count_as_existing() -> Result<()> {
     let (cluster, _keys) = cluster("")?;
-    let space = cluster.directory().join("space");
-    std::fs::create_dir(&space)?;
-    cluster.installation().give(&space)?;
-    cluster.sql(&format!("CREATE TABLESPACE space LOCATION '{}'", space.display()))?;
+    cluster.make_tablespace("space")?;
     cluster.sql(
         "SET pagevault.default_encryption = on; CREATE TABLE far TABLESPACE space AS SELECT 17 AS id;
          TRUNCATE u; CHECKPOINT",

@@ -209,10 +209,7 @@ fn plaintext_files_of_a_shredded_database_stay_intact() -> Result<()> {
 #[test]
 fn a_database_in_an_absent_tablespace_is_not_shredded() -> Result<()> {
     let (cluster, _keys) = cluster("")?;
-    let space = cluster.directory().join("space");
-    std::fs::create_dir(&space)?;
-    cluster.installation().give(&space)?;
-    cluster.sql(&format!("CREATE TABLESPACE space LOCATION '{}'", space.display()))?;
+    let space = cluster.make_tablespace("space")?;
     cluster.sql("CREATE DATABASE app")?;
     let mut app = cluster.client_to("app")?;
     run_sql(

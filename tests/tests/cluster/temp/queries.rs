@@ -131,10 +131,7 @@ fn a_cursor_that_outlives_its_transaction_is_sealed() -> Result<()> {
 #[test]
 fn temporary_tablespaces_are_sealed() -> Result<()> {
     let cluster = cluster(&Settings::default())?;
-    let space = cluster.directory().join("space");
-    fs::create_dir(&space)?;
-    cluster.installation().give(&space)?;
-    cluster.sql(&format!("CREATE TABLESPACE space LOCATION '{}'", space.display()))?;
+    let space = cluster.make_tablespace("space")?;
     let (_, sort, _) = PLANS[0];
     let expected = cluster.text(sort)?;
     for sealed in [false, true] {

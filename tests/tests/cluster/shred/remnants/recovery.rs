@@ -136,10 +136,7 @@ fn a_database_moves_and_is_copied_afterwards() -> Result<()> {
     // dbcommands.c), which a crash loses, or keeps if the WAL writer was faster.
     cluster.allow_log("could not open directory");
     cluster.allow_log("some useless files may be left behind in old database directory");
-    let space = cluster.directory().join("space");
-    std::fs::create_dir(&space)?;
-    cluster.installation().give(&space)?;
-    cluster.sql(&format!("CREATE TABLESPACE space LOCATION '{}'", space.display()))?;
+    cluster.make_tablespace("space")?;
     cluster.sql("CREATE DATABASE app")?;
     let mut app = cluster.client_to("app")?;
     for statement in ["CREATE EXTENSION IF NOT EXISTS pagevault", TABLES, "ANALYZE"] {
