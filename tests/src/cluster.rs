@@ -5,8 +5,8 @@
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Mutex, OnceLock};
 
 use anyhow::{Context, Result, bail, ensure};
 use postgres::{Client, NoTls, SimpleQueryMessage};
@@ -106,6 +106,8 @@ pub struct Cluster {
     pub(crate) origin: Option<PathBuf>,
     pub(crate) killed: AtomicBool,
     pub(crate) without_witness: OnceLock<&'static str>,
+    /// The standby of module `follower`; between kills it is down.
+    pub(crate) follower: Mutex<Option<Box<Cluster>>>,
 }
 
 impl Cluster {
@@ -204,6 +206,7 @@ impl Cluster {
             origin: None,
             killed: AtomicBool::new(false),
             without_witness: OnceLock::new(),
+            follower: Mutex::new(None),
         }
     }
 

@@ -20,6 +20,7 @@ pub mod cluster;
 pub mod datafile;
 pub mod errors;
 pub mod fault;
+mod follower;
 mod initdb;
 pub mod installation;
 pub mod key_servers;

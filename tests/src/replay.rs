@@ -6,8 +6,8 @@
 //! - The files as they were after the first kill. They contain what had been written ahead of its
 //!   time, and what was half done, and nobody had recovered them yet.
 //!
-//! [`Witnesses`](crate::witnesses::Witnesses) has more: a standby that follows all the time, and
-//! backups from the middle.
+//! The module `follower` has more of this kind, for the long form of crash tests, and
+//! [`Witnesses`](crate::witnesses::Witnesses) a standby that streams, and backups from the middle.
 
 use std::fs;
 use std::os::unix::fs::DirBuilderExt;
@@ -19,7 +19,7 @@ use anyhow::{Context, Result, ensure};
 use crate::cluster::{column, run_sql};
 use crate::initdb::copy_of;
 use crate::installation::run;
-use crate::{Cluster, process};
+use crate::{Cluster, follower, process};
 
 /// Files that an administrator restores from elsewhere.
 const CONFIGURATION: [&str; 4] =
@@ -28,7 +28,6 @@ const CONFIGURATION: [&str; 4] =
 /// What would let it disturb others, or wait for them. The last file that is read has it.
 const ALONE: &str = "restore_command = 'false'
 recovery_target_timeline = latest
-hot_standby = off
 archive_mode = off
 listen_addresses = ''
 logging_collector = off
@@ -73,39 +72,30 @@ impl State {
         }
         Ok(State(state))
     }
+
+    /// Whether every table can be read, or cannot for another reason than its pages.
+    fn has_no_damaged_page(&self) -> bool {
+        let mut lines = self.0.iter().flat_map(|(_, lines)| lines);
+        lines.all(|line| !(line.contains("Err(") && line.contains("block")))
+    }
 }
 
 /// Has a restore replay what a server has written, which is down now. It must come to this state,
 /// keep it, and log nothing that the test does not expect. `fill` makes its data directory, of
 /// which the configuration and WAL are replaced by the server's.
-fn judge(
+pub(crate) fn judge(
     server: &Cluster,
     state: Option<&State>,
+    settings: &str,
     fill: impl FnOnce(&Path) -> Result<()>,
 ) -> Result<()> {
-    let data = server.data_directory();
-    let witness = Cluster::from_files(|target| {
-        fill(target)?;
-        for file in CONFIGURATION {
-            fs::copy(data.join(file), target.join(file))?;
-        }
-        let wal = target.join("pg_wal");
-        if wal.exists() {
-            fs::remove_dir_all(&wal)?;
-        }
-        copy(server, &data.join("pg_wal"), &wal)?;
-        let signal = target.join("recovery.signal");
-        fs::write(&signal, "")?;
-        server.installation().give(&signal)
-    })?;
-    let mut witness = witness.like(server);
+    let witness = Cluster::from_files(fill)?.like(server);
+    let settings = format!("hot_standby = off\n{settings}");
+    let mut witness = prepare(witness, server, "recovery.signal", &settings)?;
     if fs::read_dir(witness.data_directory().join("pg_tblspc"))?.next().is_some() {
         // Of a tablespace in place (CheckTablespaceDirectory, xlogrecovery.c).
         witness.allow_log("unexpected directory entry");
     }
-    let last = witness.data_directory().join("postgresql.auto.conf");
-    let socket = format!("unix_socket_directories = '{}'\n", witness.directory().display());
-    fs::write(&last, fs::read_to_string(&last)? + ALONE + &socket)?;
     witness.start_server()?;
     // pg_ctl does not wait for the end of recovery (postmaster.c: PM_STATUS_STANDBY).
     witness.eventually_that("end of recovery", || {
@@ -113,12 +103,39 @@ fn judge(
         ensure!(status.contains("ready"), "it has not come to an end");
         Ok(())
     })?;
-    if let Some(state) = state {
-        let found = State::of(&witness)?;
-        ensure!(found == *state, "it shows {found:#?}\ninstead of {state:#?}");
+    let found = State::of(&witness)?;
+    match state {
+        Some(state) => ensure!(found == *state, "it shows {found:#?}\ninstead of {state:#?}"),
+        None => ensure!(found.has_no_damaged_page(), "it shows {found:#?}"),
     }
     witness.sql("CREATE TABLE promoted AS SELECT 1 AS id; CHECKPOINT")?;
     witness.finish()
+}
+
+/// Gives a server that replays another's WAL the configuration and all WAL of the other, which is
+/// down, and this signal file.
+pub(crate) fn prepare(
+    witness: Cluster,
+    server: &Cluster,
+    signal: &str,
+    settings: &str,
+) -> Result<Cluster> {
+    let (data, target) = (server.data_directory(), witness.data_directory());
+    for file in CONFIGURATION {
+        fs::copy(data.join(file), target.join(file))?;
+    }
+    let wal = target.join("pg_wal");
+    if wal.exists() {
+        fs::remove_dir_all(&wal)?;
+    }
+    copy(server, &data.join("pg_wal"), &wal)?;
+    let signal = target.join(signal);
+    fs::write(&signal, "")?;
+    server.installation().give(&signal)?;
+    let last = target.join("postgresql.auto.conf");
+    let socket = format!("unix_socket_directories = '{}'\n", witness.directory().display());
+    fs::write(&last, fs::read_to_string(&last)? + ALONE + &socket + settings)?;
+    Ok(witness)
 }
 
 fn copy(server: &Cluster, from: &Path, to: &Path) -> Result<()> {
@@ -126,7 +143,7 @@ fn copy(server: &Cluster, from: &Path, to: &Path) -> Result<()> {
 }
 
 /// Whether a data directory has all its files below it.
-fn has_no_links(data: &Path) -> Result<bool> {
+pub(crate) fn has_no_links(data: &Path) -> Result<bool> {
     for link in fs::read_dir(data.join("pg_tblspc"))? {
         if link?.file_type()?.is_symlink() {
             return Ok(false);
@@ -163,6 +180,9 @@ impl Cluster {
     pub(crate) fn has_crashed(&self) -> Result<()> {
         let data = self.data_directory();
         let first = !self.killed.swap(true, Relaxed);
+        if follower::is_wanted() && self.has_witnesses() && has_no_links(&data)? {
+            self.follow(first)?;
+        }
         if !first || !self.has_witnesses() || !has_no_links(&data)? {
             return Ok(());
         }
@@ -185,7 +205,7 @@ impl Cluster {
         self.directory().join("killed")
     }
 
-    fn has_witnesses(&self) -> bool {
+    pub(crate) fn has_witnesses(&self) -> bool {
         self.origin.is_some() && self.without_witness.get().is_none()
     }
 
@@ -205,11 +225,14 @@ impl Cluster {
         let image = self.image();
         // Its tablespaces outside would be those of the end.
         if image.exists() && has_no_links(&data)? {
-            judge(self, state.as_ref(), |target| Ok(fs::rename(&image, target)?)).context(
+            judge(self, state.as_ref(), "", |target| Ok(fs::rename(&image, target)?)).context(
                 "a restore of the files after the first kill, with all WAL since (Cluster::without_witness)",
             )?;
         }
-        judge(self, state.as_ref(), |target| {
+        if has_no_links(&data)? {
+            self.end_following(state.as_ref())?;
+        }
+        judge(self, state.as_ref(), "", |target| {
             copy_of(self.installation(), origin, &data, target)?;
             make_room_for_tablespaces(&data.join("pg_tblspc"))
         })

@@ -217,7 +217,12 @@ pub(crate) fn open(
     page: &mut Page,
 ) -> Result<(), PageFault> {
     match page::version_of(page) {
-        None => Ok(()),
+        None => {
+            if shmem::anything_destroyed() && in_recovery() {
+                blank_if_lost(file, fork, block, page);
+            }
+            Ok(())
+        }
         Some(version) => open_sealed(file, fork, block, page, version),
     }
 }
@@ -296,6 +301,21 @@ fn blank_for_redo(file: RelFile, fork: i32, version: DataKeyVersion, block: u32,
         _ => directory::destroyed_at(file, version).unwrap_or(Lsn::INVALID),
     };
     blank(file, fork, lsn, block, page);
+}
+
+/// A page that redo had added to a file, whose keys were destroyed before it was written: zeros on
+/// disk ([`crate::pg::buffers`] drops pages of such a file). A restart point after that may be at an
+/// earlier checkpoint, so redo repeats changes of it. PostgreSQL would take the page for one that is
+/// missing, and end recovery (`XLogReadBufferExtended`, xlogutils.c).
+#[cold]
+fn blank_if_lost(file: SmgrFile, fork: i32, block: u32, page: &mut Page) {
+    if !file.is_temporary()
+        && fork_of(fork) != Fork::FreeSpaceMap
+        && page.iter().all(|byte| *byte == 0)
+        && let Some(lsn) = directory::whole_destroyed_at(file.file)
+    {
+        blank(file.file, fork, lsn, block, page);
+    }
 }
 
 /// Replaces a page whose key was destroyed. If the file is still in use, its indexes still point to

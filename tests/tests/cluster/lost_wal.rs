@@ -98,6 +98,7 @@ fn keys_cut_off_by_a_failed_start_are_restored_after_pg_resetwal() -> Result<()>
     let (mut cluster, keys) = cluster()?;
     allow_failed_starts(&mut cluster);
     make_table(&cluster)?;
+    cluster.without_witness("pg_resetwal begins other WAL");
     let sum = cluster.text(SUM)?;
     let next: u64 = cluster.text("SELECT pg_current_xact_id()")?.parse()?;
     crash_before_keys_are_settled(&cluster)?;
@@ -167,7 +168,6 @@ fn keys_cut_off_by_a_failed_start_are_restored_after_pg_resetwal() -> Result<()>
     let sum = cluster.text(SUM)?;
     cluster.crash()?;
     ensure!(cluster.text(SUM)? == sum, "contents differ after a crash");
-    cluster.without_witness("pg_resetwal begins other WAL");
     cluster.finish()
 }
 

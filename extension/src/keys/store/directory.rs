@@ -78,6 +78,15 @@ pub(crate) fn destroyed_at(file: RelFile, version: DataKeyVersion) -> Option<Lsn
     (Some(version) <= through).then_some(lsn)
 }
 
+/// If nothing in the file can be read because its keys were destroyed: as [`destroyed_at`].
+pub(crate) fn whole_destroyed_at(file: RelFile) -> Option<Lsn> {
+    if !is_destroyed(file) {
+        return None;
+    }
+    let directory = &get()?.directory;
+    Some(directory.destroyed(directory.find(file).ok()??).ok()?.1)
+}
+
 /// True if the file has a data key of this version.
 pub(crate) fn has_key(file: RelFile, version: DataKeyVersion) -> bool {
     data_key(file, version, &mut [0; MAX_WRAPPED_DATA_KEY]).is_some()

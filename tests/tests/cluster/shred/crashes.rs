@@ -122,6 +122,38 @@ fn standbys_follow_and_survive_a_restart_from_before_shredding() -> Result<()> {
     primary.finish()
 }
 
+/// A restart point may be at a checkpoint from before the destruction, although it is made after.
+/// Pages that redo had added to the destroyed file, and which were dropped from memory, are zeros on
+/// disk then. Redo reads them again where WAL has no image of them.
+#[test]
+fn standbys_restart_where_pages_of_a_destroyed_file_were_never_written() -> Result<()> {
+    let (primary, _keys) = cluster("max_wal_size = 4GB\nfull_page_writes = off")?;
+    let mut standby = standby_of(&primary, &[])?;
+    standby.allow_log("canceling statement due to conflict with recovery");
+    primary.sql(
+        "INSERT INTO t (name) SELECT 'new ' || i FROM generate_series(1, 3000) i; CHECKPOINT",
+    )?;
+    primary.sql("UPDATE t SET name = name || '!'")?;
+    primary.sql(SHRED)?;
+    let u = primary.text(U)?;
+    wait_for(&standby, &primary)?;
+    standby.stop(StopMode::Fast)?;
+    for _ in 0..2 {
+        standby.start_server()?;
+        wait_for(&standby, &primary)?;
+        ensure!(standby.text(U)? == u, "the other table is not as it was");
+        let error = standby.error("SELECT count(*) FROM t")?;
+        ensure!(error.text().contains("were destroyed"), "{error}");
+        standby.kill()?;
+    }
+    standby.start_server()?;
+    standby.promote()?;
+    ensure_shredded(&standby, &u)?;
+    standby.sql("DROP TABLE t CASCADE; CHECKPOINT")?;
+    standby.finish()?;
+    primary.finish()
+}
+
 /// The server is killed after the tombstone is in the keystore and before it is in WAL, or a
 /// standby ends recovery before it. Data that recovery had in memory is never readable.
 #[test]
