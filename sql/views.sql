@@ -162,6 +162,10 @@ COMMENT ON FUNCTION pagevault.cancel_rekey(bigint) IS 'Cancels a job. The relati
 COMMENT ON FUNCTION pagevault.wait_for_rekey(bigint, interval) IS 'Waits for a job. Returns true when it is done, false after the timeout or if the job is paused or cancelled. Raises an error if the job has failed. Requires ownership of the relation or pagevault_admin.';
 COMMENT ON FUNCTION pagevault.wait_for_rekey(integer, interval) IS 'The same, for a number without a cast.';
 COMMENT ON FUNCTION pagevault.wait_for_rekey(regclass, interval) IS 'The same, for the job of a relation.';
+-- Without this overload, a name without a cast would be ambiguous: a literal could be any of them.
+CREATE FUNCTION pagevault.wait_for_rekey(relation text, timeout interval DEFAULT NULL) RETURNS boolean
+LANGUAGE sql AS 'SELECT pagevault.wait_for_rekey(relation::pg_catalog.regclass, timeout)';
+COMMENT ON FUNCTION pagevault.wait_for_rekey(text, interval) IS 'The same, for a name without a cast.';
 
 COMMENT ON FUNCTION pagevault.is_encrypted(regclass) IS 'True only if every page on disk of a relation, its indexes, TOAST table and owned sequences is encrypted, and new pages will be. False for relations without storage, such as partitioned tables. Reads the files. Requires SELECT on the relation, pagevault_admin or pg_monitor.';
 COMMENT ON FUNCTION pagevault.verify(regclass) IS 'Counts the pages on disk by fork and state: encrypted (with the version of the data key), destroyed (encrypted under a shredded key), plaintext, or empty (all zeros). Reads the files.';
@@ -246,5 +250,6 @@ GRANT EXECUTE ON FUNCTION
 GRANT SELECT ON pagevault.rekey_jobs TO pg_monitor, pagevault_admin;
 GRANT EXECUTE ON FUNCTION pagevault.rekey_job_rows() TO pg_monitor, pagevault_admin;
 GRANT EXECUTE ON FUNCTION
-    pagevault.wait_for_rekey(bigint, interval), pagevault.wait_for_rekey(integer, interval), pagevault.wait_for_rekey(regclass, interval)
+    pagevault.wait_for_rekey(bigint, interval), pagevault.wait_for_rekey(integer, interval), pagevault.wait_for_rekey(regclass, interval),
+    pagevault.wait_for_rekey(text, interval)
     TO PUBLIC;

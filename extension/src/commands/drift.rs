@@ -156,7 +156,16 @@ fn drift_of(facts: &Facts, check_files: bool) -> Result<Option<Drift>> {
 
 /// Number of pages on disk that are plaintext but should be encrypted, or the reverse.
 fn stray_pages(facts: &Facts, wanted: &Decision) -> Result<i64> {
-    let counts = verify::count_pages(facts.file)?;
+    let counts = match verify::count_pages_of(facts) {
+        Err(missing) => {
+            relation::accept_invalidations();
+            if relation::facts(facts.oid).is_some_and(|now| now.file == facts.file) {
+                return Err(missing);
+            }
+            return Ok(0); // dropped or replaced meanwhile
+        }
+        counts => counts?,
+    };
     Ok(counts.iter().filter(|count| wanted.is_stray(count.state)).map(|count| count.pages).sum())
 }
 

@@ -124,3 +124,27 @@ fn enforcement_permits_changes_that_keep_encryption() -> Result<()> {
     expect(&cluster, "app.t", "plain")?;
     cluster.finish()
 }
+
+/// A file system that is not mounted is not a table without pages.
+#[test]
+fn drift_says_that_a_file_is_missing() -> Result<()> {
+    let (cluster, _keys) = cluster()?;
+    let space = cluster.make_tablespace("space")?;
+    cluster.sql("CREATE TABLE t TABLESPACE space AS SELECT 1 AS id; CHECKPOINT")?;
+    cluster.sql(&label("TABLE t", "'encrypted'"))?;
+    expect_no_drift(&cluster)?;
+    let version = std::fs::read_dir(&space)?.next().context("it is empty")??.path();
+    let away = cluster.directory().join("away");
+    std::fs::rename(&version, &away)?;
+    for query in ["SELECT * FROM pagevault.drift(true)", "SELECT pagevault.is_encrypted('t')"] {
+        let error = cluster.error(query)?;
+        ensure!(
+            error.sqlstate == "58030" && error.message.contains("No such file"),
+            "{query}: {error}"
+        );
+    }
+    std::fs::rename(&away, &version)?;
+    expect_no_drift(&cluster)?;
+    ensure!(cluster.text("SELECT pagevault.is_encrypted('t')")? == "t");
+    cluster.finish()
+}

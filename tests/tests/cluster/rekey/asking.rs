@@ -11,7 +11,7 @@ const ENCRYPT: &str = "SECURITY LABEL FOR pagevault ON TABLE t IS 'encrypted'";
 const JOBS: &str =
     "SELECT coalesce(string_agg(concat_ws(' ', relation, kind, state), ', ' ORDER BY job), 'none')
     FROM pagevault.rekey_jobs";
-const WAIT: &str = "SELECT pagevault.wait_for_rekey('t'::regclass)";
+const WAIT: &str = "SELECT pagevault.wait_for_rekey('t')";
 
 /// A plaintext table large enough for a job, and a sealed one.
 fn cluster() -> Result<Cluster> {
