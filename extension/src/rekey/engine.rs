@@ -15,6 +15,7 @@ use pagevault_core::rekey::file::{BATCH, Batch, BeginResult, End, StepResult, St
 use pagevault_core::rekey::plan::{Plan, PlanFacts, plan};
 use pagevault_core::rekey::run::{Member, Run};
 use pagevault_keystore::RelFile;
+use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::{self, Oid};
 use pgrx::prelude::PgLogLevel;
 
@@ -39,6 +40,10 @@ const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval between checks whether the job was paused or cancelled. Not after each batch, because
 /// at full speed there are hundreds in a second.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
+
+/// How long a worker waits for a lock on a relation, or for a session that may hold one as long as
+/// it likes, before it continues with other jobs: there are few workers.
+const LOCK_WAIT: Duration = Duration::from_secs(5);
 
 /// Polling interval of a worker that waits for another process.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
@@ -88,6 +93,12 @@ fn in_transaction<R>(work: impl FnOnce() -> Result<R>) -> R {
     worker::transaction(|| work().or_raise())
 }
 
+/// Like the error of a lock that was waited for too long.
+fn not_available(oid: Oid, what: &str) -> Report {
+    let message = format!("a job for relation {} {what}", oid.to_u32());
+    Report::new(PgSqlErrorCode::ERRCODE_LOCK_NOT_AVAILABLE, message)
+}
+
 /// All relations with files that belong to the job's relation, including partitions; none if it was
 /// dropped.
 fn members_of(job: &Job) -> Result<Vec<Member>> {
@@ -112,6 +123,8 @@ struct Pace<'a> {
     noted: Instant,
     /// Time of the last check whether to continue.
     asked: Instant,
+    /// Time since which it waits for the same thing.
+    waits_since: Option<(WaitsFor, Instant)>,
     bytes_since_noted: f64,
     bytes_per_second: f64,
 }
@@ -119,16 +132,30 @@ struct Pace<'a> {
 impl<'a> Pace<'a> {
     fn new(job: &'a Job) -> Pace<'a> {
         let now = Instant::now();
-        Pace { job, noted: now, asked: now, bytes_since_noted: 0.0, bytes_per_second: 0.0 }
+        Pace {
+            job,
+            noted: now,
+            asked: now,
+            waits_since: None,
+            bytes_since_noted: 0.0,
+            bytes_per_second: 0.0,
+        }
     }
 
     fn after(&mut self, oid: Oid, result: StepResult, online: &Online<'_>, run: &Run) -> Flow {
+        if !matches!(result, StepResult::Waits(_)) {
+            self.waits_since = None;
+        }
         match result {
             StepResult::Rewrote { pages, rewritten } => {
                 return self.batch(oid, pages, rewritten, run);
             }
             StepResult::Waits(reason) => {
-                self.show(oid, &online.waits_for(reason));
+                let what = online.waits_for(reason);
+                self.show(oid, &what);
+                if self.waits_too_long(reason) {
+                    in_transaction(|| Err::<(), _>(not_available(oid, &what)));
+                }
                 process::wait_in_worker(POLL_INTERVAL);
             }
             StepResult::Done | StepResult::StartedOver | StepResult::Ended(_) => {
@@ -136,6 +163,20 @@ impl<'a> Pace<'a> {
             }
         }
         self.ask()
+    }
+
+    /// Whether to give up the job for now. Not because of writers: they end as soon as the disk
+    /// lets them.
+    fn waits_too_long(&mut self, reason: WaitsFor) -> bool {
+        match self.waits_since {
+            Some((same, since)) if same == reason => {
+                reason != WaitsFor::Writers && since.elapsed() > LOCK_WAIT
+            }
+            _ => {
+                self.waits_since = Some((reason, Instant::now()));
+                false
+            }
+        }
     }
 
     fn batch(&mut self, oid: Oid, pages: u32, rewritten: u32, run: &Run) -> Flow {

@@ -1,5 +1,5 @@
 //! The launcher of rekey workers, and the workers, each of which runs jobs of one database until
-//! none is left. No worker is started for a database without jobs.
+//! none is left, or a relation stays locked. No worker is started for a database without jobs.
 
 use std::ffi::CStr;
 use std::panic::AssertUnwindSafe;
@@ -57,6 +57,7 @@ pub(super) fn launcher_main() {
     // Other libraries start workers at server start too, and slots are few.
     process::wait_in_worker(FIRST_LOOK);
     let mut running: Vec<(u32, DynamicBackgroundWorker)> = Vec::new();
+    let mut turns = Turns::default();
     loop {
         let ended = running.extract_if(.., |(_, worker)| has_ended(worker));
         let ended: Vec<u32> = ended.map(|(database, _)| database).collect();
@@ -68,14 +69,17 @@ pub(super) fn launcher_main() {
         });
         let mut has_left_jobs = false;
         while running.len() < guc::rekey_workers()
-            && let Some(database) = next_database(&pending, &open, &running)
+            && let Some(database) = next_database(&pending, &open, &running, &turns)
         {
             if ended.contains(&database) {
                 has_left_jobs = true;
                 break;
             }
             match start_worker(database) {
-                Some(worker) => running.push((database, worker)),
+                Some(worker) => {
+                    turns.note(database);
+                    running.push((database, worker));
+                }
                 None => break, // no free slot: retry later
             }
         }
@@ -88,19 +92,39 @@ pub(super) fn launcher_main() {
     }
 }
 
+/// Which databases got a worker last, the latest at the end. Otherwise one whose jobs never end, as
+/// their tables are locked, would always come before another.
+#[derive(Default)]
+struct Turns(Vec<u32>);
+
+impl Turns {
+    fn note(&mut self, database: u32) {
+        self.0.retain(|known| *known != database);
+        self.0.push(database);
+    }
+
+    /// 0 for a database that got none yet.
+    fn of(&self, database: u32) -> usize {
+        self.0.iter().position(|known| *known == database).map_or(0, |at| at + 1)
+    }
+}
+
 /// The database for which to start another worker: it has more ready jobs than workers for them
-/// and, among such databases, the fewest workers.
+/// and, among such databases, the fewest workers; among these, it has waited longest.
 fn next_database(
     pending: &Pending,
     open: &[pg_sys::Oid],
     running: &[(u32, DynamicBackgroundWorker)],
+    turns: &Turns,
 ) -> Option<u32> {
     let workers = |database| running.iter().filter(|(of, _)| *of == database).count();
     let wanting = pending.databases.iter().filter(|(database, load)| {
         load.free > workers(**database).saturating_sub(load.taken)
             && open.contains(&(**database).into())
     });
-    wanting.map(|(database, _)| *database).min_by_key(|database| workers(*database))
+    wanting
+        .map(|(database, _)| *database)
+        .min_by_key(|database| (workers(*database), turns.of(*database)))
 }
 
 fn has_ended(worker: &DynamicBackgroundWorker) -> bool {
@@ -172,6 +196,8 @@ pub(super) fn main(database: pg_sys::Datum) {
             Run::LockedOut => {
                 process::abort_transaction();
                 jobs::give_up();
+                // Other databases may be waiting for a worker, and more tables may be locked here.
+                return;
             }
             Run::WaitsForKeys(error) => {
                 process::abort_transaction();

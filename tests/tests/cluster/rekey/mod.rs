@@ -3,6 +3,7 @@
 mod asking;
 mod attacks;
 mod between;
+mod fairness;
 mod faults;
 mod hints;
 mod locked;
