@@ -101,8 +101,15 @@ fn not_available(oid: Oid, what: &str) -> Report {
 
 /// All relations with files that belong to the job's relation, including partitions; none if it was
 /// dropped.
+///
+/// A job that encrypts locks them as commands do that give a relation new storage: CREATE INDEX,
+/// REPACK (CONCURRENTLY). Those that began before the policy required encryption may add files in
+/// plaintext, which cannot be seen before they have committed. Later ones follow the policy.
 fn members_of(job: &Job) -> Result<Vec<Member>> {
-    let lock = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
+    let lock = match job.kind {
+        JobKind::Encrypt => pg_sys::ShareUpdateExclusiveLock,
+        JobKind::Rotate | JobKind::Decrypt => pg_sys::AccessShareLock,
+    } as pg_sys::LOCKMODE;
     let mut members = Vec::new();
     for root in relation::with_partitions(job.relation) {
         if Held::open(root.oid).is_none() {

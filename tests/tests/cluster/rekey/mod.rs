@@ -12,6 +12,7 @@ mod power;
 mod requests;
 mod standbys;
 mod turns;
+mod unseen;
 mod waiting;
 mod waking;
 mod without_wal;
