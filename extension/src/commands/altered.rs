@@ -146,7 +146,7 @@ pub(crate) fn follow(mark: Mark) -> Result<()> {
     Ok(())
 }
 
-fn encrypt_if_required(facts: &Facts) -> Result<()> {
+pub(super) fn encrypt_if_required(facts: &Facts) -> Result<()> {
     let Some(cipher) = policy().for_altered(&described(facts))? else { return Ok(()) };
     memo::forget_unencrypted();
     at_once::encrypt(facts.oid, Some(cipher))

@@ -19,10 +19,13 @@ use pgrx::pg_sys::Oid;
 use super::{altered, databases};
 use crate::keys::store::directory;
 use crate::keys::usage::data_keys::{self, Pages};
+use crate::pg::nesting::{Mark, Notes};
+use crate::pg::process::ProcessLocal;
 use crate::pg::relation::{self, Facts, RelationKind};
 use crate::pg::report::{Report, Result};
 use crate::pg::{locks, process};
 use crate::policy::{described, memo, pending, policy};
+use crate::shmem;
 
 /// Called before a file of a permanent relation is created.
 pub(crate) fn creating_storage(file: RelFile) -> Result<()> {
@@ -84,8 +87,48 @@ pub(crate) fn relation_created(oid: Oid) -> Result<()> {
         return Ok(());
     }
     altered::note_created(&facts);
+    let label_changes = shmem::label_changes();
     let wanted = policy().for_new_relation(&described(&facts))?;
+    if wanted.is_none() {
+        IN_PLAINTEXT.with(|notes| notes.push(Created { oid, label_changes }));
+    }
     set_cipher_of_empty_file(facts.file, wanted)
+}
+
+/// A relation that this transaction has created in plaintext, and the number of changes of labels
+/// until then.
+pub(crate) struct Created {
+    oid: Oid,
+    label_changes: u32,
+}
+
+static IN_PLAINTEXT: ProcessLocal<Notes<Created>> = ProcessLocal::new(Notes::new());
+
+/// Called at the end of (sub)transactions.
+pub(crate) fn with_notes(at_end: impl FnOnce(&mut Notes<Created>)) {
+    IN_PLAINTEXT.with(at_end);
+}
+
+/// Whether labels have changed since this transaction created a relation in plaintext.
+pub(crate) fn must_reconsider() -> bool {
+    let now = shmem::label_changes();
+    IN_PLAINTEXT.with(|notes| notes.any(|created| created.label_changes != now))
+}
+
+/// Called before a commit: encrypts relations that this transaction has created, and for which a
+/// label requires it that another session has set meanwhile. That session cannot see them, nor can
+/// its jobs.
+pub(crate) fn reconsider() -> Result<()> {
+    let created = IN_PLAINTEXT.with(|notes| notes.drain_since(Mark::START));
+    relation::accept_invalidations();
+    for Created { oid, .. } in created {
+        if let Some(facts) = relation::facts_after_command(oid)
+            && facts.is_stored()
+        {
+            altered::encrypt_if_required(&facts)?;
+        }
+    }
+    Ok(())
 }
 
 /// The schema pagevault is first in the search path of a role called pagevault, which usually means

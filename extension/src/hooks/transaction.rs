@@ -8,7 +8,7 @@ use pgrx::pg_sys;
 
 use super::proof;
 use crate::audit::statements;
-use crate::commands::{altered, catalogs, labels};
+use crate::commands::{altered, catalogs, labels, storage};
 use crate::page::names;
 use crate::pg::nesting::{Mark, Notes};
 use crate::pg::process;
@@ -40,11 +40,13 @@ unsafe extern "C-unwind" fn subtransaction_event(
             writers::end_all();
             labels::with_notes(Notes::subtransaction_aborts);
             altered::with_notes(Notes::subtransaction_aborts);
+            storage::with_notes(Notes::subtransaction_aborts);
             statements::subtransaction_aborted(own);
         }
         SUBXACT_EVENT_COMMIT_SUB => {
             labels::with_notes(Notes::subtransaction_commits);
             altered::with_notes(Notes::subtransaction_commits);
+            storage::with_notes(Notes::subtransaction_commits);
             statements::subtransaction_ended(own, parent);
         }
         _ => {}
@@ -74,6 +76,7 @@ unsafe extern "C-unwind" fn transaction_event(
         altered::with_notes(Notes::clear);
     }
     if matches!(event, XACT_EVENT_COMMIT | XACT_EVENT_PREPARE | XACT_EVENT_ABORT) {
+        storage::with_notes(Notes::clear);
         labels::transaction_ended(event == XACT_EVENT_COMMIT);
     }
     if event == XACT_EVENT_PRE_COMMIT && process::is_single_user() {
@@ -82,7 +85,7 @@ unsafe extern "C-unwind" fn transaction_event(
     }
     match event {
         XACT_EVENT_PRE_COMMIT | XACT_EVENT_PRE_PREPARE
-            if pending::any() || altered::any_since(Mark::START) =>
+            if pending::any() || altered::any_since(Mark::START) || storage::must_reconsider() =>
         {
             // SAFETY: the guarded function has the callback's own contract.
             unsafe { before_commit() }
@@ -107,5 +110,6 @@ unsafe extern "C-unwind" fn check_single_user_server() {
 #[pg_guard]
 unsafe extern "C-unwind" fn before_commit() {
     altered::follow(Mark::START).or_raise();
+    storage::reconsider().or_raise();
     catalogs::follow().or_raise();
 }

@@ -51,6 +51,11 @@ impl<T> Notes<T> {
         self.list.len() > mark.0
     }
 
+    /// True if one of the notes satisfies `wanted`.
+    pub(crate) fn any(&self, wanted: impl Fn(&T) -> bool) -> bool {
+        self.list.iter().any(|(_, note)| wanted(note))
+    }
+
     /// Removes and returns the notes after `mark`.
     pub(crate) fn drain_since(&mut self, mark: Mark) -> Vec<T> {
         let from = mark.0.min(self.list.len());

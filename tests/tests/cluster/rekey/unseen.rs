@@ -45,6 +45,45 @@ fn an_index_that_is_committed_later_is_encrypted() -> Result<()> {
     cluster.finish()
 }
 
+/// Neither the session that sets a label sees them, nor its jobs.
+#[test]
+fn relations_that_are_committed_later_are_encrypted() -> Result<()> {
+    let cluster = cluster()?;
+    let mut session = cluster.client()?;
+    run_sql(
+        &mut session,
+        "BEGIN; CREATE TABLE u (id serial PRIMARY KEY, name text);
+         INSERT INTO u (name) SELECT repeat('x', 3000) FROM generate_series(1, 10);
+         CREATE SEQUENCE q OWNED BY t.id;
+         SAVEPOINT s; CREATE TABLE gone (id int); ROLLBACK TO s;
+         SAVEPOINT s; CREATE TABLE w AS SELECT 1 AS id; RELEASE s;
+         CREATE TABLE dropped (id int); DROP TABLE dropped",
+    )?;
+    cluster.sql("SECURITY LABEL FOR pagevault ON DATABASE postgres IS 'encrypted'")?;
+    run_sql(&mut session, "INSERT INTO u (name) VALUES ('y'); COMMIT")?;
+    cluster.sql("CHECKPOINT")?;
+    for table in ["u", "w"] {
+        assert_sealed(&cluster.family_files(table)?)?;
+    }
+    ensure!(cluster.text("SELECT count(*) FROM u")? == "11");
+    cluster.sql("SELECT pagevault.encrypt('t')")?;
+    is_encrypted(&cluster)?;
+    cluster.finish()
+}
+
+#[test]
+fn a_sequence_that_is_committed_later_follows_its_table() -> Result<()> {
+    let cluster = cluster()?;
+    let mut session = cluster.client()?;
+    run_sql(&mut session, "BEGIN; CREATE SEQUENCE q OWNED BY t.id; SELECT nextval('q')")?;
+    cluster.sql("SELECT pagevault.encrypt('t')")?;
+    is_encrypted(&cluster)?;
+    run_sql(&mut session, "COMMIT")?;
+    cluster.sql("CHECKPOINT")?;
+    assert_sealed(&cluster.files("q")?)?;
+    cluster.finish()
+}
+
 #[test]
 fn a_table_that_is_being_repacked_is_encrypted() -> Result<()> {
     if Installation::get()?.major < 19 {
