@@ -106,7 +106,6 @@ pub struct Cluster {
     pub(crate) origin: Option<PathBuf>,
     pub(crate) killed: AtomicBool,
     pub(crate) without_witness: OnceLock<&'static str>,
-    /// The standby of module `follower`; between kills it is down.
     pub(crate) follower: Mutex<Option<Box<Cluster>>>,
 }
 
@@ -406,7 +405,7 @@ impl Cluster {
     }
 
     /// Ends the test: stops the server cleanly and checks its log. If it was killed meanwhile, a
-    /// restore replays all of its WAL, and must come to the same state (module `replay`).
+    /// restore replays all of its WAL, and must come to the same state (module `crashed`).
     ///
     /// # Errors
     /// When the server does not stop, or logged a warning that was not permitted, or the restore

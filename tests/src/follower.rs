@@ -16,6 +16,15 @@ use crate::installation::run;
 use crate::replay::{State, judge, prepare};
 use crate::{Cluster, StopMode};
 
+/// A standby must allow as much as the primary ever did (`CheckRequiredParameterValues`,
+/// xlogrecovery.c), also where a test reduces something.
+const ENOUGH: &str = "max_connections = 100
+max_worker_processes = 32
+max_wal_senders = 32
+max_prepared_transactions = 32
+max_locks_per_transaction = 128
+";
+
 /// Whether crash tests have these witnesses, too.
 pub(crate) fn is_wanted() -> bool {
     std::env::var("PAGEVAULT_WITNESSES").is_ok_and(|wanted| wanted == "all")
@@ -50,7 +59,7 @@ impl Cluster {
             Some(standby) => standby.like(self),
             None => Cluster::from_files(begin)?.like(self),
         };
-        let standby = prepare(standby, self, "standby.signal", "")?;
+        let standby = prepare(standby, self, "standby.signal", ENOUGH)?;
         standby.start_server().context("a standby that follows from kill to kill")?;
         replays_all(&standby)?;
         if kills {

@@ -17,6 +17,7 @@
 pub mod backup;
 pub mod choice;
 pub mod cluster;
+mod crashed;
 pub mod datafile;
 pub mod errors;
 pub mod fault;

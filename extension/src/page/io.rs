@@ -304,9 +304,9 @@ fn blank_for_redo(file: RelFile, fork: i32, version: DataKeyVersion, block: u32,
 }
 
 /// A page that redo had added to a file, whose keys were destroyed before it was written: zeros on
-/// disk ([`crate::pg::buffers`] drops pages of such a file). A restart point after that may be at an
-/// earlier checkpoint, so redo repeats changes of it. PostgreSQL would take the page for one that is
-/// missing, and end recovery (`XLogReadBufferExtended`, xlogutils.c).
+/// disk ([`crate::pg::buffers`] drops pages of such a file). A restart point after that may be at
+/// an earlier checkpoint, so redo repeats changes of it. PostgreSQL would take the page for one
+/// that is missing, and end recovery (`XLogReadBufferExtended`, xlogutils.c).
 #[cold]
 fn blank_if_lost(file: SmgrFile, fork: i32, block: u32, page: &mut Page) {
     if !file.is_temporary()

@@ -129,8 +129,8 @@ fn enforcement_permits_changes_that_keep_encryption() -> Result<()> {
 #[test]
 fn drift_says_that_a_file_is_missing() -> Result<()> {
     let (cluster, _keys) = cluster()?;
-    let space = cluster.make_tablespace("space")?;
-    cluster.sql("CREATE TABLE t TABLESPACE space AS SELECT 1 AS id; CHECKPOINT")?;
+    let space = cluster.make_tablespace("mount")?;
+    cluster.sql("CREATE TABLE t TABLESPACE mount AS SELECT 1 AS id; CHECKPOINT")?;
     cluster.sql(&label("TABLE t", "'encrypted'"))?;
     expect_no_drift(&cluster)?;
     let version = std::fs::read_dir(&space)?.next().context("it is empty")??.path();

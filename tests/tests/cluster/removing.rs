@@ -96,6 +96,7 @@ fn the_extension_stays_until_decryption_has_ended() -> Result<()> {
 fn nothing_remains_after_removal() -> Result<()> {
     let settings = Settings::default().conf("pagevault.wal_encryption = on").wal_segment_size(1);
     let (mut cluster, keys) = Cluster::with_keys(&settings)?;
+    cluster.without_witness("the library that replays WAL from before is gone");
     cluster.eventually("SELECT wal_encrypted FROM pagevault.status", "t")?;
     cluster.allow_log("cannot encrypt WAL: the cluster has no master key");
     cluster.set(&[("pagevault.shared_catalog_encryption", "on")])?;
@@ -162,7 +163,6 @@ fn nothing_remains_after_removal() -> Result<()> {
     cluster.base_backup(&backup)?;
     let dump = run(cluster.program("pg_dumpall").arg("--no-sync"))?;
     ensure!(!dump.contains("pagevault"), "something of pagevault is in the dump");
-    cluster.without_witness("the library that replays WAL from before is gone");
     cluster.finish()
 }
 

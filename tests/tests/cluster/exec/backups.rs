@@ -105,6 +105,7 @@ fn a_tar_file_with_streamed_wal_is_refused() -> Result<()> {
 #[test]
 fn pg_resetwal_seals_what_it_writes() -> Result<()> {
     let (cluster, _keys) = sealing(&Settings::default())?;
+    cluster.without_witness("pg_resetwal begins other WAL");
     insert(&cluster, "drossel", 100)?;
     cluster.stop(StopMode::Fast)?;
     let before = segments(&cluster)?;
@@ -121,6 +122,5 @@ fn pg_resetwal_seals_what_it_writes() -> Result<()> {
     cluster.crash()?;
     ensure!(count(&cluster, "fink")? == "100", "rows are missing");
     ensure!(!leaks(&segments(&cluster)?, "fink"), "WAL is plaintext");
-    cluster.without_witness("pg_resetwal begins other WAL");
     cluster.finish()
 }

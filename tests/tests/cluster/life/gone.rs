@@ -13,6 +13,7 @@ use crate::wal::{count, insert, sealing};
 #[test]
 fn the_key_of_a_dropped_database_is_not_required() -> Result<()> {
     let (mut cluster, _keys) = sealing(&Settings::default().conf("pagevault.unlock_timeout = 1s"))?;
+    cluster.without_witness("WAL from before needs keys that are gone");
     cluster.allow_log("cannot start without keys");
     let other = cluster.key_file("other", "key")?;
     cluster.sql(&other.add_provider("other"))?;
@@ -80,7 +81,6 @@ fn the_key_of_a_dropped_database_is_not_required() -> Result<()> {
     ensure!(cluster.start_server().is_err(), "it started without a key");
     third.bring_back()?;
     cluster.start_server()?;
-    cluster.without_witness("WAL from before needs keys that are gone");
     cluster.finish()
 }
 
@@ -115,6 +115,7 @@ fn the_key_of_a_database_on_an_unmounted_file_system_is_required() -> Result<()>
 fn the_oid_of_a_dropped_database_is_not_used_again() -> Result<()> {
     let (cluster, _keys) =
         Cluster::with_keys(&Settings::default().conf("pagevault.unlock_timeout = 1s"))?;
+    cluster.without_witness("WAL from before needs keys that are gone");
     cluster.sql("CREATE ROLE maker CREATEDB")?;
     let other = cluster.key_file("other", "key")?;
     cluster.sql(&other.add_provider("other"))?;
@@ -153,6 +154,5 @@ fn the_oid_of_a_dropped_database_is_not_used_again() -> Result<()> {
     run_sql(&mut again, "SET ROLE maker; CREATE SCHEMA mine; RESET ROLE; CHECKPOINT")?;
     drop((maker, again));
     cluster.crash()?;
-    cluster.without_witness("WAL from before needs keys that are gone");
     cluster.finish()
 }

@@ -123,8 +123,8 @@ fn standbys_follow_and_survive_a_restart_from_before_shredding() -> Result<()> {
 }
 
 /// A restart point may be at a checkpoint from before the destruction, although it is made after.
-/// Pages that redo had added to the destroyed file, and which were dropped from memory, are zeros on
-/// disk then. Redo reads them again where WAL has no image of them.
+/// Pages that redo had added to the destroyed file, and which were dropped from memory, are zeros
+/// on disk then. Redo reads them again where WAL has no image of them.
 #[test]
 fn standbys_restart_where_pages_of_a_destroyed_file_were_never_written() -> Result<()> {
     let (primary, _keys) = cluster("max_wal_size = 4GB\nfull_page_writes = off")?;
