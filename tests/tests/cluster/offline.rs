@@ -69,6 +69,7 @@ fn verify_opens_everything_and_finds_each_damage() -> Result<()> {
     let earlier = filled_segment(&cluster)?;
     // WAL whose end is in the middle of a segment.
     insert(&cluster, "meise", 100)?;
+    cluster.without_witness("its WAL is damaged");
     cluster.kill()?;
     let (response, code) = verify(&cluster, &data)?;
     ensure!(code == Some(0) && response.contains("No damage found."), "{response}");
