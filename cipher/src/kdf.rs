@@ -14,6 +14,16 @@ pub const MAX_OUTPUT: usize = 255 * 32;
 /// Derives `N` bytes from `key` for the purpose `label` and the subject `context`. More than
 /// [`MAX_OUTPUT`] bytes do not compile.
 pub fn derive<const N: usize>(key: &[u8; 32], label: &str, context: &[u8], out: &mut [u8; N]) {
+    derive_from(key, label, context, out);
+}
+
+/// Likewise from a key of another length.
+pub(crate) fn derive_from<const N: usize>(
+    key: &[u8],
+    label: &str,
+    context: &[u8],
+    out: &mut [u8; N],
+) {
     const { assert!(N <= MAX_OUTPUT) };
     let length = |part: &[u8]| (part.len() as u64).to_le_bytes();
     let label = label.as_bytes();

@@ -6,6 +6,7 @@
 //! the `aes` crate for all other CPUs (aarch64 with or without AES instructions, x86-64 without).
 //! The choice is made once, when a key is expanded.
 
+pub(crate) mod hashed;
 mod portable;
 
 #[cfg(target_arch = "x86_64")]

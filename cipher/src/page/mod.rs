@@ -7,6 +7,7 @@
 
 mod blank;
 mod v1;
+pub mod v2;
 
 #[cfg(test)]
 mod tests;

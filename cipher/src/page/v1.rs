@@ -94,13 +94,13 @@ pub(super) fn open(page: &mut Page, key: &PageKey, block: u32, fork: Fork, check
     put(page, CHECKSUM, checksum);
 }
 
-fn tweak(page: &Page, block: u32, fork: Fork) -> Tweak {
+pub(super) fn tweak(page: &Page, block: u32, fork: Fork) -> Tweak {
     // Combined in registers: bytes that are written one by one are slow to read back as a whole.
     let lsn = page[LSN..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
     u128::from(lsn) | u128::from(block) << 64 | u128::from(fork.tweak_byte()) << 96
 }
 
 /// The encrypted part of the page.
-fn unit(page: &mut Page) -> &mut [Block] {
+pub(super) fn unit(page: &mut Page) -> &mut [Block] {
     page[HEADER_SIZE..].as_chunks_mut().0
 }

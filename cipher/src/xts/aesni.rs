@@ -53,14 +53,14 @@ pub(super) fn encrypt_tweak<const N: usize>(round_keys: &[Block; N], tweak: Twea
 /// rounds and then, to save registers, process the blocks one after the other instead of in
 /// parallel.
 #[derive(Clone, Copy)]
-struct Rounds<'a> {
-    first: &'a Block,
-    middle: &'a [Block],
-    last: &'a Block,
+pub(super) struct Rounds<'a> {
+    pub(super) first: &'a Block,
+    pub(super) middle: &'a [Block],
+    pub(super) last: &'a Block,
 }
 
 impl<'a> Rounds<'a> {
-    fn new<const N: usize>(keys: &'a [Block; N]) -> Self {
+    pub(super) fn new<const N: usize>(keys: &'a [Block; N]) -> Self {
         Self { first: &keys[0], middle: &keys[1..N - 1], last: &keys[N - 1] }
     }
 }
@@ -130,7 +130,7 @@ fn run_group<const SEAL: bool, const G: usize>(
 /// 1 into the high half, x^7 + x^2 + x + 1 into the low half.
 #[inline]
 #[target_feature(enable = "sse2")]
-fn multiply_by_x(tweak: __m128i) -> __m128i {
+pub(super) fn multiply_by_x(tweak: __m128i) -> __m128i {
     let signs = _mm_srai_epi32::<31>(_mm_shuffle_epi32::<0b00_01_00_11>(tweak));
     let carry = _mm_and_si128(signs, _mm_setr_epi32(0x87, 0, 1, 0));
     _mm_xor_si128(_mm_add_epi64(tweak, tweak), carry)
@@ -139,7 +139,7 @@ fn multiply_by_x(tweak: __m128i) -> __m128i {
 /// A tweak times x^8: one byte is shifted out and returns multiplied by x^128 = x^7 + x^2 + x + 1.
 #[inline]
 #[target_feature(enable = "sse2,pclmulqdq")]
-fn multiply_by_x8(tweak: __m128i) -> __m128i {
+pub(super) fn multiply_by_x8(tweak: __m128i) -> __m128i {
     let carry = _mm_srli_si128::<15>(tweak);
     let reduced = _mm_clmulepi64_si128::<0x00>(carry, _mm_setr_epi32(0x87, 0, 0, 0));
     _mm_xor_si128(_mm_slli_si128::<1>(tweak), reduced)

@@ -12,8 +12,8 @@ use super::expand::RoundKeys;
 use super::{Block, Tweak};
 
 /// Blocks to a register, and registers to a group.
-const LANES: usize = 4;
-const WIDTH: usize = 4;
+pub(super) const LANES: usize = 4;
+pub(super) const WIDTH: usize = 4;
 
 #[target_feature(enable = "aes,vaes,avx512f,avx512bw,avx512vbmi,vpclmulqdq")]
 pub(super) fn encrypt<const N: usize>(keys: &RoundKeys<N>, tweak: Tweak, unit: &mut [Block]) {
@@ -108,7 +108,7 @@ fn run<const SEAL: bool, const N: usize>(
 
 #[inline]
 #[target_feature(enable = "aes,vaes,avx512f,avx512bw,avx512vbmi,vpclmulqdq")]
-fn run_group<const SEAL: bool, const N: usize>(
+pub(super) fn run_group<const SEAL: bool, const N: usize>(
     keys: &[__m512i; N],
     tweaks: &[__m512i; WIDTH],
     mut state: [__m512i; WIDTH],
@@ -139,7 +139,7 @@ fn run_group<const SEAL: bool, const N: usize>(
 
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn xor3(a: __m512i, b: __m512i, c: __m512i) -> __m512i {
+pub(super) fn xor3(a: __m512i, b: __m512i, c: __m512i) -> __m512i {
     _mm512_ternarylogic_epi64::<0x96>(a, b, c)
 }
 
@@ -147,7 +147,7 @@ fn xor3(a: __m512i, b: __m512i, c: __m512i) -> __m512i {
 /// around. They represent multiples of x^128 = x^7 + x^2 + x + 1, and the rotation has added the 1.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
-fn multiply_by_x16(tweaks: __m512i) -> __m512i {
+pub(super) fn multiply_by_x16(tweaks: __m512i) -> __m512i {
     let rotation = _mm_setr_epi8(14, 15, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13);
     let rotated = _mm512_shuffle_epi8(tweaks, _mm512_broadcast_i32x4(rotation));
     let low_two = _mm512_broadcast_i32x4(_mm_setr_epi32(0xffff, 0, 0, 0));
@@ -172,7 +172,7 @@ fn selection<const N: i64>() -> __m512i {
 /// Each 128-bit lane times x^k; `powers` holds each lane's k (at most 56) in both its halves.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,vpclmulqdq")]
-fn multiply_by_powers(tweaks: __m512i, powers: __m512i) -> __m512i {
+pub(super) fn multiply_by_powers(tweaks: __m512i, powers: __m512i) -> __m512i {
     let shifted = _mm512_sllv_epi64(tweaks, powers);
     let carry = _mm512_srlv_epi64(tweaks, _mm512_sub_epi64(_mm512_set1_epi64(64), powers));
     // The low half's carry enters the high half; the high half's returns multiplied by x^128 =

@@ -3,7 +3,9 @@
 use std::arch::is_x86_feature_detected;
 
 use super::expand::RoundKeys;
+use super::hashed::{self, Groups, Job};
 use super::{Block, Direction, Tweak, aesni, vaes512};
+use crate::layout::Page;
 
 /// A kernel that this CPU can run. Only detection creates a value.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -60,6 +62,43 @@ impl Kernel {
                 (Width::Xmm, Direction::Decrypt) => aesni::decrypt(keys, tweak, unit),
                 (Width::Zmm, Direction::Encrypt) => vaes512::encrypt(keys, tweak, unit),
                 (Width::Zmm, Direction::Decrypt) => vaes512::decrypt(keys, tweak, unit),
+            }
+        }
+    }
+
+    /// [`hashed::seal`] on this CPU.
+    #[allow(unsafe_code, reason = "calls of target_feature functions, behind proof of detection")]
+    pub(crate) fn seal_hashed<const N: usize>(
+        self,
+        keys: &RoundKeys<N>,
+        job: &Job<'_>,
+        page: &mut Page,
+        late: Groups,
+        finish: impl FnOnce(Block, &mut Page),
+    ) {
+        // SAFETY: as in `run`; the features are the same.
+        unsafe {
+            match self.0 {
+                Width::Xmm => hashed::aesni::seal(keys, job, page, late, finish),
+                Width::Zmm => hashed::vaes512::seal(keys, job, page, late, finish),
+            }
+        }
+    }
+
+    /// [`hashed::open`] on this CPU.
+    #[allow(unsafe_code, reason = "calls of target_feature functions, behind proof of detection")]
+    pub(crate) fn open_hashed<const N: usize>(
+        self,
+        keys: &RoundKeys<N>,
+        job: &Job<'_>,
+        page: &mut Page,
+        visit: impl FnMut(usize, &mut Page) -> usize,
+    ) -> Block {
+        // SAFETY: as in `run`; the features are the same.
+        unsafe {
+            match self.0 {
+                Width::Xmm => hashed::aesni::open(keys, job, page, visit),
+                Width::Zmm => hashed::vaes512::open(keys, job, page, visit),
             }
         }
     }

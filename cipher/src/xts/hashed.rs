@@ -1,0 +1,120 @@
+//! XTS over a page and POLYVAL (RFC 8452) over its plaintext in one pass.
+//!
+//! The page is processed in groups of [`GROUP`] bytes. Its first block is hashed, but it is no part
+//! of the data unit: block n of the page is block n - 1 of the unit.
+
+#[cfg(target_arch = "x86_64")]
+pub(super) mod aesni;
+#[cfg(target_arch = "x86_64")]
+pub(super) mod vaes512;
+
+#[cfg(test)]
+mod tests;
+
+use core::ops::Range;
+
+use polyval::Polyval;
+use polyval::universal_hash::UniversalHash;
+use polyval::universal_hash::common::array::Array;
+use zeroize::ZeroizeOnDrop;
+
+use super::{Block, Schedule, Tweak};
+use crate::layout::{PAGE_SIZE, Page};
+use crate::residue::wipe_registers;
+
+/// Bytes that are processed together.
+pub(crate) const GROUP: usize = 256;
+
+/// Groups in a page.
+pub(crate) const GROUPS: usize = PAGE_SIZE / GROUP;
+
+/// Numbers of groups.
+pub(crate) type Groups = Range<usize>;
+
+const BLOCKS: usize = GROUP / size_of::<Block>();
+
+/// The powers of a POLYVAL key that a group needs, highest first.
+#[derive(ZeroizeOnDrop)]
+#[repr(align(64))]
+pub(crate) struct Powers([Block; BLOCKS]);
+
+impl Powers {
+    pub(crate) fn new(key: &Block) -> Self {
+        let mut powers = Self([*key; BLOCKS]);
+        for i in (0..BLOCKS - 1).rev() {
+            let mut product = Polyval::new(&Array(*key));
+            product.update(&[Array(powers.0[i + 1])]);
+            powers.0[i] = product.finalize().0;
+        }
+        powers
+    }
+}
+
+/// What a pass needs besides the keys of XTS.
+pub(crate) struct Job<'a> {
+    /// The number of the data unit, before its own encryption.
+    pub(crate) tweak: Tweak,
+    /// The key of the hash.
+    pub(crate) powers: &'a Powers,
+    /// A block that is hashed before the page.
+    pub(crate) context: &'a Block,
+}
+
+/// Encrypts the page, and hashes it as it was before. `finish` gets the hash and may then change
+/// the groups `late`, at most two, which are encrypted after that.
+///
+/// # Errors
+/// `finish`, if this CPU has no kernel for it; the page is not changed.
+pub(crate) fn seal<F: FnOnce(Block, &mut Page)>(
+    schedule: &Schedule,
+    job: &Job<'_>,
+    page: &mut Page,
+    late: Groups,
+    finish: F,
+) -> Result<(), F> {
+    match schedule {
+        #[cfg(target_arch = "x86_64")]
+        Schedule::Kernel256(kernel, keys) => kernel.seal_hashed(keys, job, page, late, finish),
+        #[cfg(target_arch = "x86_64")]
+        Schedule::Kernel128(kernel, keys) => kernel.seal_hashed(keys, job, page, late, finish),
+        Schedule::Portable256(_) | Schedule::Portable128(_) => {
+            let _ = (job, page, late);
+            return Err(finish);
+        }
+    }
+    wipe_registers();
+    Ok(())
+}
+
+/// Decrypts the page and returns the hash of the result; `None` if this CPU has no kernel for it,
+/// and the page is not changed.
+///
+/// `visit` is called with group 0, after it was decrypted and before it is hashed. It may change
+/// this group, and returns the next group for which it is to be called, or [`GROUPS`].
+pub(crate) fn open(
+    schedule: &Schedule,
+    job: &Job<'_>,
+    page: &mut Page,
+    visit: impl FnMut(usize, &mut Page) -> usize,
+) -> Option<Block> {
+    let hash = match schedule {
+        #[cfg(target_arch = "x86_64")]
+        Schedule::Kernel256(kernel, keys) => kernel.open_hashed(keys, job, page, visit),
+        #[cfg(target_arch = "x86_64")]
+        Schedule::Kernel128(kernel, keys) => kernel.open_hashed(keys, job, page, visit),
+        Schedule::Portable256(_) | Schedule::Portable128(_) => {
+            let _ = (job, page, visit);
+            return None;
+        }
+    };
+    wipe_registers();
+    Some(hash)
+}
+
+/// The tweak of the block before: the inverse of [`super::multiply_by_x`], with x^-1 = x^127 + x^6 +
+/// x + 1.
+#[cfg(any(target_arch = "x86_64", test))]
+fn divide_by_x(tweak: Tweak) -> Tweak {
+    let carry = (tweak & 1).wrapping_neg();
+    (tweak >> 1) ^ (carry & (1 << 127 | 0x43))
+}
