@@ -49,10 +49,11 @@ def seal(page, key, fork, checksums):
     return bytes(page)
 
 
-plain = (HERE / "plain-v1.page").read_bytes()
-assert int.from_bytes(plain[8:10], "little") == checksum(plain, BLOCK), "not PostgreSQL's checksum"
-for bits in (256, 128):
-    key = bytes(range(bits // 4))
-    for suffix, fork, checksums in (("", 0, True), ("-no-checksums", 0, False), ("-fsm", 1, True), ("-vm", 2, True)):
-        name = f"sealed-v1-aes-{bits}-xts{suffix}.page"
-        (HERE / name).write_bytes(seal(plain, key, fork, checksums))
+if __name__ == "__main__":
+    plain = (HERE / "plain-v1.page").read_bytes()
+    assert int.from_bytes(plain[8:10], "little") == checksum(plain, BLOCK), "not PostgreSQL's checksum"
+    for bits in (256, 128):
+        key = bytes(range(bits // 4))
+        for suffix, fork, checksums in (("", 0, True), ("-no-checksums", 0, False), ("-fsm", 1, True), ("-vm", 2, True)):
+            name = f"sealed-v1-aes-{bits}-xts{suffix}.page"
+            (HERE / name).write_bytes(seal(plain, key, fork, checksums))

@@ -11,9 +11,10 @@ use std::sync::atomic::AtomicU32;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use pagevault_cipher::page::v2;
 use pagevault_cipher::wal::Mark;
 use pagevault_cipher::{
-    CipherId, DataKey, Fork, KeyVersion, PAGE_SIZE, PageKey, page, stream, wal,
+    CipherId, DataKey, DataKeyVersion, Fork, KeyVersion, PAGE_SIZE, PageKey, page, stream, wal,
 };
 use pagevault_core::policy::label::Label;
 use pagevault_interpose::elf::Elf;
@@ -34,6 +35,7 @@ pub type Target = (&'static str, fn(&[u8]));
 /// All targets.
 pub const TARGETS: &[Target] = &[
     ("page", page),
+    ("authenticated_page", authenticated_page),
     ("wal_page", wal_page),
     ("stream", stream),
     ("key_log", key_log),
@@ -78,6 +80,61 @@ pub fn page(bytes: &[u8]) {
             // Opening corrects the page size in it, and removes its checksum.
             let body = 32..PAGE_SIZE;
             assert!(opened[body.clone()] == disk[body], "sealed again it is another page");
+        }
+    }
+}
+
+static AUTHENTICATED: LazyLock<[v2::Key; 2]> = LazyLock::new(|| {
+    let bytes: [u8; 64] = std::array::from_fn(|index| index as u8);
+    v2::Authenticator::ALL.map(|authenticator| {
+        let key = DataKey::from_bytes(CipherId::Aes256Xts, &bytes).ok();
+        match key.and_then(|key| v2::Key::new(&key, authenticator)) {
+            Some(key) => key,
+            None => panic!("a key of AES-256 cannot be expanded"),
+        }
+    })
+});
+
+/// A page for the format that authenticates pages. As a page from disk it is refused: nobody has the
+/// key but the golden pages, and they are opened for another epoch. As plaintext it can be sealed;
+/// opening gives the same page, and after any change nothing.
+pub fn authenticated_page(bytes: &[u8]) {
+    let mut given = [0; PAGE_SIZE];
+    let length = bytes.len().min(PAGE_SIZE);
+    given[..length].copy_from_slice(&bytes[..length]);
+    // Where the change is, and whether the hole of the page may lose its content.
+    let last = bytes.last().copied().unwrap_or(0);
+    let at = usize::from(last) * 32 + 10;
+    for key in AUTHENTICATED.iter() {
+        for (number, checksums) in [(0, false), (1, true), (2, false)] {
+            let Some(fork) = Fork::from_number(number) else { continue };
+            let position = v2::Position { block: 3, fork, epoch: 9 };
+            let mut opened = given;
+            let told = v2::open(&mut opened, key, position, checksums);
+            // A short tag can be guessed.
+            assert_ne!(told, Ok(v2::Strength::Full), "a page that nobody has sealed was opened");
+
+            let holes_are_unused = last & 1 != 0;
+            let version = DataKeyVersion::LAST;
+            let how = v2::Sealing { version, checksums, holes_are_unused };
+            let mut there = given;
+            let v2::Sealed::With(strength) = v2::seal(&mut there, key, position, how) else {
+                continue;
+            };
+            let mut back = there;
+            assert_eq!(v2::open(&mut back, key, position, checksums), Ok(strength));
+            let same = |range: std::ops::Range<usize>| back[range.clone()] == given[range];
+            // The flags, the checksum and the page size are as PostgreSQL has them.
+            assert!(same(0..8) && same(12..18) && back[18..20] == [4, 0x20] && same(20..24));
+            if !holes_are_unused {
+                assert!(same(24..PAGE_SIZE), "it opens to another page");
+            }
+            there[at] ^= 1;
+            let changed = v2::open(&mut there, key, position, false);
+            assert!(
+                changed.is_err() || strength == v2::Strength::Short,
+                "a change was not noticed"
+            );
         }
     }
 }

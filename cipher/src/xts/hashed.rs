@@ -20,7 +20,6 @@ use zeroize::ZeroizeOnDrop;
 
 use super::{Block, Schedule, Tweak};
 use crate::layout::{PAGE_SIZE, Page};
-use crate::residue::wipe_registers;
 
 /// Bytes that are processed together.
 pub(crate) const GROUP: usize = 256;
@@ -33,20 +32,31 @@ pub(crate) type Groups = Range<usize>;
 
 const BLOCKS: usize = GROUP / size_of::<Block>();
 
-/// The powers of a POLYVAL key that a group needs, highest first.
+/// Blocks whose products are added before they are reduced: at most two groups.
+const POWERS: usize = 2 * BLOCKS;
+
+/// The powers of a POLYVAL key, highest first. As many blocks are multiplied by the last of them.
 #[derive(ZeroizeOnDrop)]
 #[repr(align(64))]
-pub(crate) struct Powers([Block; BLOCKS]);
+pub(crate) struct Powers([Block; POWERS]);
 
 impl Powers {
     pub(crate) fn new(key: &Block) -> Self {
-        let mut powers = Self([*key; BLOCKS]);
-        for i in (0..BLOCKS - 1).rev() {
+        let mut powers = Self([*key; POWERS]);
+        for i in (0..POWERS - 1).rev() {
             let mut product = Polyval::new(&Array(*key));
             product.update(&[Array(powers.0[i + 1])]);
             powers.0[i] = product.finalize().0;
         }
         powers
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[inline]
+    fn last<const COUNT: usize>(&self) -> &[Block; COUNT] {
+        const { assert!(COUNT <= POWERS) };
+        // Never the other: the count is checked above.
+        self.0.last_chunk().unwrap_or(&[[0; 16]; COUNT])
     }
 }
 
@@ -74,16 +84,21 @@ pub(crate) fn seal<F: FnOnce(Block, &mut Page)>(
 ) -> Result<(), F> {
     match schedule {
         #[cfg(target_arch = "x86_64")]
-        Schedule::Kernel256(kernel, keys) => kernel.seal_hashed(keys, job, page, late, finish),
+        Schedule::Kernel256(kernel, keys) => {
+            kernel.seal_hashed(keys, job, page, late, finish);
+            Ok(())
+        }
         #[cfg(target_arch = "x86_64")]
-        Schedule::Kernel128(kernel, keys) => kernel.seal_hashed(keys, job, page, late, finish),
+        Schedule::Kernel128(kernel, keys) => {
+            kernel.seal_hashed(keys, job, page, late, finish);
+            Ok(())
+        }
         Schedule::Portable256(_) | Schedule::Portable128(_) => {
-            let _ = (job, page, late);
-            return Err(finish);
+            // What the other kernels use.
+            let _ = (job.tweak, job.powers, job.context, page, late);
+            Err(finish)
         }
     }
-    wipe_registers();
-    Ok(())
 }
 
 /// Decrypts the page and returns the hash of the result; `None` if this CPU has no kernel for it,
@@ -97,18 +112,16 @@ pub(crate) fn open(
     page: &mut Page,
     visit: impl FnMut(usize, &mut Page) -> usize,
 ) -> Option<Block> {
-    let hash = match schedule {
+    match schedule {
         #[cfg(target_arch = "x86_64")]
-        Schedule::Kernel256(kernel, keys) => kernel.open_hashed(keys, job, page, visit),
+        Schedule::Kernel256(kernel, keys) => Some(kernel.open_hashed(keys, job, page, visit)),
         #[cfg(target_arch = "x86_64")]
-        Schedule::Kernel128(kernel, keys) => kernel.open_hashed(keys, job, page, visit),
+        Schedule::Kernel128(kernel, keys) => Some(kernel.open_hashed(keys, job, page, visit)),
         Schedule::Portable256(_) | Schedule::Portable128(_) => {
             let _ = (job, page, visit);
-            return None;
+            None
         }
-    };
-    wipe_registers();
-    Some(hash)
+    }
 }
 
 /// The tweak of the block before: the inverse of [`super::multiply_by_x`], with x^-1 = x^127 + x^6 +

@@ -6,6 +6,7 @@ use super::expand::RoundKeys;
 use super::hashed::{self, Groups, Job};
 use super::{Block, Direction, Tweak, aesni, vaes512};
 use crate::layout::Page;
+use crate::residue::wipe_registers;
 
 /// A kernel that this CPU can run. Only detection creates a value.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -83,6 +84,8 @@ impl Kernel {
                 Width::Zmm => hashed::vaes512::seal(keys, job, page, late, finish),
             }
         }
+        // They contain round keys.
+        wipe_registers();
     }
 
     /// [`hashed::open`] on this CPU.
@@ -95,11 +98,13 @@ impl Kernel {
         visit: impl FnMut(usize, &mut Page) -> usize,
     ) -> Block {
         // SAFETY: as in `run`; the features are the same.
-        unsafe {
+        let hash = unsafe {
             match self.0 {
                 Width::Xmm => hashed::aesni::open(keys, job, page, visit),
                 Width::Zmm => hashed::vaes512::open(keys, job, page, visit),
             }
-        }
+        };
+        wipe_registers();
+        hash
     }
 }

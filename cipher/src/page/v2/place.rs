@@ -150,6 +150,12 @@ impl Place {
         let mut tag = 0;
         match self {
             _ if part.is_empty() => {}
+            Self::Zeros(_) | Self::PackedMap if part == bytes => {
+                if let Some(place) = page[part].first_chunk_mut() {
+                    tag = Tag::from_le_bytes(*place);
+                    *place = [0; TAG];
+                }
+            }
             Self::Zeros(_) | Self::PackedMap => {
                 for at in part {
                     tag |= Tag::from(page[at]) << ((at - bytes.start) * 8);
@@ -230,10 +236,11 @@ fn zeros_in_hole(page: &Page) -> Option<Place> {
     is_zero.then_some(Place::Zeros(start))
 }
 
-/// The first [`ITEMS`] consecutive line pointers whose spare bits are zero.
+/// The first [`ITEMS`] consecutive line pointers whose spare bits are zero. What is behind the line
+/// pointers is searched as well: it costs only pages that have none that suffice, and so nothing in
+/// the header, which is not encrypted, decides whether there is a place.
 fn items(page: &Page) -> Option<Place> {
-    let end = usize::from(get(page, LOWER)).min(PAGE_SIZE);
-    let items = page.get(HEADER..end)?.as_chunks::<ITEM>().0;
+    let items = page[HEADER..].as_chunks::<ITEM>().0;
     let mut usable = 0;
     for (i, item) in items.iter().enumerate() {
         usable = if u32::from_le_bytes(*item) & SPARE == 0 { usable + 1 } else { 0 };

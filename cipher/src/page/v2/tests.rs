@@ -173,19 +173,26 @@ fn authenticators_and_formats_do_not_mix() {
     }
 }
 
-/// Somebody who has guessed the right 20 bits for a page that has room for 128.
+/// Somebody who has guessed the right 20 bits for a page that has room for 128, and has changed the
+/// header, which is not encrypted.
 #[test]
 fn a_short_tag_is_refused_where_a_full_one_has_room() {
     for authenticator in Authenticator::ALL {
         let key = key(authenticator);
         for kind in Kind::ALL {
             let position = Position { fork: kind.fork(), ..HERE };
-            let mut page = page_of(kind, 1);
-            put(&mut page, FLAGS, VERSION.get() << VERSION_SHIFT);
-            Place::Short.prepare(&mut page);
-            encrypt(&mut page, &key, position, Place::Short);
-            let opened = open(&mut page, &key, position, false);
-            assert_eq!(opened.is_ok(), kind.place() == "short", "{kind:?}");
+            let plain = page_of(kind, 1);
+            let [lower, upper] = [LOWER, UPPER].map(|at| get(&plain, at));
+            for (lower, upper) in [(lower, upper), (24, 24), (24, upper), (upper, upper)] {
+                let mut page = plain;
+                put(&mut page, LOWER, lower);
+                put(&mut page, UPPER, upper);
+                put(&mut page, FLAGS, VERSION.get() << VERSION_SHIFT);
+                Place::Short.prepare(&mut page);
+                encrypt(&mut page, &key, position, Place::Short);
+                let opened = open(&mut page, &key, position, false);
+                assert_eq!(opened.is_ok(), kind.place() == "short", "{kind:?} {lower} {upper}");
+            }
         }
     }
 }

@@ -38,7 +38,7 @@ pub(in super::super) fn seal<const N: usize>(
     run::<true>(rounds, job.powers, &mut state, &mut groups[..late.start]);
     for (group, kept) in groups[late.clone()].iter().zip(&mut kept) {
         *kept = state.tweaks;
-        state.hash = hash(state.hash, group.as_chunks().0, &job.powers.0);
+        state.hash = hash(state.hash, group.as_chunks().0, job.powers.last::<BLOCKS>());
         for _ in 0..BLOCKS / HALF {
             advance(&mut state.tweaks);
         }
@@ -76,7 +76,7 @@ pub(in super::super) fn open<const N: usize>(
         }
         let after = visit(next, page);
         let group = &page.as_chunks::<GROUP>().0[next];
-        state.hash = hash(state.hash, group.as_chunks().0, &job.powers.0);
+        state.hash = hash(state.hash, group.as_chunks().0, job.powers.last::<BLOCKS>());
         (done, next) = (next + 1, after.max(next + 1));
     }
     let groups = page.as_chunks_mut::<GROUP>().0;
@@ -93,8 +93,7 @@ fn run<const SEAL: bool>(
     state: &mut State,
     groups: &mut [[u8; GROUP]],
 ) {
-    // Eight blocks are multiplied by the eight lowest powers.
-    let powers = &powers.0[HALF..];
+    let powers = powers.last::<HALF>();
     for half in groups.as_flattened_mut().as_chunks_mut().0.as_chunks_mut::<HALF>().0 {
         if SEAL {
             state.hash = hash(state.hash, half, powers);
@@ -114,7 +113,7 @@ impl State {
         for i in 1..HALF {
             tweaks[i] = multiply_by_x(tweaks[i - 1]);
         }
-        let key = &job.powers.0[BLOCKS - 1..];
+        let key = job.powers.last::<1>();
         let context = core::slice::from_ref(job.context);
         Self { tweaks, hash: hash(_mm_setzero_si128(), context, key) }
     }

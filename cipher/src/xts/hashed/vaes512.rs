@@ -1,7 +1,8 @@
 //! On 512-bit registers: four registers to a group.
 //!
-//! Of 16 blocks four products each are added before they are reduced once. The encryption of a
-//! group does not depend on its hash, so the CPU runs both at the same time.
+//! The encryption of a group does not depend on any hash, so the CPU runs both at the same time. But
+//! each hash depends on the one before. So that nothing waits for it, products of two groups are
+//! added before they are reduced, and the only one that needs the hash is added last.
 
 use core::arch::x86_64::*;
 
@@ -12,7 +13,7 @@ use super::super::expand::RoundKeys;
 use super::super::vaes512::{LANES, WIDTH, multiply_by_powers, multiply_by_x16, run_group, xor3};
 use super::super::{Block, Tweak};
 use super::aesni::{divide_by_x, reduce};
-use super::{GROUP, GROUPS, Groups, Job, Powers};
+use super::{BLOCKS, GROUP, GROUPS, Groups, Job, POWERS, Powers};
 use crate::layout::Page;
 
 type Registers = [__m512i; WIDTH];
@@ -94,17 +95,41 @@ fn run<const SEAL: bool, const N: usize>(
     let keys = broadcast(round_keys);
     let mut tweaks = state.tweaks;
     let mut sum = state.hash;
-    for group in groups {
-        let input = read(group);
-        let output = run_group::<SEAL, N>(&keys, &tweaks, input);
-        write(group, &output);
-        sum = hash(sum, if SEAL { &input } else { &output }, powers);
-        for tweak in &mut tweaks {
-            *tweak = multiply_by_x16(*tweak);
-        }
+    let (pairs, rest) = groups.as_chunks_mut::<2>();
+    for [one, two] in pairs {
+        let [highest, powers @ ..] = registers(powers.last::<POWERS>()) else { break };
+        let (powers_of_one, powers_of_two) = powers.split_at(WIDTH - 1);
+        let [first, others @ ..] = run_group_in_place::<SEAL, N>(&keys, &mut tweaks, one);
+        let mut products = Products::none();
+        products.add_all(&others, powers_of_one);
+        let others = run_group_in_place::<SEAL, N>(&keys, &mut tweaks, two);
+        products.add_all(&others, powers_of_two);
+        products.add(add(first, sum), highest);
+        sum = products.reduce();
+    }
+    for group in rest {
+        let plain = run_group_in_place::<SEAL, N>(&keys, &mut tweaks, group);
+        sum = hash(sum, &plain, powers);
     }
     state.tweaks = tweaks;
     state.hash = sum;
+}
+
+/// Returns the plaintext of the group.
+#[inline]
+#[target_feature(enable = "aes,vaes,avx512f,avx512bw,avx512vbmi,vpclmulqdq")]
+fn run_group_in_place<const SEAL: bool, const N: usize>(
+    keys: &[__m512i; N],
+    tweaks: &mut Registers,
+    group: &mut [u8; GROUP],
+) -> Registers {
+    let input = read(group);
+    let output = run_group::<SEAL, N>(keys, tweaks, input);
+    write(group, &output);
+    for tweak in tweaks {
+        *tweak = multiply_by_x16(*tweak);
+    }
+    if SEAL { input } else { output }
 }
 
 impl State {
@@ -170,29 +195,71 @@ fn write(group: &mut [u8; GROUP], registers: &Registers) {
     }
 }
 
-/// The hash after a group. The product of 64-bit halves gives a low, a middle and a high part.
+/// The hash after a group.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,vpclmulqdq,pclmulqdq")]
 fn hash(sum: __m128i, group: &Registers, powers: &Powers) -> __m128i {
-    let powers = powers.0.as_flattened().as_chunks::<64>().0;
-    let mut low = _mm512_setzero_si512();
-    let mut middle = low;
-    let mut high = low;
-    for (i, (blocks, powers)) in group.iter().zip(powers).enumerate() {
+    let [first, others @ ..] = group;
+    let [highest, powers @ ..] = registers(powers.last::<BLOCKS>()) else { return sum };
+    let mut products = Products::none();
+    products.add_all(others, powers);
+    products.add(add(*first, sum), highest);
+    products.reduce()
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn add(blocks: __m512i, sum: __m128i) -> __m512i {
+    _mm512_xor_si512(blocks, _mm512_zextsi128_si512(sum))
+}
+
+fn registers(powers: &[Block]) -> &[[u8; 64]] {
+    powers.as_flattened().as_chunks().0
+}
+
+/// Sums of products of 64-bit halves: of both low ones, of a low and a high one, of both high ones.
+struct Products {
+    low: __m512i,
+    middle: __m512i,
+    high: __m512i,
+}
+
+impl Products {
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn none() -> Self {
+        let zero = _mm512_setzero_si512();
+        Self { low: zero, middle: zero, high: zero }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,vpclmulqdq")]
+    fn add_all(&mut self, blocks: &[__m512i], powers: &[[u8; 64]]) {
+        for (blocks, powers) in blocks.iter().zip(powers) {
+            self.add(*blocks, powers);
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,vpclmulqdq")]
+    fn add(&mut self, blocks: __m512i, powers: &[u8; 64]) {
         let powers = _mm512_loadu_si512(powers);
-        let blocks =
-            if i == 0 { _mm512_xor_si512(*blocks, _mm512_zextsi128_si512(sum)) } else { *blocks };
-        low = _mm512_xor_si512(low, _mm512_clmulepi64_epi128::<0x00>(blocks, powers));
-        high = _mm512_xor_si512(high, _mm512_clmulepi64_epi128::<0x11>(blocks, powers));
-        middle = xor3(
-            middle,
+        self.low = _mm512_xor_si512(self.low, _mm512_clmulepi64_epi128::<0x00>(blocks, powers));
+        self.high = _mm512_xor_si512(self.high, _mm512_clmulepi64_epi128::<0x11>(blocks, powers));
+        self.middle = xor3(
+            self.middle,
             _mm512_clmulepi64_epi128::<0x01>(blocks, powers),
             _mm512_clmulepi64_epi128::<0x10>(blocks, powers),
         );
     }
-    low = _mm512_xor_si512(low, _mm512_bslli_epi128::<8>(middle));
-    high = _mm512_xor_si512(high, _mm512_bsrli_epi128::<8>(middle));
-    reduce(fold(low), fold(high))
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,pclmulqdq")]
+    fn reduce(self) -> __m128i {
+        let low = _mm512_xor_si512(self.low, _mm512_bslli_epi128::<8>(self.middle));
+        let high = _mm512_xor_si512(self.high, _mm512_bsrli_epi128::<8>(self.middle));
+        reduce(fold(low), fold(high))
+    }
 }
 
 /// The sum of the four lanes.

@@ -67,11 +67,13 @@ impl Kind {
     /// The place of its tag, if nothing may be lost.
     pub(super) fn place(self) -> &'static str {
         match self {
-            Self::HeapYoung | Self::Toast | Self::New | Self::GinMeta => "hole",
+            Self::HeapYoung | Self::Toast | Self::New => "hole",
             Self::Heap | Self::HeapFull | Self::BTree => "items",
+            // In a long run of zeros, which are as good as line pointers.
+            Self::GinMeta | Self::FreeSpaceMap => "items",
             Self::MapFull | Self::MapMixed => "packed",
             // As the header has it, all of a map is a hole.
-            Self::MapDamaged | Self::FreeSpaceMap => "hole",
+            Self::MapDamaged => "hole",
             Self::Hash => "zeros",
             Self::NoRoom | Self::Garbage => "short",
         }
