@@ -196,7 +196,7 @@ mod tests {
         derive_from(data_key.expose(), "pagevault page tag HMAC-SHA-256 v1", &[], &mut key);
         let position = Position { block: 0x0102_0304, fork: Fork::VisibilityMap, epoch: 7 };
         let context = context(position);
-        let page: Page = core::array::from_fn(|i| (i * 31 >> 3) as u8);
+        let page: Page = core::array::from_fn(|i| (i * 31 % 251) as u8);
         let message = [&context[..], &[0; 48], &page].concat();
         let mac = authenticate(&Secret32::from_bytes(&key), &message);
         let tag = HmacMac::new(&data_key).tag(&context, &page);
