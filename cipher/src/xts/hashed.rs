@@ -124,8 +124,8 @@ pub(crate) fn open(
     }
 }
 
-/// The tweak of the block before: the inverse of [`super::multiply_by_x`], with x^-1 = x^127 + x^6 +
-/// x + 1.
+/// The tweak of the block before: the inverse of [`super::multiply_by_x`], with
+/// x^-1 = x^127 + x^6 + x + 1.
 #[cfg(any(target_arch = "x86_64", test))]
 fn divide_by_x(tweak: Tweak) -> Tweak {
     let carry = (tweak & 1).wrapping_neg();

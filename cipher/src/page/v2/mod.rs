@@ -18,11 +18,11 @@
 //! that PostgreSQL does not need, and that opening restores (module `place`). The tag depends on
 //! every byte of the page but `pd_checksum`, and on the position of the page (module `tag`).
 //!
-//! A change of the sealed page changes whole blocks of the opened one to random bits, and the tag is
-//! wrong. Only [`Strength::Short`] leaves an attacker a chance that matters. It is accepted only for
-//! a page in which no other place fits, so that a page with a full tag is not passed off as one with
-//! a short tag: to do this, somebody would have to make random garbage of each possible place in
-//! the page, and of bytes 16 to 31 so that they give the right 20 bits, 1 bit and `pd_special`.
+//! A change of the sealed page changes whole blocks of the opened one to random bits, and the tag
+//! is wrong. Only [`Strength::Short`] leaves an attacker a chance that matters. It is accepted only
+//! for a page in which no other place fits, so that a page with a full tag is not passed off as one
+//! with a short tag: to do this, somebody would have to make random garbage of each possible place
+//! in the page, and of bytes 16 to 31 so that they give the right 20 bits, 1 bit and `pd_special`.
 //!
 //! The design record is docs/design/0040-authenticated-pages.md.
 

@@ -92,7 +92,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn unpacking_reverses_packing(pairs in prop::collection::vec(0..3_usize, PLAIN * IN_PLAIN)) {
+        fn unpacking_reverses_packing(
+            pairs in prop::collection::vec(0..3_usize, PLAIN * IN_PLAIN),
+        ) {
             let mut page = [7; PAGE_SIZE];
             page[START..START + PLAIN].fill(0);
             for (at, pair) in pairs.iter().enumerate() {

@@ -141,8 +141,8 @@ impl Place {
         }
     }
 
-    /// Takes the part of the tag that is in the bytes `within` out of the page; the other bits of the
-    /// result are zero. When all parts are taken, the page is as it was prepared. The bits of a
+    /// Takes the part of the tag that is in the bytes `within` out of the page; the other bits of
+    /// the result are zero. When all parts are taken, the page is as it was prepared. The bits of a
     /// [`Place::Short`] are the lowest of the result. `within` must not divide four bytes.
     pub(super) fn take(self, page: &mut Page, within: Range<usize>) -> Tag {
         let bytes = self.bytes();

@@ -345,9 +345,11 @@ proptest! {
         put(&mut page, SPECIAL, 8184);
         match place {
             Place::Zeros(_) => page[place.bytes()].fill(0),
-            Place::Items(_) => page[place.bytes()].as_chunks_mut::<4>().0.iter_mut().for_each(|item| {
-                *item = [item[0] & 0xF8, item[1] & 0x9F, item[2], item[3] & 0x3F];
-            }),
+            Place::Items(_) => {
+                for item in page[place.bytes()].as_chunks_mut::<4>().0 {
+                    *item = [item[0] & 0xF8, item[1] & 0x9F, item[2], item[3] & 0x3F];
+                }
+            }
             Place::PackedMap | Place::Short => {}
         }
         let plain = page;
