@@ -96,8 +96,8 @@ static AUTHENTICATED: LazyLock<[v2::Key; 2]> = LazyLock::new(|| {
 });
 
 /// A page for the format that authenticates pages. As a page from disk it is refused: only the
-/// golden pages were sealed with this key, and they are opened for another epoch. As plaintext it can be sealed;
-/// opening gives the same page, and after any change nothing.
+/// golden pages were sealed with this key, and they are opened for another epoch. As plaintext it
+/// can be sealed; opening gives the same page, and after any change nothing.
 pub fn authenticated_page(bytes: &[u8]) {
     let mut given = [0; PAGE_SIZE];
     let length = bytes.len().min(PAGE_SIZE);

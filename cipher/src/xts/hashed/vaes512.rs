@@ -1,8 +1,8 @@
 //! On 512-bit registers: four registers to a group.
 //!
 //! The encryption of a group does not depend on any hash, so the CPU runs both at the same time.
-//! But each hash depends on the one before. So that nothing waits for it, products of two groups are
-//! added before they are reduced, and the only one that needs the hash is added last.
+//! But each hash depends on the one before. So that nothing waits for it, products of two groups
+//! are added before they are reduced, and the only one that needs the hash is added last.
 
 use core::arch::x86_64::*;
 
