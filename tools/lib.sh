@@ -139,7 +139,7 @@ mirror() {
 # other_suites KIND SUITES...: sets `apt_options` so that apt-get uses only these suites of Debian:
 # their sources (deb-src) or packages (deb). Of a package in several of them apt takes the newest
 # version, but those of experimental only if no other suite has one, or with `preferred` set: the
-# source package whose newest version is wanted.
+# source package whose newest version is wanted. With `machine` set to aarch64 they are those of arm64.
 other_suites() {
     local kind=$1 archive keyring=/usr/share/keyrings/debian-archive-keyring.gpg signed="" suite
     shift
@@ -147,7 +147,7 @@ other_suites() {
     [ -n "$archive" ] || die "apt on this machine names no Debian archive to fetch from"
     [ -r $keyring ] && signed="[signed-by=$keyring]"
     local name state
-    name=$(IFS=-; echo "$kind-$*")
+    name=$(IFS=-; echo "$kind-$*${machine:+-$machine}")
     state=$cache/postgresql/apt/$name
     mkdir -p "$state/lists/partial" "$state/cache/archives/partial"
     for suite; do
@@ -161,6 +161,7 @@ other_suites() {
         -o "Dir::Etc::sourcelist=$state/sources.list" -o Dir::Etc::sourceparts=-
         -o "Dir::Etc::preferences=$state/preferences" -o Dir::Etc::preferencesparts=/dev/null
         -o "Dir::State::Lists=$state/lists" -o "Dir::Cache=$state/cache" -o APT::Sandbox::User=)
+    [ -z "${machine:-}" ] || apt_options+=(-o APT::Architecture=arm64 -o APT::Architectures=arm64)
     apt-get "${apt_options[@]}" update
 }
 

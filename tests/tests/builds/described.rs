@@ -8,6 +8,7 @@ use serde::Deserialize;
 #[derive(Debug, Deserialize)]
 pub(crate) struct Described {
     pub(crate) version: String,
+    machine: String,
     pub(crate) c_library: String,
     pub(crate) compilers: Vec<String>,
     pub(crate) linking: String,
@@ -29,6 +30,11 @@ impl Described {
         let output = check.output()?;
         serde_json::from_slice(&output.stdout)
             .with_context(|| String::from_utf8_lossy(&output.stderr).into_owned())
+    }
+
+    /// Whether it was built for another processor than this one.
+    pub(crate) fn is_emulated(&self) -> bool {
+        self.machine.replace('-', "_") != std::env::consts::ARCH
     }
 
     pub(crate) fn works(&self) -> bool {

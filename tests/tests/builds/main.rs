@@ -74,5 +74,6 @@ fn test(name: &str, prefix: &Path) -> Result<Line> {
     }
     ensure!(described.works(), "check-server: {}", described.unmet());
     smoke::encrypted_through_kill(installation).context("with pagevault")?;
-    Ok(Line::of(name, &described, "encrypted through two crashes"))
+    let emulated = if described.is_emulated() { ", emulated" } else { "" };
+    Ok(Line::of(name, &described, &format!("encrypted through two crashes{emulated}")))
 }

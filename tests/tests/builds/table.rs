@@ -27,9 +27,6 @@ pub(crate) struct Line {
 impl Line {
     pub(crate) fn of(name: &str, described: &Described, result: &str) -> Line {
         let name = name.split('/').next().unwrap_or(name);
-        let mut numbers = described.version.split(|c: char| !c.is_ascii_digit());
-        let mut number = || numbers.next().and_then(|n| n.parse().ok()).unwrap_or(0);
-        let (major, minor) = (number(), number());
         let text = format!(
             "| {} | {} | {} | {} | {} | {result} |\n",
             name.replacen('-', " ", 1),
@@ -38,7 +35,21 @@ impl Line {
             compilers(&described.compilers),
             described.linking
         );
-        Line { major, minor, name: name.to_owned(), text }
+        Line::read(&text)
+    }
+
+    /// A line of the page.
+    fn read(text: &str) -> Line {
+        let mut columns = text.split('|').map(str::trim).skip(1);
+        let name = columns.next().unwrap_or_default().to_owned();
+        let mut numbers = columns.next().unwrap_or_default().split(|c: char| !c.is_ascii_digit());
+        let mut number = || numbers.next().and_then(|n| n.parse().ok()).unwrap_or(0);
+        Line { major: number(), minor: number(), name, text: text.to_owned() }
+    }
+
+    /// Whether both are of the same build. A package may contain several majors.
+    fn is_of(&self, other: &Line) -> bool {
+        (&self.name, self.major) == (&other.name, other.major)
     }
 }
 
@@ -64,19 +75,24 @@ fn compilers(named: &[String]) -> String {
     if known.is_empty() { "not named".to_owned() } else { known.join(", ") }
 }
 
-/// Writes the table, or looks for the lines in it.
-pub(crate) fn keep(lines: &mut [Line]) -> Result<()> {
-    lines.sort();
+/// Writes the lines into the table, or looks for them in it.
+pub(crate) fn keep(tested: &mut Vec<Line>) -> Result<()> {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/compatibility.md");
     let text = fs::read_to_string(&page)?;
     let (before, rest) = text.split_once(BEGIN).context("docs/compatibility.md has no table")?;
     let (table, after) = rest.split_once(END).context("its table has no end")?;
     if std::env::var_os("PAGEVAULT_BLESS").is_some() {
+        let kept = table.strip_prefix(HEAD).context("its table has another head")?;
+        let mut lines: Vec<Line> =
+            kept.lines().map(|line| Line::read(&format!("{line}\n"))).collect();
+        lines.retain(|line| !tested.iter().any(|new| new.is_of(line)));
+        lines.append(tested);
+        lines.sort();
         let lines: String = lines.iter().map(|line| line.text.as_str()).collect();
         fs::write(&page, format!("{before}{BEGIN}{HEAD}{lines}{END}{after}"))?;
         return Ok(());
     }
-    for Line { text, .. } in lines {
+    for Line { text, .. } in tested {
         ensure!(table.contains(text.as_str()), "docs/compatibility.md lacks this line:\n{text}");
     }
     Ok(())
