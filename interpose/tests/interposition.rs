@@ -289,7 +289,7 @@ fn a_file_shows_what_the_running_program_has() {
         let file = file_of(&flags);
         file.has_table("shelves", &SHELF).unwrap();
         let twins = file.has_table("twins", &["twin_left", "twin_right"]).unwrap_err().to_string();
-        // Without PIE, the symbol table is a place too, if the linker has them near each other there.
+        // Without PIE, the symbol table is a place too, if it has them near each other.
         let is_place_too = name.starts_with("non-PIE") && twins.contains("3 places");
         assert!(twins.contains("2 places") || is_place_too, "{twins}");
         file.has_own_function("completion", 0).unwrap();
