@@ -32,7 +32,7 @@ CREATE VIEW pagevault.relations AS
            c.relkind AS kind,
            l.label,
            r.data_key_version IS NOT NULL AS encrypted,
-           r.data_key_version, r.cipher, r.bytes
+           r.data_key_version, r.cipher, r.sealed_only, r.bytes
       FROM pg_catalog.pg_class c
       JOIN pagevault.relation_rows() r ON r.relation = c.oid
       LEFT JOIN pg_catalog.pg_seclabel l
@@ -104,6 +104,7 @@ COMMENT ON COLUMN pagevault.relations.label IS 'security label of the relation i
 COMMENT ON COLUMN pagevault.relations.encrypted IS 'true if pages are encrypted when they are written';
 COMMENT ON COLUMN pagevault.relations.data_key_version IS 'version of the data key used for writing';
 COMMENT ON COLUMN pagevault.relations.cipher IS 'cipher used for writing';
+COMMENT ON COLUMN pagevault.relations.sealed_only IS 'true if the file has never had a plaintext page since it was created: such a page is refused in it';
 COMMENT ON COLUMN pagevault.relations.bytes IS 'size of the main fork';
 
 COMMENT ON COLUMN pagevault.drift.relation IS 'name of the relation';
@@ -134,7 +135,7 @@ COMMENT ON COLUMN pagevault.stats.bytes_encrypted IS 'bytes encrypted for writin
 COMMENT ON COLUMN pagevault.stats.bytes_decrypted IS 'bytes decrypted after reading';
 COMMENT ON COLUMN pagevault.stats.encrypt_time_ms IS 'time spent on encryption, in milliseconds: cipher, checksum of the encrypted page, and copying where needed, but not I/O. It is elapsed time, so on an overloaded machine it includes waiting for a processor';
 COMMENT ON COLUMN pagevault.stats.decrypt_time_ms IS 'time spent on decryption, in milliseconds';
-COMMENT ON COLUMN pagevault.stats.decrypt_failures IS 'number of reads refused because the key was locked, revoked, lost, or destroyed';
+COMMENT ON COLUMN pagevault.stats.decrypt_failures IS 'number of reads refused because the key was locked, revoked, lost, or destroyed, and of plaintext pages that were not accepted';
 
 COMMENT ON FUNCTION pagevault.add_provider(text, text, jsonb) IS 'Adds a key provider. Its options are checked, but no request is sent to it yet. The kind command also requires superuser or pg_execute_server_program.';
 COMMENT ON FUNCTION pagevault.alter_provider(text, jsonb) IS 'Changes the options of a provider, after checking that every key it wraps can still be unwrapped. Keys of dropped databases are not checked.';
@@ -168,7 +169,7 @@ LANGUAGE sql AS 'SELECT pagevault.wait_for_rekey(relation::pg_catalog.regclass, 
 COMMENT ON FUNCTION pagevault.wait_for_rekey(text, interval) IS 'The same, for a name without a cast.';
 
 COMMENT ON FUNCTION pagevault.is_encrypted(regclass) IS 'True only if every page on disk of a relation, its indexes, TOAST table and owned sequences is encrypted, and new pages will be. False for relations without storage, such as partitioned tables. Reads the files. Requires SELECT on the relation, pagevault_admin or pg_monitor.';
-COMMENT ON FUNCTION pagevault.verify(regclass) IS 'Counts the pages on disk by fork and state: encrypted (with the version of the data key), destroyed (encrypted under a shredded key), plaintext, or empty (all zeros). Reads the files.';
+COMMENT ON FUNCTION pagevault.verify(regclass) IS 'Counts the pages on disk by fork and state: encrypted (with the version of the data key), destroyed (encrypted under a shredded key), plaintext, refused (plaintext, in a file that was created encrypted; its reads fail), or empty (all zeros). Reads the files.';
 COMMENT ON FUNCTION pagevault.drift(boolean) IS 'The rows of the view drift. With check_files, all files are read as well.';
 
 COMMENT ON FUNCTION pagevault.shred(regclass, text) IS 'Destroys the data keys of a relation and its partitions, with their indexes, TOAST tables and owned sequences. confirm is the schema-qualified name of the relation.';

@@ -40,6 +40,12 @@ const FORKS: [(ForkNumber::Type, &str); 4] = [
     (ForkNumber::INIT_FORKNUM, "init"),
 ];
 
+/// Whether the server refuses pages in plaintext in this fork of a file; see
+/// [`page::io::open`](crate::page::io::open).
+pub(crate) fn refuses_plaintext(file: RelFile, fork: &str) -> bool {
+    matches!(fork, "main" | "init") && directory::is_sealed_only(file)
+}
+
 /// Counts the pages in all segments of all forks of a file.
 pub(crate) fn count_pages(file: RelFile) -> Result<Vec<PageCount>> {
     let mut counts = Vec::new();

@@ -256,6 +256,11 @@ pub fn describe(record: &Record) -> String {
             let how = if phase.plaintext { "in plaintext after version" } else { "with version" };
             format!("{state} rel {file} {how} {}", DataKeyVersion::get_or_zero(phase.version))
         }
+        Record::SealedOnly { file, phase } => {
+            let how = if phase.plaintext { "not sealed only after" } else { "sealed only since" };
+            let version = DataKeyVersion::get_or_zero(phase.version);
+            format!("{how} version {version} rel {file}")
+        }
         Record::Job { job, request } => {
             let Request { relation, kind, transaction, .. } = request;
             format!("job {job} {} of {relation} xid {transaction}", kind.name())

@@ -88,6 +88,7 @@ fn file(record: &Record) -> Option<RelFile> {
         | Record::Current { file, .. }
         | Record::Plaintext { file, .. }
         | Record::Rewriting { file, .. }
+        | Record::SealedOnly { file, .. }
         | Record::Destroyed { file, .. } => Some(*file),
         _ => None,
     }

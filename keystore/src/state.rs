@@ -104,6 +104,9 @@ pub struct File {
     /// The last state change that began when the file had pages, and whether all of them have been
     /// rewritten.
     pub rewriting: Option<(Phase, bool)>,
+    /// Since when it contains sealed pages only, or after which version it does not any more; see
+    /// [`File::is_sealed_only`].
+    pub sealed_only: Phase,
 }
 
 /// Tombstone of destroyed keys.
@@ -128,6 +131,12 @@ impl File {
         self.rewriting.is_some_and(|(phase, done)| phase >= self.phase && !done)
     }
 
+    /// Whether all pages of the file are sealed or zero, so that a page in plaintext was not written
+    /// by a server.
+    pub fn is_sealed_only(&self) -> bool {
+        self.sealed_only.current().is_some() && self.sealed_only.current() <= self.phase.current()
+    }
+
     /// Whether the key of a version was destroyed, or would be when it is recorded.
     pub fn is_destroyed(&self, version: DataKeyVersion) -> bool {
         self.destroyed.is_some_and(|destroyed| version <= destroyed.through)
@@ -142,6 +151,9 @@ impl File {
     /// Enters a state, if it is a later one.
     fn enter(&mut self, phase: Phase) {
         self.phase = self.phase.max(phase);
+        if phase.plaintext {
+            self.sealed_only = self.sealed_only.max(phase);
+        }
     }
 
     /// The version for a new key: numbering continues even if a file number is used again. `None`
@@ -232,6 +244,12 @@ impl State {
                 if let Some(version) = phase.version {
                     let entry = self.file_with_key(file, version)?;
                     entry.rewriting = entry.rewriting.max(Some((phase, done)));
+                }
+            }
+            Record::SealedOnly { file, phase } => {
+                if let Some(version) = phase.version {
+                    let entry = self.file_with_key(file, version)?;
+                    entry.sealed_only = entry.sealed_only.max(phase);
                 }
             }
             Record::WalSwitch(switch) => {
@@ -390,7 +408,12 @@ fn file_records(file: RelFile, entry: &File) -> impl Iterator<Item = Record> {
         false => Record::Current { file, version },
     });
     let rewriting = entry.rewriting.map(|(phase, done)| Record::Rewriting { file, phase, done });
-    destroyed.into_iter().chain(keys).chain(phase).chain(rewriting)
+    // Not if the record of the phase says the same.
+    let is_said = entry.sealed_only.version.is_none()
+        || entry.phase.plaintext && entry.sealed_only == entry.phase;
+    let sealed_only = Some(entry.sealed_only).filter(|_| !is_said);
+    let sealed_only = sealed_only.map(|phase| Record::SealedOnly { file, phase });
+    destroyed.into_iter().chain(keys).chain(phase).chain(rewriting).chain(sealed_only)
 }
 
 /// The record of forgotten jobs comes last, after the jobs that are not forgotten.

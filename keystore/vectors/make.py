@@ -69,6 +69,10 @@ def rewriting(file, version, plaintext, done):
     return record(7, file + struct.pack("<HBB", version, plaintext, done))
 
 
+def sealed_only(file, version, plaintext):
+    return record(14, file + struct.pack("<HB", version, plaintext))
+
+
 def destroyed(file, through, cipher, whole, lsn, at):
     return record(8, file + struct.pack("<HBBQq", through, cipher, whole, lsn, at))
 
@@ -183,6 +187,15 @@ jobs.append(job(8, 2**63 - 1, 16386, 3, 0, 4294967295, -1, 9))
 jobs.append(job_step(8, 1, 2, 5, 1800000000000002, 1800000000000003, "Schlüssel fehlt"))
 jobs.append(jobs_forgotten(8, 1, 0))
 
+born = Log(9, 0)
+FOURTH = rel(1663, 9, 16384)
+born.append(
+    data_key(FOURTH, 1, 1, 9, 1, WRAPPED_64, 1700000007), current(FOURTH, 1), sealed_only(FOURTH, 1, 0)
+)
+born.append(sealed_only(FOURTH, 1, 1))
+born.append(sealed_only(FOURTH, 8191, 0))
+
+(HERE / "9.keys").write_bytes(born.content)
 (HERE / "8.keys").write_bytes(jobs.content)
 (HERE / "7.keys").write_bytes(rewritten.content)
 (HERE / "wal.keys").write_bytes(wal.content)

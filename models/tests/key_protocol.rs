@@ -43,6 +43,41 @@ const NEW_FILE: Scenario = Scenario {
     reaches: &[],
 };
 
+/// A file that is sealed from the beginning is decrypted.
+const DECRYPTED: Scenario = Scenario {
+    name: "a new file is decrypted",
+    bounds: Bounds {
+        in_use: false,
+        keys: 2,
+        decryptions: 1,
+        rows: 1,
+        checkpoints: 1,
+        crashes: 1,
+        ..NONE
+    },
+    deep: |bounds| Bounds { rows: 2, crashes: 2, ..bounds },
+    least: 10_000,
+    reaches: &[],
+};
+
+/// The same, and a replica follows.
+const DECRYPTED_REPLICA: Scenario = Scenario {
+    name: "replica of a file that is decrypted",
+    bounds: Bounds {
+        in_use: false,
+        keys: 1,
+        decryptions: 1,
+        rows: 2,
+        checkpoints: 1,
+        backups: 1,
+        replica_crashes: 1,
+        ..NONE
+    },
+    deep: |bounds| Bounds { checkpoints: 2, restart_points: 1, promotions: 1, ..bounds },
+    least: 10_000,
+    reaches: &[6],
+};
+
 /// Nobody syncs, and processes are killed.
 const WITHOUT_FSYNC: Scenario = Scenario {
     name: "fsync = off",
@@ -165,6 +200,16 @@ fn crashes() {
 #[test]
 fn new_file() {
     prove(&NEW_FILE);
+}
+
+#[test]
+fn decrypted() {
+    prove(&DECRYPTED);
+}
+
+#[test]
+fn decrypted_replica() {
+    prove(&DECRYPTED_REPLICA);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::replaced::{
     ASYNCHRONOUS_IO, CALLS, Callbacks, DIRECT_CALLS, OTHER_COMPILER, READS_OF_FILES,
-    READS_OF_LOCAL_BUFFERS, storage_manager, sync_handlers,
+    READS_OF_LOCAL_BUFFERS, REPORT_OF_READS, storage_manager, sync_handlers,
 };
 use crate::version::{MAJORS, major_of, version};
 
@@ -152,7 +152,11 @@ fn asynchronous_io(program: &ProgramFile, findings: &mut Findings) {
     for Callbacks { object, replaced, null } in [READS_OF_FILES, READS_OF_LOCAL_BUFFERS] {
         let found = program
             .has_own_function(object, replaced)
-            .and_then(|()| program.has_null(object, null));
+            .and_then(|()| program.has_null(object, null))
+            .and_then(|()| match object == READS_OF_FILES.object {
+                true => program.has_own_function(object, REPORT_OF_READS),
+                false => Ok(()),
+            });
         findings.note(&format!("the callbacks \"{object}\" are as in PostgreSQL 18"), found, None);
     }
     let missing = ASYNCHRONOUS_IO.iter().find_map(|name| program.has_function(name).err());

@@ -14,6 +14,6 @@ mod version;
 pub use check::{Finding, Report, check};
 pub use replaced::{
     ASYNCHRONOUS_IO, CALLS, Call, Callbacks, DIRECT_CALLS, OTHER_COMPILER, READS_OF_FILES,
-    READS_OF_LOCAL_BUFFERS, Table, storage_manager, sync_handlers,
+    READS_OF_LOCAL_BUFFERS, REPORT_OF_READS, Table, storage_manager, sync_handlers,
 };
 pub use version::{MAJORS, major_of};

@@ -83,6 +83,9 @@ pub struct Callbacks {
 const COMPLETE_SHARED: usize = 8;
 const COMPLETE_LOCAL: usize = 16;
 
+/// Offset of the pointer to `report` in [`READS_OF_FILES`], which is replaced too.
+pub const REPORT_OF_READS: usize = 24;
+
 /// Completion of reads of files.
 pub const READS_OF_FILES: Callbacks =
     Callbacks { object: "aio_md_readv_cb", replaced: COMPLETE_SHARED, null: COMPLETE_LOCAL };

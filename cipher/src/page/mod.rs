@@ -15,7 +15,7 @@ mod tests;
 pub use self::blank::{blank, blank_heap, is_bare, is_bare_block, is_placeholder, placeholder};
 use crate::checksum::page_checksum;
 use crate::key::{CipherId, Fork, PageKey};
-use crate::layout::{CHECKSUM, FLAGS, LOWER, LSN, UPPER, VALID_FLAGS, get};
+use crate::layout::{CHECKSUM, FLAGS, LOWER, LSN, SPECIAL, UPPER, VALID_FLAGS, get};
 pub use crate::layout::{PAGE_SIZE, Page, is_zero};
 use crate::lsn::Lsn;
 use crate::version::DataKeyVersion;
@@ -99,6 +99,19 @@ pub fn may_be_sealed(page: &Page, block: u32, checksums: bool) -> bool {
         && is_summed
         && is_header
         && counts.iter().all(|count| *count <= MOST_OF_ONE_BYTE)
+}
+
+/// Whether PostgreSQL would accept the page as one in plaintext, if its checksum is right or ignored
+/// (`PageIsVerified`, bufpage.c). Neither a sealed page nor a zero page is one.
+#[must_use]
+pub fn is_plaintext(page: &Page) -> bool {
+    let (lower, upper, special) = (get(page, LOWER), get(page, UPPER), get(page, SPECIAL));
+    version_of(page).is_none()
+        && upper != 0
+        && lower <= upper
+        && upper <= special
+        && usize::from(special) <= PAGE_SIZE
+        && special.is_multiple_of(8)
 }
 
 /// Seals a plaintext page in place, in the format of the key's cipher. False for an all-zero page,

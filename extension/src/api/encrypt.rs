@@ -192,6 +192,9 @@ fn verify(
         for count in counts {
             let (state, version) = match count.state {
                 PageState::Empty => ("empty", None),
+                PageState::Plaintext if verify::refuses_plaintext(member.file, count.fork) => {
+                    ("refused", None)
+                }
                 PageState::Plaintext => ("plaintext", None),
                 PageState::Sealed(version) => {
                     let destroyed = directory::destroyed_at(member.file, version).is_some();

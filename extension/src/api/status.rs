@@ -264,6 +264,7 @@ fn relation_rows() -> TableIterator<
         name!(relation, pg_sys::Oid),
         name!(data_key_version, Option<i32>),
         name!(cipher, Option<String>),
+        name!(sealed_only, bool),
         name!(bytes, i64),
     ),
 > {
@@ -276,7 +277,8 @@ fn relation_rows() -> TableIterator<
             let version =
                 directory::current_version(facts.file).map(|version| i32::from(version.get()));
             let cipher = directory::current_cipher(facts.file).map(|cipher| cipher.to_string());
-            Ok((facts.oid, version, cipher, verify::main_fork_bytes(facts.file)?))
+            let sealed_only = directory::is_sealed_only(facts.file);
+            Ok((facts.oid, version, cipher, sealed_only, verify::main_fork_bytes(facts.file)?))
         })
         .collect();
     TableIterator::new(rows.or_raise())

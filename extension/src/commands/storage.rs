@@ -23,7 +23,7 @@ use crate::pg::nesting::{Mark, Notes};
 use crate::pg::process::ProcessLocal;
 use crate::pg::relation::{self, Facts, RelationKind};
 use crate::pg::report::{Report, Result};
-use crate::pg::{locks, process};
+use crate::pg::{locks, process, relation_files};
 use crate::policy::{described, memo, pending, policy};
 use crate::shmem;
 
@@ -34,16 +34,23 @@ pub(crate) fn creating_storage(file: RelFile) -> Result<()> {
 }
 
 /// Starts writing a file with this cipher and a new key, or as plaintext.
+///
+/// The file is new, except that of an index which ALTER TABLE builds again although nothing in it
+/// changes: it gets the file of the former index (`TryReuseIndex`, tablecmds.c).
 fn begin(file: RelFile, cipher: Option<CipherId>) -> Result<()> {
+    let pages = if relation_files::is_empty(file) { Pages::None } else { Pages::Logged };
     match cipher {
         Some(cipher) => {
             memo::forget_unencrypted();
             if file.database == process::my_database() {
                 pending::note_encryption();
             }
-            data_keys::new_version(file, cipher).map(|_| ())
+            match pages {
+                Pages::None => data_keys::new_version(file, cipher).map(|_| ()),
+                _ => data_keys::next_version(file, cipher, pages),
+            }
         }
-        None => data_keys::write_plaintext(file, Pages::None),
+        None => data_keys::write_plaintext(file, pages),
     }
 }
 
@@ -164,7 +171,7 @@ pub(crate) fn relation_reserved(oid: Oid) {
     }
 }
 
-/// Starts writing an empty file with this cipher, or as plaintext.
+/// Starts writing the file of a new relation with this cipher, or as plaintext.
 pub(super) fn set_cipher_of_empty_file(file: RelFile, wanted: Option<CipherId>) -> Result<()> {
     if wanted == directory::current_cipher(file) { Ok(()) } else { begin(file, wanted) }
 }

@@ -12,17 +12,21 @@
 //! of temporary tables are opened in the second, just before the server verifies them: their
 //! buffers, and the backend number that their key is derived from, exist in the owner only.
 //!
-//! Contract of both: they must not allocate, raise errors, or wait for a lock. Keys are read from
+//! A read that failed is reported by its owner, through a third callback (`report`). It gets what
+//! the completion has found out: a number, and which page.
+//!
+//! Contract of the completions: they must not allocate, raise errors, or wait for a lock. Keys are read from
 //! shared memory without locks.
 
 use std::ffi::c_void;
 
 use pgrx::pg_sys;
+use pgrx::prelude::PgLogLevel;
 
 use super::calls_seen::{self, Call};
 use super::forward::Forward;
 use crate::page;
-use crate::page::io::Cause;
+use crate::page::io::{Cause, PageFault};
 use crate::pg::compat::{self, SmgrFile};
 
 /// `PgAioResult` (aio_types.h): `id:6, status:3, error_data:23`, then the result.
@@ -39,6 +43,9 @@ const ERROR_SHIFT: u32 = 9;
 const STATUS_OK: u32 = 1; // PGAIO_RS_*
 const STATUS_PARTIAL: u32 = 2;
 const STATUS_ERROR: u32 = 4;
+
+/// The error number of a page in plaintext that is not accepted: beyond those of the system.
+const NOT_ACCEPTED: u32 = 1 << 20;
 
 /// `PGAIO_HCB_MD_READV`: the callback whose report function reports the error.
 const CALLBACK_MD_READV: u32 = 1;
@@ -57,6 +64,8 @@ const FLAG_IS_TEMP: u8 = 1;
 
 /// `PgAioHandleCallbackComplete`
 pub(super) type Complete = unsafe extern "C-unwind" fn(*mut c_void, IoResult, u8) -> IoResult;
+/// `PgAioHandleCallbackReport`
+pub(super) type ReportResult = unsafe extern "C-unwind" fn(IoResult, *const TargetData, i32);
 /// `pgaio_io_get_target_data`
 pub(super) type GetTargetData = unsafe extern "C-unwind" fn(*mut c_void) -> *const TargetData;
 /// `pgaio_io_get_handle_data`
@@ -69,6 +78,8 @@ pub(super) type Release = unsafe extern "C-unwind" fn(*mut c_void);
 
 /// `aio_md_readv_cb.complete_shared`
 pub(super) static MD_READV_COMPLETE: Forward<Complete> = Forward::unresolved();
+/// `aio_md_readv_cb.report`
+pub(super) static MD_READV_REPORT: Forward<ReportResult> = Forward::unresolved();
 /// `aio_local_buffer_readv_cb.complete_local`
 pub(super) static LOCAL_READV_COMPLETE: Forward<Complete> = Forward::unresolved();
 pub(super) static GET_TARGET_DATA: Forward<GetTargetData> = Forward::unresolved();
@@ -85,21 +96,27 @@ impl IoResult {
         }
     }
 
-    /// The result of a read of which a page could not be opened.
-    fn failed(cause: Cause) -> IoResult {
+    /// The result of a read of which this page could not be opened.
+    fn failed(cause: Cause, page: u32) -> IoResult {
         let error = match cause {
-            Cause::Key(_) => libc::ENOKEY,
-            Cause::NotAuthentic => libc::EBADMSG,
+            Cause::Key(_) => libc::ENOKEY as u32,
+            Cause::NotAuthentic => libc::EBADMSG as u32,
+            Cause::Plaintext => NOT_ACCEPTED,
         };
-        let status = STATUS_ERROR << STATUS_SHIFT;
-        IoResult { bits: CALLBACK_MD_READV | status | (error as u32) << ERROR_SHIFT, result: 0 }
+        let bits = CALLBACK_MD_READV | STATUS_ERROR << STATUS_SHIFT | error << ERROR_SHIFT;
+        IoResult { bits, result: page as i32 }
+    }
+
+    fn error(self) -> u32 {
+        self.bits >> ERROR_SHIFT
     }
 }
 
 /// `aio_md_readv_cb.complete_shared`: opens pages that were read into shared buffers.
 ///
 /// If the key of a page is not available the result is the error ENOKEY, if a page is not authentic
-/// EBADMSG. The backend that waits for the read reports it as a failed read.
+/// EBADMSG. The backend that waits for the read reports it as a failed read, except for a page in
+/// plaintext: [`md_readv_report`].
 pub(super) unsafe extern "C-unwind" fn md_readv_complete(
     handle: *mut c_void,
     prior: IoResult,
@@ -114,6 +131,32 @@ pub(super) unsafe extern "C-unwind" fn md_readv_complete(
             return done;
         }
         open(handle, target, compat::SHARED_BACKEND, done)
+    }
+}
+
+/// `aio_md_readv_cb.report`: reports a page in plaintext that is not accepted, with the error that
+/// other reads of it raise. May raise errors.
+pub(super) unsafe extern "C-unwind" fn md_readv_report(
+    result: IoResult,
+    target: *const TargetData,
+    level: i32,
+) {
+    // SAFETY: arguments forwarded; the target is that of the read; an ERROR may skip our frame,
+    // which has no values with destructors.
+    unsafe {
+        if result.error() != NOT_ACCEPTED {
+            return MD_READV_REPORT.get()(result, target, level);
+        }
+        let target = &*target;
+        let file = compat::rel_file(target.locator);
+        let file = SmgrFile { file, backend: compat::SHARED_BACKEND };
+        let fault = PageFault { file, cause: Cause::Plaintext };
+        let block = target.block + result.result as u32;
+        pg_sys::panic::pgrx_extern_c_guard(|| {
+            let level =
+                if level < PgLogLevel::ERROR as i32 { PgLogLevel::LOG } else { PgLogLevel::ERROR };
+            page::errors::report(fault, block).send(level);
+        });
     }
 }
 
@@ -151,7 +194,7 @@ unsafe fn open(handle: *mut c_void, target: &TargetData, backend: i32, done: IoR
             let page = &mut *page.cast();
             let opened = page::io::open(file, i32::from(target.fork), target.block + i, page);
             if let Err(fault) = opened {
-                return IoResult::failed(fault.cause);
+                return IoResult::failed(fault.cause, i);
             }
         }
     }

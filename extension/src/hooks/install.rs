@@ -138,6 +138,10 @@ fn plan_read_completion(exe: &Executable, plan: &mut Plan<'_>) -> std::result::R
         let original = plan.pointer(files.object, files.replaced, Expected::OwnFunction, ours)?;
         aio::MD_READV_COMPLETE.resolve(original.as_ptr());
     }
+    let ours = aio::md_readv_report as *const ();
+    let report = targets::REPORT_OF_READS;
+    let original = plan.pointer(files.object, report, Expected::OwnFunction, ours)?;
+    aio::MD_READV_REPORT.resolve(original.as_ptr());
     let ours = aio::local_readv_complete as *const ();
     let original = plan.pointer(local.object, local.replaced, Expected::OwnFunction, ours)?;
     aio::LOCAL_READV_COMPLETE.resolve(original.as_ptr());

@@ -69,6 +69,17 @@ pub(crate) fn report(fault: PageFault, block: u32) -> Report {
     let Subject { what, place, search } = Subject::of(file);
     let error = match fault.cause {
         Cause::Key(error) => error,
+        Cause::Plaintext => {
+            return Report::new(
+                PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
+                format!("block {block} of {what} is in plaintext, which is not accepted there"),
+            )
+            .detail(format!(
+                "The file contains encrypted pages only. The server did not write this page.{}",
+                place + &search
+            ))
+            .hint("Find out who can write to the data directory. Restore the relation from a backup, or fail over to a standby. If data directory and keystore are from different backups, restore both from one. Neither ignore_checksum_failure nor zero_damaged_pages helps.");
+        }
         Cause::NotAuthentic => {
             return Report::new(
                 PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,

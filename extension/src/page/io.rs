@@ -34,6 +34,8 @@ pub(crate) enum Cause {
     Key(KeyError),
     /// A key is available, but the page is not authentic: it has changed since it was sealed.
     NotAuthentic,
+    /// The page is in plaintext, and its file contains sealed pages only.
+    Plaintext,
 }
 
 impl PageFault {
@@ -147,6 +149,8 @@ pub(crate) fn target_over(
         return wanted;
     }
     match page::version_of(on_disk) {
+        // Not the file's own: [`refuse_plaintext`].
+        None if directory::is_sealed_only(file.file) => wanted,
         None => None,
         Some(version) if directory::has_key(file.file, version) => {
             Some(SealTarget { file, version })
@@ -208,7 +212,8 @@ pub(crate) fn is_as_added(page: &Page) -> bool {
     page::is_bare(page)
 }
 
-/// Opens a page in place if it is sealed.
+/// Opens a page in place if it is sealed. If not, refuses it in a file that contains sealed pages
+/// only.
 #[inline]
 pub(crate) fn open(
     file: SmgrFile,
@@ -218,12 +223,44 @@ pub(crate) fn open(
 ) -> Result<(), PageFault> {
     match page::version_of(page) {
         None => {
+            if shmem::anything_sealed()
+                && !file.is_temporary()
+                && directory::is_sealed_only(file.file)
+            {
+                refuse_plaintext(file, fork, page)?;
+            }
             if shmem::anything_destroyed() && in_recovery() {
                 blank_if_lost(file, fork, block, page);
             }
             Ok(())
         }
         Some(version) => open_sealed(file, fork, block, page, version),
+    }
+}
+
+/// Refuses a page in plaintext in a file that contains sealed pages only: no server wrote it.
+///
+/// - Zero pages are accepted: files grow by them.
+/// - Damaged pages are left to PostgreSQL, which rejects them, so that its own remedies apply.
+/// - Maps are read as empty, as PostgreSQL does if a map is damaged. That only costs time.
+/// - Redo reads pages that are older, or newer, than what it has replayed of the keystore. So it is
+///   not checked before the data directory is consistent.
+#[cold]
+fn refuse_plaintext(file: SmgrFile, fork: i32, page: &mut Page) -> Result<(), PageFault> {
+    if !page::is_plaintext(page) {
+        return Ok(());
+    }
+    match fork_of(fork) {
+        Fork::FreeSpaceMap | Fork::VisibilityMap => {
+            count_refusal(file);
+            page.fill(0);
+            Ok(())
+        }
+        Fork::Main | Fork::Init if is_not_consistent_yet() => Ok(()),
+        Fork::Main | Fork::Init => {
+            count_refusal(file);
+            Err(PageFault { file, cause: Cause::Plaintext })
+        }
     }
 }
 

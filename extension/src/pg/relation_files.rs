@@ -1,6 +1,7 @@
 //! Relation files in the file system.
 
 use std::fs::File;
+use std::io::ErrorKind;
 use std::os::fd::AsRawFd;
 use std::path::Path;
 
@@ -30,6 +31,16 @@ pub(crate) fn exists(file: RelFile) -> Result<bool> {
         )
         .detail("So it is not known whether it is gone. Nothing was changed.")
     })
+}
+
+/// Whether a file has no page in any fork; false if that cannot be determined. A page in shared
+/// buffers has its place in the file, since the file was extended for it.
+pub(crate) fn is_empty(file: RelFile) -> bool {
+    let has_no_page = |fork| match std::fs::metadata(relation_path(file, fork)) {
+        Ok(found) => found.len() == 0,
+        Err(error) => error.kind() == ErrorKind::NotFound,
+    };
+    (ForkNumber::MAIN_FORKNUM..=ForkNumber::INIT_FORKNUM).all(has_no_page)
 }
 
 /// Makes the kernel read a part of a file ahead.

@@ -9,7 +9,7 @@ use crate::sync::{AtomicU32, Ordering};
 
 /// A cache line, of which three words are used.
 pub(super) const HEADER_WORDS: usize = 16;
-pub(super) const FILE_WORDS: usize = 12;
+pub(super) const FILE_WORDS: usize = 13;
 pub(super) const KEY_WORDS: usize = 4;
 pub(super) const BODY_WORDS: usize = 2 + WRAPPED_WORDS;
 pub(super) const WRAPPED_WORDS: usize = MAX_WRAPPED_DATA_KEY / 4;
@@ -33,6 +33,7 @@ pub(super) mod file {
     pub(crate) const DESTROYED: usize = 6;
     pub(crate) const DESTROYED_LSN: [[usize; 2]; 2] = [[7, 8], [10, 11]];
     pub(crate) const REWRITING: usize = 9;
+    pub(crate) const SEALED_ONLY: usize = 12;
 }
 
 /// Words of a key entry.
@@ -97,15 +98,37 @@ const PLAINTEXT: u32 = 1 << 24;
 /// Set in the phase word of a file whose pages on disk may be in another state. It is in this word,
 /// so that no reader sees a new phase without it.
 const MIXED: u32 = 1 << 25;
+/// Set in the phase word of a file that contains sealed pages only. It is in this word, so that no
+/// reader sees it together with a phase in which pages are written as plaintext.
+const SEALED_ONLY: u32 = 1 << 26;
 
-/// `cipher`: of the version's key, 0 for plaintext; `rewriting`: as from [`pack_rewriting`].
-pub(super) fn pack_phase(phase: Phase, cipher: u8, rewriting: u32) -> u32 {
+/// `cipher`: of the version's key, 0 for plaintext; `rewriting`: as from [`pack_rewriting`];
+/// `sealed_only`: as from [`pack_sealed_only`].
+pub(super) fn pack_phase(phase: Phase, cipher: u8, rewriting: u32, sealed_only: u32) -> u32 {
     let plaintext = if phase.plaintext { PLAINTEXT } else { 0 };
     // A rewriting that was announced for the next phase counts already.
     let begun = rewriting != 0 && rewriting & DONE == 0;
     let mixed = if begun && rewriting >= pack_rewriting(phase, false) { MIXED } else { 0 };
+    let since = unpack_sealed_only(sealed_only).current();
+    let sealed_only = if since.is_some() && since <= phase.current() { SEALED_ONLY } else { 0 };
     let version = u32::from(DataKeyVersion::get_or_zero(phase.version));
-    version | u32::from(cipher) << 16 | plaintext | mixed
+    version | u32::from(cipher) << 16 | plaintext | mixed | sealed_only
+}
+
+/// Whether the file contains sealed pages only.
+pub(super) fn unpack_is_sealed_only(word: u32) -> bool {
+    word & SEALED_ONLY != 0
+}
+
+/// Since when a file contains sealed pages only, or after which version it does not any more. Later
+/// ones are larger. 0 means none.
+pub(super) fn pack_sealed_only(phase: Phase) -> u32 {
+    u32::from(DataKeyVersion::get_or_zero(phase.version)) << 1 | u32::from(phase.plaintext)
+}
+
+fn unpack_sealed_only(word: u32) -> Phase {
+    // A word has no more bits than a version and one.
+    Phase { version: DataKeyVersion::new((word >> 1) as u16), plaintext: word & 1 != 0 }
 }
 
 /// Whether pages on disk may be in another state than the phase.

@@ -3,11 +3,12 @@
 //! ```text
 //! header   16 words     files, keys, spare body
 //! buckets  2^n words    newest file of each hash chain
-//! files    12 words     tablespace, database, relation,
-//!                       phase (version | cipher << 16 | plaintext << 24 | mixed << 25), next,
+//! files    13 words     tablespace, database, relation,
+//!                       phase (version | cipher << 16 | plaintext << 24 | mixed << 25 |
+//!                       sealed only << 26), next,
 //!                       newest key, destroyed (last version | cipher << 16 | count << 24),
 //!                       its LSN (low, high), rewriting (done | plaintext << 1 | version << 2),
-//!                       its LSN in every other count
+//!                       its LSN in every other count, sealed only (plaintext | version << 1)
 //! keys     4 words      meta (version | cipher << 16 | length << 24), next, sequence, body
 //! bodies   25 words     scope, key version, wrapped key; one more than there are keys
 //! ```
@@ -17,7 +18,7 @@
 //! written first and linked last (release); a reader follows links (acquire) and sees complete
 //! entries.
 //!
-//! Changes in place are one word each (`phase`, `rewriting`, `destroyed`), except for a wrapping,
+//! Changes in place are one word each (`phase`, `rewriting`, `sealed only`, `destroyed`), except for a wrapping,
 //! which has 25. A new wrapping is written to the *spare* body; then the key is pointed to it, and
 //! its old body becomes the spare. So a writer that sleeps or dies in between blocks no reader. If
 //! the body that a reader copies is overwritten meanwhile, the reader detects that the key's body
@@ -216,6 +217,11 @@ impl<'a> Directory<'a> {
     /// Whether pages of the file on disk may be in another state than new ones.
     pub fn is_mixed(&self, slot: FileSlot) -> Result<bool> {
         Ok(self.writing(slot)?.mixed)
+    }
+
+    /// Whether the file contains sealed pages only, so that a page in plaintext is not its own.
+    pub fn is_sealed_only(&self, slot: FileSlot) -> Result<bool> {
+        Ok(unpack_is_sealed_only(self.file(slot)?[file::PHASE].load(Ordering::Acquire)))
     }
 
     /// How a page of the file is to be written; both fields are from the same moment.

@@ -3,14 +3,14 @@
 use pagevault_cipher::{DataKeyVersion, Lsn};
 
 use super::layout::{
-    Destroyed, file, head, identity, key, pack_meta, pack_phase, pack_rewriting, step, unpack_meta,
-    unpack_phase,
+    Destroyed, FILE_WORDS, file, head, identity, key, pack_meta, pack_phase, pack_rewriting,
+    pack_sealed_only, step, unpack_meta, unpack_phase,
 };
 use super::{Directory, DirectoryError, FileSlot, KeyInfo, Result};
 use crate::error::Problem;
 use crate::record::{MAX_WRAPPED_DATA_KEY, Record};
 use crate::rel_file::{Phase, RelFile};
-use crate::sync::{Ordering, fence};
+use crate::sync::{AtomicU32, Ordering, fence};
 use crate::wal::{self, Switch};
 
 impl Directory<'_> {
@@ -40,7 +40,14 @@ impl Directory<'_> {
                 let last = word.load(Ordering::Relaxed).max(pack_rewriting(*phase, *done));
                 word.store(last, Ordering::Release);
                 let (present, cipher) = unpack_phase(entry[file::PHASE].load(Ordering::Relaxed));
-                entry[file::PHASE].store(pack_phase(present, cipher, last), Ordering::Release);
+                store_phase(entry, present, cipher);
+            }
+            Record::SealedOnly { file, phase } => {
+                let Some(version) = phase.version else { return Ok(()) };
+                let entry = self.file(self.find_with_version(*file, version)?)?;
+                raise_sealed_only(entry, *phase);
+                let (present, cipher) = unpack_phase(entry[file::PHASE].load(Ordering::Relaxed));
+                store_phase(entry, present, cipher);
             }
             Record::WalSwitch(Switch { phase, .. }) => {
                 let Some(version) = phase.version else { return Ok(()) };
@@ -66,8 +73,8 @@ impl Directory<'_> {
     }
 
     /// Whether a record contains anything that the directory lacks: a key that was not destroyed,
-    /// or another wrapping of one; a later [`Phase`] of a file; the rewriting of a file, or the
-    /// destruction of its keys. So redo can skip what the keystore already has. True for records
+    /// or another wrapping of one; a later [`Phase`] of a file; the rewriting of a file, whether it
+    /// contains sealed pages only, or the destruction of its keys. So redo can skip what the keystore already has. True for records
     /// about which the directory stores nothing.
     pub fn would_change(&self, record: &Record) -> Result<bool> {
         match record {
@@ -83,13 +90,15 @@ impl Directory<'_> {
             }
             Record::Current { file, version } => self.is_later(*file, Phase::under(*version)),
             Record::Plaintext { file, after } => {
-                self.is_later(*file, Phase::plaintext_after(*after))
+                let phase = Phase::plaintext_after(*after);
+                Ok(self.is_later(*file, phase)? || self.raises_sealed_only(*file, phase)?)
             }
             Record::Rewriting { file, phase, done } => {
                 let Some(slot) = self.find(*file)? else { return Ok(true) };
                 let last = self.file(slot)?[file::REWRITING].load(Ordering::Acquire);
                 Ok(pack_rewriting(*phase, *done) > last)
             }
+            Record::SealedOnly { file, phase } => self.raises_sealed_only(*file, *phase),
             Record::Destroyed { file, through, lsn, .. } => {
                 let Some(slot) = self.find(*file)? else { return Ok(true) };
                 Ok((Some(*through), *lsn) > self.destroyed(slot)?)
@@ -108,6 +117,12 @@ impl Directory<'_> {
     fn is_later(&self, file: RelFile, phase: Phase) -> Result<bool> {
         let Some(slot) = self.find(file)? else { return Ok(true) };
         Ok(phase > self.phase(slot)?)
+    }
+
+    fn raises_sealed_only(&self, file: RelFile, phase: Phase) -> Result<bool> {
+        let Some(slot) = self.find(file)? else { return Ok(true) };
+        let last = self.file(slot)?[file::SEALED_ONLY].load(Ordering::Acquire);
+        Ok(pack_sealed_only(phase) > last)
     }
 
     fn phase(&self, slot: FileSlot) -> Result<Phase> {
@@ -186,13 +201,15 @@ impl Directory<'_> {
         let Some(version) = phase.version else { return Ok(()) };
         let cipher = self.cipher_of_version(slot, version)?;
         let cipher = cipher.ok_or_else(|| self.no_key(slot, version))?;
-        if phase <= self.phase(slot)? {
-            return Ok(());
-        }
-        let cipher = if phase.plaintext { 0 } else { cipher };
         let entry = self.file(slot)?;
-        let rewriting = entry[file::REWRITING].load(Ordering::Relaxed);
-        entry[file::PHASE].store(pack_phase(phase, cipher, rewriting), Ordering::Release);
+        let (present, its_cipher) = unpack_phase(entry[file::PHASE].load(Ordering::Relaxed));
+        if phase.plaintext {
+            raise_sealed_only(entry, phase);
+        }
+        match phase > present {
+            true => store_phase(entry, phase, if phase.plaintext { 0 } else { cipher }),
+            false => store_phase(entry, present, its_cipher),
+        }
         Ok(())
     }
 
@@ -287,6 +304,7 @@ impl Directory<'_> {
         store(file::DESTROYED, 0);
         file::DESTROYED_LSN.into_iter().flatten().for_each(|word| store(word, 0));
         store(file::REWRITING, 0);
+        store(file::SEALED_ONLY, 0);
         bucket.store(index + 1, Ordering::Release);
         count.store(index + 1, Ordering::Release);
         Ok(FileSlot(index))
@@ -327,6 +345,20 @@ impl Directory<'_> {
             .for_each(|word| word.store(0, Ordering::Relaxed));
         Ok(())
     }
+}
+
+/// Notes since when the file contains sealed pages only, or that it does not any more, if that is
+/// later than what is known. Readers see it with the next [`store_phase`].
+fn raise_sealed_only(entry: &[AtomicU32; FILE_WORDS], phase: Phase) {
+    let word = &entry[file::SEALED_ONLY];
+    word.store(word.load(Ordering::Relaxed).max(pack_sealed_only(phase)), Ordering::Release);
+}
+
+fn store_phase(entry: &[AtomicU32; FILE_WORDS], phase: Phase, cipher: u8) {
+    let rewriting = entry[file::REWRITING].load(Ordering::Relaxed);
+    let sealed_only = entry[file::SEALED_ONLY].load(Ordering::Relaxed);
+    let word = pack_phase(phase, cipher, rewriting, sealed_only);
+    entry[file::PHASE].store(word, Ordering::Release);
 }
 
 fn meta_of(info: &KeyInfo) -> u32 {

@@ -23,6 +23,7 @@ impl Settle {
             Record::Current { .. }
             | Record::Plaintext { .. }
             | Record::Rewriting { .. }
+            | Record::SealedOnly { .. }
             | Record::Job { .. }
             | Record::JobStep { .. }
             | Record::JobBegun { .. }
@@ -33,13 +34,15 @@ impl Settle {
     }
 
     /// For records in redo. Keys of files that existed before them are settled at once: a restarted
-    /// server may read pages under such keys before it replays the keys again.
+    /// server may read pages under such keys before it replays the keys again. So is the end of
+    /// [`Record::SealedOnly`]: pages are written in plaintext after it.
     pub fn in_redo(records: &[Record]) -> Self {
-        let is_of_file_in_use = |r: &Record| match r {
+        let is_needed_early = |r: &Record| match r {
             Record::DataKey { version, .. } => *version > DataKeyVersion::FIRST,
-            Record::Rewriting { .. } => true,
+            Record::Rewriting { .. } | Record::Plaintext { .. } => true,
+            Record::SealedOnly { phase, .. } => phase.plaintext,
             _ => false,
         };
-        if records.iter().any(is_of_file_in_use) { Self::Now } else { Self::of(records) }
+        if records.iter().any(is_needed_early) { Self::Now } else { Self::of(records) }
     }
 }

@@ -18,6 +18,7 @@
 //! 11 JobStep      job, step u32, state u8, started i64, at i64, error text
 //! 12 JobBegun     job, relation u32
 //! 13 JobsForgotten database u32, through u64, all u8
+//! 14 SealedOnly   file, version u16, plaintext u8
 //!
 //! text, bytes: length u32, then as many bytes; text is UTF-8
 //! file: tablespace, database, relation u32        job: database u32, number u64
@@ -53,6 +54,7 @@ mod kind {
     pub(super) const JOB_STEP: u8 = 11;
     pub(super) const JOB_BEGUN: u8 = 12;
     pub(super) const JOBS_FORGOTTEN: u8 = 13;
+    pub(super) const SEALED_ONLY: u8 = 14;
 }
 
 /// Version of every record type so far.
@@ -74,6 +76,7 @@ impl Record {
             Self::JobStep { .. } => kind::JOB_STEP,
             Self::JobBegun { .. } => kind::JOB_BEGUN,
             Self::JobsForgotten { .. } => kind::JOBS_FORGOTTEN,
+            Self::SealedOnly { .. } => kind::SEALED_ONLY,
         }
     }
 
@@ -148,6 +151,11 @@ impl Record {
                 put_u8(out, u8::from(phase.plaintext));
                 put_u8(out, u8::from(*done));
             }
+            Self::SealedOnly { file, phase } => {
+                put_file(out, file);
+                put_u16(out, DataKeyVersion::get_or_zero(phase.version));
+                put_u8(out, u8::from(phase.plaintext));
+            }
             Self::Destroyed { file, through, cipher, whole, lsn, at } => {
                 put_file(out, file);
                 put_u16(out, through.get());
@@ -190,7 +198,7 @@ impl Record {
         let at = |problem| FormatError { offset, problem };
         let kind = from.u8()?;
         let version = from.u8()?;
-        if !(kind::PROVIDER..=kind::JOBS_FORGOTTEN).contains(&kind) {
+        if !(kind::PROVIDER..=kind::SEALED_ONLY).contains(&kind) {
             return Err(at(Problem::RecordType(kind)));
         }
         if version != VERSION {
@@ -286,6 +294,11 @@ impl Record {
                 let plaintext = take_bool(from, "rewriting")?;
                 let done = take_bool(from, "rewriting")?;
                 Self::Rewriting { file, phase: Phase { version, plaintext }, done }
+            }
+            kind::SEALED_ONLY => {
+                let (file, version) = (take_file(from)?, Some(version_of_data_key(from)?));
+                let plaintext = take_bool(from, "sealed only")?;
+                Self::SealedOnly { file, phase: Phase { version, plaintext } }
             }
             kind::JOB => {
                 let (job, relation, kind) = (take_job(from)?, from.u32()?, from.u8()?);

@@ -122,6 +122,14 @@ pub enum Record {
         /// All pages on disk are in the new state.
         done: bool,
     },
+    /// Whether a file contains sealed pages only. Where it does, no page is accepted in plaintext.
+    SealedOnly {
+        /// Which file.
+        file: RelFile,
+        /// Under a version: sealed pages only since then. Plaintext after a version: not any more.
+        /// The latest counts, as for states of a file. [`Self::Plaintext`] says the latter too.
+        phase: Phase,
+    },
     /// A requested rekey job. It counts if its transaction has committed.
     Job {
         /// Which job.
@@ -168,7 +176,8 @@ impl Record {
             | Self::Current { file, .. }
             | Self::Plaintext { file, .. }
             | Self::Destroyed { file, .. }
-            | Self::Rewriting { file, .. } => file.scope(),
+            | Self::Rewriting { file, .. }
+            | Self::SealedOnly { file, .. } => file.scope(),
             Self::Job { job, .. } | Self::JobStep { job, .. } | Self::JobBegun { job, .. } => {
                 job.scope()
             }

@@ -55,6 +55,12 @@ pub(crate) fn rewriting(relation: u32, number: u16, which: u8) -> Record {
     Record::Rewriting { file: file(relation), phase, done: which & 2 != 0 }
 }
 
+/// A file contains sealed pages only since this version; or, with `ended`, not any more after it.
+pub(crate) fn sealed_only(relation: u32, number: u16, ended: bool) -> Record {
+    let phase = Phase { version: Some(version(number)), plaintext: ended };
+    Record::SealedOnly { file: file(relation), phase }
+}
+
 /// The keys of a file up to a version are destroyed, when WAL ends at `lsn`.
 pub(crate) fn destroyed(relation: u32, through: u16, lsn: u64) -> Record {
     Record::Destroyed {
@@ -132,6 +138,10 @@ pub(crate) fn any_record() -> impl Strategy<Value = Record> {
             done,
         },
     );
+    let sealed_only =
+        (any_file(), versions(), any::<bool>()).prop_map(|(file, version, plaintext)| {
+            Record::SealedOnly { file, phase: Phase { version: Some(version), plaintext } }
+        });
     let ids = (versions(), 0..3_u8, any::<bool>(), any::<u64>(), any::<i64>());
     let destroyed = (any_file(), ids).prop_map(|(file, (through, cipher, whole, lsn, at))| {
         let lsn = Lsn(lsn);
@@ -145,6 +155,7 @@ pub(crate) fn any_record() -> impl Strategy<Value = Record> {
         current,
         plaintext,
         rewriting,
+        sealed_only,
         any_wal_key(),
         any_wal_switch(),
         destroyed,

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 
 use crate::arbitrary::{
     DATABASE, any_record, current, data_key, destroyed, fewer, file, key_version, plaintext,
-    rewriting, version,
+    rewriting, sealed_only, version,
 };
 
 /// Number of rounds: fewer under Miri, which is slow.
@@ -136,6 +136,7 @@ fn records_that_would_change_it_are_recognised() {
     for record in [data_key(1, 2, 1, 21), data_key(1, 2, 2, 20), other_scope] {
         assert!(news(&record));
     }
+    assert!(news(&sealed_only(1, 2, false)) && !news(&sealed_only(1, 1, true)));
     assert!(news(&rewriting(1, 2, 0)) && news(&current(9, 1)) && news(&plaintext(1, 2)));
     assert!(news(&Record::DropProvider { name: "disk".into() }));
 }
@@ -204,6 +205,35 @@ fn no_reader_sees_a_new_phase_without_its_rewriting() {
     assert_eq!(writing(), (None, false));
 }
 
+/// A page in plaintext is refused by the same word by which pages are written as plaintext.
+#[test]
+fn no_reader_sees_a_plaintext_phase_in_a_file_that_is_sealed_only() {
+    let memory = memory(4);
+    let directory = Directory::init(&memory, 4).unwrap();
+    let is_sealed_only = || {
+        let slot = directory.find(file(1)).unwrap().unwrap();
+        (directory.current(slot).unwrap().is_some(), directory.is_sealed_only(slot).unwrap())
+    };
+    let after = |record: &Record| {
+        directory.apply(record).unwrap();
+        is_sealed_only()
+    };
+    assert_eq!(after(&data_key(1, 1, 1, 1)), (false, false));
+    assert_eq!(after(&sealed_only(1, 1, false)), (false, false));
+    assert_eq!(after(&current(1, 1)), (true, true));
+    directory.apply(&data_key(1, 2, 1, 1)).unwrap();
+    // Another key.
+    assert_eq!(after(&rewriting(1, 2, 0)), (true, true));
+    assert_eq!(after(&current(1, 2)), (true, true));
+    assert_eq!(after(&plaintext(1, 2)), (false, false));
+    // Encrypted again: old pages are plaintext.
+    directory.apply(&data_key(1, 3, 1, 1)).unwrap();
+    assert_eq!(after(&current(1, 3)), (true, false));
+    // The file number is used again.
+    assert_eq!(after(&sealed_only(1, 3, false)), (true, true));
+    assert_eq!(after(&sealed_only(1, 3, true)), (true, false));
+}
+
 #[test]
 fn overwritten_memory_causes_errors_and_no_endless_loop() {
     let memory = memory(4);
@@ -254,6 +284,7 @@ proptest! {
             prop_assert_eq!(directory.destroyed(info.slot).unwrap(), left);
             prop_assert_eq!(info.destroyed, left.0);
             prop_assert_eq!(directory.is_mixed(info.slot).unwrap(), entry.is_mixed());
+            prop_assert_eq!(directory.is_sealed_only(info.slot).unwrap(), entry.is_sealed_only());
             prop_assert_eq!(directory.next_version(info.slot).unwrap(), entry.next_version());
             prop_assert_eq!(directory.keys(info.slot).unwrap().count(), entry.keys.len());
             for (version, known) in &entry.keys {

@@ -17,6 +17,7 @@ const DATABASE: &[u8] = include_bytes!("../../vectors/v1/5.keys");
 const SHREDDED: &[u8] = include_bytes!("../../vectors/v1/6.keys");
 const REWRITTEN: &[u8] = include_bytes!("../../vectors/v1/7.keys");
 const JOBS: &[u8] = include_bytes!("../../vectors/v1/8.keys");
+const BORN: &[u8] = include_bytes!("../../vectors/v1/9.keys");
 const REQUEST: &[u8] = include_bytes!("../../vectors/v1/request.json");
 const REPLY: &[u8] = include_bytes!("../../vectors/v1/reply.json");
 const ID: [u8; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
@@ -158,6 +159,27 @@ fn rewritten() -> Vec<Vec<Record>> {
     ]
 }
 
+/// The log of a database with a file that contains sealed pages only, then not any more, then again.
+fn born() -> Vec<Vec<Record>> {
+    let file = RelFile { tablespace: 1663, database: 9, relation: 16384 };
+    let key = Record::DataKey {
+        file,
+        version: version(1),
+        cipher: 1,
+        scope: Scope::database(9),
+        key_version: key_version(1),
+        wrapped: wrapped(0, 92),
+        created: 1_700_000_007,
+    };
+    let sealed_only = |phase| Record::SealedOnly { file, phase };
+    let since = |number| sealed_only(Phase::under(version(number)));
+    vec![
+        vec![key, Record::Current { file, version: version(1) }, since(1)],
+        vec![sealed_only(Phase::plaintext_after(version(1)))],
+        vec![since(8191)],
+    ]
+}
+
 /// The log of a database with rekey jobs.
 fn jobs() -> Vec<Vec<Record>> {
     let job = |number| JobId { database: 8, number };
@@ -232,6 +254,7 @@ fn golden_logs_are_read() {
         (SHREDDED, 6, 1, shredded()),
         (REWRITTEN, 7, 0, rewritten()),
         (JOBS, 8, 0, jobs()),
+        (BORN, 9, 0, born()),
     ] {
         let contents = replay(bytes, Scope::database(scope)).unwrap();
         assert_eq!(contents.records, batches.concat());
@@ -259,6 +282,10 @@ fn golden_logs_are_written() {
     let mut log = Log::create(&storage, ID, Scope::database(8), &[]).unwrap();
     jobs().iter().for_each(|batch| log.append(batch).unwrap());
     assert_eq!(storage.content("8.keys"), JOBS);
+
+    let mut log = Log::create(&storage, ID, Scope::database(9), &[]).unwrap();
+    born().iter().for_each(|batch| log.append(batch).unwrap());
+    assert_eq!(storage.content("9.keys"), BORN);
 
     let storage = FaultyStorage::default();
     let mut log = Log::create(&storage, ID, Scope::database(0), &[]).unwrap();

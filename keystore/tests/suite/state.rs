@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use crate::arbitrary::{
     DATABASE, any_record, current, data_key, destroyed, file, is_too_early, key_version, plaintext,
-    rewriting, version,
+    rewriting, sealed_only, version,
 };
 
 /// A database key whose wrapped bytes are all `fill`.
@@ -129,6 +129,26 @@ fn only_a_version_with_a_key_becomes_current() {
     assert_eq!(state.file(file(1)).unwrap().phase.current(), Some(version(1)));
     state.apply(plaintext(1, 1)).unwrap();
     assert_eq!(state.file(file(1)).unwrap().phase.current(), None);
+}
+
+#[test]
+fn a_file_is_sealed_only_until_it_is_written_in_plaintext() {
+    let born = [data_key(1, 1, 1, 10), current(1, 1), sealed_only(1, 1, false)];
+    let rotated = [data_key(1, 2, 1, 20), rewriting(1, 2, 0), current(1, 2)];
+    let decrypted = [plaintext(1, 2)];
+    let again = [data_key(1, 3, 1, 30), current(1, 3)];
+    let reused = [sealed_only(1, 3, false)];
+    let mut state = State::default();
+    let mut is = |records: &[Record]| {
+        records.iter().for_each(|record| state.apply(record.clone()).unwrap());
+        let state = fold(&all_records(&state));
+        state.file(file(1)).unwrap().is_sealed_only()
+    };
+    assert!(!is(&born[..2]) && is(&born) && is(&rotated));
+    assert!(!is(&decrypted) && !is(&again));
+    // Redo repeats older records.
+    assert!(!is(&born) && !is(&rotated));
+    assert!(is(&reused) && is(&decrypted) && is(&born));
 }
 
 #[test]

@@ -5,7 +5,7 @@ use pagevault_keystore::rel_file::Phase;
 use pagevault_keystore::state::State;
 use pagevault_keystore::{Lsn, Record, RelFile, Scope};
 
-use crate::arbitrary::{DATABASE, current, data_key, version};
+use crate::arbitrary::{DATABASE, current, data_key, sealed_only, version};
 use crate::faulty::{DONE, Fault, FaultyStorage};
 
 const ID: [u8; 16] = *b"0123456789abcdef";
@@ -150,12 +150,14 @@ fn only_missing_records_are_restored() {
     let beside = [
         vec![other, job, orphan, rewriting.clone()],
         later.clone(),
+        vec![sealed_only(1, 2, false)],
         vec![rewriting.clone(), plaintext.clone(), plaintext.clone()],
         settled(),
     ]
     .concat();
     let missing = unsettled::missing(&state, beside);
-    assert_eq!(missing, [later, vec![rewriting, plaintext]].concat());
+    let sealed_only = sealed_only(1, 2, false);
+    assert_eq!(missing, [later, vec![sealed_only, rewriting, plaintext]].concat());
     let whole = State::from_records([settled(), missing].concat()).unwrap();
     assert_eq!(unsettled::missing(&whole, whole.records(DATABASE)), []);
 }

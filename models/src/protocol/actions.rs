@@ -18,6 +18,8 @@ pub enum Site {
 pub enum Action {
     /// A process of the primary begins to make a key for the file.
     MakeKey,
+    /// A process of the primary begins to decrypt the file.
+    Decrypt,
     /// A process of the primary begins to destroy all keys of the file.
     DestroyKeys,
     /// It takes its next step.
@@ -82,6 +84,9 @@ impl Bounds {
         if primary.is_unlocked() {
             if world.left(Count::Keys) {
                 actions.push(Action::MakeKey);
+            }
+            if world.left(Count::Decryptions) && is_used && primary.known().current.is_some() {
+                actions.push(Action::Decrypt);
             }
             if world.left(Count::Destructions) && is_used && primary.tombstone().is_some() {
                 actions.push(Action::DestroyKeys);

@@ -18,33 +18,37 @@ pub fn properties() -> Vec<Property<Bounds>> {
         Property::always(INVARIANTS[3], destroyed_keys_stay_destroyed),
         Property::always(INVARIANTS[4], commits_stay_readable),
         Property::always(INVARIANTS[5], no_server_stops),
+        Property::always(INVARIANTS[6], no_page_is_refused),
         Property::sometimes(REACHED[0], |_, world| is_cut_off(world)),
         Property::sometimes(REACHED[1], |_, world| has_placeholder(world)),
         Property::sometimes(REACHED[2], |_, world: &World| world.follows_after_rewind()),
         Property::sometimes(REACHED[3], |_, world| has_replayed_tombstone(world)),
         Property::sometimes(REACHED[4], |_, world| is_behind_its_key_file(world)),
         Property::sometimes(REACHED[5], |_, world| has_reused_number(world)),
+        Property::sometimes(REACHED[6], |_, world| has_plaintext_of_the_future(world)),
     ]
 }
 
 /// The names of the invariants.
-pub const INVARIANTS: [&str; 6] = [
+pub const INVARIANTS: [&str; 7] = [
     "every page has its key",
     "a pair names one key",
     "a keystore says what WAL says",
     "destroyed keys stay destroyed",
     "commits stay readable",
     "no server stops",
+    "no page is refused",
 ];
 
 /// States that some scenario must reach, or else its proof says little.
-pub const REACHED: [&str; 6] = [
+pub const REACHED: [&str; 7] = [
     "a start has cut off a staged batch",
     "redo gets a placeholder",
     "a former primary follows, behind a key that only it has made",
     "a replica has replayed a tombstone",
     "a key file says more than the replica has replayed",
     "a file number whose keys were destroyed has a new key",
+    "a replica has a page in plaintext and has not replayed that it may",
 ];
 
 fn is_cut_off(world: &World) -> bool {
@@ -72,6 +76,12 @@ fn is_behind_its_key_file(world: &World) -> bool {
 fn has_reused_number(world: &World) -> bool {
     let known = world.primary.known();
     known.destroyed.is_some() && !known.keys.is_empty()
+}
+
+fn has_plaintext_of_the_future(world: &World) -> bool {
+    world.replica.as_ref().is_some_and(|replica| {
+        replica.known().sealed_only && replica.page.is_some_and(|page| page.key.is_none())
+    })
 }
 
 /// Each server that admits queries, and the WAL that it has written or replayed.
@@ -155,4 +165,13 @@ pub fn commits_stay_readable(bounds: &Bounds, world: &World) -> bool {
 pub fn no_server_stops(_: &Bounds, world: &World) -> bool {
     world.primary.stopped.is_none()
         && world.replica.as_ref().is_none_or(|replica| replica.stopped.is_none())
+}
+
+/// A file that contains sealed pages only has no page in plaintext on disk: it would be refused.
+/// Before a server admits queries, nothing is refused.
+pub fn no_page_is_refused(_: &Bounds, world: &World) -> bool {
+    serving(world).all(|(server, _)| {
+        let is_plaintext = server.page.is_some_and(|page| page.key.is_none());
+        !is_plaintext || !server.known().sealed_only
+    })
 }

@@ -39,6 +39,8 @@ pub struct Bounds {
     pub fsync: bool,
     /// Keys that are made.
     pub keys: u8,
+    /// How often the file is decrypted in use.
+    pub decryptions: u8,
     /// How often all keys of the file are destroyed.
     pub destructions: u8,
     /// Changes of the page.
@@ -68,6 +70,7 @@ impl Bounds {
         in_use: true,
         fsync: true,
         keys: 0,
+        decryptions: 0,
         destructions: 0,
         rows: 0,
         checkpoints: 0,
@@ -118,12 +121,13 @@ pub struct World {
     rows_made: u8,
 }
 
-const COUNTERS: usize = 10;
+const COUNTERS: usize = 11;
 
 /// What is counted.
 #[derive(Debug, Clone, Copy)]
 enum Count {
     Keys,
+    Decryptions,
     Destructions,
     Rows,
     Checkpoints,
@@ -157,6 +161,7 @@ impl Model for Bounds {
     fn init_states(&self) -> Vec<World> {
         let left = [
             self.keys,
+            self.decryptions,
             self.destructions,
             self.rows,
             self.checkpoints,

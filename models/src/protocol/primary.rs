@@ -122,7 +122,9 @@ impl Server {
             KeyChange::Destroyed { .. } if order == Order::TombstoneNotDurable => {
                 Settle::AtCheckpoint
             }
-            KeyChange::Made { in_use: true, .. } | KeyChange::Destroyed { .. } => Settle::Now,
+            KeyChange::Made { in_use: true, .. }
+            | KeyChange::Decrypted { .. }
+            | KeyChange::Destroyed { .. } => Settle::Now,
             KeyChange::Made { in_use: false, .. } => Settle::of(&change.records()),
         }
     }
@@ -208,7 +210,7 @@ impl Server {
             self.request_sync();
         }
         match change {
-            KeyChange::Made { .. } => self.take_in(&change.records()),
+            KeyChange::Made { .. } | KeyChange::Decrypted { .. } => self.take_in(&change.records()),
             KeyChange::Destroyed { through, .. } => {
                 if order == Order::NoTombstone {
                     self.remove_keys(through);

@@ -106,7 +106,7 @@ impl Server {
         }
         let is_another = match change {
             KeyChange::Made { key, .. } => known.key(key.version).is_some_and(|one| one != key),
-            KeyChange::Destroyed { .. } => false,
+            KeyChange::Decrypted { .. } | KeyChange::Destroyed { .. } => false,
         };
         if is_another || !memory.directory.accepts(&records) {
             return self.stop(Stop::Contradiction);

@@ -200,6 +200,8 @@ pub struct Known {
     pub keys: Vec<Key>,
     /// The version that the next key gets.
     pub next: Option<DataKeyVersion>,
+    /// The file contains sealed pages only.
+    pub sealed_only: bool,
 }
 
 impl Known {
@@ -278,6 +280,7 @@ impl Words {
                 destroyed: directory.destroyed(slot)?.0,
                 keys,
                 next: directory.next_version(slot)?,
+                sealed_only: directory.is_sealed_only(slot)?,
             })
         };
         self.with(ask).0

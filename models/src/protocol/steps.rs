@@ -16,6 +16,12 @@ impl Bounds {
                 let change = world.primary.new_key(world.keys_made, self);
                 world.primary.begin_keys(change, self.order);
             }
+            Action::Decrypt => {
+                world.count(Count::Decryptions);
+                if let Some(after) = world.primary.known().current {
+                    world.primary.begin_keys(KeyChange::Decrypted { after }, self.order);
+                }
+            }
             Action::DestroyKeys => {
                 world.count(Count::Destructions);
                 if let Some(change) = world.primary.tombstone() {

@@ -51,6 +51,11 @@ pub enum KeyChange {
         /// The file has pages; else the record also stands for the file's creation.
         in_use: bool,
     },
+    /// The file, which has pages, is written in plaintext from now on.
+    Decrypted {
+        /// The last version.
+        after: DataKeyVersion,
+    },
     /// Keys were destroyed.
     Destroyed {
         /// The last version.
@@ -66,7 +71,8 @@ pub fn address(index: usize) -> Lsn {
 }
 
 impl KeyChange {
-    /// As pagevault writes it down: in the order of `make_epoch` and `destroy_locked`.
+    /// As pagevault writes it down: in the order of `make_version`, `write_plaintext` and
+    /// `destroy_locked`.
     pub fn records(self) -> Vec<Record> {
         match self {
             Self::Made { key: Key { version, identity }, in_use } => {
@@ -83,7 +89,13 @@ impl KeyChange {
                 let rewriting =
                     in_use.then_some(Record::Rewriting { file: FILE, phase, done: false });
                 let current = Record::Current { file: FILE, version };
-                [Some(key), rewriting, Some(current)].into_iter().flatten().collect()
+                let sealed_only = (!in_use).then_some(Record::SealedOnly { file: FILE, phase });
+                [Some(key), rewriting, Some(current), sealed_only].into_iter().flatten().collect()
+            }
+            Self::Decrypted { after } => {
+                let phase = Phase::plaintext_after(after);
+                let rewriting = Record::Rewriting { file: FILE, phase, done: false };
+                vec![rewriting, Record::Plaintext { file: FILE, after }]
             }
             Self::Destroyed { through, lsn } => {
                 let (cipher, whole, at) = (CIPHER, false, 7);
@@ -117,7 +129,7 @@ pub fn told(wal: &[WalRecord], existed: bool) -> Told {
                     Told { lives: false, row: None, destroyed: told.destroyed.max(Some(through)) };
             }
             WalRecord::Row { row, .. } => told.row = Some(row),
-            WalRecord::Keys(KeyChange::Made { in_use: true, .. })
+            WalRecord::Keys(KeyChange::Made { in_use: true, .. } | KeyChange::Decrypted { .. })
             | WalRecord::Checkpoint { .. } => {}
         }
     }

@@ -44,6 +44,7 @@ mod revalidate;
 mod rotation;
 mod rotation_crashes;
 mod routes;
+mod sealed_only;
 mod segments;
 mod self_check;
 mod shared_labels;

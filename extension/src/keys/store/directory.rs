@@ -46,6 +46,16 @@ pub(crate) fn writing(file: RelFile) -> Option<Writing> {
     directory.writing(directory.find(file).ok()??).ok()
 }
 
+/// True if the file contains sealed pages only: a page in plaintext is not its own.
+#[inline]
+pub(crate) fn is_sealed_only(file: RelFile) -> bool {
+    let found = || {
+        let directory = &get()?.directory;
+        directory.is_sealed_only(directory.find(file).ok()??).ok()
+    };
+    found() == Some(true)
+}
+
 /// True if the file ever had a data key.
 pub(crate) fn is_known(file: RelFile) -> bool {
     get().is_some_and(|shared| matches!(shared.directory.find(file), Ok(Some(_))))

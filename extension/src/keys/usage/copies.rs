@@ -6,6 +6,7 @@
 //! caller ensures that no keys are made for the originals meanwhile.
 
 use pagevault_cipher::DataKeyVersion;
+use pagevault_keystore::rel_file::Phase;
 use pagevault_keystore::state::{Destroyed, File};
 use pagevault_keystore::{Record, RelFile, Scope};
 use pgrx::PgSqlErrorCode;
@@ -88,6 +89,14 @@ fn add_records(
         phase,
         done,
     }));
+    // The place may have been that of a file which was sealed only. Of the copy that is not known on
+    // a server that replays the copying when the original has changed since.
+    records.extend(
+        entry.phase.version.map(|version| Record::SealedOnly {
+            file: copy,
+            phase: Phase::plaintext_after(version),
+        }),
+    );
     Ok(())
 }
 

@@ -88,7 +88,7 @@ pub(crate) fn new_version(file: RelFile, cipher: CipherId) -> Result<Lsn> {
 /// The pages of a file whose key changes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pages {
-    /// None: the file is new.
+    /// None: the file is new. If it is encrypted, it contains sealed pages only from now on.
     None,
     /// Pages that may be torn after a crash.
     Logged,
@@ -144,10 +144,16 @@ fn make_version(
     let mut records = vec![make_key(file, version, cipher)?];
     records.extend(pages.rewriting(file, Phase::under(version)));
     records.push(Record::Current { file, version });
+    if pages == Pages::None {
+        records.push(Record::SealedOnly { file, phase: Phase::under(version) });
+    }
     append(&lock, file.scope(), &records)
 }
 
 /// Writes pages of a file in plaintext from now on. Its keys are kept for pages that are sealed.
+///
+/// If the file has pages, the record is durable before any is written in plaintext: it says that the
+/// file is not sealed only any more. Some of these pages have an older LSN, and do not wait for it.
 pub(crate) fn write_plaintext(file: RelFile, pages: Pages) -> Result<()> {
     if !directory::is_sealed(file) {
         return Ok(());
@@ -159,6 +165,7 @@ pub(crate) fn write_plaintext(file: RelFile, pages: Pages) -> Result<()> {
     let rewriting = pages.rewriting(file, Phase::plaintext_after(after));
     let mut records: Vec<_> = rewriting.into_iter().collect();
     records.push(Record::Plaintext { file, after });
+    let append = if pages == Pages::None { append } else { append_durably };
     append(&lock, file.scope(), &records).map(|_| ())
 }
 
