@@ -75,10 +75,10 @@ pub(crate) fn report(fault: PageFault, block: u32) -> Report {
                 format!("block {block} of {what} is in plaintext, which is not accepted there"),
             )
             .detail(format!(
-                "The file contains encrypted pages only. The server did not write this page.{}",
+                "The file contains encrypted pages only. This server did not write the page, or did so without pagevault.{}",
                 place + &search
             ))
-            .hint("Find out who can write to the data directory. Restore the relation from a backup, or fail over to a standby. If data directory and keystore are from different backups, restore both from one. Neither ignore_checksum_failure nor zero_damaged_pages helps.");
+            .hint("Find out who can write to the data directory. Restore the relation from a backup, or fail over to a standby. If data directory and keystore are from different backups, restore both from one. To accept such pages as they are, decrypt the relation with pagevault.decrypt(). Neither ignore_checksum_failure nor zero_damaged_pages helps.");
         }
         Cause::NotAuthentic => {
             return Report::new(

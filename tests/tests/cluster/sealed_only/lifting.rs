@@ -2,9 +2,9 @@
 //! in plaintext: never of a file that had plaintext pages before.
 
 use anyhow::{Result, ensure};
-use pagevault_tests::{Cluster, Settings};
+use pagevault_tests::{Cluster, Settings, StopMode};
 
-use super::{HONEST, cluster, file, is_sealed_only, read_again};
+use super::{HONEST, cluster, ensure_refused, file, is_sealed_only, plant, read_again};
 
 fn wait(cluster: &Cluster, statement: &str) -> Result<()> {
     let job = cluster.text(statement)?;
@@ -38,5 +38,41 @@ fn decryption_ends_it_and_a_new_file_begins_it() -> Result<()> {
     is(true, "in a new file")?;
     wait(&cluster, "SELECT pagevault.encrypt('forged')")?;
     ensure!(!is_sealed_only(&cluster, "forged")?, "it had pages in plaintext");
+    cluster.finish()
+}
+
+/// The remedy if a page is refused by mistake. Nothing of the file need be readable for it.
+#[test]
+fn decryption_accepts_what_is_there() -> Result<()> {
+    let settings = Settings::default().conf("pagevault.rekey_threshold = 0");
+    let (cluster, _keys) = cluster(&settings)?;
+    let (forged, t) = (file(&cluster, "forged")?, file(&cluster, "t")?);
+    cluster.stop(StopMode::Fast)?;
+    plant(&forged, &t)?;
+    cluster.start_server()?;
+    ensure_refused(&cluster.error(HONEST)?)?;
+    wait(&cluster, "SELECT pagevault.decrypt('t')")?;
+    ensure!(cluster.text("SELECT count(*) FROM t")? == "1000");
+    wait(&cluster, "SELECT pagevault.encrypt('t')")?;
+    ensure!(cluster.text("SELECT count(*) FROM t")? == "1000");
+    ensure!(cluster.text("SELECT pagevault.is_encrypted('t')")? == "t");
+    cluster.finish()
+}
+
+/// A server without pagevault reads no encrypted page, but may fill an empty encrypted table.
+#[test]
+fn rows_that_were_inserted_without_pagevault_are_not_lost() -> Result<()> {
+    let settings = Settings::default().conf("pagevault.rekey_threshold = 0");
+    let (cluster, _keys) = cluster(&settings)?;
+    cluster.sql("SET pagevault.default_encryption = on; CREATE TABLE bare (id int)")?;
+    cluster.append_conf("shared_preload_libraries = ''")?;
+    read_again(&cluster)?;
+    cluster.sql("INSERT INTO bare VALUES (1)")?;
+    cluster.append_conf("shared_preload_libraries = 'pagevault'")?;
+    read_again(&cluster)?;
+    let error = cluster.error("SELECT id FROM bare")?;
+    ensure_refused(&error)?;
+    wait(&cluster, "SELECT pagevault.decrypt('bare')")?;
+    ensure!(cluster.text("SELECT id FROM bare")? == "1");
     cluster.finish()
 }
