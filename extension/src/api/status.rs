@@ -258,6 +258,7 @@ fn key_rows(directory: &Directory<'_>) -> Result<Vec<KeyRow>> {
 /// Rows of the view `pagevault.relations`: all relations with storage, the key of new pages, and
 /// the size of the main fork. Waits for no lock.
 #[pg_extern]
+#[allow(clippy::type_complexity, reason = "the row type of the function, spelt once")]
 fn relation_rows() -> TableIterator<
     'static,
     (
