@@ -56,7 +56,7 @@ const DECRYPTED: Scenario = Scenario {
         ..NONE
     },
     deep: |bounds| Bounds { rows: 2, crashes: 2, ..bounds },
-    least: 10_000,
+    least: 150_000,
     reaches: &[],
 };
 
@@ -74,7 +74,7 @@ const DECRYPTED_REPLICA: Scenario = Scenario {
         ..NONE
     },
     deep: |bounds| Bounds { checkpoints: 2, restart_points: 1, promotions: 1, ..bounds },
-    least: 10_000,
+    least: 120_000,
     reaches: &[6],
 };
 
