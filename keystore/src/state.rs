@@ -131,8 +131,8 @@ impl File {
         self.rewriting.is_some_and(|(phase, done)| phase >= self.phase && !done)
     }
 
-    /// Whether all pages of the file are sealed or zero, so that a page in plaintext was not written
-    /// by a server.
+    /// Whether all pages of the file are sealed or zero, so that a page in plaintext was not
+    /// written by a server.
     pub fn is_sealed_only(&self) -> bool {
         self.sealed_only.current().is_some() && self.sealed_only.current() <= self.phase.current()
     }

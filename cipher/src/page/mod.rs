@@ -101,8 +101,8 @@ pub fn may_be_sealed(page: &Page, block: u32, checksums: bool) -> bool {
         && counts.iter().all(|count| *count <= MOST_OF_ONE_BYTE)
 }
 
-/// Whether PostgreSQL would accept the page as one in plaintext, if its checksum is right or ignored
-/// (`PageIsVerified`, bufpage.c). Neither a sealed page nor a zero page is one.
+/// Whether PostgreSQL would accept the page as one in plaintext, if its checksum is right or
+/// ignored (`PageIsVerified`, bufpage.c). Neither a sealed page nor a zero page is one.
 #[must_use]
 pub fn is_plaintext(page: &Page) -> bool {
     let (lower, upper, special) = (get(page, LOWER), get(page, UPPER), get(page, SPECIAL));

@@ -15,8 +15,8 @@
 //! A read that failed is reported by its owner, through a third callback (`report`). It gets what
 //! the completion has found out: a number, and which page.
 //!
-//! Contract of the completions: they must not allocate, raise errors, or wait for a lock. Keys are read from
-//! shared memory without locks.
+//! Contract of the completions: they must not allocate, raise errors, or wait for a lock. Keys are
+//! read from shared memory without locks.
 
 use std::ffi::c_void;
 

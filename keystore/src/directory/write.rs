@@ -74,8 +74,8 @@ impl Directory<'_> {
 
     /// Whether a record contains anything that the directory lacks: a key that was not destroyed,
     /// or another wrapping of one; a later [`Phase`] of a file; the rewriting of a file, whether it
-    /// contains sealed pages only, or the destruction of its keys. So redo can skip what the keystore already has. True for records
-    /// about which the directory stores nothing.
+    /// contains sealed pages only, or the destruction of its keys. So redo can skip what the
+    /// keystore already has. True for records about which the directory stores nothing.
     pub fn would_change(&self, record: &Record) -> Result<bool> {
         match record {
             Record::DataKey { file, version, wrapped, .. } => {

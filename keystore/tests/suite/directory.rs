@@ -205,35 +205,6 @@ fn no_reader_sees_a_new_phase_without_its_rewriting() {
     assert_eq!(writing(), (None, false));
 }
 
-/// A page in plaintext is refused by the same word by which pages are written as plaintext.
-#[test]
-fn no_reader_sees_a_plaintext_phase_in_a_file_that_is_sealed_only() {
-    let memory = memory(4);
-    let directory = Directory::init(&memory, 4).unwrap();
-    let is_sealed_only = || {
-        let slot = directory.find(file(1)).unwrap().unwrap();
-        (directory.current(slot).unwrap().is_some(), directory.is_sealed_only(slot).unwrap())
-    };
-    let after = |record: &Record| {
-        directory.apply(record).unwrap();
-        is_sealed_only()
-    };
-    assert_eq!(after(&data_key(1, 1, 1, 1)), (false, false));
-    assert_eq!(after(&sealed_only(1, 1, false)), (false, false));
-    assert_eq!(after(&current(1, 1)), (true, true));
-    directory.apply(&data_key(1, 2, 1, 1)).unwrap();
-    // Another key.
-    assert_eq!(after(&rewriting(1, 2, 0)), (true, true));
-    assert_eq!(after(&current(1, 2)), (true, true));
-    assert_eq!(after(&plaintext(1, 2)), (false, false));
-    // Encrypted again: old pages are plaintext.
-    directory.apply(&data_key(1, 3, 1, 1)).unwrap();
-    assert_eq!(after(&current(1, 3)), (true, false));
-    // The file number is used again.
-    assert_eq!(after(&sealed_only(1, 3, false)), (true, true));
-    assert_eq!(after(&sealed_only(1, 3, true)), (true, false));
-}
-
 #[test]
 fn overwritten_memory_causes_errors_and_no_endless_loop() {
     let memory = memory(4);

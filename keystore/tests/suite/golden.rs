@@ -159,7 +159,7 @@ fn rewritten() -> Vec<Vec<Record>> {
     ]
 }
 
-/// The log of a database with a file that contains sealed pages only, then not any more, then again.
+/// The log of a database with a file that contains sealed pages only, not any more, and again.
 fn born() -> Vec<Vec<Record>> {
     let file = RelFile { tablespace: 1663, database: 9, relation: 16384 };
     let key = Record::DataKey {

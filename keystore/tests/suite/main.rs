@@ -18,6 +18,7 @@ mod jobs;
 mod log;
 mod protocol;
 mod redo;
+mod sealed_only;
 mod settle;
 mod state;
 mod unsettled;

@@ -89,8 +89,8 @@ fn add_records(
         phase,
         done,
     }));
-    // The place may have been that of a file which was sealed only. Of the copy that is not known on
-    // a server that replays the copying when the original has changed since.
+    // The place may have been that of a file which was sealed only. Of the copy that is not known
+    // on a server that replays the copying when the original has changed since.
     records.extend(
         entry.phase.version.map(|version| Record::SealedOnly {
             file: copy,

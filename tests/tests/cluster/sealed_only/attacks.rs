@@ -144,8 +144,8 @@ fn maps_in_plaintext_are_read_as_empty() -> Result<()> {
     cluster.finish()
 }
 
-/// While a file gets another key, a page whose LSN is that of the page on disk keeps the key that it
-/// has there. A forged page with this LSN does not make the server write plaintext.
+/// While a file gets another key, a page whose LSN is that of the page on disk keeps the key that
+/// it has there. A forged page with this LSN does not make the server write plaintext.
 #[test]
 fn a_forged_page_does_not_make_the_server_write_plaintext() -> Result<()> {
     let settings = Settings::default()

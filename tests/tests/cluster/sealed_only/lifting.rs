@@ -1,5 +1,5 @@
-//! The keystore says that a file contains encrypted pages only from its creation until it is written
-//! in plaintext: never of a file that had plaintext pages before.
+//! The keystore says that a file contains encrypted pages only from its creation until it is
+//! written in plaintext: never of a file that had plaintext pages before.
 
 use anyhow::{Result, ensure};
 use pagevault_tests::{Cluster, Settings, StopMode};

@@ -1,5 +1,5 @@
-//! A file that was created encrypted contains encrypted pages only, and the keystore says so. Then a
-//! page in plaintext is somebody else's, and is refused; and no page of a server's own ever is.
+//! A file that was created encrypted contains encrypted pages only, and the keystore says so. Then
+//! a page in plaintext is somebody else's, and is refused; and no page of a server's own ever is.
 
 mod attacks;
 mod lifting;

@@ -38,7 +38,7 @@ fn copies_of_databases_are_read() -> Result<()> {
     cluster.finish()
 }
 
-/// A database comes back to a place where a file with the same number contained encrypted pages only.
+/// A database comes back to where a file with the same number contained encrypted pages only.
 #[test]
 fn a_database_that_was_moved_and_decrypted_is_read() -> Result<()> {
     let settings = Settings::default().conf("pagevault.rekey_threshold = 0");
