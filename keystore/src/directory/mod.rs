@@ -18,14 +18,14 @@
 //! written first and linked last (release); a reader follows links (acquire) and sees complete
 //! entries.
 //!
-//! Changes in place are one word each (`phase`, `rewriting`, `sealed only`, `destroyed`), except for
-//! a wrapping, which has 25. A new wrapping is written to the *spare* body; then the key is pointed
-//! to it, and its old body becomes the spare. So a writer that sleeps or dies in between blocks no
-//! reader. If the body that a reader copies is overwritten meanwhile, the reader detects that the key's body
-//! or sequence has changed, and reads again. It gives up with [`DirectoryError::Busy`] after
-//! [`RETRIES`] attempts. That takes as many rewraps of this one key, each during the copy of 100
-//! bytes, so it happens only if a writer misbehaves. Then an error is right, and plaintext would be
-//! wrong.
+//! Changes in place are one word each (`phase`, `rewriting`, `sealed only`, `destroyed`), except
+//! for a wrapping, which has 25. A new wrapping is written to the *spare* body; then the key is
+//! pointed to it, and its old body becomes the spare. So a writer that sleeps or dies in between
+//! blocks no reader. If the body that a reader copies is overwritten meanwhile, the reader detects
+//! that the key's body or sequence has changed, and reads again. It gives up with
+//! [`DirectoryError::Busy`] after [`RETRIES`] attempts. That takes as many rewraps of this one
+//! key, each during the copy of 100 bytes, so it happens only if a writer misbehaves. Then an
+//! error is right, and plaintext would be wrong.
 //!
 //! The entry of a destroyed key stays, with a length of 0. Its body is overwritten with zeros in
 //! place, after its sequence was changed, so that a reader that is copying it detects the change.
