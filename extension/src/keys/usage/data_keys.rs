@@ -153,7 +153,8 @@ fn make_version(
 /// Writes pages of a file in plaintext from now on. Its keys are kept for pages that are sealed.
 ///
 /// If the file has pages, the record is durable before any is written in plaintext: it says that
-/// the file is not sealed only any more. Some of these pages have an older LSN, and do not wait for it.
+/// the file is not sealed only any more. Some of these pages have an older LSN, and do not wait for
+/// it.
 pub(crate) fn write_plaintext(file: RelFile, pages: Pages) -> Result<()> {
     if !directory::is_sealed(file) {
         return Ok(());
