@@ -200,7 +200,7 @@ fn of_functions_views_and_settings() -> Result<()> {
 }
 
 /// Functions that PUBLIC may execute; all are read-only.
-const PUBLIC: [&str; 7] = [
+const PUBLIC: [&str; 8] = [
     "data_key_rows()",
     "is_encrypted(relation regclass)",
     "relation_rows()",
@@ -208,6 +208,7 @@ const PUBLIC: [&str; 7] = [
     "wait_for_rekey(job bigint, timeout interval)",
     "wait_for_rekey(job integer, timeout interval)",
     "wait_for_rekey(relation regclass, timeout interval)",
+    "wait_for_rekey(relation text, timeout interval)",
 ];
 
 /// A new function is executable by no other role until it is in the list above, or has grants.
