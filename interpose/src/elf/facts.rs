@@ -61,8 +61,9 @@ impl Facts {
     }
 }
 
+/// What is not printable is escaped: the file may be anybody's, and the text goes to a terminal.
 fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
+    bytes.escape_ascii().to_string()
 }
 
 /// The lines of `.comment`: one for each compiler, and one of the linker.
@@ -91,4 +92,16 @@ fn section<'a>(file: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
         rest.strip_prefix(name).is_some_and(|rest| rest.first() == Some(&0))
     })?;
     slice(file, found.start, found.end - found.start)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::compilers;
+
+    #[test]
+    fn compilers_are_printable() {
+        let found = compilers(b"GCC: (Debian 12.2.0-14) 12.2.0\0Linker: LLD\0\x1b]0;title\x07\0");
+        let found: Vec<_> = found.iter().map(String::as_str).collect();
+        assert_eq!(found, ["GCC: (Debian 12.2.0-14) 12.2.0", "\\x1b]0;title\\x07"]);
+    }
 }
