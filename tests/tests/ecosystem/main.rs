@@ -12,6 +12,7 @@ mod barman;
 mod foreign;
 mod inspection;
 mod jobs;
+mod languages;
 mod patroni;
 mod pgbackrest;
 mod programs;
@@ -41,6 +42,7 @@ fn main() -> ExitCode {
         foreign::TESTS,
         inspection::TESTS,
         jobs::TESTS,
+        languages::TESTS,
         patroni::TESTS,
         pgbackrest::TESTS,
         repack::TESTS,
