@@ -18,6 +18,7 @@ mod pgbackrest;
 mod programs;
 mod repack;
 mod repair;
+mod timescaledb;
 
 use std::process::ExitCode;
 
@@ -47,6 +48,7 @@ fn main() -> ExitCode {
         pgbackrest::TESTS,
         repack::TESTS,
         repair::TESTS,
+        timescaledb::TESTS,
     ];
     let trials = tests.into_iter().flatten().map(|test| trial(*test)).collect();
     libtest_mimic::run(&arguments, trials).exit_code()
