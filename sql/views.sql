@@ -165,7 +165,7 @@ COMMENT ON FUNCTION pagevault.wait_for_rekey(integer, interval) IS 'The same, fo
 COMMENT ON FUNCTION pagevault.wait_for_rekey(regclass, interval) IS 'The same, for the job of a relation.';
 -- Without this overload, a name without a cast would be ambiguous: a literal could be any of them.
 CREATE FUNCTION pagevault.wait_for_rekey(relation text, timeout interval DEFAULT NULL) RETURNS boolean
-LANGUAGE sql AS 'SELECT pagevault.wait_for_rekey(relation::pg_catalog.regclass, timeout)';
+RETURN pagevault.wait_for_rekey(relation::pg_catalog.regclass, timeout);
 COMMENT ON FUNCTION pagevault.wait_for_rekey(text, interval) IS 'The same, for a name without a cast.';
 
 COMMENT ON FUNCTION pagevault.is_encrypted(regclass) IS 'True only if every page on disk of a relation, its indexes, TOAST table and owned sequences is encrypted, and new pages will be. False for relations without storage, such as partitioned tables. Reads the files. Requires SELECT on the relation, pagevault_admin or pg_monitor.';
