@@ -145,7 +145,8 @@ impl Installation {
             command.uid(uid).gid(gid);
         }
         for (name, _) in std::env::vars_os() {
-            if name.to_string_lossy().starts_with("PG") {
+            let text = name.to_string_lossy();
+            if text.starts_with("PG") || text.starts_with("MALLOC_") {
                 command.env_remove(name);
             }
         }
