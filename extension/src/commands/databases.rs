@@ -67,11 +67,12 @@ pub(crate) fn created(database: Oid) -> Result<()> {
     if !raw {
         return Ok(()); // each file will be created and written like any other
     }
-    copies::copy_keys(copy.from, copy.to, |file| {
+    let copy_of = |file: RelFile| {
         let moves = file.tablespace == copy.tablespace;
         let tablespace = if moves { copy.new_tablespace } else { file.tablespace };
         Some(RelFile { tablespace, database: copy.to, ..file })
-    })
+    };
+    copies::copy_keys(copy.from, copy.to, copy_of, |_| true)
 }
 
 /// Roles that may create databases may choose OIDs (createdb in dbcommands.c). The keys of a
@@ -112,9 +113,12 @@ pub(crate) fn altered(database: Oid) -> Result<()> {
     if !process::is_binary_upgrade() {
         refuse_plaintext_in(database, database, old, new)?;
     }
-    copies::copy_keys(database.to_u32(), database.to_u32(), |file| {
+    let copy_of = |file: RelFile| {
         (file.tablespace == old.to_u32()).then(|| RelFile { tablespace: new.to_u32(), ..file })
-    })
+    };
+    // Nothing else of the database is there: movedb requires that.
+    let is_place = |file: RelFile| file.tablespace == new.to_u32();
+    copies::copy_keys(database.to_u32(), database.to_u32(), copy_of, is_place)
 }
 
 /// Both commands move raw files to other places; `pagevault.enforce_encryption` applies the policy

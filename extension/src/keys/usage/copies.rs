@@ -5,6 +5,8 @@
 //! copy gets every key of its original, before the transaction that makes it visible commits. The
 //! caller ensures that no keys are made for the originals meanwhile.
 
+use std::collections::HashSet;
+
 use pagevault_cipher::DataKeyVersion;
 use pagevault_keystore::rel_file::Phase;
 use pagevault_keystore::state::{Destroyed, File};
@@ -18,11 +20,13 @@ use crate::pg::relation_files;
 use crate::pg::report::{Report, Result};
 
 /// Copies the keys of files of database `from` to their copies in database `to`, wrapped by the key
-/// for `to`. `copy_of` returns the copy of a file; `None` if it is not copied.
+/// for `to`. `copy_of` returns the copy of a file; `None` if it is not copied. `is_place`: whether
+/// a file is at a place to which files are copied.
 pub(crate) fn copy_keys(
     from: u32,
     to: u32,
     copy_of: impl Fn(RelFile) -> Option<RelFile>,
+    is_place: impl Fn(RelFile) -> bool,
 ) -> Result<()> {
     const RECORDS_AT_ONCE: usize = 10_000;
     let lock = KeystoreLock::acquire();
@@ -30,10 +34,23 @@ pub(crate) fn copy_keys(
     let originals = persist::log_state(&lock, Scope::database(from))?;
     let present = persist::log_state(&lock, to)?;
     let mut records = Vec::new();
+    let mut with_keys = HashSet::new();
     for (file, entry) in originals.files().filter(|(file, _)| relation_files::may_exist(*file)) {
         let Some(copy) = copy_of(file) else { continue };
         add_records(file, entry, copy, present.file(copy), &mut records)?;
+        with_keys.insert(copy);
     }
+    // Copies of files that never had a key, at places of former files that were encrypted: as a new
+    // file with such a number.
+    let places = present.files().filter(|(file, entry)| {
+        entry.phase.current().is_some()
+            && is_place(*file)
+            && !with_keys.contains(file)
+            && relation_files::may_exist(*file)
+    });
+    records.extend(places.filter_map(|(file, entry)| {
+        entry.last_version().map(|after| Record::Plaintext { file, after })
+    }));
     for batch in records.chunks(RECORDS_AT_ONCE) {
         append(&lock, to, batch)?;
     }
