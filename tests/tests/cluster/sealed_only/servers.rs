@@ -70,8 +70,8 @@ fn a_database_that_was_moved_and_decrypted_is_read() -> Result<()> {
     cluster.finish()
 }
 
-/// As above, but the file that comes never had a key: its number was that of an encrypted file, which
-/// was dropped before the database left. (OIDs begin again after the last one.)
+/// As above, but the file that comes never had a key: its number was that of an encrypted file,
+/// which was dropped before the database left. (OIDs begin again after the last one.)
 #[test]
 fn a_database_that_brings_a_number_back_in_plaintext_is_read() -> Result<()> {
     let (cluster, _keys) = cluster(&Settings::default())?;
