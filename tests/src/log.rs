@@ -4,12 +4,14 @@
 const ALARMING: [&str; 3] = ["WARNING:  ", "FATAL:  ", "PANIC:  "];
 
 /// Normal messages about clients, start and stop; harmless in any test.
-const ORDINARY: [&str; 10] = [
+const ORDINARY: [&str; 11] = [
     "the database system is starting up",
     "the database system is shutting down",
     "the database system is in recovery mode",
     "the database system is not yet accepting connections",
     "terminating connection due to administrator command",
+    // The same during authentication (ProcessInterrupts, postgres.c).
+    "canceling authentication due to timeout",
     "terminating connection due to unexpected postmaster exit",
     "terminating background worker",
     "connection to client lost",
