@@ -33,6 +33,12 @@ all_versions="15 16 17 18 19"
 # selects features of dependencies for the given packages, and rebuilds the dependencies for others.
 whole=(--workspace --exclude pagevault)
 
+# lint_whole: clippy for all of these. "All targets" are all but tests with `test = false`.
+lint_whole() {
+    cargo clippy --locked "${whole[@]}" --all-targets -- -D warnings
+    cargo clippy --locked "${whole[@]}" --test '*' -- -D warnings
+}
+
 say() { printf '%s\n' "pagevault: $*" >&2; }
 die() { say "$*"; exit 1; }
 
