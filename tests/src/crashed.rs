@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use anyhow::{Context, Result};
 
 use crate::initdb::copy_of;
-use crate::replay::{State, copy, judge};
+use crate::replay::{State, Wanted, copy, judge};
 use crate::{Cluster, follower, process};
 
 /// Whether a data directory has all its files below it.
@@ -99,18 +99,19 @@ impl Cluster {
             true => Some(State::of(self).context("what the server shows at the end")?),
             false => None,
         };
+        let wanted = Wanted::of(state.as_ref());
         self.end()?;
         let image = self.image();
         // Its tablespaces outside would be those of the end.
         if image.exists() && has_no_links(&data)? {
-            judge(self, state.as_ref(), "", |target| Ok(fs::rename(&image, target)?)).context(
+            judge(self, &wanted, "", |target| Ok(fs::rename(&image, target)?)).context(
                 "a restore of the files after the first kill, with all WAL since (Cluster::without_witness)",
             )?;
         }
         if has_no_links(&data)? {
-            self.end_following(state.as_ref())?;
+            self.end_following(&wanted)?;
         }
-        judge(self, state.as_ref(), "", |target| {
+        judge(self, &wanted, "", |target| {
             copy_of(self.installation(), origin, &data, target)?;
             make_room_for_tablespaces(&data.join("pg_tblspc"))
         })

@@ -13,7 +13,7 @@ use anyhow::{Context, Result};
 
 use crate::initdb::copy_of;
 use crate::installation::run;
-use crate::replay::{State, judge, prepare};
+use crate::replay::{Wanted, judge, prepare};
 use crate::{Cluster, StopMode};
 
 /// A standby must allow as much as the primary ever did (`CheckRequiredParameterValues`,
@@ -45,11 +45,11 @@ impl Cluster {
         let begin =
             |target: &Path| copy_of(self.installation(), origin, &self.data_directory(), target);
         if first {
-            judge(self, None, "", begin).context("a restore to the first kill")?;
+            judge(self, &Wanted::Earlier, "", begin).context("a restore to the first kill")?;
             let checkpoint = self.last_checkpoint()?;
             let target =
                 format!("recovery_target_lsn = '{checkpoint}'\nrecovery_target_action = promote\n");
-            judge(self, None, &target, begin).with_context(|| {
+            judge(self, &Wanted::Earlier, &target, begin).with_context(|| {
                 format!("a restore to {checkpoint}, a checkpoint before the kill")
             })?;
         }
@@ -83,12 +83,12 @@ impl Cluster {
         Ok(line.context("pg_controldata does not say it")?.trim().to_owned())
     }
 
-    /// The standby that has followed until now replays the rest, and must show this state.
-    pub(crate) fn end_following(&self, state: Option<&State>) -> Result<()> {
+    /// The standby that has followed until now replays the rest, and must come to this.
+    pub(crate) fn end_following(&self, wanted: &Wanted<'_>) -> Result<()> {
         let Some(standby) = self.take_follower() else { return Ok(()) };
         standby.end()?;
         fs::remove_file(standby.data_directory().join("standby.signal"))?;
-        judge(self, state, "", |target| Ok(fs::rename(standby.data_directory(), target)?))
+        judge(self, wanted, "", |target| Ok(fs::rename(standby.data_directory(), target)?))
             .context("a standby that follows from kill to kill (Cluster::without_witness)")?;
         standby.finish()
     }

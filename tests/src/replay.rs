@@ -68,12 +68,29 @@ impl State {
     }
 }
 
+/// What a restore must come to.
+pub(crate) enum Wanted<'a> {
+    /// This state.
+    State(&'a State),
+    /// Any: the server is down and shows none.
+    Any,
+    /// That of an earlier moment, when the server may have had no key yet, or no room for one.
+    Earlier,
+}
+
+impl<'a> Wanted<'a> {
+    /// What the server shows, if it runs.
+    pub(crate) fn of(state: Option<&'a State>) -> Self {
+        state.map_or(Self::Any, Self::State)
+    }
+}
+
 /// Has a restore replay what a server has written, which is down now. It must come to this state,
-/// keep it, and log nothing that the test does not expect. `fill` makes its data directory, of
+/// take writes, and log nothing that the test does not expect. `fill` makes its data directory, of
 /// which the configuration and WAL are replaced by the server's.
 pub(crate) fn judge(
     server: &Cluster,
-    state: Option<&State>,
+    wanted: &Wanted<'_>,
     settings: &str,
     fill: impl FnOnce(&Path) -> Result<()>,
 ) -> Result<()> {
@@ -93,16 +110,17 @@ pub(crate) fn judge(
     })?;
     let found = State::of(&witness)?;
     let made = witness.sql("CREATE TABLE promoted AS SELECT 1 AS id; CHECKPOINT");
-    match state {
-        Some(state) => {
-            ensure!(found == *state, "it shows {found:#?}\ninstead of {state:#?}");
-            made?;
+    match wanted {
+        Wanted::State(state) => {
+            ensure!(found == **state, "it shows {found:#?}\ninstead of {state:#?}")
         }
-        // At an earlier moment it may have no key yet, or be full.
-        None => {
-            ensure!(found.has_no_damaged_page(), "it shows {found:#?}");
-            witness.allow_log("the cluster has no master key");
+        Wanted::Any | Wanted::Earlier => {
+            ensure!(found.has_no_damaged_page(), "it shows {found:#?}")
         }
+    }
+    match wanted {
+        Wanted::Earlier => witness.allow_log("the cluster has no master key"),
+        _ => made?,
     }
     witness.finish()
 }
