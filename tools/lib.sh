@@ -26,6 +26,9 @@ export PATH=$cache/bin:${CARGO_HOME:-$HOME/.cargo}/bin:$PATH
 # PostgreSQL refuses to run as root; then this user runs the servers.
 server_user=pagevault
 
+# Cargo's directory for builds of the extension. Cargo works on one build in a directory at a time.
+extension_target=${CARGO_TARGET_DIR:-$root/target}/extension
+
 # Majors that pagevault supports, oldest first.
 all_versions="15 16 17 18 19"
 
