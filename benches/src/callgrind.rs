@@ -11,7 +11,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use pagevault_cipher::{
-    Backend, CipherId, DataKey, DataKeyVersion, Fork, PAGE_SIZE, Page, PageKey, page,
+    Backend, CipherId, DataKey, DataKeyVersion, Fork, PAGE_SIZE, Page, PageFormat, PageKey, page,
 };
 
 /// Seal or open pages.
@@ -30,6 +30,9 @@ impl PagePath {
             .find(|cipher| cipher.to_string() == self.cipher)
             .with_context(|| format!("there is no cipher {}", self.cipher))?;
         let key = PageKey::new(&DataKey::random(cipher)?);
+        if PageFormat::of(cipher) == PageFormat::V2 {
+            return self.run_authenticated(&key);
+        }
         let mut content: Page = [0x5a; PAGE_SIZE];
         for block in 0..self.pages {
             match self.operation.as_str() {
@@ -41,6 +44,36 @@ impl PagePath {
                     // The mark is set again each time, because opening clears it.
                     content[11] = 1;
                     page::open(black_box(&mut content), &key, block, Fork::Main, true)?;
+                }
+                other => bail!("{other} is neither seal nor open"),
+            };
+        }
+        eprintln!("backend: {}", Backend::detect());
+        Ok(())
+    }
+}
+
+impl PagePath {
+    /// A page that was changed does not open. So each page is copied first.
+    fn run_authenticated(&self, key: &PageKey) -> Result<()> {
+        let mut plain: Page = [0x5a; PAGE_SIZE];
+        for (at, value) in [(12, 400_u16), (14, 4000), (16, 8192)] {
+            plain[at..at + 2].copy_from_slice(&value.to_le_bytes());
+        }
+        plain[400..4000].fill(0);
+        let mut sealed = plain;
+        page::seal(&mut sealed, key, DataKeyVersion::FIRST, 0, Fork::Main, true);
+        let mut content = plain;
+        for _ in 0..self.pages {
+            let page = black_box(&mut content);
+            match self.operation.as_str() {
+                "seal" => {
+                    *page = plain;
+                    page::seal(page, key, DataKeyVersion::FIRST, 0, Fork::Main, true);
+                }
+                "open" => {
+                    *page = sealed;
+                    page::open(page, key, 0, Fork::Main, true)?;
                 }
                 other => bail!("{other} is neither seal nor open"),
             };

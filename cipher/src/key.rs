@@ -6,6 +6,7 @@ use core::str::FromStr;
 use subtle::ConstantTimeEq;
 use zeroize::ZeroizeOnDrop;
 
+use crate::page::Tagging;
 use crate::secret::{RandomError, fill_random};
 use crate::xts::{Backend, KeySize, Schedule};
 
@@ -17,11 +18,17 @@ pub enum CipherId {
     Aes256Xts = 1,
     /// AES-128 in XTS mode.
     Aes128Xts = 2,
+    /// AES-256 in XTS mode, with a tag in each page: AES-256 over POLYVAL (RFC 8452).
+    Aes256XtsAuth = 3,
+    /// The same with HMAC-SHA-256 (FIPS 198-1), cut to 128 bits: approved algorithms only, and
+    /// several times slower.
+    Aes256XtsHmac = 4,
 }
 
 impl CipherId {
     /// Every cipher, in the order of the numbers.
-    pub const ALL: [Self; 2] = [Self::Aes256Xts, Self::Aes128Xts];
+    pub const ALL: [Self; 4] =
+        [Self::Aes256Xts, Self::Aes128Xts, Self::Aes256XtsAuth, Self::Aes256XtsHmac];
 
     /// The name used in SQL.
     #[must_use]
@@ -29,6 +36,8 @@ impl CipherId {
         match self {
             Self::Aes256Xts => "aes-256-xts",
             Self::Aes128Xts => "aes-128-xts",
+            Self::Aes256XtsAuth => "aes-256-xts-auth",
+            Self::Aes256XtsHmac => "aes-256-xts-hmac",
         }
     }
 
@@ -38,9 +47,18 @@ impl CipherId {
         self.key_size().bytes()
     }
 
-    const fn key_size(self) -> KeySize {
+    /// The cipher for data that has no room for tags: WAL.
+    #[must_use]
+    pub const fn without_tag(self) -> Self {
         match self {
-            Self::Aes256Xts => KeySize::Aes256,
+            Self::Aes256Xts | Self::Aes256XtsAuth | Self::Aes256XtsHmac => Self::Aes256Xts,
+            Self::Aes128Xts => Self::Aes128Xts,
+        }
+    }
+
+    pub(crate) const fn key_size(self) -> KeySize {
+        match self {
+            Self::Aes256Xts | Self::Aes256XtsAuth | Self::Aes256XtsHmac => KeySize::Aes256,
             Self::Aes128Xts => KeySize::Aes128,
         }
     }
@@ -191,21 +209,38 @@ impl DataKey {
 pub struct PageKey {
     cipher: CipherId,
     pub(crate) schedule: Schedule,
+    /// Of ciphers that authenticate pages.
+    pub(crate) tagging: Option<Tagging>,
 }
 
 impl PageKey {
     /// Expands `key` for the fastest kernel of this CPU.
     #[must_use]
     pub fn new(key: &DataKey) -> Self {
-        Self { cipher: key.cipher, schedule: Schedule::detect(key.cipher.key_size(), &key.bytes) }
+        Self {
+            cipher: key.cipher,
+            schedule: Schedule::detect(key.cipher.key_size(), &key.bytes),
+            tagging: Tagging::new(key, true),
+        }
     }
 
     /// Expands `key` for the given kernel; `None` if this CPU cannot run it. For tests and
     /// benchmarks.
     #[must_use]
     pub fn with_backend(key: &DataKey, backend: Backend) -> Option<Self> {
+        Self::in_passes(key, backend, true)
+    }
+
+    /// Likewise, but pages are encrypted and hashed one after the other, even where this CPU has a
+    /// kernel for both at once.
+    #[must_use]
+    pub fn in_two_passes(key: &DataKey, backend: Backend) -> Option<Self> {
+        Self::in_passes(key, backend, false)
+    }
+
+    fn in_passes(key: &DataKey, backend: Backend, fused: bool) -> Option<Self> {
         let schedule = Schedule::new(key.cipher.key_size(), &key.bytes, backend)?;
-        Some(Self { cipher: key.cipher, schedule })
+        Some(Self { cipher: key.cipher, schedule, tagging: Tagging::new(key, fused) })
     }
 
     /// The kernel this key was expanded for.
@@ -230,6 +265,8 @@ mod tests {
         for (id, number, name, len) in [
             (CipherId::Aes256Xts, 1, "aes-256-xts", 64),
             (CipherId::Aes128Xts, 2, "aes-128-xts", 32),
+            (CipherId::Aes256XtsAuth, 3, "aes-256-xts-auth", 64),
+            (CipherId::Aes256XtsHmac, 4, "aes-256-xts-hmac", 64),
         ] {
             assert_eq!(id as u8, number);
             assert_eq!(CipherId::try_from(number), Ok(id));
@@ -237,7 +274,7 @@ mod tests {
             assert_eq!(id.to_string(), name);
             assert_eq!(id.key_len(), len);
         }
-        for number in (0..=255).filter(|n| ![1, 2].contains(n)) {
+        for number in (0..=255).filter(|n| !(1..=4).contains(n)) {
             assert_eq!(CipherId::try_from(number), Err(UnknownCipher));
         }
         for name in ["", "AES-256-XTS", "aes-256-xts ", "aes-192-xts"] {

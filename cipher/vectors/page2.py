@@ -21,7 +21,6 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from page import BLOCK, HERE, VERSION, checksum
 
-EPOCH = 0x01020304
 KEY = bytes(range(64))
 MAIN, FSM, VM = 0, 1, 2
 
@@ -82,7 +81,7 @@ ITEM_BITS = [0, 1, 2, 13, 14, 30, 31]
 SPECIAL_BITS = [0, 1, 2, 14, 15]
 
 
-def place_of(page, fork, holes_are_unused):
+def place_of(page, fork):
     """(form, argument, list of the tag's bits as bit numbers in the page), and packs a map."""
     lower, upper = word(page, 12), word(page, 14)
 
@@ -90,8 +89,6 @@ def place_of(page, fork, holes_are_unused):
         return 0, start // 2, [start * 8 + bit for bit in range(128)]
 
     start = (lower + 1) // 2 * 2
-    if holes_are_unused and fork == MAIN and lower > 24 and start + 16 <= upper:
-        page[start:start + 16] = bytes(16)
     if start + 16 <= upper and not any(page[start:start + 16]):
         return zeros(start)
     if fork == VM:
@@ -113,13 +110,13 @@ def place_of(page, fork, holes_are_unused):
     return 8, 0, [16 * 8 + bit for bit in SPECIAL_BITS] + [18 * 8 + bit for bit in range(15)]
 
 
-def seal(page, fork, checksums, tag_of, holes_are_unused=False):
+def seal(page, fork, checksums, tag_of):
     page = bytearray(page)
-    form, argument, bits = place_of(page, fork, holes_are_unused)
+    form, argument, bits = place_of(page, fork)
     put(page, 18, form << 12 | argument)
     put(page, 10, word(page, 10) & 7 | VERSION << 3)
     put(page, 8, 0)
-    context = BLOCK.to_bytes(4, "little") + EPOCH.to_bytes(4, "little") + bytes([fork, 2]) + bytes(6)
+    context = BLOCK.to_bytes(4, "little") + bytes([0, 0, 0, 0, fork, 2]) + bytes(6)
     tag = number(tag_of(context, bytes(page)))
     for i, bit in enumerate(bits):
         page[bit // 8] |= (tag >> i & 1) << bit % 8
@@ -170,15 +167,16 @@ def no_room(page):
     page[24:] = noise(8168, "no room")
 
 
-def old_rows(page):
-    """A hole full of old bytes, from an odd byte on, that crosses a multiple of 256."""
+def hole(page):
+    """Zeros from an odd byte on, that cross a multiple of 256; the rest of the hole has old bytes."""
     page[24:] = noise(8168, "hole")
+    page[249:266] = bytes(17)
 
 
 PLAIN = {
     "heap": (MAIN, (HERE / "plain-v1.page").read_bytes()),
     "items": (MAIN, made("items", 144, 144, 8192, items)),
-    "hole": (MAIN, made("hole", 249, 400, 8192, old_rows)),
+    "hole": (MAIN, made("hole", 249, 400, 8192, hole)),
     "zeros": (MAIN, made("zeros", 40, 40, 8176, middle)),
     "vm": (VM, made("vm", 24, 8192, 8192, map_of_most)),
     "fsm": (FSM, made("fsm", 24, 8192, 8192, lambda page: None)),
@@ -189,8 +187,7 @@ if __name__ == "__main__":
     for name, (fork, plain) in PLAIN.items():
         if name != "heap":
             (HERE / f"plain-v2-{name}.page").write_bytes(plain)
-        for mac, tag_of in (("polyval", polyval_tag), ("hmac", hmac_tag)) if name != "hole" else ():
+        for mac, tag_of in (("polyval", polyval_tag), ("hmac", hmac_tag)):
             (HERE / f"sealed-v2-{mac}-{name}.page").write_bytes(seal(plain, fork, True, tag_of))
     plain = PLAIN["heap"][1]
-    (HERE / "sealed-v2-polyval-hole.page").write_bytes(seal(PLAIN["hole"][1], MAIN, True, polyval_tag, True))
     (HERE / "sealed-v2-polyval-no-checksums.page").write_bytes(seal(plain, MAIN, False, polyval_tag))

@@ -11,7 +11,7 @@ use std::sync::atomic::AtomicU32;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use pagevault_cipher::page::v2;
+use pagevault_cipher::page::Strength;
 use pagevault_cipher::wal::Mark;
 use pagevault_cipher::{
     CipherId, DataKey, DataKeyVersion, Fork, KeyVersion, PAGE_SIZE, PageKey, page, stream, wal,
@@ -84,57 +84,52 @@ pub fn page(bytes: &[u8]) {
     }
 }
 
-static AUTHENTICATED: LazyLock<[v2::Key; 2]> = LazyLock::new(|| {
+static AUTHENTICATED: LazyLock<[PageKey; 2]> = LazyLock::new(|| {
     let bytes: [u8; 64] = std::array::from_fn(|index| index as u8);
-    v2::Authenticator::ALL.map(|authenticator| {
-        let key = DataKey::from_bytes(CipherId::Aes256Xts, &bytes).ok();
-        match key.and_then(|key| v2::Key::new(&key, authenticator)) {
-            Some(key) => key,
-            None => panic!("a key of AES-256 cannot be expanded"),
+    [CipherId::Aes256XtsAuth, CipherId::Aes256XtsHmac].map(|cipher| {
+        match DataKey::from_bytes(cipher, &bytes) {
+            Ok(key) => PageKey::new(&key),
+            Err(error) => panic!("{error}"),
         }
     })
 });
 
 /// A page for the format that authenticates pages. As a page from disk it is refused: only the
-/// golden pages were sealed with this key, and they are opened for another epoch. As plaintext it
+/// golden pages were sealed with this key, and they are opened as another block. As plaintext it
 /// can be sealed; opening gives the same page, and after any change nothing.
 pub fn authenticated_page(bytes: &[u8]) {
+    const BLOCK: u32 = 9;
     let mut given = [0; PAGE_SIZE];
     let length = bytes.len().min(PAGE_SIZE);
     given[..length].copy_from_slice(&bytes[..length]);
-    // Where the change is, and whether the hole of the page may lose its content.
-    let last = bytes.last().copied().unwrap_or(0);
-    let at = usize::from(last) * 32 + 10;
+    // Where the change is.
+    let at = usize::from(bytes.last().copied().unwrap_or(0)) * 32 + 10;
     for key in AUTHENTICATED.iter() {
         for (number, checksums) in [(0, false), (1, true), (2, false)] {
             let Some(fork) = Fork::from_number(number) else { continue };
-            let position = v2::Position { block: 3, fork, epoch: 9 };
             let mut opened = given;
-            let told = v2::open(&mut opened, key, position, checksums);
+            let told = page::open(&mut opened, key, BLOCK, fork, checksums);
             // A short tag can be guessed.
-            assert_ne!(told, Ok(v2::Strength::Full), "a page that nobody has sealed was opened");
+            assert_ne!(told, Ok(Some(Strength::Full)), "a page that nobody has sealed was opened");
 
-            let holes_are_unused = last & 1 != 0;
-            let version = DataKeyVersion::LAST;
-            let how = v2::Sealing { version, checksums, holes_are_unused };
             let mut there = given;
-            let v2::Sealed::With(strength) = v2::seal(&mut there, key, position, how) else {
+            if !page::seal(&mut there, key, DataKeyVersion::LAST, BLOCK, fork, checksums) {
+                continue;
+            }
+            let mut back = there;
+            let Ok(Some(strength)) = page::open(&mut back, key, BLOCK, fork, checksums) else {
+                let mut plain = given;
+                (plain[10], plain[11]) = (plain[10] & 7, 0);
+                assert!(!page::is_plaintext(&plain), "a page that can be read does not open");
                 continue;
             };
-            let mut back = there;
-            assert_eq!(v2::open(&mut back, key, position, checksums), Ok(strength));
             let same = |range: std::ops::Range<usize>| back[range.clone()] == given[range];
             // The flags, the checksum and the page size are as PostgreSQL has them.
-            assert!(same(0..8) && same(12..18) && back[18..20] == [4, 0x20] && same(20..24));
-            if !holes_are_unused {
-                assert!(same(24..PAGE_SIZE), "it opens to another page");
-            }
+            assert!(same(0..8) && same(12..18) && back[18..20] == [4, 0x20], "another header");
+            assert!(same(20..PAGE_SIZE), "it opens to another page");
             there[at] ^= 1;
-            let changed = v2::open(&mut there, key, position, false);
-            assert!(
-                changed.is_err() || strength == v2::Strength::Short,
-                "a change was not noticed"
-            );
+            let changed = page::open(&mut there, key, BLOCK, fork, false);
+            assert!(changed.is_err() || strength == Strength::Short, "a change was not noticed");
         }
     }
 }

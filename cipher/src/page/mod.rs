@@ -7,12 +7,13 @@
 
 mod blank;
 mod v1;
-pub mod v2;
+mod v2;
 
 #[cfg(test)]
 mod tests;
 
 pub use self::blank::{blank, blank_heap, is_bare, is_bare_block, is_placeholder, placeholder};
+pub(crate) use self::v2::Tagging;
 use crate::checksum::page_checksum;
 use crate::key::{CipherId, Fork, PageKey};
 use crate::layout::{CHECKSUM, FLAGS, LOWER, LSN, SPECIAL, UPPER, VALID_FLAGS, get};
@@ -39,6 +40,8 @@ const _: () = {
 pub enum PageFormat {
     /// AES-XTS, not authenticated: module `v1`.
     V1 = 1,
+    /// AES-XTS with a tag in each page: module `v2`.
+    V2 = 2,
 }
 
 impl PageFormat {
@@ -47,8 +50,20 @@ impl PageFormat {
     pub const fn of(cipher: CipherId) -> Self {
         match cipher {
             CipherId::Aes256Xts | CipherId::Aes128Xts => Self::V1,
+            CipherId::Aes256XtsAuth | CipherId::Aes256XtsHmac => Self::V2,
         }
     }
+}
+
+/// How much of a tag a sealed page has: how likely it is that a change of it is noticed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Strength {
+    /// None: [`PageFormat::V1`].
+    Unauthenticated,
+    /// 20 bits: the page has no room for more.
+    Short,
+    /// 128 bits.
+    Full,
 }
 
 /// The page is damaged, or was sealed for another place. Only a format that authenticates pages
@@ -115,12 +130,11 @@ pub fn is_plaintext(page: &Page) -> bool {
 }
 
 /// Seals a plaintext page in place, in the format of the key's cipher. False for an all-zero page,
-/// which is not changed.
+/// which is not changed. Nothing that PostgreSQL reads changes by sealing and opening.
 ///
 /// `block` is the block number in the fork. With `checksums`, the page must have its plaintext
-/// checksum already, as PostgreSQL sets it before every write (`PageSetChecksumCopy`). That
-/// checksum is stored inside the encrypted part, and the sealed page gets its own. Without
-/// `checksums` both are zero.
+/// checksum already, as PostgreSQL sets it before every write (`PageSetChecksumCopy`). The sealed
+/// page gets its own. Without `checksums` both are zero.
 pub fn seal(
     page: &mut Page,
     key: &PageKey,
@@ -132,14 +146,17 @@ pub fn seal(
     if is_zero(page) {
         return false;
     }
-    match PageFormat::of(key.cipher()) {
-        PageFormat::V1 => v1::seal(page, key, version, block, fork, checksums),
+    match v2::Key::of(key) {
+        None => v1::seal(page, key, version, block, fork, checksums),
+        Some(key) => {
+            v2::seal(page, key, version, v2::Position { block, fork }, checksums);
+        }
     }
     true
 }
 
-/// Opens a sealed page in place; `key` is the key of its version ([`version_of`]). A plaintext page
-/// is not changed.
+/// Opens a sealed page in place; `key` is the key of its version ([`version_of`]). `None` for a
+/// page in plaintext, which is not changed.
 ///
 /// # Errors
 /// [`NotAuthentic`], if the format can tell; the content of the page is undefined then.
@@ -149,14 +166,15 @@ pub fn open(
     block: u32,
     fork: Fork,
     checksums: bool,
-) -> Result<(), NotAuthentic> {
+) -> Result<Option<Strength>, NotAuthentic> {
     if version_of(page).is_none() {
-        return Ok(());
+        return Ok(None);
     }
-    match PageFormat::of(key.cipher()) {
-        PageFormat::V1 => {
+    match v2::Key::of(key) {
+        None => {
             v1::open(page, key, block, fork, checksums);
-            Ok(())
+            Ok(Some(Strength::Unauthenticated))
         }
+        Some(key) => v2::open(page, key, v2::Position { block, fork }, checksums).map(Some),
     }
 }

@@ -7,6 +7,9 @@ use crate::layout::{
 };
 use proptest::prelude::*;
 
+/// Those of format 1, which these tests are about.
+const CIPHERS: [CipherId; 2] = [CipherId::Aes256Xts, CipherId::Aes128Xts];
+
 fn key(cipher: CipherId, seed: u8) -> PageKey {
     let bytes: Vec<u8> = (0..cipher.key_len()).map(|i| seed.wrapping_add(i as u8)).collect();
     PageKey::new(&DataKey::from_bytes(cipher, &bytes).unwrap())
@@ -27,7 +30,7 @@ fn plain_page(fill: &[u8], block: u32, checksums: bool) -> Page {
 }
 
 fn any_cipher() -> impl Strategy<Value = CipherId> {
-    prop::sample::select(&CipherId::ALL[..])
+    prop::sample::select(&CIPHERS[..])
 }
 
 fn any_fork() -> impl Strategy<Value = Fork> {
@@ -72,7 +75,7 @@ fn page_of_rows(block: u32, checksums: bool) -> Page {
 
 #[test]
 fn sealed_pages_may_be_sealed() {
-    for cipher in CipherId::ALL {
+    for cipher in CIPHERS {
         for (seed, checksums) in (0..64).map(|seed| (seed, seed % 2 == 0)) {
             let mut page = page_of_rows(9, checksums);
             page[0] = seed;

@@ -188,8 +188,10 @@ fn self_check() -> Result<()> {
         for (i, byte) in original.iter_mut().enumerate().skip(24) {
             *byte = i as u8;
         }
-        // pd_pagesize_version
-        original[18..20].copy_from_slice(&(PAGE_SIZE as u16 | 4).to_le_bytes());
+        // pd_lower, pd_upper, pd_special, pd_pagesize_version
+        for (at, value) in [(12, 400), (14, 4000), (16, 8192), (18, PAGE_SIZE as u16 | 4)] {
+            original[at..at + 2].copy_from_slice(&u16::to_le_bytes(value));
+        }
         let mut copy = original;
         page::seal(&mut copy, &key, version, 7, Fork::Main, true);
         let sealed = copy != original && page::version_of(&copy) == Some(version);

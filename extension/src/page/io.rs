@@ -250,18 +250,21 @@ fn refuse_plaintext(file: SmgrFile, fork: i32, page: &mut Page) -> Result<(), Pa
     if !page::is_plaintext(page) {
         return Ok(());
     }
-    match fork_of(fork) {
-        Fork::FreeSpaceMap | Fork::VisibilityMap => {
-            count_refusal(file);
-            page.fill(0);
-            Ok(())
-        }
-        Fork::Main | Fork::Init if is_not_consistent_yet() => Ok(()),
-        Fork::Main | Fork::Init => {
-            count_refusal(file);
-            Err(PageFault { file, cause: Cause::Plaintext })
-        }
+    if is_map(fork) {
+        count_refusal(file);
+        page.fill(0);
+        return Ok(());
     }
+    if is_not_consistent_yet() {
+        return Ok(());
+    }
+    count_refusal(file);
+    Err(PageFault { file, cause: Cause::Plaintext })
+}
+
+/// Whether this fork is a free space map or a visibility map.
+fn is_map(fork: i32) -> bool {
+    matches!(fork_of(fork), Fork::FreeSpaceMap | Fork::VisibilityMap)
 }
 
 fn open_sealed(
@@ -278,9 +281,15 @@ fn open_sealed(
         opened
     });
     match opened {
-        Ok(Ok(())) => Ok(()),
+        Ok(Ok(_)) => Ok(()),
         Ok(Err(page::NotAuthentic)) => {
             count_refusal(file);
+            // As PostgreSQL reads a damaged one (`vm_readbuf`, `fsm_readbuf`). It may be torn: some
+            // changes of maps are not logged.
+            if is_map(fork) {
+                page.fill(0);
+                return Ok(());
+            }
             Err(PageFault { file, cause: Cause::NotAuthentic })
         }
         Err(KeyError::Destroyed) if in_recovery() => {

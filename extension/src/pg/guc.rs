@@ -96,8 +96,8 @@ pub(crate) fn define(changed: Changed) -> Result<()> {
     );
     GucRegistry::define_enum_guc(
         c"pagevault.cipher",
-        c"Cipher of new data keys: aes-256-xts or aes-128-xts.",
-        c"Existing data keys keep their cipher.",
+        c"Cipher of new data keys: aes-256-xts, aes-128-xts, aes-256-xts-auth or aes-256-xts-hmac.",
+        c"The last two authenticate pages. Existing data keys keep their cipher.",
         &CIPHER,
         GucContext::Suset,
         GucFlags::default(),
@@ -389,6 +389,8 @@ pub(crate) fn cipher() -> CipherId {
     match CIPHER.get() {
         Cipher::Aes256Xts => CipherId::Aes256Xts,
         Cipher::Aes128Xts => CipherId::Aes128Xts,
+        Cipher::Aes256XtsAuth => CipherId::Aes256XtsAuth,
+        Cipher::Aes256XtsHmac => CipherId::Aes256XtsHmac,
     }
 }
 

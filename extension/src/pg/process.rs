@@ -317,6 +317,15 @@ pub(crate) fn data_checksums() -> bool {
     unsafe { externs::DataChecksumsEnabled() }
 }
 
+/// True if recovery restores every page that was torn: before the first change of a page after a
+/// checkpoint, WAL gets an image of it, also if only hint bits change (`XLogHintBitIsNeeded`,
+/// xlog.h).
+pub(crate) fn torn_pages_are_restored() -> bool {
+    // SAFETY: plain globals: settings of the server.
+    let (images, hints) = unsafe { (pg_sys::fullPageWrites, pg_sys::wal_log_hints) };
+    images && (hints || data_checksums())
+}
+
 /// True in the process that replays WAL, and in single-user mode.
 #[inline]
 pub(crate) fn is_startup_process() -> bool {

@@ -9,7 +9,8 @@ use crate::pg::text::ServerText;
 pub(crate) use pagevault_core::policy::label::Label;
 
 /// A HINT that names the ciphers.
-const KNOWN_CIPHERS: &str = "Known ciphers are aes-256-xts and aes-128-xts.";
+const KNOWN_CIPHERS: &str =
+    "Known ciphers are aes-256-xts, aes-128-xts, aes-256-xts-auth and aes-256-xts-hmac.";
 
 /// Parses a label in the server's encoding. All labels are ASCII.
 pub(crate) fn of_text(text: &ServerText) -> Result<Label> {

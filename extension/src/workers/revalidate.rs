@@ -9,6 +9,7 @@ use pgrx::prelude::PgLogLevel;
 use crate::audit;
 use crate::keys::provider::revalidate::{Logged, revalidate};
 use crate::keys::store::escrow;
+use crate::keys::usage::authenticated::Conditions;
 use crate::page::withdrawal::Withdrawal;
 use crate::pg::{buffers, guc, process};
 
@@ -32,6 +33,8 @@ pub(super) fn main() {
     buffers::prepare_to_evict();
     audit::repeat_early_lines();
     escrow::log_new_bundle();
+    let mut conditions = Conditions::default();
+    conditions.log_change();
     let mut logged = Logged::default();
     // What an earlier worker has locked stays locked after that worker failed.
     let mut withdrawal = Withdrawal::default();
@@ -43,6 +46,7 @@ pub(super) fn main() {
         let pauses = [due_in(), withdrawal.due_in()];
         process::wait_in_worker(pauses.into_iter().flatten().fold(SLEEP, Duration::min));
         audit::settings::log_changes();
+        conditions.log_change();
         escrow::log_new_bundle();
         if due_in().is_some_and(|pause| pause.is_zero()) {
             if let Err(report) = revalidate(&mut logged) {

@@ -12,6 +12,7 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use indicatif::{ProgressBar, ProgressStyle};
+use pagevault_cipher::page::Strength;
 use pagevault_keystore::log::unsettled;
 use pagevault_keystore::wal_segments::parse_name;
 use pagevault_keystore::{Record, Scope};
@@ -42,6 +43,9 @@ const LISTED: usize = 100;
 struct Findings {
     files: u64,
     sealed: u64,
+    /// Of these, pages with a tag of 128 bits, and of 20 bits.
+    full_tags: u64,
+    short_tags: u64,
     plaintext: u64,
     empty: u64,
     shredded: u64,
@@ -60,7 +64,11 @@ impl Findings {
         let count = match state {
             pages::State::Empty => &mut self.empty,
             pages::State::Plaintext => &mut self.plaintext,
-            pages::State::Sealed => &mut self.sealed,
+            pages::State::Sealed(strength) => {
+                self.full_tags += u64::from(strength == Strength::Full);
+                self.short_tags += u64::from(strength == Strength::Short);
+                &mut self.sealed
+            }
             pages::State::Shredded => &mut self.shredded,
         };
         *count += 1;
@@ -183,6 +191,13 @@ fn report(
         "relations    {} files: {} pages encrypted, {} in plaintext, {} empty, {} whose keys were destroyed",
         findings.files, findings.sealed, findings.plaintext, findings.empty, findings.shredded
     )?;
+    if findings.full_tags + findings.short_tags > 0 {
+        writeln!(
+            out,
+            "authentic    {} encrypted pages, by tags of 128 bits; {} by tags of 20 bits",
+            findings.full_tags, findings.short_tags
+        )?;
+    }
     writeln!(
         out,
         "WAL          {} pages encrypted, {} in plaintext; {} records",

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use indicatif::ProgressBar;
 use pagevault_cipher::checksum::page_checksum;
-use pagevault_cipher::page::{self, PAGE_SIZE, Page};
+use pagevault_cipher::page::{self, PAGE_SIZE, Page, Strength};
 use pagevault_cipher::residue::without_trace;
 use pagevault_cipher::{DataKeyVersion, Fork, PageKey};
 use pagevault_keystore::RelFile;
@@ -224,7 +224,7 @@ pub(super) type Keys = HashMap<DataKeyVersion, PageKey>;
 pub(super) enum State {
     Empty,
     Plaintext,
-    Sealed,
+    Sealed(Strength),
     Shredded,
 }
 
@@ -267,10 +267,12 @@ pub(super) fn open(
     if checksums && stored_checksum(page) != page_checksum(page, block) {
         return Err("the checksum of the encrypted page is wrong".to_owned());
     }
+    let mut strength = Strength::Unauthenticated;
     if let Some(key) = keys.get(&version) {
-        page::open(page, key, block, file.fork, checksums).map_err(|error| error.to_string())?;
+        let opened = page::open(page, key, block, file.fork, checksums);
+        strength = opened.map_err(|error| error.to_string())?.unwrap_or(strength);
     }
-    check(page, block, checksums).map(|()| State::Sealed)
+    check(page, block, checksums).map(|()| State::Sealed(strength))
 }
 
 /// Like `PageIsVerified` (bufpage.c).

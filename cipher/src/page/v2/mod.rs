@@ -1,5 +1,4 @@
-//! Page format version 2: a sealed page that cannot be changed or moved unnoticed. No cipher has
-//! this format yet.
+//! Page format version 2: a sealed page that cannot be changed or moved unnoticed.
 //!
 //! ```text
 //! byte   0        8    10   12   14   16   18   20                                   8192
@@ -37,108 +36,39 @@ use subtle::ConstantTimeEq;
 
 use self::place::{Place, SHORT_BITS};
 use self::tag::{Mac, PolyvalMac, Tag};
-use super::{NotAuthentic, VERSION_SHIFT, is_zero, v1, version_of};
+use super::{NotAuthentic, Strength, VERSION_SHIFT, v1, version_of};
 use crate::checksum::page_checksum;
-use crate::key::{CipherId, DataKey, Fork};
+use crate::key::{DataKey, Fork, PageKey};
 use crate::layout::{
     CHECKSUM, FLAGS, PAGE_SIZE, PAGESIZE_VERSION, PAGESIZE_VERSION_VALUE, Page, VALID_FLAGS, get,
     put,
 };
 use crate::version::DataKeyVersion;
 use crate::xts::hashed::{self, GROUP, GROUPS, Groups, Job};
-use crate::xts::{Backend, Direction, KeySize, Schedule};
-
-/// How tags are computed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Authenticator {
-    /// AES-256 over POLYVAL (RFC 8452).
-    Polyval,
-    /// HMAC-SHA-256 (FIPS 198-1), cut to 128 bits: approved algorithms only, and several times
-    /// slower.
-    HmacSha256,
-}
-
-impl Authenticator {
-    /// Both.
-    pub const ALL: [Self; 2] = [Self::Polyval, Self::HmacSha256];
-}
+use crate::xts::{Direction, Schedule};
 
 /// Where a page belongs. Relation, database and cluster are bound by the data key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Position {
+pub(super) struct Position {
     /// The block number in the fork.
-    pub block: u32,
+    pub(super) block: u32,
     /// The fork. Init and main count as one, because recovery copies the first over the second.
-    pub fork: Fork,
-    /// A number of the caller's. Pages of another epoch are not authentic.
-    pub epoch: u32,
+    pub(super) fork: Fork,
 }
 
-/// What a page is sealed with besides its key.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Sealing {
-    /// The version of the data key.
-    pub version: DataKeyVersion,
-    /// Data checksums are on.
-    pub checksums: bool,
-    /// All that writes this relation logs images without the hole (`REGBUF_STANDARD`). Then the
-    /// bytes in the hole of a page of the main fork mean nothing, and 16 of them may become zero.
-    pub holes_are_unused: bool,
-}
-
-/// How much of a tag a page has.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Strength {
-    /// 128 bits.
-    Full,
-    /// 20 bits: the page has no room for more.
-    Short,
-}
-
-/// What became of a page that was to be sealed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Sealed {
-    /// It is sealed, with a tag.
-    With(Strength),
-    /// It is encrypted, but opens nowhere: it has no room for a full tag, and a header that
-    /// PostgreSQL refuses to read (`PageIsVerified`), whose spare bits are in use.
-    Unreadable,
-    /// It is all zeros, and was not changed.
-    Zero,
-}
-
-/// A data key, expanded for this format.
+/// The part of a data key that tags need, expanded.
 ///
 /// Has a fixed size, uses no heap, and is wiped when dropped.
-pub struct Key {
-    xts: Schedule,
+pub(crate) struct Tagging {
     mac: Mac,
     /// Whether XTS and hash may run in one pass, where this CPU has a kernel for it.
     fused: bool,
 }
 
-impl Key {
-    /// Expands `key` for the fastest kernel of this CPU; `None` if it is not a key of AES-256.
-    #[must_use]
-    pub fn new(key: &DataKey, authenticator: Authenticator) -> Option<Self> {
-        Self::with_backend(key, authenticator, Backend::detect(), true)
-    }
-
-    /// Expands `key` for the given kernel; `None` also if this CPU cannot run it. Without `fused`,
-    /// the page is encrypted and hashed one after the other. For tests and benchmarks.
-    #[must_use]
-    pub fn with_backend(
-        key: &DataKey,
-        authenticator: Authenticator,
-        backend: Backend,
-        fused: bool,
-    ) -> Option<Self> {
-        if key.cipher() != CipherId::Aes256Xts {
-            return None;
-        }
-        let bytes = key.expose().first_chunk()?;
-        let xts = Schedule::new(KeySize::Aes256, bytes, backend)?;
-        Some(Self { xts, mac: Mac::new(authenticator, key), fused })
+impl Tagging {
+    /// `None`, if pages of the key's cipher have no tag.
+    pub(crate) fn new(key: &DataKey, fused: bool) -> Option<Self> {
+        Mac::new(key).map(|mac| Self { mac, fused })
     }
 
     /// The hash that can run in one pass with XTS.
@@ -150,45 +80,61 @@ impl Key {
     }
 }
 
-/// Seals a plaintext page in place. Nothing that PostgreSQL reads changes by sealing and opening,
-/// but with [`Sealing::holes_are_unused`] 16 bytes in the hole may become zero.
-pub fn seal(page: &mut Page, key: &Key, position: Position, how: Sealing) -> Sealed {
-    if is_zero(page) {
-        return Sealed::Zero;
+/// The two expanded parts of a data key of this format.
+#[derive(Clone, Copy)]
+pub(super) struct Key<'a> {
+    xts: &'a Schedule,
+    tagging: &'a Tagging,
+}
+
+impl<'a> Key<'a> {
+    /// `None`, if pages of the key's cipher have no tag.
+    pub(super) fn of(key: &'a PageKey) -> Option<Self> {
+        key.tagging.as_ref().map(|tagging| Self { xts: &key.schedule, tagging })
     }
+}
+
+/// Seals a plaintext page in place that is not all zeros; see [`super::seal`]. Returns the strength
+/// of its tag. `None`: it is encrypted, but opens nowhere. It has no room for a full tag, and a
+/// header that PostgreSQL refuses to read (`PageIsVerified`), whose spare bits are in use.
+pub(super) fn seal(
+    page: &mut Page,
+    key: Key<'_>,
+    version: DataKeyVersion,
+    position: Position,
+    checksums: bool,
+) -> Option<Strength> {
     let flags = get(page, FLAGS) & VALID_FLAGS;
-    put(page, FLAGS, how.version.get() << VERSION_SHIFT | flags);
+    put(page, FLAGS, version.get() << VERSION_SHIFT | flags);
     put(page, CHECKSUM, 0);
-    let place = choose_place(page, position.fork, how.holes_are_unused);
-    let sealed = match place {
+    let place = Place::lossless(page, position.fork);
+    let place = place.or_else(|| place::is_sane(page).then_some(Place::Short));
+    match place {
         Some(place) => {
             place.prepare(page);
             encrypt(page, key, position, place);
-            Sealed::With(place.strength())
         }
         None => {
             Place::prepare_none(page);
             key.xts.run(Direction::Encrypt, tweak(page, position), v1::unit(page));
-            Sealed::Unreadable
         }
-    };
-    let checksum = if how.checksums { page_checksum(page, position.block) } else { 0 };
+    }
+    let checksum = if checksums { page_checksum(page, position.block) } else { 0 };
     put(page, CHECKSUM, checksum);
-    sealed
+    place.map(Place::strength)
 }
 
-/// Opens a sealed page in place, with the key of its version ([`version_of`]).
-///
-/// With `checksums`, the opened page gets its plaintext checksum, without it 0.
+/// Opens a sealed page in place, with the key of its version ([`version_of`]); see
+/// [`super::open`].
 ///
 /// # Errors
 /// [`NotAuthentic`], if anything in it was changed, if it was sealed for another position, with
 /// another key or in another format, and if it is a plaintext page or all zeros. The content of the
 /// page is undefined then, but still not one that PostgreSQL accepts: unless it was zero or
 /// plaintext, its flags still name a key version.
-pub fn open(
+pub(super) fn open(
     page: &mut Page,
-    key: &Key,
+    key: Key<'_>,
     position: Position,
     checksums: bool,
 ) -> Result<Strength, NotAuthentic> {
@@ -198,16 +144,12 @@ pub fn open(
     }
     put(page, CHECKSUM, 0);
     let (place, found, expected) = decrypt(page, key, position).ok_or(NotAuthentic)?;
-    let strength = place.strength();
     // A short tag is the low bits of the whole.
-    let expected = match strength {
-        Strength::Full => expected,
-        Strength::Short => expected & ((1 << SHORT_BITS) - 1),
+    let (expected, may_be_short) = match place {
+        Place::Short => (expected & ((1 << SHORT_BITS) - 1), needs_short(page, position.fork)),
+        _ => (expected, true),
     };
-    if !bool::from(found.to_le_bytes().ct_eq(&expected.to_le_bytes())) {
-        return Err(NotAuthentic);
-    }
-    if strength == Strength::Short && !needs_short(page, position.fork) {
+    if !bool::from(found.to_le_bytes().ct_eq(&expected.to_le_bytes())) || !may_be_short {
         return Err(NotAuthentic);
     }
     place.restore(page);
@@ -216,17 +158,7 @@ pub fn open(
     put(page, PAGESIZE_VERSION, PAGESIZE_VERSION_VALUE);
     let checksum = if checksums { page_checksum(page, position.block) } else { 0 };
     put(page, CHECKSUM, checksum);
-    Ok(strength)
-}
-
-/// Where the tag of a plaintext page will be. The hole is cleared there if that is needed.
-fn choose_place(page: &mut Page, fork: Fork, holes_are_unused: bool) -> Option<Place> {
-    if holes_are_unused && let Some(start) = place::unlogged_hole(page, fork) {
-        let place = Place::Zeros(start);
-        page[place.bytes()].fill(0);
-        return Some(place);
-    }
-    Place::lossless(page, fork).or_else(|| place::is_sane(page).then_some(Place::Short))
+    Ok(place.strength())
 }
 
 /// Whether sealing would give this opened page a short tag, too.
@@ -235,27 +167,27 @@ fn needs_short(page: &Page, fork: Fork) -> bool {
 }
 
 /// Encrypts a prepared page and puts its tag in.
-fn encrypt(page: &mut Page, key: &Key, position: Position, place: Place) {
+fn encrypt(page: &mut Page, key: Key<'_>, position: Position, place: Place) {
     let context = tag::context(position);
     let number = tweak(page, position);
-    if let Some(mac) = key.fused() {
+    if let Some(mac) = key.tagging.fused() {
         let job = Job { tweak: number, powers: &mac.powers, context: &context };
         let finish = |hash, page: &mut Page| place.put(page, mac.finish(hash));
-        if hashed::seal(&key.xts, &job, page, place.groups(), finish).is_ok() {
+        if hashed::seal(key.xts, &job, page, place.groups(), finish).is_ok() {
             return;
         }
     }
-    let tag = key.mac.tag(&context, page);
+    let tag = key.tagging.mac.tag(&context, page);
     place.put(page, tag);
     key.xts.run(Direction::Encrypt, number, v1::unit(page));
 }
 
 /// Decrypts a page and takes its tag out. Returns the tag that was in it and the right one; `None`
 /// if it cannot have been sealed.
-fn decrypt(page: &mut Page, key: &Key, position: Position) -> Option<(Place, Tag, Tag)> {
+fn decrypt(page: &mut Page, key: Key<'_>, position: Position) -> Option<(Place, Tag, Tag)> {
     let context = tag::context(position);
     let number = tweak(page, position);
-    if let Some(mac) = key.fused() {
+    if let Some(mac) = key.tagging.fused() {
         let job = Job { tweak: number, powers: &mac.powers, context: &context };
         let (mut place, mut found) = (None, 0);
         let visit = |group, page: &mut Page| {
@@ -267,14 +199,14 @@ fn decrypt(page: &mut Page, key: &Key, position: Position) -> Option<(Place, Tag
                 place.groups().find(|next| *next > group).unwrap_or(GROUPS)
             })
         };
-        if let Some(hash) = hashed::open(&key.xts, &job, page, visit) {
+        if let Some(hash) = hashed::open(key.xts, &job, page, visit) {
             return Some((place?, found, mac.finish(hash)));
         }
     }
     key.xts.run(Direction::Decrypt, number, v1::unit(page));
     let place = Place::read(page)?;
     let found = place.take(page, 0..PAGE_SIZE);
-    Some((place, found, key.mac.tag(&context, page)))
+    Some((place, found, key.tagging.mac.tag(&context, page)))
 }
 
 impl Place {

@@ -202,24 +202,6 @@ fn extract(item: u32) -> u32 {
     item & 0b111 | (item >> 13 & 0b11) << 3 | (item >> 30) << 5
 }
 
-/// The first even byte of the hole between `pd_lower` and `pd_upper`, if a tag fits there.
-fn hole(page: &Page) -> Option<usize> {
-    let (lower, upper) = (usize::from(get(page, LOWER)), usize::from(get(page, UPPER)));
-    let start = lower.next_multiple_of(2);
-    (start >= HEADER && start + TAG <= upper && upper <= PAGE_SIZE).then_some(start)
-}
-
-/// The hole in a page of which PostgreSQL logs images without the hole (`REGBUF_STANDARD`,
-/// `XLogRecordAssemble` in xloginsert.c): redo gives its bytes back as zeros. Pages whose
-/// `pd_lower` is that of an empty page may have content in the hole, as meta pages of old GIN
-/// indexes and both maps do.
-pub(super) fn unlogged_hole(page: &Page, fork: Fork) -> Option<usize> {
-    let has_content = matches!(fork, Fork::FreeSpaceMap | Fork::VisibilityMap)
-        || get(page, LOWER) <= PAGE_HEADER
-        || !is_sane(page);
-    if has_content { None } else { hole(page) }
-}
-
 /// `PageIsVerified` (bufpage.c) accepts this header: PostgreSQL does not read other pages.
 pub(super) fn is_sane(page: &Page) -> bool {
     let (lower, upper, special) = (get(page, LOWER), get(page, UPPER), get(page, SPECIAL));
@@ -230,8 +212,14 @@ pub(super) fn is_sane(page: &Page) -> bool {
         && special & SPARE_OF_SPECIAL == 0
 }
 
+/// The first even byte of the hole between `pd_lower` and `pd_upper`, if a tag fits there, and only
+/// zeros are there. Most pages have room there: holes are filled from behind.
 fn zeros_in_hole(page: &Page) -> Option<Place> {
-    let start = hole(page)?;
+    let (lower, upper) = (usize::from(get(page, LOWER)), usize::from(get(page, UPPER)));
+    let start = lower.next_multiple_of(2);
+    if start < HEADER || start + TAG > upper || upper > PAGE_SIZE {
+        return None;
+    }
     let is_zero = page[start..start + TAG].iter().fold(0, |all, byte| all | byte) == 0;
     is_zero.then_some(Place::Zeros(start))
 }

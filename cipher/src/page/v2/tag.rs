@@ -6,7 +6,7 @@
 //! ```text
 //! byte   0          4          8      9        10           16
 //!        +----------+----------+------+--------+------------+
-//!        | block    | epoch    | fork | format | 0          |
+//!        | block    | 0        | fork | format | 0          |
 //!        +----------+----------+------+--------+------------+
 //! ```
 //!
@@ -21,9 +21,9 @@ use polyval::universal_hash::UniversalHash;
 use sha2::block_api::compress256;
 use zeroize::{Zeroize, ZeroizeOnDrop, Zeroizing};
 
-use super::{Authenticator, Position};
+use super::Position;
 use crate::kdf::derive_from;
-use crate::key::DataKey;
+use crate::key::{CipherId, DataKey};
 use crate::layout::{PAGE_SIZE, Page};
 use crate::residue::wipe_registers;
 use crate::xts::Block;
@@ -38,13 +38,12 @@ const FORMAT: u8 = 2;
 pub(super) fn context(position: Position) -> Block {
     let mut context = [0; 16];
     context[..4].copy_from_slice(&position.block.to_le_bytes());
-    context[4..8].copy_from_slice(&position.epoch.to_le_bytes());
     context[8] = position.fork.tweak_byte();
     context[9] = FORMAT;
     context
 }
 
-/// The expanded keys of an [`Authenticator`].
+/// The expanded keys for tags of a cipher.
 #[allow(clippy::large_enum_variant, reason = "lives in place, in a fixed-size cache")]
 pub(super) enum Mac {
     Polyval(PolyvalMac),
@@ -52,10 +51,11 @@ pub(super) enum Mac {
 }
 
 impl Mac {
-    pub(super) fn new(authenticator: Authenticator, data_key: &DataKey) -> Self {
-        match authenticator {
-            Authenticator::Polyval => Self::Polyval(PolyvalMac::new(data_key)),
-            Authenticator::HmacSha256 => Self::Hmac(HmacMac::new(data_key)),
+    pub(super) fn new(data_key: &DataKey) -> Option<Self> {
+        match data_key.cipher() {
+            CipherId::Aes256Xts | CipherId::Aes128Xts => None,
+            CipherId::Aes256XtsAuth => Some(Self::Polyval(PolyvalMac::new(data_key))),
+            CipherId::Aes256XtsHmac => Some(Self::Hmac(HmacMac::new(data_key))),
         }
     }
 
@@ -185,22 +185,22 @@ fn bytes(state: &[u32; 8]) -> [u8; 32] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::key::{CipherId, Fork};
+    use crate::key::Fork;
     use crate::mac::authenticate;
     use crate::secret::Secret32;
 
     #[test]
     fn the_hmac_is_that_of_the_crate() {
-        let data_key = DataKey::random(CipherId::Aes256Xts).unwrap();
+        let data_key = DataKey::random(CipherId::Aes256XtsHmac).unwrap();
         let mut key = [0; 32];
         derive_from(data_key.expose(), "pagevault page tag HMAC-SHA-256 v1", &[], &mut key);
-        let position = Position { block: 0x0102_0304, fork: Fork::VisibilityMap, epoch: 7 };
+        let position = Position { block: 0x0102_0304, fork: Fork::VisibilityMap };
         let context = context(position);
         let page: Page = core::array::from_fn(|i| (i * 31 % 251) as u8);
         let message = [&context[..], &[0; 48], &page].concat();
         let mac = authenticate(&Secret32::from_bytes(&key), &message);
         let tag = HmacMac::new(&data_key).tag(&context, &page);
         assert_eq!(tag.to_le_bytes(), mac[..16]);
-        assert_eq!(context[..12], [4, 3, 2, 1, 7, 0, 0, 0, 2, 2, 0, 0]);
+        assert_eq!(context[..12], [4, 3, 2, 1, 0, 0, 0, 0, 2, 2, 0, 0]);
     }
 }

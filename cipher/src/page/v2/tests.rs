@@ -4,46 +4,63 @@ use std::collections::HashMap;
 
 use self::kinds::{Kind, any_kind, page_of};
 use super::*;
-use crate::layout::{LOWER, SPECIAL, UPPER};
+use crate::key::CipherId;
+use crate::layout::{LOWER, SPECIAL, UPPER, is_zero};
+use crate::page::{open as open_any, seal as seal_any};
+use crate::xts::Backend;
 use proptest::prelude::*;
 
 const VERSION: DataKeyVersion = DataKeyVersion::new(4711).unwrap();
-const HERE: Position = Position { block: 3, fork: Fork::Main, epoch: 1 };
-const LOSSLESS: Sealing = Sealing { version: VERSION, checksums: false, holes_are_unused: false };
+const HERE: Position = Position { block: 3, fork: Fork::Main };
+/// Those with this format.
+const CIPHERS: [CipherId; 2] = [CipherId::Aes256XtsAuth, CipherId::Aes256XtsHmac];
 
-fn data_key(seed: u8) -> DataKey {
+fn data_key(seed: u8, cipher: CipherId) -> DataKey {
     let bytes: [u8; 64] = core::array::from_fn(|i| seed.wrapping_add(i as u8));
-    DataKey::from_bytes(CipherId::Aes256Xts, &bytes).unwrap()
+    DataKey::from_bytes(cipher, &bytes).unwrap()
 }
 
-fn key(authenticator: Authenticator) -> Key {
-    Key::new(&data_key(1), authenticator).unwrap()
+fn key(cipher: CipherId) -> PageKey {
+    PageKey::new(&data_key(1, cipher))
 }
 
 /// With every kernel that this CPU has, in one pass and in two.
-fn all_keys(seed: u8, authenticator: Authenticator) -> impl Iterator<Item = Key> {
+fn all_keys(seed: u8, cipher: CipherId) -> impl Iterator<Item = PageKey> {
+    let key = data_key(seed, cipher);
     Backend::ALL.into_iter().flat_map(move |backend| {
-        [true, false].into_iter().filter_map(move |fused| {
-            Key::with_backend(&data_key(seed), authenticator, backend, fused)
-        })
+        let keys = [PageKey::with_backend, PageKey::in_two_passes].map(|new| new(&key, backend));
+        keys.into_iter().flatten()
     })
 }
 
-fn any_authenticator() -> impl Strategy<Value = Authenticator> {
-    prop::sample::select(&Authenticator::ALL[..])
+fn any_cipher() -> impl Strategy<Value = CipherId> {
+    prop::sample::select(&CIPHERS[..])
 }
 
-fn sealed(plain: &Page, key: &Key, position: Position, how: Sealing) -> Page {
+fn seal(page: &mut Page, key: &PageKey, position: Position, checksums: bool) -> Option<Strength> {
+    super::seal(page, Key::of(key).unwrap(), VERSION, position, checksums)
+}
+
+fn open(
+    page: &mut Page,
+    key: &PageKey,
+    position: Position,
+    checksums: bool,
+) -> Result<Strength, NotAuthentic> {
+    super::open(page, Key::of(key).unwrap(), position, checksums)
+}
+
+fn sealed(plain: &Page, key: &PageKey, position: Position, checksums: bool) -> Page {
     let mut page = *plain;
-    assert!(matches!(seal(&mut page, key, position, how), Sealed::With(_)));
+    assert!(seal(&mut page, key, position, checksums).is_some());
     page
 }
 
 #[test]
 fn zero_and_plaintext_pages_are_not_authentic() {
-    let key = key(Authenticator::Polyval);
+    let key = key(CipherId::Aes256XtsAuth);
     let mut page = [0; PAGE_SIZE];
-    assert_eq!(seal(&mut page, &key, HERE, LOSSLESS), Sealed::Zero);
+    assert!(!seal_any(&mut page, &key, VERSION, 3, Fork::Main, false));
     assert!(is_zero(&page));
     assert_eq!(open(&mut page, &key, HERE, false), Err(NotAuthentic));
     assert!(is_zero(&page));
@@ -53,22 +70,15 @@ fn zero_and_plaintext_pages_are_not_authentic() {
     assert!(page == plain);
 }
 
-#[test]
-fn keys_of_other_ciphers_are_refused() {
-    let key = DataKey::random(CipherId::Aes128Xts).unwrap();
-    for authenticator in Authenticator::ALL {
-        assert!(Key::new(&key, authenticator).is_none());
-    }
-}
-
 /// The place and strength that each kind of page is here for.
 #[test]
 fn each_kind_of_page_has_its_place() {
     for kind in Kind::ALL {
         let mut seen = HashMap::new();
         for seed in 0..20 {
-            let mut page = page_of(kind, seed);
-            let place = choose_place(&mut page, kind.fork(), false);
+            let page = page_of(kind, seed);
+            let place = Place::lossless(&page, kind.fork());
+            let place = place.or_else(|| place::is_sane(&page).then_some(Place::Short));
             let name = match place {
                 Some(Place::Zeros(at)) if at < usize::from(get(&page, UPPER)) => "hole",
                 Some(Place::Zeros(_)) => "zeros",
@@ -87,15 +97,15 @@ fn each_kind_of_page_has_its_place() {
 /// can notice; then the two bytes of `pd_checksum` mean nothing, and do not matter.
 #[test]
 fn every_flipped_bit_is_noticed() {
-    for authenticator in Authenticator::ALL {
-        let key = key(authenticator);
+    for cipher in CIPHERS {
+        let key = key(cipher);
         for kind in Kind::ALL {
             let position = Position { fork: kind.fork(), ..HERE };
             let plain = page_of(kind, 1);
-            let sealed = sealed(&plain, &key, position, LOSSLESS);
+            let sealed = sealed(&plain, &key, position, false);
             // HMAC is slow, so of most kinds of pages it gets fewer bits.
-            let step = match (authenticator, kind) {
-                (Authenticator::Polyval, _) | (_, Kind::Heap) => 1,
+            let step = match (cipher, kind) {
+                (CipherId::Aes256XtsAuth, _) | (_, Kind::Heap) => 1,
                 _ => 37,
             };
             for bit in (0..PAGE_SIZE * 8).step_by(step) {
@@ -114,9 +124,8 @@ fn every_flipped_bit_is_noticed() {
 
 #[test]
 fn with_checksums_a_flipped_bit_of_the_checksum_is_noticed_too() {
-    let key = key(Authenticator::Polyval);
-    let how = Sealing { checksums: true, ..LOSSLESS };
-    let sealed = sealed(&page_of(Kind::Heap, 1), &key, HERE, how);
+    let key = key(CipherId::Aes256XtsAuth);
+    let sealed = sealed(&page_of(Kind::Heap, 1), &key, HERE, true);
     assert_eq!(get(&sealed, CHECKSUM), page_checksum(&sealed, HERE.block));
     for bit in CHECKSUM * 8..FLAGS * 8 {
         let mut page = sealed;
@@ -127,22 +136,21 @@ fn with_checksums_a_flipped_bit_of_the_checksum_is_noticed_too() {
 
 #[test]
 fn every_move_is_noticed() {
-    for authenticator in Authenticator::ALL {
-        let keys = [1, 2].map(|seed| Key::new(&data_key(seed), authenticator).unwrap());
+    for cipher in CIPHERS {
+        let keys = [1, 2].map(|seed| PageKey::new(&data_key(seed, cipher)));
         let blocks = [0, 1, 2, 3, 0x0100_0000, 1 << 31, u32::MAX];
         let forks = (0..4).map(|number| Fork::from_number(number).unwrap());
         let positions: Vec<(usize, Position)> = forks
-            .flat_map(|fork| blocks.map(|block| (block, fork)))
-            .flat_map(|(block, fork)| [0, 1, 256].map(|epoch| Position { block, fork, epoch }))
+            .flat_map(|fork| blocks.map(|block| Position { block, fork }))
             .flat_map(|position| [0, 1].map(|key| (key, position)))
             .collect();
         for kind in [Kind::Heap, Kind::NoRoom] {
             let plain = page_of(kind, 1);
             for (from_key, from) in &positions {
-                let sealed = sealed(&plain, &keys[*from_key], *from, LOSSLESS);
+                let sealed = sealed(&plain, &keys[*from_key], *from, false);
                 for (to_key, to) in &positions {
                     let is_same = from_key == to_key
-                        && (from.block, from.epoch) == (to.block, to.epoch)
+                        && from.block == to.block
                         && from.fork.tweak_byte() == to.fork.tweak_byte();
                     let mut page = sealed;
                     let opened = open(&mut page, &keys[*to_key], *to, false).is_ok();
@@ -155,17 +163,17 @@ fn every_move_is_noticed() {
 
 /// Tags of one kind do not authenticate pages of the other, nor does format 1.
 #[test]
-fn authenticators_and_formats_do_not_mix() {
-    let keys = Authenticator::ALL.map(key);
+fn ciphers_and_formats_do_not_mix() {
+    let keys = CIPHERS.map(key);
     let plain = page_of(Kind::Heap, 1);
     for (one, other) in [(0, 1), (1, 0)] {
-        let mut page = sealed(&plain, &keys[one], HERE, LOSSLESS);
+        let mut page = sealed(&plain, &keys[one], HERE, false);
         assert_eq!(open(&mut page, &keys[other], HERE, false), Err(NotAuthentic));
     }
-    let v1_key = crate::PageKey::new(&data_key(1));
+    let v1_key = PageKey::new(&data_key(1, CipherId::Aes256Xts));
     for kind in Kind::ALL {
         let mut page = page_of(kind, 1);
-        super::super::seal(&mut page, &v1_key, VERSION, HERE.block, kind.fork(), false);
+        seal_any(&mut page, &v1_key, VERSION, HERE.block, kind.fork(), false);
         let position = Position { fork: kind.fork(), ..HERE };
         for key in &keys {
             assert_eq!(open(&mut page.clone(), key, position, false), Err(NotAuthentic));
@@ -177,8 +185,8 @@ fn authenticators_and_formats_do_not_mix() {
 /// header, which is not encrypted.
 #[test]
 fn a_short_tag_is_refused_where_a_full_one_has_room() {
-    for authenticator in Authenticator::ALL {
-        let key = key(authenticator);
+    for cipher in CIPHERS {
+        let key = key(cipher);
         for kind in Kind::ALL {
             let position = Position { fork: kind.fork(), ..HERE };
             let plain = page_of(kind, 1);
@@ -189,7 +197,7 @@ fn a_short_tag_is_refused_where_a_full_one_has_room() {
                 put(&mut page, UPPER, upper);
                 put(&mut page, FLAGS, VERSION.get() << VERSION_SHIFT);
                 Place::Short.prepare(&mut page);
-                encrypt(&mut page, &key, position, Place::Short);
+                encrypt(&mut page, Key::of(&key).unwrap(), position, Place::Short);
                 let opened = open(&mut page, &key, position, false);
                 assert_eq!(opened.is_ok(), kind.place() == "short", "{kind:?} {lower} {upper}");
             }
@@ -200,12 +208,12 @@ fn a_short_tag_is_refused_where_a_full_one_has_room() {
 /// Parts of two versions of a page with the same LSN, as a torn write leaves them.
 #[test]
 fn a_mixture_of_two_versions_is_noticed() {
-    let key = key(Authenticator::Polyval);
+    let key = key(CipherId::Aes256XtsAuth);
     let old_plain = page_of(Kind::Heap, 1);
     let mut new_plain = old_plain;
     new_plain[PAGE_SIZE - 5] ^= 1;
-    let old = sealed(&old_plain, &key, HERE, LOSSLESS);
-    let new = sealed(&new_plain, &key, HERE, LOSSLESS);
+    let old = sealed(&old_plain, &key, HERE, false);
+    let new = sealed(&new_plain, &key, HERE, false);
     for tear in (1..16).map(|sector| sector * 512) {
         for (head, tail) in [(&old, &new), (&new, &old)] {
             let mut page = *head;
@@ -217,7 +225,7 @@ fn a_mixture_of_two_versions_is_noticed() {
 
 #[test]
 fn what_postgresql_refuses_opens_nowhere() {
-    let key = key(Authenticator::Polyval);
+    let key = key(CipherId::Aes256XtsAuth);
     for (lower, upper, special) in
         [(8192, 8192, 8193), (8192, 8192, 0x6000), (8192, 8191, 8192), (8192, 8192, 8184)]
     {
@@ -225,7 +233,7 @@ fn what_postgresql_refuses_opens_nowhere() {
         for (at, value) in [(LOWER, lower), (UPPER, upper), (SPECIAL, special)] {
             put(&mut page, at, value);
         }
-        assert_eq!(seal(&mut page, &key, HERE, LOSSLESS), Sealed::Unreadable);
+        assert_eq!(seal(&mut page, &key, HERE, false), None);
         assert_eq!(open(&mut page, &key, HERE, false), Err(NotAuthentic));
         assert_ne!(get(&page, FLAGS) & !VALID_FLAGS, 0, "PostgreSQL would accept its flags");
     }
@@ -233,56 +241,34 @@ fn what_postgresql_refuses_opens_nowhere() {
 
 #[test]
 fn a_refused_page_is_not_one_that_postgresql_accepts() {
-    let key = key(Authenticator::Polyval);
+    let key = key(CipherId::Aes256XtsAuth);
     for kind in Kind::ALL {
         let mut page =
-            sealed(&page_of(kind, 1), &key, Position { fork: kind.fork(), ..HERE }, LOSSLESS);
+            sealed(&page_of(kind, 1), &key, Position { fork: kind.fork(), ..HERE }, false);
         page[4000] ^= 1;
         assert_eq!(open(&mut page, &key, HERE, false), Err(NotAuthentic));
         assert_ne!(get(&page, FLAGS) & !VALID_FLAGS, 0);
     }
 }
 
-/// Maps keep their content in what their header calls a hole, and so do pages whose `pd_lower` is
-/// not honest.
-#[test]
-fn only_unused_holes_are_cleared() {
-    let key = key(Authenticator::Polyval);
-    let how = Sealing { holes_are_unused: true, ..LOSSLESS };
-    for kind in Kind::ALL {
-        let position = Position { fork: kind.fork(), ..HERE };
-        let plain = page_of(kind, 1);
-        if kind.fork() == Fork::Main && get(&plain, LOWER) > 24 {
-            continue;
-        }
-        let mut page = sealed(&plain, &key, position, how);
-        open(&mut page, &key, position, false).unwrap();
-        assert!(page == plain, "{kind:?}");
-    }
-}
-
 proptest! {
-    /// On everything that PostgreSQL can see; and on all bytes, where holes may have content.
+    /// On all bytes.
     #[test]
     fn opening_reverses_sealing(
-        authenticator in any_authenticator(), kind in any_kind(), seed: u64, key_seed: u8,
-        block: u32, epoch: u32, version in 1..8192_u16, checksums: bool, holes_are_unused: bool,
-        flags in 0..=VALID_FLAGS,
+        cipher in any_cipher(), kind in any_kind(), seed: u64, key_seed: u8, block: u32,
+        version in 1..8192_u16, checksums: bool, flags in 0..=VALID_FLAGS,
     ) {
-        let position = Position { block, fork: kind.fork(), epoch };
+        let fork = kind.fork();
         let version = DataKeyVersion::new(version).unwrap();
-        let how = Sealing { version, checksums, holes_are_unused };
         let mut plain = page_of(kind, seed);
         put(&mut plain, FLAGS, flags);
         let checksum = if checksums { page_checksum(&plain, block) } else { 0 };
         put(&mut plain, CHECKSUM, checksum);
         let mut first: Option<Page> = None;
-        for key in all_keys(key_seed, authenticator) {
+        for key in all_keys(key_seed, cipher) {
             let mut page = plain;
-            let Sealed::With(strength) = seal(&mut page, &key, position, how) else {
-                panic!("not sealed");
-            };
-            prop_assert!(*first.get_or_insert(page) == page, "{} differs", key.xts.backend());
+            prop_assert!(seal_any(&mut page, &key, version, block, fork, checksums));
+            prop_assert!(*first.get_or_insert(page) == page, "{} differs", key.backend());
             prop_assert_eq!(version_of(&page), Some(version));
             prop_assert_eq!(&page[..8], &plain[..8]);
             prop_assert_eq!(&page[12..16], &plain[12..16]);
@@ -291,31 +277,21 @@ proptest! {
             prop_assert_eq!(get(&page, CHECKSUM), sum);
             prop_assert!(page[16..].iter().zip(&plain[16..]).filter(|(a, b)| a == b).count() < 200);
 
-            prop_assert_eq!(open(&mut page, &key, position, checksums), Ok(strength));
-            let sum = if checksums { page_checksum(&page, block) } else { 0 };
-            prop_assert_eq!(get(&page, CHECKSUM), sum);
-            if holes_are_unused {
-                let hole = usize::from(get(&plain, LOWER))..usize::from(get(&plain, UPPER));
-                prop_assert!(page[10..hole.start] == plain[10..hole.start]);
-                prop_assert!(page[hole.end..] == plain[hole.end..]);
-                let mut zeros = page[hole.clone()].iter().zip(&plain[hole]);
-                prop_assert!(zeros.all(|(opened, plain)| opened == plain || *opened == 0));
-            } else {
-                prop_assert!(page == plain);
-            }
+            let strength = if kind.place() == "short" { Strength::Short } else { Strength::Full };
+            let opened = open_any(&mut page, &key, block, fork, checksums);
+            prop_assert_eq!(opened, Ok(Some(strength)));
+            prop_assert!(page == plain);
         }
     }
 
     #[test]
     fn any_change_is_noticed(
-        authenticator in any_authenticator(), kind in any_kind(), seed: u64, block: u32,
-        changes in prop::collection::vec((0..PAGE_SIZE, 1..=u8::MAX), 1..40),
-        checksums: bool, holes_are_unused: bool,
+        cipher in any_cipher(), kind in any_kind(), seed: u64, block: u32,
+        changes in prop::collection::vec((0..PAGE_SIZE, 1..=u8::MAX), 1..40), checksums: bool,
     ) {
-        let key = key(authenticator);
-        let position = Position { block, fork: kind.fork(), epoch: 0 };
-        let how = Sealing { version: VERSION, checksums, holes_are_unused };
-        let sealed = sealed(&page_of(kind, seed), &key, position, how);
+        let key = key(cipher);
+        let position = Position { block, fork: kind.fork() };
+        let sealed = sealed(&page_of(kind, seed), &key, position, checksums);
         let mut page = sealed;
         for (at, change) in changes {
             page[at] ^= change;
@@ -372,13 +348,13 @@ proptest! {
     #[test]
     fn any_plaintext_can_be_looked_at(word: u16, seed: u64, fork in 0..4_u8) {
         let fork = Fork::from_number(fork).unwrap();
-        for authenticator in Authenticator::ALL {
-            let key = key(authenticator);
+        for cipher in CIPHERS {
+            let key = key(cipher);
             let mut page = page_of(Kind::Garbage, seed);
             put(&mut page, PAGESIZE_VERSION, word);
             put(&mut page, FLAGS, VERSION.get() << VERSION_SHIFT);
             let position = Position { fork, ..HERE };
-            key.xts.run(Direction::Encrypt, tweak(&page, position), v1::unit(&mut page));
+            key.schedule.run(Direction::Encrypt, tweak(&page, position), v1::unit(&mut page));
             prop_assert_eq!(open(&mut page, &key, position, false), Err(NotAuthentic));
         }
     }

@@ -1,6 +1,6 @@
 //! Look-ups in the directory of data keys in shared memory. Without a lock.
 
-use pagevault_cipher::{CipherId, DataKeyVersion, KeyVersion, Lsn};
+use pagevault_cipher::{CipherId, DataKeyVersion, KeyVersion, Lsn, PageFormat};
 use pagevault_keystore::directory::{FileInfo, Writing};
 use pagevault_keystore::record::MAX_WRAPPED_DATA_KEY;
 use pagevault_keystore::{RelFile, Scope};
@@ -21,6 +21,16 @@ pub(crate) fn current_version(file: RelFile) -> Option<DataKeyVersion> {
 /// The cipher that pages of this file are written with now; `None` for plaintext.
 pub(crate) fn current_cipher(file: RelFile) -> Option<CipherId> {
     current(file).and_then(|(_, cipher)| CipherId::try_from(cipher).ok())
+}
+
+/// True if any file, even one that was dropped, is written with a cipher of this page format. Reads
+/// the entries of all files of the cluster.
+pub(crate) fn any_of_format(format: PageFormat) -> bool {
+    let files = get().and_then(|shared| shared.directory.files().ok());
+    let current = files.into_iter().flatten().flatten().filter_map(|known| known.current);
+    current
+        .filter_map(|(_, cipher)| CipherId::try_from(cipher).ok())
+        .any(|cipher| PageFormat::of(cipher) == format)
 }
 
 /// True if pages of this file are sealed when they are written.

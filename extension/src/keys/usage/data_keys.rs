@@ -8,7 +8,7 @@ use pagevault_keystore::rel_file::Phase;
 use pagevault_keystore::{Record, RelFile, Scope, data_key_aad, log, state};
 use pgrx::PgSqlErrorCode;
 
-use super::{cache, refused, withheld};
+use super::{authenticated, cache, refused, withheld};
 use crate::keys::store::directory;
 use crate::keys::store::persist::{self, append, append_durably};
 use crate::pg::locks::KeystoreLock;
@@ -126,6 +126,7 @@ fn make_version(
     pages: Pages,
     append: impl FnOnce(&KeystoreLock, Scope, &[Record]) -> Result<Lsn>,
 ) -> Result<Lsn> {
+    authenticated::require_untorn_pages(cipher)?;
     refused::require_usable(wrapping_scope(file.database)?)?;
     let lock = KeystoreLock::acquire();
     let directory = &shmem::required()?.directory;

@@ -1,6 +1,7 @@
 //! Use of keys: data keys of relation files, WAL and temporary data are created, looked up, copied
 //! and destroyed here.
 
+pub(crate) mod authenticated;
 pub(crate) mod cache;
 pub(crate) mod copies;
 pub(crate) mod data_keys;

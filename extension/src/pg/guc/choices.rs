@@ -9,6 +9,10 @@ pub(super) enum Cipher {
     Aes256Xts,
     #[name = c"aes-128-xts"]
     Aes128Xts,
+    #[name = c"aes-256-xts-auth"]
+    Aes256XtsAuth,
+    #[name = c"aes-256-xts-hmac"]
+    Aes256XtsHmac,
 }
 
 /// Which temporary data is encrypted.
