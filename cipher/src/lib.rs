@@ -8,7 +8,6 @@
 //! | [`key`] | ciphers, data keys and their expanded form |
 //! | [`version`] | versions of keys |
 //! | [`page`] | sealing and opening pages of relations, in the format of the cipher |
-//! | [`page::v2`] | likewise, with authentication; no cipher has this format yet |
 //! | [`stream`] | stream format version 1: temporary files, accessed at any byte |
 //! | [`wal`] | WAL page format version 1 |
 //! | [`xts`] | AES-XTS over whole blocks, with its kernels |

@@ -69,7 +69,7 @@ pub fn page(bytes: &[u8]) {
     for checksums in [false, true] {
         let mut opened = disk;
         let told = page::open(&mut opened, &KEY, 3, Fork::Main, checksums);
-        assert_eq!(told, Ok(()), "format 1 cannot tell what was changed");
+        assert!(told.is_ok(), "format 1 cannot tell what was changed");
         let Some(version) = page::version_of(&disk) else {
             assert!(opened == disk, "a page that is not sealed was changed");
             continue;

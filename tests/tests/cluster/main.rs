@@ -4,6 +4,7 @@
 //! extension in the PostgreSQL that `PAGEVAULT_PG_CONFIG` names.
 
 mod audit;
+mod authenticated;
 mod binary_upgrade;
 mod catalogs;
 mod checkpoints;
