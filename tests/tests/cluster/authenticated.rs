@@ -162,7 +162,7 @@ fn torn_pages_must_be_restored() -> Result<()> {
 #[test]
 fn relations_change_between_formats() -> Result<()> {
     let settings = settings().conf("wal_log_hints = on").conf("pagevault.rekey_threshold = 0");
-    let (mut cluster, _keys) = Cluster::with_keys(&settings)?;
+    let (cluster, _keys) = Cluster::with_keys(&settings)?;
     cluster.sql("CREATE EXTENSION IF NOT EXISTS pagevault")?;
     TABLES.iter().try_for_each(|statement| cluster.sql(statement))?;
     let mut sum = 12_502_500;
