@@ -5,7 +5,8 @@
 //!
 //! | module | subject |
 //! |---|---|
-//! | [`key`] | ciphers, data keys and their expanded form |
+//! | [`key`] | ciphers and data keys |
+//! | [`PageKey`] | data keys, expanded for use |
 //! | [`version`] | versions of keys |
 //! | [`page`] | sealing and opening pages of relations, in the format of the cipher |
 //! | [`stream`] | stream format version 1: temporary files, accessed at any byte |
@@ -30,18 +31,21 @@ mod layout;
 mod lsn;
 pub mod mac;
 pub mod page;
+mod page_key;
 pub mod residue;
 pub mod secret;
 pub mod stream;
+mod tag;
 pub mod version;
 pub mod wal;
 pub mod wrap;
 pub mod xts;
 
-pub use key::{CipherId, DataKey, Fork, PageKey};
+pub use key::{CipherId, DataKey, Fork};
 pub use layout::{PAGE_SIZE, Page};
 pub use lsn::Lsn;
 pub use page::PageFormat;
+pub use page_key::PageKey;
 pub use secret::Secret32;
 pub use version::{DataKeyVersion, KeyVersion};
 pub use xts::Backend;

@@ -47,7 +47,7 @@ mod short;
 
 pub use file::{File, SCRATCH, Scratch, Stream};
 
-use crate::key::PageKey;
+use crate::page_key::PageKey;
 use crate::xts::{Block, Direction, Tweak};
 
 /// Bytes of a block.

@@ -33,8 +33,8 @@
 //!   would have kept. This requires that a page is never written under two keys.
 //! * A page without a mark is plaintext. An all-zero page was never written, and stays zero.
 
-use crate::key::PageKey;
 use crate::lsn::Lsn;
+use crate::page_key::PageKey;
 use crate::version::KeyVersion;
 use crate::xts::{Block, Direction, Tweak};
 

@@ -13,12 +13,13 @@ mod v2;
 mod tests;
 
 pub use self::blank::{blank, blank_heap, is_bare, is_bare_block, is_placeholder, placeholder};
-pub(crate) use self::v2::Tagging;
 use crate::checksum::page_checksum;
-use crate::key::{CipherId, Fork, PageKey};
+use crate::key::{CipherId, Fork};
 use crate::layout::{CHECKSUM, FLAGS, LOWER, LSN, SPECIAL, UPPER, VALID_FLAGS, get};
 pub use crate::layout::{PAGE_SIZE, Page, is_zero};
 use crate::lsn::Lsn;
+use crate::page_key::PageKey;
+use crate::tag::Position;
 use crate::version::DataKeyVersion;
 
 /// Bytes of a page that are never encrypted. They suffice for [`version_of`], and for the proof
@@ -149,7 +150,7 @@ pub fn seal(
     match v2::Key::of(key) {
         None => v1::seal(page, key, version, block, fork, checksums),
         Some(key) => {
-            v2::seal(page, key, version, v2::Position { block, fork }, checksums);
+            v2::seal(page, key, version, Position { block, fork }, checksums);
         }
     }
     true
@@ -175,6 +176,6 @@ pub fn open(
             v1::open(page, key, block, fork, checksums);
             Ok(Some(Strength::Unauthenticated))
         }
-        Some(key) => v2::open(page, key, v2::Position { block, fork }, checksums).map(Some),
+        Some(key) => v2::open(page, key, Position { block, fork }, checksums).map(Some),
     }
 }

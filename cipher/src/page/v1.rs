@@ -42,11 +42,12 @@
 
 use super::{HEADER_SIZE, VERSION_SHIFT};
 use crate::checksum::page_checksum;
-use crate::key::{Fork, PageKey};
+use crate::key::Fork;
 use crate::layout::{
     CHECKSUM, FLAGS, LSN, PAGE_SIZE, PAGESIZE_VERSION, PAGESIZE_VERSION_VALUE, Page, VALID_FLAGS,
     get, put,
 };
+use crate::page_key::PageKey;
 use crate::version::DataKeyVersion;
 use crate::xts::{Block, Direction, Tweak};
 

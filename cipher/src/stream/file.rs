@@ -4,7 +4,7 @@
 mod tests;
 
 use super::{BLOCK, UNIT, open, seal};
-use crate::key::PageKey;
+use crate::page_key::PageKey;
 
 /// The underlying file, with the semantics of `pread`, `pwrite`, `fstat` and `ftruncate`. Nobody
 /// else may change the bytes of a block while a method of [`Stream`] works on it.

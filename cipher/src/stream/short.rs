@@ -6,7 +6,7 @@
 //! a file may be this short for a moment.
 
 use super::BLOCK;
-use crate::key::PageKey;
+use crate::page_key::PageKey;
 use crate::xts::{Direction, Tweak};
 
 const ROUNDS: u32 = 10;

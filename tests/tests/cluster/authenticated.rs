@@ -1,5 +1,5 @@
-//! Ciphers that authenticate pages: what is changed or moved on disk is refused, and what the server
-//! itself wrote never is. Without data checksums, so that nothing but the tag can notice.
+//! Ciphers that authenticate pages: what is changed or moved on disk is refused, and what the
+//! server itself wrote never is. Without data checksums, so that nothing but the tag can notice.
 
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::datafile::DataFile;
@@ -101,8 +101,8 @@ fn changed_and_moved_pages_are_refused() -> Result<()> {
     Ok(())
 }
 
-/// A map that was changed is read as an empty one, as PostgreSQL reads a damaged one. Then no row is
-/// missed: a forged bit "all visible" would hide rows from index-only scans.
+/// A map that was changed is read as an empty one, as PostgreSQL reads a damaged one. Then no row
+/// is missed: a forged bit "all visible" would hide rows from index-only scans.
 #[test]
 fn changed_maps_are_empty() -> Result<()> {
     let (cluster, _keys) = cluster(CIPHERS[0])?;

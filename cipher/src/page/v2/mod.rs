@@ -15,7 +15,7 @@
 //!
 //! From outside this is a page of version 1, with the same tweak. Within it, the tag takes bytes
 //! that PostgreSQL does not need, and that opening restores (module `place`). The tag depends on
-//! every byte of the page but `pd_checksum`, and on the position of the page (module `tag`).
+//! every byte of the page but `pd_checksum`, and on the position of the page ([`crate::tag`]).
 //!
 //! A change of the sealed page changes whole blocks of the opened one to random bits, and the tag
 //! is wrong. Only [`Strength::Short`] leaves an attacker a chance that matters. It is accepted only
@@ -27,7 +27,6 @@
 
 mod packed;
 mod place;
-mod tag;
 
 #[cfg(test)]
 mod tests;
@@ -35,50 +34,18 @@ mod tests;
 use subtle::ConstantTimeEq;
 
 use self::place::{Place, SHORT_BITS};
-use self::tag::{Mac, PolyvalMac, Tag};
 use super::{NotAuthentic, Strength, VERSION_SHIFT, v1, version_of};
 use crate::checksum::page_checksum;
-use crate::key::{DataKey, Fork, PageKey};
+use crate::key::Fork;
 use crate::layout::{
     CHECKSUM, FLAGS, PAGE_SIZE, PAGESIZE_VERSION, PAGESIZE_VERSION_VALUE, Page, VALID_FLAGS, get,
     put,
 };
+use crate::page_key::PageKey;
+use crate::tag::{self, Position, Tag, Tagging};
 use crate::version::DataKeyVersion;
 use crate::xts::hashed::{self, GROUP, GROUPS, Groups, Job};
 use crate::xts::{Direction, Schedule};
-
-/// Where a page belongs. Relation, database and cluster are bound by the data key.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Position {
-    /// The block number in the fork.
-    pub(super) block: u32,
-    /// The fork. Init and main count as one, because recovery copies the first over the second.
-    pub(super) fork: Fork,
-}
-
-/// The part of a data key that tags need, expanded.
-///
-/// Has a fixed size, uses no heap, and is wiped when dropped.
-pub(crate) struct Tagging {
-    mac: Mac,
-    /// Whether XTS and hash may run in one pass, where this CPU has a kernel for it.
-    fused: bool,
-}
-
-impl Tagging {
-    /// `None`, if pages of the key's cipher have no tag.
-    pub(crate) fn new(key: &DataKey, fused: bool) -> Option<Self> {
-        Mac::new(key).map(|mac| Self { mac, fused })
-    }
-
-    /// The hash that can run in one pass with XTS.
-    fn fused(&self) -> Option<&PolyvalMac> {
-        match &self.mac {
-            Mac::Polyval(mac) if self.fused => Some(mac),
-            _ => None,
-        }
-    }
-}
 
 /// The two expanded parts of a data key of this format.
 #[derive(Clone, Copy)]
@@ -177,7 +144,7 @@ fn encrypt(page: &mut Page, key: Key<'_>, position: Position, place: Place) {
             return;
         }
     }
-    let tag = key.tagging.mac.tag(&context, page);
+    let tag = key.tagging.tag(&context, page);
     place.put(page, tag);
     key.xts.run(Direction::Encrypt, number, v1::unit(page));
 }
@@ -206,7 +173,7 @@ fn decrypt(page: &mut Page, key: Key<'_>, position: Position) -> Option<(Place, 
     key.xts.run(Direction::Decrypt, number, v1::unit(page));
     let place = Place::read(page)?;
     let found = place.take(page, 0..PAGE_SIZE);
-    Some((place, found, key.tagging.mac.tag(&context, page)))
+    Some((place, found, key.tagging.tag(&context, page)))
 }
 
 impl Place {

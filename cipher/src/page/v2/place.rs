@@ -15,11 +15,11 @@
 use core::ops::Range;
 
 use super::packed;
-use super::tag::Tag;
 use crate::key::Fork;
 use crate::layout::{
     LOWER, PAGE_HEADER, PAGE_SIZE, PAGESIZE_VERSION, Page, SPECIAL, UPPER, get, put,
 };
+use crate::tag::Tag;
 
 /// Where the tag of a page is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

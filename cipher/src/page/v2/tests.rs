@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use self::kinds::{Kind, any_kind, page_of};
 use super::*;
-use crate::key::CipherId;
+use crate::key::{CipherId, DataKey};
 use crate::layout::{LOWER, SPECIAL, UPPER, is_zero};
 use crate::page::{open as open_any, seal as seal_any};
 use crate::xts::Backend;

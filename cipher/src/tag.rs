@@ -21,21 +21,20 @@ use polyval::universal_hash::UniversalHash;
 use sha2::block_api::compress256;
 use zeroize::{Zeroize, ZeroizeOnDrop, Zeroizing};
 
-use super::Position;
 use crate::kdf::derive_from;
-use crate::key::{CipherId, DataKey};
+use crate::key::{CipherId, DataKey, Fork};
 use crate::layout::{PAGE_SIZE, Page};
 use crate::residue::wipe_registers;
 use crate::xts::Block;
 use crate::xts::hashed::Powers;
 
 /// 16 bytes, little-endian.
-pub(super) type Tag = u128;
+pub(crate) type Tag = u128;
 
 const FORMAT: u8 = 2;
 
 /// The first block of the message.
-pub(super) fn context(position: Position) -> Block {
+pub(crate) fn context(position: Position) -> Block {
     let mut context = [0; 16];
     context[..4].copy_from_slice(&position.block.to_le_bytes());
     context[8] = position.fork.tweak_byte();
@@ -43,15 +42,53 @@ pub(super) fn context(position: Position) -> Block {
     context
 }
 
+/// Where a page belongs. Relation, database and cluster are bound by the data key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Position {
+    /// The block number in the fork.
+    pub(crate) block: u32,
+    /// The fork. Init and main count as one, because recovery copies the first over the second.
+    pub(crate) fork: Fork,
+}
+
+/// The part of a data key that tags need, expanded.
+///
+/// Has a fixed size, uses no heap, and is wiped when dropped.
+pub(crate) struct Tagging {
+    mac: Mac,
+    /// Whether XTS and hash may run in one pass, where this CPU has a kernel for it.
+    fused: bool,
+}
+
+impl Tagging {
+    /// `None`, if pages of the key's cipher have no tag.
+    pub(crate) fn new(key: &DataKey, fused: bool) -> Option<Self> {
+        Mac::new(key).map(|mac| Self { mac, fused })
+    }
+
+    /// The tag of a prepared page.
+    pub(crate) fn tag(&self, context: &Block, page: &Page) -> Tag {
+        self.mac.tag(context, page)
+    }
+
+    /// The hash that can run in one pass with XTS.
+    pub(crate) fn fused(&self) -> Option<&PolyvalMac> {
+        match &self.mac {
+            Mac::Polyval(mac) if self.fused => Some(mac),
+            _ => None,
+        }
+    }
+}
+
 /// The expanded keys for tags of a cipher.
 #[allow(clippy::large_enum_variant, reason = "lives in place, in a fixed-size cache")]
-pub(super) enum Mac {
+pub(crate) enum Mac {
     Polyval(PolyvalMac),
     Hmac(HmacMac),
 }
 
 impl Mac {
-    pub(super) fn new(data_key: &DataKey) -> Option<Self> {
+    pub(crate) fn new(data_key: &DataKey) -> Option<Self> {
         match data_key.cipher() {
             CipherId::Aes256Xts | CipherId::Aes128Xts => None,
             CipherId::Aes256XtsAuth => Some(Self::Polyval(PolyvalMac::new(data_key))),
@@ -60,7 +97,7 @@ impl Mac {
     }
 
     /// The tag of a prepared page.
-    pub(super) fn tag(&self, context: &Block, page: &Page) -> Tag {
+    pub(crate) fn tag(&self, context: &Block, page: &Page) -> Tag {
         let tag = match self {
             Self::Polyval(mac) => mac.tag(context, page),
             Self::Hmac(mac) => mac.tag(context, page),
@@ -72,9 +109,9 @@ impl Mac {
 }
 
 /// AES over POLYVAL.
-pub(super) struct PolyvalMac {
+pub(crate) struct PolyvalMac {
     /// K1, for the kernels that hash while they encrypt.
-    pub(super) powers: Powers,
+    pub(crate) powers: Powers,
     /// K1, for other CPUs.
     hash: Polyval,
     /// K2.
@@ -107,7 +144,7 @@ impl PolyvalMac {
     }
 
     /// The tag of the message with this hash.
-    pub(super) fn finish(&self, hash: Block) -> Tag {
+    pub(crate) fn finish(&self, hash: Block) -> Tag {
         let mut block = Array(hash);
         self.cipher.encrypt_block(&mut block);
         Tag::from_le_bytes(block.0)
@@ -116,7 +153,7 @@ impl PolyvalMac {
 
 /// HMAC with both of its key blocks (ipad, opad) hashed already.
 #[derive(ZeroizeOnDrop)]
-pub(super) struct HmacMac {
+pub(crate) struct HmacMac {
     inner: [u32; 8],
     outer: [u32; 8],
 }
@@ -185,7 +222,6 @@ fn bytes(state: &[u32; 8]) -> [u8; 32] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::key::Fork;
     use crate::mac::authenticate;
     use crate::secret::Secret32;
 
