@@ -6,7 +6,7 @@ use pagevault_injection::catalogue::ALL;
 use pagevault_injection::injector::{Fault, Injection, Injector};
 use pagevault_tests::choice::named;
 use pagevault_tests::cluster::run_sql;
-use pagevault_tests::{Cluster, Settings};
+use pagevault_tests::{Cluster, KeyFile, Settings, StopMode};
 
 /// Has calls fail, and compares what becomes of it.
 fn each(scenario: &str, expected: &[(&str, u32, &str, Outcome)]) -> Result<()> {
@@ -152,17 +152,80 @@ fn sessions_are_admitted_when_there_is_no_room_for_the_self_check() -> Result<()
     Ok(())
 }
 
-/// A worker that cannot be forked ends at once, which wakes whoever has asked for it.
-#[test]
-fn the_launcher_pauses_when_no_worker_can_be_forked() -> Result<()> {
-    let settings = Settings::default().conf("pagevault.rekey_workers = 0");
-    let mut cluster = Cluster::create(&settings)?;
+/// A server with a master key and no table.
+fn with_keys(conf: &str) -> Result<(Cluster, KeyFile, Injector)> {
+    let mut cluster = Cluster::create(&Settings::default().conf(conf))?;
     let keys = cluster.key_file("keys", "main")?;
     let injector = Injector::under(&mut cluster, keys.path())?;
     cluster.start_server()?;
     cluster.sql("CREATE EXTENSION pagevault")?;
     cluster.sql(&keys.add_provider("local"))?;
     cluster.sql("SELECT pagevault.set_cluster_master_key('local', 'main')")?;
+    Ok((cluster, keys, injector))
+}
+
+/// What a start has cut off key files is in WAL, and is kept beside them, too.
+#[test]
+fn recovery_goes_on_when_what_was_cut_off_cannot_be_settled() -> Result<()> {
+    let (mut cluster, _keys, injector) = with_keys("pagevault.default_encryption = on")?;
+    cluster.without_witness("what calls fail is not in WAL");
+    let beside = |cluster: &Cluster| {
+        let names = std::fs::read_dir(cluster.data_directory().join("pagevault"))?;
+        let names = names.map(|entry| Ok(entry?.file_name().into_string().unwrap_or_default()));
+        let names: Vec<_> = names.collect::<Result<_>>()?;
+        Ok(names.into_iter().filter(|name| name.ends_with(".unsettled")).collect::<Vec<_>>())
+    };
+    let gone = |cluster: &Cluster| {
+        cluster.eventually_that("the end of what was cut off", || {
+            let left = beside(cluster)?;
+            ensure!(left.is_empty(), "{left:?}");
+            Ok(())
+        })
+    };
+    let call = "write pagevault/#.keys startup";
+    let crash = |cluster: &mut Cluster, table: &str| {
+        cluster.sql("CHECKPOINT")?;
+        cluster.sql(&format!("CREATE TABLE {table} AS SELECT 1 AS id"))?;
+        cluster.kill()
+    };
+    crash(&mut cluster, "a")?;
+    injector.watch()?;
+    cluster.start_server()?;
+    // The last of them says that all before counts.
+    let number = injector.calls()?.iter().filter(|made| *made == call).count();
+    ensure!(number >= 2, "only {number} calls");
+    gone(&cluster)?;
+
+    crash(&mut cluster, "b")?;
+    cluster.allow_log("could not write key file");
+    let fault = Fault::FailsFromThere(libc::ENOSPC);
+    injector.arm(&Injection { call: call.to_owned(), number: number as u32, fault })?;
+    cluster.start_server()?;
+    ensure!(injector.disarm()? > 0, "not reached");
+    ensure!(cluster.log().contains("WARNING:  could not write key file"), "{}", cluster.log());
+    ensure!(cluster.text("SELECT sum(a.id + b.id) FROM a, b")? == "2");
+    gone(&cluster)?;
+
+    // A start without recovery finds one, and cannot remove it at first.
+    cluster.stop(StopMode::Fast)?;
+    let (log, copy) = ("pagevault/5.keys", "pagevault/5.keys.unsettled");
+    let data = cluster.data_directory();
+    std::fs::copy(data.join(log), data.join(copy))?;
+    cluster.installation().give(&data.join(copy))?;
+    cluster.allow_log("could not remove key file");
+    let call = "unlink pagevault/#.keys.unsettled pagevault-self-check".to_owned();
+    injector.arm(&Injection { call, number: 1, fault: Fault::Fails(libc::EIO) })?;
+    cluster.start_server()?;
+    gone(&cluster)?;
+    ensure!(injector.disarm()? == 1, "not reached");
+    ensure!(cluster.log().contains("WARNING:  could not remove key file"), "{}", cluster.log());
+    cluster.finish()
+}
+
+/// A worker that cannot be forked ends at once, which wakes whoever has asked for it.
+#[test]
+fn the_launcher_pauses_when_no_worker_can_be_forked() -> Result<()> {
+    let (cluster, _keys, injector) = with_keys("pagevault.rekey_workers = 0")?;
     cluster.sql("CREATE TABLE t AS SELECT 1 AS id; SELECT pagevault.encrypt('t')")?;
     cluster.sql("SELECT pagevault.rotate_data_key('t')")?;
     let mut client = cluster.client()?;

@@ -6,6 +6,7 @@
 
 use std::ffi::{c_char, c_int};
 
+use pagevault_keystore::log::LogError;
 use pgrx::pg_sys;
 
 use super::forward::Forward;
@@ -38,8 +39,12 @@ pub(super) unsafe extern "C-unwind" fn mdsyncfiletag(
                 Ok(()) => 0,
                 // The server would take it for a failed fsync, and stop.
                 Err(SyncFailure::Refused(report)) => report.raise(),
-                Err(SyncFailure::Unsettled { errno }) => {
-                    *libc::__errno_location() = errno;
+                Err(SyncFailure::Unsettled(error)) => {
+                    let cause = match error {
+                        LogError::Unsettled { source, .. } => source.raw_os_error(),
+                        _ => None,
+                    };
+                    *libc::__errno_location() = cause.unwrap_or(libc::EIO);
                     -1
                 }
             }

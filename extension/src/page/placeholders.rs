@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use pagevault_cipher::DataKeyVersion;
 use pagevault_keystore::{Record, RelFile};
 use pgrx::PgSqlErrorCode;
+use pgrx::prelude::PgLogLevel;
 
 use super::written_over::{self, is_unknown};
 use crate::keys::store::{directory, unsettled};
@@ -161,7 +162,9 @@ pub(crate) fn require_none(version_on_disk: VersionOnDisk) {
     }
     written_over::refuse_overflow();
     require_none_in_buffers(version_on_disk);
-    unsettled::forget();
+    if let Err(report) = unsettled::forget() {
+        report.send(PgLogLevel::WARNING);
+    }
 }
 
 /// The same check for dirty pages that redo has left in shared buffers. They may be written later,

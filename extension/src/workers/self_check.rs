@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use pgrx::bgworkers::{BackgroundWorker, BackgroundWorkerBuilder, BgWorkerStartTime};
+use pgrx::prelude::PgLogLevel;
 
 use crate::hooks::proof::{self, Unproven};
 use crate::keys::provider::unlock;
@@ -32,29 +33,40 @@ pub(super) fn register() {
 pub(super) fn main() {
     process::handle_worker_signals();
     // If no WAL was replayed, no other code does this.
-    unsettled::forget();
+    let forgotten = unsettled::forget();
     // Connecting reads shared catalogs.
     while unlock::prevents_connections() {
         process::wait_in_worker(PAUSE);
     }
     process::connect_without_database();
+    prove();
+    if let Err(report) = forgotten {
+        report.send(PgLogLevel::WARNING);
+        while unsettled::forget().is_err() {
+            process::wait_in_worker(PAUSE);
+        }
+    }
+}
+
+/// Returns when the server has passed, or is being shut down.
+fn prove() {
     let mut tries = 0;
     loop {
         let Err(unproven) = BackgroundWorker::transaction(proof::prove) else { return };
         let report = unproven.report();
         match unproven {
             Unproven::Unknown { disk_full: true, .. } => {
-                report.send(pgrx::prelude::PgLogLevel::LOG);
+                report.send(PgLogLevel::LOG);
                 process::wait_in_worker(PAUSE);
             }
             // A server that still fails after these attempts may be one that bypasses pagevault.
             Unproven::Unknown { .. } if tries < TRIES => {
-                report.send(pgrx::prelude::PgLogLevel::LOG);
+                report.send(PgLogLevel::LOG);
                 tries += 1;
                 process::wait_in_worker(RETRY);
             }
             Unproven::Unknown { .. } | Unproven::Bypassed(_) => {
-                report.send(pgrx::prelude::PgLogLevel::LOG);
+                report.send(PgLogLevel::LOG);
                 return process::shut_server_down();
             }
         }

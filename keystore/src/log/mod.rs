@@ -27,6 +27,10 @@
 //! how many bytes of the log were settled when it was written. So the log itself shows which part
 //! of it can be missing only through damage.
 //!
+//! A mark must find room on a full disk: WAL has the batch by then. So a batch that ends less than
+//! a mark before the end of a sector is staged together with another mark, which states nothing
+//! new and takes the next sector.
+//!
 //! # What counts after a crash
 //!
 //! A start that replays WAL ([`Trust::Settled`]) uses batches that are settled, that are `logged`
@@ -273,7 +277,12 @@ impl<'a, S: Storage> Log<'a, S> {
     }
 
     fn stage_checked(&mut self, batch: &[u8], logged: Lsn) -> Result<(), LogError> {
-        self.add(batch, self.position.settled, logged)?;
+        let settled = self.position.settled;
+        let mut frames = batch::stamp(batch, settled, logged);
+        if !position::has_room_for_mark(self.position.end + frames.len() as u64) {
+            frames.extend(batch::mark(settled, self.position.logged));
+        }
+        self.write(&frames)?;
         self.position.logged = self.position.logged.max(logged);
         Ok(())
     }
@@ -325,15 +334,18 @@ impl<'a, S: Storage> Log<'a, S> {
 
     /// Appends a batch or mark whose header states that `settled` bytes are durable.
     fn add(&mut self, batch: &[u8], settled: u64, logged: Lsn) -> Result<(), LogError> {
+        self.write(&batch::stamp(batch, settled, logged))
+    }
+
+    fn write(&mut self, frames: &[u8]) -> Result<(), LogError> {
         let end = self.position.end;
-        let new_end = end + batch.len() as u64;
+        let new_end = end + frames.len() as u64;
         if new_end > MAX_LOG {
             let problem = Problem::TooLarge(MAX_LOG);
             return Err(LogError::Record(FormatError { offset: end, problem }));
         }
         self.verify()?;
-        let frame = batch::stamp(batch, settled, logged);
-        if let Err(source) = self.storage.append(&self.name, end, &frame) {
+        if let Err(source) = self.storage.append(&self.name, end, frames) {
             return Err(self.cut_off_append(end, "write", source));
         }
         self.position.end = new_end;

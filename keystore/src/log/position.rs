@@ -8,6 +8,13 @@ use crate::scope::Scope;
 
 /// Length of a mark in bytes.
 const MARK: u64 = batch::HEADER as u64;
+/// The smallest unit in which a file system gives out room, in bytes.
+const SECTOR: u64 = 512;
+
+/// Whether a mark fits into the sector in which a log of this length ends.
+pub(super) fn has_room_for_mark(end: u64) -> bool {
+    (end - 1) / SECTOR == (end - 1 + MARK) / SECTOR
+}
 
 /// The end of a log: all that a process needs to append to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

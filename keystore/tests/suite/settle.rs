@@ -1,14 +1,14 @@
-//! Which records may wait for a checkpoint until they are in their file.
+//! Which records may wait for a checkpoint until they are in their file, and how they are settled.
 
-use pagevault_keystore::Record;
-use pagevault_keystore::log::Settle;
-use pagevault_keystore::wal;
+use pagevault_keystore::log::{Log, Settle};
+use pagevault_keystore::{Lsn, Record, wal};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
 use crate::arbitrary::{
-    any_record, current, data_key, destroyed, plaintext, rewriting, sealed_only,
+    DATABASE, any_record, current, data_key, destroyed, plaintext, rewriting, sealed_only,
 };
+use crate::faulty::FaultyStorage;
 
 fn settles(record: &Record) -> (Settle, Settle) {
     let records = std::slice::from_ref(record);
@@ -38,6 +38,26 @@ fn is_needed_before_wal(record: &Record) -> bool {
         Record::Provider { .. } | Record::DropProvider { .. } | Record::DatabaseKey { .. } => true,
         _ => false,
     }
+}
+
+/// A server whose disk is full cannot take back what is in WAL.
+#[test]
+fn what_is_staged_is_settled_without_more_room() {
+    let sector = |length: u64| length.div_ceil(512);
+    let storage = FaultyStorage::default();
+    let mut log = Log::create(&storage, [7; 16], DATABASE, &[]).unwrap();
+    let mut ends = std::collections::HashSet::new();
+    for relation in 1..2000 {
+        let records = [data_key(relation, 1, 1, 1), current(relation, 1), plaintext(relation, 1)];
+        log.stage(&records[..1 + relation as usize % 3], Lsn(0x1000)).unwrap();
+        let staged = log.position();
+        log.append_settled(&staged).unwrap();
+        let settled = log.position();
+        assert!(settled.is_settled() && settled.settled == staged.end);
+        assert_eq!(sector(settled.end), sector(staged.end), "at {}", staged.end);
+        ends.insert(staged.end % 512);
+    }
+    assert!(ends.len() > 100, "only {} different ends", ends.len());
 }
 
 proptest! {

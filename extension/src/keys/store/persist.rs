@@ -340,12 +340,30 @@ pub(crate) fn recovery_needs_room(what: &str) -> Report {
         .hint("Start the server again: at its start it reserves more room than is in use.")
 }
 
-/// Why a log could not be settled, for the server's sync handler.
+/// Why a log could not be settled.
 pub(crate) enum SyncFailure {
     /// As after a failed fsync: it is unknown what is durable.
-    Unsettled { errno: i32 },
+    Unsettled(LogError),
     /// Nothing was changed. It can be tried again.
     Refused(Report),
+}
+
+impl From<LogError> for SyncFailure {
+    fn from(error: LogError) -> SyncFailure {
+        match error {
+            LogError::Io { .. } => SyncFailure::Refused(keystore_failure(&error)),
+            _ => SyncFailure::Unsettled(error),
+        }
+    }
+}
+
+impl From<SyncFailure> for Report {
+    fn from(failure: SyncFailure) -> Report {
+        match failure {
+            SyncFailure::Unsettled(error) => keystore_failure(&error),
+            SyncFailure::Refused(report) => report,
+        }
+    }
 }
 
 /// The path of a log in messages.
@@ -353,16 +371,8 @@ pub(crate) fn path_of(scope: Scope) -> String {
     format!("{}/{}", keystore_dir::NAME, log::file_name(scope))
 }
 
-/// Settles the log of a scope; for the checkpointer.
+/// Settles the log of a scope; for the checkpointer, and others that can try again.
 pub(crate) fn settle(scope: Scope) -> std::result::Result<(), SyncFailure> {
-    let failed = |error: LogError| {
-        let errno = match &error {
-            LogError::Io { .. } => return SyncFailure::Refused(keystore_failure(&error)),
-            LogError::Unsettled { source, .. } => source.raw_os_error(),
-            _ => None,
-        };
-        SyncFailure::Unsettled { errno: errno.unwrap_or(libc::EIO) }
-    };
     let unavailable = SyncFailure::Refused;
     let control = &shmem::required().map_err(unavailable)?.control;
     let storage = keystore_dir::storage().map_err(unavailable)?;
@@ -375,17 +385,20 @@ pub(crate) fn settle(scope: Scope) -> std::result::Result<(), SyncFailure> {
     // Settled records must be in WAL: in recovery, before the address that this server must replay
     // to be consistent.
     wal::flush(logged);
-    Log::resume(&storage, before).sync().map_err(failed)?;
+    Log::resume(&storage, before).sync()?;
     let marked = {
         let _lock = KeystoreLock::acquire_absorbing_requests();
         let Some(now) = control.position(scope) else { return Ok(()) };
         let mut log = Log::resume(&storage, now);
-        let marked = log.append_settled(&before).map_err(failed)?;
+        let marked = log.append_settled(&before)?;
         // The entry exists, so this cannot fail.
         let _ = control.set_position(&log.position());
         marked
     };
-    if marked { Log::resume(&storage, before).sync().map_err(failed) } else { Ok(()) }
+    if marked {
+        Log::resume(&storage, before).sync()?;
+    }
+    Ok(())
 }
 
 /// The state of the cluster's log: providers and database keys.

@@ -6,31 +6,27 @@ use pagevault_keystore::state::State;
 use pagevault_keystore::storage::FileStorage;
 use pagevault_keystore::{Record, Scope, wal as wal_keys};
 use pgrx::PgSqlErrorCode;
-use pgrx::prelude::PgLogLevel;
 
 use super::persist::{self, keystore_failure};
-use crate::pg::locks::KeystoreLock;
 use crate::pg::relation_files;
 use crate::pg::report::{Report, Result, internal};
 use crate::{keystore_dir, shmem};
 
 /// Removes these files when recovery has ended, or all WAL is replayed that makes a standby
 /// consistent: all records that are needed have been replayed, and are settled first.
-pub(crate) fn forget() {
-    let forget = || -> Result<()> {
-        let storage = keystore_dir::storage()?;
-        for scope in unsettled::scopes(&storage).map_err(|e| keystore_failure(&e))? {
-            persist::settle_now(&KeystoreLock::acquire(), scope);
-            unsettled::forget(&storage, scope).map_err(|e| keystore_failure(&e))?;
-        }
-        Ok(())
-    };
+///
+/// An error stops nobody: the records are in WAL still, and the files beside. It is tried again
+/// ([`crate::workers::self_check`]).
+pub(crate) fn forget() -> Result<()> {
     if shmem::get().is_none() {
-        return;
+        return Ok(());
     }
-    if let Err(report) = forget() {
-        report.send(PgLogLevel::WARNING);
+    let storage = keystore_dir::storage()?;
+    for scope in unsettled::scopes(&storage).map_err(|e| keystore_failure(&e))? {
+        persist::settle(scope)?;
+        unsettled::forget(&storage, scope).map_err(|e| keystore_failure(&e))?;
     }
+    Ok(())
 }
 
 /// At a start after a clean shutdown, when no WAL is replayed: an error if keys of existing files
