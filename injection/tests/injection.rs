@@ -164,17 +164,19 @@ fn with_keys(conf: &str) -> Result<(Cluster, KeyFile, Injector)> {
     Ok((cluster, keys, injector))
 }
 
+/// Files with what starts have cut off key files.
+fn beside(cluster: &Cluster) -> Result<Vec<String>> {
+    let entries = std::fs::read_dir(cluster.data_directory().join("pagevault"))?;
+    let names = entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
+    let is_one = |name: &Result<String>| name.as_ref().is_ok_and(|n| n.ends_with(".unsettled"));
+    names.filter(is_one).collect()
+}
+
 /// What a start has cut off key files is in WAL, and is kept beside them, too.
 #[test]
 fn recovery_goes_on_when_what_was_cut_off_cannot_be_settled() -> Result<()> {
     let (mut cluster, _keys, injector) = with_keys("pagevault.default_encryption = on")?;
     cluster.without_witness("what calls fail is not in WAL");
-    let beside = |cluster: &Cluster| {
-        let names = std::fs::read_dir(cluster.data_directory().join("pagevault"))?;
-        let names = names.map(|entry| Ok(entry?.file_name().into_string().unwrap_or_default()));
-        let names: Vec<_> = names.collect::<Result<_>>()?;
-        Ok(names.into_iter().filter(|name| name.ends_with(".unsettled")).collect::<Vec<_>>())
-    };
     let gone = |cluster: &Cluster| {
         cluster.eventually_that("the end of what was cut off", || {
             let left = beside(cluster)?;
