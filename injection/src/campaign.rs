@@ -25,6 +25,8 @@ pub enum Outcome {
     Refused,
     /// A process or the server stopped.
     Stopped,
+    /// Rows are lost, as PostgreSQL itself loses them.
+    Known,
     /// All went well, but for these messages.
     Complaints(Vec<String>),
 }
@@ -39,6 +41,8 @@ pub struct Campaign {
     victim: Option<(Client, Pid)>,
     /// Messages that are not in order, without numbers: each is reported once.
     reported: BTreeSet<String>,
+    /// Where the log of the present round begins.
+    from: usize,
 }
 
 impl Campaign {
@@ -48,7 +52,7 @@ impl Campaign {
     /// When it does not start.
     pub fn new(scenario: &'static Scenario) -> Result<Campaign> {
         let documented = Documented::read()?;
-        let server = Server::start(scenario.keys, scenario.conf)?;
+        let server = Server::start(scenario)?;
         Ok(Campaign {
             scenario,
             documented,
@@ -56,6 +60,7 @@ impl Campaign {
             rounds: 0,
             victim: None,
             reported: BTreeSet::new(),
+            from: 0,
         })
     }
 
@@ -97,6 +102,15 @@ impl Campaign {
         lines[lines.len().saturating_sub(25)..].join("\n")
     }
 
+    /// What has stopped the server, or a process, in the last round.
+    #[must_use]
+    pub fn stops(&self) -> Vec<String> {
+        let log = self.server.cluster.log();
+        let log = log.get(self.from..).unwrap_or_default();
+        let stops = |line: &&str| line.contains(" PANIC:  ") || line.contains(" FATAL:  ");
+        log.lines().filter(stops).map(str::to_owned).collect()
+    }
+
     /// One round with an injection.
     ///
     /// # Errors
@@ -106,10 +120,11 @@ impl Campaign {
         let is_old = self.rounds > 0 && (!self.scenario.keys || self.rounds.is_multiple_of(48));
         self.rounds += 1;
         if is_old {
-            self.server = Server::start(self.scenario.keys, self.scenario.conf)?;
+            self.server = Server::start(self.scenario)?;
         }
         self.prepare().context("before")?;
         let from = self.server.cluster.log().len();
+        self.from = from;
         self.server.injector.arm(injection)?;
         let ending = self.act();
         let fired = self.server.injector.disarm()?;
@@ -124,7 +139,13 @@ impl Campaign {
         let panicked =
             self.server.cluster.log().get(from..).is_some_and(|log| log.contains(" PANIC:  "));
         let encrypted = self.scenario.keys;
-        judge::contents(&self.server, encrypted).context("afterwards")?;
+        if let Err(error) = judge::contents(&self.server, encrypted) {
+            if judge::is_wal_cut_short(&self.server, injection, from) {
+                self.server = Server::start(self.scenario)?;
+                return Ok(Outcome::Known);
+            }
+            return Err(error.context("afterwards"));
+        }
         self.again().context("the same without errors")?;
         if self.rounds.is_multiple_of(8) {
             self.server.acknowledge()?;
@@ -132,7 +153,7 @@ impl Campaign {
             judge::contents(&self.server, true).context("after a crash")?;
             self.server.restart().context("restart")?;
             judge::contents(&self.server, true).context("after a restart")?;
-            judge::audit(&self.server.cluster)?;
+            judge::audit(&self.server)?;
         }
         let complaints = complaints.into_iter().filter(|complaint| {
             let number = |c: char| c.is_ascii_hexdigit() && !c.is_ascii_lowercase();

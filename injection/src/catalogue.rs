@@ -28,6 +28,8 @@ pub struct Scenario {
     pub during: During,
     /// Whether the cluster has keys.
     pub keys: bool,
+    /// Without pagevault, as a control.
+    pub stock: bool,
     /// Lines of its configuration.
     pub conf: &'static [&'static str],
     /// Before each round, without errors.
@@ -48,13 +50,23 @@ const STATEMENT: Scenario = Scenario {
     name: "",
     during: During::Statement,
     keys: true,
+    stock: false,
     conf: &[],
     before: "SELECT 1",
     sql: "SELECT 1",
     holds: "SELECT true",
 };
 
+const WRITES: Scenario = Scenario {
+    before: "DELETE FROM t WHERE id >= 10000",
+    sql: "INSERT INTO t SELECT i, 1, repeat('x', 1000) FROM generate_series(10000, 10500) i;; SELECT pg_switch_wal();; DELETE FROM t WHERE id >= 10000;; CHECKPOINT",
+    ..STATEMENT
+};
+
 const WAL: &[&str] = &[ENCRYPTED_WAL];
+
+/// A start that fails does not try again by itself, for as long as calls fail.
+const ONCE: &str = "restart_after_crash = off";
 
 const ENCRYPTED_T: &str =
     "SELECT bool_and(state IN ('encrypted', 'empty')) FROM pagevault.verify('t')";
@@ -139,13 +151,8 @@ pub const ALL: &[Scenario] = &[
         sql: "LISTEN a;; SELECT pg_notify('a', repeat(chr(97 + i), 7000)) FROM generate_series(1, 20) i",
         ..STATEMENT
     },
-    Scenario {
-        name: "wal",
-        conf: WAL,
-        before: "DELETE FROM t WHERE id >= 10000",
-        sql: "INSERT INTO t SELECT i, 1, repeat('x', 1000) FROM generate_series(10000, 10500) i;; SELECT pg_switch_wal();; DELETE FROM t WHERE id >= 10000;; CHECKPOINT",
-        ..STATEMENT
-    },
+    Scenario { name: "wal", conf: WAL, ..WRITES },
+    Scenario { name: "wal-stock", stock: true, ..WRITES },
     Scenario {
         name: "revalidate",
         sql: "SELECT pagevault.unlock();; SELECT * FROM pagevault.check_provider('local')",
@@ -158,19 +165,33 @@ pub const ALL: &[Scenario] = &[
         ..STATEMENT
     },
     Scenario { name: "stop", during: During::Stop, before: CHANGES, ..STATEMENT },
-    Scenario { name: "start", during: During::Start, before: CHANGES, ..STATEMENT },
+    Scenario { name: "start", during: During::Start, conf: &[ONCE], before: CHANGES, ..STATEMENT },
     Scenario {
         name: "start-encrypted-wal",
         during: During::Start,
-        conf: WAL,
+        conf: &[ENCRYPTED_WAL, ONCE],
         before: CHANGES,
         ..STATEMENT
     },
-    Scenario { name: "recovery", during: During::Recovery, before: CHANGES, ..STATEMENT },
+    Scenario {
+        name: "recovery",
+        during: During::Recovery,
+        conf: &[ONCE],
+        before: CHANGES,
+        ..STATEMENT
+    },
+    Scenario {
+        name: "recovery-stock",
+        during: During::Recovery,
+        stock: true,
+        conf: &[ONCE],
+        before: CHANGES,
+        ..STATEMENT
+    },
     Scenario {
         name: "recovery-encrypted-wal",
         during: During::Recovery,
-        conf: WAL,
+        conf: &[ENCRYPTED_WAL, ONCE],
         before: CHANGES,
         ..STATEMENT
     },

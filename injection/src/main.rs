@@ -34,7 +34,7 @@ struct Arguments {
     /// Lists the calls of the scenarios
     #[arg(long)]
     count: bool,
-    /// Tells what became of each injection
+    /// Tells what became of each injection, and what has stopped processes
     #[arg(long)]
     verbose: bool,
 }
@@ -86,6 +86,7 @@ fn one(arguments: &Arguments, scenario: &'static Scenario) -> Result<usize> {
             Ok(outcome) => {
                 if arguments.verbose {
                     eprintln!("{outcome:?}: {injection}");
+                    campaign.stops().iter().take(3).for_each(|line| eprintln!("    {line}"));
                 }
                 outcomes.push(outcome);
             }
@@ -99,12 +100,13 @@ fn one(arguments: &Arguments, scenario: &'static Scenario) -> Result<usize> {
     }
     let count = |wanted| outcomes.iter().filter(|outcome| **outcome == wanted).count();
     eprintln!(
-        "{}: {} injections: {} without effect, {} refused, {} stopped a process, {} not reached, {failures} failed",
+        "{}: {} injections: {} without effect, {} refused, {} stopped a process, {} lost rows as PostgreSQL itself, {} not reached, {failures} failed",
         scenario.name,
         injections.len(),
         count(Outcome::Succeeded),
         count(Outcome::Refused),
         count(Outcome::Stopped),
+        count(Outcome::Known),
         count(Outcome::NotReached),
     );
     Ok(failures)

@@ -9,6 +9,7 @@ use pagevault_tests::{Cluster, KeyFile, Settings, SqlError, StopMode, process};
 use postgres::Client;
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
+use crate::catalogue::Scenario;
 use crate::injector::Injector;
 use crate::messages::PREFIX;
 
@@ -20,6 +21,8 @@ pub(crate) struct Server {
     pub(crate) cluster: Cluster,
     pub(crate) injector: Injector,
     pub(crate) keys: KeyFile,
+    /// Without pagevault.
+    pub(crate) stock: bool,
     /// Rows of the ledger that were acknowledged: 1 to this number.
     pub(crate) acknowledged: u64,
 }
@@ -55,9 +58,14 @@ const TABLES: &str = "
     INSERT INTO t SELECT i, 1, repeat('x', 100) FROM generate_series(1, 2000) i;";
 
 impl Server {
-    /// A server at work, with or without keys.
-    pub(crate) fn start(with_keys: bool, conf: &[&str]) -> Result<Server> {
+    /// A server at work.
+    pub(crate) fn start(scenario: &Scenario) -> Result<Server> {
+        let Scenario { stock, conf, .. } = *scenario;
+        let with_keys = scenario.keys && !stock;
         let mut settings = Settings::default();
+        if stock {
+            settings = settings.without_preload();
+        }
         for line in [
             "fsync = on",
             "shared_buffers = 4MB",
@@ -80,7 +88,9 @@ impl Server {
         let injector = Injector::under(&mut cluster, keys.path())?;
         cluster.keep_quiet();
         cluster.start_server()?;
-        cluster.sql("CREATE EXTENSION pagevault")?;
+        if !stock {
+            cluster.sql("CREATE EXTENSION pagevault")?;
+        }
         cluster.sql(TABLES)?;
         if with_keys {
             cluster.sql(&keys.add_provider("local"))?;
@@ -91,7 +101,7 @@ impl Server {
             cluster.eventually("SELECT wal_encrypted FROM pagevault.status", "t")?;
         }
         cluster.sql("CHECKPOINT")?;
-        Ok(Server { cluster, injector, keys, acknowledged: 0 })
+        Ok(Server { cluster, injector, keys, stock, acknowledged: 0 })
     }
 
     /// Adds a row to the ledger that must be there from now on.
