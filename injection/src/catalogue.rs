@@ -196,6 +196,13 @@ pub const ALL: &[Scenario] = &[
         ..STATEMENT
     },
     Scenario { name: "crash", during: During::Crash, conf: WAL, before: CHANGES, ..STATEMENT },
+    Scenario {
+        name: "crash-stock",
+        during: During::Crash,
+        stock: true,
+        before: CHANGES,
+        ..STATEMENT
+    },
 ];
 
 const CHANGES: &str = "SET pagevault.default_encryption = on;; DROP TABLE IF EXISTS x;; CREATE TABLE x (id int PRIMARY KEY);; INSERT INTO x SELECT generate_series(1, 100)";
