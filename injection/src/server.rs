@@ -190,10 +190,11 @@ impl Server {
         let _ = run_sql(&mut client, "SELECT pg_sleep(5)");
         let deadline = Instant::now() + PATIENCE;
         // Until the postmaster knows of it, it admits sessions.
-        let is_restarting =
-            || self.cluster.log().get(from..).is_some_and(|log| log.contains(REINITIALIZING));
-        let is_over = || self.is_down() || is_restarting() && self.cluster.text("SELECT 1").is_ok();
+        let restarts =
+            || self.cluster.log().get(from..).map_or(0, |log| log.matches(REINITIALIZING).count());
+        let is_over = || self.is_down() || restarts() > 0 && self.cluster.text("SELECT 1").is_ok();
         while !is_over() {
+            ensure!(restarts() < 5, "it crashes again and again");
             ensure!(Instant::now() < deadline, "the restart after a crash hangs");
             std::thread::sleep(Duration::from_millis(30));
         }
