@@ -2,8 +2,6 @@
 
 use pagevault_tests::choice::Named;
 
-use crate::server::ENCRYPTED_WAL;
-
 /// While what calls fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum During {
@@ -62,6 +60,9 @@ const WRITES: Scenario = Scenario {
     sql: "INSERT INTO t SELECT i, 1, repeat('x', 1000) FROM generate_series(10000, 10500) i;; SELECT pg_switch_wal();; DELETE FROM t WHERE id >= 10000;; CHECKPOINT",
     ..STATEMENT
 };
+
+/// For `postgresql.conf`.
+pub(crate) const ENCRYPTED_WAL: &str = "pagevault.wal_encryption = on";
 
 const WAL: &[&str] = &[ENCRYPTED_WAL];
 

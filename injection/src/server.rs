@@ -9,7 +9,7 @@ use pagevault_tests::{Cluster, KeyFile, Settings, SqlError, StopMode, process};
 use postgres::Client;
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
-use crate::catalogue::Scenario;
+use crate::catalogue::{ENCRYPTED_WAL, Scenario};
 use crate::injector::Injector;
 use crate::messages::PREFIX;
 
@@ -45,9 +45,6 @@ impl std::fmt::Display for Ending {
         }
     }
 }
-
-/// For `postgresql.conf`.
-pub(crate) const ENCRYPTED_WAL: &str = "pagevault.wal_encryption = on";
 
 /// What the postmaster says before it makes shared memory anew.
 const REINITIALIZING: &str = "all server processes terminated; reinitializing";
