@@ -219,9 +219,11 @@ impl World {
                     && restored.tables.values().all(hidden)
             }
             Operation::MoveDatabase { database, .. } | Operation::DropDatabase { database } => {
-                let there =
-                    self.setup.tablespace || matches!(operation, Operation::DropDatabase { .. });
-                there
+                // `movedb` (dbcommands.c) refuses a database with relations in the new tablespace.
+                let moves = |d: &Database| self.setup.tablespace && !d.spread;
+                let ready = matches!(operation, Operation::DropDatabase { .. })
+                    || self.databases.get(database).is_some_and(moves);
+                ready
                     && *database != MAIN
                     && has(database)
                     && self.is_quiet()
