@@ -287,7 +287,10 @@ impl<'a, C: Catalog> Policy<'a, C> {
             RelationKind::Sequence => self.catalog.owner_of_sequence(relation.oid),
             RelationKind::Table => match relation.rewrites {
                 Some(original) => Ok(Some(original)),
-                None => self.repacked_by(relation),
+                None => match self.repacked_by(relation)? {
+                    Some(original) => Ok(Some(original)),
+                    None => self.squeezed_by(relation),
+                },
             },
             RelationKind::MaterializedView => Ok(relation.rewrites),
             RelationKind::PartitionedTable | RelationKind::WithoutStorage => Ok(None),
@@ -309,6 +312,19 @@ impl<'a, C: Catalog> Policy<'a, C> {
             return Ok(None);
         }
         Ok(self.catalog.relation(oid)?.filter(is_repacked).map(|original| original.oid))
+    }
+
+    /// The table that pg_squeeze copies into this relation: in the same schema, of the same owner, as
+    /// it creates it (`create_transient_table`, pg_squeeze.c). Only the owner or a superuser can
+    /// create another table like that.
+    fn squeezed_by(&self, relation: &Relation) -> Result<Option<Oid>, C::Error> {
+        let Some(oid) = relation.squeezes else { return Ok(None) };
+        let is_beside = |original: &Relation| {
+            (original.schema, original.owner) == (relation.schema, relation.owner)
+                && original.oid != relation.oid
+        };
+        let original = self.catalog.relation(oid)?.filter(is_repacked).filter(is_beside);
+        Ok(original.map(|original| original.oid))
     }
 
     /// True if a table may be plaintext because the table it follows is to be plaintext. A role

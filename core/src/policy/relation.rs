@@ -96,6 +96,8 @@ pub struct Relation {
     pub indexed_table: Option<Oid>,
     /// The OID that its name ends in: see [`named_for`].
     pub named_for: Option<Oid>,
+    /// The OID that its name ends in: see [`squeezes`].
+    pub squeezes: Option<Oid>,
 }
 
 impl Relation {
@@ -120,11 +122,21 @@ pub const SHARED: u32 = 0;
 /// that pg_repack fills (`table_OID`) and logs to (`log_OID`).
 #[must_use]
 pub fn named_for(kind: RelationKind, name: &[u8]) -> Option<Oid> {
-    let prefixes: &[&[u8]] = match kind {
-        RelationKind::Toast => &[b"pg_toast_"],
-        RelationKind::Table => &[b"table_", b"log_"],
-        _ => &[],
-    };
+    match kind {
+        RelationKind::Toast => number_after(&[b"pg_toast_"], name),
+        RelationKind::Table => number_after(&[b"table_", b"log_"], name),
+        _ => None,
+    }
+}
+
+/// The OID in the name of the table that pg_squeeze fills beside another: `tmp_OID`
+/// (`create_transient_table`, pg_squeeze.c).
+#[must_use]
+pub fn squeezes(kind: RelationKind, name: &[u8]) -> Option<Oid> {
+    (kind == RelationKind::Table).then(|| number_after(&[b"tmp_"], name)).flatten()
+}
+
+fn number_after(prefixes: &[&[u8]], name: &[u8]) -> Option<Oid> {
     let digits = prefixes.iter().find_map(|prefix| name.strip_prefix(*prefix))?;
     if !digits.iter().all(u8::is_ascii_digit) {
         return None;

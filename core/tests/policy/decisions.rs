@@ -1,6 +1,6 @@
 //! The policy for each kind of relation.
 
-use pagevault_core::policy::relation::named_for;
+use pagevault_core::policy::relation::{named_for, squeezes};
 use pagevault_core::policy::{
     Catalog, Label, Labelled, Policy, RelationKind, Setting, Source, catalogs,
 };
@@ -99,7 +99,7 @@ fn only_labels_take_encryption_from_followers() {
         for oid in [INDEX, NEW_INDEX, TOAST, TOAST_INDEX] {
             assert!(world.wants_encryption(oid) || is_plaintext(OF_TABLE), "{oid} in {world:?}");
         }
-        for oid in [SEQUENCE, TRANSIENT, COPY, COPY_OF_OTHER, COPY_OF_SUPERUSER] {
+        for oid in [SEQUENCE, TRANSIENT, COPY, COPY_OF_OTHER, COPY_OF_SUPERUSER, SQUEEZED] {
             let labelled_plaintext = match world.label(OF_OTHERS) {
                 None => is_plaintext(OF_TABLE),
                 own => own == Some(Label::Plaintext),
@@ -224,13 +224,18 @@ fn numbers_in_names() {
     ] {
         assert_eq!(named_for(kind, name.as_bytes()), number, "{name}");
     }
+    assert_eq!(squeezes(Table, b"tmp_16384"), Some(16384));
+    assert_eq!(squeezes(Table, b"tmp_"), None);
+    assert_eq!(squeezes(MaterializedView, b"tmp_16384"), None);
 }
 
-/// Outside of pg_repack's schema such a name has no effect.
+/// Outside of pg_repack's schema such a name has no effect, nor that of pg_squeeze's copy in the hands
+/// of another owner.
 #[test]
 fn a_namesake_follows_nothing() {
     let world = World { table: Some(AES_128), ..World::default() };
     assert_eq!(world.wanted(NAMESAKE), None);
+    assert_eq!(world.wanted(SQUEEZED_OF_OTHER), None);
     let default = world.default_cipher();
     let Ok(wanted) = Policy::of(&world).cipher_wanted_of(&world.get(NAMESAKE));
     assert_eq!(wanted, default);

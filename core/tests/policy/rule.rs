@@ -30,7 +30,7 @@ const OF_PLACE: [(&str, &str, &str, &str); 9] = [
 
 /// Relations that follow another: the relation, its leader, and the tablespace whose label counts.
 /// Others are decided by themselves.
-const FOLLOWS: [(Oid, Oid, Oid); 9] = [
+const FOLLOWS: [(Oid, Oid, Oid); 10] = [
     (INDEX, TABLE, TABLESPACE),
     (NEW_INDEX, TABLE, TABLESPACE),
     (TOAST, TABLE, TABLESPACE),
@@ -40,6 +40,7 @@ const FOLLOWS: [(Oid, Oid, Oid); 9] = [
     (COPY, TABLE, TABLESPACE),
     (COPY_OF_OTHER, TABLE, TABLESPACE),
     (COPY_OF_SUPERUSER, TABLE, TABLESPACE),
+    (SQUEEZED, TABLE, TABLESPACE),
 ];
 
 fn word(label: Option<Label>) -> &'static str {

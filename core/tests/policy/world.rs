@@ -59,6 +59,10 @@ pub(crate) const COPY_OF_SUPERUSER: Oid = 112;
 pub(crate) const NAMESAKE: Oid = 113;
 pub(crate) const VIEW: Oid = 114;
 pub(crate) const TEMPORARY: Oid = 115;
+/// The copy that pg_squeeze makes.
+pub(crate) const SQUEEZED: Oid = 116;
+/// A table of somebody else with such a name.
+pub(crate) const SQUEEZED_OF_OTHER: Oid = 117;
 pub(crate) const CATALOG: Oid = 1259;
 pub(crate) const SHARED_CATALOG: Oid = 1260;
 
@@ -165,7 +169,7 @@ impl World {
 }
 
 /// The relations with files that a user has created.
-pub(crate) const USERS: [Oid; 14] = [
+pub(crate) const USERS: [Oid; 16] = [
     TABLE,
     INDEX,
     NEW_INDEX,
@@ -180,6 +184,8 @@ pub(crate) const USERS: [Oid; 14] = [
     NAMESAKE,
     VIEW,
     TEMPORARY,
+    SQUEEZED,
+    SQUEEZED_OF_OTHER,
 ];
 
 pub(crate) fn file(relation: Oid, tablespace: Oid, database: u32) -> RelFile {
@@ -214,7 +220,7 @@ impl Catalog for World {
             user_made,
             temporary: oid == TEMPORARY,
             owner: match oid {
-                COPY_OF_OTHER => OTHER,
+                COPY_OF_OTHER | SQUEEZED_OF_OTHER => OTHER,
                 COPY_OF_SUPERUSER => SUPERUSER,
                 _ => OWNER,
             },
@@ -233,6 +239,7 @@ impl Catalog for World {
                 _ => None,
             },
             named_for: (is_copy || [TOAST, NAMESAKE].contains(&oid)).then_some(TABLE),
+            squeezes: [SQUEEZED, SQUEEZED_OF_OTHER].contains(&oid).then_some(TABLE),
         }))
     }
 

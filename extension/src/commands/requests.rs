@@ -67,8 +67,9 @@ pub(crate) fn refuse_destroyed(facts: &Facts) -> Result<()> {
 }
 
 /// Refuses to encrypt a table of which pg_repack has a plaintext copy or log of changes. While
-/// pg_repack fills these, it holds no lock on the table that would exclude this command (ACCESS
-/// SHARE, repack_one_table in its bin/pg_repack.c), and in the end the table gets the copy's file.
+/// pg_repack fills these, it holds no lock on the table that would exclude this command (before
+/// 1.5.3: ACCESS SHARE, repack_one_table in its bin/pg_repack.c), and in the end the table gets the
+/// copy's file.
 /// What pg_repack creates afterwards follows the table: it creates the log under ACCESS EXCLUSIVE,
 /// so before or after the caller holds its lock.
 fn refuse_repacked(facts: &Facts) -> Result<()> {

@@ -2,7 +2,7 @@
 //! PostgreSQL's objects. The decisions are made in `pagevault_core::policy`.
 
 use pagevault_cipher::CipherId;
-use pagevault_core::policy::relation::named_for;
+use pagevault_core::policy::relation::{named_for, squeezes};
 use pagevault_core::policy::{Catalog, Labelled, Policy, Relation};
 use pagevault_keystore::{RelFile, Scope};
 use pgrx::pg_sys::{self, Oid};
@@ -41,6 +41,7 @@ pub(crate) fn described(facts: &Facts) -> Relation {
         rewrites: facts.rewrites.map(Oid::to_u32),
         indexed_table: facts.indexed_table.map(Oid::to_u32),
         named_for: named_for(facts.kind, facts.name.bytes()),
+        squeezes: squeezes(facts.kind, facts.name.bytes()),
     }
 }
 

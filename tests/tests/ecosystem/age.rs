@@ -14,12 +14,12 @@ use crate::programs::program;
 
 pub(crate) const TESTS: &[Test] = &[Test {
     name: "age::hands_an_escrow_on_to_another_key",
-    needs: &["age"],
+    needs: &["age-keygen"],
     run: hands_an_escrow_on_to_another_key,
 }];
 
 fn age(name: &str) -> Result<Command> {
-    let path = program("age").context("age")?.with_file_name(name);
+    let path = program("age-keygen").context("age-keygen")?.with_file_name(name);
     Ok(Command::new(path))
 }
 

@@ -9,7 +9,9 @@ mod access_methods;
 mod age;
 mod backups;
 mod barman;
+mod citus;
 mod foreign;
+mod graph;
 mod inspection;
 mod jobs;
 mod languages;
@@ -18,6 +20,7 @@ mod pgbackrest;
 mod programs;
 mod repack;
 mod repair;
+mod squeeze;
 mod timescaledb;
 
 use std::process::ExitCode;
@@ -40,7 +43,9 @@ fn main() -> ExitCode {
         access_methods::TESTS,
         age::TESTS,
         barman::TESTS,
+        citus::TESTS,
         foreign::TESTS,
+        graph::TESTS,
         inspection::TESTS,
         jobs::TESTS,
         languages::TESTS,
@@ -48,6 +53,7 @@ fn main() -> ExitCode {
         pgbackrest::TESTS,
         repack::TESTS,
         repair::TESTS,
+        squeeze::TESTS,
         timescaledb::TESTS,
     ];
     let trials = tests.into_iter().flatten().map(|test| trial(*test)).collect();
