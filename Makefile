@@ -4,7 +4,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all test-unit test-regress test-recovery test-upgrade \
-	powercut inject schedules models hostile builds aarch64 prove install bench lint tidy fuzz deb sbom image image-test docker-demo
+	powercut inject schedules models hostile builds hosts aarch64 prove install bench lint tidy fuzz deb sbom image image-test docker-demo
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -67,6 +67,9 @@ hostile: ## builds of PostgreSQL with assertions and sanitizers, valgrind; PART=
 
 builds: ## other people's builds of PostgreSQL, and other compilers (docs/compatibility.md); BUILD=name selects
 	@tools/builds $(BUILD)
+
+hosts: ## other Debians with their servers and extensions; SUITE="bookworm trixie sid experimental" selects
+	@set -e; for suite in $(or $(SUITE),bookworm trixie sid experimental); do tools/host $$suite; done
 
 aarch64: ## pagevault for aarch64, emulated; PART="workspace crates servers regress" selects
 	@tools/aarch64 $(PART)
