@@ -20,12 +20,17 @@ compile_for_aarch64() {
     emulate_aarch64
 }
 
-# compile_for_musl: the same for musl. A library that programs load is linked with musl dynamically.
+# compile_for_musl: the same for musl. A library that programs load is linked with musl dynamically,
+# and with libgcc_s, which unwinds: Debian has it for glibc only, but under the name and with the
+# symbols that it has for musl. What that one needs of glibc is not looked for.
+# Headers of libraries that those of the server include (GSSAPI, OpenSSL) come after those of musl.
 compile_for_musl() {
     apt_install "to compile for musl" musl musl-dev musl-tools
     compile_for x86_64-unknown-linux-musl musl-gcc ar
     export CARGO_TARGET_X86_64_UNKNOWN_LINUX_MUSL_RUSTFLAGS+=" -C target-feature=-crt-static"
-    export BINDGEN_EXTRA_CLANG_ARGS_x86_64_unknown_linux_musl="-nostdlibinc -isystem /usr/include/x86_64-linux-musl"
+    CARGO_TARGET_X86_64_UNKNOWN_LINUX_MUSL_RUSTFLAGS+=" -C link-arg=-Wl,--allow-shlib-undefined"
+    export BINDGEN_EXTRA_CLANG_ARGS_x86_64_unknown_linux_musl="-nostdlibinc \
+-isystem /usr/include/x86_64-linux-musl -idirafter /usr/include -idirafter /usr/include/x86_64-linux-gnu"
 }
 
 # emulate_aarch64: has the kernel run programs for aarch64 by QEMU until the machine is started again.
