@@ -48,7 +48,7 @@ impl<'a> Backup<'a> {
     /// When the server has crashed since, or files cannot be copied.
     pub fn end(mut self) -> Result<Cluster> {
         let data = self.server.data_directory();
-        let restored = Cluster::from_files(|target| {
+        let restored = Cluster::from_files_for(self.server.installation(), |target| {
             copy(&data, target, &LEFT_OUT)?;
             fs::rename(self.kept.path().join(KEYSTORE), target.join(KEYSTORE))?;
             let label = text(&mut self.session, "SELECT labelfile FROM pg_backup_stop(false)")?;

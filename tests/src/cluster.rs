@@ -183,7 +183,17 @@ impl Cluster {
     /// # Errors
     /// When `fill` fails.
     pub fn from_files(fill: impl FnOnce(&Path) -> Result<()>) -> Result<Cluster> {
-        let installation = Installation::get()?;
+        Cluster::from_files_for(Installation::get()?, fill)
+    }
+
+    /// As [`Cluster::from_files`], for a server of this installation.
+    ///
+    /// # Errors
+    /// When `fill` fails.
+    pub fn from_files_for(
+        installation: &'static Installation,
+        fill: impl FnOnce(&Path) -> Result<()>,
+    ) -> Result<Cluster> {
         let directory = tempfile::Builder::new().prefix("pagevault-").tempdir()?;
         installation.give(directory.path())?;
         let cluster = Cluster::in_directory(installation, directory);

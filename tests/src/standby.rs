@@ -8,7 +8,7 @@ use crate::Cluster;
 use crate::installation::run;
 
 /// Normal messages of standbys when their primary stops, or when they are promoted.
-pub(crate) const ORDINARY: [&str; 4] = [
+pub const ORDINARY: [&str; 4] = [
     "terminating walreceiver process",
     "could not send end-of-streaming message to primary",
     "could not receive data from WAL stream",
@@ -82,7 +82,7 @@ impl Standby {
                  WHERE NOT EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = '{slot}')"
             ))?;
         }
-        let mut standby = Cluster::from_files(|target| {
+        let mut standby = Cluster::from_files_for(primary.installation(), |target| {
             let options: Vec<_> = self.backup.iter().map(String::as_str).collect();
             primary.base_backup_with(target, &options)
         })?;

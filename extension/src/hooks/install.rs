@@ -11,7 +11,7 @@ use super::calls_seen::{self, Call};
 use super::forward::Forward;
 use super::{aio, files, smgr, sync, writing};
 use crate::fault;
-use crate::pg::compat::MAJOR;
+use crate::pg::compat::{BUILT_FOR, MAJOR};
 use crate::pg::report::{Report, Result};
 use crate::pg::wal;
 
@@ -166,8 +166,16 @@ fn refused(error: &dyn std::fmt::Display) -> Report {
         PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
         format!("pagevault cannot work with this server: {error}"),
     )
-    .detail("Nothing was changed in the server.")
-    .hint("Remove pagevault from shared_preload_libraries to start without it; encrypted relations are then refused, not damaged.")
+    .detail(format!(
+        "Nothing was changed in the server. This pagevault was built for PostgreSQL {}.",
+        BUILT_FOR.to_string_lossy()
+    ))
+    .hint(format!(
+        "Install the packages of PostgreSQL that this server had before, or a newer package of \
+         pagevault (postgresql-{MAJOR}-pagevault). Remove pagevault from \
+         shared_preload_libraries to start without it; encrypted relations are then refused, not \
+         damaged."
+    ))
 }
 
 /// Seals and opens a page with every cipher, before any real page depends on it.

@@ -1,6 +1,7 @@
 //! Other people's builds of PostgreSQL: pagevault works in each of them, and
 //! `pagevault-keyring check-server` has said so before. Of those that differ in their release only,
-//! the oldest and the newest of a major take turns with one data directory.
+//! the oldest and the newest of a major take turns with one data directory, and are primary and
+//! standby.
 //!
 //! `tools/builds` fetches what tests/builds lists, puts pagevault into it, and names it here:
 //! `PAGEVAULT_TRIED_BUILDS` are directories below `PAGEVAULT_BUILDS`. Without them there is nothing
@@ -42,10 +43,18 @@ fn main() -> ExitCode {
             Ok(())
         })
     });
-    let pairs = minors::pairs(&names).into_iter().map(|[old, new]| {
+    let pairs = minors::pairs(&names).into_iter().flat_map(|[old, new]| {
         let (from, to) = (builds.join(&old), builds.join(&new));
-        Trial::test(format!("{old} and {new}"), move || {
-            minors::take_turns(&from, &to).map_err(|error| Failed::from(format!("{error:#}")))
+        let tests: [(&str, fn(&Path, &Path) -> Result<()>); 3] = [
+            ("take turns", minors::take_turns),
+            ("are primary and standby", minors::stand_by),
+            ("before one that is unknown", |_, new| minors::unknown(new)),
+        ];
+        tests.map(|(what, test)| {
+            let (from, to) = (from.clone(), to.clone());
+            Trial::test(format!("{old} and {new} {what}"), move || {
+                test(&from, &to).map_err(|error| Failed::from(format!("{error:#}")))
+            })
         })
     });
     let ended = libtest_mimic::run(&arguments, each.chain(pairs).collect());

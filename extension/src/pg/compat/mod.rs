@@ -28,6 +28,9 @@ pub(crate) use self::storage::*;
 /// The major version this library is built for; the server refuses to load it into another.
 pub(crate) const MAJOR: u32 = pg_sys::PG_VERSION_NUM / 10_000;
 
+/// The release whose headers this library was built with.
+pub(crate) const BUILT_FOR: &CStr = pg_sys::PG_VERSION;
+
 /// Further settings of background workers, from 17 on.
 #[cfg(not(any(feature = "pg15", feature = "pg16")))]
 pub(crate) const NEWER_SETTINGS: &[(&CStr, &CStr)] = &[(c"transaction_timeout", c"0")];
