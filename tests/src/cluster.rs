@@ -177,35 +177,7 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Creates a cluster from a copy of a data directory, for example a restored backup. `fill`
-    /// gets the path of the data directory, which does not exist yet. The server is not started.
-    ///
-    /// # Errors
-    /// When `fill` fails.
-    pub fn from_files(fill: impl FnOnce(&Path) -> Result<()>) -> Result<Cluster> {
-        Cluster::from_files_for(Installation::get()?, fill)
-    }
-
-    /// As [`Cluster::from_files`], for a server of this installation.
-    ///
-    /// # Errors
-    /// When `fill` fails.
-    pub fn from_files_for(
-        installation: &'static Installation,
-        fill: impl FnOnce(&Path) -> Result<()>,
-    ) -> Result<Cluster> {
-        let directory = tempfile::Builder::new().prefix("pagevault-").tempdir()?;
-        installation.give(directory.path())?;
-        let cluster = Cluster::in_directory(installation, directory);
-        fill(&cluster.data_directory())?;
-        cluster.append_conf(&format!(
-            "unix_socket_directories = '{}'",
-            cluster.directory.path().display()
-        ))?;
-        Ok(cluster)
-    }
-
-    fn in_directory(installation: &'static Installation, directory: TempDir) -> Cluster {
+    pub(crate) fn in_directory(installation: &'static Installation, directory: TempDir) -> Cluster {
         Cluster {
             installation,
             directory,

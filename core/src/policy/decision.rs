@@ -314,9 +314,9 @@ impl<'a, C: Catalog> Policy<'a, C> {
         Ok(self.catalog.relation(oid)?.filter(is_repacked).map(|original| original.oid))
     }
 
-    /// The table that pg_squeeze copies into this relation: in the same schema, of the same owner, as
-    /// it creates it (`create_transient_table`, pg_squeeze.c). Only the owner or a superuser can
-    /// create another table like that.
+    /// The table that pg_squeeze copies into this relation: in the same schema, of the same owner,
+    /// as it creates it (`create_transient_table`, pg_squeeze.c). Only the owner or a superuser
+    /// can create another table like that.
     fn squeezed_by(&self, relation: &Relation) -> Result<Option<Oid>, C::Error> {
         let Some(oid) = relation.squeezes else { return Ok(None) };
         let is_beside = |original: &Relation| {

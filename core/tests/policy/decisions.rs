@@ -229,8 +229,8 @@ fn numbers_in_names() {
     assert_eq!(squeezes(MaterializedView, b"tmp_16384"), None);
 }
 
-/// Outside of pg_repack's schema such a name has no effect, nor that of pg_squeeze's copy in the hands
-/// of another owner.
+/// Outside of pg_repack's schema such a name has no effect, nor that of pg_squeeze's copy in the
+/// hands of another owner.
 #[test]
 fn a_namesake_follows_nothing() {
     let world = World { table: Some(AES_128), ..World::default() };

@@ -24,6 +24,9 @@ use pagevault_tests::Installation;
 use described::Described;
 use table::Line;
 
+/// A test of an older and a newer release.
+type OfTwo = fn(&Path, &Path) -> Result<()>;
+
 fn main() -> ExitCode {
     let arguments = Arguments::from_args();
     let tried = std::env::var("PAGEVAULT_TRIED_BUILDS").unwrap_or_default();
@@ -45,7 +48,7 @@ fn main() -> ExitCode {
     });
     let pairs = minors::pairs(&names).into_iter().flat_map(|[old, new]| {
         let (from, to) = (builds.join(&old), builds.join(&new));
-        let tests: [(&str, fn(&Path, &Path) -> Result<()>); 3] = [
+        let tests: [(&str, OfTwo); 3] = [
             ("take turns", minors::take_turns),
             ("are primary and standby", minors::stand_by),
             ("before one that is unknown", |_, new| minors::unknown(new)),

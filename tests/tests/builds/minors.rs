@@ -147,8 +147,8 @@ pub(crate) fn stand_by(older: &Path, newer: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A release in which a function has another name, made of this one: pagevault refuses it, says what
-/// to install, and has changed nothing. The release before starts again.
+/// A release in which a function has another name, made of this one: pagevault refuses it, says
+/// what to install, and has changed nothing. The release before starts again.
 pub(crate) fn unknown(before: &Path) -> Result<()> {
     let canary = Canary::text("of the release before");
     let known = Installation::of_prefix(before)?;
@@ -185,7 +185,7 @@ pub(crate) fn unknown(before: &Path) -> Result<()> {
         "FATAL:  pagevault cannot work with this server: ",
         "mdextend",
         "This pagevault was built for PostgreSQL ",
-        "Install the packages of PostgreSQL that this server had before, or a newer package of pagevault",
+        "Install the packages of PostgreSQL that this server had before, or a newer package",
     ] {
         ensure!(said.contains(part), "it does not say {part:?} but {said}");
     }
@@ -202,8 +202,8 @@ pub(crate) fn unknown(before: &Path) -> Result<()> {
 /// One that pagevault replaces, as in a table of names.
 const FUNCTION: &[u8] = b"\0mdextend\0";
 
-/// Has a session insert rows one by one, until `end` has returned, which ends this server or another.
-/// Returns those that were acknowledged.
+/// Has a session insert rows one by one, until `end` has returned, which ends this server or
+/// another. Returns those that were acknowledged.
 fn while_writing(
     cluster: &Cluster,
     note: &str,

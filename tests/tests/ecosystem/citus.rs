@@ -1,4 +1,4 @@
-//! Citus: tables whose shards are on several servers, rows and columns. Debian has no package of it.
+//! Citus: tables whose shards are on several servers. Debian has no package of it.
 
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::cluster::column;
@@ -17,16 +17,18 @@ fn node() -> Result<(Cluster, KeyFile)> {
         .conf("shared_preload_libraries = 'citus, pagevault'")
         .conf("wal_level = logical")
         .conf("max_worker_processes = 32")
-        .conf("citus.enable_statistics_collection = off")
+        .conf("citus.override_table_visibility = off")
         .conf("pagevault.default_encryption = on");
     let (mut node, keys) = Cluster::with_keys(&settings)?;
-    node.allow_log("citus");
+    // Its connections to nodes that are killed.
+    node.allow_log("Citus Maintenance Daemon");
     node.set(&[
         ("pagevault.wal_encryption", "on"),
         ("citus.local_hostname", &node.directory().display().to_string()),
     ])?;
     node.eventually("SELECT wal_encrypted FROM pagevault.status", "t")?;
     node.sql("CREATE EXTENSION citus")?;
+    node.sql("CREATE EXTENSION IF NOT EXISTS citus_columnar")?;
     Ok((node, keys))
 }
 

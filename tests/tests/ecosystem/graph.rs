@@ -53,7 +53,8 @@ fn graph() -> Result<()> {
     ensure!(cypher(&mut ours, "MATCH (a:person) RETURN count(a)")? == "490", "vertices");
     run_sql(&mut ours, "CHECKPOINT")?;
     // Also those from which the tables of all labels inherit.
-    let tables = "SELECT format('%s.%I', relnamespace::regnamespace, relname) FROM pg_class WHERE relkind = 'r'
+    let tables = "SELECT format('%s.%I', relnamespace::regnamespace, relname) FROM pg_class
+        WHERE relkind = 'r'
         AND relnamespace IN ('people'::regnamespace, 'ag_catalog'::regnamespace)";
     let tables = column(&mut ours, tables)?;
     ensure!(tables.len() >= 6, "{tables:?}");
