@@ -78,6 +78,51 @@ const DECRYPTED_REPLICA: Scenario = Scenario {
     reaches: &[6],
 };
 
+/// A file in use is encrypted, and a job proves that no page is in plaintext. A replica may have
+/// written the page before.
+const PROVEN: Scenario = Scenario {
+    name: "a file is proven",
+    bounds: Bounds {
+        keys: 1,
+        proofs: 1,
+        rows: 2,
+        checkpoints: 1,
+        backups: 1,
+        replica_crashes: 1,
+        restart_points: 1,
+        ..NONE
+    },
+    deep: |bounds| Bounds { decryptions: 1, checkpoints: 2, ..bounds },
+    least: 100_000,
+    reaches: &[7],
+};
+
+/// The same on a server that crashes.
+const PROVEN_CRASHES: Scenario = Scenario {
+    name: "a file is proven, and the server crashes",
+    bounds: Bounds {
+        keys: 1,
+        proofs: 1,
+        decryptions: 1,
+        rows: 2,
+        checkpoints: 1,
+        crashes: 1,
+        ..NONE
+    },
+    deep: |bounds| Bounds { keys: 2, crashes: 2, ..bounds },
+    least: 100_000,
+    reaches: &[],
+};
+
+/// The same, and a former primary follows.
+const PROVEN_TIMELINES: Scenario = Scenario {
+    name: "a file is proven on one of two timelines",
+    bounds: Bounds { proofs: 1, keys: 1, rows: 2, ..TIMELINES.bounds },
+    deep: |bounds| Bounds { keys: 2, ..bounds },
+    least: 100_000,
+    reaches: &[],
+};
+
 /// Nobody syncs, and processes are killed.
 const WITHOUT_FSYNC: Scenario = Scenario {
     name: "fsync = off",
@@ -213,6 +258,21 @@ fn decrypted_replica() {
 }
 
 #[test]
+fn proven() {
+    prove(&PROVEN);
+}
+
+#[test]
+fn proven_crashes() {
+    prove(&PROVEN_CRASHES);
+}
+
+#[test]
+fn proven_timelines() {
+    prove(&PROVEN_TIMELINES);
+}
+
+#[test]
 fn without_fsync() {
     prove(&WITHOUT_FSYNC);
 }
@@ -287,6 +347,7 @@ const WHERE: [(Order, &Scenario); Order::FAULTS.len()] = [
     (Order::NoPlaceholders, &BACKUP),
     (Order::RestartPointSettlesNothing, &REPLICA_OF_NEW_FILE),
     (Order::RewindKeepsKeystore, &TIMELINES),
+    (Order::ProofByDiskOnly, &PROVEN),
 ];
 
 #[test]

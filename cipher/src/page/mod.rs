@@ -88,8 +88,9 @@ pub fn version_of(header: &[u8]) -> Option<DataKeyVersion> {
 /// `pd_lsn`, which is plaintext in a sealed page too.
 #[inline]
 #[must_use]
-pub fn lsn_of(page: &Page) -> Lsn {
-    page[LSN..].first_chunk().map_or(Lsn::INVALID, |stored| Lsn::from_page(*stored))
+pub fn lsn_of(header: &[u8]) -> Lsn {
+    let stored = header.get(LSN..).and_then(|stored| stored.first_chunk());
+    stored.map_or(Lsn::INVALID, |stored| Lsn::from_page(*stored))
 }
 
 /// Maximum number of occurrences of a byte value in the sealed part of a page. In 8176 random bytes

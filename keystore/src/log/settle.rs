@@ -24,6 +24,7 @@ impl Settle {
             | Record::Plaintext { .. }
             | Record::Rewriting { .. }
             | Record::SealedOnly { .. }
+            | Record::SealedFrom { .. }
             | Record::Job { .. }
             | Record::JobStep { .. }
             | Record::JobBegun { .. }

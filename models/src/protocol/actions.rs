@@ -20,6 +20,8 @@ pub enum Action {
     MakeKey,
     /// A process of the primary begins to decrypt the file.
     Decrypt,
+    /// A rekey job of the primary begins to record that no page is in plaintext.
+    Prove,
     /// A process of the primary begins to destroy all keys of the file.
     DestroyKeys,
     /// It takes its next step.
@@ -87,6 +89,9 @@ impl Bounds {
             }
             if world.left(Count::Decryptions) && is_used && primary.known().current.is_some() {
                 actions.push(Action::Decrypt);
+            }
+            if world.left(Count::Proofs) && is_used && primary.proof(self.order).is_some() {
+                actions.push(Action::Prove);
             }
             if world.left(Count::Destructions) && is_used && primary.tombstone().is_some() {
                 actions.push(Action::DestroyKeys);

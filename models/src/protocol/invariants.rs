@@ -6,7 +6,7 @@ use pagevault_keystore::DataKeyVersion;
 use stateright::Property;
 
 use super::server::{Buffer, Server};
-use super::wal::{Key, WalRecord, keys_made, told};
+use super::wal::{Key, KeyChange, WalRecord, keys_made, told};
 use super::{Bounds, World};
 
 /// The invariants, and states that must be reachable, or else these would prove nothing.
@@ -26,6 +26,7 @@ pub fn properties() -> Vec<Property<Bounds>> {
         Property::sometimes(REACHED[4], |_, world| is_behind_its_key_file(world)),
         Property::sometimes(REACHED[5], |_, world| has_reused_number(world)),
         Property::sometimes(REACHED[6], |_, world| has_plaintext_of_the_future(world)),
+        Property::sometimes(REACHED[7], |_, world| has_plaintext_of_the_past(world)),
     ]
 }
 
@@ -41,7 +42,7 @@ pub const INVARIANTS: [&str; 7] = [
 ];
 
 /// States that some scenario must reach, or else its proof says little.
-pub const REACHED: [&str; 7] = [
+pub const REACHED: [&str; 8] = [
     "a start has cut off a staged batch",
     "redo gets a placeholder",
     "a former primary follows, behind a key that only it has made",
@@ -49,6 +50,7 @@ pub const REACHED: [&str; 7] = [
     "a key file says more than the replica has replayed",
     "a file number whose keys were destroyed has a new key",
     "a replica has a page in plaintext and has not replayed that it may",
+    "a replica's keystore says that the file is proven, and its page is still in plaintext",
 ];
 
 fn is_cut_off(world: &World) -> bool {
@@ -82,6 +84,11 @@ fn has_plaintext_of_the_future(world: &World) -> bool {
     world.replica.as_ref().is_some_and(|replica| {
         replica.known().sealed_only && replica.page.is_some_and(|page| page.key.is_none())
     })
+}
+
+fn has_plaintext_of_the_past(world: &World) -> bool {
+    let is_proof = |record: &WalRecord| matches!(record, WalRecord::Keys(KeyChange::Proven { .. }));
+    world.primary.wal.iter().any(is_proof) && has_plaintext_of_the_future(world)
 }
 
 /// Each server that admits queries, and the WAL that it has written or replayed.

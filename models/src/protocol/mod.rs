@@ -41,6 +41,8 @@ pub struct Bounds {
     pub keys: u8,
     /// How often the file is decrypted in use.
     pub decryptions: u8,
+    /// How often a job proves that no page is in plaintext.
+    pub proofs: u8,
     /// How often all keys of the file are destroyed.
     pub destructions: u8,
     /// Changes of the page.
@@ -71,6 +73,7 @@ impl Bounds {
         fsync: true,
         keys: 0,
         decryptions: 0,
+        proofs: 0,
         destructions: 0,
         rows: 0,
         checkpoints: 0,
@@ -121,13 +124,14 @@ pub struct World {
     rows_made: u8,
 }
 
-const COUNTERS: usize = 11;
+const COUNTERS: usize = 12;
 
 /// What is counted.
 #[derive(Debug, Clone, Copy)]
 enum Count {
     Keys,
     Decryptions,
+    Proofs,
     Destructions,
     Rows,
     Checkpoints,
@@ -162,6 +166,7 @@ impl Model for Bounds {
         let left = [
             self.keys,
             self.decryptions,
+            self.proofs,
             self.destructions,
             self.rows,
             self.checkpoints,

@@ -43,11 +43,13 @@ pub enum Order {
     RestartPointSettlesNothing,
     /// After `pg_rewind` the target keeps its own keystore.
     RewindKeepsKeystore,
+    /// A job that finds no page in plaintext on the primary's disk says so of all servers.
+    ProofByDiskOnly,
 }
 
 impl Order {
     /// All wrong orders.
-    pub const FAULTS: [Self; 18] = [
+    pub const FAULTS: [Self; 19] = [
         Self::FileBeforeWal,
         Self::UsedBeforeWal,
         Self::PageBeforeWal,
@@ -66,5 +68,6 @@ impl Order {
         Self::NoPlaceholders,
         Self::RestartPointSettlesNothing,
         Self::RewindKeepsKeystore,
+        Self::ProofByDiskOnly,
     ];
 }

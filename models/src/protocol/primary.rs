@@ -107,6 +107,23 @@ impl Server {
         KeyChange::Made { key: Key { version, identity }, in_use }
     }
 
+    /// What a rekey job can prove by the page on disk: it is encrypted under the present version,
+    /// and was changed after the record that had put that into use ([`Record::SealedFrom`]).
+    ///
+    /// [`Record::SealedFrom`]: pagevault_keystore::Record::SealedFrom
+    pub fn proof(&self, order: Order) -> Option<KeyChange> {
+        let (known, page) = (self.known(), self.page?);
+        let version = known.current.filter(|_| !known.sealed_only)?;
+        let is_made = |record: &WalRecord| match record {
+            WalRecord::Keys(KeyChange::Made { key, .. }) => key.version == version,
+            _ => false,
+        };
+        let used_from = self.wal.iter().position(is_made)? + 1;
+        let is_later = page.lsn > used_from || order == Order::ProofByDiskOnly;
+        (page.key == known.key(version) && page.key.is_some() && is_later)
+            .then_some(KeyChange::Proven { version })
+    }
+
     fn request_sync(&mut self) {
         if let Some(memory) = &mut self.memory {
             memory.sync_requested = true;
@@ -125,7 +142,9 @@ impl Server {
             KeyChange::Made { in_use: true, .. }
             | KeyChange::Decrypted { .. }
             | KeyChange::Destroyed { .. } => Settle::Now,
-            KeyChange::Made { in_use: false, .. } => Settle::of(&change.records()),
+            KeyChange::Made { in_use: false, .. } | KeyChange::Proven { .. } => {
+                Settle::of(&change.records())
+            }
         }
     }
 
@@ -210,7 +229,9 @@ impl Server {
             self.request_sync();
         }
         match change {
-            KeyChange::Made { .. } | KeyChange::Decrypted { .. } => self.take_in(&change.records()),
+            KeyChange::Made { .. } | KeyChange::Decrypted { .. } | KeyChange::Proven { .. } => {
+                self.take_in(&change.records());
+            }
             KeyChange::Destroyed { through, .. } => {
                 if order == Order::NoTombstone {
                     self.remove_keys(through);

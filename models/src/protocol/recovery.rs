@@ -77,6 +77,12 @@ impl Server {
             self.flush(index + 1, order);
             self.set_buffer(Buffer::Empty);
         }
+        if let KeyChange::Proven { .. } = change
+            && self.recovery().is_some_and(|recovery| recovery.consistent)
+        {
+            // `page/proven.rs`
+            self.write_page(order);
+        }
         self.take_in_replayed(change, index, bounds);
         if let KeyChange::Made { in_use: false, .. } = change {
             self.create_file();
@@ -106,7 +112,9 @@ impl Server {
         }
         let is_another = match change {
             KeyChange::Made { key, .. } => known.key(key.version).is_some_and(|one| one != key),
-            KeyChange::Decrypted { .. } | KeyChange::Destroyed { .. } => false,
+            KeyChange::Decrypted { .. }
+            | KeyChange::Proven { .. }
+            | KeyChange::Destroyed { .. } => false,
         };
         if is_another || !memory.directory.accepts(&records) {
             return self.stop(Stop::Contradiction);
@@ -189,6 +197,10 @@ impl Server {
         if self.has_put_aside() {
             self.settle_now(bounds.fsync, bounds.order);
             let _ = self.files.with(|storage| unsettled::forget(storage, SCOPE));
+        }
+        if self.known().sealed_only {
+            // `page/proven.rs`
+            self.write_page(bounds.order);
         }
         self.set_recovery(|recovery| recovery.consistent = true);
     }

@@ -22,6 +22,12 @@ impl Bounds {
                     world.primary.begin_keys(KeyChange::Decrypted { after }, self.order);
                 }
             }
+            Action::Prove => {
+                world.count(Count::Proofs);
+                if let Some(change) = world.primary.proof(self.order) {
+                    world.primary.begin_keys(change, self.order);
+                }
+            }
             Action::DestroyKeys => {
                 world.count(Count::Destructions);
                 if let Some(change) = world.primary.tombstone() {

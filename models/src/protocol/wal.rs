@@ -56,6 +56,11 @@ pub enum KeyChange {
         /// The last version.
         after: DataKeyVersion,
     },
+    /// No page is in plaintext any more, on any server that has replayed this.
+    Proven {
+        /// The version under which pages are written.
+        version: DataKeyVersion,
+    },
     /// Keys were destroyed.
     Destroyed {
         /// The last version.
@@ -71,8 +76,8 @@ pub fn address(index: usize) -> Lsn {
 }
 
 impl KeyChange {
-    /// As pagevault writes it down: in the order of `make_version`, `write_plaintext` and
-    /// `destroy_locked`.
+    /// As pagevault writes it down: in the order of `make_version`, `write_plaintext`,
+    /// `record_rewritten` and `destroy_locked`.
     pub fn records(self) -> Vec<Record> {
         match self {
             Self::Made { key: Key { version, identity }, in_use } => {
@@ -96,6 +101,11 @@ impl KeyChange {
                 let phase = Phase::plaintext_after(after);
                 let rewriting = Record::Rewriting { file: FILE, phase, done: false };
                 vec![rewriting, Record::Plaintext { file: FILE, after }]
+            }
+            Self::Proven { version } => {
+                let phase = Phase::under(version);
+                let rewriting = Record::Rewriting { file: FILE, phase, done: true };
+                vec![rewriting, Record::SealedOnly { file: FILE, phase }]
             }
             Self::Destroyed { through, lsn } => {
                 let (cipher, whole, at) = (CIPHER, false, 7);
@@ -129,7 +139,11 @@ pub fn told(wal: &[WalRecord], existed: bool) -> Told {
                     Told { lives: false, row: None, destroyed: told.destroyed.max(Some(through)) };
             }
             WalRecord::Row { row, .. } => told.row = Some(row),
-            WalRecord::Keys(KeyChange::Made { in_use: true, .. } | KeyChange::Decrypted { .. })
+            WalRecord::Keys(
+                KeyChange::Made { in_use: true, .. }
+                | KeyChange::Decrypted { .. }
+                | KeyChange::Proven { .. },
+            )
             | WalRecord::Checkpoint { .. } => {}
         }
     }
