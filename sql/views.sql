@@ -104,7 +104,7 @@ COMMENT ON COLUMN pagevault.relations.label IS 'security label of the relation i
 COMMENT ON COLUMN pagevault.relations.encrypted IS 'true if pages are encrypted when they are written';
 COMMENT ON COLUMN pagevault.relations.data_key_version IS 'version of the data key used for writing';
 COMMENT ON COLUMN pagevault.relations.cipher IS 'cipher used for writing';
-COMMENT ON COLUMN pagevault.relations.sealed_only IS 'true if the file has never had a plaintext page since it was created: such a page is refused in it';
+COMMENT ON COLUMN pagevault.relations.sealed_only IS 'true if the file is known to have no plaintext page, on any server: it was created encrypted, or a job has proven it. Such a page is refused in it';
 COMMENT ON COLUMN pagevault.relations.bytes IS 'size of the main fork';
 
 COMMENT ON COLUMN pagevault.drift.relation IS 'name of the relation';
@@ -169,7 +169,7 @@ RETURN pagevault.wait_for_rekey(relation::pg_catalog.regclass, timeout);
 COMMENT ON FUNCTION pagevault.wait_for_rekey(text, interval) IS 'The same, for a name without a cast.';
 
 COMMENT ON FUNCTION pagevault.is_encrypted(regclass) IS 'True only if every page on disk of a relation, its indexes, TOAST table and owned sequences is encrypted, and new pages will be. False for relations without storage, such as partitioned tables. Reads the files. Requires SELECT on the relation, pagevault_admin or pg_monitor.';
-COMMENT ON FUNCTION pagevault.verify(regclass) IS 'Counts the pages on disk by fork and state: encrypted (with the version of the data key), destroyed (encrypted under a shredded key), plaintext, refused (plaintext, in a file that was created encrypted; its reads fail), or empty (all zeros). Reads the files.';
+COMMENT ON FUNCTION pagevault.verify(regclass) IS 'Counts the pages on disk by fork and state: encrypted (with the version of the data key), destroyed (encrypted under a shredded key), plaintext, refused (plaintext, in a file that is known to have no plaintext page; its reads fail), or empty (all zeros). Reads the files.';
 COMMENT ON FUNCTION pagevault.drift(boolean) IS 'The rows of the view drift. With check_files, all files are read as well.';
 
 COMMENT ON FUNCTION pagevault.shred(regclass, text) IS 'Destroys the data keys of a relation and its partitions, with their indexes, TOAST tables and owned sequences. confirm is the schema-qualified name of the relation.';

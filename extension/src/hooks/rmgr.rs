@@ -10,9 +10,9 @@ use pgrx::{PgSqlErrorCode, pg_guard, pg_sys};
 use super::{proof, smgr};
 use crate::keys::redo as key_redo;
 use crate::keys::usage::destruction;
-use crate::page::placeholders;
+use crate::page::{placeholders, proven};
 use crate::pg::report::Report;
-use crate::pg::{consistency, remnants, wal};
+use crate::pg::{consistency, process, remnants, wal};
 
 static MANAGER: Manager = Manager(pg_sys::RmgrData {
     rm_name: c"pagevault".as_ptr(),
@@ -74,6 +74,9 @@ unsafe extern "C-unwind" fn redo(record: *mut pg_sys::XLogReaderState) {
         Some((scope, id, batch)) => {
             // SAFETY: numbers in the server's reader, as above.
             let place = unsafe { (Lsn((*record).ReadRecPtr), Lsn((*record).EndRecPtr)) };
+            if let Ok(records) = batch::decode(batch) {
+                proven::replaying(&records);
+            }
             key_redo::replay(scope, id, batch, place)
         }
         None => Err(damaged()),
@@ -93,11 +96,13 @@ unsafe extern "C-unwind" fn redo(record: *mut pg_sys::XLogReaderState) {
 #[pg_guard]
 unsafe extern "C-unwind" fn startup() {
     proof::require_of_server();
+    process::note_recovery();
     consistency::watch(require_no_missing_key);
 }
 
 fn require_no_missing_key() {
     placeholders::require_none(smgr::version_on_disk);
+    proven::write();
 }
 
 /// Contract: startup process, when all WAL is replayed, before the checkpoint that ends recovery.

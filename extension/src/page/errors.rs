@@ -78,7 +78,10 @@ pub(crate) fn report(fault: PageFault, block: u32) -> Report {
                 "The file contains encrypted pages only. This server did not write the page, or did so without pagevault.{}",
                 place + &search
             ))
-            .hint("Find out who can write to the data directory. Restore the relation from a backup, or fail over to a standby. If data directory and keystore are from different backups, restore both from one. To accept such pages as they are, decrypt the relation with pagevault.decrypt(). Neither ignore_checksum_failure nor zero_damaged_pages helps.");
+            .hint(match is_startup_process() {
+                false => "Find out who can write to the data directory. Restore the relation from a backup, or fail over to a standby. If data directory and keystore are from different backups, restore both from one. To accept such pages as they are, decrypt the relation with pagevault.decrypt(). Neither ignore_checksum_failure nor zero_damaged_pages helps.",
+                true => "Find out who can write to the data directory. Fail over to a standby; or put the right file back, or the keystore that belongs to the data directory, and start the server again: nothing is lost. To accept such pages as they are, start it with ignore_invalid_pages = on.",
+            });
         }
         Cause::NotAuthentic => {
             return Report::new(

@@ -12,7 +12,9 @@ use crate::keys::store::directory;
 use crate::keys::usage::key_error::KeyError;
 use crate::keys::usage::{cache, temporary};
 use crate::pg::compat::SmgrFile;
-use crate::pg::process::{data_checksums, in_recovery, is_not_consistent_yet, serves_users};
+use crate::pg::process::{
+    data_checksums, in_recovery, is_after_own_crash, is_not_consistent_yet, serves_users,
+};
 use crate::shmem;
 use crate::shmem::counters::StatsKind;
 use crate::stats::{self, Timing};
@@ -243,23 +245,23 @@ pub(crate) fn open(
 /// - Zero pages are accepted: files grow by them.
 /// - Damaged pages are left to PostgreSQL, which rejects them, so that its own remedies apply.
 /// - Maps are read as empty, as PostgreSQL does if a map is damaged. That only costs time.
-/// - Redo reads pages that are older, or newer, than what it has replayed of the keystore. So it is
-///   not checked before the data directory is consistent.
+/// - In a base backup and on a standby, redo reads pages that are older, or newer, than what it has
+///   replayed of the keystore. So it is not checked before the data directory is consistent. After
+///   a crash of its own a server has no such pages.
 #[cold]
 fn refuse_plaintext(file: SmgrFile, fork: i32, page: &mut Page) -> Result<(), PageFault> {
     if !page::is_plaintext(page) {
         return Ok(());
     }
-    if is_map(fork) {
+    let may_be_ours = is_not_consistent_yet() && !is_after_own_crash();
+    if !may_be_ours {
         count_refusal(file);
+    }
+    if is_map(fork) {
         page.fill(0);
         return Ok(());
     }
-    if is_not_consistent_yet() {
-        return Ok(());
-    }
-    count_refusal(file);
-    Err(PageFault { file, cause: Cause::Plaintext })
+    if may_be_ours { Ok(()) } else { Err(PageFault { file, cause: Cause::Plaintext }) }
 }
 
 /// Whether this fork is a free space map or a visibility map.

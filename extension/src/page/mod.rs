@@ -4,5 +4,6 @@ pub(crate) mod errors;
 pub(crate) mod io;
 pub(crate) mod names;
 pub(crate) mod placeholders;
+pub(crate) mod proven;
 pub(crate) mod withdrawal;
 pub(crate) mod written_over;

@@ -57,18 +57,21 @@ pub(crate) fn drop_files(files: &[RelFile]) {
     unsafe { compat::drop_buffers(&mut open) };
 }
 
-/// Writes the dirty pages of these files and drops all their buffers. No other process uses the
-/// files.
-pub(crate) fn flush_and_drop_files(files: &[RelFile]) {
+/// Writes the dirty pages of these files.
+pub(crate) fn flush_files(files: &[RelFile]) {
     if files.is_empty() {
         return;
     }
     let mut open = open(files);
     // SAFETY: the array contains as many storage manager objects as its length says.
-    unsafe {
-        pg_sys::FlushRelationsAllBuffers(open.as_mut_ptr(), open.len() as i32);
-        compat::drop_buffers(&mut open);
-    }
+    unsafe { pg_sys::FlushRelationsAllBuffers(open.as_mut_ptr(), open.len() as i32) };
+}
+
+/// Writes the dirty pages of these files and drops all their buffers. No other process uses the
+/// files.
+pub(crate) fn flush_and_drop_files(files: &[RelFile]) {
+    flush_files(files);
+    drop_files(files);
 }
 
 /// In recovery: ends the hot standby sessions of a database and keeps new ones out. Then writes the

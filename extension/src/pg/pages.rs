@@ -102,6 +102,18 @@ impl Held {
         unsafe { compat::relation_needs_wal(self.relation) }
     }
 
+    /// Whether it is an unlogged relation.
+    pub(crate) fn is_unlogged(&self) -> bool {
+        // SAFETY: this value keeps the relation open, so its relation cache entry is valid.
+        let persistence = unsafe { (*(*self.relation).rd_rel).relpersistence };
+        persistence as u8 == pg_sys::RELPERSISTENCE_UNLOGGED
+    }
+
+    /// Whether it is a system catalog, its TOAST table or its index.
+    pub(crate) fn is_catalog(&self) -> bool {
+        self.oid().to_u32() < pg_sys::FirstNormalObjectId
+    }
+
     /// Marks a page dirty, with a full-page image in WAL if the relation is logged, so that it is
     /// written again under the current key. An all-zero page stays as it is. But an unreadable page
     /// of a map, which is read as zero, is initialised again, as PostgreSQL does when it reads

@@ -112,6 +112,41 @@ pub(crate) fn is_not_consistent_yet() -> bool {
     unsafe { pg_sys::InRecovery && !pg_sys::reachedConsistency }
 }
 
+static AFTER_OWN_CRASH: ProcessLocal<bool> = ProcessLocal::new(false);
+
+/// True in the process that replays WAL, if this server has crashed and repeats its own WAL. Then
+/// the data directory is neither a base backup, nor a standby's, nor that of a standby whose
+/// promotion no checkpoint has followed: keystore and pages are as one server has left them.
+pub(crate) fn is_after_own_crash() -> bool {
+    AFTER_OWN_CRASH.get()
+}
+
+/// Finds out about [`is_after_own_crash`]; in the process that replays WAL, before it does. By then
+/// `InitWalRecovery` (xlogrecovery.c) has decided, and `StartupXLOG` has written to pg_control. For
+/// a backup, also one that was interrupted while it was restored, pg_control has
+/// `backupStartPoint`; for a standby, and until the first checkpoint after its promotion
+/// (`CreateEndOfRecoveryRecord`, xlog.c), `minRecoveryPoint`.
+///
+/// With the setting `ignore_invalid_pages` the user has asked to go on whatever pages are missing.
+pub(crate) fn note_recovery() {
+    let mut crc_ok = false;
+    // SAFETY: reads pg_control in the data directory; the result is null or a whole palloc'd
+    // structure. The setting exists in all majors; its value is a static text.
+    let is_own = unsafe {
+        let control = pg_sys::get_controlfile(pg_sys::DataDir, &raw mut crc_ok);
+        let ignores = pg_sys::GetConfigOption(c"ignore_invalid_pages".as_ptr(), true, false);
+        crc_ok
+            && !control.is_null()
+            && (*control).state == pg_sys::DBState::DB_IN_CRASH_RECOVERY
+            && (*control).minRecoveryPoint == 0
+            && (*control).backupStartPoint == 0
+            && (*control).backupEndPoint == 0
+            && !(*control).backupEndRequired
+            && (ignores.is_null() || std::ffi::CStr::from_ptr(ignores) != c"on")
+    };
+    AFTER_OWN_CRASH.set(is_own);
+}
+
 /// Ends the statement or the session if that was requested. Does nothing in the postmaster, which
 /// has no such interrupts.
 pub(crate) fn check_for_interrupts() {

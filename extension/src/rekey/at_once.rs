@@ -15,13 +15,13 @@ use std::ops::Range;
 use pagevault_cipher::CipherId;
 use pagevault_core::page::Fork;
 use pagevault_core::rekey::file::{
-    Batch, BeginResult, End, FileState, MAX_ROUNDS, StepResult, Storage,
+    Batch, BeginResult, End, FileState, MAX_ROUNDS, Proof, StepResult, Storage,
 };
 use pagevault_keystore::RelFile;
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::{self, Oid};
 
-use super::file::{self, Target};
+use super::file::{self, Since, Target};
 use crate::fault;
 use crate::keys::store::directory;
 use crate::keys::usage::data_keys;
@@ -103,7 +103,7 @@ fn rewrite(members: &[Facts], switch: impl Fn(&Held) -> Result<Option<Target>>) 
 /// lock that prevents the file from being replaced or truncated, and the right to rewrite it, and
 /// has waited for writers.
 pub(crate) fn rewrite_wholly(held: &Held) -> Result<()> {
-    let mut locked = Locked { held, ring: Ring::new(), rewritten: false, begun: 0 };
+    let mut locked = Locked { held, ring: Ring::new(), since: None, rewritten: false, begun: 0 };
     let mut state = FileState::START;
     loop {
         match state.step(&mut locked)? {
@@ -118,6 +118,8 @@ pub(crate) fn rewrite_wholly(held: &Held) -> Result<()> {
 struct Locked<'a> {
     held: &'a Held,
     ring: Ring,
+    /// How pages show that they are in the target state on all servers.
+    since: Option<Since>,
     rewritten: bool,
     begun: u32,
 }
@@ -145,7 +147,9 @@ impl Storage for Locked<'_> {
         if self.begun > MAX_ROUNDS {
             return Err(file::never_ends(self.held.oid()));
         }
-        Ok(BeginResult::Target(file::present(self.held.file())))
+        let target = file::present(self.held.file());
+        self.since = Since::of(self.held, target)?;
+        Ok(BeginResult::Target(target))
     }
 
     fn look(&mut self, file: RelFile, fork: Fork, blocks: Range<u32>) -> Result<bool> {
@@ -161,8 +165,8 @@ impl Storage for Locked<'_> {
         if blocks.is_empty() {
             return Ok(Batch::End);
         }
-        let number = file::number_of(fork);
-        let rewritten = file::rewrite(self.held, target, number, blocks.clone(), &self.ring)?;
+        let (since, range) = (self.since, blocks.clone());
+        let rewritten = file::rewrite(self.held, target, since, fork, range, &self.ring)?;
         self.rewritten |= rewritten > 0;
         Ok(Batch::Done { pages: blocks.end - blocks.start, rewritten })
     }
@@ -182,23 +186,23 @@ impl Storage for Locked<'_> {
         Ok(false)
     }
 
-    fn is_proven(
-        &mut self,
-        target: Target,
-        fork: Fork,
-        blocks: Range<u32>,
-    ) -> Result<(bool, bool)> {
-        process::check_for_interrupts();
-        let more = blocks.end < self.blocks_of(fork);
-        let (proven, _) = verify::are_fresh(target, file::number_of(fork), blocks)?;
-        Ok((proven, more))
+    fn proves_everywhere(&self) -> bool {
+        self.since.is_some()
     }
 
-    fn finish(&mut self, target: Target) -> Result<bool> {
+    fn prove(&mut self, target: Target, fork: Fork, blocks: Range<u32>) -> Result<(Proof, bool)> {
+        process::check_for_interrupts();
+        let more = blocks.end < self.blocks_of(fork);
+        let (proof, _) = file::prove(target, self.since, fork, blocks)?;
+        Ok((proof, more))
+    }
+
+    fn finish(&mut self, target: Target, proof: Proof) -> Result<bool> {
         if self.rewritten {
-            return file::finish(target);
+            return file::finish(target, proof);
         }
-        data_keys::record_rewritten(target.file, target.version)
+        let everywhere = proof == Proof::Everywhere;
+        data_keys::record_rewritten(target.file, target.version, everywhere)
     }
 
     fn is_present(&mut self, target: Target) -> Result<bool> {

@@ -11,7 +11,9 @@ use std::time::{Duration, Instant};
 
 use pagevault_cipher::{CipherId, PAGE_SIZE};
 use pagevault_core::page::Fork;
-use pagevault_core::rekey::file::{BATCH, Batch, BeginResult, End, StepResult, Storage, WaitsFor};
+use pagevault_core::rekey::file::{
+    BATCH, Batch, BeginResult, End, Proof, StepResult, Storage, WaitsFor,
+};
 use pagevault_core::rekey::plan::{Plan, PlanFacts, plan};
 use pagevault_core::rekey::run::{Member, Run};
 use pagevault_keystore::RelFile;
@@ -20,7 +22,7 @@ use pgrx::pg_sys::{self, Oid};
 use pgrx::prelude::PgLogLevel;
 
 use super::consent::{self, Wanted};
-use super::file::{self, Target};
+use super::file::{self, Since, Target};
 use super::jobs::{self, Progress};
 use super::{Job, JobKind};
 use crate::fault;
@@ -250,12 +252,14 @@ struct Online<'a> {
     right: Option<Rewriting>,
     /// Processes that may still write under a former key.
     others: Option<Others>,
+    /// How pages show that they are in the target state on all servers.
+    since: Option<Since>,
     ring: Ring,
 }
 
 impl<'a> Online<'a> {
     fn new(job: &'a Job, oid: Oid) -> Online<'a> {
-        Online { job, oid, right: None, others: None, ring: Ring::new() }
+        Online { job, oid, right: None, others: None, since: None, ring: Ring::new() }
     }
 
     fn waits_for(&self, reason: WaitsFor) -> String {
@@ -304,9 +308,9 @@ impl<'a> Online<'a> {
         Held::open(self.oid).filter(|held| held.file() == target.file)
     }
 
-    fn batch(&self, target: Target, fork: Fork, blocks: Range<u32>) -> Result<Batch> {
+    fn batch(&self, target: Target, of: Fork, blocks: Range<u32>) -> Result<Batch> {
         let Some(held) = self.held(target) else { return Ok(Batch::Replaced) };
-        let fork = file::number_of(fork);
+        let fork = file::number_of(of);
         let forks = held.forks();
         let length =
             forks.iter().find(|(known, _)| *known == fork).map_or(0, |(_, blocks)| *blocks);
@@ -316,7 +320,7 @@ impl<'a> Online<'a> {
         }
         // Read the next blocks ahead while these are rewritten.
         held.prefetch(fork, blocks.end..blocks.end.saturating_add(BATCH).min(length));
-        let rewritten = file::rewrite(&held, target, fork, blocks.clone(), &self.ring)?;
+        let rewritten = file::rewrite(&held, target, self.since, of, blocks.clone(), &self.ring)?;
         Ok(Batch::Done { pages: blocks.end - blocks.start, rewritten })
     }
 }
@@ -358,7 +362,18 @@ impl Storage for Online<'_> {
 
     fn begin(&mut self, looked_at: Option<RelFile>) -> Result<BeginResult> {
         self.others = None;
-        Ok(in_transaction(|| self.switch(looked_at)))
+        let (begun, since) = in_transaction(|| {
+            let begun = self.switch(looked_at)?;
+            let since = match begun {
+                BeginResult::Target(target) => {
+                    self.held(target).map(|held| Since::of(&held, target)).transpose()?.flatten()
+                }
+                _ => None,
+            };
+            Ok((begun, since))
+        });
+        self.since = since;
+        Ok(begun)
     }
 
     fn look(&mut self, file: RelFile, fork: Fork, blocks: Range<u32>) -> Result<bool> {
@@ -418,21 +433,20 @@ impl Storage for Online<'_> {
         Ok(more)
     }
 
-    fn is_proven(
-        &mut self,
-        target: Target,
-        fork: Fork,
-        blocks: Range<u32>,
-    ) -> Result<(bool, bool)> {
-        Ok(in_transaction(|| verify::are_fresh(target, file::number_of(fork), blocks)))
+    fn proves_everywhere(&self) -> bool {
+        self.since.is_some()
     }
 
-    fn finish(&mut self, target: Target) -> Result<bool> {
+    fn prove(&mut self, target: Target, fork: Fork, blocks: Range<u32>) -> Result<(Proof, bool)> {
+        Ok(in_transaction(|| file::prove(target, self.since, fork, blocks)))
+    }
+
+    fn finish(&mut self, target: Target, proof: Proof) -> Result<bool> {
         Ok(in_transaction(|| match self.held(target) {
             Some(held) => {
                 // A file that is not there any more would be proven to have no stale page.
                 held.forks();
-                file::finish(target)
+                file::finish(target, proof)
             }
             None => Ok(false),
         }))

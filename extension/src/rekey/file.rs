@@ -5,10 +5,10 @@
 
 use std::ops::Range;
 
-use pagevault_cipher::CipherId;
+use pagevault_cipher::{CipherId, Lsn};
 use pagevault_core::page::Fork;
 pub(crate) use pagevault_core::page::Target;
-use pagevault_core::rekey::file::LOOK;
+use pagevault_core::rekey::file::{LOOK, Proof};
 use pagevault_keystore::RelFile;
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::{ForkNumber, Oid};
@@ -78,15 +78,77 @@ pub(crate) fn await_writers(file: RelFile) -> Result<()> {
     Ok(())
 }
 
-/// Rewrites those of the blocks that are not in the target state on disk. Returns their number.
+/// How pages show that they are in the target state on every server that replays this server's WAL:
+/// they were changed, by a record in WAL, after all servers had entered that state.
+#[derive(Clone, Copy)]
+pub(super) struct Since {
+    lsn: Lsn,
+    /// Else only the init fork is in WAL. The other forks of an unlogged relation exist on this
+    /// server only, and are made anew after a crash.
+    is_logged: bool,
+}
+
+impl Since {
+    /// For a file with a target. `None` if nothing is to be proven, or can be:
+    ///
+    /// - System catalogs. A page that is refused there would keep everybody out, so that nobody
+    ///   could decrypt them to accept it.
+    /// - Relations that `wal_level = minimal` keeps out of WAL.
+    /// - Without data checksums: a record about visibility (`heap_xlog_visible`, heapam.c) may then
+    ///   change the LSN of a page here and not on a standby that has another setting of
+    ///   `wal_log_hints`. There the page would keep its former state
+    ///   ([`page::io::target_over`](crate::page::io::target_over)).
+    pub(super) fn of(held: &Held, target: Target) -> Result<Option<Since>> {
+        let Some(version) = target.version else { return Ok(None) };
+        let is_logged = held.is_logged();
+        if held.is_catalog() || !(is_logged || held.is_unlogged()) || !process::data_checksums() {
+            return Ok(None);
+        }
+        let lsn = data_keys::changed_since(target.file, version)?;
+        Ok(lsn.map(|lsn| Since { lsn, is_logged }))
+    }
+
+    /// Pages of this fork that are to be rewritten were changed at this LSN or before.
+    fn of_fork(self, fork: Fork) -> Option<Lsn> {
+        (self.is_logged || fork == Fork::Init).then_some(self.lsn)
+    }
+
+    /// Pages of maps may have no LSN. Nobody is refused because of them.
+    fn of_proof(self, fork: Fork) -> Option<Lsn> {
+        self.of_fork(fork).filter(|_| matches!(fork, Fork::Main | Fork::Init))
+    }
+}
+
+/// What these blocks on disk prove, and whether there may be more behind them.
+pub(super) fn prove(
+    target: Target,
+    since: Option<Since>,
+    fork: Fork,
+    blocks: Range<u32>,
+) -> Result<(Proof, bool)> {
+    let after = since.and_then(|since| since.of_proof(fork));
+    let (fresh, later, more) = verify::are_fresh(target, after, number_of(fork), blocks)?;
+    let proof = match (fresh, since) {
+        (false, _) => Proof::None,
+        (true, Some(_)) if later => Proof::Everywhere,
+        (true, _) => Proof::Here,
+    };
+    Ok((proof, more))
+}
+
+/// Rewrites those of the blocks that are not in the target state on disk, or may not be on other
+/// servers. Returns their number.
 pub(super) fn rewrite(
     held: &Held,
     target: Target,
-    fork: ForkNumber::Type,
+    since: Option<Since>,
+    fork: Fork,
     blocks: Range<u32>,
     ring: &Ring,
 ) -> Result<u32> {
-    let stale = verify::stale_blocks(target, fork, blocks)?;
+    let after = since.and_then(|since| since.of_fork(fork));
+    let fork = number_of(fork);
+    let stale = verify::stale_blocks(target, after, fork, blocks)?;
     for &block in &stale {
         process::check_for_interrupts();
         held.rewrite(fork, block, ring);
@@ -97,9 +159,10 @@ pub(super) fn rewrite(
 
 /// Records that the file has no pages of older versions, as was proven. False if the file has
 /// entered another state since.
-pub(super) fn finish(target: Target) -> Result<bool> {
+pub(super) fn finish(target: Target, proof: Proof) -> Result<bool> {
     fault::point("rekey.proved");
-    let finished = data_keys::record_rewritten(target.file, target.version)?;
+    let everywhere = proof == Proof::Everywhere;
+    let finished = data_keys::record_rewritten(target.file, target.version, everywhere)?;
     fault::point("rekey.rewritten");
     Ok(finished)
 }

@@ -1,0 +1,43 @@
+//! Files that had pages in plaintext, and of which a primary has proven that none is left.
+//!
+//! On a server that replays this, the last of them are still on disk, while shared buffers have
+//! them as WAL has restored them. These are written before the record counts, so that nobody who
+//! looks at the disk (`pagevault.verify()`) takes the former pages for somebody else's. Readers do
+//! not need that: they find the pages in shared buffers.
+
+use pagevault_keystore::{Record, RelFile};
+
+use super::io;
+use crate::pg::buffers;
+use crate::pg::compat::{SHARED_BACKEND, SmgrFile};
+use crate::pg::process::{self, ProcessLocal};
+
+/// Files whose pages are to be written when the data directory is consistent. Until then nobody
+/// looks.
+static NOT_WRITTEN: ProcessLocal<Vec<RelFile>> = ProcessLocal::new(Vec::new());
+
+/// Redo is about to apply these records.
+pub(crate) fn replaying(records: &[Record]) {
+    let is_new = |of: RelFile| {
+        records.iter().any(|record| matches!(record, Record::DataKey { file, .. } if *file == of))
+    };
+    let proven = records.iter().filter_map(|record| match record {
+        Record::SealedOnly { file, phase } if !phase.plaintext => Some(*file),
+        _ => None,
+    });
+    let proven = proven.filter(|file| !is_new(*file));
+    NOT_WRITTEN.with(|files| files.extend(proven));
+    if !process::is_not_consistent_yet() {
+        write();
+    }
+}
+
+/// Writes the dirty pages of files that were proven until now. Not where the key is locked or
+/// refused: then nothing can be written, and recovery need not stop for this.
+pub(crate) fn write() {
+    /// Each of these files is opened.
+    const AT_ONCE: usize = 100;
+    let mut files = NOT_WRITTEN.with(std::mem::take);
+    files.retain(|&file| io::check_usable(SmgrFile { file, backend: SHARED_BACKEND }).is_ok());
+    files.chunks(AT_ONCE).for_each(buffers::flush_files);
+}
