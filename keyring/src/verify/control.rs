@@ -1,6 +1,7 @@
 //! The content of the control file, read by `pg_controldata` because its layout differs between
 //! versions.
 
+use std::io;
 use std::path::Path;
 use std::process::Command;
 
@@ -8,7 +9,7 @@ use pagevault_cipher::Lsn;
 
 use crate::bindir::find;
 use crate::failure::{Failure, refuse, unreadable};
-use crate::regular::open_regular;
+use crate::regular::{open_regular, read_regular};
 
 /// Facts about a cluster that are needed to read its files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,6 +24,8 @@ pub(crate) struct Control {
     /// cluster in recovery may have incomplete WAL from elsewhere (`pg_rewind` copies WAL before
     /// the control file).
     pub(crate) checkpoint: Option<Lsn>,
+    /// LSN at which recovery will begin.
+    pub(crate) redo: Lsn,
     /// Recovery has nothing to do.
     pub(crate) clean: bool,
     /// As `clean`, and not a standby: open transactions did not commit and never will.
@@ -46,9 +49,21 @@ impl Control {
         if !output.status.success() {
             return Err(failed(&String::from_utf8_lossy(&output.stderr).trim()));
         }
-        Control::of(&String::from_utf8_lossy(&output.stdout)).ok_or_else(|| {
+        let control = Control::of(&String::from_utf8_lossy(&output.stdout)).ok_or_else(|| {
             failed(&"the block size is not 8 kB, or the segment size of relations is not 1 GB")
-        })
+        })?;
+        Ok(control.with_label(backup_label(data_directory)?.as_deref()))
+    }
+
+    /// In a base backup the control file is of a later moment than the label, which counts
+    /// (`read_backup_label`, xlogrecovery.c).
+    fn with_label(self, label: Option<&str>) -> Control {
+        let Some(label) = label else { return self };
+        let start = label.lines().find_map(|line| line.strip_prefix("START WAL LOCATION:"));
+        let start = start.and_then(|start| lsn(start.split_whitespace().next()?));
+        // Of a label that cannot be read, nothing is believed.
+        let redo = start.unwrap_or(Lsn(u64::MAX));
+        Control { redo, clean: false, ended: false, ..self }
     }
 
     fn of(text: &str) -> Option<Control> {
@@ -62,17 +77,33 @@ impl Control {
         let checksums = value("Data page checksum version")? != 0;
         let segment = value("Bytes per WAL segment")?;
         let timeline = u32::try_from(value("Latest checkpoint's TimeLineID")?).ok()?;
-        let location =
-            text.lines().find_map(|line| line.strip_prefix("Latest checkpoint location:"))?;
-        let (high, low) = location.trim().split_once('/')?;
-        let half = |digits| u32::from_str_radix(digits, 16).ok().map(u64::from);
-        let checkpoint = Lsn((half(high)? << 32) + half(low)?);
+        let location = |label| lsn(text.lines().find_map(|line| line.strip_prefix(label))?.trim());
+        let checkpoint = location("Latest checkpoint location:")?;
+        let redo = location("Latest checkpoint's REDO location:")?;
         let state = text.lines().find_map(|line| line.strip_prefix("Database cluster state:"));
         let recovers = state.is_none_or(|state| state.contains("recovery"));
         let checkpoint = (!recovers).then_some(checkpoint);
         let clean = state.is_some_and(|state| state.trim().starts_with("shut down"));
         let ended = state.is_some_and(|state| state.trim() == "shut down");
-        usual.then_some(Control { checksums, segment, timeline, checkpoint, clean, ended })
+        usual.then_some(Control { checksums, segment, timeline, checkpoint, redo, clean, ended })
+    }
+}
+
+/// As PostgreSQL prints an LSN.
+fn lsn(text: &str) -> Option<Lsn> {
+    let (high, low) = text.split_once('/')?;
+    let half = |digits| u32::from_str_radix(digits, 16).ok().map(u64::from);
+    Some(Lsn((half(high)? << 32) + half(low)?))
+}
+
+/// The label of a base backup that no server was started in.
+fn backup_label(data_directory: &Path) -> Result<Option<String>, Failure> {
+    const MAX: u64 = 64 << 10;
+    let path = data_directory.join("backup_label");
+    match read_regular(&path, MAX) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(unreadable(&path, &error)),
+        Ok(label) => Ok(Some(String::from_utf8_lossy(&label).into_owned())),
     }
 }
 
@@ -85,6 +116,7 @@ mod tests {
         let text = "pg_control version number:            1300\n\
              Database cluster state:               in production\n\
              Latest checkpoint location:           1A/2F000028\n\
+             Latest checkpoint's REDO location:    1A/2E0000F8\n\
              Latest checkpoint's TimeLineID:       3\n\
              Database block size:                  8192\n\
              Blocks per segment of large relation: 131072\n\
@@ -96,6 +128,7 @@ mod tests {
             segment: 16 << 20,
             timeline: 3,
             checkpoint: Some(Lsn(0x1A_2F00_0028)),
+            redo: Lsn(0x1A_2E00_00F8),
             clean: false,
             ended: false,
         };
@@ -113,5 +146,23 @@ mod tests {
         assert_eq!(Control::of(&text.replace("1A/2F000028", "1A")), None);
         assert_eq!(Control::of(&text.replace("size:                  8192", "size: 4096")), None);
         assert_eq!(Control::of(""), None);
+    }
+
+    #[test]
+    fn a_backup_begins_where_its_label_says() {
+        let text = "Database cluster state: shut down\n\
+             Latest checkpoint location: 1/2000028\nLatest checkpoint's REDO location: 1/2000000\n\
+             Latest checkpoint's TimeLineID: 1\nDatabase block size: 8192\n\
+             Blocks per segment of large relation: 131072\nWAL block size: 8192\n\
+             Bytes per WAL segment: 16777216\nData page checksum version: 0\n";
+        let control = Control::of(text).unwrap();
+        assert_eq!(control.with_label(None), control);
+        let label = "START WAL LOCATION: 0/7000028 (file 000000010000000000000007)\nCHECKPOINT";
+        let labelled = control.with_label(Some(label));
+        assert_eq!(
+            (labelled.redo, labelled.clean, labelled.ended),
+            (Lsn(0x700_0028), false, false)
+        );
+        assert_eq!(control.with_label(Some("START")).redo, Lsn(u64::MAX));
     }
 }

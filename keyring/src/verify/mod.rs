@@ -2,11 +2,12 @@
 //! whose server is down, or of a backup. Changes nothing.
 
 mod control;
+mod key_records;
 mod leftovers;
 mod pages;
 mod records;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs;
 use std::io::{self, Write};
 use std::path::Path;
@@ -15,7 +16,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use pagevault_cipher::page::Strength;
 use pagevault_keystore::log::unsettled;
 use pagevault_keystore::wal_segments::parse_name;
-use pagevault_keystore::{Record, Scope};
+use pagevault_keystore::{Record, RelFile, Scope};
 
 pub(crate) use self::pages::fill;
 
@@ -57,6 +58,12 @@ struct Findings {
     listed: Vec<String>,
     /// Files that belong to no relation and are damaged.
     left_over: BTreeSet<String>,
+    /// Pages in plaintext in files that contain encrypted pages only: how many, and the first.
+    refused: HashMap<RelFile, (u64, Vec<String>)>,
+    /// Files of which WAL says whether they contain encrypted pages only.
+    concerned: HashSet<RelFile>,
+    /// Pages in plaintext of which recovery decides.
+    undecided: u64,
 }
 
 impl Findings {
@@ -70,8 +77,38 @@ impl Findings {
                 &mut self.sealed
             }
             pages::State::Shredded => &mut self.shredded,
+            // See `decide`.
+            pages::State::Refused => return,
         };
         *count += 1;
+    }
+
+    fn refused(&mut self, file: RelFile, place: String) {
+        let (pages, listed) = self.refused.entry(file).or_default();
+        *pages += 1;
+        if listed.len() < LISTED {
+            listed.push(place);
+        }
+    }
+
+    /// All WAL is read. While it has to be replayed, pages of files that it concerns may be older
+    /// or newer than the keystore.
+    fn decide(&mut self, control: Control, leftovers: &mut Leftovers<'_>) {
+        for (file, (pages, listed)) in std::mem::take(&mut self.refused) {
+            if !control.ended && self.concerned.contains(&file) {
+                self.undecided += pages;
+                self.plaintext += pages;
+            } else if leftovers.includes(file) {
+                let paths = listed.iter().filter_map(|place| place.split(" block ").next());
+                self.left_over.extend(paths.map(str::to_owned));
+            } else {
+                self.damaged += pages - listed.len() as u64;
+                for place in listed {
+                    let what = "in plaintext, and the file contains encrypted pages only";
+                    self.damage(format!("{place}: {what}"));
+                }
+            }
+        }
     }
 
     fn left_over(&mut self, file: String) {
@@ -129,6 +166,7 @@ pub fn verify(
         pages::verify_file(&context, file, &mut leftovers, &progress, &mut findings)?;
     }
     records::verify(&context, &segments, &progress, &mut findings)?;
+    findings.decide(control, &mut leftovers);
     progress.finish_and_clear();
     report(&keystore, &unsettled, &findings, control.clean, out).map_err(unprintable)?;
     Ok(findings.damaged == 0)
@@ -218,6 +256,13 @@ fn report(
     }
     if findings.left_over.len() > LISTED {
         writeln!(out, "             and {} more", findings.left_over.len() - LISTED)?;
+    }
+    if findings.undecided > 0 {
+        writeln!(
+            out,
+            "undecided    {} pages in plaintext, in files that WAL encrypts or decrypts: a server that has replayed it\n             refuses those that it does not explain. Verify again then",
+            findings.undecided
+        )?;
     }
     if findings.skipped > 0 {
         let files = findings.skipped;

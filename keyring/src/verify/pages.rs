@@ -185,6 +185,10 @@ pub(super) fn verify_file(
         let mut problems = Vec::new();
         for page in pages {
             match open(context, file, page, block, &mut keys) {
+                Ok(State::Refused) => {
+                    let place = format!("{} block {block}", context.show(&file.path));
+                    findings.refused(file.file, place);
+                }
                 Ok(state) => findings.count(state),
                 Err(problem) => {
                     let path = context.show(&file.path);
@@ -226,6 +230,8 @@ pub(super) enum State {
     Plaintext,
     Sealed(Strength),
     Shredded,
+    /// In plaintext, and the file contains encrypted pages only.
+    Refused,
 }
 
 /// Decrypts and checks a page in place.
@@ -246,7 +252,7 @@ pub(super) fn open(
         // The server reads maps in plaintext as empty.
         let is_map = matches!(file.fork, Fork::FreeSpaceMap | Fork::VisibilityMap);
         if !is_map && entry.is_some_and(|entry| entry.is_sealed_only()) {
-            return Err("in plaintext, and the file contains encrypted pages only".to_owned());
+            return Ok(State::Refused);
         }
         return Ok(State::Plaintext);
     };

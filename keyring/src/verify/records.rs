@@ -20,6 +20,7 @@ use pagevault_keystore::wal_pages::{self, WalKeys};
 use pagevault_keystore::wal_segments::{Name, parse_name};
 use pagevault_keystore::wal_timelines::{history_name, owner_of};
 
+use super::key_records::files_concerned;
 use super::pages::fill;
 use super::{Context, Findings};
 use crate::failure::{Failure, unreadable};
@@ -100,7 +101,7 @@ pub(super) fn verify(
             findings.damage(format!("WAL key version {version} cannot be unwrapped"));
         }
     }
-    let mut reader = Reader::default();
+    let mut reader = Reader { redo: context.control.redo, ..Reader::default() };
     let mut timeline = 0;
     // For skipping WAL that the server would not read: a timeline's segments after the point where
     // the next timeline begins.
@@ -112,7 +113,7 @@ pub(super) fn verify(
     for segment in segments {
         if timeline != segment.name.timeline {
             timeline = segment.name.timeline;
-            reader = Reader::default();
+            reader = Reader { redo: context.control.redo, ..Reader::default() };
             if timeline == context.control.timeline {
                 reader.on_disk = context.control.checkpoint.unwrap_or(Lsn::INVALID);
             }
@@ -179,6 +180,8 @@ struct Reader {
     suspect: Option<String>,
     /// Records that begin up to this address were on disk once.
     on_disk: Lsn,
+    /// Records from this address on will be replayed, if any are.
+    redo: Lsn,
 }
 
 impl Reader {
@@ -224,7 +227,12 @@ impl Reader {
                 return;
             }
             match is_right(&self.record) {
-                true => findings.records += 1,
+                true => {
+                    findings.records += 1;
+                    if self.began >= self.redo {
+                        findings.concerned.extend(files_concerned(&self.record));
+                    }
+                }
                 false => {
                     self.suspect = Some(format!("{}: the record's checksum is wrong", self.began));
                     self.record.clear();
@@ -257,7 +265,7 @@ impl Reader {
     }
 
     fn reset(&mut self) {
-        *self = Reader { on_disk: self.on_disk, ..Reader::default() };
+        *self = Reader { on_disk: self.on_disk, redo: self.redo, ..Reader::default() };
     }
 }
 

@@ -1,0 +1,104 @@
+//! pagevault's own records in WAL: of which files they say whether pages may be in plaintext.
+//!
+//! A base backup copies the keystore at one moment and pages at others. A page may be in plaintext
+//! because it is older than the record that the keystore has already, or newer than what the
+//! keystore says; recovery restores it, or replays what permits it. Both are in the WAL that makes
+//! the backup consistent, from its redo pointer on.
+
+use pagevault_keystore::{Record, RelFile, batch};
+
+/// `SizeOfXLogRecord`; offsets of `xl_info` and `xl_rmid` (xlogrecord.h).
+const HEADER: usize = 24;
+const INFO: usize = 16;
+const MANAGER: usize = 17;
+/// `XLR_INFO_MASK`
+const OF_THE_SERVER: u8 = 0x0F;
+/// As in the extension's `pg/wal.rs`: its resource manager, and the operation that adds records to
+/// the keystore. Before the batch are the scope and the keystore's identity.
+const PAGEVAULT: u8 = 161;
+const KEYS: u8 = 0x10;
+const BEFORE_BATCH: usize = 4 + 16;
+
+/// Files of which a complete record says that their pages are encrypted only, or not any more.
+pub(super) fn files_concerned(record: &[u8]) -> Vec<RelFile> {
+    let is_ours = record.get(MANAGER) == Some(&PAGEVAULT)
+        && record.get(INFO).is_some_and(|info| info & !OF_THE_SERVER == KEYS);
+    let batch = || batch::decode(main_data(record.get(HEADER..)?)?.get(BEFORE_BATCH..)?).ok();
+    let records = if is_ours { batch() } else { None };
+    let concerned = records.into_iter().flatten().filter_map(|record| match record {
+        Record::SealedOnly { file, .. } | Record::Plaintext { file, .. } => Some(file),
+        _ => None,
+    });
+    concerned.collect()
+}
+
+/// The data of a record without blocks (`DecodeXLogRecord`, xlogreader.c).
+fn main_data(mut rest: &[u8]) -> Option<&[u8]> {
+    const DATA_SHORT: u8 = 255;
+    const DATA_LONG: u8 = 254;
+    const ORIGIN: u8 = 253;
+    const TOPLEVEL_XID: u8 = 252;
+    loop {
+        let (kind, after) = rest.split_first()?;
+        rest = match *kind {
+            DATA_SHORT => {
+                let (length, data) = after.split_first()?;
+                return (data.len() == usize::from(*length)).then_some(data);
+            }
+            DATA_LONG => {
+                let (length, data) = after.split_first_chunk()?;
+                return (data.len() == u32::from_le_bytes(*length) as usize).then_some(data);
+            }
+            ORIGIN => after.get(2..)?,
+            TOPLEVEL_XID => after.get(4..)?,
+            _ => return None,
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pagevault_keystore::rel_file::Phase;
+    use pagevault_keystore::{DataKeyVersion, Record, RelFile, batch};
+
+    use super::{BEFORE_BATCH, HEADER, INFO, KEYS, MANAGER, PAGEVAULT, files_concerned};
+
+    const FILE: RelFile = RelFile { tablespace: 1663, database: 5, relation: 16384 };
+
+    fn record(records: &[Record], before: &[u8]) -> Vec<u8> {
+        let data = [vec![7; BEFORE_BATCH], batch::encode(records).unwrap()].concat();
+        let mut record = vec![0; HEADER];
+        (record[INFO], record[MANAGER]) = (KEYS, PAGEVAULT);
+        record.extend_from_slice(before);
+        match u8::try_from(data.len()) {
+            Ok(length) => record.extend([255, length]),
+            Err(_) => {
+                record.push(254);
+                record.extend((data.len() as u32).to_le_bytes());
+            }
+        }
+        record.extend(data);
+        record
+    }
+
+    #[test]
+    fn records_about_plaintext_are_found() {
+        let version = DataKeyVersion::FIRST;
+        let sealed_only = Record::SealedOnly { file: FILE, phase: Phase::under(version) };
+        let lifted = Record::Plaintext { file: FILE, after: version };
+        let other = Record::Current { file: FILE, version };
+        for before in [&[][..], &[253, 1, 2], &[252, 1, 2, 3, 4, 253, 1, 2]] {
+            assert_eq!(files_concerned(&record(std::slice::from_ref(&lifted), before)), [FILE]);
+            let many: Vec<_> = (0..20).flat_map(|_| [other.clone(), sealed_only.clone()]).collect();
+            assert_eq!(files_concerned(&record(&many, before)), [FILE; 20]);
+            assert_eq!(files_concerned(&record(std::slice::from_ref(&other), before)), []);
+        }
+        let mut of_another = record(std::slice::from_ref(&lifted), &[]);
+        of_another[MANAGER] -= 1;
+        assert_eq!(files_concerned(&of_another), []);
+        let whole = record(&[lifted], &[]);
+        for length in 0..whole.len() {
+            assert_eq!(files_concerned(&whole[..length]), [], "{length}");
+        }
+    }
+}
