@@ -16,16 +16,22 @@ use crate::{Cluster, Installation};
 
 const KEYSTORE: &str = "pagevault";
 
+/// The files that are copied before the keystore.
+const FILES: &str = "files";
+
 /// Copied at the end, or part of the running server only.
 const LEFT_OUT: [&str; 6] =
     [KEYSTORE, "pg_wal", "postmaster.pid", "postmaster.opts", STOP_AT, STOPPED];
 
 /// A base backup that has begun. It contains the keystore as of the start and everything else as of
-/// the end. This is the hardest order: pages may be sealed under keys that only WAL contains.
+/// the end. This is the hardest order: pages may be sealed under keys that only WAL contains. Or
+/// the other way round ([`Backup::begin_with_files`]): then the keystore says of pages what they
+/// become in WAL.
 pub struct Backup<'a> {
     server: &'a Cluster,
     session: Client,
     kept: TempDir,
+    keystore_last: bool,
 }
 
 impl<'a> Backup<'a> {
@@ -38,7 +44,17 @@ impl<'a> Backup<'a> {
         run_sql(&mut session, "SELECT pg_backup_start('a backup', true)")?;
         let kept = tempfile::tempdir_in(server.directory())?;
         copy(&server.data_directory().join(KEYSTORE), &kept.path().join(KEYSTORE), &[])?;
-        Ok(Backup { server, session, kept })
+        Ok(Backup { server, session, kept, keystore_last: false })
+    }
+
+    /// Like [`Backup::begin`], and copies everything but the keystore now.
+    ///
+    /// # Errors
+    /// As [`Backup::begin`].
+    pub fn begin_with_files(server: &'a Cluster) -> Result<Backup<'a>> {
+        let backup = Backup { keystore_last: true, ..Backup::begin(server)? };
+        copy(&server.data_directory(), &backup.kept.path().join(FILES), &LEFT_OUT)?;
+        Ok(backup)
     }
 
     /// Copies the remaining files. The new cluster's server is not started; it has the WAL that it
@@ -49,8 +65,14 @@ impl<'a> Backup<'a> {
     pub fn end(mut self) -> Result<Cluster> {
         let data = self.server.data_directory();
         let restored = Cluster::from_files_for(self.server.installation(), |target| {
-            copy(&data, target, &LEFT_OUT)?;
-            fs::rename(self.kept.path().join(KEYSTORE), target.join(KEYSTORE))?;
+            let kept = self.kept.path();
+            if self.keystore_last {
+                fs::rename(kept.join(FILES), target)?;
+                copy(&data.join(KEYSTORE), &target.join(KEYSTORE), &[])?;
+            } else {
+                copy(&data, target, &LEFT_OUT)?;
+                fs::rename(kept.join(KEYSTORE), target.join(KEYSTORE))?;
+            }
             let label = text(&mut self.session, "SELECT labelfile FROM pg_backup_stop(false)")?;
             fs::write(target.join("backup_label"), label)?;
             self.server.installation().give(&target.join("backup_label"))?;

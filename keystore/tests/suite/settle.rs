@@ -6,7 +6,8 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use crate::arbitrary::{
-    DATABASE, any_record, current, data_key, destroyed, plaintext, rewriting, sealed_from, sealed_only,
+    DATABASE, any_record, current, data_key, destroyed, plaintext, rewriting, sealed_from,
+    sealed_only,
 };
 use crate::faulty::FaultyStorage;
 

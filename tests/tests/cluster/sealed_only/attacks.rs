@@ -229,6 +229,41 @@ fn it_is_refused_after_a_crash() -> Result<()> {
     cluster.finish()
 }
 
+/// Without checksums redo sets a page all-visible without having restored it, and would keep the
+/// forged one in shared buffers. After a crash of its own a server has no page in plaintext there.
+#[test]
+fn after_a_crash_redo_does_not_read_it() -> Result<()> {
+    let settings = Settings::default().without_checksums().conf("autovacuum = off");
+    for has_page in [true, false] {
+        let (mut cluster, _keys) = cluster(&settings)?;
+        cluster.without_witness("somebody changes the files of this server only");
+        let (forged, t) = (file(&cluster, "forged")?, file(&cluster, "t")?);
+        // Rows are known to be committed, and their pages are written.
+        ensure!(cluster.text(HONEST)? == "1000");
+        cluster.sql("CHECKPOINT")?;
+        cluster.sql("VACUUM t")?;
+        // VACUUM does not wait until its WAL is on disk.
+        cluster.sql("CREATE TABLE other (id int)")?;
+        cluster.kill()?;
+        let before = plant(&forged, &t)?;
+        let error = format!("{:#}", cluster.start_server().err().context("the server starts")?);
+        ensure!(error.contains("is in plaintext, which is not accepted there"), "{error}");
+        ensure!(error.contains("ignore_invalid_pages"), "no remedy: {error}");
+        cluster.allow_log("is in plaintext, which is not accepted there");
+        cluster.allow_log("startup process");
+        // Nothing is lost: with the right page everything is replayed. Who has none goes on.
+        if has_page {
+            t.write_page(0, &before)?;
+        } else {
+            cluster.append_conf("ignore_invalid_pages = on")?;
+        }
+        cluster.start_server()?;
+        ensure!(!has_page || cluster.text(HONEST)? == "1000");
+        cluster.finish()?;
+    }
+    Ok(())
+}
+
 /// The init fork is copied over the main fork after a crash.
 #[test]
 fn a_forged_init_fork_is_refused() -> Result<()> {

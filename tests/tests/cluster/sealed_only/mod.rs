@@ -2,7 +2,10 @@
 //! a page in plaintext is somebody else's, and is refused; and no page of a server's own ever is.
 
 mod attacks;
+mod backups;
 mod lifting;
+mod proven;
+mod rewound;
 mod servers;
 
 use anyhow::{Context, Result, ensure};
@@ -60,4 +63,10 @@ fn ensure_refused(error: &SqlError) -> Result<()> {
 fn read_again(cluster: &Cluster) -> Result<()> {
     cluster.stop(StopMode::Fast)?;
     cluster.start_server()
+}
+
+fn wait(cluster: &Cluster, statement: &str) -> Result<()> {
+    let job = cluster.text(statement)?;
+    ensure!(cluster.text(&format!("SELECT pagevault.wait_for_rekey({job}, '1min')"))? == "t");
+    Ok(())
 }
