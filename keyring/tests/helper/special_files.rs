@@ -32,7 +32,8 @@ fn data_directory() -> Bench {
     Log::create(&storage, [7; 16], Scope::CLUSTER, &[]).unwrap();
     let told = "Database cluster state: shut down\nDatabase block size: 8192\n\
         Blocks per segment of large relation: 131072\nWAL block size: 8192\nBytes per WAL segment: 16777216\n\
-        Data page checksum version: 0\nLatest checkpoint location: 0/3000028\nLatest checkpoint's TimeLineID: 2\n";
+        Data page checksum version: 0\nLatest checkpoint location: 0/3000028\n\
+        Latest checkpoint's REDO location: 0/3000028\nLatest checkpoint's TimeLineID: 2\n";
     // It reads the control file, as PostgreSQL's program does.
     let program = format!("#!/bin/sh\ncat \"$1/global/pg_control\" && cat <<END\n{told}END\n");
     install(&bench.path("keys/pg_controldata"), &program);
@@ -98,7 +99,15 @@ fn verify_reads_regular_files_only() {
         assert!(output.status.success(), "{state}: {}{}", stdout(&output), stderr(&output));
     };
     well("before");
-    for name in ["base/5/999999", "base/5/999999_fsm", "global/pg_control", HISTORY, SEGMENT] {
+    let files = [
+        "base/5/999999",
+        "base/5/999999_fsm",
+        "backup_label",
+        "global/pg_control",
+        HISTORY,
+        SEGMENT,
+    ];
+    for name in files {
         let path = data.join(name);
         each(&path, || refused(&bench, "verify", &data, &path));
     }
