@@ -171,7 +171,6 @@ fn relations_change_between_formats() -> Result<()> {
         cluster.sql("UPDATE t SET id = id + 1 WHERE id % 7 = 0")?;
         sum = cluster.text("SELECT sum(id) FROM t")?.parse::<i64>()?.max(sum);
         cluster.crash()?;
-        cluster.sql("SELECT pagevault.reconcile('t')")?;
         cluster.sql("SELECT pagevault.wait_for_rekey('t')")?;
         let states = "SELECT string_agg(DISTINCT cipher, ' ') FROM pagevault.relations
             WHERE relation IN ('t'::regclass, 't_id'::regclass)";
