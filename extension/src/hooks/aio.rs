@@ -44,8 +44,10 @@ const STATUS_OK: u32 = 1; // PGAIO_RS_*
 const STATUS_PARTIAL: u32 = 2;
 const STATUS_ERROR: u32 = 4;
 
-/// The error number of a page in plaintext that is not accepted: beyond those of the system.
+/// Error numbers of pages that are refused, beyond those of the system: a page in plaintext that is
+/// not accepted, and one that is not authentic.
 const NOT_ACCEPTED: u32 = 1 << 20;
+const NOT_AUTHENTIC: u32 = NOT_ACCEPTED + 1;
 
 /// `PGAIO_HCB_MD_READV`: the callback whose report function reports the error.
 const CALLBACK_MD_READV: u32 = 1;
@@ -100,23 +102,27 @@ impl IoResult {
     fn failed(cause: Cause, page: u32) -> IoResult {
         let error = match cause {
             Cause::Key(_) => libc::ENOKEY as u32,
-            Cause::NotAuthentic => libc::EBADMSG as u32,
+            Cause::NotAuthentic => NOT_AUTHENTIC,
             Cause::Plaintext => NOT_ACCEPTED,
         };
         let bits = CALLBACK_MD_READV | STATUS_ERROR << STATUS_SHIFT | error << ERROR_SHIFT;
         IoResult { bits, result: page as i32 }
     }
 
-    fn error(self) -> u32 {
-        self.bits >> ERROR_SHIFT
+    /// Why a page was refused, if the server has no error number for that.
+    fn refusal(self) -> Option<Cause> {
+        match self.bits >> ERROR_SHIFT {
+            NOT_ACCEPTED => Some(Cause::Plaintext),
+            NOT_AUTHENTIC => Some(Cause::NotAuthentic),
+            _ => None,
+        }
     }
 }
 
 /// `aio_md_readv_cb.complete_shared`: opens pages that were read into shared buffers.
 ///
-/// If the key of a page is not available the result is the error ENOKEY, if a page is not authentic
-/// EBADMSG. The backend that waits for the read reports it as a failed read, except for a page in
-/// plaintext: [`md_readv_report`].
+/// If the key of a page is not available the result is the error ENOKEY, and the backend that waits
+/// for the read reports it as a failed read. Of pages that are refused: [`md_readv_report`].
 pub(super) unsafe extern "C-unwind" fn md_readv_complete(
     handle: *mut c_void,
     prior: IoResult,
@@ -134,8 +140,8 @@ pub(super) unsafe extern "C-unwind" fn md_readv_complete(
     }
 }
 
-/// `aio_md_readv_cb.report`: reports a page in plaintext that is not accepted, with the error that
-/// other reads of it raise. May raise errors.
+/// `aio_md_readv_cb.report`: reports a page that is refused, with the error that other reads of it
+/// raise. May raise errors.
 pub(super) unsafe extern "C-unwind" fn md_readv_report(
     result: IoResult,
     target: *const TargetData,
@@ -144,13 +150,13 @@ pub(super) unsafe extern "C-unwind" fn md_readv_report(
     // SAFETY: arguments forwarded; the target is that of the read; an ERROR may skip our frame,
     // which has no values with destructors.
     unsafe {
-        if result.error() != NOT_ACCEPTED {
+        let Some(cause) = result.refusal() else {
             return MD_READV_REPORT.get()(result, target, level);
-        }
+        };
         let target = &*target;
         let file = compat::rel_file(target.locator);
         let file = SmgrFile { file, backend: compat::SHARED_BACKEND };
-        let fault = PageFault { file, cause: Cause::Plaintext };
+        let fault = PageFault { file, cause };
         let block = target.block + result.result as u32;
         pg_sys::panic::pgrx_extern_c_guard(|| {
             let level =
