@@ -4,7 +4,7 @@ use anyhow::{Context, Result, ensure};
 use pagevault_tests::cluster::column;
 use pagevault_tests::datafile::{DataFile, PageState};
 use pagevault_tests::standby::{standby_of, wait_for};
-use pagevault_tests::{Cluster, Settings, StopMode};
+use pagevault_tests::{Cluster, Installation, Settings, StopMode};
 
 use super::{HONEST, cluster, ensure_refused, file, is_sealed_only, plant, read_again};
 
@@ -229,19 +229,29 @@ fn it_is_refused_after_a_crash() -> Result<()> {
     cluster.finish()
 }
 
-/// Without checksums redo sets a page all-visible without having restored it, and would keep the
-/// forged one in shared buffers. After a crash of its own a server has no page in plaintext there.
+/// Redo that does not restore a page before it changes it would keep a forged one in shared buffers.
+/// After a crash of its own a server has no page in plaintext there.
 #[test]
 fn after_a_crash_redo_does_not_read_it() -> Result<()> {
-    let settings = Settings::default().without_checksums().conf("autovacuum = off");
+    let settings = || Settings::default().without_checksums().conf("autovacuum = off");
+    // Without checksums a page becomes all-visible without an image of it. From 19 on there is one.
+    if Installation::get()?.major < 19 {
+        redo_does_not_read_it(&settings(), "VACUUM t")?;
+    }
+    let settings = settings().conf("full_page_writes = off");
+    redo_does_not_read_it(&settings, "UPDATE t SET id = id WHERE ctid = '(0,1)'")
+}
+
+/// `change` is a statement that changes block 0 of `t`.
+fn redo_does_not_read_it(settings: &Settings, change: &str) -> Result<()> {
     for has_page in [true, false] {
-        let (mut cluster, _keys) = cluster(&settings)?;
+        let (mut cluster, _keys) = cluster(settings)?;
         cluster.without_witness("somebody changes the files of this server only");
         let (forged, t) = (file(&cluster, "forged")?, file(&cluster, "t")?);
         // Rows are known to be committed, and their pages are written.
         ensure!(cluster.text(HONEST)? == "1000");
         cluster.sql("CHECKPOINT")?;
-        cluster.sql("VACUUM t")?;
+        cluster.sql(change)?;
         // VACUUM does not wait until its WAL is on disk.
         cluster.sql("CREATE TABLE other (id int)")?;
         cluster.kill()?;
