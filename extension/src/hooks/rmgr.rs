@@ -11,7 +11,7 @@ use super::{proof, smgr};
 use crate::keys::redo as key_redo;
 use crate::keys::usage::destruction;
 use crate::page::{placeholders, proven};
-use crate::pg::report::Report;
+use crate::pg::report::{Report, Result};
 use crate::pg::{consistency, process, remnants, wal};
 
 static MANAGER: Manager = Manager(pg_sys::RmgrData {
@@ -70,26 +70,23 @@ unsafe extern "C-unwind" fn redo(record: *mut pg_sys::XLogReaderState) {
         wal::OP_BARRIER | wal::OP_PAGE => return,
         _ => unknown_op(op).send(pgrx::prelude::PgLogLevel::PANIC),
     }
-    let outcome = match wal::split_payload(payload) {
-        Some((scope, id, batch)) => {
-            // SAFETY: numbers in the server's reader, as above.
-            let place = unsafe { (Lsn((*record).ReadRecPtr), Lsn((*record).EndRecPtr)) };
-            if let Ok(records) = batch::decode(batch) {
-                proven::replaying(&records);
-            }
-            key_redo::replay(scope, id, batch, place)
-        }
-        None => Err(damaged()),
-    };
-    if let Err(report) = outcome {
+    // SAFETY: numbers in the server's reader, as above.
+    let place = unsafe { (Lsn((*record).ReadRecPtr), Lsn((*record).EndRecPtr)) };
+    if let Err(report) = replay_keys(payload, place) {
         report.send(pgrx::prelude::PgLogLevel::PANIC);
     }
-    if placeholders::any_awaited()
-        && let Some((_, _, records)) = wal::split_payload(payload)
-        && let Ok(records) = batch::decode(records)
-    {
+}
+
+/// Replays records of the keystore.
+fn replay_keys(payload: &[u8], place: (Lsn, Lsn)) -> Result<()> {
+    let (scope, id, batch) = wal::split_payload(payload).ok_or_else(damaged)?;
+    let records = key_redo::decode(batch)?;
+    proven::replaying(&records);
+    key_redo::replay(scope, id, &records, place)?;
+    if placeholders::any_awaited() {
         placeholders::replayed(&records);
     }
+    Ok(())
 }
 
 /// Contract: startup process, before it replays the first record; not in a critical section.

@@ -22,20 +22,24 @@ use crate::pg::process::ProcessLocal;
 use crate::pg::report::{Report, Result, internal};
 use crate::{fault, shmem};
 
+/// The records of the keystore in a WAL record.
+pub(crate) fn decode(batch: &[u8]) -> Result<Vec<Record>> {
+    batch::decode(batch).map_err(|e| {
+        Report::new(PgSqlErrorCode::ERRCODE_DATA_CORRUPTED, format!("pagevault WAL record: {e}"))
+    })
+}
+
 /// Replays a WAL record from `start` to `end`: adds records that the keystore does not have yet.
 /// All are checked before anything is written.
 pub(crate) fn replay(
     scope: Scope,
     id: &[u8; 16],
-    batch: &[u8],
+    records: &[Record],
     (start, end): (Lsn, Lsn),
 ) -> Result<()> {
-    let mut records = batch::decode(batch).map_err(|e| {
-        Report::new(PgSqlErrorCode::ERRCODE_DATA_CORRUPTED, format!("pagevault WAL record: {e}"))
-    })?;
     let destroys = records.iter().any(|record| matches!(record, Record::Destroyed { .. }));
     if destroys {
-        destruction::before_redo(&records);
+        destruction::before_redo(records);
     }
     fault::point("redo.keys");
     let lock = KeystoreLock::acquire();
@@ -44,10 +48,11 @@ pub(crate) fn replay(
     }
     // Later records that this server already has take precedence.
     let is_old = shmem::required()?.control.position(scope).is_some_and(|log| start < log.logged);
-    records.retain(|record| {
+    let counts = |record: &&Record| {
         let is_superseded = is_old && would_replace_later(record);
         !(is_superseded || restores_destroyed_key(record))
-    });
+    };
+    let records: Vec<Record> = records.iter().filter(counts).cloned().collect();
     if records.is_empty() {
         return Ok(());
     }
