@@ -82,13 +82,13 @@ impl Tagging {
 
 /// The expanded keys for tags of a cipher.
 #[allow(clippy::large_enum_variant, reason = "lives in place, in a fixed-size cache")]
-pub(crate) enum Mac {
+enum Mac {
     Polyval(PolyvalMac),
     Hmac(HmacMac),
 }
 
 impl Mac {
-    pub(crate) fn new(data_key: &DataKey) -> Option<Self> {
+    fn new(data_key: &DataKey) -> Option<Self> {
         match data_key.cipher() {
             CipherId::Aes256Xts | CipherId::Aes128Xts => None,
             CipherId::Aes256XtsAuth => Some(Self::Polyval(PolyvalMac::new(data_key))),
@@ -153,7 +153,7 @@ impl PolyvalMac {
 
 /// HMAC with both of its key blocks (ipad, opad) hashed already.
 #[derive(ZeroizeOnDrop)]
-pub(crate) struct HmacMac {
+struct HmacMac {
     inner: [u32; 8],
     outer: [u32; 8],
 }

@@ -52,6 +52,16 @@ impl Cluster {
         run(self.program("pg_checksums").arg("--check").arg("-D").arg(self.data_directory()))
     }
 
+    /// Output and exit code of `pagevault-keyring verify`, which needs a server that is down.
+    ///
+    /// # Errors
+    /// When it cannot be run.
+    pub fn verify_offline(&self, directory: &Path) -> Result<(String, Option<i32>)> {
+        let output = self.program("pagevault-keyring").arg("verify").arg(directory).output()?;
+        let response = [output.stdout, output.stderr].concat();
+        Ok((String::from_utf8_lossy(&response).into_owned(), output.status.code()))
+    }
+
     /// Stock `pg_basebackup` into `target`, which verifies page checksums and fails on a bad one,
     /// then `pg_verifybackup`.
     ///

@@ -46,13 +46,6 @@ fn while_down(cluster: &Cluster, change: impl FnOnce() -> Result<()>) -> Result<
     cluster.start_server()
 }
 
-fn verify_offline(cluster: &Cluster) -> Result<(String, Option<i32>)> {
-    let directory = cluster.data_directory();
-    let output = cluster.program("pagevault-keyring").arg("verify").arg(directory).output()?;
-    let response = [output.stdout, output.stderr].concat();
-    Ok((String::from_utf8_lossy(&response).into_owned(), output.status.code()))
-}
-
 fn ensure_refused(error: &SqlError, what: &str) -> Result<()> {
     let says = error.message.ends_with("is not as it was encrypted");
     ensure!(error.sqlstate == "XX001" && says, "{what}: {error}");
@@ -87,12 +80,12 @@ fn changed_and_moved_pages_are_refused() -> Result<()> {
             ensure!(cluster.text("SELECT count(*) > 0 FROM t WHERE ctid >= '(1,0)'")? == "t");
             cluster.stop(StopMode::Fast)?;
             ensure!(t.read_page(0)? == page, "{what}: the server has changed the page");
-            let (text, code) = verify_offline(&cluster)?;
+            let (text, code) = cluster.verify_offline(&cluster.data_directory())?;
             let says = text.contains("block 0: the page is not as it was sealed");
             ensure!(code == Some(2) && says, "{what}: {text}");
         }
         t.write_page(0, &first)?;
-        let (text, code) = verify_offline(&cluster)?;
+        let (text, code) = cluster.verify_offline(&cluster.data_directory())?;
         ensure!(code == Some(0) && text.contains("by tags of 128 bits"), "{text}");
         cluster.start_server()?;
         ensure!(cluster.text(SUM)? == EXPECTED);
@@ -177,7 +170,7 @@ fn relations_change_between_formats() -> Result<()> {
         ensure!(cluster.text(states)? == cipher, "{cipher}");
         ensure!(cluster.text("SELECT sum(id) FROM t")? == sum.to_string(), "{cipher}");
         while_down(&cluster, || {
-            let (text, code) = verify_offline(&cluster)?;
+            let (text, code) = cluster.verify_offline(&cluster.data_directory())?;
             ensure!(code == Some(0), "{cipher}: {text}");
             let has_tags = cipher.starts_with("aes-256-xts-");
             ensure!(text.contains("by tags of 128 bits") == has_tags, "{cipher}: {text}");

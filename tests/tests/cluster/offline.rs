@@ -36,13 +36,6 @@ fn mixed() -> Result<(Cluster, KeyFile)> {
     Ok((cluster, keys))
 }
 
-/// Output and exit code of `verify`.
-fn verify(cluster: &Cluster, directory: &Path) -> Result<(String, Option<i32>)> {
-    let output = cluster.program("pagevault-keyring").arg("verify").arg(directory).output()?;
-    let response = [output.stdout, output.stderr].concat();
-    Ok((String::from_utf8_lossy(&response).into_owned(), output.status.code()))
-}
-
 /// The name of a segment that one record fills. Bytes between records, or after the last record of
 /// a segment, have no checksum.
 fn filled_segment(cluster: &Cluster) -> Result<String> {
@@ -64,20 +57,20 @@ fn flip(path: &Path, at: u64) -> Result<()> {
 fn verify_opens_everything_and_finds_each_damage() -> Result<()> {
     let (cluster, keys) = mixed()?;
     let data = cluster.data_directory();
-    let (response, code) = verify(&cluster, &data)?;
+    let (response, code) = cluster.verify_offline(&data)?;
     ensure!(code == Some(1) && response.contains("a server is running"), "{response}");
     let earlier = filled_segment(&cluster)?;
     // WAL whose end is in the middle of a segment.
     insert(&cluster, "meise", 100)?;
     cluster.without_witness("its WAL is damaged");
     cluster.kill()?;
-    let (response, code) = verify(&cluster, &data)?;
+    let (response, code) = cluster.verify_offline(&data)?;
     ensure!(code == Some(0) && response.contains("No damage found."), "{response}");
     cluster.start_server()?;
     let table = cluster.files("sealed")?.remove(0).path;
     let last = filled_segment(&cluster)?;
     cluster.stop(StopMode::Fast)?;
-    let (response, code) = verify(&cluster, &data)?;
+    let (response, code) = cluster.verify_offline(&data)?;
     ensure!(code == Some(0) && response.contains("No damage found."), "{response}");
     let number = |line: &str, after: &str| -> Option<u64> {
         let line = response.lines().find(|found| found.starts_with(line))?;
@@ -89,7 +82,7 @@ fn verify_opens_everything_and_finds_each_damage() -> Result<()> {
     ensure!(number("relations", "pages").is_some_and(|pages| pages > 300), "{response}");
 
     keys.take_away()?;
-    let (response, code) = verify(&cluster, &data)?;
+    let (response, code) = cluster.verify_offline(&data)?;
     ensure!(code == Some(1) && response.contains("provider \"local\""), "{response}");
     keys.bring_back()?;
 
@@ -102,7 +95,7 @@ fn verify_opens_everything_and_finds_each_damage() -> Result<()> {
         ensure!(matches!(segment.pages()?[20], WalPage::Sealed(_)), "{name} is not sealed");
         flip(&segment.path, 20 * PAGE as u64 + 4000)?;
     }
-    let (response, code) = verify(&cluster, &data)?;
+    let (response, code) = cluster.verify_offline(&data)?;
     ensure!(code == Some(2) && response.contains("Damage found: 3."), "{response}");
     let name = table.strip_prefix(&data)?.display().to_string();
     ensure!(response.contains(&format!("{name} block 3: the checksum")), "{response}");
@@ -184,13 +177,13 @@ fn verify_looks_at_every_kind_of_file() -> Result<()> {
         (fork(&cluster, "pg_database", "")?, 0),
     ];
     cluster.stop(StopMode::Fast)?;
-    let (response, code) = verify(&cluster, &data)?;
+    let (response, code) = cluster.verify_offline(&data)?;
     ensure!(code == Some(0) && !response.contains("skipped"), "{response}");
 
     let show = |path: &Path| path.strip_prefix(&data).unwrap_or(path).display().to_string();
     let flip_all = || damage.iter().try_for_each(|(path, block)| flip(path, block * 8192 + 5000));
     flip_all()?;
-    let (response, code) = verify(&cluster, &data)?;
+    let (response, code) = cluster.verify_offline(&data)?;
     ensure!(code == Some(2) && response.contains("\nDamage found: 7."), "{response}");
     ensure!(!response.contains("not shut down cleanly"), "{response}");
     for (path, block) in &damage {
@@ -202,20 +195,20 @@ fn verify_looks_at_every_kind_of_file() -> Result<()> {
     // Files that are truncated, belong to another relation, or lack the previous segment.
     let whole = std::fs::read(&sealed)?;
     std::fs::write(&sealed, &whole[..whole.len() - 100])?;
-    let (response, code) = verify(&cluster, &data)?;
+    let (response, code) = cluster.verify_offline(&data)?;
     let place = format!("{} ends within block {}", show(&sealed), whole.len() / 8192 - 1);
     ensure!(code == Some(2) && response.contains(&place), "{response}");
     std::fs::copy(&elsewhere, &sealed)?;
-    let (response, _) = verify(&cluster, &data)?;
+    let (response, _) = cluster.verify_offline(&data)?;
     let place = format!("{} block 0: the keystore has no data key of version 2", show(&sealed));
     ensure!(response.contains(&place), "{response}");
     std::fs::write(&sealed, &whole)?;
     let beyond = PathBuf::from(format!("{}.1", sealed.display()));
     std::fs::write(&beyond, "")?;
-    let (response, code) = verify(&cluster, &data)?;
+    let (response, code) = cluster.verify_offline(&data)?;
     ensure!(code == Some(0), "{response}");
     std::fs::write(&beyond, vec![0; 8192])?;
-    let (response, code) = verify(&cluster, &data)?;
+    let (response, code) = cluster.verify_offline(&data)?;
     let place = format!("{}: the segment before it is not full", show(&beyond));
     ensure!(code == Some(2) && response.contains(&place), "{response}");
     std::fs::remove_file(&beyond)?;
@@ -225,10 +218,10 @@ fn verify_looks_at_every_kind_of_file() -> Result<()> {
     cluster.sql("INSERT INTO fleeting SELECT * FROM sealed LIMIT 10; CHECKPOINT")?;
     cluster.kill()?;
     flip(&fleeting, 5000)?;
-    let (response, code) = verify(&cluster, &data)?;
+    let (response, code) = cluster.verify_offline(&data)?;
     ensure!(code == Some(0) && response.contains("files of unlogged relations"), "{response}");
     flip(&sealed, 5000)?;
-    let (response, code) = verify(&cluster, &data)?;
+    let (response, code) = cluster.verify_offline(&data)?;
     ensure!(code == Some(2) && response.contains("was not shut down cleanly"), "{response}");
     flip(&sealed, 5000)?;
     cluster.finish()
@@ -272,7 +265,7 @@ fn verify_reports_files_without_relation() -> Result<()> {
     // A prepared transaction may still commit.
     cluster.stop(StopMode::Fast)?;
     flip(&prepared, 5000)?;
-    let (response, code) = verify(&cluster, &data)?;
+    let (response, code) = cluster.verify_offline(&data)?;
     ensure!(code == Some(2) && !response.contains("left over"), "{response}");
     flip(&prepared, 5000)?;
     flip(&lost, 2 * 8192 + 5000)?;
@@ -281,7 +274,7 @@ fn verify_reports_files_without_relation() -> Result<()> {
 
     // Before recovery this is unknown.
     cluster.kill()?;
-    let (response, code) = verify(&cluster, &data)?;
+    let (response, code) = cluster.verify_offline(&data)?;
     ensure!(
         code == Some(2) && response.contains(&format!("{} block 2", show(&lost))),
         "{response}"
@@ -290,13 +283,13 @@ fn verify_reports_files_without_relation() -> Result<()> {
 
     cluster.stop(StopMode::Fast)?;
     reseal(&lost)?;
-    let (response, code) = verify(&cluster, &data)?;
+    let (response, code) = cluster.verify_offline(&data)?;
     let line = format!("left over    {}: belongs to no relation", show(&lost));
     ensure!(code == Some(0) && response.contains(&line), "{response}");
     ensure!(response.contains("No damage found."), "{response}");
     for file in [&kept, &prepared] {
         flip(file, 5000)?;
-        let (response, code) = verify(&cluster, &data)?;
+        let (response, code) = cluster.verify_offline(&data)?;
         ensure!(code == Some(2) && response.contains(&line), "{response}");
         ensure!(response.contains(&format!("{} block 0: the checksum", show(file))), "{response}");
         flip(file, 5000)?;

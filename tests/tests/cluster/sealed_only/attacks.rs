@@ -17,7 +17,7 @@ fn a_page_in_plaintext_is_refused() -> Result<()> {
     let before = plant(&forged, &t)?;
     let planted = t.read_page(0)?;
     cluster.pg_checksums().context("the forged page has a right checksum")?;
-    let (text, code) = verify_offline(&cluster)?;
+    let (text, code) = cluster.verify_offline(&cluster.data_directory())?;
     ensure!(code == Some(2) && text.contains("block 0: in plaintext"), "{text}");
 
     cluster.start_server()?;
@@ -42,18 +42,11 @@ fn a_page_in_plaintext_is_refused() -> Result<()> {
     cluster.stop(StopMode::Fast)?;
     ensure!(t.read_page(0)? == planted, "the server has changed the page");
     t.write_page(0, &before)?;
-    let (text, code) = verify_offline(&cluster)?;
+    let (text, code) = cluster.verify_offline(&cluster.data_directory())?;
     ensure!(code == Some(0), "{text}");
     cluster.start_server()?;
     ensure!(cluster.text(HONEST)? == "1000");
     cluster.finish()
-}
-
-fn verify_offline(cluster: &Cluster) -> Result<(String, Option<i32>)> {
-    let directory = cluster.data_directory();
-    let output = cluster.program("pagevault-keyring").arg("verify").arg(directory).output()?;
-    let response = [output.stdout, output.stderr].concat();
-    Ok((String::from_utf8_lossy(&response).into_owned(), output.status.code()))
 }
 
 #[test]
@@ -229,8 +222,8 @@ fn it_is_refused_after_a_crash() -> Result<()> {
     cluster.finish()
 }
 
-/// Redo that does not restore a page before it changes it would keep a forged one in shared buffers.
-/// After a crash of its own a server has no page in plaintext there.
+/// Redo that does not restore a page before it changes it would keep a forged one in shared
+/// buffers. After a crash of its own a server has no page in plaintext there.
 #[test]
 fn after_a_crash_redo_does_not_read_it() -> Result<()> {
     let settings = || Settings::default().without_checksums().conf("autovacuum = off");

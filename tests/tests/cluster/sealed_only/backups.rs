@@ -2,32 +2,20 @@
 
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::backup::Backup;
-use pagevault_tests::datafile::PageState;
+use pagevault_tests::datafile::{DataFile, PageState};
 use pagevault_tests::{Cluster, Settings};
 
 use super::{HONEST, cluster, file, is_sealed_only, plant, read_again, wait};
-
-/// `pagevault-keyring verify`: its output and status.
-fn verify(cluster: &Cluster) -> Result<(String, Option<i32>)> {
-    let directory = cluster.data_directory();
-    let output = cluster.program("pagevault-keyring").arg("verify").arg(directory).output()?;
-    let response = [output.stdout, output.stderr].concat();
-    Ok((String::from_utf8_lossy(&response).into_owned(), output.status.code()))
-}
 
 fn settings() -> Settings {
     Settings::default().conf("pagevault.rekey_threshold = 0").conf("autovacuum = off")
 }
 
 /// The file of `relation` of `cluster` in a copy of its data directory.
-fn of_copy(
-    cluster: &Cluster,
-    relation: &str,
-    copy: &Cluster,
-) -> Result<pagevault_tests::datafile::DataFile> {
+fn of_copy(cluster: &Cluster, relation: &str, copy: &Cluster) -> Result<DataFile> {
     let path = file(cluster, relation)?.path;
     let path = path.strip_prefix(cluster.data_directory())?;
-    Ok(pagevault_tests::datafile::DataFile { path: copy.data_directory().join(path) })
+    Ok(DataFile { path: copy.data_directory().join(path) })
 }
 
 /// The backup has the keystore as of before the decryption, and pages as of after it.
@@ -40,7 +28,7 @@ fn a_backup_during_decryption() -> Result<()> {
     let restored = backup.end()?;
     let t = of_copy(&primary, "t", &restored)?;
     ensure!(t.states()?.contains(&PageState::Plaintext), "the test shows nothing");
-    let (text, code) = verify(&restored)?;
+    let (text, code) = restored.verify_offline(&restored.data_directory())?;
     ensure!(code == Some(0), "{text}");
     restored.start_server()?;
     for _ in 0..2 {
@@ -65,7 +53,7 @@ fn a_backup_during_encryption() -> Result<()> {
     let restored = backup.end()?;
     let v = of_copy(&primary, "v", &restored)?;
     ensure!(v.states()?.contains(&PageState::Plaintext), "the test shows nothing");
-    let (text, code) = verify(&restored)?;
+    let (text, code) = restored.verify_offline(&restored.data_directory())?;
     ensure!(code == Some(0), "{text}");
     restored.start_server()?;
     for _ in 0..2 {
@@ -88,7 +76,7 @@ fn a_forged_page_in_a_backup_is_found() -> Result<()> {
     let restored = backup.end()?;
     let (forged, t) = (of_copy(&primary, "forged", &restored)?, of_copy(&primary, "t", &restored)?);
     plant(&forged, &t)?;
-    let (text, code) = verify(&restored)?;
+    let (text, code) = restored.verify_offline(&restored.data_directory())?;
     ensure!(code == Some(2), "{text}");
     let path = t.path.strip_prefix(restored.data_directory())?.display().to_string();
     let found = text.lines().filter(|line| line.contains("in plaintext, and the file"));
