@@ -44,23 +44,23 @@ struct Arguments {
     /// Where recordings with failures go
     #[arg(long, default_value = "/tmp/powercut")]
     keep: PathBuf,
-    /// A kept recording, of which one cut is repeated
-    #[arg(long, requires_all = ["place", "cut_seed"])]
-    repeat: Option<PathBuf>,
-    /// The place of that cut
+    /// A kept recording, of which cuts are repeated instead of making another
     #[arg(long)]
+    repeat: Option<PathBuf>,
+    /// With --repeat: the place of one cut
+    #[arg(long, requires_all = ["repeat", "cut_seed"])]
     place: Option<u64>,
     /// And its seed
-    #[arg(long)]
+    #[arg(long, requires = "place")]
     cut_seed: Option<u64>,
     /// With --repeat: what survives is torn, as after pages without WAL
-    #[arg(long, requires = "repeat")]
+    #[arg(long, requires = "place")]
     torn: bool,
     /// With --repeat: another cut comes within recovery
-    #[arg(long, requires = "repeat")]
+    #[arg(long, requires = "place")]
     twice: bool,
     /// With --repeat: shows what was done to a block, as in base/5/16384:7, instead
-    #[arg(long, requires = "repeat")]
+    #[arg(long, requires = "place")]
     history: Option<String>,
 }
 
@@ -110,7 +110,10 @@ fn run(arguments: &Arguments) -> Result<usize> {
                 ignore,
                 witnesses: arguments.witnesses,
             };
-            let recorded = scenario.record(seed, arguments.witnesses > 0)?;
+            let recorded = match &arguments.repeat {
+                Some(kept) => Recorded::load(kept)?,
+                None => scenario.record(seed, arguments.witnesses > 0)?,
+            };
             failures += report(&campaign, scenario, &recorded, &arguments.keep)?;
         }
     }

@@ -146,6 +146,10 @@ fn new_keys(cluster: &Cluster, table: &str) -> Result<()> {
     let encrypted =
         format!("SELECT encrypted FROM pagevault.relations WHERE relation = '{table}'::regclass");
     if text(&mut client, &encrypted)? == "t" {
+        // In a scenario that pauses a job, it may be paused at the point of recovery.
+        client.batch_execute(
+            "SELECT pagevault.resume_rekey(job) FROM pagevault.rekey_jobs WHERE state = 'paused'",
+        )?;
         judge::jobs(cluster)?;
         client.batch_execute(&format!("SELECT pagevault.rotate_data_key('{table}')"))?;
     }
