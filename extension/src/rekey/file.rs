@@ -98,10 +98,12 @@ impl Since {
     ///   change the LSN of a page here and not on a standby that has another setting of
     ///   `wal_log_hints`. There the page would keep its former state
     ///   ([`page::io::target_over`](crate::page::io::target_over)).
+    /// - Without `full_page_writes`: see [`process::new_lsns_are_replayed`].
     pub(super) fn of(held: &Held, target: Target) -> Result<Option<Since>> {
         let Some(version) = target.version else { return Ok(None) };
         let is_logged = held.is_logged();
-        if held.is_catalog() || !(is_logged || held.is_unlogged()) || !process::data_checksums() {
+        let is_possible = !held.is_catalog() && (is_logged || held.is_unlogged());
+        if !is_possible || !process::new_lsns_are_replayed() {
             return Ok(None);
         }
         let lsn = data_keys::changed_since(target.file, version)?;
@@ -161,7 +163,8 @@ pub(super) fn rewrite(
 /// entered another state since.
 pub(super) fn finish(target: Target, proof: Proof) -> Result<bool> {
     fault::point("rekey.proved");
-    let everywhere = proof == Proof::Everywhere;
+    // The setting may have changed since.
+    let everywhere = proof == Proof::Everywhere && process::new_lsns_are_replayed();
     let finished = data_keys::record_rewritten(target.file, target.version, everywhere)?;
     fault::point("rekey.rewritten");
     Ok(finished)

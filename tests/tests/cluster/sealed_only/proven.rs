@@ -205,3 +205,38 @@ fn where_it_is_not_proven() -> Result<()> {
     ensure!(cluster.text(&format!("SELECT c::text FROM ({catalogs}) c"))? == "(0,t)");
     cluster.finish()
 }
+
+/// Without `full_page_writes`, a record about hint bits has no image. It changes the LSN of the
+/// page here, and nothing on a standby (`XLOG_FPI_FOR_HINT`, xlog.c). So a later LSN proves nothing
+/// of the standby's page, which is still in plaintext there.
+#[test]
+fn a_page_with_new_hint_bits_is_not_refused_on_a_standby() -> Result<()> {
+    let settings = Settings::default()
+        .conf("pagevault.rekey_threshold = 0")
+        .conf("autovacuum = off")
+        .conf("bgwriter_lru_maxpages = 0")
+        .conf("checkpoint_timeout = 1d")
+        .conf("full_page_writes = off");
+    let (primary, _keys) = cluster(&settings)?;
+    let standby = Standby::default().start(&primary)?;
+    primary.sql(
+        "CREATE TABLE late (id int, name text);
+         INSERT INTO late SELECT i, 'honest' FROM generate_series(1, 1000) i; CHECKPOINT",
+    )?;
+    wait_for(&standby, &primary)?;
+    standby.sql("CHECKPOINT")?;
+    primary.stop_at("rekey.switched")?;
+    let job = primary.text("SELECT pagevault.encrypt('late')")?;
+    primary.stopped_at("rekey.switched")?;
+    // Sets hint bits, after the change of keys and before the job looks at the pages.
+    primary.sql("SELECT count(*) FROM late; CHECKPOINT")?;
+    primary.resume();
+    ensure!(primary.text(&format!("SELECT pagevault.wait_for_rekey({job}, '1min')"))? == "t");
+    wait_for(&standby, &primary)?;
+    for _ in 0..2 {
+        ensure!(standby.text("SELECT count(*) FROM late WHERE name = 'honest'")? == "1000");
+        read_again(&standby)?;
+    }
+    standby.finish()?;
+    primary.finish()
+}
