@@ -6,7 +6,7 @@ use std::io::ErrorKind;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
-use pagevault_cipher::{DataKeyVersion, Lsn, PAGE_SIZE, Page, page};
+use pagevault_cipher::{DataKeyVersion, PAGE_SIZE, Page, page};
 pub(crate) use pagevault_core::page::PageState;
 use pagevault_core::page::Target;
 use pagevault_keystore::RelFile;
@@ -151,7 +151,7 @@ pub(crate) fn refuse_lost_versions(
     let is_given_up = |version: DataKeyVersion| {
         directory::destroyed_at(file, version).is_some() && !directory::is_destroyed(file)
     };
-    let more = scan(file, fork, range, |block, state, _| {
+    let more = scan(file, fork, range, |block, state| {
         if let PageState::Sealed(version) = state
             && lost.is_none_or(|(_, known)| known != version)
             && !directory::has_key(file, version)
@@ -170,17 +170,16 @@ pub(crate) fn refuse_lost_versions(
     }
 }
 
-/// The blocks of a fork in `range` whose pages on disk are not in the target state, or were changed
-/// at `after` or before. Pages of zeros, and pages that are not on disk yet, are not included.
+/// The blocks of a fork in `range` whose pages on disk are not in the target state. Pages of zeros,
+/// and pages that are not on disk yet, are not included.
 pub(crate) fn stale_blocks(
     target: Target,
-    after: Option<Lsn>,
     fork: ForkNumber::Type,
     range: Range<u32>,
 ) -> Result<Vec<u32>> {
     let mut stale = Vec::new();
-    scan(target.file, fork, range, |block, state, lsn| {
-        if !target.is_met_by(state) || state != PageState::Empty && Some(lsn) <= after {
+    scan(target.file, fork, range, |block, state| {
+        if !target.is_met_by(state) {
             stale.push(block);
         }
     })?;
@@ -188,28 +187,24 @@ pub(crate) fn stale_blocks(
 }
 
 /// Whether all pages of these blocks are in the target state or not included, see [`stale_blocks`];
-/// whether they were changed later than `after`; and whether there may be more blocks behind.
+/// and whether there may be more blocks behind them.
 pub(crate) fn are_fresh(
     target: Target,
-    after: Option<Lsn>,
     fork: ForkNumber::Type,
     range: Range<u32>,
-) -> Result<(bool, bool, bool)> {
-    let (mut fresh, mut later) = (true, true);
-    let more = scan(target.file, fork, range, |_, state, lsn| {
-        fresh &= target.is_met_by(state);
-        later &= state == PageState::Empty || Some(lsn) > after;
-    })?;
-    Ok((fresh, later, more))
+) -> Result<(bool, bool)> {
+    let mut fresh = true;
+    let more = scan(target.file, fork, range, |_, state| fresh &= target.is_met_by(state))?;
+    Ok((fresh, more))
 }
 
-/// Passes state and LSN of each of these blocks on disk to `found`. True unless the file ends
-/// before the last of them.
+/// Passes the state of each of these blocks on disk to `found`. True unless the file ends before
+/// the last of them.
 fn scan(
     file: RelFile,
     fork: ForkNumber::Type,
     range: Range<u32>,
-    mut found: impl FnMut(u32, PageState, Lsn),
+    mut found: impl FnMut(u32, PageState),
 ) -> Result<bool> {
     let path = compat::relation_path(file, fork);
     let mut next = range.start;
@@ -224,9 +219,9 @@ fn scan(
             Err(e) => return Err(unreadable(&path, &e)),
         };
         let mut seen = next - base;
-        let of_segment = |block: u32, state, lsn| {
+        let of_segment = |block: u32, state: PageState| {
             seen = block + 1;
-            found(base + block, state, lsn);
+            found(base + block, state);
         };
         let read = read_states(&file, next - base..end - base, of_segment);
         read.map_err(|e| unreadable(&path, &e))?;
@@ -266,18 +261,18 @@ pub(crate) fn sync_segment(file: RelFile, fork: ForkNumber::Type, segment: u32) 
 }
 
 fn count_segment(file: &File, path: &str, states: &mut BTreeMap<PageState, i64>) -> Result<()> {
-    let found = |_, state, _| *states.entry(state).or_insert(0) += 1;
+    let found = |_, state| *states.entry(state).or_insert(0) += 1;
     read_states(file, 0..pg_sys::RELSEG_SIZE, found).map_err(|e| unreadable(path, &e))
 }
 
-/// Passes state and LSN of each of these blocks of a segment to `found`, up to its end.
+/// Passes the state of each of these blocks of a segment to `found`, up to its end.
 ///
 /// Reads headers only: otherwise, copying whole pages from the kernel's cache takes most of the
 /// time.
 fn read_states(
     file: &File,
     blocks: Range<u32>,
-    mut found: impl FnMut(u32, PageState, Lsn),
+    mut found: impl FnMut(u32, PageState),
 ) -> std::io::Result<()> {
     /// Number of blocks to read ahead. The kernel does not detect that reading headers is
     /// sequential.
@@ -291,7 +286,7 @@ fn read_states(
             read_ahead(file, block..end.min(block.saturating_add(2 * AHEAD)));
         }
         match read_state(file, u64::from(block) * PAGE_SIZE as u64) {
-            Ok((state, lsn)) => found(block, state, lsn),
+            Ok(state) => found(block, state),
             Err(e) if e.kind() == ErrorKind::UnexpectedEof => break, // truncated meanwhile
             Err(e) => return Err(e),
         }
@@ -299,21 +294,19 @@ fn read_states(
     Ok(())
 }
 
-/// State and LSN of the page at an offset.
-fn read_state(file: &File, offset: u64) -> std::io::Result<(PageState, Lsn)> {
+/// The state of the page at an offset.
+fn read_state(file: &File, offset: u64) -> std::io::Result<PageState> {
     let mut header = [0; page::HEADER_SIZE];
     file.read_exact_at(&mut header, offset)?;
-    let lsn = page::lsn_of(&header);
     if let Some(version) = page::version_of(&header) {
-        return Ok((PageState::Sealed(version), lsn));
+        return Ok(PageState::Sealed(version));
     }
     if header != [0; page::HEADER_SIZE] {
-        return Ok((PageState::Plaintext, lsn));
+        return Ok(PageState::Plaintext);
     }
     let mut page: Page = [0; PAGE_SIZE];
     file.read_exact_at(&mut page, offset)?;
-    let state = if page::is_zero(&page) { PageState::Empty } else { PageState::Plaintext };
-    Ok((state, lsn))
+    Ok(if page::is_zero(&page) { PageState::Empty } else { PageState::Plaintext })
 }
 
 fn read_ahead(file: &File, blocks: Range<u32>) {

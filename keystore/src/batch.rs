@@ -261,9 +261,6 @@ pub fn describe(record: &Record) -> String {
             let version = DataKeyVersion::get_or_zero(phase.version);
             format!("{how} version {version} rel {file}")
         }
-        Record::SealedFrom { file, version, lsn } => {
-            format!("sealed from {lsn} with version {version} rel {file}")
-        }
         Record::Job { job, request } => {
             let Request { relation, kind, transaction, .. } = request;
             format!("job {job} {} of {relation} xid {transaction}", kind.name())

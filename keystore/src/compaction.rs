@@ -89,7 +89,6 @@ fn file(record: &Record) -> Option<RelFile> {
         | Record::Plaintext { file, .. }
         | Record::Rewriting { file, .. }
         | Record::SealedOnly { file, .. }
-        | Record::SealedFrom { file, .. }
         | Record::Destroyed { file, .. } => Some(*file),
         _ => None,
     }

@@ -107,9 +107,6 @@ pub struct File {
     /// Since when it contains sealed pages only, or after which version it does not any more; see
     /// [`File::is_sealed_only`].
     pub sealed_only: Phase,
-    /// Pages that were changed after this LSN are sealed on all servers, under this version or a
-    /// later one.
-    pub sealed_from: Option<(DataKeyVersion, Lsn)>,
 }
 
 /// Tombstone of destroyed keys.
@@ -254,10 +251,6 @@ impl State {
                     let entry = self.file_with_key(file, version)?;
                     entry.sealed_only = entry.sealed_only.max(phase);
                 }
-            }
-            Record::SealedFrom { file, version, lsn } => {
-                let entry = self.file_with_key(file, version)?;
-                entry.sealed_from = entry.sealed_from.max(Some((version, lsn)));
             }
             Record::WalSwitch(switch) => {
                 if let Some(version) = switch.phase.version {
@@ -420,10 +413,7 @@ fn file_records(file: RelFile, entry: &File) -> impl Iterator<Item = Record> {
         || entry.phase.plaintext && entry.sealed_only == entry.phase;
     let sealed_only = Some(entry.sealed_only).filter(|_| !is_said);
     let sealed_only = sealed_only.map(|phase| Record::SealedOnly { file, phase });
-    let sealed_from = entry.sealed_from;
-    let sealed_from = sealed_from.map(|(version, lsn)| Record::SealedFrom { file, version, lsn });
-    let states = phase.into_iter().chain(rewriting).chain(sealed_only).chain(sealed_from);
-    destroyed.into_iter().chain(keys).chain(states)
+    destroyed.into_iter().chain(keys).chain(phase).chain(rewriting).chain(sealed_only)
 }
 
 /// The record of forgotten jobs comes last, after the jobs that are not forgotten.

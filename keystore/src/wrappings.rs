@@ -49,9 +49,7 @@ pub fn leave_out_unknown(records: &mut Vec<Record>, known: &HashSet<(Scope, KeyV
         |key: (RelFile, DataKeyVersion)| others.contains(&key) && !openable.contains(&key);
     records.retain(|record| match record {
         Record::DataKey { .. } => wrapping(record).is_none_or(|(_, by)| is_known(&by)),
-        Record::Current { file, version } | Record::SealedFrom { file, version, .. } => {
-            !has_no_key((*file, *version))
-        }
+        Record::Current { file, version, .. } => !has_no_key((*file, *version)),
         Record::Plaintext { file, after } => !has_no_key((*file, *after)),
         Record::Rewriting { file, phase, .. } | Record::SealedOnly { file, phase } => {
             phase.version.is_none_or(|version| !has_no_key((*file, version)))

@@ -73,10 +73,6 @@ def sealed_only(file, version, plaintext):
     return record(14, file + struct.pack("<HB", version, plaintext))
 
 
-def sealed_from(file, version, lsn):
-    return record(15, file + struct.pack("<HQ", version, lsn))
-
-
 def destroyed(file, through, cipher, whole, lsn, at):
     return record(8, file + struct.pack("<HBBQq", through, cipher, whole, lsn, at))
 
@@ -199,13 +195,6 @@ born.append(
 born.append(sealed_only(FOURTH, 1, 1))
 born.append(sealed_only(FOURTH, 8191, 0))
 
-proven = Log(10, 0)
-FIFTH = rel(1663, 10, 16384)
-proven.append(data_key(FIFTH, 1, 1, 10, 1, WRAPPED_64, 1700000008), rewriting(FIFTH, 1, 0, 0), current(FIFTH, 1))
-proven.append(sealed_from(FIFTH, 1, 2**63 + 7))
-proven.append(rewriting(FIFTH, 1, 0, 1), sealed_only(FIFTH, 1, 0))
-
-(HERE / "10.keys").write_bytes(proven.content)
 (HERE / "9.keys").write_bytes(born.content)
 (HERE / "8.keys").write_bytes(jobs.content)
 (HERE / "7.keys").write_bytes(rewritten.content)

@@ -27,11 +27,6 @@
 //!   that was proven.
 //! - If the file is truncated, there is less to prove. Blocks that are added again are written
 //!   under the new key.
-//! - A page whose LSN is later than the change of keys was changed by a record of WAL that all
-//!   servers replay after they have changed the key. So none of them has it in its former state
-//!   when it has replayed the record of the proof. A page that was changed before, and written
-//!   after, is in the target state here and perhaps not elsewhere: it is rewritten once, with an
-//!   image in WAL ([`Proof::Everywhere`]).
 //! - If the relation gets another file, the old one does not matter any more. This is checked last,
 //!   with the relation locked, before the rewrite is recorded as finished.
 
@@ -46,11 +41,6 @@ pub const BATCH: u32 = 64;
 
 /// Pages of which one step reads only the headers: 64 MB.
 pub const LOOK: u32 = 8192;
-
-/// Number of rounds in which pages are rewritten only to prove something of other servers
-/// ([`Proof::Everywhere`]). After the first one no page from before the change of keys is left in
-/// shared buffers, so two rounds are enough, unless an access method adds pages without an LSN.
-pub const PATIENCE: u32 = 3;
 
 /// Maximum number of rounds over a file. That the proof finds a page in another state is possible
 /// once, but not again and again.
@@ -83,18 +73,6 @@ pub enum Batch {
     End,
     /// The relation is gone or has another file.
     Replaced,
-}
-
-/// What the pages of some blocks on disk prove.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Proof {
-    /// Nothing: one of them is not in the target state.
-    None,
-    /// On this server, all of them are in the target state.
-    Here,
-    /// On every server that has replayed this server's WAL, too: each of them was changed after
-    /// all servers had entered the target state.
-    Everywhere,
 }
 
 /// Actions on the file of one relation. A job performs each in a transaction of its own. An error
@@ -163,27 +141,24 @@ pub trait Storage {
     /// See [`Storage::take_right`].
     fn sync(&mut self, target: Target, fork: Fork, segment: u32) -> Result<bool, Self::Error>;
 
-    /// Whether [`Storage::prove`] can prove anything of other servers.
-    fn proves_everywhere(&self) -> bool;
-
-    /// What these blocks on disk prove, and whether the fork may continue after them.
+    /// Whether all these blocks are in the target state on disk, and whether the fork may continue
+    /// after them.
     ///
     /// # Errors
     /// See [`Storage::take_right`].
-    fn prove(
+    fn is_proven(
         &mut self,
         target: Target,
         fork: Fork,
         blocks: Range<u32>,
-    ) -> Result<(Proof, bool), Self::Error>;
+    ) -> Result<(bool, bool), Self::Error>;
 
-    /// Records that the rewrite is finished: no page is under an older key any more; and what was
-    /// proven of other servers. False, and nothing is recorded, if the relation has another file or
-    /// the file another target.
+    /// Records that the rewrite is finished: no page is under an older key any more. False, and
+    /// nothing is recorded, if the relation has another file or the file another target.
     ///
     /// # Errors
     /// See [`Storage::take_right`].
-    fn finish(&mut self, target: Target, proof: Proof) -> Result<bool, Self::Error>;
+    fn finish(&mut self, target: Target) -> Result<bool, Self::Error>;
 
     /// True if the relation still has this file, and the file this target.
     ///
@@ -239,18 +214,13 @@ pub enum FileState {
         round: Round,
         /// The next position.
         at: Place,
-        /// What was proven before it.
-        proof: Proof,
     },
     /// Record that the rewrite is finished.
     Finish {
         /// The round that was proven.
         round: Round,
-        /// What was proven.
-        proof: Proof,
     },
-    /// The proof found pages in another state, or may find more in another round: start that if the
-    /// target is still the same.
+    /// The proof found pages in another state: start another round if the target is still the same.
     Stale {
         /// The round that failed.
         round: Round,
@@ -359,7 +329,7 @@ impl FileState {
                     Batch::End => match at.next(S::BATCH, false) {
                         Some(at) => (Self::Rewrite { round, at }, StepResult::Done),
                         // No page had to be rewritten, and all later writes use the target.
-                        None if is_proven_by_lock(storage, round) => {
+                        None if S::IS_LOCKED && !round.rewritten => {
                             (Self::Sync { round, at: Place::START }, StepResult::Done)
                         }
                         None => (Self::Flush { round }, StepResult::Done),
@@ -374,29 +344,22 @@ impl FileState {
                 let more = storage.sync(round.target, at.fork, at.first)?;
                 match at.next(1, more) {
                     Some(at) => (Self::Sync { round, at }, StepResult::Done),
-                    None if is_proven_by_lock(storage, round) => {
-                        (Self::Finish { round, proof: Proof::Here }, StepResult::Done)
+                    None if S::IS_LOCKED && !round.rewritten => {
+                        (Self::Finish { round }, StepResult::Done)
                     }
-                    None => {
-                        let (at, proof) = (Place::START, Proof::Everywhere);
-                        (Self::Prove { round, at, proof }, StepResult::Done)
-                    }
+                    None => (Self::Prove { round, at: Place::START }, StepResult::Done),
                 }
             }
-            Self::Prove { round, at, proof } => {
-                let (found, more) = storage.prove(round.target, at.fork, at.blocks(S::LOOK))?;
-                let proof = proof.min(found);
-                let hopes = storage.proves_everywhere() && round.number < PATIENCE;
-                let next = match at.next(S::LOOK, more) {
-                    _ if proof == Proof::None || proof == Proof::Here && hopes => {
-                        Self::Stale { round }
-                    }
-                    Some(at) => Self::Prove { round, at, proof },
-                    None => Self::Finish { round, proof },
-                };
-                (next, StepResult::Done)
+            Self::Prove { round, at } => {
+                let (proven, more) =
+                    storage.is_proven(round.target, at.fork, at.blocks(S::LOOK))?;
+                match at.next(S::LOOK, more) {
+                    _ if !proven => (Self::Stale { round }, StepResult::Done),
+                    Some(at) => (Self::Prove { round, at }, StepResult::Done),
+                    None => (Self::Finish { round }, StepResult::Done),
+                }
             }
-            Self::Finish { round, proof } => match storage.finish(round.target, proof)? {
+            Self::Finish { round } => match storage.finish(round.target)? {
                 true => ended(End::Proven),
                 false => start_over(),
             },
@@ -414,12 +377,6 @@ impl FileState {
         *self = next;
         Ok(result)
     }
-}
-
-/// Whether nothing is to be proven from disk, because no page had to be rewritten, and the lock has
-/// kept others from it.
-fn is_proven_by_lock<S: Storage>(storage: &S, round: Round) -> bool {
-    S::IS_LOCKED && !round.rewritten && !storage.proves_everywhere()
 }
 
 fn rewrite(round: Round) -> FileState {

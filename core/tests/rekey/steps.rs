@@ -5,8 +5,7 @@ use std::ops::Range;
 use pagevault_cipher::{CipherId, DataKeyVersion};
 use pagevault_core::page::{Fork, PageState, Place, Target};
 use pagevault_core::rekey::file::{
-    BATCH, Batch, BeginResult, End, FileState, LOOK, MAX_ROUNDS, PATIENCE, Proof, StepResult,
-    Storage, WaitsFor,
+    BATCH, Batch, BeginResult, End, FileState, LOOK, MAX_ROUNDS, StepResult, Storage, WaitsFor,
 };
 use pagevault_core::rekey::plan::{Plan, PlanFacts, plan};
 use pagevault_core::rekey::run::{Member, Run};
@@ -28,8 +27,6 @@ struct Scripted<const LOCKED: bool = false> {
     as_wanted: bool,
     /// How often the proof fails.
     stale: u32,
-    /// It can prove something of other servers, and fails so often.
-    everywhere: Option<u32>,
     /// Another process changes the key before the proof fails.
     changed: bool,
     looks: bool,
@@ -95,29 +92,20 @@ impl<const LOCKED: bool> Storage for Scripted<LOCKED> {
         Ok(fork == Fork::Main && segment == 0)
     }
 
-    fn proves_everywhere(&self) -> bool {
-        self.everywhere.is_some()
-    }
-
-    fn prove(
+    fn is_proven(
         &mut self,
         _: Target,
         fork: Fork,
         blocks: Range<u32>,
-    ) -> Result<(Proof, bool), Self::Error> {
+    ) -> Result<(bool, bool), Self::Error> {
         self.record(format!("prove {fork:?} {}", blocks.start));
-        let proof = match self.everywhere {
-            _ if self.stale > 0 => Proof::None,
-            Some(0) => Proof::Everywhere,
-            _ => Proof::Here,
-        };
+        let proven = self.stale == 0;
         self.stale = self.stale.saturating_sub(1);
-        self.everywhere = self.everywhere.map(|failures| failures.saturating_sub(1));
-        Ok((proof, blocks.end < self.length(fork)))
+        Ok((proven, blocks.end < self.length(fork)))
     }
 
-    fn finish(&mut self, _: Target, proof: Proof) -> Result<bool, Self::Error> {
-        self.record(if proof == Proof::Everywhere { "finish everywhere" } else { "finish" });
+    fn finish(&mut self, _: Target) -> Result<bool, Self::Error> {
+        self.record("finish");
         Ok(true)
     }
 
@@ -172,31 +160,6 @@ fn older_keys_are_retired_only_when_the_file_is_on_disk() {
     let expected = "right, begin, writers, rewrite Main 0, sync Main 0, sync Main 1, \
         sync FreeSpace 0, sync Visibility 0, sync Init 0, finish";
     assert_eq!(storage.calls.join(", "), expected.split_whitespace().collect::<Vec<_>>().join(" "));
-}
-
-/// Pages that were in shared buffers when the key changed are rewritten in another round. An access
-/// method that never logs a page does not keep the job from ending.
-#[test]
-fn what_is_proven_of_other_servers() {
-    let rounds = |storage: &Scripted| storage.calls.iter().filter(|what| *what == "flush").count();
-    for (failures, expected, last) in [
-        (0, 1, "finish everywhere"),
-        (1, 2, "finish everywhere"),
-        (PATIENCE - 1, PATIENCE, "finish everywhere"),
-        (1000, PATIENCE, "finish"),
-    ] {
-        let mut storage =
-            Scripted::<false> { blocks: 1, everywhere: Some(failures), ..Default::default() };
-        assert_eq!(finish(&mut storage), End::Proven);
-        assert_eq!(rounds(&storage), expected as usize, "{failures}");
-        assert_eq!(storage.calls.last().unwrap(), last, "{failures}");
-    }
-    // A lock proves nothing of other servers.
-    let mut storage =
-        Scripted::<true> { blocks: 1, as_wanted: true, everywhere: Some(0), ..Default::default() };
-    assert_eq!(finish(&mut storage), End::Proven);
-    assert_eq!(storage.calls.last().unwrap(), "finish everywhere");
-    assert!(storage.calls.iter().any(|what| what == "flush"));
 }
 
 /// If the key has changed before the proof, another round for the old key would be useless.

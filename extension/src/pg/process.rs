@@ -361,15 +361,6 @@ pub(crate) fn torn_pages_are_restored() -> bool {
     images && (hints || data_checksums())
 }
 
-/// True if every new LSN of a page comes with a change that standbys replay. Without
-/// `full_page_writes`, a record about hint bits has a new LSN and no image, and its redo does
-/// nothing (`XLOG_FPI_FOR_HINT`, xlog.c).
-pub(crate) fn new_lsns_are_replayed() -> bool {
-    // SAFETY: plain global: a setting of the server.
-    let images = unsafe { pg_sys::fullPageWrites };
-    images && data_checksums()
-}
-
 /// True in the process that replays WAL, and in single-user mode.
 #[inline]
 pub(crate) fn is_startup_process() -> bool {

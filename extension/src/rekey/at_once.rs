@@ -15,13 +15,13 @@ use std::ops::Range;
 use pagevault_cipher::CipherId;
 use pagevault_core::page::Fork;
 use pagevault_core::rekey::file::{
-    Batch, BeginResult, End, FileState, MAX_ROUNDS, Proof, StepResult, Storage,
+    Batch, BeginResult, End, FileState, MAX_ROUNDS, StepResult, Storage,
 };
 use pagevault_keystore::RelFile;
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::{self, Oid};
 
-use super::file::{self, Since, Target};
+use super::file::{self, Target};
 use crate::fault;
 use crate::keys::store::directory;
 use crate::keys::usage::data_keys;
@@ -88,13 +88,13 @@ fn rewrite(members: &[Facts], switch: impl Fn(&Held) -> Result<Option<Target>>) 
     for member in members.iter().filter(|member| member.kind.has_storage()) {
         let Some(held) = Held::open(member.oid) else { continue };
         let _right = right_to_rewrite(&held)?;
-        switch(&held)?;
+        let has_switched = switch(&held)?.is_some();
         // A file without pages cannot have pages in an old state. In any other case it is unknown
         // whether an earlier switch has waited for writers until the end.
         if held.forks().iter().any(|(_, blocks)| *blocks > 0) {
             file::await_writers(held.file())?;
         }
-        rewrite_wholly(&held)?;
+        rewrite_file(&held, has_switched)?;
     }
     Ok(())
 }
@@ -103,7 +103,13 @@ fn rewrite(members: &[Facts], switch: impl Fn(&Held) -> Result<Option<Target>>) 
 /// lock that prevents the file from being replaced or truncated, and the right to rewrite it, and
 /// has waited for writers.
 pub(crate) fn rewrite_wholly(held: &Held) -> Result<()> {
-    let mut locked = Locked { held, ring: Ring::new(), since: None, rewritten: false, begun: 0 };
+    rewrite_file(held, false)
+}
+
+/// `has_switched`: the caller has just changed the state of new writes.
+fn rewrite_file(held: &Held, has_switched: bool) -> Result<()> {
+    let all = has_switched && file::images_everything(held, file::present(held.file()));
+    let mut locked = Locked { held, ring: Ring::new(), all, rewritten: false, begun: 0 };
     let mut state = FileState::START;
     loop {
         match state.step(&mut locked)? {
@@ -118,8 +124,8 @@ pub(crate) fn rewrite_wholly(held: &Held) -> Result<()> {
 struct Locked<'a> {
     held: &'a Held,
     ring: Ring,
-    /// How pages show that they are in the target state on all servers.
-    since: Option<Since>,
+    /// WAL gets an image of every page.
+    all: bool,
     rewritten: bool,
     begun: u32,
 }
@@ -147,9 +153,8 @@ impl Storage for Locked<'_> {
         if self.begun > MAX_ROUNDS {
             return Err(file::never_ends(self.held.oid()));
         }
-        let target = file::present(self.held.file());
-        self.since = Since::of(self.held, target)?;
-        Ok(BeginResult::Target(target))
+        self.all &= self.begun == 1;
+        Ok(BeginResult::Target(file::present(self.held.file())))
     }
 
     fn look(&mut self, file: RelFile, fork: Fork, blocks: Range<u32>) -> Result<bool> {
@@ -165,8 +170,8 @@ impl Storage for Locked<'_> {
         if blocks.is_empty() {
             return Ok(Batch::End);
         }
-        let (since, range) = (self.since, blocks.clone());
-        let rewritten = file::rewrite(self.held, target, since, fork, range, &self.ring)?;
+        let range = blocks.clone();
+        let rewritten = file::rewrite(self.held, target, self.all, fork, range, &self.ring)?;
         self.rewritten |= rewritten > 0;
         Ok(Batch::Done { pages: blocks.end - blocks.start, rewritten })
     }
@@ -186,23 +191,23 @@ impl Storage for Locked<'_> {
         Ok(false)
     }
 
-    fn proves_everywhere(&self) -> bool {
-        self.since.is_some()
-    }
-
-    fn prove(&mut self, target: Target, fork: Fork, blocks: Range<u32>) -> Result<(Proof, bool)> {
+    fn is_proven(
+        &mut self,
+        target: Target,
+        fork: Fork,
+        blocks: Range<u32>,
+    ) -> Result<(bool, bool)> {
         process::check_for_interrupts();
         let more = blocks.end < self.blocks_of(fork);
-        let (proof, _) = file::prove(target, self.since, fork, blocks)?;
-        Ok((proof, more))
+        let (proven, _) = verify::are_fresh(target, file::number_of(fork), blocks)?;
+        Ok((proven, more))
     }
 
-    fn finish(&mut self, target: Target, proof: Proof) -> Result<bool> {
+    fn finish(&mut self, target: Target) -> Result<bool> {
         if self.rewritten {
-            return file::finish(target, proof);
+            return file::finish(target, self.all);
         }
-        let everywhere = proof == Proof::Everywhere;
-        data_keys::record_rewritten(target.file, target.version, everywhere)
+        data_keys::record_rewritten(target.file, target.version, self.all)
     }
 
     fn is_present(&mut self, target: Target) -> Result<bool> {

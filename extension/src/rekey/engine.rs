@@ -11,9 +11,7 @@ use std::time::{Duration, Instant};
 
 use pagevault_cipher::{CipherId, PAGE_SIZE};
 use pagevault_core::page::Fork;
-use pagevault_core::rekey::file::{
-    BATCH, Batch, BeginResult, End, Proof, StepResult, Storage, WaitsFor,
-};
+use pagevault_core::rekey::file::{BATCH, Batch, BeginResult, End, StepResult, Storage, WaitsFor};
 use pagevault_core::rekey::plan::{Plan, PlanFacts, plan};
 use pagevault_core::rekey::run::{Member, Run};
 use pagevault_keystore::RelFile;
@@ -22,7 +20,7 @@ use pgrx::pg_sys::{self, Oid};
 use pgrx::prelude::PgLogLevel;
 
 use super::consent::{self, Wanted};
-use super::file::{self, Since, Target};
+use super::file::{self, Target};
 use super::jobs::{self, Progress};
 use super::{Job, JobKind};
 use crate::fault;
@@ -252,14 +250,15 @@ struct Online<'a> {
     right: Option<Rewriting>,
     /// Processes that may still write under a former key.
     others: Option<Others>,
-    /// How pages show that they are in the target state on all servers.
-    since: Option<Since>,
+    /// WAL gets an image of every page. Not if an earlier run has switched the key: then that would
+    /// repeat its work.
+    all: bool,
     ring: Ring,
 }
 
 impl<'a> Online<'a> {
     fn new(job: &'a Job, oid: Oid) -> Online<'a> {
-        Online { job, oid, right: None, others: None, since: None, ring: Ring::new() }
+        Online { job, oid, right: None, others: None, all: false, ring: Ring::new() }
     }
 
     fn waits_for(&self, reason: WaitsFor) -> String {
@@ -274,7 +273,7 @@ impl<'a> Online<'a> {
     }
 
     /// Decides what the job has to do with the relation and switches its key, in one transaction.
-    fn switch(&self, looked_at: Option<RelFile>) -> Result<BeginResult> {
+    fn switch(&self, looked_at: Option<RelFile>, all: &mut bool) -> Result<BeginResult> {
         if self.job.kind == JobKind::Decrypt {
             match consent::policy_for_decryption(self.job, self.oid)? {
                 Wanted::Plaintext => {}
@@ -294,6 +293,7 @@ impl<'a> Online<'a> {
             Plan::NewKey(_) if looked_at != Some(file) => Ok(BeginResult::NeedsLook(file)),
             Plan::NewKey(cipher) => {
                 let target = file::seal_checked(&held, cipher)?;
+                *all = file::images_everything(&held, target);
                 if self.job.kind == JobKind::Rotate {
                     jobs::note_begun(self.job, self.oid)?;
                     fault::point("rekey.begun");
@@ -308,19 +308,19 @@ impl<'a> Online<'a> {
         Held::open(self.oid).filter(|held| held.file() == target.file)
     }
 
-    fn batch(&self, target: Target, of: Fork, blocks: Range<u32>) -> Result<Batch> {
+    fn batch(&self, target: Target, fork: Fork, blocks: Range<u32>) -> Result<Batch> {
         let Some(held) = self.held(target) else { return Ok(Batch::Replaced) };
-        let fork = file::number_of(of);
+        let number = file::number_of(fork);
         let forks = held.forks();
         let length =
-            forks.iter().find(|(known, _)| *known == fork).map_or(0, |(_, blocks)| *blocks);
+            forks.iter().find(|(known, _)| *known == number).map_or(0, |(_, blocks)| *blocks);
         let blocks = blocks.start..blocks.end.min(length);
         if blocks.is_empty() {
             return Ok(Batch::End);
         }
         // Read the next blocks ahead while these are rewritten.
-        held.prefetch(fork, blocks.end..blocks.end.saturating_add(BATCH).min(length));
-        let rewritten = file::rewrite(&held, target, self.since, of, blocks.clone(), &self.ring)?;
+        held.prefetch(number, blocks.end..blocks.end.saturating_add(BATCH).min(length));
+        let rewritten = file::rewrite(&held, target, self.all, fork, blocks.clone(), &self.ring)?;
         Ok(Batch::Done { pages: blocks.end - blocks.start, rewritten })
     }
 }
@@ -362,17 +362,9 @@ impl Storage for Online<'_> {
 
     fn begin(&mut self, looked_at: Option<RelFile>) -> Result<BeginResult> {
         self.others = None;
-        let (begun, since) = in_transaction(|| {
-            let begun = self.switch(looked_at)?;
-            let since = match begun {
-                BeginResult::Target(target) => {
-                    self.held(target).map(|held| Since::of(&held, target)).transpose()?.flatten()
-                }
-                _ => None,
-            };
-            Ok((begun, since))
-        });
-        self.since = since;
+        let mut all = false;
+        let begun = in_transaction(|| self.switch(looked_at, &mut all));
+        self.all = all;
         Ok(begun)
     }
 
@@ -433,20 +425,21 @@ impl Storage for Online<'_> {
         Ok(more)
     }
 
-    fn proves_everywhere(&self) -> bool {
-        self.since.is_some()
+    fn is_proven(
+        &mut self,
+        target: Target,
+        fork: Fork,
+        blocks: Range<u32>,
+    ) -> Result<(bool, bool)> {
+        Ok(in_transaction(|| verify::are_fresh(target, file::number_of(fork), blocks)))
     }
 
-    fn prove(&mut self, target: Target, fork: Fork, blocks: Range<u32>) -> Result<(Proof, bool)> {
-        Ok(in_transaction(|| file::prove(target, self.since, fork, blocks)))
-    }
-
-    fn finish(&mut self, target: Target, proof: Proof) -> Result<bool> {
+    fn finish(&mut self, target: Target) -> Result<bool> {
         Ok(in_transaction(|| match self.held(target) {
             Some(held) => {
                 // A file that is not there any more would be proven to have no stale page.
                 held.forks();
-                file::finish(target, proof)
+                file::finish(target, self.all)
             }
             None => Ok(false),
         }))

@@ -5,10 +5,10 @@
 
 use std::ops::Range;
 
-use pagevault_cipher::{CipherId, Lsn};
+use pagevault_cipher::CipherId;
 use pagevault_core::page::Fork;
 pub(crate) use pagevault_core::page::Target;
-use pagevault_core::rekey::file::{LOOK, Proof};
+use pagevault_core::rekey::file::LOOK;
 use pagevault_keystore::RelFile;
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::{ForkNumber, Oid};
@@ -78,79 +78,44 @@ pub(crate) fn await_writers(file: RelFile) -> Result<()> {
     Ok(())
 }
 
-/// How pages show that they are in the target state on every server that replays this server's WAL:
-/// they were changed, by a record in WAL, after all servers had entered that state.
-#[derive(Clone, Copy)]
-pub(super) struct Since {
-    lsn: Lsn,
-    /// Else only the init fork is in WAL. The other forks of an unlogged relation exist on this
-    /// server only, and are made anew after a crash.
-    is_logged: bool,
+/// Whether a run that has itself switched a file to this target gives WAL an image of every page.
+/// Servers that replay these have no page in plaintext any more, whatever they have written before.
+///
+/// - Not of system catalogs. A page that is refused there would keep everybody out, so that nobody
+///   could decrypt them to accept it.
+/// - Not of relations that `wal_level = minimal` keeps out of WAL. Of unlogged relations only the
+///   init fork is in WAL; the other forks exist on this server only, and are made anew after a
+///   crash.
+/// - Not without data checksums, where this has not been tried.
+pub(super) fn images_everything(held: &Held, target: Target) -> bool {
+    target.version.is_some()
+        && !held.is_catalog()
+        && (held.is_logged() || held.is_unlogged())
+        && process::data_checksums()
+        && !directory::is_sealed_only(target.file)
 }
 
-impl Since {
-    /// For a file with a target. `None` if nothing is to be proven, or can be:
-    ///
-    /// - System catalogs. A page that is refused there would keep everybody out, so that nobody
-    ///   could decrypt them to accept it.
-    /// - Relations that `wal_level = minimal` keeps out of WAL.
-    /// - Without data checksums: a record about visibility (`heap_xlog_visible`, heapam.c) may then
-    ///   change the LSN of a page here and not on a standby that has another setting of
-    ///   `wal_log_hints`. There the page would keep its former state
-    ///   ([`page::io::target_over`](crate::page::io::target_over)).
-    /// - Without `full_page_writes`: see [`process::new_lsns_are_replayed`].
-    pub(super) fn of(held: &Held, target: Target) -> Result<Option<Since>> {
-        let Some(version) = target.version else { return Ok(None) };
-        let is_logged = held.is_logged();
-        let is_possible = !held.is_catalog() && (is_logged || held.is_unlogged());
-        if !is_possible || !process::new_lsns_are_replayed() {
-            return Ok(None);
-        }
-        let lsn = data_keys::changed_since(target.file, version)?;
-        Ok(lsn.map(|lsn| Since { lsn, is_logged }))
-    }
-
-    /// Pages of this fork that are to be rewritten were changed at this LSN or before.
-    fn of_fork(self, fork: Fork) -> Option<Lsn> {
-        (self.is_logged || fork == Fork::Init).then_some(self.lsn)
-    }
-
-    /// Pages of maps may have no LSN. Nobody is refused because of them.
-    fn of_proof(self, fork: Fork) -> Option<Lsn> {
-        self.of_fork(fork).filter(|_| matches!(fork, Fork::Main | Fork::Init))
-    }
-}
-
-/// What these blocks on disk prove, and whether there may be more behind them.
-pub(super) fn prove(
-    target: Target,
-    since: Option<Since>,
-    fork: Fork,
-    blocks: Range<u32>,
-) -> Result<(Proof, bool)> {
-    let after = since.and_then(|since| since.of_proof(fork));
-    let (fresh, later, more) = verify::are_fresh(target, after, number_of(fork), blocks)?;
-    let proof = match (fresh, since) {
-        (false, _) => Proof::None,
-        (true, Some(_)) if later => Proof::Everywhere,
-        (true, _) => Proof::Here,
-    };
-    Ok((proof, more))
-}
-
-/// Rewrites those of the blocks that are not in the target state on disk, or may not be on other
-/// servers. Returns their number.
+/// Rewrites those of the blocks that are not in the target state on disk, or all: see
+/// [`images_everything`]. Nobody is refused a page of a map. Returns the number of pages.
 pub(super) fn rewrite(
     held: &Held,
     target: Target,
-    since: Option<Since>,
+    all: bool,
     fork: Fork,
     blocks: Range<u32>,
     ring: &Ring,
 ) -> Result<u32> {
-    let after = since.and_then(|since| since.of_fork(fork));
+    let is_imaged = match fork {
+        Fork::Main => held.is_logged(),
+        Fork::Init => true,
+        _ => false,
+    };
     let fork = number_of(fork);
-    let stale = verify::stale_blocks(target, after, fork, blocks)?;
+    // On disk a page may still be zero that another server has written already.
+    let stale = match all && is_imaged {
+        true => blocks.collect(),
+        false => verify::stale_blocks(target, fork, blocks)?,
+    };
     for &block in &stale {
         process::check_for_interrupts();
         held.rewrite(fork, block, ring);
@@ -159,12 +124,10 @@ pub(super) fn rewrite(
     Ok(stale.len() as u32)
 }
 
-/// Records that the file has no pages of older versions, as was proven. False if the file has
-/// entered another state since.
-pub(super) fn finish(target: Target, proof: Proof) -> Result<bool> {
+/// Records that the file has no pages of older versions, as was proven; `everywhere`: on no server
+/// ([`images_everything`]). False if the file has entered another state since.
+pub(super) fn finish(target: Target, everywhere: bool) -> Result<bool> {
     fault::point("rekey.proved");
-    // The setting may have changed since.
-    let everywhere = proof == Proof::Everywhere && process::new_lsns_are_replayed();
     let finished = data_keys::record_rewritten(target.file, target.version, everywhere)?;
     fault::point("rekey.rewritten");
     Ok(finished)

@@ -39,9 +39,7 @@ impl Directory<'_> {
                     let last = additions.destroyed.entry(*file).or_insert(*through);
                     *last = (*last).max(*through);
                 }
-                Record::Current { file, version } | Record::SealedFrom { file, version, .. } => {
-                    self.require(&additions, *file, *version)?
-                }
+                Record::Current { file, version } => self.require(&additions, *file, *version)?,
                 Record::Plaintext { file, after } => self.require(&additions, *file, *after)?,
                 Record::Rewriting { file, phase, .. } | Record::SealedOnly { file, phase } => {
                     if let Some(version) = phase.version {

@@ -9,7 +9,7 @@ use crate::sync::{AtomicU32, Ordering};
 
 /// A cache line, of which three words are used.
 pub(super) const HEADER_WORDS: usize = 16;
-pub(super) const FILE_WORDS: usize = 16;
+pub(super) const FILE_WORDS: usize = 13;
 pub(super) const KEY_WORDS: usize = 4;
 pub(super) const BODY_WORDS: usize = 2 + WRAPPED_WORDS;
 pub(super) const WRAPPED_WORDS: usize = MAX_WRAPPED_DATA_KEY / 4;
@@ -34,8 +34,6 @@ pub(super) mod file {
     pub(crate) const DESTROYED_LSN: [[usize; 2]; 2] = [[7, 8], [10, 11]];
     pub(crate) const REWRITING: usize = 9;
     pub(crate) const SEALED_ONLY: usize = 12;
-    pub(crate) const SEALED_FROM: usize = 13;
-    pub(crate) const SEALED_FROM_LSN: [usize; 2] = [14, 15];
 }
 
 /// Words of a key entry.

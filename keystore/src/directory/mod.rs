@@ -3,13 +3,12 @@
 //! ```text
 //! header   16 words     files, keys, spare body
 //! buckets  2^n words    newest file of each hash chain
-//! files    16 words     tablespace, database, relation,
+//! files    13 words     tablespace, database, relation,
 //!                       phase (version | cipher << 16 | plaintext << 24 | mixed << 25 |
 //!                       sealed only << 26), next,
 //!                       newest key, destroyed (last version | cipher << 16 | count << 24),
 //!                       its LSN (low, high), rewriting (done | plaintext << 1 | version << 2),
-//!                       its LSN in every other count, sealed only (plaintext | version << 1),
-//!                       sealed from (version, LSN low, high)
+//!                       its LSN in every other count, sealed only (plaintext | version << 1)
 //! keys     4 words      meta (version | cipher << 16 | length << 24), next, sequence, body
 //! bodies   25 words     scope, key version, wrapped key; one more than there are keys
 //! ```
@@ -161,7 +160,7 @@ pub struct Directory<'a> {
 }
 
 impl<'a> Directory<'a> {
-    /// Words of shared memory for `capacity` keys and as many files; about 180 bytes each. A
+    /// Words of shared memory for `capacity` keys and as many files; about 170 bytes each. A
     /// capacity above [`MAX_CAPACITY`] counts as that.
     pub const fn words_needed(capacity: u32) -> usize {
         let capacity = if capacity > MAX_CAPACITY { MAX_CAPACITY } else { capacity } as usize;
@@ -223,16 +222,6 @@ impl<'a> Directory<'a> {
     /// Whether the file contains sealed pages only, so that a page in plaintext is not its own.
     pub fn is_sealed_only(&self, slot: FileSlot) -> Result<bool> {
         Ok(unpack_is_sealed_only(self.file(slot)?[file::PHASE].load(Ordering::Acquire)))
-    }
-
-    /// The version, and the LSN, after which all changed pages are sealed on all servers, see
-    /// [`Record::SealedFrom`](crate::Record::SealedFrom). Only for holders of the writers' lock.
-    pub fn sealed_from(&self, slot: FileSlot) -> Result<Option<(DataKeyVersion, Lsn)>> {
-        let entry = self.file(slot)?;
-        let word = |word: usize| entry[word].load(Ordering::Relaxed);
-        let version = DataKeyVersion::new(word(file::SEALED_FROM) as u16);
-        let [low, high] = file::SEALED_FROM_LSN.map(word);
-        Ok(version.map(|version| (version, Lsn(u64::from(high) << 32 | u64::from(low)))))
     }
 
     /// How a page of the file is to be written; both fields are from the same moment.

@@ -49,12 +49,6 @@ impl Directory<'_> {
                 let (present, cipher) = unpack_phase(entry[file::PHASE].load(Ordering::Relaxed));
                 store_phase(entry, present, cipher);
             }
-            Record::SealedFrom { file, version, lsn } => {
-                let slot = self.find_with_version(*file, *version)?;
-                if Some((*version, *lsn)) > self.sealed_from(slot)? {
-                    store_sealed_from(self.file(slot)?, *version, *lsn);
-                }
-            }
             Record::WalSwitch(Switch { phase, .. }) => {
                 let Some(version) = phase.version else { return Ok(()) };
                 let (file, data_key_version) = wal::key_place(version);
@@ -105,10 +99,6 @@ impl Directory<'_> {
                 Ok(pack_rewriting(*phase, *done) > last)
             }
             Record::SealedOnly { file, phase } => self.raises_sealed_only(*file, *phase),
-            Record::SealedFrom { file, version, lsn } => {
-                let Some(slot) = self.find(*file)? else { return Ok(true) };
-                Ok(Some((*version, *lsn)) > self.sealed_from(slot)?)
-            }
             Record::Destroyed { file, through, lsn, .. } => {
                 let Some(slot) = self.find(*file)? else { return Ok(true) };
                 Ok((Some(*through), *lsn) > self.destroyed(slot)?)
@@ -315,8 +305,6 @@ impl Directory<'_> {
         file::DESTROYED_LSN.into_iter().flatten().for_each(|word| store(word, 0));
         store(file::REWRITING, 0);
         store(file::SEALED_ONLY, 0);
-        store(file::SEALED_FROM, 0);
-        file::SEALED_FROM_LSN.into_iter().for_each(|word| store(word, 0));
         bucket.store(index + 1, Ordering::Release);
         count.store(index + 1, Ordering::Release);
         Ok(FileSlot(index))
@@ -364,14 +352,6 @@ impl Directory<'_> {
 fn raise_sealed_only(entry: &[AtomicU32; FILE_WORDS], phase: Phase) {
     let word = &entry[file::SEALED_ONLY];
     word.store(word.load(Ordering::Relaxed).max(pack_sealed_only(phase)), Ordering::Release);
-}
-
-/// Three words: whoever reads them holds the writers' lock.
-fn store_sealed_from(entry: &[AtomicU32; FILE_WORDS], version: DataKeyVersion, lsn: Lsn) {
-    entry[file::SEALED_FROM].store(u32::from(version.get()), Ordering::Relaxed);
-    for (word, half) in file::SEALED_FROM_LSN.into_iter().zip([lsn.0, lsn.0 >> 32]) {
-        entry[word].store(half as u32, Ordering::Relaxed);
-    }
 }
 
 fn store_phase(entry: &[AtomicU32; FILE_WORDS], phase: Phase, cipher: u8) {

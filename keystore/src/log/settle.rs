@@ -24,7 +24,6 @@ impl Settle {
             | Record::Plaintext { .. }
             | Record::Rewriting { .. }
             | Record::SealedOnly { .. }
-            | Record::SealedFrom { .. }
             | Record::Job { .. }
             | Record::JobStep { .. }
             | Record::JobBegun { .. }

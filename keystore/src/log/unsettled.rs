@@ -94,7 +94,6 @@ pub fn missing(state: &State, beside: Vec<Record>) -> Vec<Record> {
             | Record::Plaintext { file, .. }
             | Record::Rewriting { file, .. }
             | Record::SealedOnly { file, .. }
-            | Record::SealedFrom { file, .. }
             | Record::Destroyed { file, .. } => Some(*file),
             Record::DatabaseKey { scope, version, .. } => {
                 if known.database_key(*scope, *version).is_none() {

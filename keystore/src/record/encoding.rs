@@ -19,7 +19,6 @@
 //! 12 JobBegun     job, relation u32
 //! 13 JobsForgotten database u32, through u64, all u8
 //! 14 SealedOnly   file, version u16, plaintext u8
-//! 15 SealedFrom   file, version u16, lsn u64
 //!
 //! text, bytes: length u32, then as many bytes; text is UTF-8
 //! file: tablespace, database, relation u32        job: database u32, number u64
@@ -56,7 +55,6 @@ mod kind {
     pub(super) const JOB_BEGUN: u8 = 12;
     pub(super) const JOBS_FORGOTTEN: u8 = 13;
     pub(super) const SEALED_ONLY: u8 = 14;
-    pub(super) const SEALED_FROM: u8 = 15;
 }
 
 /// Version of every record type so far.
@@ -79,7 +77,6 @@ impl Record {
             Self::JobBegun { .. } => kind::JOB_BEGUN,
             Self::JobsForgotten { .. } => kind::JOBS_FORGOTTEN,
             Self::SealedOnly { .. } => kind::SEALED_ONLY,
-            Self::SealedFrom { .. } => kind::SEALED_FROM,
         }
     }
 
@@ -159,11 +156,6 @@ impl Record {
                 put_u16(out, DataKeyVersion::get_or_zero(phase.version));
                 put_u8(out, u8::from(phase.plaintext));
             }
-            Self::SealedFrom { file, version, lsn } => {
-                put_file(out, file);
-                put_u16(out, version.get());
-                put_u64(out, lsn.0);
-            }
             Self::Destroyed { file, through, cipher, whole, lsn, at } => {
                 put_file(out, file);
                 put_u16(out, through.get());
@@ -206,7 +198,7 @@ impl Record {
         let at = |problem| FormatError { offset, problem };
         let kind = from.u8()?;
         let version = from.u8()?;
-        if !(kind::PROVIDER..=kind::SEALED_FROM).contains(&kind) {
+        if !(kind::PROVIDER..=kind::SEALED_ONLY).contains(&kind) {
             return Err(at(Problem::RecordType(kind)));
         }
         if version != VERSION {
@@ -307,10 +299,6 @@ impl Record {
                 let (file, version) = (take_file(from)?, Some(version_of_data_key(from)?));
                 let plaintext = take_bool(from, "sealed only")?;
                 Self::SealedOnly { file, phase: Phase { version, plaintext } }
-            }
-            kind::SEALED_FROM => {
-                let (file, version) = (take_file(from)?, version_of_data_key(from)?);
-                Self::SealedFrom { file, version, lsn: Lsn(from.u64()?) }
             }
             kind::JOB => {
                 let (job, relation, kind) = (take_job(from)?, from.u32()?, from.u8()?);

@@ -42,9 +42,7 @@ impl Record {
                 };
                 check(right, "wrapped data key", "wrong length for its cipher")
             }
-            Self::Current { file, .. }
-            | Self::Plaintext { file, .. }
-            | Self::SealedFrom { file, .. } => check_file(file),
+            Self::Current { file, .. } | Self::Plaintext { file, .. } => check_file(file),
             Self::WalSwitch(Switch { step, phase, .. }) => {
                 check(*step > 0, "WAL switch", "must have a number")?;
                 check(phase.version.is_some(), "WAL key version", "must not be 0")

@@ -130,16 +130,6 @@ pub enum Record {
         /// The latest counts, as for states of a file. [`Self::Plaintext`] says the latter too.
         phase: Phase,
     },
-    /// The file was written under this version on every server that has replayed WAL up to this
-    /// LSN. So a page that was changed later is sealed on all of them.
-    SealedFrom {
-        /// Which file.
-        file: RelFile,
-        /// Version of the key.
-        version: DataKeyVersion,
-        /// An LSN at or behind the end of the record that put the key into use.
-        lsn: Lsn,
-    },
     /// A requested rekey job. It counts if its transaction has committed.
     Job {
         /// Which job.
@@ -187,8 +177,7 @@ impl Record {
             | Self::Plaintext { file, .. }
             | Self::Destroyed { file, .. }
             | Self::Rewriting { file, .. }
-            | Self::SealedOnly { file, .. }
-            | Self::SealedFrom { file, .. } => file.scope(),
+            | Self::SealedOnly { file, .. } => file.scope(),
             Self::Job { job, .. } | Self::JobStep { job, .. } | Self::JobBegun { job, .. } => {
                 job.scope()
             }

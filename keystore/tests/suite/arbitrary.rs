@@ -61,11 +61,6 @@ pub(crate) fn sealed_only(relation: u32, number: u16, ended: bool) -> Record {
     Record::SealedOnly { file: file(relation), phase }
 }
 
-/// Pages of a file that were changed after `lsn` are sealed on all servers.
-pub(crate) fn sealed_from(relation: u32, number: u16, lsn: u64) -> Record {
-    Record::SealedFrom { file: file(relation), version: version(number), lsn: Lsn(lsn) }
-}
-
 /// The keys of a file up to a version are destroyed, when WAL ends at `lsn`.
 pub(crate) fn destroyed(relation: u32, through: u16, lsn: u64) -> Record {
     Record::Destroyed {
@@ -147,8 +142,6 @@ pub(crate) fn any_record() -> impl Strategy<Value = Record> {
         (any_file(), versions(), any::<bool>()).prop_map(|(file, version, plaintext)| {
             Record::SealedOnly { file, phase: Phase { version: Some(version), plaintext } }
         });
-    let sealed_from = (any_file(), versions(), any::<u64>())
-        .prop_map(|(file, version, lsn)| Record::SealedFrom { file, version, lsn: Lsn(lsn) });
     let ids = (versions(), 0..3_u8, any::<bool>(), any::<u64>(), any::<i64>());
     let destroyed = (any_file(), ids).prop_map(|(file, (through, cipher, whole, lsn, at))| {
         let lsn = Lsn(lsn);
@@ -163,7 +156,6 @@ pub(crate) fn any_record() -> impl Strategy<Value = Record> {
         plaintext,
         rewriting,
         sealed_only,
-        sealed_from,
         any_wal_key(),
         any_wal_switch(),
         destroyed,

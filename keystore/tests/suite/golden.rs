@@ -18,7 +18,6 @@ const SHREDDED: &[u8] = include_bytes!("../../vectors/v1/6.keys");
 const REWRITTEN: &[u8] = include_bytes!("../../vectors/v1/7.keys");
 const JOBS: &[u8] = include_bytes!("../../vectors/v1/8.keys");
 const BORN: &[u8] = include_bytes!("../../vectors/v1/9.keys");
-const PROVEN: &[u8] = include_bytes!("../../vectors/v1/10.keys");
 const REQUEST: &[u8] = include_bytes!("../../vectors/v1/request.json");
 const REPLY: &[u8] = include_bytes!("../../vectors/v1/reply.json");
 const ID: [u8; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
@@ -181,28 +180,6 @@ fn born() -> Vec<Vec<Record>> {
     ]
 }
 
-/// The log of a database with a file that was encrypted in place, and proven to contain sealed
-/// pages only.
-fn proven() -> Vec<Vec<Record>> {
-    let file = RelFile { tablespace: 1663, database: 10, relation: 16384 };
-    let (phase, version) = (Phase::under(version(1)), version(1));
-    let key = Record::DataKey {
-        file,
-        version,
-        cipher: 1,
-        scope: Scope::database(10),
-        key_version: key_version(1),
-        wrapped: wrapped(0, 92),
-        created: 1_700_000_008,
-    };
-    let rewriting = |done| Record::Rewriting { file, phase, done };
-    vec![
-        vec![key, rewriting(false), Record::Current { file, version }],
-        vec![Record::SealedFrom { file, version, lsn: Lsn((1 << 63) + 7) }],
-        vec![rewriting(true), Record::SealedOnly { file, phase }],
-    ]
-}
-
 /// The log of a database with rekey jobs.
 fn jobs() -> Vec<Vec<Record>> {
     let job = |number| JobId { database: 8, number };
@@ -278,7 +255,6 @@ fn golden_logs_are_read() {
         (REWRITTEN, 7, 0, rewritten()),
         (JOBS, 8, 0, jobs()),
         (BORN, 9, 0, born()),
-        (PROVEN, 10, 0, proven()),
     ] {
         let contents = replay(bytes, Scope::database(scope)).unwrap();
         assert_eq!(contents.records, batches.concat());
@@ -310,10 +286,6 @@ fn golden_logs_are_written() {
     let mut log = Log::create(&storage, ID, Scope::database(9), &[]).unwrap();
     born().iter().for_each(|batch| log.append(batch).unwrap());
     assert_eq!(storage.content("9.keys"), BORN);
-
-    let mut log = Log::create(&storage, ID, Scope::database(10), &[]).unwrap();
-    proven().iter().for_each(|batch| log.append(batch).unwrap());
-    assert_eq!(storage.content("10.keys"), PROVEN);
 
     let storage = FaultyStorage::default();
     let mut log = Log::create(&storage, ID, Scope::database(0), &[]).unwrap();

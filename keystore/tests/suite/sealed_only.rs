@@ -2,12 +2,10 @@
 
 use std::sync::atomic::AtomicU32;
 
+use pagevault_keystore::Record;
 use pagevault_keystore::directory::Directory;
-use pagevault_keystore::{Lsn, Record};
 
-use crate::arbitrary::{
-    current, data_key, file, plaintext, rewriting, sealed_from, sealed_only, version,
-};
+use crate::arbitrary::{current, data_key, file, plaintext, rewriting, sealed_only};
 
 /// A page in plaintext is refused by the same word by which pages are written as plaintext.
 #[test]
@@ -37,28 +35,4 @@ fn no_reader_sees_a_plaintext_phase_in_a_file_that_is_sealed_only() {
     // The file number is used again.
     assert_eq!(after(&sealed_only(1, 3, false)), (true, true));
     assert_eq!(after(&sealed_only(1, 3, true)), (true, false));
-}
-
-/// The latest counts, whatever the order; all 64 bits of the LSN.
-#[test]
-fn the_lsn_from_which_on_pages_are_sealed() {
-    let memory: Vec<AtomicU32> =
-        (0..Directory::words_needed(4)).map(|_| AtomicU32::new(0)).collect();
-    let directory = Directory::init(&memory, 4).unwrap();
-    for record in [data_key(1, 1, 1, 1), data_key(1, 2, 1, 2), current(1, 2)] {
-        directory.apply(&record).unwrap();
-    }
-    let slot = directory.find(file(1)).unwrap().unwrap();
-    let news = |record: &Record| directory.would_change(record).unwrap();
-    assert_eq!(directory.sealed_from(slot), Ok(None));
-    assert!(news(&sealed_from(1, 1, 0)));
-    let lsn = (1 << 63) + 7;
-    directory.apply(&sealed_from(1, 2, lsn)).unwrap();
-    for older in [sealed_from(1, 2, lsn), sealed_from(1, 2, 7), sealed_from(1, 1, lsn + 1)] {
-        assert!(!news(&older), "{older:?}");
-        directory.apply(&older).unwrap();
-    }
-    assert_eq!(directory.sealed_from(slot), Ok(Some((version(2), Lsn(lsn)))));
-    assert!(news(&sealed_from(1, 2, lsn + 1)));
-    assert!(directory.check(&[sealed_from(1, 3, 7)]).is_err(), "it has no such key");
 }

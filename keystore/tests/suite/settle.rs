@@ -6,8 +6,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use crate::arbitrary::{
-    DATABASE, any_record, current, data_key, destroyed, plaintext, rewriting, sealed_from,
-    sealed_only,
+    DATABASE, any_record, current, data_key, destroyed, plaintext, rewriting, sealed_only,
 };
 use crate::faulty::FaultyStorage;
 
@@ -28,8 +27,6 @@ fn what_wal_repeats_can_wait_but_in_redo_no_key_of_a_file_in_use() {
     assert_eq!(settles(&plaintext(7, 2)), (AtCheckpoint, Now));
     assert_eq!(settles(&sealed_only(7, 2, false)), (AtCheckpoint, AtCheckpoint));
     assert_eq!(settles(&sealed_only(7, 2, true)), (AtCheckpoint, Now));
-    // If it is lost, a job makes a later one.
-    assert_eq!(settles(&sealed_from(7, 2, 100)), (AtCheckpoint, AtCheckpoint));
     // Nothing else can make a destroyed key unreadable.
     assert_eq!(settles(&destroyed(7, 2, 100)), (Now, Now));
 }

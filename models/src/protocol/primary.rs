@@ -108,9 +108,8 @@ impl Server {
     }
 
     /// What a rekey job can prove by the page on disk: it is encrypted under the present version,
-    /// and was changed after the record that had put that into use ([`Record::SealedFrom`]).
-    ///
-    /// [`Record::SealedFrom`]: pagevault_keystore::Record::SealedFrom
+    /// and WAL has an image of it after the record that had put that into use. Each change of the
+    /// model's page has one.
     pub fn proof(&self, order: Order) -> Option<KeyChange> {
         let (known, page) = (self.known(), self.page?);
         let version = known.current.filter(|_| !known.sealed_only)?;

@@ -6,7 +6,7 @@ use std::ops::Range;
 use pagevault_cipher::CipherId;
 use pagevault_core::page::{Fork, PageState, Target};
 use pagevault_core::policy::Oid;
-use pagevault_core::rekey::file::{Batch, BeginResult, Proof, Storage};
+use pagevault_core::rekey::file::{Batch, BeginResult, Storage};
 use pagevault_core::rekey::plan::{Plan, PlanFacts, plan};
 use pagevault_keystore::RelFile;
 use pagevault_keystore::job::JobKind;
@@ -194,26 +194,20 @@ impl<const AT_ONCE: bool> Storage for Held<'_, AT_ONCE> {
         Ok(exists)
     }
 
-    /// The model has one server.
-    fn proves_everywhere(&self) -> bool {
-        false
-    }
-
-    fn prove(
+    fn is_proven(
         &mut self,
         target: Target,
         fork: Fork,
         blocks: Range<u32>,
-    ) -> Result<(Proof, bool), Stop> {
+    ) -> Result<(bool, bool), Stop> {
         let pages = self.pages(target.file, fork);
         let range =
             (blocks.start as usize).min(pages.len())..(blocks.end as usize).min(pages.len());
         let proven = pages[range].iter().all(|page| target.is_met_by(*page));
-        let proof = if proven { Proof::Here } else { Proof::None };
-        Ok((proof, (blocks.end as usize) < pages.len()))
+        Ok((proven, (blocks.end as usize) < pages.len()))
     }
 
-    fn finish(&mut self, target: Target, _: Proof) -> Result<bool, Stop> {
+    fn finish(&mut self, target: Target) -> Result<bool, Stop> {
         self.world.effect()?;
         let Some(file) = self.file(target.file) else { return Ok(false) };
         if file.current() != target.version {

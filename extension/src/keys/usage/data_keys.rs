@@ -148,42 +148,7 @@ fn make_version(
     if pages == Pages::None {
         records.push(Record::SealedOnly { file, phase: Phase::under(version) });
     }
-    let end = append(&lock, file.scope(), &records)?;
-    if pages != Pages::None && !directory::is_sealed_only(file) {
-        // The end of the record is known only now. If this one is lost, a proof begins with a later
-        // one.
-        sealed_from(&lock, file, version, end)?;
-    }
-    Ok(end)
-}
-
-/// Records that pages of a file that change after an LSN are sealed under this version everywhere.
-fn sealed_from(
-    lock: &KeystoreLock,
-    file: RelFile,
-    version: DataKeyVersion,
-    lsn: Lsn,
-) -> Result<Lsn> {
-    append(lock, file.scope(), &[Record::SealedFrom { file, version, lsn }]).map(|_| lsn)
-}
-
-/// The LSN from which on changed pages of a file are sealed under its present version `version` on
-/// all servers, if the keystore does not say yet that all of its pages are. `None` also if that is
-/// unknown and nobody needs to know, because no page has to be rewritten.
-pub(crate) fn changed_since(file: RelFile, version: DataKeyVersion) -> Result<Option<Lsn>> {
-    let lock = KeystoreLock::acquire();
-    let directory = &shmem::required()?.directory;
-    let Some(slot) = directory.find(file)? else { return Ok(None) };
-    if directory.is_sealed_only(slot)? || directory.current(slot)?.map(|(v, _)| v) != Some(version)
-    {
-        return Ok(None);
-    }
-    match directory.sealed_from(slot)? {
-        Some((known, lsn)) if known == version => Ok(Some(lsn)),
-        _ if !directory.is_mixed(slot)? => Ok(None),
-        // Its key was changed by a process that was killed, or by an older pagevault.
-        _ => sealed_from(&lock, file, version, wal::end()).map(Some),
-    }
+    append(&lock, file.scope(), &records)
 }
 
 /// Writes pages of a file in plaintext from now on. Its keys are kept for pages that are sealed.
