@@ -209,7 +209,7 @@ fn where_it_is_not_proven() -> Result<()> {
 /// plaintext then. So a later LSN would prove nothing of the standby.
 #[test]
 fn a_page_with_new_hint_bits_is_not_refused_on_a_standby() -> Result<()> {
-    hints_without_images(&quiet().conf("full_page_writes = off"), |primary| set_hints(primary))?;
+    hints_without_images(&quiet().conf("full_page_writes = off"), set_hints)?;
     // The setting is off only for a while between the change of keys and the proof.
     hints_without_images(&quiet(), |primary| {
         let works = |value| primary.eventually("SHOW full_page_writes", value);
