@@ -5,97 +5,25 @@
 //! 256 bits. The name of the code path is part of the result's name.
 
 use std::collections::BTreeMap;
-use std::hint::black_box;
+use std::path::Path;
 use std::process::Command;
 
-use anyhow::{Context, Result, bail, ensure};
-use clap::Args;
-use pagevault_cipher::{
-    Backend, CipherId, DataKey, DataKeyVersion, Fork, PAGE_SIZE, Page, PageFormat, PageKey, page,
-};
-
-/// Seal or open pages.
-#[derive(Args)]
-pub(crate) struct PagePath {
-    /// `seal` or `open`
-    operation: String,
-    cipher: String,
-    pages: u32,
-}
-
-impl PagePath {
-    pub(crate) fn run(&self) -> Result<()> {
-        let cipher = CipherId::ALL
-            .into_iter()
-            .find(|cipher| cipher.to_string() == self.cipher)
-            .with_context(|| format!("there is no cipher {}", self.cipher))?;
-        let key = PageKey::new(&DataKey::random(cipher)?);
-        if PageFormat::of(cipher) == PageFormat::V2 {
-            return self.run_authenticated(&key);
-        }
-        let mut content: Page = [0x5a; PAGE_SIZE];
-        for block in 0..self.pages {
-            match self.operation.as_str() {
-                "seal" => {
-                    let page = black_box(&mut content);
-                    page::seal(page, &key, DataKeyVersion::FIRST, block, Fork::Main, true);
-                }
-                "open" => {
-                    // The mark is set again each time, because opening clears it.
-                    content[11] = 1;
-                    page::open(black_box(&mut content), &key, block, Fork::Main, true)?;
-                }
-                other => bail!("{other} is neither seal nor open"),
-            };
-        }
-        eprintln!("backend: {}", Backend::detect());
-        Ok(())
-    }
-}
-
-impl PagePath {
-    /// A page that was changed does not open. So each page is copied first.
-    fn run_authenticated(&self, key: &PageKey) -> Result<()> {
-        let mut plain: Page = [0x5a; PAGE_SIZE];
-        for (at, value) in [(12, 400_u16), (14, 4000), (16, 8192)] {
-            plain[at..at + 2].copy_from_slice(&value.to_le_bytes());
-        }
-        plain[400..4000].fill(0);
-        let mut sealed = plain;
-        page::seal(&mut sealed, key, DataKeyVersion::FIRST, 0, Fork::Main, true);
-        let mut content = plain;
-        for _ in 0..self.pages {
-            let page = black_box(&mut content);
-            match self.operation.as_str() {
-                "seal" => {
-                    *page = plain;
-                    page::seal(page, key, DataKeyVersion::FIRST, 0, Fork::Main, true);
-                }
-                "open" => {
-                    *page = sealed;
-                    page::open(page, key, 0, Fork::Main, true)?;
-                }
-                other => bail!("{other} is neither seal nor open"),
-            };
-        }
-        eprintln!("backend: {}", Backend::detect());
-        Ok(())
-    }
-}
+use anyhow::{Context, Result, ensure};
+use pagevault_cipher::CipherId;
 
 /// A small and a large number of pages. The difference excludes the start of the program.
 const PAGES: [u32; 2] = [64, 1064];
 
-/// For each cipher, sealing and opening, with checksums. The names contain architecture and code
-/// path.
-pub(crate) fn instructions() -> Result<BTreeMap<String, f64>> {
+/// For each cipher, sealing and opening, with checksums, by the program of benches/page-path. The
+/// names contain architecture and code path.
+pub(crate) fn instructions(page_path: &Path) -> Result<BTreeMap<String, f64>> {
     let mut found = BTreeMap::new();
     for cipher in CipherId::ALL {
         for operation in ["seal", "open"] {
             let mut counts = [0.0; 2];
             let mut backend = String::new();
             for (count, pages) in counts.iter_mut().zip(PAGES) {
-                (*count, backend) = count_of(operation, &cipher.to_string(), pages)?;
+                (*count, backend) = count_of(page_path, operation, &cipher.to_string(), pages)?;
             }
             let each = (counts[1] - counts[0]) / f64::from(PAGES[1] - PAGES[0]);
             let name = format!("{} {backend} {operation} {cipher}", std::env::consts::ARCH);
@@ -105,13 +33,13 @@ pub(crate) fn instructions() -> Result<BTreeMap<String, f64>> {
     Ok(found)
 }
 
-fn count_of(operation: &str, cipher: &str, pages: u32) -> Result<(f64, String)> {
+fn count_of(page_path: &Path, operation: &str, cipher: &str, pages: u32) -> Result<(f64, String)> {
     let output = Command::new("valgrind")
         .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
-        .arg(std::env::current_exe()?)
-        .args(["page-path", operation, cipher, &pages.to_string()])
+        .arg(page_path)
+        .args([operation, cipher, &pages.to_string()])
         .output()
-        .context("run valgrind (Debian package valgrind; --without-callgrind does without)")?;
+        .context("run valgrind (Debian package valgrind)")?;
     let report = String::from_utf8_lossy(&output.stderr).into_owned();
     ensure!(output.status.success(), "valgrind: {}\n{report}", output.status);
     parse(&report).with_context(|| format!("parse the output of valgrind:\n{report}"))

@@ -1,5 +1,6 @@
 //! The command line.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -33,9 +34,6 @@ pub(crate) enum Command {
     Compare(CompareArguments),
     /// Fail when a figure leaves its band in the baseline
     Gate(GateArguments),
-    /// Seal or open pages and nothing else: what callgrind counts for the gate
-    #[command(hide = true)]
-    PagePath(callgrind::PagePath),
 }
 
 /// The PostgreSQL to measure.
@@ -140,9 +138,9 @@ pub(crate) struct GateArguments {
     /// Write what was measured to this file as well
     #[arg(long)]
     json: Option<PathBuf>,
-    /// Do not count instructions (without valgrind)
+    /// Count the instructions of this program, pagevault-page-path, with valgrind
     #[arg(long)]
-    without_callgrind: bool,
+    page_path: Option<PathBuf>,
     /// Write a new baseline around what is measured, instead of judging
     #[arg(long)]
     bless: bool,
@@ -160,7 +158,6 @@ impl Command {
                 Ok(ExitCode::SUCCESS)
             }
             Command::Gate(arguments) => arguments.execute(),
-            Command::PagePath(what) => what.run().map(|()| ExitCode::SUCCESS),
         }
     }
 }
@@ -295,8 +292,10 @@ impl GateArguments {
         let machine = Machine::here(&directory);
         let mut plan = Plan::new(Profile::Quick, Variant::OWN.len(), &machine);
         plan.rounds = 3;
-        let instructions =
-            if self.without_callgrind { Default::default() } else { callgrind::instructions()? };
+        let instructions = match &self.page_path {
+            Some(program) => callgrind::instructions(program)?,
+            None => BTreeMap::new(),
+        };
         let mut results = runner::run(Request {
             target: Target::Own {
                 installation: self.server.installation()?,

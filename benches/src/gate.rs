@@ -131,7 +131,8 @@ impl Baseline {
             complain(note.clone());
         }
         for name in elsewhere {
-            let _ = writeln!(text, "not judged here: {name} (another processor, or no valgrind)");
+            let _ =
+                writeln!(text, "not judged here: {name} (another processor, or no --page-path)");
         }
         for name in found.keys().filter(|name| !self.bands.contains_key(*name)) {
             let _ = writeln!(text, "has no band: {name}");
