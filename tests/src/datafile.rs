@@ -170,17 +170,8 @@ pub fn holds_numbered(bytes: &[u8], name: &str) -> bool {
 
 /// The bytes after the first occurrence of `wanted`.
 fn after<'a>(bytes: &'a [u8], wanted: &[u8]) -> Option<&'a [u8]> {
-    // Files have hundreds of megabytes: compare only where the first byte matches.
-    let Some(&first) = wanted.first() else { return Some(bytes) };
-    let mut rest = bytes;
-    while let Some(at) = rest.iter().position(|byte| *byte == first) {
-        rest = &rest[at..];
-        if let Some(after) = rest.strip_prefix(wanted) {
-            return Some(after);
-        }
-        rest = &rest[1..];
-    }
-    None
+    let at = memchr::memmem::find(bytes, wanted)?;
+    Some(&bytes[at + wanted.len()..])
 }
 
 /// Fails unless every page of these files is sealed or zero, and at least one is sealed.
