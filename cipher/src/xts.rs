@@ -2,8 +2,8 @@
 //!
 //! Ciphertext stealing is in [`crate::stream`]; all other data units are whole blocks.
 //!
-//! Three kernels do the same: VAES on 512-bit registers, AES instructions on 128-bit registers, and
-//! the `aes` crate for all other CPUs (aarch64 with or without AES instructions, x86-64 without).
+//! Four kernels do the same: VAES on 512-bit and on 256-bit registers, AES instructions on 128-bit
+//! registers, and the `aes` crate for all other CPUs (aarch64 with or without AES instructions, x86-64 without).
 //! The choice is made once, when a key is expanded.
 
 pub(crate) mod hashed;
@@ -13,6 +13,8 @@ mod portable;
 mod aesni;
 #[cfg(target_arch = "x86_64")]
 mod expand;
+#[cfg(target_arch = "x86_64")]
+mod vaes256;
 #[cfg(target_arch = "x86_64")]
 mod vaes512;
 #[cfg(test)]
@@ -55,6 +57,8 @@ impl KeySize {
 pub enum Backend {
     /// VAES on 512-bit registers (x86-64: Ice Lake, Zen 4 and later).
     Vaes512,
+    /// VAES on 256-bit registers (x86-64 without AVX-512: Zen 3, Alder Lake and later).
+    Vaes256,
     /// AES instructions on 128-bit registers (x86-64 with AES-NI, PCLMULQDQ and AVX).
     AesNi,
     /// The `aes` crate, which detects CPU features itself: AES instructions, or constant-time code.
@@ -63,7 +67,7 @@ pub enum Backend {
 
 impl Backend {
     /// Every backend, fastest first.
-    pub const ALL: [Self; 3] = [Self::Vaes512, Self::AesNi, Self::Portable];
+    pub const ALL: [Self; 4] = [Self::Vaes512, Self::Vaes256, Self::AesNi, Self::Portable];
 
     /// The fastest backend of this CPU.
     #[must_use]
@@ -78,9 +82,11 @@ impl Backend {
             #[cfg(target_arch = "x86_64")]
             Self::Vaes512 => x86::Kernel::vaes512().is_some(),
             #[cfg(target_arch = "x86_64")]
+            Self::Vaes256 => x86::Kernel::vaes256().is_some(),
+            #[cfg(target_arch = "x86_64")]
             Self::AesNi => x86::Kernel::aesni().is_some(),
             #[cfg(not(target_arch = "x86_64"))]
-            Self::Vaes512 | Self::AesNi => false,
+            Self::Vaes512 | Self::Vaes256 | Self::AesNi => false,
             Self::Portable => true,
         }
     }
@@ -90,6 +96,7 @@ impl Backend {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Vaes512 => "vaes512",
+            Self::Vaes256 => "vaes256",
             Self::AesNi => "aes-ni",
             Self::Portable => "portable",
         }
@@ -134,9 +141,11 @@ impl Schedule {
             #[cfg(target_arch = "x86_64")]
             Backend::Vaes512 => x86::Kernel::vaes512().map(|k| Self::with_kernel(size, bytes, k)),
             #[cfg(target_arch = "x86_64")]
+            Backend::Vaes256 => x86::Kernel::vaes256().map(|k| Self::with_kernel(size, bytes, k)),
+            #[cfg(target_arch = "x86_64")]
             Backend::AesNi => x86::Kernel::aesni().map(|k| Self::with_kernel(size, bytes, k)),
             #[cfg(not(target_arch = "x86_64"))]
-            Backend::Vaes512 | Backend::AesNi => None,
+            Backend::Vaes512 | Backend::Vaes256 | Backend::AesNi => None,
             Backend::Portable => Some(Self::portable(size, bytes)),
         }
     }
@@ -173,13 +182,7 @@ impl Schedule {
     pub(crate) fn backend(&self) -> Backend {
         match self {
             #[cfg(target_arch = "x86_64")]
-            Self::Kernel256(kernel, _) | Self::Kernel128(kernel, _) => {
-                if kernel.is_vaes512() {
-                    Backend::Vaes512
-                } else {
-                    Backend::AesNi
-                }
-            }
+            Self::Kernel256(kernel, _) | Self::Kernel128(kernel, _) => kernel.backend(),
             Self::Portable256(_) | Self::Portable128(_) => Backend::Portable,
         }
     }

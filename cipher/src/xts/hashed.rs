@@ -6,6 +6,8 @@
 #[cfg(target_arch = "x86_64")]
 pub(super) mod aesni;
 #[cfg(target_arch = "x86_64")]
+pub(super) mod vaes256;
+#[cfg(target_arch = "x86_64")]
 pub(super) mod vaes512;
 
 #[cfg(test)]

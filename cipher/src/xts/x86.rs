@@ -4,7 +4,7 @@ use std::arch::is_x86_feature_detected;
 
 use super::expand::RoundKeys;
 use super::hashed::{self, Groups, Job};
-use super::{Block, Direction, Tweak, aesni, vaes512};
+use super::{Backend, Block, Direction, Tweak, aesni, vaes256, vaes512};
 use crate::layout::Page;
 use crate::residue::wipe_registers;
 
@@ -15,6 +15,7 @@ pub(crate) struct Kernel(Width);
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Width {
     Xmm,
+    Ymm,
     Zmm,
 }
 
@@ -30,6 +31,15 @@ impl Kernel {
         .then_some(Self(Width::Zmm))
     }
 
+    /// VAES on 256-bit registers.
+    pub(crate) fn vaes256() -> Option<Self> {
+        (Self::aesni().is_some()
+            && is_x86_feature_detected!("vaes")
+            && is_x86_feature_detected!("vpclmulqdq")
+            && is_x86_feature_detected!("avx2"))
+        .then_some(Self(Width::Ymm))
+    }
+
     /// AES instructions on 128-bit registers, with AVX's three-operand forms.
     pub(crate) fn aesni() -> Option<Self> {
         (is_x86_feature_detected!("aes")
@@ -38,9 +48,12 @@ impl Kernel {
         .then_some(Self(Width::Xmm))
     }
 
-    /// Whether this is the 512-bit kernel.
-    pub(crate) fn is_vaes512(self) -> bool {
-        self.0 == Width::Zmm
+    pub(crate) fn backend(self) -> Backend {
+        match self.0 {
+            Width::Xmm => Backend::AesNi,
+            Width::Ymm => Backend::Vaes256,
+            Width::Zmm => Backend::Vaes512,
+        }
     }
 
     /// Encrypts or decrypts a data unit; `tweak` is the unit's number before its own encryption.
@@ -55,12 +68,14 @@ impl Kernel {
         tweak: Tweak,
         unit: &mut [Block],
     ) {
-        // SAFETY: `Xmm` and `Zmm` are created only by the functions above, after they have
-        // detected every feature that the kernels of this width enable.
+        // SAFETY: each width is created only by the functions above, after they have detected every
+        // feature that the kernels of this width enable.
         unsafe {
             match (self.0, direction) {
                 (Width::Xmm, Direction::Encrypt) => aesni::encrypt(keys, tweak, unit),
                 (Width::Xmm, Direction::Decrypt) => aesni::decrypt(keys, tweak, unit),
+                (Width::Ymm, Direction::Encrypt) => vaes256::encrypt(keys, tweak, unit),
+                (Width::Ymm, Direction::Decrypt) => vaes256::decrypt(keys, tweak, unit),
                 (Width::Zmm, Direction::Encrypt) => vaes512::encrypt(keys, tweak, unit),
                 (Width::Zmm, Direction::Decrypt) => vaes512::decrypt(keys, tweak, unit),
             }
@@ -81,6 +96,7 @@ impl Kernel {
         unsafe {
             match self.0 {
                 Width::Xmm => hashed::aesni::seal(keys, job, page, late, finish),
+                Width::Ymm => hashed::vaes256::seal(keys, job, page, late, finish),
                 Width::Zmm => hashed::vaes512::seal(keys, job, page, late, finish),
             }
         }
@@ -101,6 +117,7 @@ impl Kernel {
         let hash = unsafe {
             match self.0 {
                 Width::Xmm => hashed::aesni::open(keys, job, page, visit),
+                Width::Ymm => hashed::vaes256::open(keys, job, page, visit),
                 Width::Zmm => hashed::vaes512::open(keys, job, page, visit),
             }
         };
