@@ -3,7 +3,8 @@
 //! Ciphertext stealing is in [`crate::stream`]; all other data units are whole blocks.
 //!
 //! Four kernels do the same: VAES on 512-bit and on 256-bit registers, AES instructions on 128-bit
-//! registers, and the `aes` crate for all other CPUs (aarch64 with or without AES instructions, x86-64 without).
+//! registers, and the `aes` crate for all other CPUs (aarch64 with or without AES instructions,
+//! x86-64 without).
 //! The choice is made once, when a key is expanded.
 
 pub(crate) mod hashed;
