@@ -32,7 +32,7 @@ CREATE VIEW pagevault.relations AS
            c.relkind AS kind,
            l.label,
            r.data_key_version IS NOT NULL AS encrypted,
-           r.data_key_version, r.cipher, r.sealed_only, r.bytes
+           r.data_key_version, r.cipher, r.sealed_only, r.authenticated, r.bytes
       FROM pg_catalog.pg_class c
       JOIN pagevault.relation_rows() r ON r.relation = c.oid
       LEFT JOIN pg_catalog.pg_seclabel l
@@ -105,6 +105,7 @@ COMMENT ON COLUMN pagevault.relations.encrypted IS 'true if pages are encrypted 
 COMMENT ON COLUMN pagevault.relations.data_key_version IS 'version of the data key used for writing';
 COMMENT ON COLUMN pagevault.relations.cipher IS 'cipher used for writing';
 COMMENT ON COLUMN pagevault.relations.sealed_only IS 'true if the file is known to have no plaintext page, on any server: it was created encrypted, or a job has proven it. Such a page is refused in it';
+COMMENT ON COLUMN pagevault.relations.authenticated IS 'true if every page must have a tag, so that a changed or moved page is refused: sealed_only, and all keys of the file are of ciphers that authenticate pages';
 COMMENT ON COLUMN pagevault.relations.bytes IS 'size of the main fork';
 
 COMMENT ON COLUMN pagevault.drift.relation IS 'name of the relation';

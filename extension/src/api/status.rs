@@ -266,6 +266,7 @@ fn relation_rows() -> TableIterator<
         name!(data_key_version, Option<i32>),
         name!(cipher, Option<String>),
         name!(sealed_only, bool),
+        name!(authenticated, bool),
         name!(bytes, i64),
     ),
 > {
@@ -279,7 +280,9 @@ fn relation_rows() -> TableIterator<
                 directory::current_version(facts.file).map(|version| i32::from(version.get()));
             let cipher = directory::current_cipher(facts.file).map(|cipher| cipher.to_string());
             let sealed_only = directory::is_sealed_only(facts.file);
-            Ok((facts.oid, version, cipher, sealed_only, verify::main_fork_bytes(facts.file)?))
+            let authenticated = directory::is_authenticated(facts.file);
+            let bytes = verify::main_fork_bytes(facts.file)?;
+            Ok((facts.oid, version, cipher, sealed_only, authenticated, bytes))
         })
         .collect();
     TableIterator::new(rows.or_raise())

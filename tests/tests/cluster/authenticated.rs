@@ -32,7 +32,15 @@ fn cluster(cipher: &str) -> Result<(Cluster, KeyFile)> {
     let used = "SELECT string_agg(DISTINCT cipher, ' ') FROM pagevault.relations
         WHERE relation IN ('t'::regclass, 't_id'::regclass)";
     ensure!(cluster.text(used)? == cipher);
+    ensure!(all_authenticated(&cluster)?, "born with tags");
     Ok((cluster, keys))
+}
+
+/// Whether the table and its index must have tags in all pages.
+fn all_authenticated(cluster: &Cluster) -> Result<bool> {
+    let all = "SELECT bool_and(authenticated) FROM pagevault.relations
+        WHERE relation IN ('t'::regclass, 't_id'::regclass)";
+    Ok(cluster.text(all)? == "t")
 }
 
 fn main_fork(cluster: &Cluster, relation: &str) -> Result<DataFile> {
@@ -177,6 +185,10 @@ fn relations_change_between_formats() -> Result<()> {
             Ok(())
         })?;
         ensure!(cluster.text("SELECT sum(id) FROM t")? == sum.to_string(), "{cipher}");
+        // Pages under the former key would be accepted, and only that of the third step has tags.
+        ensure!(all_authenticated(&cluster)? == (cipher == "aes-256-xts-hmac"), "{cipher}");
+        cluster.sql("VACUUM FULL t")?;
+        ensure!(all_authenticated(&cluster)? == cipher.starts_with("aes-256-xts-"), "{cipher}");
     }
     cluster.finish()
 }

@@ -66,6 +66,20 @@ pub(crate) fn is_sealed_only(file: RelFile) -> bool {
     found() == Some(true)
 }
 
+/// True if every page of the file must have a tag: no page in plaintext is accepted in it, and all
+/// keys that it ever had are of ciphers that authenticate pages.
+pub(crate) fn is_authenticated(file: RelFile) -> bool {
+    let found = || {
+        let directory = &get()?.directory;
+        let mut keys = directory.keys(directory.find(file).ok()??).ok()?;
+        Some(keys.all(|key| {
+            let cipher = key.ok().and_then(|key| CipherId::try_from(key.cipher).ok());
+            cipher.is_some_and(|cipher| PageFormat::of(cipher) == PageFormat::V2)
+        }))
+    };
+    is_sealed_only(file) && found() == Some(true)
+}
+
 /// True if the file ever had a data key.
 pub(crate) fn is_known(file: RelFile) -> bool {
     get().is_some_and(|shared| matches!(shared.directory.find(file), Ok(Some(_))))
