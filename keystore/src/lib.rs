@@ -8,6 +8,7 @@
 //! | [`rel_file`] | relation files, and their states |
 //! | [`record`] | key records |
 //! | [`check_value`] | key check values of database keys |
+//! | [`anchor`] | what a cluster has reached, as a note outside of it |
 //! | [`audit`] | lines of the audit trail, and its state file |
 //! | [`batch`] | the records of one change with a checksum; also the payload of a WAL record |
 //! | [`log`] | an append-only file of batches: replay, append, compact |
@@ -30,6 +31,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod anchor;
 pub mod audit;
 pub mod batch;
 mod binding;

@@ -6,6 +6,7 @@
     reason = "a test's helpers fail as its test does"
 )]
 
+mod anchor;
 mod arbitrary;
 mod batch;
 mod compaction;

@@ -1,0 +1,276 @@
+//! What a cluster has reached, as a note that is stored outside of it, and the comparison with what
+//! a data directory contains (docs/design/0042-anchor.md).
+//!
+//! A note is one line of JSON, because stores and programs of operators hold text:
+//!
+//! ```text
+//! {"version":1,"keystore":"<32 hex>","system":"<decimal>","timeline":<n>,"checkpoint":"<LSN>",
+//!  "generation":<n>,"time":"<UTC>","accepted":"<reason>"}
+//! ```
+//!
+//! `system` is PostgreSQL's system identifier, as text because it may be too large for a number of
+//! JSON. `checkpoint` is the address of a checkpoint record, as PostgreSQL shows it. `generation`
+//! counts the notes of a cluster. `accepted` is there if a person wrote the note, with
+//! `pagevault-keyring accept-restore`.
+
+use std::fmt;
+
+use pagevault_cipher::Lsn;
+use serde::{Deserialize, Serialize};
+
+use crate::wal_timelines::owner_of;
+
+/// The version of the format.
+const VERSION: u32 = 1;
+/// Largest note in bytes.
+pub const MAX_NOTE: usize = 4096;
+/// Longest reason in bytes.
+pub const MAX_REASON: usize = 512;
+/// Name in requests to the helper that concern an anchor instead of a key provider.
+pub const KIND: &str = "anchor";
+/// The option of such a request: the path of the file that describes the store.
+pub const FILE: &str = "file";
+
+/// A place in the WAL of a cluster.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Position {
+    /// The timeline.
+    pub timeline: u32,
+    /// The address.
+    pub lsn: Lsn,
+}
+
+impl fmt::Display for Position {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} on timeline {}", self.lsn, self.timeline)
+    }
+}
+
+/// A cluster and its standbys; another after `initdb` or `pg_upgrade`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Identity {
+    /// The identity of the keystore, if there is one.
+    pub keystore: Option<[u8; 16]>,
+    /// PostgreSQL's system identifier.
+    pub system: u64,
+}
+
+/// What a cluster had reached at some time.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Note {
+    /// The identity of its keystore.
+    pub keystore: [u8; 16],
+    /// PostgreSQL's system identifier.
+    pub system: u64,
+    /// A checkpoint that was durable.
+    pub reached: Position,
+    /// The number of the note.
+    pub generation: u64,
+    /// When it was written, UTC; for people.
+    pub time: String,
+    /// The reason that a person has given for it.
+    pub accepted: Option<String>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Text {
+    version: u32,
+    keystore: String,
+    system: String,
+    timeline: u32,
+    checkpoint: String,
+    generation: u64,
+    time: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    accepted: Option<String>,
+}
+
+/// Why a note cannot be read. Repeats nothing of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum NoteError {
+    /// Not the JSON above.
+    #[error("it is not a note of pagevault")]
+    Malformed,
+    /// Of a later release.
+    #[error("it has format version {0}, which this release does not know")]
+    Version(u32),
+    /// A field has a value that no release writes.
+    #[error("its field \"{0}\" is invalid")]
+    Field(&'static str),
+}
+
+impl Note {
+    /// The note as text.
+    #[must_use]
+    pub fn encode(&self) -> String {
+        let text = Text {
+            version: VERSION,
+            keystore: self.keystore.iter().map(|byte| format!("{byte:02x}")).collect(),
+            system: self.system.to_string(),
+            timeline: self.reached.timeline,
+            checkpoint: self.reached.lsn.to_string(),
+            generation: self.generation,
+            time: self.time.clone(),
+            accepted: self.accepted.clone(),
+        };
+        // Text and numbers can always be represented in JSON.
+        serde_json::to_string(&text).unwrap_or_default()
+    }
+
+    /// Reads a note.
+    ///
+    /// # Errors
+    /// If it is not one, or of a later version.
+    pub fn decode(text: &[u8]) -> Result<Note, NoteError> {
+        // Skips other fields: those of a later version must not prevent reading the version.
+        #[derive(Deserialize)]
+        struct Versioned {
+            version: u32,
+        }
+        if text.len() > MAX_NOTE {
+            return Err(NoteError::Malformed);
+        }
+        let Versioned { version } =
+            serde_json::from_slice(text).map_err(|_| NoteError::Malformed)?;
+        if version != VERSION {
+            return Err(NoteError::Version(version));
+        }
+        let text: Text = serde_json::from_slice(text).map_err(|_| NoteError::Malformed)?;
+        let lsn = parse_lsn(&text.checkpoint).ok_or(NoteError::Field("checkpoint"))?;
+        let printable = |text: &str| !text.chars().any(char::is_control);
+        let time = Some(text.time).filter(|time| time.len() <= 64 && printable(time));
+        let accepted = text.accepted.map(|reason| {
+            let reason = Some(reason).filter(|reason| is_reason(reason));
+            reason.ok_or(NoteError::Field("accepted"))
+        });
+        Ok(Note {
+            keystore: parse_id(&text.keystore).ok_or(NoteError::Field("keystore"))?,
+            system: parse_system(&text.system).ok_or(NoteError::Field("system"))?,
+            reached: Position {
+                timeline: Some(text.timeline)
+                    .filter(|timeline| *timeline > 0)
+                    .ok_or(NoteError::Field("timeline"))?,
+                lsn,
+            },
+            generation: text.generation,
+            time: time.ok_or(NoteError::Field("time"))?,
+            accepted: accepted.transpose()?,
+        })
+    }
+
+    /// Who has written it, for messages.
+    #[must_use]
+    pub fn origin(&self) -> String {
+        match &self.accepted {
+            None => format!("note {} of {}", self.generation, self.time),
+            Some(reason) => {
+                let Self { generation, time, .. } = self;
+                format!("note {generation} of {time}, by accept-restore (\"{reason}\")")
+            }
+        }
+    }
+}
+
+/// Whether a text can be the reason in a note.
+#[must_use]
+pub fn is_reason(text: &str) -> bool {
+    !text.trim().is_empty() && text.len() <= MAX_REASON && !text.chars().any(char::is_control)
+}
+
+fn parse_id(text: &str) -> Option<[u8; 16]> {
+    let digits = text.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte));
+    let number = u128::from_str_radix(text, 16).ok()?;
+    (text.len() == 32 && digits).then(|| number.to_be_bytes())
+}
+
+fn parse_system(text: &str) -> Option<u64> {
+    text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
+}
+
+/// An LSN as PostgreSQL prints it.
+#[must_use]
+pub fn parse_lsn(text: &str) -> Option<Lsn> {
+    let (high, low) = text.split_once('/')?;
+    let half = |digits: &str| {
+        let known = digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+        (known && digits.len() <= 8).then(|| u32::from_str_radix(digits, 16).ok())?
+    };
+    Some(Lsn((u64::from(half(high)?) << 32) + u64::from(half(low)?)))
+}
+
+/// What a data directory is, seen from a note.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Verdict {
+    /// It is where the note says.
+    Same,
+    /// It contains what the note says, and more.
+    Newer,
+    /// It ends before the place of the note.
+    Older,
+    /// The place of the note is not in its history: another timeline has forked off before it, or
+    /// the note is of a later timeline.
+    OtherTimeline,
+    /// The note is of another cluster.
+    OtherCluster,
+}
+
+impl Verdict {
+    /// Whether nothing that the note says is missing.
+    #[must_use]
+    pub fn contains_the_note(self) -> bool {
+        matches!(self, Verdict::Same | Verdict::Newer)
+    }
+
+    /// The name in the audit trail.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Verdict::Same => "same",
+            Verdict::Newer => "newer",
+            Verdict::Older => "older",
+            Verdict::OtherTimeline => "other_timeline",
+            Verdict::OtherCluster => "other_cluster",
+        }
+    }
+}
+
+/// Compares a data directory with a note. `history` is the history file of the directory's
+/// timeline; empty if there is none.
+#[must_use]
+pub fn compare(note: &Note, whose: &Identity, here: Position, history: &[u8]) -> Verdict {
+    if whose.keystore != Some(note.keystore) || whose.system != note.system {
+        return Verdict::OtherCluster;
+    }
+    // A record at the very end of a timeline is of the next one.
+    if owner_of(history, here.timeline, note.reached.lsn) != note.reached.timeline {
+        return Verdict::OtherTimeline;
+    }
+    if here.lsn < note.reached.lsn {
+        Verdict::Older
+    } else if here == note.reached {
+        Verdict::Same
+    } else {
+        Verdict::Newer
+    }
+}
+
+/// The place that a data directory without `backup_label` contains, from pg_control: its checkpoint
+/// (`checkPoint` and `checkPointCopy.ThisTimeLineID`), or the place that recovery must reach at
+/// least (`minRecoveryPoint`, `minRecoveryPointTLI`), whichever is later. The latter counts until
+/// the first checkpoint after a promotion (`CreateEndOfRecoveryRecord`, xlog.c).
+#[must_use]
+pub fn position_of_control(checkpoint: Position, minimum: Position) -> Position {
+    if minimum.timeline > 0 && minimum.lsn > checkpoint.lsn { minimum } else { checkpoint }
+}
+
+/// The place to which a base backup has to be replayed at least, from its `backup_label`
+/// (`read_backup_label`, xlogrecovery.c; `build_backup_content`, xlogbackup.c). Where a label is,
+/// pg_control does not count. `None` if the label cannot be read.
+#[must_use]
+pub fn position_of_label(label: &str) -> Option<Position> {
+    let value = |name: &str| label.lines().find_map(|line| line.strip_prefix(name));
+    let lsn = parse_lsn(value("CHECKPOINT LOCATION: ")?.trim())?;
+    let timeline = value("START TIMELINE: ")?.trim().parse().ok()?;
+    Some(Position { timeline, lsn })
+}
