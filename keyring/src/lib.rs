@@ -8,6 +8,8 @@
 //! |---|---|
 //! | [`provider`] | the interface of all providers |
 //! | [`providers`] | one module per provider, and the table of kinds and constructors |
+//! | [`store`] | the interface of all stores of notes |
+//! | `stores` | one module per store of notes, and reading the file that describes one |
 //! | [`options`] | reading a provider's options; unknown names are refused |
 //! | `net` | TLS, deadlines and causes of failures, for providers that use the network |
 //! | [`mod@retry`] | repeating failed operations until the deadline, for all providers |
@@ -26,6 +28,7 @@
 //! | `bindir` | finding PostgreSQL's own programs |
 //! | [`mod@exec`] | running PostgreSQL's own programs with the WAL keys |
 //! | [`mod@inspect`] | what can be read from files without keys |
+//! | [`mod@accept_restore`] | telling the anchor which data directory is the cluster |
 //! | [`mod@restore_unsettled`] | restoring records that a failed start cut off from key files |
 //! | [`mod@verify`] | decrypting all pages and WAL records of a data directory |
 //! | [`mod@harden`] | no core dumps, no readable files, no secrets in panic messages |
@@ -33,6 +36,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod accept_restore;
 pub mod access;
 pub mod audit;
 mod bindir;
@@ -55,6 +59,8 @@ mod regular;
 pub mod restore_unsettled;
 pub mod retry;
 pub mod serve;
+pub mod store;
+mod stores;
 pub mod trust;
 pub mod verify;
 mod wire;

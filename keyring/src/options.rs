@@ -10,24 +10,39 @@ use serde_json::{Map, Value};
 
 /// The options of one provider, with known names only.
 pub struct Options<'a> {
-    kind: &'a str,
+    /// Whose options they are, for messages.
+    whose: String,
     values: &'a Map<String, Value>,
 }
 
 impl<'a> Options<'a> {
-    /// Accepts `values` if each of their names is in `known`.
+    /// Accepts the options of a provider if each of their names is in `known`.
     pub fn new(
-        kind: &'a str,
+        kind: &str,
+        values: &'a Map<String, Value>,
+        known: &[&str],
+    ) -> Result<Options<'a>, Failure> {
+        Options::of(format!("a provider of kind \"{kind}\""), values, known)
+    }
+
+    /// Like [`Options::new`], for a store of notes.
+    pub fn of_store(
+        kind: &str,
+        values: &'a Map<String, Value>,
+        known: &[&str],
+    ) -> Result<Options<'a>, Failure> {
+        Options::of(format!("a store of kind \"{kind}\""), values, known)
+    }
+
+    fn of(
+        whose: String,
         values: &'a Map<String, Value>,
         known: &[&str],
     ) -> Result<Options<'a>, Failure> {
         match values.keys().find(|name| !known.contains(&name.as_str())) {
-            None => Ok(Options { kind, values }),
-            Some(name) => Err(bad(format!(
-                "unknown option \"{}\" for a provider of kind \"{kind}\"",
-                printable(name)
-            ))
-            .with_hint(format!("Known options: {}.", known.join(", ")))),
+            None => Ok(Options { whose, values }),
+            Some(name) => Err(bad(format!("unknown option \"{}\" for {whose}", printable(name)))
+                .with_hint(format!("Known options: {}.", known.join(", ")))),
         }
     }
 
@@ -109,8 +124,9 @@ impl<'a> Options<'a> {
         }
     }
 
-    fn missing(&self, name: &str, example: &str) -> Failure {
-        bad(format!("option \"{name}\" is missing for a provider of kind \"{}\"", self.kind))
+    /// The failure for a required option that is not given.
+    pub(crate) fn missing(&self, name: &str, example: &str) -> Failure {
+        bad(format!("option \"{name}\" is missing for {}", self.whose))
             .with_hint(format!("Specify it as {{\"{name}\": {example}}}."))
     }
 }

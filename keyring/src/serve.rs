@@ -25,6 +25,7 @@ use std::time::{Duration, Instant};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
+use pagevault_keystore::anchor;
 use pagevault_keystore::protocol::{
     Action, Base64, ErrorClass, Operation, Outcome, ProtocolError, ProviderSpec, Reply, Request,
     SIZE_LIMIT, SecretBytes,
@@ -35,7 +36,8 @@ use crate::failure::Failure;
 use crate::provider::{Environment, Provider};
 use crate::providers;
 use crate::retry::{Backoff, retry};
-use crate::wire;
+use crate::store::{Store, Written};
+use crate::{stores, wire};
 
 /// Time limit for reading the request, which the caller has ready.
 const READ_TIME: Duration = Duration::from_secs(10);
@@ -184,6 +186,9 @@ pub(crate) fn answer(request: Request, start: Instant, limit: Duration) -> Reply
 /// The subject of an operation in error messages.
 fn title(operation: &Operation) -> String {
     use crate::options::printable;
+    if operation.provider.kind == anchor::KIND {
+        return "anchor".to_owned();
+    }
     let provider = printable(&operation.provider.name);
     let about_key = !operation.key.is_empty() && !matches!(operation.action, Action::CheckOptions);
     if about_key {
@@ -225,16 +230,16 @@ fn divide(operations: Vec<Operation>) -> Result<Vec<Batch>, Failure> {
 impl Batch {
     fn run(self, environment: &Environment, sender: &Sender<(usize, Update)>) {
         let environment = &Environment { programs: self.provider.programs, ..environment.clone() };
-        let provider = providers::build(&self.provider.kind, &self.provider.options, environment);
+        let target = Target::of(&self.provider, environment);
         for (index, operation) in self.operations {
             let start = Instant::now();
-            let result = match &provider {
-                Ok(provider) => retry(
+            let result = match &target {
+                Ok(target) => retry(
                     Backoff::default(),
                     environment.deadline,
                     // Sending fails if the deadline has passed, which `retry` notices as well.
                     |error| drop(sender.send((index, Update::Retrying(error)))),
-                    || perform(provider.as_ref(), &operation),
+                    || target.perform(&operation),
                 ),
                 Err(error) => Err(error.clone()),
             };
@@ -243,6 +248,39 @@ impl Batch {
                 return; // the deadline has passed
             }
         }
+    }
+}
+
+/// What a batch of operations concerns.
+enum Target {
+    Provider(Box<dyn Provider>),
+    Store(Box<dyn Store>),
+}
+
+impl Target {
+    fn of(spec: &ProviderSpec, environment: &Environment) -> Result<Target, Failure> {
+        if spec.kind == anchor::KIND {
+            return stores::of_request(&spec.options, environment).map(Target::Store);
+        }
+        providers::build(&spec.kind, &spec.options, environment).map(Target::Provider)
+    }
+
+    fn perform(&self, operation: &Operation) -> Result<Outcome, Failure> {
+        match self {
+            Target::Provider(provider) => perform(provider.as_ref(), operation),
+            Target::Store(store) => perform_on_store(store.as_ref(), &operation.action),
+        }
+    }
+}
+
+fn perform_on_store(store: &dyn Store, action: &Action) -> Result<Outcome, Failure> {
+    match action {
+        Action::ReadNote => Ok(Outcome::Note { stored: store.read()? }),
+        Action::WriteNote { note, replaces } => Ok(match store.write(note, *replaces)? {
+            Written::Done(version) => Outcome::Noted { version },
+            Written::Overtaken => Outcome::Overtaken,
+        }),
+        _ => Err(bad_request("operation does not concern an anchor")),
     }
 }
 
@@ -270,6 +308,9 @@ fn perform(provider: &dyn Provider, operation: &Operation) -> Result<Outcome, Fa
             Outcome::Checked { findings: check(provider, key) }
         }
         Action::CheckOptions => provider.check_options().map(|()| Outcome::OptionsOk)?,
+        Action::ReadNote | Action::WriteNote { .. } => {
+            return Err(bad_request("operation does not concern a key provider"));
+        }
     })
 }
 

@@ -25,6 +25,7 @@ use serde::de::{DeserializeOwned, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use zeroize::{Zeroize, Zeroizing};
 
+use crate::anchor;
 pub use crate::failure::{ErrorClass, Failure};
 
 /// The protocol version of this crate.
@@ -153,6 +154,16 @@ pub enum Action {
     Check,
     /// Check the provider's options only, without looking up a key or using the network.
     CheckOptions,
+    /// Read the newest note ([`crate::anchor`]). For operations on a store only; see
+    /// [`ProviderSpec::store`].
+    ReadNote,
+    /// Write a note, if the store still has the one of this version.
+    WriteNote {
+        /// The note.
+        note: String,
+        /// The version from [`Outcome::Note`] or [`Outcome::Noted`]; `None` if there was no note.
+        replaces: Option<u64>,
+    },
 }
 
 /// A reply of the helper: one outcome for each operation, in the same order.
@@ -198,8 +209,41 @@ pub enum Outcome {
     },
     /// Answers [`Action::CheckOptions`].
     OptionsOk,
+    /// Answers [`Action::ReadNote`].
+    Note {
+        /// The newest note, if there is one.
+        stored: Option<StoredNote>,
+    },
+    /// Answers [`Action::WriteNote`]: the note was written.
+    Noted {
+        /// Its version in the store.
+        version: u64,
+    },
+    /// Answers [`Action::WriteNote`]: nothing was written, because the store has another note than
+    /// the one to be replaced.
+    Overtaken,
     /// The operation was not done.
     Failed(Failure),
+}
+
+/// A note as a store has it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StoredNote {
+    /// The text, as it was written; not verified yet.
+    pub note: String,
+    /// Its version in the store, for the next [`Action::WriteNote`].
+    pub version: u64,
+}
+
+impl ProviderSpec {
+    /// The store of notes that a file describes. The file's path is a setting of the server, so it
+    /// may name programs.
+    pub fn store(file: &str) -> Self {
+        let options = [(anchor::FILE.to_owned(), file.into())].into_iter().collect();
+        let (name, kind) = (anchor::KIND.to_owned(), anchor::KIND.to_owned());
+        Self { name, kind, options, programs: true }
+    }
 }
 
 /// Result of one check of [`Action::Check`].

@@ -14,7 +14,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
-use crate::{exec, harden, inspect, program, restore_unsettled, serve, verify};
+use crate::{accept_restore, exec, harden, inspect, program, restore_unsettled, serve, verify};
 
 /// Wraps and unwraps pagevault's keys with master keys, outside the server process.
 #[derive(Parser)]
@@ -65,6 +65,22 @@ enum Command {
     RestoreUnsettled {
         /// The data directory; its server must be down
         data_directory: PathBuf,
+    },
+    /// Tell the anchor that this data directory is the cluster from now on; after a restore, a
+    /// recovery to a point in time, a failover that lost WAL, or pg_upgrade
+    ///
+    /// The server may be running. The command is recorded in the audit trail.
+    AcceptRestore {
+        /// The data directory
+        data_directory: PathBuf,
+        /// The file that describes the anchor's store, as in the setting pagevault.anchor
+        #[arg(long, value_name = "FILE")]
+        anchor: PathBuf,
+        /// Why, in one line; for the note and the audit trail
+        #[arg(long, value_name = "TEXT")]
+        reason: String,
+        #[command(flatten)]
+        access: access::AccessOptions,
     },
     /// Run one of PostgreSQL's own programs, such as pg_waldump, pg_rewind or pg_upgrade, with the
     /// keys of a data directory
@@ -147,6 +163,13 @@ pub fn main() -> ExitCode {
         Command::RestoreUnsettled { data_directory } => {
             restore_unsettled::restore_unsettled(&data_directory, &mut io::stdout().lock())
                 .map(|()| ExitCode::SUCCESS)
+        }
+        Command::AcceptRestore { data_directory, anchor, reason, access } => {
+            let out = &mut io::stdout().lock();
+            let accept = |access| {
+                accept_restore::accept_restore(&data_directory, &anchor, &reason, access, out)
+            };
+            access.access().and_then(accept).map(|()| ExitCode::SUCCESS)
         }
         Command::Exec { keystore, library, access, line } => {
             let run = |access| exec::exec(keystore.as_deref(), library.as_deref(), access, &line);

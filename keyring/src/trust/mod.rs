@@ -12,8 +12,8 @@
 //! | socket | root, user | | also the user of the listener (`net::socket`) |
 //!
 //! Credentials are tokens, secret IDs, private keys, AWS credentials and identities for escrow.
-//! Trusted files are certificates, authorities, AWS configuration, role IDs, lists of providers and
-//! escrow bundles.
+//! Trusted files are certificates, authorities, AWS configuration, role IDs, lists of providers,
+//! anchor files and escrow bundles.
 //!
 //! Each directory above must belong to root or the user, and may be writable by others only if it
 //! has the sticky bit. Each symbolic link in the path must belong to root or the user (`resolve`).
@@ -55,6 +55,8 @@ pub enum FileKind {
     Keystore,
     /// A file that describes providers.
     Providers,
+    /// A file that describes the store of an anchor, or contains its note.
+    Anchor,
     /// A recovery bundle.
     Bundle,
 }
@@ -70,6 +72,7 @@ impl FileKind {
             FileKind::Socket => "socket",
             FileKind::Keystore => "keystore",
             FileKind::Providers => "providers file",
+            FileKind::Anchor => "anchor file",
             FileKind::Bundle => "bundle",
         }
     }

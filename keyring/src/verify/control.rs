@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 use pagevault_cipher::Lsn;
+use pagevault_keystore::anchor::{Position, parse_lsn, position_of_control, position_of_label};
 
 use crate::bindir::find;
 use crate::failure::{Failure, refuse, unreadable};
@@ -30,6 +31,11 @@ pub(crate) struct Control {
     pub(crate) clean: bool,
     /// As `clean`, and not a standby: open transactions did not commit and never will.
     pub(crate) ended: bool,
+    /// PostgreSQL's system identifier.
+    pub(crate) system: u64,
+    /// What the data directory contains, for comparison with a note; `None` if a backup's label
+    /// cannot be read.
+    pub(crate) reached: Option<Position>,
 }
 
 impl Control {
@@ -60,10 +66,11 @@ impl Control {
     fn with_label(self, label: Option<&str>) -> Control {
         let Some(label) = label else { return self };
         let start = label.lines().find_map(|line| line.strip_prefix("START WAL LOCATION:"));
-        let start = start.and_then(|start| lsn(start.split_whitespace().next()?));
+        let start = start.and_then(|start| parse_lsn(start.split_whitespace().next()?));
         // Of a label that cannot be read, nothing is believed.
         let redo = start.unwrap_or(Lsn(u64::MAX));
-        Control { redo, clean: false, ended: false, ..self }
+        let reached = position_of_label(label);
+        Control { redo, clean: false, ended: false, reached, ..self }
     }
 
     fn of(text: &str) -> Option<Control> {
@@ -77,23 +84,33 @@ impl Control {
         let checksums = value("Data page checksum version")? != 0;
         let segment = value("Bytes per WAL segment")?;
         let timeline = u32::try_from(value("Latest checkpoint's TimeLineID")?).ok()?;
-        let location = |label| lsn(text.lines().find_map(|line| line.strip_prefix(label))?.trim());
+        let location =
+            |label| parse_lsn(text.lines().find_map(|line| line.strip_prefix(label))?.trim());
         let checkpoint = location("Latest checkpoint location:")?;
         let redo = location("Latest checkpoint's REDO location:")?;
         let state = text.lines().find_map(|line| line.strip_prefix("Database cluster state:"));
+        let minimum = Position {
+            timeline: u32::try_from(value("Min recovery ending loc's timeline")?).ok()?,
+            lsn: location("Minimum recovery ending location:")?,
+        };
+        let reached = Some(position_of_control(Position { timeline, lsn: checkpoint }, minimum));
+        let system = value("Database system identifier")?;
         let recovers = state.is_none_or(|state| state.contains("recovery"));
         let checkpoint = (!recovers).then_some(checkpoint);
         let clean = state.is_some_and(|state| state.trim().starts_with("shut down"));
         let ended = state.is_some_and(|state| state.trim() == "shut down");
-        usual.then_some(Control { checksums, segment, timeline, checkpoint, redo, clean, ended })
+        usual.then_some(Control {
+            checksums,
+            segment,
+            timeline,
+            checkpoint,
+            redo,
+            clean,
+            ended,
+            system,
+            reached,
+        })
     }
-}
-
-/// As PostgreSQL prints an LSN.
-fn lsn(text: &str) -> Option<Lsn> {
-    let (high, low) = text.split_once('/')?;
-    let half = |digits| u32::from_str_radix(digits, 16).ok().map(u64::from);
-    Some(Lsn((half(high)? << 32) + half(low)?))
 }
 
 /// The label of a base backup that no server was started in.
@@ -109,11 +126,14 @@ fn backup_label(data_directory: &Path) -> Result<Option<String>, Failure> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Control, Lsn};
+    use super::{Control, Lsn, Position};
 
     #[test]
     fn what_pg_controldata_shows_is_understood() {
         let text = "pg_control version number:            1300\n\
+             Database system identifier:           7311862375203018373\n\
+             Minimum recovery ending location:     0/0\n\
+             Min recovery ending loc's timeline:   0\n\
              Database cluster state:               in production\n\
              Latest checkpoint location:           1A/2F000028\n\
              Latest checkpoint's REDO location:    1A/2E0000F8\n\
@@ -131,8 +151,14 @@ mod tests {
             redo: Lsn(0x1A_2E00_00F8),
             clean: false,
             ended: false,
+            system: 7_311_862_375_203_018_373,
+            reached: Some(Position { timeline: 3, lsn: Lsn(0x1A_2F00_0028) }),
         };
         assert_eq!(Control::of(text), Some(control));
+        let promoted = text.replace("location:     0/0", "location:     1A/30000000");
+        let promoted = promoted.replace("loc's timeline:   0", "loc's timeline:   4");
+        let reached = Some(Position { timeline: 4, lsn: Lsn(0x1A_3000_0000) });
+        assert_eq!(Control::of(&promoted), Some(Control { reached, ..control }));
         for state in ["shut down", "shut down in recovery"] {
             let ended = state == "shut down";
             let checkpoint = control.checkpoint.filter(|_| ended);
@@ -150,7 +176,8 @@ mod tests {
 
     #[test]
     fn a_backup_begins_where_its_label_says() {
-        let text = "Database cluster state: shut down\n\
+        let text = "Database cluster state: shut down\nDatabase system identifier: 1\n\
+             Minimum recovery ending location: 0/0\nMin recovery ending loc's timeline: 0\n\
              Latest checkpoint location: 1/2000028\nLatest checkpoint's REDO location: 1/2000000\n\
              Latest checkpoint's TimeLineID: 1\nDatabase block size: 8192\n\
              Blocks per segment of large relation: 131072\nWAL block size: 8192\n\
@@ -163,6 +190,10 @@ mod tests {
             (labelled.redo, labelled.clean, labelled.ended),
             (Lsn(0x700_0028), false, false)
         );
+        assert_eq!(labelled.reached, None);
+        let label = format!("{label} LOCATION: 0/7000060\nSTART TIMELINE: 1\n");
+        let reached = Some(Position { timeline: 1, lsn: Lsn(0x700_0060) });
+        assert_eq!(control.with_label(Some(&label)).reached, reached);
         assert_eq!(control.with_label(Some("START")).redo, Lsn(u64::MAX));
     }
 }

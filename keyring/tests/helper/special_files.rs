@@ -33,7 +33,9 @@ fn data_directory() -> Bench {
     let told = "Database cluster state: shut down\nDatabase block size: 8192\n\
         Blocks per segment of large relation: 131072\nWAL block size: 8192\nBytes per WAL segment: 16777216\n\
         Data page checksum version: 0\nLatest checkpoint location: 0/3000028\n\
-        Latest checkpoint's REDO location: 0/3000028\nLatest checkpoint's TimeLineID: 2\n";
+        Latest checkpoint's REDO location: 0/3000028\nLatest checkpoint's TimeLineID: 2\n\
+        Minimum recovery ending location: 0/0\nMin recovery ending loc's timeline: 0\n\
+        Database system identifier: 1\n";
     // It reads the control file, as PostgreSQL's program does.
     let program = format!("#!/bin/sh\ncat \"$1/global/pg_control\" && cat <<END\n{told}END\n");
     install(&bench.path("keys/pg_controldata"), &program);

@@ -3,6 +3,7 @@
 //! A test whose key server is not installed counts as ignored and is named on standard error; with
 //! `PAGEVAULT_REQUIRE_KEY_SERVERS` set, as in CI, it fails.
 
+mod anchor;
 mod aws_kms;
 mod bench;
 mod command;
@@ -30,6 +31,7 @@ struct Test {
 fn main() -> ExitCode {
     let arguments = Arguments::from_args();
     let tests: Vec<Test> = [
+        anchor::tests(),
         aws_kms::tests(),
         vault::tests(),
         serving::tests(),

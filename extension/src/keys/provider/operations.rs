@@ -300,7 +300,10 @@ fn ended(outcome: &Outcome) -> Ended {
         Outcome::Wrapped { key_version, .. }
         | Outcome::Unwrapped { key_version, .. }
         | Outcome::Rotated { key_version } => return Ok(Some(*key_version)),
-        Outcome::OptionsOk => return Ok(None),
+        // The last three are of anchors, which are not asked here.
+        Outcome::OptionsOk | Outcome::Note { .. } | Outcome::Noted { .. } | Outcome::Overtaken => {
+            return Ok(None);
+        }
         Outcome::Checked { findings } => findings.iter().find_map(|f| f.failure.as_ref()),
         Outcome::Failed(failure) => Some(failure),
     };
@@ -321,6 +324,8 @@ fn action_name(action: &Action) -> &'static str {
         Action::Rotate { .. } => "rotate",
         Action::Check => "check",
         Action::CheckOptions => "check_options",
+        Action::ReadNote => "read_note",
+        Action::WriteNote { .. } => "write_note",
     }
 }
 

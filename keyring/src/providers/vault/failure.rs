@@ -71,10 +71,19 @@ pub(super) enum Known {
 
 /// Whether the refusal can be interpreted only with a second request.
 pub(super) fn is_unclear(error: &NoAnswer) -> bool {
-    match error {
-        NoAnswer::Refused { status: 404, says } => says.is_empty(),
-        error => is_denial(error),
-    }
+    is_nothing(error) || is_denial(error)
+}
+
+/// A status without a text: what Vault answers to a read of something that does not exist.
+pub(super) fn is_nothing(error: &NoAnswer) -> bool {
+    matches!(error, NoAnswer::Refused { status: 404, says } if says.is_empty())
+}
+
+/// True if Vault did not write, because the secret has another version (`pathDataWrite`,
+/// path_data.go of its KV engine).
+pub(super) fn is_overtaken(error: &NoAnswer) -> bool {
+    matches!(error, NoAnswer::Refused { status: 400, says }
+        if is_said(says, "check-and-set parameter did not match the current version"))
 }
 
 /// True if Vault says that the token is unknown or has no permission.

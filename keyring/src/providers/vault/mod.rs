@@ -22,6 +22,7 @@
 mod api;
 mod auth;
 mod failure;
+pub(crate) mod kv;
 mod session;
 
 use base64::Engine;
@@ -57,6 +58,11 @@ pub fn build(
     environment: &Environment,
 ) -> Result<Box<dyn Provider>, Failure> {
     let mount = options.text("mount")?.unwrap_or("transit");
+    Ok(Box::new(Vault { mount: path("mount", mount)?, session: session(options, environment)? }))
+}
+
+/// The session that options describe.
+fn session(options: &Options<'_>, environment: &Environment) -> Result<Session, Failure> {
     let (address, allow_http) = (options.required_text("address")?, options.flag(INSECURE_HTTP)?);
     let socket = address.strip_prefix("unix://").map(absolute_path).transpose()?;
     let server = Server {
@@ -71,10 +77,7 @@ pub fn build(
         ca_file: options.optional_path("ca_file")?,
     };
     let auth = Auth::from_options(options.object("auth")?)?;
-    Ok(Box::new(Vault {
-        mount: path("mount", mount)?,
-        session: Session::new(server, auth, environment.deadline)?,
-    }))
+    Session::new(server, auth, environment.deadline)
 }
 
 /// Accepts a path such as `transit` or `team/transit`, and removes slashes around it.

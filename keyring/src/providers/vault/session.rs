@@ -79,10 +79,41 @@ impl Session {
         path: &str,
         ask: impl AsyncFn(&Api) -> Result<T, NoAnswer>,
     ) -> Result<T, Failure> {
+        self.answer(ask)?.map_err(|(error, known)| {
+            let need = Need { capability, path };
+            failure::of_request(error, &self.server, &self.auth, &need, known)
+        })
+    }
+
+    /// Like [`Session::run`], for something that may not exist: `None` if Vault itself says that
+    /// there is nothing at this path, which has an engine.
+    pub(super) fn find<T>(
+        &self,
+        capability: &str,
+        path: &str,
+        ask: impl AsyncFn(&Api) -> Result<T, NoAnswer>,
+    ) -> Result<Option<T>, Failure> {
+        match self.answer(ask)? {
+            Ok(answer) => Ok(Some(answer)),
+            Err((error, Some(Known::Token | Known::Nothing))) if failure::is_nothing(&error) => {
+                Ok(None)
+            }
+            Err((error, known)) => {
+                let need = Need { capability, path };
+                Err(failure::of_request(error, &self.server, &self.auth, &need, known))
+            }
+        }
+    }
+
+    /// The answer to a request; or why there is none, with what a second request has told.
+    fn answer<T>(
+        &self,
+        ask: impl AsyncFn(&Api) -> Result<T, NoAnswer>,
+    ) -> Result<Result<T, (NoAnswer, Option<Known>)>, Failure> {
         let api = self.api()?;
         self.network.run(async {
             let mut error = match ask(api).await {
-                Ok(answer) => return Ok(answer),
+                Ok(answer) => return Ok(Ok(answer)),
                 Err(error) => error,
             };
             // Vault gives the same reply for an unknown token and for a missing permission.
@@ -91,15 +122,14 @@ impl Session {
                 // The cluster's server that was asked may learn of the token, or of its policy, a
                 // moment later than the server that issued it.
                 error = match ask(api).await {
-                    Ok(answer) => return Ok(answer),
+                    Ok(answer) => return Ok(Ok(answer)),
                     Err(error) => error,
                 };
                 if !failure::is_denial(&error) {
                     known = clarify(api, &error).await;
                 }
             }
-            let need = Need { capability, path };
-            Err(failure::of_request(error, &self.server, &self.auth, &need, known))
+            Ok(Err((error, known)))
         })
     }
 

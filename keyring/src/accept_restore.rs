@@ -1,0 +1,132 @@
+//! `pagevault-keyring accept-restore`: writes a note of what a data directory contains in place of
+//! the one that the anchor has, and so makes this directory the cluster.
+//!
+//! The server may be running. If it is another than the one that has written the former note, that
+//! one finds out when it wants to write the next.
+
+use std::io::Write;
+use std::path::Path;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use pagevault_keystore::anchor::{MAX_REASON, Note, Position, is_reason};
+use pagevault_keystore::audit::utc;
+
+use crate::access::Access;
+use crate::audit::tools::TrailEntry;
+use crate::escrow::require_owner;
+use crate::failure::{Failure, refuse, unprintable};
+use crate::offline::{DatabaseKeys, Keystore};
+use crate::provider::Environment;
+use crate::retry::{Backoff, retry};
+use crate::store::{Store, StoredNote, Written};
+use crate::stores;
+use crate::verify::Control;
+
+/// Time limit for all requests to the store.
+const TIME: Duration = Duration::from_secs(30);
+
+/// Accepts a data directory for this reason, and prints the former note and the new one.
+///
+/// # Errors
+/// If the keys of the data directory cannot be unwrapped, or the store cannot be read or written;
+/// then nothing is changed.
+pub fn accept_restore(
+    data_directory: &Path,
+    anchor: &Path,
+    reason: &str,
+    access: Access,
+    out: &mut impl Write,
+) -> Result<(), Failure> {
+    let reason = reason.trim();
+    if !is_reason(reason) {
+        return Err(refuse(format!(
+            "the reason must be one line of at most {MAX_REASON} bytes, and not empty"
+        )));
+    }
+    let keystore = Keystore::read(data_directory, access)?;
+    require_owner(&keystore)?;
+    if keystore.data_directory().join("standby.signal").exists() {
+        return Err(refuse("the data directory is that of a standby")
+            .with_detail("The note of the anchor is about the primary. Nothing was changed.")
+            .with_hint("Promote the standby first."));
+    }
+    let control = Control::ask(keystore.data_directory())?;
+    let reached = control.reached.ok_or_else(|| {
+        refuse("the file backup_label cannot be read")
+            .with_detail("It says which part of WAL the data directory contains.")
+            .with_hint("Restore the base backup again.")
+    })?;
+    let deadline = Some(Instant::now() + TIME);
+    let data_directory = Some(keystore.data_directory().to_owned());
+    // Whoever names the file here can run programs without this one.
+    let environment = Environment { data_directory, deadline, programs: true };
+    let anchor = std::path::absolute(anchor)
+        .map_err(|error| refuse(format!("could not find \"{}\": {error}", anchor.display())))?;
+    let store = stores::build(&anchor, &environment)?;
+    let entry = TrailEntry::begin(&keystore, "accept_restore", reason, &reached.to_string())?;
+    let note = |generation| Note {
+        keystore: keystore.id(),
+        system: control.system,
+        reached,
+        generation,
+        time: utc(now_us()),
+        accepted: Some(reason.to_owned()),
+    };
+    // Without its keys the outcome could not be authenticated.
+    let (keys, done) = match unlocked(&keystore) {
+        Ok(keys) => (Some(keys), replace(store.as_ref(), deadline, note)),
+        Err(error) => (None, Err(error)),
+    };
+    let outcome = if done.is_ok() { "ok" } else { "failed" };
+    let recorded = entry.end(&keystore, keys.as_ref(), outcome);
+    let (before, generation) = done?;
+    recorded.map_err(|error| {
+        refuse(format!("the data directory was accepted, but the outcome could not be recorded in the audit trail: {error}"))
+    })?;
+    print(out, before, reached, generation).map_err(unprintable)
+}
+
+/// The newest database key of the cluster, from which the audit trail's key is derived.
+fn unlocked(keystore: &Keystore) -> Result<DatabaseKeys, Failure> {
+    let versions = keystore.state().database_keys().map(|(scope, version, _)| (scope, version));
+    let newest = versions.filter(|(scope, _)| scope.is_cluster()).max();
+    keystore.unlock(&newest.into_iter().collect())
+}
+
+/// Replaces the note in the store. Returns the former one, and the generation of the new one.
+fn replace(
+    store: &dyn Store,
+    deadline: Option<Instant>,
+    note: impl Fn(u64) -> Note,
+) -> Result<(Option<StoredNote>, u64), Failure> {
+    let before = retry(Backoff::default(), deadline, drop, || store.read())?;
+    let known = before.as_ref().and_then(|stored| Note::decode(stored.note.as_bytes()).ok());
+    let generation = known.map_or(0, |note| note.generation).saturating_add(1);
+    let text = note(generation).encode();
+    let version = before.as_ref().map(|stored| stored.version);
+    match retry(Backoff::default(), deadline, drop, || store.write(&text, version))? {
+        Written::Done(_) => Ok((before, generation)),
+        Written::Overtaken => Err(refuse("the anchor got another note at the same time")
+            .with_detail("A server writes notes to it, or the first attempt to write this one was lost on its way back. Nothing else was changed.")
+            .with_hint("Stop servers that must not write any more, and run the command again.")),
+    }
+}
+
+fn print(
+    out: &mut impl Write,
+    before: Option<StoredNote>,
+    reached: Position,
+    generation: u64,
+) -> std::io::Result<()> {
+    match before.map(|stored| Note::decode(stored.note.as_bytes())) {
+        None => writeln!(out, "Before: no note")?,
+        Some(Err(error)) => writeln!(out, "Before: a note that cannot be read: {error}")?,
+        Some(Ok(note)) => writeln!(out, "Before: {}, {}", note.reached, note.origin())?,
+    }
+    writeln!(out, "Now:    {reached}, note {generation}")
+}
+
+fn now_us() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
+}
