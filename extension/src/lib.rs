@@ -10,6 +10,7 @@
 //! 3. `shmem_startup_hook`: finds the lock, reads the keystore, unlocks. Runs again after a crash
 //!    restart.
 
+mod anchor;
 mod api;
 mod audit;
 mod commands;

@@ -6,7 +6,10 @@ use crate::pg::guc;
 use crate::pg::process::ProcessLocal;
 
 /// Settings in the trail.
-const WATCHED: [&str; 17] = [
+const WATCHED: [&str; 20] = [
+    "pagevault.anchor",
+    "pagevault.anchor_interval",
+    "pagevault.anchor_wait",
     "pagevault.audit_destination",
     "pagevault.audit_file",
     "pagevault.audit_syslog_socket",

@@ -18,6 +18,7 @@ use crate::pg::locks::KeystoreLock;
 use crate::pg::mapping::{self, MemoryKind, Region};
 use crate::pg::report::{Report, Result, internal};
 use crate::pg::{clock, compat, guc, process};
+use crate::shmem::anchor::Anchor;
 use crate::shmem::control::{self, Control};
 use crate::shmem::counters::{self, Counters};
 use crate::shmem::health::Health;
@@ -33,6 +34,8 @@ pub(crate) struct Loaded {
     pub(crate) shared: &'static Shared,
     /// Whether recovery would fail without the keys.
     pub(crate) needs_keys: bool,
+    /// Whether the server starts; false after a crash of one of its processes.
+    pub(crate) first_start: bool,
 }
 
 /// Reads the keystore into shared memory; in the postmaster.
@@ -50,7 +53,8 @@ pub(crate) fn start() -> Result<Loaded> {
     fill(shared, &logs)?;
     audit::begin(shared, first_start)?;
     let reads_sealed_wal = shared.wal.switches.is_sealed_from(process::redo_start());
-    Ok(Loaded { shared, needs_keys: recovering || reads_sealed_wal })
+    let needs_keys = recovering || reads_sealed_wal;
+    Ok(Loaded { shared, needs_keys, first_start })
 }
 
 /// A log larger than this, in bytes, is rewritten after a clean shutdown too if most of it is
@@ -223,6 +227,7 @@ fn map(logs: &[Contents]) -> Result<&'static Shared> {
     let jobs: Region<(), _> = map_region(JobTable::words_needed(most_jobs), MemoryKind::Sparse)?;
     let health: Region<Health> = map_region(0, MemoryKind::Sparse)?;
     let trail: Region<Trail> = map_region(0, MemoryKind::Sparse)?;
+    let anchor: Region<Anchor> = map_region(0, MemoryKind::Sparse)?;
     Ok(shmem::publish(Shared {
         directory,
         directory_memory,
@@ -238,6 +243,7 @@ fn map(logs: &[Contents]) -> Result<&'static Shared> {
         jobs: JobTable::new(jobs.entries, most_jobs),
         written_over: WrittenOver::new(map_region(written_over::PLACES, MemoryKind::Sparse)?),
         trail: trail.head,
+        anchor: anchor.head,
     }))
 }
 

@@ -15,9 +15,11 @@ use super::report::{Report, Result};
 use super::session;
 use super::text::ServerText;
 
+pub(crate) use self::anchor::{anchor, anchor_interval, anchor_wait};
 pub(crate) use self::audit::{audit_destination, audit_file, audit_syslog_socket};
 pub(crate) use self::choices::TempEncryption;
 
+mod anchor;
 mod audit;
 mod choices;
 mod placeholders;
@@ -224,6 +226,7 @@ pub(crate) fn define(changed: Changed) -> Result<()> {
         GucContext::Sighup,
         GucFlags::default(),
     );
+    anchor::define();
     audit::define();
     require_known(&configured)?;
     // SAFETY: a C string constant. From now on the server refuses undefined names with this prefix.

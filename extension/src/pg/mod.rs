@@ -10,6 +10,7 @@ pub(crate) mod child;
 pub(crate) mod clock;
 pub(crate) mod compat;
 pub(crate) mod consistency;
+pub(crate) mod control_file;
 pub(crate) mod critical;
 pub(crate) mod externs;
 pub(crate) mod guc;

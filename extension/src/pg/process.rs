@@ -428,6 +428,11 @@ pub(crate) fn redo_start() -> Lsn {
     }
 }
 
+/// True if the server is about to start as a standby (`readRecoverySignalFile`, xlogrecovery.c).
+pub(crate) fn starts_as_standby() -> bool {
+    data_directory().join("standby.signal").exists()
+}
+
 /// True if pg_control says that the cluster was not shut down cleanly, or that it is a standby.
 pub(crate) fn was_not_shut_down() -> bool {
     use pg_sys::DBState::*;

@@ -12,7 +12,7 @@ use crate::keys::provider::unlock;
 use crate::keys::usage::{cache, temporary};
 use crate::pg::report::{self, Report, Result};
 use crate::pg::{guc, locks, process};
-use crate::{hooks, workers};
+use crate::{anchor, hooks, workers};
 
 static ACTIVE: AtomicBool = AtomicBool::new(false);
 
@@ -63,6 +63,9 @@ fn load_and_unlock() -> Result<()> {
     let loaded = load::start()?;
     if process::is_binary_upgrade() {
         upgrade::check(loaded.shared)?;
+    }
+    if loaded.first_start {
+        anchor::at_start(loaded.shared)?;
     }
     // With a missing key pg_upgrade would fail in the middle.
     unlock::at_start(loaded.needs_keys || process::is_binary_upgrade())

@@ -1,6 +1,7 @@
 //! Shared memory of all processes: regions that the postmaster maps once ([`crate::keys::load`]).
 //! Each region is a structure of atomics; the code that gives it meaning is in other modules.
 
+pub(crate) mod anchor;
 pub(crate) mod control;
 pub(crate) mod counters;
 pub(crate) mod health;
@@ -17,6 +18,7 @@ use std::sync::atomic::AtomicU32;
 use pagevault_keystore::directory::Directory;
 use pagevault_keystore::job_table::JobTable;
 
+use self::anchor::Anchor;
 use self::control::Control;
 use self::counters::Counters;
 use self::health::Health;
@@ -42,6 +44,7 @@ pub(crate) struct Shared {
     pub(crate) jobs: JobTable<'static>,
     pub(crate) written_over: WrittenOver,
     pub(crate) trail: &'static Trail,
+    pub(crate) anchor: &'static Anchor,
 }
 
 static SHARED: OnceLock<Shared> = OnceLock::new();

@@ -1,11 +1,12 @@
-//! Background worker of a primary: logs keys restored from escrow in WAL, and switches WAL
-//! encryption as `pagevault.wal_encryption` requires.
+//! Background worker of a primary: logs keys restored from escrow in WAL, switches WAL encryption
+//! as `pagevault.wal_encryption` requires, and writes notes to the anchor.
 
 use std::time::Duration;
 
 use pgrx::bgworkers::{BackgroundWorkerBuilder, BgWorkerStartTime};
 use pgrx::prelude::PgLogLevel;
 
+use crate::anchor::Watch;
 use crate::keys::store::escrow;
 use crate::keys::usage::wal_switch;
 use crate::pg::process;
@@ -31,6 +32,7 @@ pub(super) fn main() {
     process::handle_worker_signals();
     let mut last_warning = String::new();
     let mut is_first = true;
+    let mut anchor = Watch::default();
     loop {
         let announced = escrow::announce();
         let done = wal_switch::reconcile();
@@ -53,6 +55,7 @@ pub(super) fn main() {
                 RETRY
             }
         };
-        process::wait_in_worker(pause);
+        anchor.note_if_due();
+        process::wait_in_worker(anchor.due_in().map_or(pause, |due| due.min(pause)));
     }
 }

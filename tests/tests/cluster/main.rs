@@ -3,6 +3,7 @@
 //! One file per promise, one server per test. `make test` runs them with a release build of the
 //! extension in the PostgreSQL that `PAGEVAULT_PG_CONFIG` names.
 
+mod anchor;
 mod audit;
 mod authenticated;
 mod binary_upgrade;

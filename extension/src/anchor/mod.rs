@@ -1,0 +1,103 @@
+//! The anchor: after checkpoints a primary notes outside what it has reached, and a start from a
+//! data directory that does not contain what the note says is refused (docs/design/0042-anchor.md).
+//!
+//! The store is asked by `pagevault-keyring`. The comparison itself is
+//! [`pagevault_keystore::anchor`].
+
+mod start;
+mod store;
+mod watch;
+
+use std::fs;
+use std::io::Read;
+use std::path::PathBuf;
+
+use pagevault_keystore::anchor::{self, Identity, Note, Position, Verdict, position_of_control};
+use pagevault_keystore::wal_timelines::history_name;
+use pgrx::PgSqlErrorCode;
+
+pub(crate) use self::start::at_start;
+pub(crate) use self::watch::Watch;
+use crate::audit::{self, Operation};
+use crate::pg::report::Report;
+use crate::pg::{control_file, process};
+use crate::shmem;
+
+/// What this data directory is and contains.
+struct Here {
+    identity: Identity,
+    position: Position,
+    /// The last checkpoint, if nothing later counts.
+    checkpoint: Option<Position>,
+}
+
+impl Here {
+    /// `None` if pg_control, or the label of a backup, cannot be read. PostgreSQL itself reports
+    /// that.
+    fn read() -> Option<Here> {
+        let control = control_file::read()?;
+        let keystore = shmem::get().and_then(|shared| shared.control.keystore_id());
+        let identity = Identity { keystore, system: control.system };
+        let position = match read_text("backup_label") {
+            Some(label) => anchor::position_of_label(&label)?,
+            None => position_of_control(control.checkpoint, control.minimum),
+        };
+        let checkpoint = (position == control.checkpoint).then_some(position);
+        Some(Here { identity, position, checkpoint })
+    }
+
+    /// Compares a place in the history of this data directory with a note.
+    fn compare(&self, note: &Note, position: Position) -> Verdict {
+        let name = history_name(position.timeline);
+        let history = read_text(format!("pg_wal/{}", String::from_utf8_lossy(&name)));
+        let history = history.unwrap_or_default();
+        anchor::compare(note, &self.identity, position, history.as_bytes())
+    }
+}
+
+/// A small file of the data directory, if it exists.
+fn read_text(name: impl Into<PathBuf>) -> Option<String> {
+    const LIMIT: u64 = 1 << 20;
+    let file = fs::File::open(process::data_directory().join(name.into())).ok()?;
+    let mut bytes = Vec::new();
+    file.take(LIMIT).read_to_end(&mut bytes).ok()?;
+    Some(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// Writes a line of the audit trail: a comparison, its result, the note, and this data directory.
+fn log(by: &'static str, outcome: &str, note: Option<&Note>, here: Option<Position>) {
+    let operation = Operation {
+        action: "anchor_check",
+        by,
+        from: note.map(|note| format!("{}, {}", note.reached, note.origin())),
+        to: here.map(|position| position.to_string()),
+        ..Operation::default()
+    };
+    audit::log_operation(&operation, outcome);
+}
+
+/// The report that this data directory does not contain what a note says.
+fn rolled_back(verdict: Verdict, note: &Note, here: Position, file: &str) -> Report {
+    let what = match verdict {
+        Verdict::OtherCluster => "anchor is that of another cluster",
+        Verdict::OtherTimeline => "data directory is not on the timeline of its anchor",
+        _ => "data directory is older than its anchor",
+    };
+    let ours = match verdict {
+        Verdict::OtherCluster => {
+            "The keystore or the system identifier of this data directory is another.".to_owned()
+        }
+        _ => format!("The data directory contains WAL up to {here}."),
+    };
+    Report::new(PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE, what)
+        .detail(format!("{ours} The anchor says {}, in {}.", note.reached, note.origin()))
+        .hint(hint(file))
+}
+
+/// What to do if a data directory and its anchor differ.
+fn hint(file: &str) -> String {
+    format!(
+        "After a restore, a recovery to a point in time, a failover or pg_upgrade, run: pagevault-keyring accept-restore \"{}\" --anchor \"{file}\" --reason \"...\". Otherwise find out who has replaced the data directory.",
+        process::data_directory().display()
+    )
+}

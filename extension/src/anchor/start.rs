@@ -1,0 +1,98 @@
+//! The comparison at the start of the server.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use pgrx::PgSqlErrorCode;
+use pgrx::prelude::PgLogLevel;
+
+use super::store::{self, Outage};
+use super::{Here, log, rolled_back};
+use crate::pg::report::{Report, Result};
+use crate::pg::{guc, process};
+use crate::shmem::Shared;
+
+/// Pause between two requests while the store cannot be reached.
+const PAUSE: Duration = Duration::from_secs(5);
+
+/// The worker or stage in the audit trail.
+const BY: &str = "start";
+
+/// Compares the data directory with the note; in the postmaster, before keys are unlocked. Not
+/// after a crash of a process: the data directory is the one with which the server has started.
+///
+/// A standby is behind its primary, whose notes these are. It is compared when it is promoted.
+///
+/// # Errors
+/// If the data directory does not contain what the note says. If the note cannot be read, the
+/// server starts, and the comparison is made up for ([`super::watch`]).
+pub(crate) fn at_start(shared: &Shared) -> Result<()> {
+    let Some(file) = guc::anchor() else { return Ok(()) };
+    if process::is_binary_upgrade() || process::starts_as_standby() {
+        return Ok(());
+    }
+    let Some(here) = Here::read() else { return Ok(()) };
+    let deadline = Instant::now() + guc::anchor_wait();
+    let mut logged = String::new();
+    loop {
+        let report = match store::read(&file) {
+            Ok(Some(stored)) => {
+                let verdict = here.compare(&stored.note, here.position);
+                if !verdict.contains_the_note() {
+                    log(BY, verdict.name(), Some(&stored.note), Some(here.position));
+                    return Err(rolled_back(verdict, &stored.note, here.position, &file));
+                }
+                log(BY, "ok", Some(&stored.note), Some(here.position));
+                shared.anchor.set_generation(stored.note.generation);
+                return Ok(());
+            }
+            Ok(None) => {
+                log(BY, "no_note", None, Some(here.position));
+                no_note(&file).send(PgLogLevel::LOG);
+                return Ok(());
+            }
+            Err(Outage::Because(report)) => report,
+            Err(Outage::Stopped) => return Ok(()),
+        };
+        if Instant::now() + PAUSE < deadline {
+            if logged != report.message() {
+                report.message().clone_into(&mut logged);
+                waits(&report).send(PgLogLevel::WARNING);
+            }
+            thread::sleep(PAUSE);
+            continue;
+        }
+        log(BY, "outage", None, Some(here.position));
+        shared.anchor.set_unchecked(here.position);
+        goes_on(&report).send(PgLogLevel::WARNING);
+        return Ok(());
+    }
+}
+
+fn no_note(file: &str) -> Report {
+    Report::new(
+        PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION,
+        "pagevault: the anchor has no note of this cluster yet",
+    )
+    .detail(format!("The file \"{file}\" describes the store. The first checkpoint is noted."))
+}
+
+fn waits(cause: &Report) -> Report {
+    Report::new(
+        PgSqlErrorCode::ERRCODE_WARNING,
+        format!("server start waits for its anchor: {}", cause.message()),
+    )
+    .detail(cause.detail_text().to_owned())
+    .hint("The server starts without it after pagevault.anchor_wait.")
+}
+
+const UNCOMPARED: &str = "server starts without comparing its data directory with its anchor";
+
+fn goes_on(cause: &Report) -> Report {
+    Report::new(
+        PgSqlErrorCode::ERRCODE_WARNING,
+        format!("{UNCOMPARED}: {}", cause.message()),
+    )
+    .detail(cause.detail_text().to_owned())
+    .hint("The comparison is made up for when the anchor can be read; watch the log. To have a start wait for it, set pagevault.anchor_wait.")
+}

@@ -1,0 +1,51 @@
+//! What pg_control says that the data directory contains.
+
+use std::fs::File;
+use std::io;
+
+use pagevault_cipher::Lsn;
+use pagevault_keystore::anchor::Position;
+use pgrx::pg_sys;
+
+use super::process;
+
+/// From pg_control.
+pub(crate) struct ControlFile {
+    /// The system identifier.
+    pub(crate) system: u64,
+    /// The last checkpoint; in recovery, the last restart point's.
+    pub(crate) checkpoint: Position,
+    /// The place that recovery must reach at least.
+    pub(crate) minimum: Position,
+}
+
+/// Reads pg_control; `None` if that fails, also because it is being written.
+pub(crate) fn read() -> Option<ControlFile> {
+    let mut crc_ok = false;
+    let position = |timeline, lsn| Position { timeline, lsn: Lsn(lsn) };
+    // SAFETY: reads pg_control in the data directory; the result is null or a whole palloc'd
+    // structure, which is freed here: the worker reads it again and again.
+    unsafe {
+        let control = pg_sys::get_controlfile(pg_sys::DataDir, &raw mut crc_ok);
+        if control.is_null() {
+            return None;
+        }
+        let checkpoint = position((*control).checkPointCopy.ThisTimeLineID, (*control).checkPoint);
+        let minimum = position((*control).minRecoveryPointTLI, (*control).minRecoveryPoint);
+        let read = ControlFile { system: (*control).system_identifier, checkpoint, minimum };
+        pg_sys::pfree(control.cast());
+        crc_ok.then_some(read)
+    }
+}
+
+/// Makes what [`read`] has returned durable: the server syncs pg_control only after it has written
+/// it (`update_controlfile`, controldata_utils.c).
+///
+/// # Errors
+/// If it cannot be synced.
+pub(crate) fn sync() -> io::Result<()> {
+    if !process::fsync() {
+        return Ok(());
+    }
+    File::open(process::data_directory().join("global/pg_control"))?.sync_all()
+}
