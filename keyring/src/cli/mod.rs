@@ -57,6 +57,10 @@ enum Command {
     Verify {
         /// The data directory
         data_directory: PathBuf,
+        /// Directory with archived WAL that the manifest of the backup names, if it is not in the
+        /// backup
+        #[arg(long, value_name = "DIR")]
+        wal_directory: Option<PathBuf>,
         #[command(flatten)]
         access: access::AccessOptions,
     },
@@ -152,11 +156,12 @@ pub fn main() -> ExitCode {
         Command::Inspect { paths } => {
             inspect::inspect(&paths, &mut io::stdout().lock()).map(|()| ExitCode::SUCCESS)
         }
-        Command::Verify { data_directory, access } => {
+        Command::Verify { data_directory, wal_directory, access } => {
             let access = access.access();
             access
                 .and_then(|access| {
-                    verify::verify(&data_directory, access, &mut io::stdout().lock())
+                    let wal = wal_directory.as_deref();
+                    verify::verify(&data_directory, wal, access, &mut io::stdout().lock())
                 })
                 .map(|well| if well { ExitCode::SUCCESS } else { ExitCode::from(2) })
         }

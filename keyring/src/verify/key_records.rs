@@ -9,10 +9,10 @@ use pagevault_keystore::{Record, RelFile, batch};
 
 /// `SizeOfXLogRecord`; offsets of `xl_info` and `xl_rmid` (xlogrecord.h).
 const HEADER: usize = 24;
-const INFO: usize = 16;
-const MANAGER: usize = 17;
+pub(super) const INFO: usize = 16;
+pub(super) const MANAGER: usize = 17;
 /// `XLR_INFO_MASK`
-const OF_THE_SERVER: u8 = 0x0F;
+pub(super) const OF_THE_SERVER: u8 = 0x0F;
 /// As in the extension's `pg/wal.rs`: its resource manager, and the operation that adds records to
 /// the keystore. Before the batch are the scope and the keystore's identity.
 const PAGEVAULT: u8 = 161;

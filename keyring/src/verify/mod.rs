@@ -1,9 +1,11 @@
 //! `pagevault-keyring verify`: decrypts every page and checks every WAL record of a data directory
 //! whose server is down, or of a backup. Changes nothing.
 
+mod complete;
 mod control;
 mod key_records;
 mod leftovers;
+mod manifest;
 mod pages;
 mod records;
 
@@ -20,6 +22,7 @@ use pagevault_keystore::{Record, RelFile, Scope};
 
 pub(crate) use self::pages::fill;
 
+use self::complete::Complete;
 pub(crate) use self::control::Control;
 use self::leftovers::Leftovers;
 use crate::access::Access;
@@ -123,13 +126,15 @@ impl Findings {
     }
 }
 
-/// Verifies everything and prints the result. True if nothing is damaged.
+/// Verifies everything and prints the result. WAL that the manifest of a backup names may be in
+/// `wal_directory`, too. True if nothing is damaged.
 ///
 /// # Errors
 /// If it cannot be verified: the server is running, a key cannot be unwrapped, a file cannot be
 /// read.
 pub fn verify(
     data_directory: &Path,
+    wal_directory: Option<&Path>,
     access: Access,
     out: &mut impl Write,
 ) -> Result<bool, Failure> {
@@ -148,7 +153,7 @@ pub fn verify(
     let unlocked = keystore.unlock(&keystore.needed())?;
     let control = Control::ask(keystore.data_directory())?;
     let mut files = pages::files(keystore.data_directory())?;
-    let segments = records::segments(keystore.data_directory())?;
+    let mut segments = records::segments(&keystore.data_directory().join("pg_wal"))?;
     let length = |path: &Path| fs::metadata(path).map_or(0, |file| file.len());
     let paths = files.iter().map(|file| &file.path);
     let paths = paths.chain(segments.iter().map(|segment| &segment.path));
@@ -165,10 +170,16 @@ pub fn verify(
     for file in &files {
         pages::verify_file(&context, file, &mut leftovers, &progress, &mut findings)?;
     }
-    records::verify(&context, &segments, &progress, &mut findings)?;
+    let complete = complete::compare(&context, &progress, &mut findings)?;
+    if let Some(archive) = wal_directory {
+        let size = control.segment;
+        records::add_archived(&mut segments, archive, complete.ranges(), size)?;
+    }
+    let runs = records::verify(&context, &segments, &progress, &mut findings)?;
+    complete::require_wal(complete.ranges(), &runs, &mut findings);
     findings.decide(control, &mut leftovers);
     progress.finish_and_clear();
-    report(&keystore, &unsettled, &findings, control.clean, out).map_err(unprintable)?;
+    report(&keystore, &unsettled, &findings, &complete, control.clean, out).map_err(unprintable)?;
     Ok(findings.damaged == 0)
 }
 
@@ -210,6 +221,7 @@ fn report(
     keystore: &Keystore,
     unsettled: &[(Scope, usize)],
     findings: &Findings,
+    complete: &Complete,
     clean: bool,
     out: &mut impl Write,
 ) -> io::Result<()> {
@@ -241,6 +253,21 @@ fn report(
         "WAL          {} pages encrypted, {} in plaintext; {} records",
         findings.wal_sealed, findings.wal_plaintext, findings.records
     )?;
+    match complete {
+        Complete::Unknown => {
+            writeln!(out, "manifest     none: that no file is missing was not checked")?;
+        }
+        Complete::Started => {
+            writeln!(out, "manifest     not compared: a server was started here after the backup")?
+        }
+        Complete::Unreadable => writeln!(out, "manifest     not compared: it is damaged")?,
+        Complete::Compared(manifest) => writeln!(
+            out,
+            "manifest     compared with {} files and {} ranges of WAL",
+            manifest.files.len(),
+            manifest.ranges.len()
+        )?,
+    }
     for damage in &findings.listed {
         writeln!(out, "damaged      {damage}")?;
     }

@@ -20,7 +20,8 @@ use pagevault_keystore::wal_pages::{self, WalKeys};
 use pagevault_keystore::wal_segments::{Name, parse_name};
 use pagevault_keystore::wal_timelines::{history_name, owner_of};
 
-use super::key_records::files_concerned;
+use super::key_records::{self, files_concerned};
+use super::manifest::Range;
 use super::pages::fill;
 use super::{Context, Findings};
 use crate::failure::{Failure, unreadable};
@@ -31,9 +32,14 @@ const PAGE: usize = 8192;
 const SHORT_HEADER: usize = 24;
 const LONG_HEADER: usize = 40;
 const HAS_LONG_HEADER: u8 = 0x02;
+/// `XLP_FIRST_IS_OVERWRITE_CONTRECORD`
+const OVERWRITES: u8 = 0x08;
 /// `SizeOfXLogRecord`, and the offset of the CRC.
 const RECORD: usize = 24;
 const RECORD_CRC: usize = 20;
+/// `RM_XLOG_ID` and `XLOG_SWITCH`.
+const XLOG: u8 = 0;
+const SWITCH: u8 = 0x40;
 /// Maximum size of a record (`XLogRecordMaxSize`, 1020 MB).
 const MAX_RECORD: usize = 1020 << 20;
 
@@ -47,13 +53,12 @@ pub(super) struct Segment {
     name: Name,
 }
 
-/// All segments, by timeline and address.
-pub(super) fn segments(data_directory: &Path) -> Result<Vec<Segment>, Failure> {
-    let directory = data_directory.join("pg_wal");
-    let entries = std::fs::read_dir(&directory).map_err(|error| unreadable(&directory, &error))?;
+/// All segments in a directory, by timeline and address.
+pub(super) fn segments(directory: &Path) -> Result<Vec<Segment>, Failure> {
+    let entries = std::fs::read_dir(directory).map_err(|error| unreadable(directory, &error))?;
     let mut found = Vec::new();
     for entry in entries {
-        let entry = entry.map_err(|error| unreadable(&directory, &error))?;
+        let entry = entry.map_err(|error| unreadable(directory, &error))?;
         let name = entry.file_name().into_string().unwrap_or_default();
         if let Some(name) = parse_name(name.as_bytes()) {
             found.push(Segment { path: entry.path(), name });
@@ -61,6 +66,56 @@ pub(super) fn segments(data_directory: &Path) -> Result<Vec<Segment>, Failure> {
     }
     found.sort_by_key(|segment| (segment.name.timeline, segment.name.number));
     Ok(found)
+}
+
+/// Adds segments of an archive that have WAL of these ranges, and are not there yet.
+pub(super) fn add_archived(
+    segments: &mut Vec<Segment>,
+    archive: &Path,
+    ranges: &[Range],
+    size: u64,
+) -> Result<(), Failure> {
+    let mut archived = self::segments(archive)?;
+    archived.retain(|segment| {
+        let Lsn(start) = segment.name.start(size);
+        let holds =
+            |range: &Range| start < range.end.0 && range.start.0 < start.saturating_add(size);
+        ranges.iter().any(holds) && segments.iter().all(|other| other.name != segment.name)
+    });
+    segments.append(&mut archived);
+    segments.sort_by_key(|segment| (segment.name.timeline, segment.name.number));
+    Ok(())
+}
+
+/// WAL without a gap.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Run {
+    /// The timeline of its segments.
+    pub(super) timeline: u32,
+    /// The beginning of the first record.
+    first: Lsn,
+    /// The end of the last record; after a switch, that of the segment.
+    pub(super) reached: Lsn,
+}
+
+impl Run {
+    /// Whether a record that begins at `began` is the next one: immediately, or after the header of
+    /// a page.
+    fn follows(&self, began: Lsn) -> bool {
+        let Lsn(reached) = self.reached;
+        let header = match reached {
+            _ if !reached.is_multiple_of(PAGE as u64) => return began == self.reached,
+            _ if began.0 - reached.min(began.0) == LONG_HEADER as u64 => LONG_HEADER,
+            _ => SHORT_HEADER,
+        };
+        began == self.reached + header as u64
+    }
+
+    /// Whether it has the record at `address`; or, if a page begins there, after the page's header.
+    pub(super) fn includes(&self, address: Lsn) -> bool {
+        let header = if address.0.is_multiple_of(PAGE as u64) { LONG_HEADER } else { 0 };
+        self.first <= address + header as u64 && address <= self.reached
+    }
 }
 
 struct Keys<'a> {
@@ -82,13 +137,13 @@ impl WalKeys for Keys<'_> {
     }
 }
 
-/// Decrypts all pages of all segments, and checks all records.
+/// Decrypts all pages of all segments, and checks all records. Returns what follows without a gap.
 pub(super) fn verify(
     context: &Context<'_>,
     segments: &[Segment],
     progress: &ProgressBar,
     findings: &mut Findings,
-) -> Result<(), Failure> {
+) -> Result<Vec<Run>, Failure> {
     let mut keys = Keys { context, keys: BTreeMap::new() };
     for (version, record) in context.keystore.wal_keys() {
         let (file, data_key_version) = key_place(version);
@@ -101,19 +156,21 @@ pub(super) fn verify(
             findings.damage(format!("WAL key version {version} cannot be unwrapped"));
         }
     }
-    let mut reader = Reader { redo: context.control.redo, ..Reader::default() };
+    let size = context.control.segment;
+    let mut runs = Vec::new();
+    let mut reader = Reader { redo: context.control.redo, size, ..Reader::default() };
     let mut timeline = 0;
     // For skipping WAL that the server would not read: a timeline's segments after the point where
     // the next timeline begins.
     let history = history(segments, context.control.timeline)?;
     // Without a history file all segments count.
     let newest = if history.is_empty() { 0 } else { context.control.timeline };
-    let size = context.control.segment;
     let mut page = [0; PAGE];
     for segment in segments {
         if timeline != segment.name.timeline {
             timeline = segment.name.timeline;
-            reader = Reader { redo: context.control.redo, ..Reader::default() };
+            runs.append(&mut reader.runs);
+            reader = Reader { redo: context.control.redo, size, timeline, ..Reader::default() };
             if timeline == context.control.timeline {
                 reader.on_disk = context.control.checkpoint.unwrap_or(Lsn::INVALID);
             }
@@ -155,7 +212,8 @@ pub(super) fn verify(
         }
     }
     reader.end(findings);
-    Ok(())
+    runs.append(&mut reader.runs);
+    Ok(runs)
 }
 
 /// The history file of a timeline, in the directory of the segments. The first timeline has none.
@@ -182,6 +240,11 @@ struct Reader {
     on_disk: Lsn,
     /// Records from this address on will be replayed, if any are.
     redo: Lsn,
+    /// Size of a segment.
+    size: u64,
+    timeline: u32,
+    /// Records that follow each other.
+    runs: Vec<Run>,
 }
 
 impl Reader {
@@ -204,6 +267,10 @@ impl Reader {
         } else if rest == 0 {
             // The record was abandoned, and another begins here
             // (`XLP_FIRST_IS_OVERWRITE_CONTRECORD`).
+            if page[2] & OVERWRITES != 0 {
+                let abandoned = self.runs.last_mut().filter(|run| run.follows(self.began));
+                abandoned.into_iter().for_each(|run| run.reached = address);
+            }
             self.record.clear();
         }
         while at + 8 <= PAGE {
@@ -229,6 +296,7 @@ impl Reader {
             match is_right(&self.record) {
                 true => {
                     findings.records += 1;
+                    self.extend(address + at as u64);
                     if self.began >= self.redo {
                         findings.concerned.extend(files_concerned(&self.record));
                     }
@@ -240,6 +308,24 @@ impl Reader {
                 }
             }
             self.record.clear();
+        }
+    }
+
+    /// A record is complete, and ends at `end`.
+    fn extend(&mut self, end: Lsn) {
+        let is_switch = self.record[key_records::MANAGER] == XLOG
+            && self.record[key_records::INFO] & !key_records::OF_THE_SERVER == SWITCH;
+        // The rest of the segment is not used (`XLogDecodeNextRecord`, xlogreader.c).
+        let reached = if is_switch {
+            Lsn(end.0.checked_next_multiple_of(self.size).unwrap_or(end.0))
+        } else {
+            end
+        };
+        match self.runs.last_mut().filter(|run| run.follows(self.began)) {
+            Some(run) => run.reached = reached,
+            None => {
+                self.runs.push(Run { timeline: self.timeline, first: self.began, reached });
+            }
         }
     }
 
@@ -265,7 +351,8 @@ impl Reader {
     }
 
     fn reset(&mut self) {
-        *self = Reader { on_disk: self.on_disk, redo: self.redo, ..Reader::default() };
+        (self.next, self.suspect, self.began) = (None, None, Lsn::INVALID);
+        self.record.clear();
     }
 }
 

@@ -37,6 +37,7 @@ mod offline;
 mod open_transactions;
 mod permissions;
 mod preload;
+mod proven_backup;
 mod random_ddl;
 mod redo;
 mod rekey;

@@ -1,0 +1,204 @@
+//! Whether a base backup is complete: the files that its manifest names are there and have their
+//! checksums, there is no other, and its WAL is unbroken.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{self, Read};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use indicatif::ProgressBar;
+use pagevault_keystore::{audit, escrow};
+use sha2::{Digest, Sha224, Sha256, Sha384, Sha512};
+
+use super::manifest::{Algorithm, LONGEST, Listed, Manifest, NAME, Range};
+use super::records::Run;
+use super::{Context, Findings};
+use crate::failure::{Failure, unreadable};
+use crate::offline::DIRECTORY;
+use crate::regular::{open_regular, read_regular};
+
+/// What may be added to a backup, or changed in it (pg_verifybackup.c, `main`).
+const IGNORED: [&[u8]; 5] =
+    [NAME.as_bytes(), b"pg_wal", b"postgresql.auto.conf", b"recovery.signal", b"standby.signal"];
+const OPTIONS: &[u8] = b"postmaster.opts";
+const TABLESPACES: &[u8] = b"pg_tblspc";
+const CHUNK: usize = 128 << 10;
+
+/// How far completeness was checked.
+pub(super) enum Complete {
+    /// There is no manifest.
+    Unknown,
+    /// A server was started here after the backup, and has changed files.
+    Started,
+    /// The manifest is damaged.
+    Unreadable,
+    /// Everything is compared.
+    Compared(Manifest),
+}
+
+impl Complete {
+    /// WAL that must be there.
+    pub(super) fn ranges(&self) -> &[Range] {
+        if let Complete::Compared(manifest) = self { &manifest.ranges } else { &[] }
+    }
+}
+
+/// Compares a directory with its manifest, if that is there and no server was started since.
+pub(super) fn compare(
+    context: &Context<'_>,
+    progress: &ProgressBar,
+    findings: &mut Findings,
+) -> Result<Complete, Failure> {
+    let root = context.keystore.data_directory();
+    let path = root.join(NAME);
+    let text = match read_regular(&path, LONGEST) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Complete::Unknown),
+        read => read.map_err(|error| unreadable(&path, &error))?,
+    };
+    let manifest = match Manifest::parse(&text) {
+        Ok(manifest) => manifest,
+        Err(what) => {
+            findings.damage(format!("{NAME}: {what}"));
+            return Ok(Complete::Unreadable);
+        }
+    };
+    drop(text);
+    let mut found = BTreeMap::new();
+    walk(root, &[], &mut found, findings)?;
+    // No base backup contains this file (basebackup.c, `excludeFiles`), a server writes it first
+    // of all (postmaster.c, `CreateOptsFile`), and nothing removes it.
+    if found.contains_key(OPTIONS) {
+        return Ok(Complete::Started);
+    }
+    if manifest.system.is_some_and(|system| system != context.control.system) {
+        findings.damage(format!("{NAME}: it is of a cluster with another system identifier"));
+    }
+    let bytes = manifest.files.values().fold(0_u64, |sum, file| sum.saturating_add(file.size));
+    progress.inc_length(bytes);
+    for (path, listed) in manifest.files.iter().filter(|(path, _)| !is_ignored(path)) {
+        let what = match found.get(path) {
+            None => Some("missing"),
+            Some(file) => difference(file, listed, progress)?,
+        };
+        if let Some(what) = what {
+            findings.damage(format!("{}: {what}, according to {NAME}", shown(path)));
+        }
+    }
+    for path in found.keys().filter(|path| !manifest.files.contains_key(*path)) {
+        findings.damage(format!("{}: not in {NAME}", shown(path)));
+    }
+    Ok(Complete::Compared(manifest))
+}
+
+/// Reports WAL that is missing.
+pub(super) fn require_wal(ranges: &[Range], runs: &[Run], findings: &mut Findings) {
+    for range in ranges {
+        // The segment in which a timeline began has the WAL of its parent up to there.
+        let same = || runs.iter().filter(|run| run.timeline >= range.timeline);
+        let start = same().filter(|run| run.includes(range.start));
+        let Range { timeline, end, .. } = *range;
+        match start.map(|run| run.reached).max() {
+            Some(reached) if reached >= end => {}
+            Some(reached) => findings.damage(format!(
+                "WAL of timeline {timeline} ends or is broken at {reached}; the backup needs it up to {end}"
+            )),
+            None => findings.damage(format!(
+                "WAL of timeline {timeline} at {} is missing; the backup needs it up to {end}",
+                range.start
+            )),
+        }
+    }
+}
+
+fn shown(path: &[u8]) -> String {
+    String::from_utf8_lossy(path).escape_debug().to_string()
+}
+
+fn is_ignored(path: &[u8]) -> bool {
+    let first = path.split(|byte| *byte == b'/').next();
+    // Programs for operators write these.
+    let ours = [escrow::RESTORED, audit::TOOLS].map(|name| format!("{DIRECTORY}/{name}"));
+    IGNORED.iter().any(|name| *name == path || *name == b"pg_wal" && first == Some(*name))
+        || ours.iter().any(|name| name.as_bytes() == path)
+}
+
+/// All files below a directory, by their paths from `root`. Links to directories are followed only
+/// where tablespaces are: others could form circles.
+fn walk(
+    root: &Path,
+    below: &[u8],
+    found: &mut BTreeMap<Vec<u8>, PathBuf>,
+    findings: &mut Findings,
+) -> Result<(), Failure> {
+    let directory = root.join(std::ffi::OsStr::from_bytes(below));
+    let failed = |error| unreadable(&directory, &error);
+    for entry in fs::read_dir(&directory).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        let mut name = below.to_vec();
+        if !name.is_empty() {
+            name.push(b'/');
+        }
+        name.extend_from_slice(entry.file_name().as_bytes());
+        if is_ignored(&name) {
+            continue;
+        }
+        let kind = entry.file_type().map_err(failed)?;
+        match fs::metadata(entry.path()) {
+            Ok(file) if file.is_dir() && (kind.is_dir() || below == TABLESPACES) => {
+                walk(root, &name, found, findings)?;
+            }
+            Ok(file) if file.is_file() => {
+                found.insert(name, entry.path());
+            }
+            Ok(_) => findings.damage(format!("{}: not a file or directory", shown(&name))),
+            Err(error) => findings.damage(format!("{}: {error}", shown(&name))),
+        }
+    }
+    Ok(())
+}
+
+/// How a file differs from what the manifest says.
+fn difference(
+    path: &Path,
+    listed: &Listed,
+    progress: &ProgressBar,
+) -> Result<Option<&'static str>, Failure> {
+    let failed = |error| unreadable(path, &error);
+    let mut file = open_regular(path).map_err(failed)?;
+    if file.metadata().map_err(failed)?.len() != listed.size {
+        return Ok(Some("another size"));
+    }
+    let Some(expected) = &listed.checksum else { return Ok(None) };
+    let sum = match expected.algorithm {
+        Algorithm::Crc32c => {
+            let mut crc = 0;
+            each(&mut file, progress, |bytes| crc = crc32c::crc32c_append(crc, bytes))
+                // `pg_checksum_final` writes it as it is in memory.
+                .map(|()| crc.to_le_bytes().to_vec())
+        }
+        Algorithm::Sha224 => hashed::<Sha224>(&mut file, progress),
+        Algorithm::Sha256 => hashed::<Sha256>(&mut file, progress),
+        Algorithm::Sha384 => hashed::<Sha384>(&mut file, progress),
+        Algorithm::Sha512 => hashed::<Sha512>(&mut file, progress),
+    };
+    let is_same = sum.map_err(failed)? == expected.value;
+    Ok(if is_same { None } else { Some("another checksum") })
+}
+
+fn hashed<D: Digest>(file: &mut fs::File, progress: &ProgressBar) -> io::Result<Vec<u8>> {
+    let mut hash = D::new();
+    each(file, progress, |bytes| hash.update(bytes))?;
+    Ok(hash.finalize().to_vec())
+}
+
+fn each(file: &mut fs::File, progress: &ProgressBar, mut f: impl FnMut(&[u8])) -> io::Result<()> {
+    let mut bytes = vec![0; CHUNK];
+    loop {
+        match file.read(&mut bytes)? {
+            0 => return Ok(()),
+            length => f(&bytes[..length]),
+        }
+        progress.inc(CHUNK as u64);
+    }
+}

@@ -1,0 +1,118 @@
+//! `pagevault-keyring verify` of base backups: what is missing, changed or added is noticed.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use pagevault_tests::installation::run;
+use pagevault_tests::wal::Segment;
+use pagevault_tests::{Cluster, Settings};
+
+use crate::wal::{insert, sealing};
+
+fn expect(cluster: &Cluster, backup: &Path, code: i32, words: &[&str]) -> Result<()> {
+    let (response, found) = cluster.verify_offline(backup)?;
+    ensure!(found == Some(code), "exit code {found:?} instead of {code}: {response}");
+    for word in words {
+        ensure!(response.contains(word), "{word}: {response}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_backup_proves_that_it_is_complete() -> Result<()> {
+    let (cluster, _keys) = sealing(&Settings::default().wal_segment_size(1))?;
+    cluster.sql(
+        "CREATE TABLE sealed AS SELECT i AS id FROM generate_series(1, 1000) i;
+         CREATE TABLE gone AS SELECT * FROM sealed",
+    )?;
+    cluster.sql("SELECT pagevault.encrypt('sealed'); SELECT pagevault.encrypt('gone')")?;
+    insert(&cluster, "drossel", 100)?;
+    let gone = cluster.text("SELECT pg_relation_filepath('gone')")?;
+    let backup = cluster.directory().join("backup");
+    let mut program = cluster.program("pg_basebackup");
+    run(program.args(["--checkpoint=fast", "-X", "fetch", "-D"]).arg(&backup))?;
+    expect(&cluster, &backup, 0, &["No damage found.", "manifest     compared with"])?;
+
+    // A whole relation: no other check of this program can notice that.
+    let (relation, away) = (backup.join(&gone), cluster.directory().join("away"));
+    fs::rename(&relation, &away)?;
+    let missing = format!("{gone}: missing, according to backup_manifest");
+    expect(&cluster, &backup, 2, &[&missing, "Damage found: 1."])?;
+    fs::rename(&away, &relation)?;
+
+    // The label: a server would begin recovery at the wrong place.
+    let label = backup.join("backup_label");
+    fs::rename(&label, &away)?;
+    expect(&cluster, &backup, 2, &["backup_label: missing"])?;
+    fs::rename(&away, &label)?;
+
+    let ident = backup.join("pg_ident.conf");
+    let whole = fs::read(&ident)?;
+    let mut changed = whole.clone();
+    changed[0] ^= 1;
+    fs::write(&ident, &changed)?;
+    expect(&cluster, &backup, 2, &["pg_ident.conf: another checksum", "Damage found: 1."])?;
+    fs::write(&ident, &whole[1..])?;
+    expect(&cluster, &backup, 2, &["pg_ident.conf: another size", "Damage found: 1."])?;
+    fs::write(&ident, &whole)?;
+
+    fs::write(backup.join("base/1/4711"), "")?;
+    expect(&cluster, &backup, 2, &["base/1/4711: not in backup_manifest", "Damage found: 1."])?;
+    fs::remove_file(backup.join("base/1/4711"))?;
+    fs::write(backup.join("recovery.signal"), "")?;
+    expect(&cluster, &backup, 0, &["No damage found."])?;
+
+    let manifest = backup.join("backup_manifest");
+    let text = fs::read_to_string(&manifest)?;
+    fs::write(&manifest, text.replacen("\"Size\": 3,", "\"Size\": 4,", 1))?;
+    expect(&cluster, &backup, 2, &["backup_manifest: its own checksum is wrong"])?;
+    fs::remove_file(&manifest)?;
+    expect(&cluster, &backup, 0, &["manifest     none"])?;
+    fs::write(&manifest, &text)?;
+    expect(&cluster, &backup, 0, &["No damage found."])?;
+    cluster.finish()
+}
+
+/// Without WAL up to its end a backup does not become consistent.
+#[test]
+fn wal_that_is_cut_before_the_end_of_the_backup_is_noticed() -> Result<()> {
+    let (cluster, _keys) = sealing(&Settings::default().wal_segment_size(1))?;
+    insert(&cluster, "drossel", 100)?;
+    let backup = cluster.directory().join("backup");
+    let mut program = cluster.program("pg_basebackup");
+    run(program.args(["--checkpoint=fast", "-X", "fetch", "-D"]).arg(&backup))?;
+    expect(&cluster, &backup, 0, &["No damage found."])?;
+    let text = fs::read_to_string(backup.join("backup_manifest"))?;
+    let end = text.split("\"End-LSN\": \"").nth(1).and_then(|rest| rest.split('"').next());
+    let end = end.context("the manifest's End-LSN")?;
+    let low = end.split('/').nth(1).context("an LSN")?;
+    let low = u64::from_str_radix(low, 16)? % (1 << 20);
+    let name = cluster.text(&format!("SELECT pg_walfile_name('{end}')"))?;
+    let segments = Segment::all(&backup.join("pg_wal"))?;
+    let segment = segments.iter().find(|segment| segment.path.ends_with(&name));
+    let path = &segment.context("the last segment")?.path;
+    let whole = fs::read(path)?;
+
+    // As if WAL had ended before the page with the end of the backup.
+    let mut cut = whole.clone();
+    let from = (low - 1) as usize / 8192 * 8192;
+    cut[from..].fill(0);
+    fs::write(path, &cut)?;
+    expect(&cluster, &backup, 2, &["the backup needs it up to", end])?;
+    fs::remove_file(path)?;
+    expect(&cluster, &backup, 2, &["the backup needs it up to", end])?;
+
+    // It may be elsewhere.
+    let archive = cluster.directory().join("archive");
+    fs::create_dir(&archive)?;
+    fs::write(archive.join(&name), &whole)?;
+    cluster.installation().give(&archive)?;
+    cluster.installation().give(&archive.join(&name))?;
+    let mut verify = cluster.program("pagevault-keyring");
+    verify.arg("verify").arg("--wal-directory").arg(&archive).arg(&backup);
+    ensure!(run(&mut verify)?.contains("No damage found."));
+    fs::write(path, &whole)?;
+    expect(&cluster, &backup, 0, &["No damage found."])?;
+    cluster.finish()
+}
