@@ -14,7 +14,8 @@ use base64::engine::general_purpose::STANDARD;
 use pagevault_cipher::page::Strength;
 use pagevault_cipher::wal::Mark;
 use pagevault_cipher::{
-    CipherId, DataKey, DataKeyVersion, Fork, KeyVersion, PAGE_SIZE, PageKey, page, stream, wal,
+    CipherId, DataKey, DataKeyVersion, Fork, KeyVersion, PAGE_SIZE, PageKey, Secret32, page,
+    stream, wal,
 };
 use pagevault_core::policy::label::Label;
 use pagevault_interpose::elf::Elf;
@@ -22,8 +23,10 @@ use pagevault_keyring::keyfile::format::KeyFile;
 use pagevault_keyring::provider::Environment;
 use pagevault_keyring::providers;
 use pagevault_keyring::providers::command::reply::{self, Reply};
+use pagevault_keyring::verify::manifest::Manifest;
 use pagevault_keystore::audit::{self, AuditKey};
 use pagevault_keystore::directory::Directory;
+use pagevault_keystore::manifest_seal::Seal;
 use pagevault_keystore::protocol::{self, Request};
 use pagevault_keystore::state::State;
 use pagevault_keystore::{Record, Scope, batch, escrow, log};
@@ -47,6 +50,7 @@ pub const TARGETS: &[Target] = &[
     ("options", options),
     ("command_reply", command_reply),
     ("audit_line", audit_line),
+    ("manifest", manifest),
     ("label", label),
     ("elf", elf),
 ];
@@ -302,6 +306,14 @@ pub fn audit_line(bytes: &[u8]) {
     }
     if let Some(noted) = audit::newest(bytes) {
         assert!(noted.text.len() <= audit::MAX_LINE);
+    }
+}
+
+/// The manifest of a base backup, and its seal. A parsed seal is not authentic.
+pub fn manifest(bytes: &[u8]) {
+    let _ = Manifest::parse(bytes);
+    if let Ok(seal) = Seal::parse(bytes) {
+        assert!(!seal.is_authentic(&Secret32::from_bytes(&[1; 32]), bytes));
     }
 }
 

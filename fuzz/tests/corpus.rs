@@ -19,6 +19,16 @@ fn seeds() -> Vec<Vec<u8>> {
         br#"{"wrap": ["/bin/true", "a"], "unwrap": ["/bin/true"]}"#.to_vec(),
         b"wrapped vault:v1:ab+/=\nkey_version 7\n".to_vec(),
         b"plaintext AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=\n".to_vec(),
+        br#"{ "PostgreSQL-Backup-Manifest-Version": 1,
+"Files": [
+{ "Path": "PG_VERSION", "Size": 3, "Checksum-Algorithm": "CRC32C", "Checksum": "64440205" }
+],
+"WAL-Ranges": [
+{ "Timeline": 1, "Start-LSN": "0/2000028", "End-LSN": "0/2000100" }
+],
+"Manifest-Checksum": "00"}
+"#
+        .to_vec(),
         b"encrypted aes-128-xts".to_vec(),
         b"plaintext".to_vec(),
     ];
@@ -36,7 +46,7 @@ fn seeds() -> Vec<Vec<u8>> {
         let restored = escrow::Restored { keystore: [7; 16], records };
         seeds.extend(restored.encode());
     }
-    for folder in ["cipher/vectors", "keystore/vectors/v1", "keyring/vectors"] {
+    for folder in ["cipher/vectors", "keystore/vectors", "keystore/vectors/v1", "keyring/vectors"] {
         seeds.extend(files(&root.join(folder)).into_iter().filter(|seed| seed.len() <= 64 << 10));
     }
     assert!(seeds.len() > 20, "the golden files are not where they were");

@@ -10,6 +10,7 @@
 //! | [`check_value`] | key check values of database keys |
 //! | [`anchor`] | what a cluster has reached, as a note outside of it |
 //! | [`audit`] | lines of the audit trail, and its state file |
+//! | [`manifest_seal`] | the seal of a base backup's manifest |
 //! | [`batch`] | the records of one change with a checksum; also the payload of a WAL record |
 //! | [`log`] | an append-only file of batches: replay, append, compact |
 //! | [`compaction`] | contents and order of a compacted log |
@@ -45,6 +46,7 @@ mod failure;
 pub mod job;
 pub mod job_table;
 pub mod log;
+pub mod manifest_seal;
 pub mod protocol;
 pub mod record;
 pub mod rel_file;

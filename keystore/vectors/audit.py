@@ -15,10 +15,11 @@ def derive(key, label, context):
     return hkdf(key, part(label) + part(context), 32)
 
 
-key = derive(bytes([7]) * 32, b"pagevault audit trail v1", b"0123456789abcdef" + struct.pack("<I", 3))
-body = (
-    '{"run":"6162636465666768696a6b6c6d6e6f70","seq":1,"time":"2023-11-14T22:13:20.123456Z","prev":null,'
-    '"action":"start","mac_key":3'
-)
-mac = hmac.new(key, body.encode(), hashlib.sha256).hexdigest()
-print(f'{body},"mac":"{mac}"}}')
+if __name__ == "__main__":
+    key = derive(bytes([7]) * 32, b"pagevault audit trail v1", b"0123456789abcdef" + struct.pack("<I", 3))
+    body = (
+        '{"run":"6162636465666768696a6b6c6d6e6f70","seq":1,"time":"2023-11-14T22:13:20.123456Z","prev":null,'
+        '"action":"start","mac_key":3'
+    )
+    mac = hmac.new(key, body.encode(), hashlib.sha256).hexdigest()
+    print(f'{body},"mac":"{mac}"}}')

@@ -57,10 +57,16 @@ enum Command {
     Verify {
         /// The data directory
         data_directory: PathBuf,
-        /// Directory with archived WAL that the manifest of the backup names, if it is not in the
-        /// backup
-        #[arg(long, value_name = "DIR")]
-        wal_directory: Option<PathBuf>,
+        #[command(flatten)]
+        options: verify::Options,
+        #[command(flatten)]
+        access: access::AccessOptions,
+    },
+    /// Seal the manifest of a base backup with the cluster's key, so that `verify` notices when
+    /// files of the backup, and the manifest with them, were changed or removed
+    SealManifest {
+        /// The base backup, as pg_basebackup --manifest-checksums=SHA256 has taken it
+        data_directory: PathBuf,
         #[command(flatten)]
         access: access::AccessOptions,
     },
@@ -156,14 +162,16 @@ pub fn main() -> ExitCode {
         Command::Inspect { paths } => {
             inspect::inspect(&paths, &mut io::stdout().lock()).map(|()| ExitCode::SUCCESS)
         }
-        Command::Verify { data_directory, wal_directory, access } => {
-            let access = access.access();
-            access
-                .and_then(|access| {
-                    let wal = wal_directory.as_deref();
-                    verify::verify(&data_directory, wal, access, &mut io::stdout().lock())
-                })
-                .map(|well| if well { ExitCode::SUCCESS } else { ExitCode::from(2) })
+        Command::Verify { data_directory, options, access } => {
+            let out = &mut io::stdout().lock();
+            let verify = |access| verify::verify(&data_directory, &options, access, out);
+            let code = |well| if well { ExitCode::SUCCESS } else { ExitCode::from(2) };
+            access.access().and_then(verify).map(code)
+        }
+        Command::SealManifest { data_directory, access } => {
+            let out = &mut io::stdout().lock();
+            let seal = |access| verify::seal_manifest(&data_directory, access, out);
+            access.access().and_then(seal).map(|()| ExitCode::SUCCESS)
         }
         Command::RestoreUnsettled { data_directory } => {
             restore_unsettled::restore_unsettled(&data_directory, &mut io::stdout().lock())

@@ -8,72 +8,119 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use indicatif::ProgressBar;
-use pagevault_keystore::{audit, escrow};
+use pagevault_keystore::{audit, escrow, manifest_seal};
+use serde::Serialize;
 use sha2::{Digest, Sha224, Sha256, Sha384, Sha512};
 
-use super::manifest::{Algorithm, LONGEST, Listed, Manifest, NAME, Range};
+use super::manifest::{self, Algorithm, Listed, Manifest, Range};
 use super::records::Run;
+use super::seal;
 use super::{Context, Findings};
 use crate::failure::{Failure, unreadable};
 use crate::offline::DIRECTORY;
-use crate::regular::{open_regular, read_regular};
+use crate::regular::open_regular;
 
-/// What may be added to a backup, or changed in it (pg_verifybackup.c, `main`).
-const IGNORED: [&[u8]; 5] =
-    [NAME.as_bytes(), b"pg_wal", b"postgresql.auto.conf", b"recovery.signal", b"standby.signal"];
-const OPTIONS: &[u8] = b"postmaster.opts";
+/// What may be added to a backup, or changed in it (pg_verifybackup.c, `main`), and the seal.
+const IGNORED: [&[u8]; 6] = [
+    manifest::NAME.as_bytes(),
+    manifest_seal::FILE.as_bytes(),
+    b"pg_wal",
+    b"postgresql.auto.conf",
+    b"recovery.signal",
+    b"standby.signal",
+];
+/// The command line of the last server start.
+pub(super) const OPTIONS: &str = "postmaster.opts";
 const TABLESPACES: &[u8] = b"pg_tblspc";
 const CHUNK: usize = 128 << 10;
 
 /// How far completeness was checked.
+#[derive(Serialize)]
+#[serde(tag = "state", rename_all = "snake_case")]
 pub(super) enum Complete {
     /// There is no manifest.
-    Unknown,
+    None,
     /// A server was started here after the backup, and has changed files.
     Started,
     /// The manifest is damaged.
-    Unreadable,
+    Damaged,
     /// Everything is compared.
-    Compared(Manifest),
+    Compared { files: usize, ranges: Vec<Range>, seal: Sealed },
+}
+
+/// Whether the manifest is that of the cluster.
+#[derive(Serialize)]
+#[serde(tag = "state", rename_all = "snake_case")]
+pub(super) enum Sealed {
+    No,
+    Invalid,
+    Yes { time: String, key_version: u32 },
 }
 
 impl Complete {
     /// WAL that must be there.
     pub(super) fn ranges(&self) -> &[Range] {
-        if let Complete::Compared(manifest) = self { &manifest.ranges } else { &[] }
+        if let Complete::Compared { ranges, .. } = self { ranges } else { &[] }
+    }
+
+    pub(super) fn is_sealed(&self) -> bool {
+        matches!(self, Complete::Compared { seal: Sealed::Yes { .. }, .. })
     }
 }
 
-/// Compares a directory with its manifest, if that is there and no server was started since.
+/// Compares a directory with its manifest, if that is there and no server was started since. `seal`
+/// is the content of the seal's file.
 pub(super) fn compare(
     context: &Context<'_>,
+    seal: Option<&[u8]>,
     progress: &ProgressBar,
     findings: &mut Findings,
 ) -> Result<Complete, Failure> {
     let root = context.keystore.data_directory();
-    let path = root.join(NAME);
-    let text = match read_regular(&path, LONGEST) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Complete::Unknown),
-        read => read.map_err(|error| unreadable(&path, &error))?,
-    };
+    let Some(text) = manifest::read(root)? else { return Ok(Complete::None) };
+    // No base backup contains this file (basebackup.c, `excludeFiles`), a server writes it first
+    // of all (postmaster.c, `CreateOptsFile`), and nothing removes it.
+    if root.join(OPTIONS).exists() {
+        return Ok(Complete::Started);
+    }
+    let sealed = seal.map(|seal| seal::check(seal, &text, context.keystore, context.unlocked));
     let manifest = match Manifest::parse(&text) {
         Ok(manifest) => manifest,
         Err(what) => {
-            findings.damage(format!("{NAME}: {what}"));
-            return Ok(Complete::Unreadable);
+            findings.damage(format!("{}: {what}", manifest::NAME));
+            return Ok(Complete::Damaged);
         }
     };
+    let seal = match sealed {
+        Some(Ok(seal)) => {
+            Sealed::Yes { time: seal.time.to_owned(), key_version: seal.version.get() }
+        }
+        // That of an earlier backup, in a directory of which this is a backup.
+        Some(Err(_)) if manifest.files.contains_key(manifest_seal::FILE.as_bytes()) => Sealed::No,
+        Some(Err(what)) => {
+            findings.damage(format!("{}: {what}", manifest_seal::FILE));
+            Sealed::Invalid
+        }
+        None => Sealed::No,
+    };
     drop(text);
+    if manifest.system.is_some_and(|system| system != context.control.system) {
+        let what = "it is of a cluster with another system identifier";
+        findings.damage(format!("{}: {what}", manifest::NAME));
+    }
+    compare_files(root, &manifest, progress, findings)?;
+    let Manifest { files, ranges, .. } = manifest;
+    Ok(Complete::Compared { files: files.len(), ranges, seal })
+}
+
+fn compare_files(
+    root: &Path,
+    manifest: &Manifest,
+    progress: &ProgressBar,
+    findings: &mut Findings,
+) -> Result<(), Failure> {
     let mut found = BTreeMap::new();
     walk(root, &[], &mut found, findings)?;
-    // No base backup contains this file (basebackup.c, `excludeFiles`), a server writes it first
-    // of all (postmaster.c, `CreateOptsFile`), and nothing removes it.
-    if found.contains_key(OPTIONS) {
-        return Ok(Complete::Started);
-    }
-    if manifest.system.is_some_and(|system| system != context.control.system) {
-        findings.damage(format!("{NAME}: it is of a cluster with another system identifier"));
-    }
     let bytes = manifest.files.values().fold(0_u64, |sum, file| sum.saturating_add(file.size));
     progress.inc_length(bytes);
     for (path, listed) in manifest.files.iter().filter(|(path, _)| !is_ignored(path)) {
@@ -82,13 +129,13 @@ pub(super) fn compare(
             Some(file) => difference(file, listed, progress)?,
         };
         if let Some(what) = what {
-            findings.damage(format!("{}: {what}, according to {NAME}", shown(path)));
+            findings.damage(format!("{}: {what}, according to {}", shown(path), manifest::NAME));
         }
     }
     for path in found.keys().filter(|path| !manifest.files.contains_key(*path)) {
-        findings.damage(format!("{}: not in {NAME}", shown(path)));
+        findings.damage(format!("{}: not in {}", shown(path), manifest::NAME));
     }
-    Ok(Complete::Compared(manifest))
+    Ok(())
 }
 
 /// Reports WAL that is missing.

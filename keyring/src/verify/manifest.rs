@@ -2,43 +2,48 @@
 //! `json_parse_manifest` (parse_manifest.c) reads it. Anybody may have written it.
 
 use std::collections::BTreeMap;
+use std::io;
+use std::path::Path;
 
 use pagevault_cipher::{Lsn, mac};
 use pagevault_keystore::anchor::parse_lsn;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize, Serializer};
+
+use crate::failure::{Failure, unreadable};
+use crate::regular::read_regular;
 
 /// Its name in a backup.
-pub(super) const NAME: &str = "backup_manifest";
+pub(crate) const NAME: &str = "backup_manifest";
 /// Longest manifest that is read, in bytes. A file takes some 170.
-pub(super) const LONGEST: u64 = 512 << 20;
+const LONGEST: u64 = 512 << 20;
 
 /// What a backup consists of.
 #[derive(Debug)]
-pub(super) struct Manifest {
+pub struct Manifest {
     /// PostgreSQL's system identifier; not in version 1 (before 17).
-    pub(super) system: Option<u64>,
+    pub(crate) system: Option<u64>,
     /// Files by their paths, which are relative and stay within the backup.
-    pub(super) files: BTreeMap<Vec<u8>, Listed>,
-    pub(super) ranges: Vec<Range>,
+    pub(crate) files: BTreeMap<Vec<u8>, Listed>,
+    pub(crate) ranges: Vec<Range>,
 }
 
 /// A file.
 #[derive(Debug)]
-pub(super) struct Listed {
-    pub(super) size: u64,
+pub(crate) struct Listed {
+    pub(crate) size: u64,
     /// `None` for a backup without checksums.
-    pub(super) checksum: Option<Checksum>,
+    pub(crate) checksum: Option<Checksum>,
 }
 
 #[derive(Debug)]
-pub(super) struct Checksum {
-    pub(super) algorithm: Algorithm,
-    pub(super) value: Vec<u8>,
+pub(crate) struct Checksum {
+    pub(crate) algorithm: Algorithm,
+    pub(crate) value: Vec<u8>,
 }
 
 /// `pg_checksum_parse_type` (checksum_helper.c).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Algorithm {
+pub(crate) enum Algorithm {
     Crc32c,
     Sha224,
     Sha256,
@@ -47,11 +52,17 @@ pub(super) enum Algorithm {
 }
 
 /// WAL that recovery of the backup needs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Range {
-    pub(super) timeline: u32,
-    pub(super) start: Lsn,
-    pub(super) end: Lsn,
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub(crate) struct Range {
+    pub(crate) timeline: u32,
+    #[serde(serialize_with = "as_text")]
+    pub(crate) start: Lsn,
+    #[serde(serialize_with = "as_text")]
+    pub(crate) end: Lsn,
+}
+
+fn as_text<S: Serializer>(lsn: &Lsn, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(lsn)
 }
 
 #[derive(Deserialize)]
@@ -97,9 +108,27 @@ struct WrittenRange {
     end: String,
 }
 
+/// The text of a directory's manifest, if there is one.
+pub(crate) fn read(root: &Path) -> Result<Option<Vec<u8>>, Failure> {
+    let path = root.join(NAME);
+    match read_regular(&path, LONGEST) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        read => read.map(Some).map_err(|error| unreadable(&path, &error)),
+    }
+}
+
 impl Manifest {
+    /// Whether nobody can change a file so that its checksum stays the same.
+    pub(crate) fn is_cryptographic(&self) -> bool {
+        let algorithm = |file: &Listed| file.checksum.as_ref().map(|sum| sum.algorithm);
+        self.files.values().all(|file| algorithm(file).is_some_and(|it| it != Algorithm::Crc32c))
+    }
+
     /// Parses a manifest whose own checksum is right.
-    pub(super) fn parse(text: &[u8]) -> Result<Manifest, String> {
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn parse(text: &[u8]) -> Result<Manifest, String> {
         let written: Written =
             serde_json::from_slice(text).map_err(|error| format!("not readable: {error}"))?;
         // The last line contains the checksum of all lines before it (`verify_manifest_checksum`).

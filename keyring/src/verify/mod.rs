@@ -5,29 +5,31 @@ mod complete;
 mod control;
 mod key_records;
 mod leftovers;
-mod manifest;
+pub mod manifest;
 mod pages;
 mod records;
+mod report;
+mod seal;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs;
-use std::io::{self, Write};
-use std::path::Path;
+use std::io::Write;
+use std::path::{Path, PathBuf};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use pagevault_cipher::page::Strength;
-use pagevault_keystore::log::unsettled;
+use pagevault_keystore::RelFile;
 use pagevault_keystore::wal_segments::parse_name;
-use pagevault_keystore::{Record, RelFile, Scope};
 
 pub(crate) use self::pages::fill;
+pub use self::seal::seal_manifest;
 
-use self::complete::Complete;
 pub(crate) use self::control::Control;
 use self::leftovers::Leftovers;
+use self::report::Report;
 use crate::access::Access;
-use crate::failure::{Failure, refuse, unprintable};
-use crate::offline::{DIRECTORY, DatabaseKeys, Keystore};
+use crate::failure::{Failure, refuse};
+use crate::offline::{DatabaseKeys, Keystore};
 
 /// Whether a file of this name belongs to a relation.
 pub(crate) fn relation_file(name: &str) -> bool {
@@ -126,18 +128,33 @@ impl Findings {
     }
 }
 
-/// Verifies everything and prints the result. WAL that the manifest of a backup names may be in
-/// `wal_directory`, too. True if nothing is damaged.
+/// What to verify beyond the directory, and how to print the result.
+#[derive(Default, clap::Args)]
+pub struct Options {
+    /// Directory with archived WAL that the manifest of the backup names, if it is not in the
+    /// backup
+    #[arg(long, value_name = "DIR")]
+    wal_directory: Option<PathBuf>,
+    /// Report damage unless this is a base backup whose manifest was sealed with `seal-manifest`
+    #[arg(long)]
+    require_seal: bool,
+    /// Print the result as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Verifies everything and prints the result. True if nothing is damaged.
 ///
 /// # Errors
 /// If it cannot be verified: the server is running, a key cannot be unwrapped, a file cannot be
 /// read.
 pub fn verify(
     data_directory: &Path,
-    wal_directory: Option<&Path>,
+    options: &Options,
     access: Access,
     out: &mut impl Write,
 ) -> Result<bool, Failure> {
+    seal::refuse_tar(data_directory)?;
     if data_directory.join("postmaster.pid").exists() {
         return Err(refuse("a server is running in the data directory")
             .with_detail(format!(
@@ -149,8 +166,10 @@ pub fn verify(
             ));
     }
     let keystore = Keystore::read(data_directory, access)?;
-    let unsettled = unsettled(&keystore)?;
-    let unlocked = keystore.unlock(&keystore.needed())?;
+    let seal = seal::read(keystore.data_directory())?;
+    let mut needed = keystore.needed();
+    needed.extend(seal.as_deref().and_then(|seal| seal::key_of(&keystore, seal)));
+    let unlocked = keystore.unlock(&needed)?;
     let control = Control::ask(keystore.data_directory())?;
     let mut files = pages::files(keystore.data_directory())?;
     let mut segments = records::segments(&keystore.data_directory().join("pg_wal"))?;
@@ -170,16 +189,25 @@ pub fn verify(
     for file in &files {
         pages::verify_file(&context, file, &mut leftovers, &progress, &mut findings)?;
     }
-    let complete = complete::compare(&context, &progress, &mut findings)?;
-    if let Some(archive) = wal_directory {
-        let size = control.segment;
-        records::add_archived(&mut segments, archive, complete.ranges(), size)?;
+    let complete = complete::compare(&context, seal.as_deref(), &progress, &mut findings)?;
+    if options.require_seal && !complete.is_sealed() {
+        findings.damage("there is no manifest with a valid seal".to_owned());
+    }
+    if let Some(archive) = &options.wal_directory {
+        let archived = records::archived(&segments, archive, complete.ranges(), control.segment)?;
+        progress.inc_length(archived.iter().map(|segment| length(&segment.path)).sum());
+        segments = records::merged(segments, archived);
     }
     let runs = records::verify(&context, &segments, &progress, &mut findings)?;
     complete::require_wal(complete.ranges(), &runs, &mut findings);
     findings.decide(control, &mut leftovers);
     progress.finish_and_clear();
-    report(&keystore, &unsettled, &findings, &complete, control.clean, out).map_err(unprintable)?;
+    let report = Report::new(&keystore, &findings, &complete, control.clean)?;
+    if options.json {
+        report.print_json(out)?
+    } else {
+        report.print(out)?
+    }
     Ok(findings.damaged == 0)
 }
 
@@ -196,18 +224,6 @@ impl Context<'_> {
     }
 }
 
-/// Number of data keys that were cut off from key files and are not in them, by scope.
-fn unsettled(keystore: &Keystore) -> Result<Vec<(Scope, usize)>, Failure> {
-    let is_key = |record: &Record| matches!(record, Record::DataKey { .. });
-    let mut found = Vec::new();
-    for (scope, records) in keystore.unsettled()? {
-        let missing = unsettled::missing(keystore.state(), records);
-        found.push((scope, missing.iter().filter(|record| is_key(record)).count()));
-    }
-    found.retain(|(_, count)| *count > 0);
-    Ok(found)
-}
-
 /// Shown only on a terminal.
 fn progress(bytes: u64) -> ProgressBar {
     let bar = ProgressBar::new(bytes);
@@ -215,94 +231,4 @@ fn progress(bytes: u64) -> ProgressBar {
         "{wide_bar} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left",
     );
     bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
-}
-
-fn report(
-    keystore: &Keystore,
-    unsettled: &[(Scope, usize)],
-    findings: &Findings,
-    complete: &Complete,
-    clean: bool,
-    out: &mut impl Write,
-) -> io::Result<()> {
-    let needed = keystore.needed();
-    let keys = keystore.state().files().flat_map(|(_, entry)| entry.keys.values());
-    let keys = keys.filter(|key| needed.contains(&(key.scope, key.key_version))).count();
-    writeln!(out, "keys         {keys} data keys; all their database keys could be unwrapped")?;
-    for (scope, count) in unsettled {
-        writeln!(
-            out,
-            "unsettled    {count} data keys in {DIRECTORY}/{}, cut off at a server start and not in the key files. Replay of\n             WAL restores them. If WAL is permanently lost, use: pagevault-keyring restore-unsettled",
-            unsettled::name(*scope)
-        )?;
-    }
-    writeln!(
-        out,
-        "relations    {} files: {} pages encrypted, {} in plaintext, {} empty, {} whose keys were destroyed",
-        findings.files, findings.sealed, findings.plaintext, findings.empty, findings.shredded
-    )?;
-    if findings.full_tags + findings.short_tags > 0 {
-        writeln!(
-            out,
-            "authentic    {} encrypted pages, by tags of 128 bits; {} by tags of 20 bits",
-            findings.full_tags, findings.short_tags
-        )?;
-    }
-    writeln!(
-        out,
-        "WAL          {} pages encrypted, {} in plaintext; {} records",
-        findings.wal_sealed, findings.wal_plaintext, findings.records
-    )?;
-    match complete {
-        Complete::Unknown => {
-            writeln!(out, "manifest     none: that no file is missing was not checked")?;
-        }
-        Complete::Started => {
-            writeln!(out, "manifest     not compared: a server was started here after the backup")?
-        }
-        Complete::Unreadable => writeln!(out, "manifest     not compared: it is damaged")?,
-        Complete::Compared(manifest) => writeln!(
-            out,
-            "manifest     compared with {} files and {} ranges of WAL",
-            manifest.files.len(),
-            manifest.ranges.len()
-        )?,
-    }
-    for damage in &findings.listed {
-        writeln!(out, "damaged      {damage}")?;
-    }
-    let listed = findings.listed.len() as u64;
-    if findings.damaged > listed {
-        writeln!(out, "             and {} more", findings.damaged - listed)?;
-    }
-    for file in findings.left_over.iter().take(LISTED) {
-        writeln!(
-            out,
-            "left over    {file}: belongs to no relation; created by a transaction that did not commit"
-        )?;
-    }
-    if findings.left_over.len() > LISTED {
-        writeln!(out, "             and {} more", findings.left_over.len() - LISTED)?;
-    }
-    if findings.undecided > 0 {
-        writeln!(
-            out,
-            "undecided    {} pages in plaintext, in files that WAL encrypts or decrypts: a server that has replayed it\n             refuses those that it does not explain. Verify again then",
-            findings.undecided
-        )?;
-    }
-    if findings.skipped > 0 {
-        let files = findings.skipped;
-        writeln!(out, "skipped      {files} files of unlogged relations, which recovery resets")?;
-    }
-    if findings.damaged > 0 && !clean {
-        writeln!(
-            out,
-            "             This is a backup, or its server was not shut down cleanly: recovery repairs pages that were\n             being written. Start the server, shut it down, and verify again."
-        )?;
-    }
-    match findings.damaged {
-        0 => writeln!(out, "\nNo damage found."),
-        count => writeln!(out, "\nDamage found: {count}."),
-    }
 }

@@ -68,13 +68,13 @@ pub(super) fn segments(directory: &Path) -> Result<Vec<Segment>, Failure> {
     Ok(found)
 }
 
-/// Adds segments of an archive that have WAL of these ranges, and are not there yet.
-pub(super) fn add_archived(
-    segments: &mut Vec<Segment>,
+/// Segments of an archive that have WAL of these ranges, and are not among `segments`.
+pub(super) fn archived(
+    segments: &[Segment],
     archive: &Path,
     ranges: &[Range],
     size: u64,
-) -> Result<(), Failure> {
+) -> Result<Vec<Segment>, Failure> {
     let mut archived = self::segments(archive)?;
     archived.retain(|segment| {
         let Lsn(start) = segment.name.start(size);
@@ -82,9 +82,14 @@ pub(super) fn add_archived(
             |range: &Range| start < range.end.0 && range.start.0 < start.saturating_add(size);
         ranges.iter().any(holds) && segments.iter().all(|other| other.name != segment.name)
     });
-    segments.append(&mut archived);
+    Ok(archived)
+}
+
+/// All of them, by timeline and address.
+pub(super) fn merged(mut segments: Vec<Segment>, mut others: Vec<Segment>) -> Vec<Segment> {
+    segments.append(&mut others);
     segments.sort_by_key(|segment| (segment.name.timeline, segment.name.number));
-    Ok(())
+    segments
 }
 
 /// WAL without a gap.

@@ -45,7 +45,7 @@ pub const MAX_LINE: usize = 12 << 10;
 
 const LABEL: &str = "pagevault audit trail v1";
 /// Text before the MAC's hexadecimal digits.
-const BEFORE_MAC: &str = ",\"mac\":\"";
+pub(crate) const BEFORE_MAC: &str = ",\"mac\":\"";
 
 /// Random number of 128 bits that identifies a server start.
 pub type Run = [u8; 16];
@@ -238,7 +238,8 @@ fn present<const N: usize>(text: Option<&str>) -> Option<Option<[u8; N]>> {
     text.map_or(Some(None), |text| unhex(text).map(Some))
 }
 
-fn unhex<const N: usize>(text: &str) -> Option<[u8; N]> {
+/// The bytes of hexadecimal digits, if it is that many in lower case.
+pub(crate) fn unhex<const N: usize>(text: &str) -> Option<[u8; N]> {
     let is_digit = |c: u8| matches!(c, b'0'..=b'9' | b'a'..=b'f');
     if text.len() != 2 * N || !text.bytes().all(is_digit) {
         return None;

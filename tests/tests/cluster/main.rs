@@ -47,6 +47,7 @@ mod revalidate;
 mod rotation;
 mod rotation_crashes;
 mod routes;
+mod sealed_manifest;
 mod sealed_only;
 mod segments;
 mod self_check;

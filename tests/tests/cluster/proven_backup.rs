@@ -27,19 +27,27 @@ fn a_backup_proves_that_it_is_complete() -> Result<()> {
          CREATE TABLE gone AS SELECT * FROM sealed",
     )?;
     cluster.sql("SELECT pagevault.encrypt('sealed'); SELECT pagevault.encrypt('gone')")?;
+    let space = cluster.make_tablespace("space")?;
+    cluster.sql("CREATE TABLE elsewhere TABLESPACE space AS SELECT * FROM sealed")?;
     insert(&cluster, "drossel", 100)?;
     let gone = cluster.text("SELECT pg_relation_filepath('gone')")?;
     let backup = cluster.directory().join("backup");
+    let copied = cluster.directory().join("copied");
     let mut program = cluster.program("pg_basebackup");
+    program.arg(format!("--tablespace-mapping={}={}", space.display(), copied.display()));
     run(program.args(["--checkpoint=fast", "-X", "fetch", "-D"]).arg(&backup))?;
     expect(&cluster, &backup, 0, &["No damage found.", "manifest     compared with"])?;
 
     // A whole relation: no other check of this program can notice that.
-    let (relation, away) = (backup.join(&gone), cluster.directory().join("away"));
-    fs::rename(&relation, &away)?;
-    let missing = format!("{gone}: missing, according to backup_manifest");
-    expect(&cluster, &backup, 2, &[&missing, "Damage found: 1."])?;
-    fs::rename(&away, &relation)?;
+    let elsewhere = cluster.text("SELECT pg_relation_filepath('elsewhere')")?;
+    let away = cluster.directory().join("away");
+    for gone in [gone, elsewhere] {
+        let relation = backup.join(&gone);
+        fs::rename(&relation, &away)?;
+        let missing = format!("{gone}: missing, according to backup_manifest");
+        expect(&cluster, &backup, 2, &[&missing, "Damage found: 1."])?;
+        fs::rename(&away, &relation)?;
+    }
 
     // The label: a server would begin recovery at the wrong place.
     let label = backup.join("backup_label");

@@ -100,17 +100,27 @@ fn incremental_backups_are_complete() -> Result<()> {
     let (cluster, _keys) = sealing(&Settings::default().conf("summarize_wal = on"))?;
     insert(&cluster, "amsel", 20_000)?;
     let full = cluster.directory().join("full");
-    cluster.base_backup_with(&full, &["-X", "fetch"])?;
+    let sha = "--manifest-checksums=SHA256";
+    cluster.base_backup_with(&full, &["-X", "fetch", sha])?;
+    run(cluster.program("pagevault-keyring").arg("seal-manifest").arg(&full))?;
     cluster.sql("UPDATE t SET name = 'drossel-' || id WHERE id % 100 = 0")?;
     cluster.sql("SELECT pagevault.rotate_wal_key()")?;
     cluster.sql("UPDATE t SET name = 'fink-' || id WHERE id % 100 = 1")?;
     let incremental = cluster.directory().join("incremental");
     let manifest = full.join("backup_manifest");
     let option = format!("--incremental={}", manifest.display());
-    cluster.base_backup_with(&incremental, &["-X", "fetch", &option])?;
+    cluster.base_backup_with(&incremental, &["-X", "fetch", sha, &option])?;
+    run(cluster.program("pagevault-keyring").arg("seal-manifest").arg(&incremental))?;
+    let (found, code) = cluster.verify_offline(&incremental)?;
+    ensure!(code == Some(0) && found.contains("seal         valid"), "{found}");
     let restored = Cluster::from_files(|target| {
         let mut combine = cluster.program("pg_combinebackup");
-        run(combine.arg(&full).arg(&incremental).arg("-o").arg(target)).map(drop)
+        run(combine.arg(&full).arg(&incremental).arg("-o").arg(target))?;
+        // The seals are those of other manifests.
+        let (found, code) = cluster.verify_offline(target)?;
+        ensure!(code == Some(0) && found.contains("manifest     compared with"), "{found}");
+        ensure!(found.contains("seal         none"), "{found}");
+        Ok(())
     })?;
     restored.start_server()?;
     for (canary, rows) in [("amsel", "19600"), ("drossel", "200"), ("fink", "200")] {

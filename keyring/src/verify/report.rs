@@ -1,0 +1,235 @@
+//! The result of `verify`, as text and as JSON.
+
+use std::io::{self, Write};
+
+use pagevault_keystore::log::unsettled;
+use pagevault_keystore::{Record, Scope};
+use serde::Serialize;
+
+use super::complete::{Complete, Sealed};
+use super::{Findings, LISTED};
+use crate::failure::{Failure, unprintable};
+use crate::offline::{DIRECTORY, Keystore};
+
+/// Everything that `verify` says.
+#[derive(Serialize)]
+pub(super) struct Report<'a> {
+    damage_found: bool,
+    /// All their database keys could be unwrapped.
+    data_keys: usize,
+    unsettled: Vec<Unsettled>,
+    relations: Relations,
+    tags: Tags,
+    wal: Wal,
+    manifest: &'a Complete,
+    damages: u64,
+    /// The first of them.
+    damaged: &'a [String],
+    /// Files that belong to no relation, created by transactions that did not commit.
+    left_over: Vec<&'a str>,
+    /// Pages in plaintext of which recovery decides.
+    undecided: u64,
+    /// Files of unlogged relations, which recovery resets.
+    skipped: u64,
+    /// The server was shut down: recovery has nothing to do.
+    shut_down: bool,
+}
+
+#[derive(Serialize)]
+struct Unsettled {
+    file: String,
+    data_keys: usize,
+}
+
+#[derive(Serialize)]
+struct Relations {
+    files: u64,
+    encrypted_pages: u64,
+    plaintext_pages: u64,
+    empty_pages: u64,
+    shredded_pages: u64,
+}
+
+/// Encrypted pages by the strength of their tags.
+#[derive(Serialize)]
+struct Tags {
+    bits_128: u64,
+    bits_20: u64,
+}
+
+#[derive(Serialize)]
+struct Wal {
+    encrypted_pages: u64,
+    plaintext_pages: u64,
+    records: u64,
+}
+
+/// Numbers of data keys that were cut off from key files and are not in them.
+fn missing(keystore: &Keystore) -> Result<Vec<Unsettled>, Failure> {
+    let is_key = |record: &Record| matches!(record, Record::DataKey { .. });
+    let count = |(scope, records): (Scope, Vec<Record>)| {
+        let missing = unsettled::missing(keystore.state(), records);
+        let data_keys = missing.iter().filter(|record| is_key(record)).count();
+        Unsettled { file: unsettled::name(scope), data_keys }
+    };
+    let mut found: Vec<_> = keystore.unsettled()?.into_iter().map(count).collect();
+    found.retain(|unsettled| unsettled.data_keys > 0);
+    Ok(found)
+}
+
+impl<'a> Report<'a> {
+    pub(super) fn new(
+        keystore: &Keystore,
+        findings: &'a Findings,
+        manifest: &'a Complete,
+        shut_down: bool,
+    ) -> Result<Self, Failure> {
+        let needed = keystore.needed();
+        let keys = keystore.state().files().flat_map(|(_, entry)| entry.keys.values());
+        let keys = keys.filter(|key| needed.contains(&(key.scope, key.key_version)));
+        Ok(Report {
+            damage_found: findings.damaged > 0,
+            data_keys: keys.count(),
+            unsettled: missing(keystore)?,
+            relations: Relations {
+                files: findings.files,
+                encrypted_pages: findings.sealed,
+                plaintext_pages: findings.plaintext,
+                empty_pages: findings.empty,
+                shredded_pages: findings.shredded,
+            },
+            tags: Tags { bits_128: findings.full_tags, bits_20: findings.short_tags },
+            wal: Wal {
+                encrypted_pages: findings.wal_sealed,
+                plaintext_pages: findings.wal_plaintext,
+                records: findings.records,
+            },
+            manifest,
+            damages: findings.damaged,
+            damaged: &findings.listed,
+            left_over: findings.left_over.iter().map(String::as_str).collect(),
+            undecided: findings.undecided,
+            skipped: findings.skipped,
+            shut_down,
+        })
+    }
+
+    /// Prints it for programs.
+    pub(super) fn print_json(&self, out: &mut impl Write) -> Result<(), Failure> {
+        let written = serde_json::to_writer_pretty(&mut *out, self).map_err(io::Error::from);
+        written.and_then(|()| writeln!(out)).map_err(unprintable)
+    }
+
+    /// Prints it for people.
+    pub(super) fn print(&self, out: &mut impl Write) -> Result<(), Failure> {
+        self.counts(out).and_then(|()| self.faults(out)).map_err(unprintable)
+    }
+
+    fn counts(&self, out: &mut impl Write) -> io::Result<()> {
+        let Report { data_keys, relations, tags, wal, .. } = self;
+        writeln!(
+            out,
+            "keys         {data_keys} data keys; all their database keys could be unwrapped"
+        )?;
+        for Unsettled { file, data_keys } in &self.unsettled {
+            writeln!(
+                out,
+                "unsettled    {data_keys} data keys in {DIRECTORY}/{file}, cut off at a server start and not in the key files. Replay of\n             WAL restores them. If WAL is permanently lost, use: pagevault-keyring restore-unsettled",
+            )?;
+        }
+        writeln!(
+            out,
+            "relations    {} files: {} pages encrypted, {} in plaintext, {} empty, {} whose keys were destroyed",
+            relations.files,
+            relations.encrypted_pages,
+            relations.plaintext_pages,
+            relations.empty_pages,
+            relations.shredded_pages
+        )?;
+        if tags.bits_128 + tags.bits_20 > 0 {
+            writeln!(
+                out,
+                "authentic    {} encrypted pages, by tags of 128 bits; {} by tags of 20 bits",
+                tags.bits_128, tags.bits_20
+            )?;
+        }
+        writeln!(
+            out,
+            "WAL          {} pages encrypted, {} in plaintext; {} records",
+            wal.encrypted_pages, wal.plaintext_pages, wal.records
+        )?;
+        match self.manifest {
+            Complete::None => {
+                writeln!(out, "manifest     none: that no file is missing was not checked")
+            }
+            Complete::Started => {
+                writeln!(
+                    out,
+                    "manifest     not compared: a server was started here after the backup"
+                )
+            }
+            Complete::Damaged => writeln!(out, "manifest     not compared: it is damaged"),
+            Complete::Compared { files, ranges, seal } => {
+                writeln!(
+                    out,
+                    "manifest     compared with {files} files and {} ranges of WAL",
+                    ranges.len()
+                )?;
+                match seal {
+                    Sealed::No => writeln!(
+                        out,
+                        "seal         none: who can write to the backup can have written the manifest"
+                    ),
+                    Sealed::Invalid => writeln!(out, "seal         not valid"),
+                    Sealed::Yes { time, key_version } => writeln!(
+                        out,
+                        "seal         valid, made {time} with version {key_version} of the cluster's key"
+                    ),
+                }
+            }
+        }
+    }
+
+    fn faults(&self, out: &mut impl Write) -> io::Result<()> {
+        for damage in self.damaged {
+            writeln!(out, "damaged      {damage}")?;
+        }
+        let listed = self.damaged.len() as u64;
+        if self.damages > listed {
+            writeln!(out, "             and {} more", self.damages - listed)?;
+        }
+        for file in self.left_over.iter().take(LISTED) {
+            writeln!(
+                out,
+                "left over    {file}: belongs to no relation; created by a transaction that did not commit"
+            )?;
+        }
+        if self.left_over.len() > LISTED {
+            writeln!(out, "             and {} more", self.left_over.len() - LISTED)?;
+        }
+        if self.undecided > 0 {
+            writeln!(
+                out,
+                "undecided    {} pages in plaintext, in files that WAL encrypts or decrypts: a server that has replayed it\n             refuses those that it does not explain. Verify again then",
+                self.undecided
+            )?;
+        }
+        if self.skipped > 0 {
+            let files = self.skipped;
+            writeln!(
+                out,
+                "skipped      {files} files of unlogged relations, which recovery resets"
+            )?;
+        }
+        if self.damages > 0 && !self.shut_down {
+            writeln!(
+                out,
+                "             This is a backup, or its server was not shut down cleanly: recovery repairs pages that were\n             being written. Start the server, shut it down, and verify again."
+            )?;
+        }
+        match self.damages {
+            0 => writeln!(out, "\nNo damage found."),
+            count => writeln!(out, "\nDamage found: {count}."),
+        }
+    }
+}
