@@ -1,12 +1,14 @@
 //! The seal of a base backup's manifest: one line of JSON in the file [`FILE`] beside it.
 //!
 //! ```text
-//! {"version":1,"keystore":"<32 hex>","time":"<UTC>","sha256":"<64 hex>","mac_key":<version>,
-//!  "mac":"<64 hex>"}
+//! {"version":1,"keystore":"<32 hex>","time":"<UTC>","sha256":"<64 hex>","others":"<64 hex>",
+//!  "mac_key":<version>,"mac":"<64 hex>"}
 //! ```
 //!
-//! without spaces. `sha256` is the hash of the whole file `backup_manifest`. `mac_key` is the
-//! version of the cluster's database key from which the MAC's key is derived:
+//! without spaces. `sha256` is the hash of the whole file `backup_manifest`. `others` is the
+//! SHA-256 hash of one item for each of [`OTHERS`], in this order: a byte 0 if the file is missing;
+//! else a byte 1 and the SHA-256 hash of its content. `mac_key` is the version of the cluster's
+//! database key from which the MAC's key is derived:
 //!
 //! ```text
 //! key = HKDF-SHA256 (RFC 5869), no salt, 32 bytes: key = the database key,
@@ -24,26 +26,51 @@ use crate::audit::{BEFORE_MAC, hex, unhex, utc};
 
 /// Its name in a backup.
 pub const FILE: &str = "backup_manifest.pagevault";
+/// Files that programs add to a backup, or change in it, although its manifest says otherwise. They
+/// decide what a restored server does.
+pub const OTHERS: [&str; 4] =
+    ["postgresql.auto.conf", "recovery.signal", "standby.signal", "pagevault/restored"];
 /// Longest seal in bytes.
 pub const MAX_SEAL: u64 = 1024;
 
 const VERSION: u32 = 1;
 const LABEL: &str = "pagevault backup manifest v1";
 
+/// What is sealed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sealed {
+    manifest: [u8; 32],
+    others: [u8; 32],
+}
+
+impl Sealed {
+    /// A manifest, and the contents of [`OTHERS`].
+    #[must_use]
+    pub fn new(manifest: &[u8], others: &[Option<Vec<u8>>; OTHERS.len()]) -> Self {
+        let mut items = Vec::new();
+        for content in others {
+            items.push(u8::from(content.is_some()));
+            items.extend(content.iter().flat_map(|content| mac::hash(content)));
+        }
+        Self { manifest: mac::hash(manifest), others: mac::hash(&items) }
+    }
+}
+
 /// Seals a manifest with this version of the cluster's database key. `time_us` is in microseconds
 /// since 1970.
 #[must_use]
 pub fn seal(
-    manifest: &[u8],
+    sealed: &Sealed,
     keystore: &[u8; 16],
     (version, database_key): (KeyVersion, &Secret32),
     time_us: u64,
 ) -> String {
     let mut text = format!(
-        "{{\"version\":{VERSION},\"keystore\":\"{}\",\"time\":\"{}\",\"sha256\":\"{}\",\"mac_key\":{version}",
+        "{{\"version\":{VERSION},\"keystore\":\"{}\",\"time\":\"{}\",\"sha256\":\"{}\",\"others\":\"{}\",\"mac_key\":{version}",
         hex(keystore),
         utc(time_us),
-        hex(&mac::hash(manifest)),
+        hex(&sealed.manifest),
+        hex(&sealed.others),
     );
     let key = key(database_key, keystore, version);
     let mac = mac::authenticate(&key, text.as_bytes());
@@ -67,7 +94,7 @@ pub struct Seal<'a> {
     pub time: &'a str,
     /// Version of the cluster's database key, as stated.
     pub version: KeyVersion,
-    manifest: [u8; 32],
+    sealed: Sealed,
     body: &'a str,
     mac: [u8; 32],
 }
@@ -111,6 +138,7 @@ impl<'a> Seal<'a> {
             keystore: &'a str,
             time: &'a str,
             sha256: &'a str,
+            others: &'a str,
             mac_key: u32,
             mac: &'a str,
         }
@@ -123,19 +151,29 @@ impl<'a> Seal<'a> {
             keystore: unhex(members.keystore)?,
             time: members.time,
             version: KeyVersion::new(members.mac_key)?,
-            manifest: unhex(members.sha256)?,
+            sealed: Sealed { manifest: unhex(members.sha256)?, others: unhex(members.others)? },
             body,
             mac: unhex(members.mac)?,
         })
     }
 
-    /// Whether the holder of this version of the cluster's database key has sealed exactly this
-    /// manifest.
+    /// Whether the holder of this version of the cluster's database key has made it.
     #[must_use]
-    pub fn is_authentic(&self, database_key: &Secret32, manifest: &[u8]) -> bool {
+    pub fn is_authentic(&self, database_key: &Secret32) -> bool {
         let key = key(database_key, &self.keystore, self.version);
         mac::is_authentic(&key, self.body.as_bytes(), &self.mac)
-            && self.manifest == mac::hash(manifest)
+    }
+
+    /// Whether it is for this manifest.
+    #[must_use]
+    pub fn has_manifest_of(&self, found: &Sealed) -> bool {
+        self.sealed.manifest == found.manifest
+    }
+
+    /// Whether the other files were these.
+    #[must_use]
+    pub fn has_others_of(&self, found: &Sealed) -> bool {
+        self.sealed.others == found.others
     }
 }
 
@@ -146,13 +184,22 @@ mod tests {
     const KEYSTORE: &[u8; 16] = b"0123456789abcdef";
     const MANIFEST: &[u8] = b"{\"Files\": []}\n";
 
+    fn others() -> [Option<Vec<u8>>; 4] {
+        [Some(b"port = 5433\n".to_vec()), Some(Vec::new()), None, None]
+    }
+
     fn database_key(byte: u8) -> Secret32 {
         Secret32::from_bytes(&[byte; 32])
     }
 
     fn sealed() -> String {
         let version = KeyVersion::new(3).unwrap();
-        seal(MANIFEST, KEYSTORE, (version, &database_key(7)), 1_700_000_000_123_456)
+        seal(
+            &Sealed::new(MANIFEST, &others()),
+            KEYSTORE,
+            (version, &database_key(7)),
+            1_700_000_000_123_456,
+        )
     }
 
     /// By another program, vectors/manifest_seal.py.
@@ -167,9 +214,22 @@ mod tests {
         let seal = Seal::parse(text.as_bytes()).unwrap();
         assert_eq!((&seal.keystore, seal.version.get()), (KEYSTORE, 3));
         assert_eq!(seal.time, "2023-11-14T22:13:20.123456Z");
-        assert!(seal.is_authentic(&database_key(7), MANIFEST));
-        assert!(!seal.is_authentic(&database_key(8), MANIFEST));
-        assert!(!seal.is_authentic(&database_key(7), b"{\"Files\": [0]}\n"));
+        assert!(seal.is_authentic(&database_key(7)) && !seal.is_authentic(&database_key(8)));
+        let same = Sealed::new(MANIFEST, &others());
+        assert!(seal.has_manifest_of(&same) && seal.has_others_of(&same));
+        let other = Sealed::new(b"{\"Files\": [0]}\n", &others());
+        assert!(!seal.has_manifest_of(&other) && seal.has_others_of(&other));
+    }
+
+    #[test]
+    fn other_files_are_told_apart() {
+        let contents = [None, Some(Vec::new()), Some(b"a".to_vec())];
+        let mut seen = std::collections::HashSet::new();
+        for number in 0..81 {
+            let other = |place: u32| contents[number / 3_usize.pow(place) % 3].clone();
+            seen.insert(Sealed::new(MANIFEST, &[other(0), other(1), other(2), other(3)]).others);
+        }
+        assert_eq!(seen.len(), 81);
     }
 
     #[test]
@@ -178,8 +238,8 @@ mod tests {
         for bit in 0..8 * text.len() {
             let mut changed = text.clone();
             changed[bit / 8] ^= 1 << (bit % 8);
-            let accepted = Seal::parse(&changed)
-                .is_ok_and(|seal| seal.is_authentic(&database_key(7), MANIFEST));
+            let accepted =
+                Seal::parse(&changed).is_ok_and(|seal| seal.is_authentic(&database_key(7)));
             assert!(!accepted, "bit {bit}");
         }
         for length in 0..text.len() {

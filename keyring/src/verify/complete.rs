@@ -83,7 +83,10 @@ pub(super) fn compare(
     if root.join(OPTIONS).exists() {
         return Ok(Complete::Started);
     }
-    let sealed = seal.map(|seal| seal::check(seal, &text, context.keystore, context.unlocked));
+    let sealed = match seal {
+        Some(seal) => Some(seal::check(seal, &text, context.keystore, context.unlocked)?),
+        None => None,
+    };
     let manifest = match Manifest::parse(&text) {
         Ok(manifest) => manifest,
         Err(what) => {

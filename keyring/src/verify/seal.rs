@@ -8,7 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use pagevault_cipher::KeyVersion;
 use pagevault_keystore::Scope;
-use pagevault_keystore::manifest_seal::{FILE, MAX_SEAL, Seal, seal};
+use pagevault_keystore::manifest_seal::{FILE, MAX_SEAL, OTHERS, Seal, Sealed, seal};
 
 use super::Control;
 use super::complete::OPTIONS;
@@ -17,6 +17,9 @@ use crate::access::Access;
 use crate::failure::{Failure, refuse, unprintable, unreadable};
 use crate::offline::{DatabaseKeys, Keystore};
 use crate::regular::read_regular;
+
+/// Longest of the files beyond the manifest, in bytes.
+const LONGEST_OTHER: u64 = 16 << 20;
 
 /// Seals the manifest of a base backup with the cluster's key, and prints what was sealed.
 ///
@@ -62,7 +65,7 @@ pub fn seal_manifest(
         refuse("the keystore has no key of the cluster")
             .with_hint("Call pagevault.enable_wal_encryption(), or encrypt a relation, and take the backup again.")
     })?;
-    let line = seal(&text, &keystore.id(), (version, key), now_us());
+    let line = seal(&found(root, &text)?, &keystore.id(), (version, key), now_us());
     let place = root.join(FILE);
     write(&place, line.as_bytes(), &root.join(manifest::NAME))
         .map_err(|error| refuse(format!("could not write \"{}\": {error}", place.display())))?;
@@ -104,6 +107,19 @@ pub(super) fn refuse_tar(directory: &Path) -> Result<(), Failure> {
         .with_hint("Extract the archives into an empty directory as for a restore, and copy backup_manifest there."))
 }
 
+/// What there is to be sealed.
+fn found(root: &Path, manifest: &[u8]) -> Result<Sealed, Failure> {
+    let mut others = [const { None }; OTHERS.len()];
+    for (name, content) in OTHERS.iter().zip(&mut others) {
+        let path = root.join(name);
+        *content = match read_regular(&path, LONGEST_OTHER) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            read => Some(read.map_err(|error| unreadable(&path, &error))?),
+        };
+    }
+    Ok(Sealed::new(manifest, &others))
+}
+
 /// The content of a seal beside a manifest.
 pub(super) fn read(root: &Path) -> Result<Option<Vec<u8>>, Failure> {
     let path = root.join(FILE);
@@ -120,10 +136,20 @@ pub(super) fn key_of(keystore: &Keystore, text: &[u8]) -> Option<(Scope, KeyVers
     Some((Scope::CLUSTER, version))
 }
 
-/// A seal that is right for this manifest; else what is wrong.
+/// A seal that is right for this manifest and the files beside it; else what is wrong.
 pub(super) fn check<'a>(
     text: &'a [u8],
     manifest: &[u8],
+    keystore: &Keystore,
+    keys: &DatabaseKeys,
+) -> Result<Result<Seal<'a>, String>, Failure> {
+    let found = found(keystore.data_directory(), manifest)?;
+    Ok(compare(text, &found, keystore, keys))
+}
+
+fn compare<'a>(
+    text: &'a [u8],
+    found: &Sealed,
     keystore: &Keystore,
     keys: &DatabaseKeys,
 ) -> Result<Seal<'a>, String> {
@@ -137,8 +163,14 @@ pub(super) fn check<'a>(
     let Some((_, _, key)) = keys.iter().find(is_it) else {
         return Err(format!("the keystore has no version {} of the cluster's key", seal.version));
     };
-    match seal.is_authentic(key, manifest) {
-        true => Ok(seal),
-        false => Err(format!("{} is not as it was sealed", manifest::NAME)),
+    if !seal.is_authentic(key) {
+        return Err("it was changed, or not made with the cluster's key".to_owned());
     }
+    if !seal.has_manifest_of(found) {
+        return Err(format!("{} is not as it was sealed", manifest::NAME));
+    }
+    if !seal.has_others_of(found) {
+        return Err(format!("not all of {} are as they were sealed", OTHERS.join(", ")));
+    }
+    Ok(seal)
 }

@@ -111,6 +111,45 @@ fn a_sealed_manifest_cannot_be_made_to_fit() -> Result<()> {
     cluster.finish()
 }
 
+/// They say what a restored server does, and `pg_verifybackup` ignores them.
+#[test]
+fn settings_of_recovery_are_sealed_too() -> Result<()> {
+    let (cluster, _keys) = sealing(&Settings::default().wal_segment_size(1))?;
+    let backup = back_up(&cluster, "backup", &["--manifest-checksums=SHA256"])?;
+    let auto = backup.join("postgresql.auto.conf");
+    let before = fs::read(&auto)?;
+    let after = [&before, &b"restore_command = 'false'\n"[..]].concat();
+    fs::write(&auto, &after)?;
+    fs::write(backup.join("recovery.signal"), "")?;
+    helper(&cluster, &["verify"], &backup, 0, &["No damage found."])?;
+    fs::write(&auto, &before)?;
+    fs::remove_file(backup.join("recovery.signal"))?;
+
+    helper(&cluster, &["seal-manifest"], &backup, 0, &["Sealed"])?;
+    helper(&cluster, STRICT, &backup, 0, &["No damage found."])?;
+    fs::write(&auto, &after)?;
+    let what = "standby.signal, pagevault/restored are as they were sealed";
+    helper(&cluster, STRICT, &backup, 2, &[what])?;
+    fs::remove_file(&auto)?;
+    helper(&cluster, STRICT, &backup, 2, &[what])?;
+    fs::write(&auto, &before)?;
+    cluster.installation().give(&auto)?;
+    for name in ["recovery.signal", "standby.signal"] {
+        fs::write(backup.join(name), "")?;
+        helper(&cluster, STRICT, &backup, 2, &[what])?;
+        fs::remove_file(backup.join(name))?;
+    }
+    helper(&cluster, STRICT, &backup, 0, &["No damage found."])?;
+
+    // These are written after the manifest.
+    let standby = back_up(&cluster, "standby", &["-R", "--manifest-checksums=SHA256"])?;
+    helper(&cluster, &["seal-manifest"], &standby, 0, &["Sealed"])?;
+    helper(&cluster, STRICT, &standby, 0, &["No damage found."])?;
+    fs::remove_file(standby.join("standby.signal"))?;
+    helper(&cluster, STRICT, &standby, 2, &[what])?;
+    cluster.finish()
+}
+
 /// A standby is made from a sealed backup, and a backup from the standby.
 #[test]
 fn the_seal_of_an_earlier_backup_is_none() -> Result<()> {
