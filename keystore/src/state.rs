@@ -105,7 +105,7 @@ pub struct File {
     /// rewritten.
     pub rewriting: Option<(Phase, bool)>,
     /// Since when it contains sealed pages only, or after which version it does not any more; see
-    /// [`File::is_sealed_only`].
+    /// [`File::floor`].
     pub sealed_only: Phase,
 }
 
@@ -134,7 +134,13 @@ impl File {
     /// Whether all pages of the file are sealed or zero, so that a page in plaintext was not
     /// written by a server.
     pub fn is_sealed_only(&self) -> bool {
-        self.sealed_only.current().is_some() && self.sealed_only.current() <= self.phase.current()
+        self.floor().is_some()
+    }
+
+    /// The first version under which pages may be, if the file contains sealed pages only. No
+    /// server wrote what is under an earlier one, or has it still.
+    pub fn floor(&self) -> Option<DataKeyVersion> {
+        self.sealed_only.current().filter(|since| Some(*since) <= self.phase.current())
     }
 
     /// Whether the key of a version was destroyed, or would be when it is recorded.

@@ -123,6 +123,34 @@ const PROVEN_TIMELINES: Scenario = Scenario {
     reaches: &[],
 };
 
+/// A file that is sealed from the beginning gets another key, and a job proves that no page is
+/// under the former one. A replica may have written the page before.
+const ROTATED: Scenario = Scenario {
+    name: "a file is rotated and proven",
+    bounds: Bounds { in_use: false, keys: 2, restart_points: 0, ..PROVEN.bounds },
+    deep: |bounds| Bounds { rows: 3, ..bounds },
+    least: 500_000,
+    reaches: &[],
+};
+
+/// The same on a server that crashes.
+const ROTATED_CRASHES: Scenario = Scenario {
+    name: "a file is rotated and proven, and the server crashes",
+    bounds: Bounds { in_use: false, keys: 2, decryptions: 0, ..PROVEN_CRASHES.bounds },
+    deep: |bounds| Bounds { decryptions: 1, crashes: 2, ..bounds },
+    least: 100_000,
+    reaches: &[],
+};
+
+/// The same, and a former primary follows.
+const ROTATED_TIMELINES: Scenario = Scenario {
+    name: "a file is rotated and proven on one of two timelines",
+    bounds: Bounds { in_use: false, keys: 2, rows: 1, ..PROVEN_TIMELINES.bounds },
+    deep: |bounds| Bounds { rows: 2, ..bounds },
+    least: 100_000,
+    reaches: &[],
+};
+
 /// Nobody syncs, and processes are killed.
 const WITHOUT_FSYNC: Scenario = Scenario {
     name: "fsync = off",
@@ -273,6 +301,21 @@ fn proven_timelines() {
 }
 
 #[test]
+fn rotated() {
+    prove(&ROTATED);
+}
+
+#[test]
+fn rotated_crashes() {
+    prove(&ROTATED_CRASHES);
+}
+
+#[test]
+fn rotated_timelines() {
+    prove(&ROTATED_TIMELINES);
+}
+
+#[test]
 fn without_fsync() {
     prove(&WITHOUT_FSYNC);
 }
@@ -359,6 +402,13 @@ fn every_wrong_order_is_found() {
         };
         eprintln!("{order:?}: not \"{broken}\" after {actions:?}");
     }
+}
+
+/// A page under a former key is refused as one in plaintext is, so the proof must be as good.
+#[test]
+fn a_proof_by_disk_only_is_none_of_former_keys() {
+    let (broken, actions) = break_it(Order::ProofByDiskOnly, &ROTATED).unwrap();
+    assert_eq!(broken, "no page is refused", "{actions:?}");
 }
 
 /// The order that pagevault once had: killed between file and WAL, the server uses a key that no

@@ -7,7 +7,7 @@ use crate::record::MAX_WRAPPED_DATA_KEY;
 use crate::rel_file::{Phase, RelFile};
 use crate::sync::{AtomicU32, Ordering};
 
-/// A cache line, of which three words are used.
+/// A cache line, of which four words are used.
 pub(super) const HEADER_WORDS: usize = 16;
 pub(super) const FILE_WORDS: usize = 13;
 pub(super) const KEY_WORDS: usize = 4;
@@ -20,6 +20,7 @@ pub(super) mod head {
     pub(crate) const FILES: usize = 0;
     pub(crate) const KEYS: usize = 1;
     pub(crate) const SPARE: usize = 2;
+    pub(crate) const FLOORS: usize = 3;
 }
 
 /// Words of a file entry.
@@ -126,7 +127,7 @@ pub(super) fn pack_sealed_only(phase: Phase) -> u32 {
     u32::from(DataKeyVersion::get_or_zero(phase.version)) << 1 | u32::from(phase.plaintext)
 }
 
-fn unpack_sealed_only(word: u32) -> Phase {
+pub(super) fn unpack_sealed_only(word: u32) -> Phase {
     // A word has no more bits than a version and one.
     Phase { version: DataKeyVersion::new((word >> 1) as u16), plaintext: word & 1 != 0 }
 }

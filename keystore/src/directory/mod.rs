@@ -1,7 +1,7 @@
 //! The directory: the keys of each relation file, in shared memory, for all processes of a server.
 //!
 //! ```text
-//! header   16 words     files, keys, spare body
+//! header   16 words     files, keys, spare body, floors (how often one was raised)
 //! buckets  2^n words    newest file of each hash chain
 //! files    13 words     tablespace, database, relation,
 //!                       phase (version | cipher << 16 | plaintext << 24 | mixed << 25 |
@@ -222,6 +222,24 @@ impl<'a> Directory<'a> {
     /// Whether the file contains sealed pages only, so that a page in plaintext is not its own.
     pub fn is_sealed_only(&self, slot: FileSlot) -> Result<bool> {
         Ok(unpack_is_sealed_only(self.file(slot)?[file::PHASE].load(Ordering::Acquire)))
+    }
+
+    /// See [`File::floor`](crate::state::File::floor).
+    pub fn floor(&self, slot: FileSlot) -> Result<Option<DataKeyVersion>> {
+        let entry = self.file(slot)?;
+        let word = entry[file::PHASE].load(Ordering::Acquire);
+        if !unpack_is_sealed_only(word) {
+            return Ok(None);
+        }
+        // May be later than the word. Then it has ended, or is that of a later key.
+        let since = unpack_sealed_only(entry[file::SEALED_ONLY].load(Ordering::Acquire));
+        let current = unpack_phase(word).0.current();
+        Ok(since.current().filter(|since| Some(*since) <= current))
+    }
+
+    /// A number that changes when the floor of a file is raised.
+    pub fn floors(&self) -> Result<u32> {
+        Ok(self.word(head::FLOORS)?.load(Ordering::Acquire))
     }
 
     /// How a page of the file is to be written; both fields are from the same moment.

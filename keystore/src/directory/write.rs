@@ -48,6 +48,12 @@ impl Directory<'_> {
                 raise_sealed_only(entry, *phase);
                 let (present, cipher) = unpack_phase(entry[file::PHASE].load(Ordering::Relaxed));
                 store_phase(entry, present, cipher);
+                // The first version has no former ones.
+                if version > DataKeyVersion::FIRST {
+                    let floors = self.word(head::FLOORS)?;
+                    let next = floors.load(Ordering::Relaxed).wrapping_add(1);
+                    floors.store(next, Ordering::Release);
+                }
             }
             Record::WalSwitch(Switch { phase, .. }) => {
                 let Some(version) = phase.version else { return Ok(()) };

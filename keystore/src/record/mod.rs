@@ -122,12 +122,14 @@ pub enum Record {
         /// All pages on disk are in the new state.
         done: bool,
     },
-    /// Whether a file contains sealed pages only. Where it does, no page is accepted in plaintext.
+    /// Whether a file contains sealed pages only, and since which version. Where it does, no page
+    /// is accepted in plaintext, nor under an earlier version.
     SealedOnly {
         /// Which file.
         file: RelFile,
-        /// Under a version: sealed pages only since then. Plaintext after a version: not any more.
-        /// The latest counts, as for states of a file. [`Self::Plaintext`] says the latter too.
+        /// Under a version: none but pages under this and later versions. Plaintext after a
+        /// version: not any more. The latest counts, as for states of a file. [`Self::Plaintext`]
+        /// says the latter too.
         phase: Phase,
     },
     /// A requested rekey job. It counts if its transaction has committed.

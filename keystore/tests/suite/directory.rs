@@ -256,6 +256,7 @@ proptest! {
             prop_assert_eq!(info.destroyed, left.0);
             prop_assert_eq!(directory.is_mixed(info.slot).unwrap(), entry.is_mixed());
             prop_assert_eq!(directory.is_sealed_only(info.slot).unwrap(), entry.is_sealed_only());
+            prop_assert_eq!(directory.floor(info.slot).unwrap(), entry.floor());
             prop_assert_eq!(directory.next_version(info.slot).unwrap(), entry.next_version());
             prop_assert_eq!(directory.keys(info.slot).unwrap().count(), entry.keys.len());
             for (version, known) in &entry.keys {

@@ -36,3 +36,32 @@ fn no_reader_sees_a_plaintext_phase_in_a_file_that_is_sealed_only() {
     assert_eq!(after(&sealed_only(1, 3, false)), (true, true));
     assert_eq!(after(&sealed_only(1, 3, true)), (true, false));
 }
+
+/// A page under an earlier version is refused. The floor rises when that is said again of a later
+/// version, not with the key; and processes notice.
+#[test]
+fn the_floor_is_the_version_of_the_last_proof() {
+    let memory: Vec<AtomicU32> =
+        (0..Directory::words_needed(4)).map(|_| AtomicU32::new(0)).collect();
+    let directory = Directory::init(&memory, 4).unwrap();
+    let after = |records: &[Record]| {
+        records.iter().for_each(|record| directory.apply(record).unwrap());
+        let slot = directory.find(file(1)).unwrap().unwrap();
+        let floor = directory.floor(slot).unwrap().map(|version| version.get());
+        (floor, directory.floors().unwrap())
+    };
+    let born = [data_key(1, 1, 1, 1), current(1, 1), sealed_only(1, 1, false)];
+    assert_eq!(after(&born), (Some(1), 0));
+    let rotated = [data_key(1, 2, 1, 1), rewriting(1, 2, 0), current(1, 2)];
+    assert_eq!(after(&rotated), (Some(1), 0));
+    assert!(directory.would_change(&sealed_only(1, 2, false)).unwrap());
+    assert_eq!(after(&[rewriting(1, 2, 2), sealed_only(1, 2, false)]), (Some(2), 1));
+    // Redo repeats older records.
+    assert!(!directory.would_change(&sealed_only(1, 1, false)).unwrap());
+    assert_eq!(after(&born).0, Some(2));
+    // It is recorded of a version that is not in use yet.
+    let next = [data_key(1, 3, 1, 1), sealed_only(1, 3, false)];
+    assert_eq!(after(&next).0, None);
+    assert_eq!(after(&[current(1, 3)]).0, Some(3));
+    assert_eq!(after(&[plaintext(1, 3)]).0, None);
+}

@@ -20,7 +20,8 @@ pub enum Action {
     MakeKey,
     /// A process of the primary begins to decrypt the file.
     Decrypt,
-    /// A rekey job of the primary begins to record that no page is in plaintext.
+    /// A rekey job of the primary begins to record that no page is in plaintext or under a former
+    /// key.
     Prove,
     /// A process of the primary begins to destroy all keys of the file.
     DestroyKeys,

@@ -82,7 +82,7 @@ fn has_reused_number(world: &World) -> bool {
 
 fn has_plaintext_of_the_future(world: &World) -> bool {
     world.replica.as_ref().is_some_and(|replica| {
-        replica.known().sealed_only && replica.page.is_some_and(|page| page.key.is_none())
+        replica.known().floor.is_some() && replica.page.is_some_and(|page| page.key.is_none())
     })
 }
 
@@ -174,11 +174,11 @@ pub fn no_server_stops(_: &Bounds, world: &World) -> bool {
         && world.replica.as_ref().is_none_or(|replica| replica.stopped.is_none())
 }
 
-/// A file that contains sealed pages only has no page in plaintext on disk: it would be refused.
-/// Before a server admits queries, nothing is refused.
+/// A file that contains sealed pages only has no page in plaintext on disk, nor one under a key
+/// before the last that was proven: it would be refused. Before a server admits queries, nothing is
+/// refused.
 pub fn no_page_is_refused(_: &Bounds, world: &World) -> bool {
-    serving(world).all(|(server, _)| {
-        let is_plaintext = server.page.is_some_and(|page| page.key.is_none());
-        !is_plaintext || !server.known().sealed_only
-    })
+    let is_refused =
+        |server: &Server| server.page.is_some_and(|page| server.known().refuses(page.key));
+    serving(world).all(|(server, _)| !is_refused(server))
 }

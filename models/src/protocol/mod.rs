@@ -41,7 +41,7 @@ pub struct Bounds {
     pub keys: u8,
     /// How often the file is decrypted in use.
     pub decryptions: u8,
-    /// How often a job proves that no page is in plaintext.
+    /// How often a job proves that no page is in plaintext, or under a former key.
     pub proofs: u8,
     /// How often all keys of the file are destroyed.
     pub destructions: u8,

@@ -112,7 +112,7 @@ impl Server {
     /// model's page has one.
     pub fn proof(&self, order: Order) -> Option<KeyChange> {
         let (known, page) = (self.known(), self.page?);
-        let version = known.current.filter(|_| !known.sealed_only)?;
+        let version = known.current.filter(|version| known.floor < Some(*version))?;
         let is_made = |record: &WalRecord| match record {
             WalRecord::Keys(KeyChange::Made { key, .. }) => key.version == version,
             _ => false,

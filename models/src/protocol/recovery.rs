@@ -198,7 +198,7 @@ impl Server {
             self.settle_now(bounds.fsync, bounds.order);
             let _ = self.files.with(|storage| unsettled::forget(storage, SCOPE));
         }
-        if self.known().sealed_only {
+        if self.known().floor.is_some() {
             // `page/proven.rs`
             self.write_page(bounds.order);
         }

@@ -200,14 +200,19 @@ pub struct Known {
     pub keys: Vec<Key>,
     /// The version that the next key gets.
     pub next: Option<DataKeyVersion>,
-    /// The file contains sealed pages only.
-    pub sealed_only: bool,
+    /// The file contains sealed pages only, and none under a version before this one.
+    pub floor: Option<DataKeyVersion>,
 }
 
 impl Known {
     /// The key of a version.
     pub fn key(&self, version: DataKeyVersion) -> Option<Key> {
         self.keys.iter().copied().find(|key| key.version == version)
+    }
+
+    /// Whether a page under this key, or in plaintext, would be refused.
+    pub fn refuses(&self, key: Option<Key>) -> bool {
+        self.floor.is_some() && key.map(|key| key.version) < self.floor
     }
 
     /// Whether a key may still come.
@@ -280,7 +285,7 @@ impl Words {
                 destroyed: directory.destroyed(slot)?.0,
                 keys,
                 next: directory.next_version(slot)?,
-                sealed_only: directory.is_sealed_only(slot)?,
+                floor: directory.floor(slot)?,
             })
         };
         self.with(ask).0

@@ -56,7 +56,8 @@ pub enum KeyChange {
         /// The last version.
         after: DataKeyVersion,
     },
-    /// No page is in plaintext any more, on any server that has replayed this.
+    /// No page is in plaintext any more, or under a former key, on any server that has replayed
+    /// this.
     Proven {
         /// The version under which pages are written.
         version: DataKeyVersion,
