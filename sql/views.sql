@@ -104,8 +104,8 @@ COMMENT ON COLUMN pagevault.relations.label IS 'security label of the relation i
 COMMENT ON COLUMN pagevault.relations.encrypted IS 'true if pages are encrypted when they are written';
 COMMENT ON COLUMN pagevault.relations.data_key_version IS 'version of the data key used for writing';
 COMMENT ON COLUMN pagevault.relations.cipher IS 'cipher used for writing';
-COMMENT ON COLUMN pagevault.relations.sealed_only IS 'true if the file is known to have no plaintext page, on any server: it was created encrypted, or a job has proven it. Such a page is refused in it';
-COMMENT ON COLUMN pagevault.relations.authenticated IS 'true if every page must have a tag, so that a changed or moved page is refused: sealed_only, and all keys of the file are of ciphers that authenticate pages';
+COMMENT ON COLUMN pagevault.relations.sealed_only IS 'true if the file is known to have no plaintext page, on any server: it was created encrypted, or a job has proven it. Such a page is refused in it, and so is one under a key from before the last such job';
+COMMENT ON COLUMN pagevault.relations.authenticated IS 'true if every page must have a tag, so that a changed or moved page is refused: sealed_only, and all keys under which pages are accepted are of ciphers that authenticate pages';
 COMMENT ON COLUMN pagevault.relations.bytes IS 'size of the main fork';
 
 COMMENT ON COLUMN pagevault.drift.relation IS 'name of the relation';
@@ -136,7 +136,7 @@ COMMENT ON COLUMN pagevault.stats.bytes_encrypted IS 'bytes encrypted for writin
 COMMENT ON COLUMN pagevault.stats.bytes_decrypted IS 'bytes decrypted after reading';
 COMMENT ON COLUMN pagevault.stats.encrypt_time_ms IS 'time spent on encryption, in milliseconds: cipher, checksum of the encrypted page, and copying where needed, but not I/O. It is elapsed time, so on an overloaded machine it includes waiting for a processor';
 COMMENT ON COLUMN pagevault.stats.decrypt_time_ms IS 'time spent on decryption, in milliseconds';
-COMMENT ON COLUMN pagevault.stats.decrypt_failures IS 'number of reads refused because the key was locked, revoked, lost, or destroyed, and of plaintext pages that were not accepted';
+COMMENT ON COLUMN pagevault.stats.decrypt_failures IS 'number of reads refused because the key was locked, revoked, lost, or destroyed, and of pages in plaintext, or under a former key, that were not accepted';
 
 COMMENT ON FUNCTION pagevault.add_provider(text, text, jsonb) IS 'Adds a key provider. Its options are checked, but no request is sent to it yet. The kind command also requires superuser or pg_execute_server_program.';
 COMMENT ON FUNCTION pagevault.alter_provider(text, jsonb) IS 'Changes the options of a provider, after checking that every key it wraps can still be unwrapped. Keys of dropped databases are not checked.';
@@ -170,7 +170,7 @@ RETURN pagevault.wait_for_rekey(relation::pg_catalog.regclass, timeout);
 COMMENT ON FUNCTION pagevault.wait_for_rekey(text, interval) IS 'The same, for a name without a cast.';
 
 COMMENT ON FUNCTION pagevault.is_encrypted(regclass) IS 'True only if every page on disk of a relation, its indexes, TOAST table and owned sequences is encrypted, and new pages will be. False for relations without storage, such as partitioned tables. Reads the files. Requires SELECT on the relation, pagevault_admin or pg_monitor.';
-COMMENT ON FUNCTION pagevault.verify(regclass) IS 'Counts the pages on disk by fork and state: encrypted (with the version of the data key), destroyed (encrypted under a shredded key), plaintext, refused (plaintext, in a file that is known to have no plaintext page; its reads fail), or empty (all zeros). Reads the files.';
+COMMENT ON FUNCTION pagevault.verify(regclass) IS 'Counts the pages on disk by fork and state: encrypted (with the version of the data key), destroyed (encrypted under a shredded key), plaintext, refused (plaintext, or under a former key, in a file that is known to have no such page; its reads fail), or empty (all zeros). Reads the files.';
 COMMENT ON FUNCTION pagevault.drift(boolean) IS 'The rows of the view drift. With check_files, all files are read as well.';
 
 COMMENT ON FUNCTION pagevault.shred(regclass, text) IS 'Destroys the data keys of a relation and its partitions, with their indexes, TOAST tables and owned sequences. confirm is the schema-qualified name of the relation.';

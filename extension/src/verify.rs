@@ -40,10 +40,15 @@ const FORKS: [(ForkNumber::Type, &str); 4] = [
     (ForkNumber::INIT_FORKNUM, "init"),
 ];
 
-/// Whether the server refuses pages in plaintext in this fork of a file; see
+/// Whether the server refuses a page in this state in this fork of a file; see
 /// [`page::io::open`](crate::page::io::open).
-pub(crate) fn refuses_plaintext(file: RelFile, fork: &str) -> bool {
-    matches!(fork, "main" | "init") && directory::is_sealed_only(file)
+pub(crate) fn is_refused(file: RelFile, fork: &str, state: PageState) -> bool {
+    let refuses = match state {
+        PageState::Empty => false,
+        PageState::Plaintext => directory::is_sealed_only(file),
+        PageState::Sealed(version) => directory::is_former(file, version),
+    };
+    refuses && matches!(fork, "main" | "init")
 }
 
 /// Counts the pages in all segments of all forks of a file.

@@ -190,15 +190,18 @@ fn verify(
     let mut rows = Vec::new();
     for (member, counts) in verify::pages_of(oid).or_raise() {
         for count in counts {
+            let is_refused = verify::is_refused(member.file, count.fork, count.state);
             let (state, version) = match count.state {
                 PageState::Empty => ("empty", None),
-                PageState::Plaintext if verify::refuses_plaintext(member.file, count.fork) => {
-                    ("refused", None)
-                }
+                PageState::Plaintext if is_refused => ("refused", None),
                 PageState::Plaintext => ("plaintext", None),
                 PageState::Sealed(version) => {
                     let destroyed = directory::destroyed_at(member.file, version).is_some();
-                    let state = if destroyed { "destroyed" } else { "encrypted" };
+                    let state = match destroyed {
+                        true => "destroyed",
+                        false if is_refused => "refused",
+                        false => "encrypted",
+                    };
                     (state, Some(i32::from(version.get())))
                 }
             };

@@ -45,9 +45,10 @@ const STATUS_PARTIAL: u32 = 2;
 const STATUS_ERROR: u32 = 4;
 
 /// Error numbers of pages that are refused, beyond those of the system: a page in plaintext that is
-/// not accepted, and one that is not authentic.
+/// not accepted, one that is not authentic, and one under a former key.
 const NOT_ACCEPTED: u32 = 1 << 20;
 const NOT_AUTHENTIC: u32 = NOT_ACCEPTED + 1;
+const FORMER: u32 = NOT_ACCEPTED + 2;
 
 /// `PGAIO_HCB_MD_READV`: the callback whose report function reports the error.
 const CALLBACK_MD_READV: u32 = 1;
@@ -104,6 +105,7 @@ impl IoResult {
             Cause::Key(_) => libc::ENOKEY as u32,
             Cause::NotAuthentic => NOT_AUTHENTIC,
             Cause::Plaintext => NOT_ACCEPTED,
+            Cause::Former => FORMER,
         };
         let bits = CALLBACK_MD_READV | STATUS_ERROR << STATUS_SHIFT | error << ERROR_SHIFT;
         IoResult { bits, result: page as i32 }
@@ -114,6 +116,7 @@ impl IoResult {
         match self.bits >> ERROR_SHIFT {
             NOT_ACCEPTED => Some(Cause::Plaintext),
             NOT_AUTHENTIC => Some(Cause::NotAuthentic),
+            FORMER => Some(Cause::Former),
             _ => None,
         }
     }

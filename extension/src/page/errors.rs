@@ -69,15 +69,22 @@ pub(crate) fn report(fault: PageFault, block: u32) -> Report {
     let Subject { what, place, search } = Subject::of(file);
     let error = match fault.cause {
         Cause::Key(error) => error,
-        Cause::Plaintext => {
+        Cause::Plaintext | Cause::Former => {
+            let (refused, detail) = match fault.cause {
+                Cause::Plaintext => (
+                    "is in plaintext, which is not accepted there",
+                    "The file contains encrypted pages only. This server did not write the page, or did so without pagevault.",
+                ),
+                _ => (
+                    "is under a former key, which is not accepted there",
+                    "All pages of the file were rewritten under a later key. This one is older: it was put back, or the data directory is older than its keystore.",
+                ),
+            };
             return Report::new(
                 PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
-                format!("block {block} of {what} is in plaintext, which is not accepted there"),
+                format!("block {block} of {what} {refused}"),
             )
-            .detail(format!(
-                "The file contains encrypted pages only. This server did not write the page, or did so without pagevault.{}",
-                place + &search
-            ))
+            .detail(format!("{detail}{}", place + &search))
             .hint(match is_startup_process() {
                 false => "Find out who can write to the data directory. Restore the relation from a backup, or fail over to a standby. If data directory and keystore are from different backups, restore both from one. To accept such pages as they are, decrypt the relation with pagevault.decrypt(). Neither ignore_checksum_failure nor zero_damaged_pages helps.",
                 true => "Find out who can write to the data directory. Fail over to a standby; or put the right file back, or the keystore that belongs to the data directory, and start the server again: nothing is lost. To accept such pages as they are, start it with ignore_invalid_pages = on.",

@@ -38,6 +38,8 @@ pub(crate) enum Cause {
     NotAuthentic,
     /// The page is in plaintext, and its file contains sealed pages only.
     Plaintext,
+    /// The page is under a key under which the file has no page any more.
+    Former,
 }
 
 impl PageFault {
@@ -151,9 +153,10 @@ pub(crate) fn target_over(
         return wanted;
     }
     match page::version_of(on_disk) {
-        // Not the file's own: [`refuse_plaintext`].
+        // Not the file's own: [`refuse_plaintext`], [`refuse_former`].
         None if directory::is_sealed_only(file.file) => wanted,
         None => None,
+        Some(version) if directory::is_former(file.file, version) => wanted,
         Some(version) if directory::has_key(file.file, version) => {
             Some(SealTarget { file, version })
         }
@@ -264,6 +267,31 @@ fn refuse_plaintext(file: SmgrFile, fork: i32, page: &mut Page) -> Result<(), Pa
     if may_be_ours { Ok(()) } else { Err(PageFault { file, cause: Cause::Plaintext }) }
 }
 
+/// Refuses a page under a former key, of which was proven that no server has a page under it: it is
+/// an old copy. `page` is opened already; PostgreSQL would accept it.
+///
+/// - Redo reads such pages before the data directory is consistent, see [`refuse_plaintext`].
+/// - A visibility map is read as empty. By an old one, rows that were deleted since would be
+///   visible.
+/// - A free space map is accepted: a standby has pages of its own in it, and nobody relies on them.
+#[cold]
+fn refuse_former(file: SmgrFile, fork: i32, page: &mut Page) -> Result<(), PageFault> {
+    let may_be_ours = is_not_consistent_yet() && !is_after_own_crash();
+    match fork_of(fork) {
+        _ if may_be_ours => Ok(()),
+        Fork::FreeSpaceMap => Ok(()),
+        Fork::VisibilityMap => {
+            count_refusal(file);
+            page.fill(0);
+            Ok(())
+        }
+        Fork::Main | Fork::Init => {
+            count_refusal(file);
+            Err(PageFault { file, cause: Cause::Former })
+        }
+    }
+}
+
 /// Whether this fork is a free space map or a visibility map.
 fn is_map(fork: i32) -> bool {
     matches!(fork_of(fork), Fork::FreeSpaceMap | Fork::VisibilityMap)
@@ -276,14 +304,15 @@ fn open_sealed(
     page: &mut Page,
     version: DataKeyVersion,
 ) -> Result<(), PageFault> {
-    let opened = cache::with_page_key(file, version, |key| {
+    let opened = cache::with_page_key_of(file, version, |key, is_former| {
         let work = Timing::begin();
         let opened = page::open(page, key, block, fork_of(fork), data_checksums());
         work.opened(kind_of(file), 1, PAGE_SIZE as u64);
-        opened
+        opened.map(|_| is_former && page::is_plaintext(page))
     });
     match opened {
-        Ok(Ok(_)) => Ok(()),
+        Ok(Ok(false)) => Ok(()),
+        Ok(Ok(true)) => refuse_former(file, fork, page),
         Ok(Err(page::NotAuthentic)) => {
             count_refusal(file);
             // As PostgreSQL reads a damaged one (`vm_readbuf`, `fsm_readbuf`). It may be torn: some

@@ -1,4 +1,5 @@
-//! Files that had pages in plaintext, and of which a primary has proven that none is left.
+//! Files that had pages in plaintext, or under a former key, and of which a primary has proven that
+//! none is left.
 //!
 //! On a server that replays this, the last of them are still on disk, while shared buffers have
 //! them as WAL has restored them. These are written before the record counts, so that nobody who

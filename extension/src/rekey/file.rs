@@ -79,7 +79,8 @@ pub(crate) fn await_writers(file: RelFile) -> Result<()> {
 }
 
 /// Whether a run that has itself switched a file to this target gives WAL an image of every page.
-/// Servers that replay these have no page in plaintext any more, whatever they have written before.
+/// Servers that replay these have no page in plaintext any more, nor one under a former key,
+/// whatever they have written before.
 ///
 /// - Not of system catalogs. A page that is refused there would keep everybody out, so that nobody
 ///   could decrypt them to accept it.
@@ -92,7 +93,6 @@ pub(super) fn images_everything(held: &Held, target: Target) -> bool {
         && !held.is_catalog()
         && (held.is_logged() || held.is_unlogged())
         && process::data_checksums()
-        && !directory::is_sealed_only(target.file)
 }
 
 /// Rewrites those of the blocks that are not in the target state on disk, or all: see
@@ -105,11 +105,8 @@ pub(super) fn rewrite(
     blocks: Range<u32>,
     ring: &Ring,
 ) -> Result<u32> {
-    let is_imaged = match fork {
-        Fork::Main => held.is_logged(),
-        Fork::Init => true,
-        _ => false,
-    };
+    // Maps, too: a server takes a visibility map under a former key for an empty one.
+    let is_imaged = fork == Fork::Init || held.is_logged();
     let fork = number_of(fork);
     // On disk a page may still be zero that another server has written already.
     let stale = match all && is_imaged {

@@ -1,4 +1,5 @@
-//! pagevault's own records in WAL: of which files they say whether pages may be in plaintext.
+//! pagevault's own records in WAL: of which files they say whether pages may be in plaintext, or
+//! under former keys.
 //!
 //! A base backup copies the keystore at one moment and pages at others. A page may be in plaintext
 //! because it is older than the record that the keystore has already, or newer than what the
@@ -19,7 +20,8 @@ const PAGEVAULT: u8 = 161;
 const KEYS: u8 = 0x10;
 const BEFORE_BATCH: usize = 4 + 16;
 
-/// Files of which a complete record says that their pages are encrypted only, or not any more.
+/// Files of which a complete record says that their pages are encrypted only, or only under a later
+/// key, or not any more.
 pub(super) fn files_concerned(record: &[u8]) -> Vec<RelFile> {
     let is_ours = record.get(MANAGER) == Some(&PAGEVAULT)
         && record.get(INFO).is_some_and(|info| info & !OF_THE_SERVER == KEYS);

@@ -63,11 +63,11 @@ struct Findings {
     listed: Vec<String>,
     /// Files that belong to no relation and are damaged.
     left_over: BTreeSet<String>,
-    /// Pages in plaintext in files that contain encrypted pages only: how many, and the first.
-    refused: HashMap<RelFile, (u64, Vec<String>)>,
-    /// Files of which WAL says whether they contain encrypted pages only.
+    /// Pages that the server does not accept in these files: how many, and the first.
+    refused: HashMap<(RelFile, pages::Refusal), (u64, Vec<String>)>,
+    /// Files of which WAL says whether they contain encrypted pages only, or since when.
     concerned: HashSet<RelFile>,
-    /// Pages in plaintext of which recovery decides.
+    /// Such pages of which recovery decides.
     undecided: u64,
 }
 
@@ -83,13 +83,13 @@ impl Findings {
             }
             pages::State::Shredded => &mut self.shredded,
             // See `decide`.
-            pages::State::Refused => return,
+            pages::State::Refused(_) => return,
         };
         *count += 1;
     }
 
-    fn refused(&mut self, file: RelFile, place: String) {
-        let (pages, listed) = self.refused.entry(file).or_default();
+    fn refused(&mut self, what: (RelFile, pages::Refusal), place: String) {
+        let (pages, listed) = self.refused.entry(what).or_default();
         *pages += 1;
         if listed.len() < LISTED {
             listed.push(place);
@@ -99,18 +99,20 @@ impl Findings {
     /// All WAL is read. While it has to be replayed, pages of files that it concerns may be older
     /// or newer than the keystore.
     fn decide(&mut self, control: Control, leftovers: &mut Leftovers<'_>) {
-        for (file, (pages, listed)) in std::mem::take(&mut self.refused) {
+        for ((file, why), (pages, listed)) in std::mem::take(&mut self.refused) {
             if !control.ended && self.concerned.contains(&file) {
                 self.undecided += pages;
-                self.plaintext += pages;
+                match why {
+                    pages::Refusal::Plaintext => self.plaintext += pages,
+                    pages::Refusal::Former => self.sealed += pages,
+                }
             } else if leftovers.includes(file) {
                 let paths = listed.iter().filter_map(|place| place.split(" block ").next());
                 self.left_over.extend(paths.map(str::to_owned));
             } else {
                 self.damaged += pages - listed.len() as u64;
                 for place in listed {
-                    let what = "in plaintext, and the file contains encrypted pages only";
-                    self.damage(format!("{place}: {what}"));
+                    self.damage(format!("{place}: {}", why.text()));
                 }
             }
         }

@@ -185,9 +185,9 @@ pub(super) fn verify_file(
         let mut problems = Vec::new();
         for page in pages {
             match open(context, file, page, block, &mut keys) {
-                Ok(State::Refused) => {
+                Ok(State::Refused(why)) => {
                     let place = format!("{} block {block}", context.show(&file.path));
-                    findings.refused(file.file, place);
+                    findings.refused((file.file, why), place);
                 }
                 Ok(state) => findings.count(state),
                 Err(problem) => {
@@ -230,8 +230,27 @@ pub(super) enum State {
     Plaintext,
     Sealed(Strength),
     Shredded,
+    /// The server does not accept it in this file.
+    Refused(Refusal),
+}
+
+/// Why the server does not accept a page.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Refusal {
     /// In plaintext, and the file contains encrypted pages only.
-    Refused,
+    Plaintext,
+    /// All pages of the file were rewritten under a later key.
+    Former,
+}
+
+impl Refusal {
+    /// For the report.
+    pub(super) fn text(self) -> &'static str {
+        match self {
+            Self::Plaintext => "in plaintext, and the file contains encrypted pages only",
+            Self::Former => "under a former key, and the file was rewritten under a later one",
+        }
+    }
 }
 
 /// Decrypts and checks a page in place.
@@ -247,12 +266,12 @@ pub(super) fn open(
         return Ok(State::Empty);
     }
     let entry = context.keystore.state().file(file.file);
+    // The server reads a map that it does not accept as empty.
+    let is_map = matches!(file.fork, Fork::FreeSpaceMap | Fork::VisibilityMap);
     let Some(version) = page::version_of(page) else {
         check(page, block, checksums)?;
-        // The server reads maps in plaintext as empty.
-        let is_map = matches!(file.fork, Fork::FreeSpaceMap | Fork::VisibilityMap);
         if !is_map && entry.is_some_and(|entry| entry.is_sealed_only()) {
-            return Ok(State::Refused);
+            return Ok(State::Refused(Refusal::Plaintext));
         }
         return Ok(State::Plaintext);
     };
@@ -278,7 +297,11 @@ pub(super) fn open(
         let opened = page::open(page, key, block, file.fork, checksums);
         strength = opened.map_err(|error| error.to_string())?.unwrap_or(strength);
     }
-    check(page, block, checksums).map(|()| State::Sealed(strength))
+    check(page, block, checksums)?;
+    if !is_map && entry.is_some_and(|entry| Some(version) < entry.floor()) {
+        return Ok(State::Refused(Refusal::Former));
+    }
+    Ok(State::Sealed(strength))
 }
 
 /// Like `PageIsVerified` (bufpage.c).

@@ -27,7 +27,7 @@ pub(super) struct Report<'a> {
     damaged: &'a [String],
     /// Files that belong to no relation, created by transactions that did not commit.
     left_over: Vec<&'a str>,
-    /// Pages in plaintext of which recovery decides.
+    /// Pages in plaintext, or under former keys, of which recovery decides.
     undecided: u64,
     /// Files of unlogged relations, which recovery resets.
     skipped: u64,
@@ -210,7 +210,7 @@ impl<'a> Report<'a> {
         if self.undecided > 0 {
             writeln!(
                 out,
-                "undecided    {} pages in plaintext, in files that WAL encrypts or decrypts: a server that has replayed it\n             refuses those that it does not explain. Verify again then",
+                "undecided    {} pages in plaintext or under former keys, in files that WAL encrypts, decrypts or rekeys: a server\n             that has replayed it refuses those that it does not explain. Verify again then",
                 self.undecided
             )?;
         }

@@ -66,18 +66,38 @@ pub(crate) fn is_sealed_only(file: RelFile) -> bool {
     found() == Some(true)
 }
 
+/// True if no page under this version is left on any server, so that such a page is not the file's
+/// own.
+pub(crate) fn is_former(file: RelFile, version: DataKeyVersion) -> bool {
+    floor(file).is_some_and(|floor| version < floor)
+}
+
+/// The first version under which pages of the file are accepted, if none in plaintext are.
+fn floor(file: RelFile) -> Option<DataKeyVersion> {
+    let directory = &get()?.directory;
+    directory.floor(directory.find(file).ok()??).ok()?
+}
+
+/// A number that changes when more versions may be [`is_former`].
+#[inline]
+pub(crate) fn floors() -> u32 {
+    get().and_then(|shared| shared.directory.floors().ok()).unwrap_or_default()
+}
+
 /// True if every page of the file must have a tag: no page in plaintext is accepted in it, and all
-/// keys that it ever had are of ciphers that authenticate pages.
+/// keys under which pages are accepted are of ciphers that authenticate pages.
 pub(crate) fn is_authenticated(file: RelFile) -> bool {
+    let Some(floor) = floor(file) else { return false };
     let found = || {
         let directory = &get()?.directory;
         let mut keys = directory.keys(directory.find(file).ok()??).ok()?;
         Some(keys.all(|key| {
-            let cipher = key.ok().and_then(|key| CipherId::try_from(key.cipher).ok());
-            cipher.is_some_and(|cipher| PageFormat::of(cipher) == PageFormat::V2)
+            let Ok(key) = key else { return false };
+            let cipher = CipherId::try_from(key.cipher);
+            key.version < floor || cipher.is_ok_and(|c| PageFormat::of(c) == PageFormat::V2)
         }))
     };
-    is_sealed_only(file) && found() == Some(true)
+    found() == Some(true)
 }
 
 /// True if the file ever had a data key.

@@ -26,6 +26,9 @@ const WAYS: usize = 4;
 /// Keys are large, so the searched names are stored apart from them, close together.
 struct Set {
     names: [(SmgrFile, Option<DataKeyVersion>); WAYS],
+    /// [`directory::floors`] when the version was last found not to be a former one; `None`: not
+    /// looked at yet.
+    floors: [Option<u32>; WAYS],
     keys: [Option<PageKey>; WAYS],
     /// The next entry to replace.
     hand: usize,
@@ -44,7 +47,12 @@ struct Cache {
 const NO_FILE: SmgrFile =
     SmgrFile { file: RelFile { tablespace: 0, database: 0, relation: 0 }, backend: SHARED_BACKEND };
 
-const EMPTY: Set = Set { names: [(NO_FILE, None); WAYS], keys: [const { None }; WAYS], hand: 0 };
+const EMPTY: Set = Set {
+    names: [(NO_FILE, None); WAYS],
+    floors: [None; WAYS],
+    keys: [const { None }; WAYS],
+    hand: 0,
+};
 
 static CACHE: ProcessLocal<Cache> = ProcessLocal::new(Cache {
     sets: [EMPTY; SETS],
@@ -67,17 +75,41 @@ pub(crate) fn with_page_key<R>(
     f: impl FnOnce(&PageKey) -> R,
 ) -> Result<R, KeyError> {
     CACHE.with(|cache| {
-        cache.forget_destroyed();
-        let set = set_of(file.file);
-        let way = match cache.sets[set].find(file, version) {
-            Some(way) => way,
-            None => cache.fill(set, file, version)?,
-        };
+        let (set, way) = cache.place_of(file, version)?;
         match &cache.sets[set].keys[way] {
             Some(key) => Ok(f(key)),
             None => Err(KeyError::NoKey { version }),
         }
     })
+}
+
+/// Like [`with_page_key`], for reading: also tells `f` whether no page under this version is
+/// accepted ([`directory::is_former`]). For a key in use that is one comparison.
+#[inline]
+pub(crate) fn with_page_key_of<R>(
+    file: SmgrFile,
+    version: DataKeyVersion,
+    f: impl FnOnce(&PageKey, bool) -> R,
+) -> Result<R, KeyError> {
+    CACHE.with(|cache| {
+        let (set, way) = cache.place_of(file, version)?;
+        let set = &mut cache.sets[set];
+        // Before the directory is asked.
+        let floors = directory::floors();
+        let is_former = set.floors[way] != Some(floors) && is_former(file, version);
+        if !is_former {
+            set.floors[way] = Some(floors);
+        }
+        match &set.keys[way] {
+            Some(key) => Ok(f(key, is_former)),
+            None => Err(KeyError::NoKey { version }),
+        }
+    })
+}
+
+#[cold]
+fn is_former(file: SmgrFile, version: DataKeyVersion) -> bool {
+    !file.is_temporary() && directory::is_former(file.file, version)
 }
 
 /// Wipes the expanded keys of this process if keys were destroyed since its last use of one.
@@ -114,6 +146,21 @@ impl Set {
 }
 
 impl Cache {
+    /// The place of a key, which is put there if need be.
+    #[inline]
+    fn place_of(
+        &mut self,
+        file: SmgrFile,
+        version: DataKeyVersion,
+    ) -> Result<(usize, usize), KeyError> {
+        self.forget_destroyed();
+        let set = set_of(file.file);
+        match self.sets[set].find(file, version) {
+            Some(way) => Ok((set, way)),
+            None => Ok((set, self.fill(set, file, version)?)),
+        }
+    }
+
     #[inline]
     fn forget_destroyed(&mut self) {
         let destructions = shmem::destructions();
@@ -156,6 +203,7 @@ impl Cache {
         set.hand = (way + 1) % WAYS;
         set.keys[way] = None; // wipes the old one
         set.names[way] = (file, Some(version));
+        set.floors[way] = None;
         set.keys[way] = Some(PageKey::new(&data_key));
         Ok(way)
     }

@@ -172,9 +172,9 @@ pub(crate) fn write_plaintext(file: RelFile, pages: Pages) -> Result<()> {
 }
 
 /// Records that all pages of a file on disk are under version `proven`; `None`: that all are
-/// plaintext. `everywhere`: also on all servers that replay WAL up to now; a page in plaintext is
-/// refused from then on. False if the file is now written under another version, to which the proof
-/// does not apply.
+/// plaintext. `everywhere`: also on all servers that replay WAL up to now; a page in plaintext, or
+/// under an earlier version, is refused from then on. False if the file is now written under
+/// another version, to which the proof does not apply.
 pub(crate) fn record_rewritten(
     file: RelFile,
     proven: Option<DataKeyVersion>,
@@ -188,7 +188,7 @@ pub(crate) fn record_rewritten(
     let Some(slot) = directory.find(file)? else { return Ok(true) };
     let phase = directory.info(slot)?.phase;
     let done = directory.is_mixed(slot)?.then_some(Record::Rewriting { file, phase, done: true });
-    let sealed_only = everywhere && proven.is_some() && !directory.is_sealed_only(slot)?;
+    let sealed_only = everywhere && proven.is_some() && directory.floor(slot)? != proven;
     let sealed_only = sealed_only.then_some(Record::SealedOnly { file, phase });
     let records: Vec<_> = done.into_iter().chain(sealed_only).collect();
     if !records.is_empty() {

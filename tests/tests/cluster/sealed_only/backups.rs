@@ -12,7 +12,7 @@ fn settings() -> Settings {
 }
 
 /// The file of `relation` of `cluster` in a copy of its data directory.
-fn of_copy(cluster: &Cluster, relation: &str, copy: &Cluster) -> Result<DataFile> {
+pub(super) fn of_copy(cluster: &Cluster, relation: &str, copy: &Cluster) -> Result<DataFile> {
     let path = file(cluster, relation)?.path;
     let path = path.strip_prefix(cluster.data_directory())?;
     Ok(DataFile { path: copy.data_directory().join(path) })

@@ -3,6 +3,7 @@
 
 mod attacks;
 mod backups;
+mod former;
 mod lifting;
 mod proven;
 mod rewound;

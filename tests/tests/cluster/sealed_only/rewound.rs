@@ -1,5 +1,5 @@
 //! `pg_rewind` of a former primary, when one of two timelines has said of a file that it contains
-//! encrypted pages only, or that it does not any more.
+//! encrypted pages only, or that it does not any more, or of which keys.
 
 use anyhow::{Result, ensure};
 use pagevault_tests::installation::run;
@@ -8,8 +8,10 @@ use pagevault_tests::{Cluster, Settings, Standby, StopMode};
 
 use super::{cluster, is_sealed_only, read_again, wait};
 
-/// Encrypted in place, or decrypted, by one of the two servers after their timelines have parted.
-const TABLES: [&str; 4] = ["proven_here", "proven_there", "lifted_here", "lifted_there"];
+/// Encrypted in place, decrypted, or rotated, by one of the two servers after their timelines have
+/// parted.
+const TABLES: [&str; 6] =
+    ["proven_here", "proven_there", "lifted_here", "lifted_there", "rotated_here", "rotated_there"];
 
 fn change(cluster: &Cluster) -> Result<()> {
     for table in TABLES {
@@ -27,7 +29,7 @@ fn a_former_primary_follows() -> Result<()> {
         Settings::default().conf("pagevault.rekey_threshold = 0").conf("wal_keep_size = 1GB");
     let (mut a, _keys) = cluster(&settings)?;
     for table in TABLES {
-        let encryption = if table.starts_with("lifted") { "on" } else { "off" };
+        let encryption = if table.starts_with("proven") { "off" } else { "on" };
         a.sql(&format!(
             "SET pagevault.default_encryption = {encryption};
              CREATE TABLE {table} AS SELECT i AS id, 'honest' AS name FROM generate_series(1, 2000) i"
@@ -48,6 +50,7 @@ fn a_former_primary_follows() -> Result<()> {
         change(cluster)?;
         wait(cluster, &format!("SELECT pagevault.encrypt('proven_{place}')"))?;
         wait(cluster, &format!("SELECT pagevault.decrypt('lifted_{place}')"))?;
+        wait(cluster, &format!("SELECT pagevault.rotate_data_key('rotated_{place}')"))?;
         change(cluster)?;
         ensure!(is_sealed_only(cluster, &format!("proven_{place}"))?);
         ensure!(!is_sealed_only(cluster, &format!("lifted_{place}"))?);
@@ -68,7 +71,8 @@ fn a_former_primary_follows() -> Result<()> {
         for table in TABLES {
             let query = format!("SELECT count(*) || ' ' || sum(id) FROM {table}");
             ensure!(a.text(&query)? == b.text(&query)?, "{round}: {table}");
-            let expected = matches!(table, "proven_here" | "lifted_there");
+            let expected =
+                matches!(table, "proven_here" | "lifted_there") || table.starts_with("rotated");
             ensure!(is_sealed_only(&b, table)? == expected, "{round}: {table}");
             ensure!(is_sealed_only(&a, table)? == expected, "{round}: {table}, rewound");
         }
