@@ -224,12 +224,13 @@ impl Sandbox {
         self.run(&format!("psql -X -q -v ON_ERROR_STOP=1 -f '{}'", file.display()))
     }
 
-    /// Variables stay set for later blocks: all are exported, and kept in a file between blocks.
+    /// Variables and functions stay for later blocks: variables are exported, and both are kept in a
+    /// file between blocks.
     fn shell(&self, text: &str) -> Result<String> {
         let file = write_file(&self.path("block.sh"), text, 0o644)?;
         let kept = self.path("variables");
         self.run(&format!(
-            "[ ! -e '{kept}' ] || . '{kept}'\nset -a\n. '{file}'\nset +a\nexport -p > '{kept}'",
+            "[ ! -e '{kept}' ] || . '{kept}'\nset -a\n. '{file}'\nset +a\n{{ export -p; declare -f; }} > '{kept}'",
             kept = kept.display(),
             file = file.display()
         ))
