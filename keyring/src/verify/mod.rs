@@ -1,6 +1,7 @@
 //! `pagevault-keyring verify`: decrypts every page and checks every WAL record of a data directory
 //! whose server is down, or of a backup. Changes nothing.
 
+mod blocks;
 mod complete;
 mod control;
 mod key_records;
@@ -17,6 +18,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use indicatif::{ProgressBar, ProgressStyle};
+use pagevault_cipher::Fork;
 use pagevault_cipher::page::Strength;
 use pagevault_keystore::RelFile;
 use pagevault_keystore::wal_segments::parse_name;
@@ -24,6 +26,7 @@ use pagevault_keystore::wal_segments::parse_name;
 pub(crate) use self::pages::fill;
 pub use self::seal::seal_manifest;
 
+use self::blocks::Place;
 pub(crate) use self::control::Control;
 use self::leftovers::Leftovers;
 use self::report::Report;
@@ -40,6 +43,9 @@ pub(crate) fn relation_file(name: &str) -> bool {
 pub(crate) fn wal_segment(name: &str) -> bool {
     parse_name(name.as_bytes()).is_some()
 }
+
+/// Maximum number of damaged pages that are looked for in WAL.
+const BROKEN: usize = 100_000;
 
 /// Maximum number of damages that are listed; more are counted.
 const LISTED: usize = 100;
@@ -69,6 +75,10 @@ struct Findings {
     concerned: HashSet<RelFile>,
     /// Such pages of which recovery decides.
     undecided: u64,
+    /// Damaged pages, of which WAL says whether recovery reads them.
+    broken: HashMap<Place, String>,
+    /// Such pages that recovery replaces.
+    torn: u64,
 }
 
 impl Findings {
@@ -99,6 +109,9 @@ impl Findings {
     /// All WAL is read. While it has to be replayed, pages of files that it concerns may be older
     /// or newer than the keystore.
     fn decide(&mut self, control: Control, leftovers: &mut Leftovers<'_>) {
+        let mut broken: Vec<_> = std::mem::take(&mut self.broken).into_iter().collect();
+        broken.sort_unstable_by(|(_, a), (_, b)| a.cmp(b));
+        broken.into_iter().for_each(|(_, what)| self.damage(what));
         for ((file, why), (pages, listed)) in std::mem::take(&mut self.refused) {
             if !control.ended && self.concerned.contains(&file) {
                 self.undecided += pages;
@@ -115,6 +128,27 @@ impl Findings {
                     self.damage(format!("{place}: {}", why.text()));
                 }
             }
+        }
+    }
+
+    /// A page cannot be decrypted. After a crash, and in a backup, it may have been being written.
+    fn broken(&mut self, place: Place, what: String, control: Control) {
+        if control.clean || self.broken.len() >= BROKEN {
+            self.damage(what);
+        } else if place.1 == Fork::FreeSpaceMap {
+            // Read as empty (`fsm_readbuf`, freespace.c), and not needed.
+            self.torn += 1;
+        } else {
+            self.broken.insert(place, what);
+        }
+    }
+
+    /// A record that recovery replays concerns a page. `restores`: it replaces the page.
+    fn replayed(&mut self, place: &Place, restores: bool) {
+        match self.broken.remove(place) {
+            Some(_) if restores => self.torn += 1,
+            Some(what) => self.damage(what),
+            None => {}
         }
     }
 

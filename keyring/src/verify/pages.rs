@@ -192,20 +192,23 @@ pub(super) fn verify_file(
                 Ok(state) => findings.count(state),
                 Err(problem) => {
                     let path = context.show(&file.path);
-                    problems.push(format!("{path} block {block}: {problem}"));
+                    let what = format!("{path} block {block}: {problem}");
+                    problems.push(((file.file, file.fork, block), what));
                 }
             }
             block = block.saturating_add(1);
         }
-        if is_cut {
-            problems.push(format!("{} ends within block {block}", context.show(&file.path)));
-        }
         progress.inc(length as u64);
-        if !problems.is_empty() && leftovers.includes(file.file) {
+        if (is_cut || !problems.is_empty()) && leftovers.includes(file.file) {
             findings.left_over(context.show(&file.path));
             return Ok(());
         }
-        problems.into_iter().for_each(|problem| findings.damage(problem));
+        for (place, what) in problems {
+            findings.broken(place, what, context.control);
+        }
+        if is_cut {
+            findings.damage(format!("{} ends within block {block}", context.show(&file.path)));
+        }
         if count < 64 {
             return Ok(());
         }

@@ -20,6 +20,7 @@ use pagevault_keystore::wal_pages::{self, WalKeys};
 use pagevault_keystore::wal_segments::{Name, parse_name};
 use pagevault_keystore::wal_timelines::{history_name, owner_of};
 
+use super::blocks::blocks_of;
 use super::key_records::{self, files_concerned};
 use super::manifest::Range;
 use super::pages::fill;
@@ -304,6 +305,9 @@ impl Reader {
                     self.extend(address + at as u64);
                     if self.began >= self.redo {
                         findings.concerned.extend(files_concerned(&self.record));
+                        for (place, restores) in blocks_of(&self.record) {
+                            findings.replayed(&place, restores);
+                        }
                     }
                 }
                 false => {

@@ -27,6 +27,8 @@ pub(super) struct Report<'a> {
     damaged: &'a [String],
     /// Files that belong to no relation, created by transactions that did not commit.
     left_over: Vec<&'a str>,
+    /// Damaged pages that recovery replaces.
+    torn_pages: u64,
     /// Pages in plaintext, or under former keys, of which recovery decides.
     undecided: u64,
     /// Files of unlogged relations, which recovery resets.
@@ -108,6 +110,7 @@ impl<'a> Report<'a> {
             damages: findings.damaged,
             damaged: &findings.listed,
             left_over: findings.left_over.iter().map(String::as_str).collect(),
+            torn_pages: findings.torn,
             undecided: findings.undecided,
             skipped: findings.skipped,
             shut_down,
@@ -207,6 +210,13 @@ impl<'a> Report<'a> {
         if self.left_over.len() > LISTED {
             writeln!(out, "             and {} more", self.left_over.len() - LISTED)?;
         }
+        if self.torn_pages > 0 {
+            let pages = self.torn_pages;
+            writeln!(
+                out,
+                "torn         {pages} pages that were being written; recovery replaces them"
+            )?;
+        }
         if self.undecided > 0 {
             writeln!(
                 out,
@@ -224,7 +234,7 @@ impl<'a> Report<'a> {
         if self.damages > 0 && !self.shut_down {
             writeln!(
                 out,
-                "             This is a backup, or its server was not shut down cleanly: recovery repairs pages that were\n             being written. Start the server, shut it down, and verify again."
+                "             This is a backup, or its server was not shut down cleanly. Recovery replaces pages that were being\n             written, if all of its WAL is there. Start the server, shut it down, and verify again."
             )?;
         }
         match self.damages {

@@ -5,8 +5,9 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::installation::run;
+use pagevault_tests::standby::{standby_of, wait_for};
 use pagevault_tests::wal::Segment;
-use pagevault_tests::{Cluster, Settings};
+use pagevault_tests::{Cluster, Settings, StopMode};
 
 use crate::wal::{insert, sealing};
 
@@ -122,5 +123,77 @@ fn wal_that_is_cut_before_the_end_of_the_backup_is_noticed() -> Result<()> {
     ensure!(run(&mut verify)?.contains("No damage found."));
     fs::write(path, &whole)?;
     expect(&cluster, &backup, 0, &["No damage found."])?;
+    cluster.finish()
+}
+
+/// Of the primary and of a standby, on two timelines, between rotations of keys and switches of
+/// WAL.
+#[test]
+fn backups_of_each_server_and_timeline_are_complete() -> Result<()> {
+    let (cluster, _keys) = sealing(&Settings::default().wal_segment_size(1))?;
+    cluster.sql("SELECT pagevault.encrypt('t')")?;
+    run(cluster.program("pgbench").args(["-i", "-q", "-s", "1"]))?;
+    cluster.sql("SELECT pagevault.encrypt('pgbench_accounts')")?;
+    let script = cluster.directory().join("script");
+    fs::write(
+        &script,
+        "INSERT INTO t (name) SELECT 'drossel-' || i FROM generate_series(1, 100) i;\n\
+         SELECT pg_logical_emit_message(false, 'x', repeat('x', 20000));\n\
+         UPDATE pgbench_accounts SET abalance = abalance + 1 WHERE aid % 1000 = (random() * 9)::int;\n\
+         SELECT pg_switch_wal() WHERE random() < 0.1;\n",
+    )?;
+    let standby = standby_of(&cluster, &[])?;
+    for (round, server) in [&cluster, &standby, &standby].into_iter().enumerate() {
+        if round == 2 {
+            wait_for(&standby, &cluster)?;
+            standby.promote()?;
+        }
+        let writer = if round == 2 { &standby } else { &cluster };
+        let file = script.display().to_string();
+        for method in ["fetch", "stream"] {
+            writer.pgbench(&["-n", "-c", "2", "-t", "20", "-f", &file])?;
+            writer.sql("SELECT pagevault.rotate_wal_key(), pagevault.rotate_data_key('t')")?;
+            let backup = server.directory().join(format!("backup-{round}-{method}"));
+            server.base_backup_with(&backup, &["-X", method, "--manifest-checksums=SHA256"])?;
+            let mut seal = server.program("pagevault-keyring");
+            run(seal.arg("seal-manifest").arg(&backup))?;
+            expect(server, &backup, 0, &["No damage found.", "manifest     compared"])?;
+            fs::remove_dir_all(&backup)?;
+        }
+    }
+    standby.finish()?;
+    cluster.finish()
+}
+
+/// A crash, or a backup, while pages are written.
+#[test]
+fn torn_pages_that_recovery_replaces_are_no_damage() -> Result<()> {
+    let (mut cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.allow_log("not properly shut down");
+    cluster.sql("CREATE TABLE t (id int, n int) WITH (autovacuum_enabled = off)")?;
+    cluster.sql("SELECT pagevault.encrypt('t')")?;
+    cluster.sql("INSERT INTO t SELECT i, 0 FROM generate_series(1, 1000) i")?;
+    cluster.sql("CHECKPOINT")?;
+    // Of block 0 an image is in WAL then, and not of the others.
+    cluster.sql("UPDATE t SET n = 1 WHERE ctid = '(0,1)'")?;
+    let path = cluster.data_directory().join(cluster.text("SELECT pg_relation_filepath('t')")?);
+    cluster.kill()?;
+    let whole = fs::read(&path)?;
+    let damaged = |block: usize| {
+        let mut bytes = whole.clone();
+        bytes[block * 8192 + 4000] ^= 1;
+        fs::write(&path, bytes)
+    };
+    let data = cluster.data_directory();
+    damaged(1)?;
+    expect(&cluster, &data, 2, &["block 1: the checksum of the encrypted page is wrong"])?;
+    damaged(0)?;
+    expect(&cluster, &data, 0, &["torn         1 pages that were being written", "No damage"])?;
+    cluster.start_server()?;
+    ensure!(cluster.text("SELECT sum(n) FROM t")? == "1", "the update is lost");
+    cluster.stop(StopMode::Fast)?;
+    expect(&cluster, &data, 0, &["No damage found."])?;
+    damaged(0)?;
+    expect(&cluster, &data, 2, &["block 0: the checksum of the encrypted page is wrong"])?;
     cluster.finish()
 }

@@ -5,7 +5,7 @@
 //! | block | action |
 //! |---|---|
 //! | `sql` | run by psql, as superuser |
-//! | `sh` | run by a shell, as the server user; variables and functions stay until the end of the page |
+//! | `sh` | run by a shell, as the server user; variables and functions stay until the page ends |
 //! | `conf` | added to postgresql.conf; the server restarts |
 //! | `console` | compared with the output of the previous block; `...` matches anything |
 //! | `json` | parsed as JSON |

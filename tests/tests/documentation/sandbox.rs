@@ -224,8 +224,8 @@ impl Sandbox {
         self.run(&format!("psql -X -q -v ON_ERROR_STOP=1 -f '{}'", file.display()))
     }
 
-    /// Variables and functions stay for later blocks: variables are exported, and both are kept in a
-    /// file between blocks.
+    /// Variables and functions stay for later blocks: variables are exported, and both are kept in
+    /// a file between blocks.
     fn shell(&self, text: &str) -> Result<String> {
         let file = write_file(&self.path("block.sh"), text, 0o644)?;
         let kept = self.path("variables");
