@@ -15,7 +15,7 @@
 
 use std::time::{Duration, Instant};
 
-use pagevault_cipher::DataKeyVersion;
+use pagevault_cipher::{DataKeyVersion, page};
 use pagevault_keystore::{Record, RelFile};
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
@@ -144,10 +144,13 @@ fn resolved(file: RelFile, version: DataKeyVersion) -> Option<RelFile> {
 /// Ends recovery if a key is missing when the data directory would become consistent: a key that
 /// redo waits for, or the key of pages on disk that recovery would have overwritten.
 pub(crate) fn require_none(version_on_disk: VersionOnDisk) {
-    if any_awaited()
+    while any_awaited()
         && let Some(Awaited { file, version: Some(version), block, .. }) = missing()
     {
-        refuse(file, version, block);
+        if is_on_disk(file, version) {
+            refuse(file, version, block);
+        }
+        give_up(file, version);
     }
     let Some(shared) = shmem::get() else { return };
     if !shmem::anything_sealed() && !shmem::any_database_key() {
@@ -155,8 +158,11 @@ pub(crate) fn require_none(version_on_disk: VersionOnDisk) {
     }
     // Before the notes are read, so that later pages are refused instead of noted.
     shared.written_over.settle();
-    let is_missing =
-        |note: &Note| is_unknown(note.file, note.version) && relation_files::may_exist(note.file);
+    let is_missing = |note: &Note| {
+        is_unknown(note.file, note.version)
+            && relation_files::may_exist(note.file)
+            && is_on_disk(note.file, note.version)
+    };
     if let Some(Note { file, version, block }) = shared.written_over.notes().find(is_missing) {
         refuse(file, version, block);
     }
@@ -165,6 +171,23 @@ pub(crate) fn require_none(version_on_disk: VersionOnDisk) {
     if let Err(report) = unsettled::forget() {
         report.send(PgLogLevel::WARNING);
     }
+}
+
+/// Whether a page under this version is left on disk. None is if WAL has truncated the file since:
+/// `pg_rewind` leaves pages under keys of a timeline that was given up where the source truncates a
+/// file while `pg_rewind` copies it. Nothing else removes such pages ([`super::written_over`]).
+fn is_on_disk(file: RelFile, version: DataKeyVersion) -> bool {
+    // A torn page counts, too.
+    relation_files::any_page(file, |on_disk| page::version_of(on_disk) == Some(version))
+}
+
+/// The pages that the key was needed for are gone, and their buffers with them.
+fn give_up(file: RelFile, version: DataKeyVersion) {
+    TABLE.with(|table| {
+        let at = table.place(file, version);
+        table.places[at].arrived = true;
+        table.missing -= 1;
+    });
 }
 
 /// The same check for dirty pages that redo has left in shared buffers. They may be written later,
@@ -221,6 +244,10 @@ pub(crate) fn file_with_missing_key(version_on_disk: VersionOnDisk) -> Option<Re
         found
     };
     let noted = || {
+        // All of them have arrived, or are not needed.
+        if shared.written_over.is_settled() {
+            return None;
+        }
         let missing = |note: &Note| is_unknown(note.file, note.version);
         shared
             .written_over

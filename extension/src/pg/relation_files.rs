@@ -1,10 +1,11 @@
 //! Relation files in the file system.
 
 use std::fs::File;
-use std::io::ErrorKind;
+use std::io::{BufReader, ErrorKind, Read};
 use std::os::fd::AsRawFd;
 use std::path::Path;
 
+use pagevault_cipher::page::{PAGE_SIZE, Page};
 use pagevault_keystore::RelFile;
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::ForkNumber;
@@ -31,6 +32,39 @@ pub(crate) fn exists(file: RelFile) -> Result<bool> {
         )
         .detail("So it is not known whether it is gone. Nothing was changed.")
     })
+}
+
+/// Whether a page on disk, in any fork, is such a one. True if that cannot be determined.
+pub(crate) fn any_page(file: RelFile, is_it: impl Fn(&Page) -> bool) -> bool {
+    let forks = ForkNumber::MAIN_FORKNUM..=ForkNumber::INIT_FORKNUM;
+    forks.into_iter().any(|fork| {
+        let path = relation_path(file, fork);
+        any_page_of_fork(&path, &is_it).unwrap_or(true)
+    })
+}
+
+fn any_page_of_fork(path: &str, is_it: &impl Fn(&Page) -> bool) -> std::io::Result<bool> {
+    for segment in 0_u32.. {
+        let file = match segment {
+            0 => File::open(path),
+            _ => File::open(format!("{path}.{segment}")),
+        };
+        let mut file = match file {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
+            file => BufReader::with_capacity(64 * PAGE_SIZE, file?),
+        };
+        let mut page = [0; PAGE_SIZE];
+        loop {
+            match file.read_exact(&mut page) {
+                Err(error) if error.kind() == ErrorKind::UnexpectedEof => break,
+                read => read?,
+            }
+            if is_it(&page) {
+                return Ok(true);
+            }
+        }
+    }
+    Ok(false)
 }
 
 /// Whether a file has no page in any fork; false if that cannot be determined. A page in shared

@@ -63,6 +63,34 @@ fn pages_on_disk_are_unchanged_until_the_key_is_replayed() -> Result<()> {
     cluster.finish()
 }
 
+/// `pg_rewind` leaves such a page if the source truncates the file while `pg_rewind` copies it. Its
+/// key is that of a timeline that was given up.
+#[test]
+fn a_page_that_wal_truncates_away_needs_no_key() -> Result<()> {
+    let cluster = cluster(Settings::default().without_checksums())?;
+    cluster.sql(
+        "CREATE TABLE h AS SELECT i AS id, md5(i::text) AS name FROM generate_series(1, 40000) i",
+    )?;
+    rekey(&cluster, "encrypt", "h")?;
+    let path = cluster.text("SELECT pg_relation_filepath('h')")?;
+    let mut last = 0;
+    let copy = backup(&cluster, || {
+        last = cluster.text("SELECT pg_relation_size('h') / 8192 - 1")?.parse()?;
+        cluster.sql("DELETE FROM h WHERE id > 20000")?;
+        cluster.sql("VACUUM (TRUNCATE) h")
+    })?;
+    let file = DataFile::find(&copy.data_directory().join(path))?.remove(0);
+    ensure!(file.bytes()?.len() / 8192 < last as usize, "the table was not truncated");
+    let mut page = file.read_page(3)?;
+    page[10..12].copy_from_slice(&(77_u16 << 3).to_le_bytes());
+    file.write_page(last, &page)?;
+    copy.append_conf("shared_buffers = 128kB")?;
+    copy.start_server()?;
+    ensure!(copy.text(SUM)? == cluster.text(SUM)?, "contents differ");
+    copy.finish()?;
+    cluster.finish()
+}
+
 /// As after mixing parts of several backups.
 #[test]
 fn a_key_missing_in_wal_stops_the_server_at_consistency() -> Result<()> {
