@@ -140,7 +140,11 @@ fn exchange(request: &[u8], timeout: Duration) -> Result<Zeroizing<Vec<u8>>, Hel
     let started = Instant::now();
     let (mut helper, mut stdin, mut stdout) = spawn()?;
     // A request is much smaller than a pipe's buffer, so this does not block if the helper hangs.
-    stdin.write_all(request).map_err(|e| broken(format!("It took no request: {e}.")))?;
+    stdin.write_all(request).map_err(|e| match process::is_told_to_stop() {
+        // As below.
+        true => HelperError::Cancelled,
+        false => broken(format!("It took no request: {e}.")),
+    })?;
     drop(stdin);
 
     let mut reply = Zeroizing::new(Vec::with_capacity(64 * 1024));
