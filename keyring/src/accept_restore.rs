@@ -6,13 +6,14 @@
 
 use std::io::Write;
 use std::path::Path;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use pagevault_keystore::anchor::{MAX_REASON, Note, Position, is_reason};
 use pagevault_keystore::audit::utc;
 
 use crate::access::Access;
 use crate::audit::tools::TrailEntry;
+use crate::clock::now_us;
 use crate::escrow::require_owner;
 use crate::failure::{Failure, refuse, unprintable};
 use crate::offline::{DatabaseKeys, Keystore};
@@ -124,9 +125,4 @@ fn print(
         Some(Ok(note)) => writeln!(out, "Before: {}, {}", note.reached, note.origin())?,
     }
     writeln!(out, "Now:    {reached}, note {generation}")
-}
-
-fn now_us() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
 }

@@ -21,6 +21,7 @@
 //! | [`keyfile`] | the key file of the `file` provider |
 //! | [`trust`] | required owners and permissions of files that are named in options |
 //! | [`access`] | which key files are trusted by commands without a server |
+//! | `clock` | the time |
 //! | `regular` | opening files that anybody may have put there |
 //! | [`offline`] | the keystore of a data directory, without its server |
 //! | [`escrow`] | database keys encrypted for public keys of the operator |
@@ -42,6 +43,7 @@ pub mod audit;
 mod bindir;
 pub mod check;
 pub mod cli;
+mod clock;
 pub mod escrow;
 pub mod exec;
 pub mod failure;

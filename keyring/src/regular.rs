@@ -40,6 +40,17 @@ pub(crate) fn read_regular(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     if bytes.len() as u64 > limit { Err(too_large()) } else { Ok(bytes) }
 }
 
+/// Like [`read_regular`]; `None` if there is no such file.
+///
+/// # Errors
+/// Those of [`read_regular`].
+pub(crate) fn read_if_there(path: &Path, limit: u64) -> io::Result<Option<Vec<u8>>> {
+    match read_regular(path, limit) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        read => read.map(Some),
+    }
+}
+
 fn require(metadata: &fs::Metadata) -> io::Result<()> {
     if metadata.is_file() {
         return Ok(());
@@ -73,8 +84,11 @@ mod tests {
             assert_eq!(error.to_string(), "it is not a regular file", "{name}");
         }
         assert_eq!(open_regular(&path("none")).unwrap_err().kind(), io::ErrorKind::NotFound);
+        assert_eq!(read_if_there(&path("none"), 5).unwrap(), None);
+        assert!(read_if_there(&path("fifo"), 5).is_err());
         for name in ["file", "link"] {
             assert_eq!(read_regular(&path(name), 5).unwrap(), b"12345");
+            assert_eq!(read_if_there(&path(name), 5).unwrap().unwrap(), b"12345");
         }
     }
 

@@ -9,7 +9,6 @@ use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::PathBuf;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use nix::fcntl::OFlag;
 use nix::unistd::geteuid;
@@ -17,6 +16,7 @@ use pagevault_cipher::secret::fill_random;
 use pagevault_keystore::audit::{AuditKey, MAX_LINE, Place, TOOLS, next_line};
 
 use super::SCOPE;
+use crate::clock::now_us;
 use crate::failure::{Failure, refuse};
 use crate::offline::{DIRECTORY, DatabaseKeys, Keystore};
 
@@ -132,9 +132,4 @@ fn append(path: &std::path::Path, line: &str) -> io::Result<()> {
     }
     file.write_all(format!("{line}\n").as_bytes())?;
     file.sync_data()
-}
-
-fn now_us() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
 }

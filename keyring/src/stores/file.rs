@@ -28,7 +28,7 @@ use crate::options::{Options, bad};
 use crate::provider::{Environment, Provider};
 use crate::providers;
 use crate::providers::file::outside;
-use crate::regular::read_regular;
+use crate::regular::read_if_there;
 use crate::store::{Store, StoredNote, Written};
 use crate::trust::FileKind;
 
@@ -127,11 +127,9 @@ impl NoteFile {
 
 impl Store for NoteFile {
     fn read(&self) -> Result<Option<StoredNote>, Failure> {
-        match read_regular(&self.place.path(), LIMIT) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(self.failed("read", &error)),
-            Ok(wrapped) => self.opened(&wrapped).map(Some),
-        }
+        let wrapped = read_if_there(&self.place.path(), LIMIT);
+        let wrapped = wrapped.map_err(|error| self.failed("read", &error))?;
+        wrapped.map(|wrapped| self.opened(&wrapped)).transpose()
     }
 
     fn write(&self, note: &str, replaces: Option<u64>) -> Result<Written, Failure> {

@@ -1,7 +1,6 @@
 //! The content of the control file, read by `pg_controldata` because its layout differs between
 //! versions.
 
-use std::io;
 use std::path::Path;
 use std::process::Command;
 
@@ -10,7 +9,7 @@ use pagevault_keystore::anchor::{Position, parse_lsn, position_of_control, posit
 
 use crate::bindir::find;
 use crate::failure::{Failure, refuse, unreadable};
-use crate::regular::{open_regular, read_regular};
+use crate::regular::{open_regular, read_if_there};
 
 /// Facts about a cluster that are needed to read its files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -117,11 +116,8 @@ impl Control {
 fn backup_label(data_directory: &Path) -> Result<Option<String>, Failure> {
     const MAX: u64 = 64 << 10;
     let path = data_directory.join("backup_label");
-    match read_regular(&path, MAX) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(unreadable(&path, &error)),
-        Ok(label) => Ok(Some(String::from_utf8_lossy(&label).into_owned())),
-    }
+    let label = read_if_there(&path, MAX).map_err(|error| unreadable(&path, &error))?;
+    Ok(label.map(|label| String::from_utf8_lossy(&label).into_owned()))
 }
 
 #[cfg(test)]

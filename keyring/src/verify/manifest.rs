@@ -2,7 +2,6 @@
 //! `json_parse_manifest` (parse_manifest.c) reads it. Anybody may have written it.
 
 use std::collections::BTreeMap;
-use std::io;
 use std::path::Path;
 
 use pagevault_cipher::{Lsn, mac};
@@ -10,7 +9,7 @@ use pagevault_keystore::anchor::parse_lsn;
 use serde::{Deserialize, Serialize, Serializer};
 
 use crate::failure::{Failure, unreadable};
-use crate::regular::read_regular;
+use crate::regular::read_if_there;
 
 /// Its name in a backup.
 pub(crate) const NAME: &str = "backup_manifest";
@@ -111,10 +110,7 @@ struct WrittenRange {
 /// The text of a directory's manifest, if there is one.
 pub(crate) fn read(root: &Path) -> Result<Option<Vec<u8>>, Failure> {
     let path = root.join(NAME);
-    match read_regular(&path, LONGEST) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        read => read.map(Some).map_err(|error| unreadable(&path, &error)),
-    }
+    read_if_there(&path, LONGEST).map_err(|error| unreadable(&path, &error))
 }
 
 impl Manifest {

@@ -7,7 +7,6 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
-use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -26,7 +25,7 @@ use super::manifest::Range;
 use super::pages::fill;
 use super::{Context, Findings};
 use crate::failure::{Failure, unreadable};
-use crate::regular::{open_regular, read_regular};
+use crate::regular::{open_regular, read_if_there};
 
 const PAGE: usize = 8192;
 /// `SizeOfXLogShortPHD`, `SizeOfXLogLongPHD`, `XLP_LONG_HEADER`.
@@ -226,10 +225,8 @@ pub(super) fn verify(
 fn history(segments: &[Segment], timeline: u32) -> Result<Vec<u8>, Failure> {
     let Some(beside) = segments.first() else { return Ok(Vec::new()) };
     let path = beside.path.with_file_name(OsStr::from_bytes(&history_name(timeline)));
-    match read_regular(&path, MAX_HISTORY) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-        read => read.map_err(|error| unreadable(&path, &error)),
-    }
+    let history = read_if_there(&path, MAX_HISTORY);
+    Ok(history.map_err(|error| unreadable(&path, &error))?.unwrap_or_default())
 }
 
 /// Assembles records from pages.

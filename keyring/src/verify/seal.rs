@@ -4,7 +4,6 @@
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use pagevault_cipher::KeyVersion;
 use pagevault_keystore::Scope;
@@ -14,9 +13,10 @@ use super::Control;
 use super::complete::OPTIONS;
 use super::manifest::{self, Manifest};
 use crate::access::Access;
+use crate::clock::now_us;
 use crate::failure::{Failure, refuse, unprintable, unreadable};
 use crate::offline::{DatabaseKeys, Keystore};
-use crate::regular::read_regular;
+use crate::regular::read_if_there;
 
 /// Longest of the files beyond the manifest, in bytes.
 const LONGEST_OTHER: u64 = 16 << 20;
@@ -92,11 +92,6 @@ fn write(place: &Path, content: &[u8], manifest: &Path) -> io::Result<()> {
     File::open(directory)?.sync_all()
 }
 
-fn now_us() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
-}
-
 /// Refuses the archives that `pg_basebackup --format=tar` makes.
 pub(super) fn refuse_tar(directory: &Path) -> Result<(), Failure> {
     let archive = ["base.tar", "base.tar.gz", "base.tar.lz4", "base.tar.zst"];
@@ -112,10 +107,8 @@ fn found(root: &Path, manifest: &[u8]) -> Result<Sealed, Failure> {
     let mut others = [const { None }; OTHERS.len()];
     for (name, content) in OTHERS.iter().zip(&mut others) {
         let path = root.join(name);
-        *content = match read_regular(&path, LONGEST_OTHER) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            read => Some(read.map_err(|error| unreadable(&path, &error))?),
-        };
+        let read = read_if_there(&path, LONGEST_OTHER);
+        *content = read.map_err(|error| unreadable(&path, &error))?;
     }
     Ok(Sealed::new(manifest, &others))
 }
@@ -123,10 +116,7 @@ fn found(root: &Path, manifest: &[u8]) -> Result<Sealed, Failure> {
 /// The content of a seal beside a manifest.
 pub(super) fn read(root: &Path) -> Result<Option<Vec<u8>>, Failure> {
     let path = root.join(FILE);
-    match read_regular(&path, MAX_SEAL) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        read => read.map(Some).map_err(|error| unreadable(&path, &error)),
-    }
+    read_if_there(&path, MAX_SEAL).map_err(|error| unreadable(&path, &error))
 }
 
 /// The key that a seal needs, if the keystore has it.
