@@ -18,6 +18,7 @@ use std::fmt;
 use pagevault_cipher::Lsn;
 use serde::{Deserialize, Serialize};
 
+use crate::line::{hex, unhex};
 use crate::wal_timelines::owner_of;
 
 /// The version of the format.
@@ -106,7 +107,7 @@ impl Note {
     pub fn encode(&self) -> String {
         let text = Text {
             version: VERSION,
-            keystore: self.keystore.iter().map(|byte| format!("{byte:02x}")).collect(),
+            keystore: hex(&self.keystore),
             system: self.system.to_string(),
             timeline: self.reached.timeline,
             checkpoint: self.reached.lsn.to_string(),
@@ -145,7 +146,7 @@ impl Note {
             reason.ok_or(NoteError::Field("accepted"))
         });
         Ok(Note {
-            keystore: parse_id(&text.keystore).ok_or(NoteError::Field("keystore"))?,
+            keystore: unhex(&text.keystore).ok_or(NoteError::Field("keystore"))?,
             system: parse_system(&text.system).ok_or(NoteError::Field("system"))?,
             reached: Position {
                 timeline: Some(text.timeline)
@@ -176,12 +177,6 @@ impl Note {
 #[must_use]
 pub fn is_reason(text: &str) -> bool {
     !text.trim().is_empty() && text.len() <= MAX_REASON && !text.chars().any(char::is_control)
-}
-
-fn parse_id(text: &str) -> Option<[u8; 16]> {
-    let digits = text.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte));
-    let number = u128::from_str_radix(text, 16).ok()?;
-    (text.len() == 32 && digits).then(|| number.to_be_bytes())
 }
 
 fn parse_system(text: &str) -> Option<u64> {

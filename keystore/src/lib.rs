@@ -45,6 +45,7 @@ pub mod escrow;
 mod failure;
 pub mod job;
 pub mod job_table;
+mod line;
 pub mod log;
 pub mod manifest_seal;
 pub mod protocol;

@@ -19,10 +19,11 @@
 //!
 //! As in the audit trail, the text itself is verified, and never generated again.
 
-use pagevault_cipher::{KeyVersion, Secret32, kdf, mac};
+use pagevault_cipher::{KeyVersion, Secret32, mac};
 use serde::Deserialize;
 
-use crate::audit::{BEFORE_MAC, hex, unhex, utc};
+use crate::audit::utc;
+use crate::line::{BEFORE_MAC, hex, mac_key, unhex};
 
 /// Its name in a backup.
 pub const FILE: &str = "backup_manifest.pagevault";
@@ -79,10 +80,7 @@ pub fn seal(
 }
 
 fn key(database_key: &Secret32, keystore: &[u8; 16], version: KeyVersion) -> Secret32 {
-    let mut context = [0; 20];
-    context[..16].copy_from_slice(keystore);
-    context[16..].copy_from_slice(&version.get().to_le_bytes());
-    Secret32::filled(|key| kdf::derive(database_key.expose(), LABEL, &context, key))
+    mac_key(database_key.expose(), LABEL, keystore, version)
 }
 
 /// A parsed seal. Parsing does not authenticate it.

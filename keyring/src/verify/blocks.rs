@@ -6,8 +6,8 @@
 use pagevault_cipher::Fork;
 use pagevault_keystore::RelFile;
 
-/// `SizeOfXLogRecord`
-const HEADER: usize = 24;
+use super::key_records::{HEADER, ORIGIN, TOPLEVEL_XID};
+
 /// As in xlogrecord.h.
 const XLR_MAX_BLOCK_ID: u8 = 32;
 const BKPBLOCK_FORK_MASK: u8 = 0x0F;
@@ -17,8 +17,6 @@ const BKPBLOCK_SAME_REL: u8 = 0x80;
 const BKPIMAGE_HAS_HOLE: u8 = 0x01;
 const BKPIMAGE_APPLY: u8 = 0x02;
 const BKPIMAGE_COMPRESSED: u8 = 0x04 | 0x08 | 0x10;
-const ORIGIN: u8 = 253;
-const TOPLEVEL_XID: u8 = 252;
 
 /// A page of a relation.
 pub(super) type Place = (RelFile, Fork, u32);

@@ -9,7 +9,7 @@
 use pagevault_keystore::{Record, RelFile, batch};
 
 /// `SizeOfXLogRecord`; offsets of `xl_info` and `xl_rmid` (xlogrecord.h).
-const HEADER: usize = 24;
+pub(super) const HEADER: usize = 24;
 pub(super) const INFO: usize = 16;
 pub(super) const MANAGER: usize = 17;
 /// `XLR_INFO_MASK`
@@ -19,6 +19,9 @@ pub(super) const OF_THE_SERVER: u8 = 0x0F;
 const PAGEVAULT: u8 = 161;
 const KEYS: u8 = 0x10;
 const BEFORE_BATCH: usize = 4 + 16;
+/// `XLR_BLOCK_ID_ORIGIN` and `XLR_BLOCK_ID_TOPLEVEL_XID`: 2 and 4 bytes follow.
+pub(super) const ORIGIN: u8 = 253;
+pub(super) const TOPLEVEL_XID: u8 = 252;
 
 /// Files of which a complete record says that their pages are encrypted only, or only under a later
 /// key, or not any more.
@@ -38,8 +41,6 @@ pub(super) fn files_concerned(record: &[u8]) -> Vec<RelFile> {
 fn main_data(mut rest: &[u8]) -> Option<&[u8]> {
     const DATA_SHORT: u8 = 255;
     const DATA_LONG: u8 = 254;
-    const ORIGIN: u8 = 253;
-    const TOPLEVEL_XID: u8 = 252;
     loop {
         let (kind, after) = rest.split_first()?;
         rest = match *kind {

@@ -20,7 +20,7 @@ use pagevault_keystore::wal_segments::{Name, parse_name};
 use pagevault_keystore::wal_timelines::{history_name, owner_of};
 
 use super::blocks::blocks_of;
-use super::key_records::{self, files_concerned};
+use super::key_records::{self, HEADER, files_concerned};
 use super::manifest::Range;
 use super::pages::fill;
 use super::{Context, Findings};
@@ -34,8 +34,7 @@ const LONG_HEADER: usize = 40;
 const HAS_LONG_HEADER: u8 = 0x02;
 /// `XLP_FIRST_IS_OVERWRITE_CONTRECORD`
 const OVERWRITES: u8 = 0x08;
-/// `SizeOfXLogRecord`, and the offset of the CRC.
-const RECORD: usize = 24;
+/// Offset of the CRC.
 const RECORD_CRC: usize = 20;
 /// `RM_XLOG_ID` and `XLOG_SWITCH`.
 const XLOG: u8 = 0;
@@ -285,7 +284,7 @@ impl Reader {
                 }
             }
             let total = self.total(page, at);
-            if !(RECORD..=MAX_RECORD).contains(&total) {
+            if !(HEADER..=MAX_RECORD).contains(&total) {
                 self.suspect = Some(format!("{}: invalid record length", self.began));
                 self.record.clear();
                 return;
@@ -302,8 +301,11 @@ impl Reader {
                     self.extend(address + at as u64);
                     if self.began >= self.redo {
                         findings.concerned.extend(files_concerned(&self.record));
-                        for (place, restores) in blocks_of(&self.record) {
-                            findings.replayed(&place, restores);
+                        // Most backups have none, and WAL has many records.
+                        if !findings.broken.is_empty() {
+                            for (place, restores) in blocks_of(&self.record) {
+                                findings.replayed(&place, restores);
+                            }
                         }
                     }
                 }
@@ -365,10 +367,10 @@ impl Reader {
 /// Verifies the CRC of a record: over its data first, then its header up to the CRC
 /// (`XLogRecordAssemble`).
 fn is_right(record: &[u8]) -> bool {
-    let (Some(header), Some(data)) = (record.get(..RECORD_CRC), record.get(RECORD..)) else {
+    let (Some(header), Some(data)) = (record.get(..RECORD_CRC), record.get(HEADER..)) else {
         return false;
     };
-    let stored = record.get(RECORD_CRC..RECORD).and_then(|crc| crc.first_chunk());
+    let stored = record.get(RECORD_CRC..HEADER).and_then(|crc| crc.first_chunk());
     let crc = crc32c::crc32c_append(crc32c::crc32c(data), header);
     stored.map(|stored| u32::from_le_bytes(*stored)) == Some(crc)
 }

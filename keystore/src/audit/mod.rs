@@ -30,8 +30,11 @@ mod time;
 
 use std::fmt::Write;
 
-use pagevault_cipher::{KeyVersion, Secret32, kdf, mac};
+use pagevault_cipher::{KeyVersion, Secret32, mac};
 use serde::Deserialize;
+
+pub use crate::line::hex;
+use crate::line::{BEFORE_MAC, mac_key, unhex};
 
 pub use state::{Noted, SLOT, STATE, STATE_SIZE, WRITTEN, newest, offset, slot};
 pub use time::utc;
@@ -44,8 +47,6 @@ pub const TOOLS: &str = "audit.tools";
 pub const MAX_LINE: usize = 12 << 10;
 
 const LABEL: &str = "pagevault audit trail v1";
-/// Text before the MAC's hexadecimal digits.
-pub(crate) const BEFORE_MAC: &str = ",\"mac\":\"";
 
 /// Random number of 128 bits that identifies a server start.
 pub type Run = [u8; 16];
@@ -62,10 +63,7 @@ impl AuditKey {
     /// The key that belongs to this version of the database key.
     #[must_use]
     pub fn derive(database_key: &[u8; 32], keystore: &[u8; 16], version: KeyVersion) -> Self {
-        let mut context = [0; 20];
-        context[..16].copy_from_slice(keystore);
-        context[16..].copy_from_slice(&version.get().to_le_bytes());
-        let key = Secret32::filled(|key| kdf::derive(database_key, LABEL, &context, key));
+        let key = mac_key(database_key, LABEL, keystore, version);
         Self { version, key }
     }
 }
@@ -222,33 +220,9 @@ impl<'a> Line<'a> {
     }
 }
 
-/// Bytes as hexadecimal digits.
-#[must_use]
-pub fn hex(bytes: &[u8]) -> String {
-    let mut text = String::with_capacity(2 * bytes.len());
-    for byte in bytes {
-        // Writing to a string does not fail.
-        let _ = write!(text, "{byte:02x}");
-    }
-    text
-}
-
 /// The bytes, if there are any; `None` if the text is not hexadecimal of the right length.
 fn present<const N: usize>(text: Option<&str>) -> Option<Option<[u8; N]>> {
     text.map_or(Some(None), |text| unhex(text).map(Some))
-}
-
-/// The bytes of hexadecimal digits, if it is that many in lower case.
-pub(crate) fn unhex<const N: usize>(text: &str) -> Option<[u8; N]> {
-    let is_digit = |c: u8| matches!(c, b'0'..=b'9' | b'a'..=b'f');
-    if text.len() != 2 * N || !text.bytes().all(is_digit) {
-        return None;
-    }
-    let mut bytes = [0; N];
-    for (byte, pair) in bytes.iter_mut().zip(text.as_bytes().as_chunks::<2>().0) {
-        *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
-    }
-    Some(bytes)
 }
 
 #[cfg(test)]

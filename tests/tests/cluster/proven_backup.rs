@@ -34,9 +34,8 @@ fn a_backup_proves_that_it_is_complete() -> Result<()> {
     let gone = cluster.text("SELECT pg_relation_filepath('gone')")?;
     let backup = cluster.directory().join("backup");
     let copied = cluster.directory().join("copied");
-    let mut program = cluster.program("pg_basebackup");
-    program.arg(format!("--tablespace-mapping={}={}", space.display(), copied.display()));
-    run(program.args(["--checkpoint=fast", "-X", "fetch", "-D"]).arg(&backup))?;
+    let mapping = format!("--tablespace-mapping={}={}", space.display(), copied.display());
+    cluster.base_backup_with(&backup, &["-X", "fetch", &mapping])?;
     expect(&cluster, &backup, 0, &["No damage found.", "manifest     compared with"])?;
 
     // A whole relation: no other check of this program can notice that.
@@ -89,8 +88,7 @@ fn wal_that_is_cut_before_the_end_of_the_backup_is_noticed() -> Result<()> {
     let (cluster, _keys) = sealing(&Settings::default().wal_segment_size(1))?;
     insert(&cluster, "drossel", 100)?;
     let backup = cluster.directory().join("backup");
-    let mut program = cluster.program("pg_basebackup");
-    run(program.args(["--checkpoint=fast", "-X", "fetch", "-D"]).arg(&backup))?;
+    cluster.base_backup_with(&backup, &["-X", "fetch"])?;
     expect(&cluster, &backup, 0, &["No damage found."])?;
     let text = fs::read_to_string(backup.join("backup_manifest"))?;
     let end = text.split("\"End-LSN\": \"").nth(1).and_then(|rest| rest.split('"').next());

@@ -16,8 +16,7 @@ const MANIFEST: &str = "backup_manifest";
 
 fn back_up(cluster: &Cluster, name: &str, options: &[&str]) -> Result<PathBuf> {
     let backup = cluster.directory().join(name);
-    let mut program = cluster.program("pg_basebackup");
-    run(program.args(["--checkpoint=fast", "-X", "fetch"]).args(options).arg("-D").arg(&backup))?;
+    cluster.base_backup_with(&backup, &[&["-X", "fetch"], options].concat())?;
     Ok(backup)
 }
 

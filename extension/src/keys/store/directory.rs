@@ -87,10 +87,11 @@ pub(crate) fn floors() -> u32 {
 /// True if every page of the file must have a tag: no page in plaintext is accepted in it, and all
 /// keys under which pages are accepted are of ciphers that authenticate pages.
 pub(crate) fn is_authenticated(file: RelFile) -> bool {
-    let Some(floor) = floor(file) else { return false };
     let found = || {
         let directory = &get()?.directory;
-        let mut keys = directory.keys(directory.find(file).ok()??).ok()?;
+        let slot = directory.find(file).ok()??;
+        let floor = directory.floor(slot).ok()??;
+        let mut keys = directory.keys(slot).ok()?;
         Some(keys.all(|key| {
             let Ok(key) = key else { return false };
             let cipher = CipherId::try_from(key.cipher);
