@@ -5,6 +5,9 @@
 //! them as WAL has restored them. These are written before the record counts, so that nobody who
 //! looks at the disk (`pagevault.verify()`) takes the former pages for somebody else's. Readers do
 //! not need that: they find the pages in shared buffers.
+//!
+//! When a file is switched to another key, or to plaintext, its dirty pages are written under the
+//! state before, as on the primary (`data_keys::Pages::before_switch`).
 
 use pagevault_keystore::{Record, RelFile};
 
@@ -12,6 +15,9 @@ use super::io;
 use crate::pg::buffers;
 use crate::pg::compat::{SHARED_BACKEND, SmgrFile};
 use crate::pg::process::{self, ProcessLocal};
+
+/// Each of these files is opened.
+pub(super) const AT_ONCE: usize = 100;
 
 /// Files whose pages are to be written when the data directory is consistent. Until then nobody
 /// looks.
@@ -31,14 +37,22 @@ pub(crate) fn replaying(records: &[Record]) {
     if !process::is_not_consistent_yet() {
         write();
     }
+    if !process::is_not_consistent_yet() || process::is_after_own_crash() {
+        let switched = records.iter().filter_map(|record| match record {
+            Record::Rewriting { file, done: false, .. } => Some(*file),
+            _ => None,
+        });
+        flush(switched.collect());
+    }
 }
 
 /// Writes the dirty pages of files that were proven until now. Not where the key is locked or
 /// refused: then nothing can be written, and recovery need not stop for this.
 pub(crate) fn write() {
-    /// Each of these files is opened.
-    const AT_ONCE: usize = 100;
-    let mut files = NOT_WRITTEN.with(std::mem::take);
+    flush(NOT_WRITTEN.with(std::mem::take));
+}
+
+fn flush(mut files: Vec<RelFile>) {
     files.retain(|&file| io::check_usable(SmgrFile { file, backend: SHARED_BACKEND }).is_ok());
     files.chunks(AT_ONCE).for_each(buffers::flush_files);
 }

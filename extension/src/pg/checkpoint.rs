@@ -1,4 +1,6 @@
-//! Sync requests to the checkpointer.
+//! Sync requests to the checkpointer, and delaying checkpoints.
+
+use std::sync::atomic::{Ordering, fence};
 
 use pagevault_keystore::Scope;
 use pgrx::pg_sys;
@@ -14,4 +16,29 @@ pub(crate) fn request_sync(scope: Scope) {
     unsafe {
         pg_sys::RegisterSyncRequest(&raw const tag, pg_sys::SyncRequestType::SYNC_REQUEST, true)
     };
+}
+
+/// While this lives, no checkpoint writes its record: none that begins meanwhile, and none that
+/// has begun (`CreateCheckPoint`, xlog.c). In a transaction. No shared buffer may be changed
+/// meanwhile, because `MarkBufferDirtyHint` (bufmgr.c) sets and clears the same flag.
+pub(crate) struct CheckpointDelay(());
+
+const DELAY: i32 = (pg_sys::DELAY_CHKPT_START | pg_sys::DELAY_CHKPT_COMPLETE) as i32;
+
+impl CheckpointDelay {
+    pub(crate) fn begin() -> Self {
+        // SAFETY: MyProc is set in every process that runs transactions; only this process changes
+        // its flags.
+        unsafe { (*pg_sys::MyProc).delayChkptFlags |= DELAY };
+        fence(Ordering::SeqCst);
+        Self(())
+    }
+}
+
+impl Drop for CheckpointDelay {
+    fn drop(&mut self) {
+        fence(Ordering::SeqCst);
+        // SAFETY: as in `begin`. The end of a transaction clears the flags itself.
+        unsafe { (*pg_sys::MyProc).delayChkptFlags &= !DELAY };
+    }
 }

@@ -25,6 +25,7 @@ use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
 use super::directory;
+use crate::pg::checkpoint::CheckpointDelay;
 use crate::pg::locks::{KeystoreLock, ServerLock};
 use crate::pg::report::{Report, Result, code_of, internal};
 use crate::pg::{checkpoint, critical, process, wal};
@@ -131,17 +132,28 @@ pub(crate) fn keystore_failure(error: &LogError) -> Report {
 /// The first argument proves that the lock is held: positions and directory have one writer at a
 /// time.
 pub(crate) fn append(lock: &KeystoreLock, scope: Scope, records: &[Record]) -> Result<Lsn> {
-    append_as(lock, scope, records, Settle::of(records))
+    append_as(lock, scope, records, Settle::of(records), None)
 }
 
 /// Like [`append`], but the records are durable in WAL and file before they are used: for a key of
 /// an existing file, some pages of which are written without waiting for WAL, and may be read
-/// before WAL brings the key.
-pub(crate) fn append_durably(lock: &KeystoreLock, scope: Scope, records: &[Record]) -> Result<Lsn> {
-    append_as(lock, scope, records, Settle::Now)
+/// before WAL brings the key. `delay` ends as soon as they are in WAL.
+pub(crate) fn append_durably(
+    lock: &KeystoreLock,
+    scope: Scope,
+    records: &[Record],
+    delay: Option<CheckpointDelay>,
+) -> Result<Lsn> {
+    append_as(lock, scope, records, Settle::Now, delay)
 }
 
-fn append_as(lock: &KeystoreLock, scope: Scope, records: &[Record], settle: Settle) -> Result<Lsn> {
+fn append_as(
+    lock: &KeystoreLock,
+    scope: Scope,
+    records: &[Record],
+    settle: Settle,
+    delay: Option<CheckpointDelay>,
+) -> Result<Lsn> {
     if process::in_recovery() {
         return Err(internal("keys cannot be changed during recovery".to_owned()));
     }
@@ -162,7 +174,7 @@ fn append_as(lock: &KeystoreLock, scope: Scope, records: &[Record], settle: Sett
         let lsn = wal::insert_keys(scope, &staged.keystore_id, &batch);
         remember(&staged, lsn).map(|()| lsn)
     })?;
-    drop(checkpoints_held);
+    drop((checkpoints_held, delay));
     fault::point("keys.in_wal");
     if settle == Settle::Now {
         settle_now(lock, scope);

@@ -1,5 +1,7 @@
 //! Data keys: creating them, wrapping and rewrapping them with database keys.
 
+use std::time::Duration;
+
 use pagevault_cipher::residue::without_trace;
 use pagevault_cipher::wrap::{self, WrapError, WrapKey};
 use pagevault_cipher::{CipherId, DataKey, DataKeyVersion, KeyVersion, Lsn};
@@ -11,10 +13,11 @@ use pgrx::PgSqlErrorCode;
 use super::{authenticated, cache, refused, withheld};
 use crate::keys::store::directory;
 use crate::keys::store::persist::{self, append, append_durably};
+use crate::pg::checkpoint::CheckpointDelay;
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result, internal};
-use crate::pg::{process, wal};
-use crate::{keystore_dir, shmem};
+use crate::pg::{buffers, process, wal};
+use crate::{keystore_dir, shmem, writers};
 
 /// The scope whose database key wraps new data keys of a database: the database itself if it has a
 /// key, otherwise the cluster.
@@ -82,7 +85,7 @@ pub(crate) fn wrap_data_key(
 /// Returns the end of the WAL record. Pages without an LSN (free space map, unlogged relations) do
 /// not wait for that record, so a file that already has pages needs [`next_version`].
 pub(crate) fn new_version(file: RelFile, cipher: CipherId) -> Result<Lsn> {
-    make_version(file, cipher, Pages::None, append)
+    make_version(file, cipher, Pages::None, |lock, scope, records, _| append(lock, scope, records))
 }
 
 /// The pages of a file whose key changes.
@@ -101,6 +104,24 @@ impl Pages {
     /// [`page::io::target_over`](crate::page::io::target_over).
     fn rewriting(self, file: RelFile, phase: Phase) -> Option<Record> {
         (self == Pages::Logged).then_some(Record::Rewriting { file, phase, done: false })
+    }
+
+    /// Writes dirty pages under the state before. So a page that is written under the new one was
+    /// changed after the last checkpoint record that may precede the switch in WAL, and if a
+    /// timeline branches off in between, `pg_rewind` copies that page from the source, whose
+    /// keystore does not know the new key (`extractPageMap`, parsexlog.c, reads WAL from that
+    /// record, not from its redo pointer). Redo does the same (`page::proven`).
+    ///
+    /// Does without if a write of such a page hangs, because the write would be waited for here
+    /// with locks held.
+    fn before_switch(self, file: RelFile) -> Option<CheckpointDelay> {
+        const LIMIT: Duration = Duration::from_secs(1);
+        if self != Pages::Logged || !writers::are_done_within(LIMIT, file.relation) {
+            return None;
+        }
+        let delay = CheckpointDelay::begin();
+        buffers::flush_files(&[file]);
+        Some(delay)
     }
 }
 
@@ -124,10 +145,11 @@ fn make_version(
     file: RelFile,
     cipher: CipherId,
     pages: Pages,
-    append: impl FnOnce(&KeystoreLock, Scope, &[Record]) -> Result<Lsn>,
+    append: impl FnOnce(&KeystoreLock, Scope, &[Record], Option<CheckpointDelay>) -> Result<Lsn>,
 ) -> Result<Lsn> {
     authenticated::require_untorn_pages(cipher)?;
     refused::require_usable(wrapping_scope(file.database)?)?;
+    let delay = pages.before_switch(file);
     let lock = KeystoreLock::acquire();
     let directory = &shmem::required()?.directory;
     let version = match directory.find(file)? {
@@ -148,7 +170,7 @@ fn make_version(
     if pages == Pages::None {
         records.push(Record::SealedOnly { file, phase: Phase::under(version) });
     }
-    append(&lock, file.scope(), &records)
+    append(&lock, file.scope(), &records, delay)
 }
 
 /// Writes pages of a file in plaintext from now on. Its keys are kept for pages that are sealed.
@@ -160,6 +182,7 @@ pub(crate) fn write_plaintext(file: RelFile, pages: Pages) -> Result<()> {
     if !directory::is_sealed(file) {
         return Ok(());
     }
+    let delay = pages.before_switch(file);
     let lock = KeystoreLock::acquire();
     let directory = &shmem::required()?.directory;
     let Some(slot) = directory.find(file)? else { return Ok(()) };
@@ -167,8 +190,12 @@ pub(crate) fn write_plaintext(file: RelFile, pages: Pages) -> Result<()> {
     let rewriting = pages.rewriting(file, Phase::plaintext_after(after));
     let mut records: Vec<_> = rewriting.into_iter().collect();
     records.push(Record::Plaintext { file, after });
-    let append = if pages == Pages::None { append } else { append_durably };
-    append(&lock, file.scope(), &records).map(|_| ())
+    if pages == Pages::None {
+        append(&lock, file.scope(), &records)?;
+    } else {
+        append_durably(&lock, file.scope(), &records, delay)?;
+    }
+    Ok(())
 }
 
 /// Records that all pages of a file on disk are under version `proven`; `None`: that all are

@@ -141,7 +141,7 @@ fn destroy_locked(
     }
     let same_keys = files_with_same_keys(destroyed.iter().chain(&former_keys))?;
     fault::point("shred.decided");
-    let lsn = persist::append_durably(lock, Scope::database(database), &records)?;
+    let lsn = persist::append_durably(lock, Scope::database(database), &records, None)?;
     wal::flush(lsn);
     fault::point("shred.destroyed");
     let not_compacted = persist::compact(lock, Scope::database(database)).err();

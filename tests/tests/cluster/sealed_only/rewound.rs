@@ -1,7 +1,7 @@
 //! `pg_rewind` of a former primary, when one of two timelines has said of a file that it contains
 //! encrypted pages only, or that it does not any more, or of which keys.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use pagevault_tests::installation::run;
 use pagevault_tests::standby::{standby_of, wait_for};
 use pagevault_tests::{Cluster, Settings, Standby, StopMode};
@@ -21,6 +21,19 @@ fn change(cluster: &Cluster) -> Result<()> {
         ))?;
     }
     Ok(())
+}
+
+/// Has the stopped server follow the other one, from which it has parted.
+fn rewind(target: &Cluster, source: &Cluster) -> Result<()> {
+    let mut rewind = target.program("pg_rewind");
+    rewind.arg("--target-pgdata").arg(target.data_directory());
+    rewind.arg(format!(
+        "--source-server=host={} user=postgres dbname=postgres",
+        source.directory().display()
+    ));
+    run(&mut rewind)?;
+    Standby::default().follow(target, source)?;
+    target.start_server()
 }
 
 #[test]
@@ -57,15 +70,7 @@ fn a_former_primary_follows() -> Result<()> {
     }
     a.without_witness("pg_rewind takes its WAL away");
     a.stop(StopMode::Fast)?;
-    let mut rewind = a.program("pg_rewind");
-    rewind.arg("--target-pgdata").arg(a.data_directory());
-    rewind.arg(format!(
-        "--source-server=host={} user=postgres dbname=postgres",
-        b.directory().display()
-    ));
-    run(&mut rewind)?;
-    Standby::default().follow(&a, &b)?;
-    a.start_server()?;
+    rewind(&a, &b)?;
     let agree = |round: &str| -> Result<()> {
         wait_for(&a, &b)?;
         for table in TABLES {
@@ -91,4 +96,116 @@ fn a_former_primary_follows() -> Result<()> {
     agree("read again")?;
     a.finish()?;
     b.finish()
+}
+
+/// Checkpoints only when a test says so.
+fn settings() -> Settings {
+    Settings::default()
+        .conf("pagevault.rekey_threshold = 0")
+        .conf("wal_keep_size = 1GB")
+        .conf("checkpoint_timeout = 1d")
+        .conf("bgwriter_lru_maxpages = 0")
+        .conf("autovacuum = off")
+}
+
+/// The rows of the rewound server, in shared buffers and on disk, after a restart point, and after
+/// its promotion.
+fn has_all(rewound: &Cluster, source: &Cluster, rows: &str) -> Result<()> {
+    let count = "SELECT count(*) || ' ' || sum(id) FROM t";
+    wait_for(rewound, source)?;
+    ensure!(rewound.text(count)? == rows, "rewound: {}", rewound.text(count)?);
+    source.sql("UPDATE t SET id = id; CHECKPOINT")?;
+    wait_for(rewound, source)?;
+    rewound.sql("CHECKPOINT")?;
+    read_again(rewound)?;
+    ensure!(rewound.text(count)? == rows, "read again");
+    wait_for(rewound, source)?;
+    rewound.promote()?;
+    ensure!(rewound.text(count)? == rows, "promoted");
+    let failures = "SELECT decrypt_failures FROM pagevault.stats WHERE kind = 'relation'";
+    ensure!(rewound.text(failures)? == "0");
+    Ok(())
+}
+
+fn allow_what_failovers_say(clusters: [&mut Cluster; 2]) {
+    for cluster in clusters {
+        for text in ["could not", "terminating walreceiver", "connection to client lost"] {
+            cluster.allow_log(text);
+        }
+    }
+}
+
+/// pg_rewind reads WAL from the record of the last common checkpoint, not from its redo pointer. A
+/// page that was changed in between, and written under a new key that only the target has, is not
+/// among those that it copies.
+#[test]
+fn a_former_primary_that_stopped_in_a_rotation_follows() -> Result<()> {
+    for change in ["rotate_data_key", "decrypt"] {
+        let (mut a, _keys) = cluster(&settings())?;
+        let mut b = standby_of(&a, &[])?;
+        allow_what_failovers_say([&mut a, &mut b]);
+        // A checkpoint writes `forged`, and has no other page to write.
+        a.sql("VACUUM t")?;
+        a.sql("CHECKPOINT; UPDATE forged SET id = id")?;
+        let other = a.text("SELECT pg_relation_filenode('forged')")?;
+        a.stop_at(&format!("page.writing {other}"))?;
+        std::thread::scope(|threads| -> Result<()> {
+            let checkpoint = threads.spawn(|| a.sql("CHECKPOINT"));
+            a.stopped_at("page.writing")?;
+            a.sql("UPDATE t SET id = id WHERE id > 900")?;
+            a.resume();
+            checkpoint.join().map_err(|_| anyhow::anyhow!("the checkpoint"))?
+        })?;
+        a.sql("SELECT pg_logical_emit_message(true, '', '')")?;
+        wait_for(&b, &a)?;
+        let rows = a.text("SELECT count(*) || ' ' || sum(id) FROM t")?;
+        b.stop(StopMode::Fast)?;
+        a.stop_at("rekey.switched")?;
+        a.sql(&format!("SELECT pagevault.{change}('t')"))?;
+        a.stopped_at("rekey.switched")?;
+        a.without_witness("pg_rewind takes its WAL away");
+        a.stop(StopMode::Fast)?;
+        a.resume();
+        b.start_server()?;
+        b.promote()?;
+        b.sql("CHECKPOINT")?;
+        rewind(&a, &b)?;
+        has_all(&a, &b, &rows).with_context(|| change.to_owned())?;
+        a.finish()?;
+        b.finish()?;
+    }
+    Ok(())
+}
+
+/// The same of a standby that has replayed more than the one that is promoted. What it has in
+/// shared buffers may be older than any checkpoint of the primary.
+#[test]
+fn a_standby_ahead_of_the_promoted_one_follows() -> Result<()> {
+    for change in ["rotate_data_key", "decrypt"] {
+        let (mut a, _keys) = cluster(&settings())?;
+        let mut ahead = standby_of(&a, &[])?;
+        let mut b = standby_of(&a, &[])?;
+        allow_what_failovers_say([&mut a, &mut b]);
+        allow_what_failovers_say([&mut ahead, &mut a]);
+        a.sql("UPDATE t SET id = id; CHECKPOINT; SELECT pg_logical_emit_message(true, '', '')")?;
+        wait_for(&b, &a)?;
+        let rows = a.text("SELECT count(*) || ' ' || sum(id) FROM t")?;
+        b.stop(StopMode::Fast)?;
+        a.stop_at("rekey.switched")?;
+        a.sql(&format!("SELECT pagevault.{change}('t')"))?;
+        a.stopped_at("rekey.switched")?;
+        wait_for(&ahead, &a)?;
+        a.without_witness("it is lost");
+        ahead.without_witness("pg_rewind takes its WAL away");
+        a.kill()?;
+        ahead.stop(StopMode::Fast)?;
+        b.start_server()?;
+        b.promote()?;
+        b.sql("CHECKPOINT")?;
+        rewind(&ahead, &b)?;
+        has_all(&ahead, &b, &rows).with_context(|| change.to_owned())?;
+        ahead.finish()?;
+        b.finish()?;
+    }
+    Ok(())
 }
