@@ -13,7 +13,7 @@
 use pgrx::pg_sys;
 
 use super::smgr;
-use crate::page::placeholders;
+use crate::page::{placeholders, undecided};
 use crate::pg::compat;
 use crate::pg::process::{self, ProcessLocal};
 
@@ -40,7 +40,8 @@ unsafe extern "C-unwind" fn redo(record: *mut pg_sys::XLogReaderState) {
     unsafe {
         let missing = if is_checkpoint(record) && process::is_not_consistent_yet() {
             pg_sys::panic::pgrx_extern_c_guard(|| {
-                let file = placeholders::file_with_missing_key(smgr::version_on_disk);
+                let file = placeholders::file_with_missing_key(smgr::version_on_disk)
+                    .or_else(undecided::file_with_torn_page);
                 file.inspect(|file| compat::refer_to_missing_page(*file))
             })
         } else {

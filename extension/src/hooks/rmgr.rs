@@ -10,7 +10,7 @@ use pgrx::{PgSqlErrorCode, pg_guard, pg_sys};
 use super::{proof, smgr};
 use crate::keys::redo as key_redo;
 use crate::keys::usage::destruction;
-use crate::page::{placeholders, proven};
+use crate::page::{placeholders, proven, undecided};
 use crate::pg::report::{Report, Result};
 use crate::pg::{consistency, process, remnants, wal};
 
@@ -99,6 +99,7 @@ unsafe extern "C-unwind" fn startup() {
 
 fn require_no_missing_key() {
     placeholders::require_none(smgr::version_on_disk);
+    undecided::judge(smgr::is_authentic_on_disk);
     proven::write();
 }
 

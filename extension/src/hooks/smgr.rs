@@ -454,6 +454,18 @@ pub(crate) fn version_on_disk(
     }
 }
 
+/// Whether a page can be opened as it is on disk; true if there is none. In the startup process.
+pub(crate) fn is_authentic_on_disk(file: SmgrFile, fork: ForkNumber, block: BlockNumber) -> bool {
+    // SAFETY: as in `version_on_disk`; the memory is this process's, until the next such read.
+    unsafe {
+        let reln = compat::open_smgr_of(file);
+        if block >= compat::smgr_blocks(reln, fork) {
+            return true;
+        }
+        page::io::is_authentic(file, fork, block, &mut *read_sealed(reln, fork, block))
+    }
+}
+
 /// The bytes to write for one page: the page itself, or its sealed form in scratch memory.
 ///
 /// # Safety

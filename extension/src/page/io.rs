@@ -5,9 +5,9 @@
 //! makes reports of them.
 
 use pagevault_cipher::{DataKeyVersion, Fork, Lsn, PAGE_SIZE, Page, PageKey, page};
-use pagevault_keystore::RelFile;
 
-use super::{placeholders, written_over};
+use super::lost::{blank, blank_for_redo, blank_if_lost, is_in_use_after_destruction};
+use super::{placeholders, undecided, written_over};
 use crate::keys::store::directory;
 use crate::keys::usage::key_error::KeyError;
 use crate::keys::usage::{cache, temporary};
@@ -264,7 +264,11 @@ fn refuse_plaintext(file: SmgrFile, fork: i32, page: &mut Page) -> Result<(), Pa
         page.fill(0);
         return Ok(());
     }
-    if may_be_ours { Ok(()) } else { Err(PageFault { file, cause: Cause::Plaintext }) }
+    if may_be_ours {
+        undecided::note_older(file.file);
+        return Ok(());
+    }
+    Err(PageFault { file, cause: Cause::Plaintext })
 }
 
 /// Refuses a page under a former key, of which was proven that no server has a page under it: it is
@@ -278,7 +282,10 @@ fn refuse_plaintext(file: SmgrFile, fork: i32, page: &mut Page) -> Result<(), Pa
 fn refuse_former(file: SmgrFile, fork: i32, page: &mut Page) -> Result<(), PageFault> {
     let may_be_ours = is_not_consistent_yet() && !is_after_own_crash();
     match fork_of(fork) {
-        _ if may_be_ours => Ok(()),
+        _ if may_be_ours => {
+            undecided::note_older(file.file);
+            Ok(())
+        }
         Fork::FreeSpaceMap => Ok(()),
         Fork::VisibilityMap => {
             count_refusal(file);
@@ -313,6 +320,14 @@ fn open_sealed(
     match opened {
         Ok(Ok(false)) => Ok(()),
         Ok(Ok(true)) => refuse_former(file, fork, page),
+        Ok(Err(page::NotAuthentic))
+            if !is_map(fork)
+                && is_not_consistent_yet()
+                && undecided::note_torn(file.file, fork, block) =>
+        {
+            page::placeholder(page, block, data_checksums());
+            Ok(())
+        }
         Ok(Err(page::NotAuthentic)) => {
             count_refusal(file);
             // As PostgreSQL reads a damaged one (`vm_readbuf`, `fsm_readbuf`). It may be torn: some
@@ -356,6 +371,15 @@ fn open_sealed(
     }
 }
 
+/// Whether a page on disk can be opened, or is none that has to be.
+pub(crate) fn is_authentic(file: SmgrFile, fork: i32, block: u32, on_disk: &mut Page) -> bool {
+    let Some(version) = page::version_of(on_disk) else { return true };
+    let opened = cache::with_page_key_of(file, version, |key, _| {
+        page::open(on_disk, key, block, fork_of(fork), data_checksums())
+    });
+    !matches!(opened, Ok(Err(page::NotAuthentic)))
+}
+
 /// Counts a page of this file that was not opened.
 pub(crate) fn count_refusal(file: SmgrFile) {
     stats::count_failure(kind_of(file));
@@ -364,55 +388,6 @@ pub(crate) fn count_refusal(file: SmgrFile) {
 #[inline]
 fn kind_of(file: SmgrFile) -> StatsKind {
     if file.is_temporary() { StatsKind::Temporary } else { StatsKind::Relation }
-}
-
-/// Recovery begins at the redo pointer of the last checkpoint. Keys may have been destroyed after
-/// that, so redo repeats changes of pages that can no longer be opened. It gets empty pages with an
-/// LSN after these changes, and skips the changes. (Users are refused: [`check_access`].)
-#[cold]
-fn blank_for_redo(file: RelFile, fork: i32, version: DataKeyVersion, block: u32, page: &mut Page) {
-    let lsn = match fork_of(fork) {
-        // Redo changes this map without comparing LSNs (`XLogRecordPageWithFreeSpace`, freespace.c)
-        // and writes it; WAL may end before that LSN.
-        Fork::FreeSpaceMap => Lsn::INVALID,
-        _ => directory::destroyed_at(file, version).unwrap_or(Lsn::INVALID),
-    };
-    blank(file, fork, lsn, block, page);
-}
-
-/// A page that redo had added to a file, whose keys were destroyed before it was written: zeros on
-/// disk ([`crate::pg::buffers`] drops pages of such a file). A restart point after that may be at
-/// an earlier checkpoint, so redo repeats changes of it. PostgreSQL would take the page for one
-/// that is missing, and end recovery (`XLogReadBufferExtended`, xlogutils.c).
-#[cold]
-fn blank_if_lost(file: SmgrFile, fork: i32, block: u32, page: &mut Page) {
-    if !file.is_temporary()
-        && fork_of(fork) != Fork::FreeSpaceMap
-        && page.iter().all(|byte| *byte == 0)
-        && let Some(lsn) = directory::whole_destroyed_at(file.file)
-    {
-        blank(file.file, fork, lsn, block, page);
-    }
-}
-
-/// Replaces a page whose key was destroyed. If the file is still in use, its indexes still point to
-/// rows of the page: these become dead rows. Redo gets the same.
-#[cold]
-fn blank(file: RelFile, fork: i32, lsn: Lsn, block: u32, page: &mut Page) {
-    if is_in_use_after_destruction(file) && fork_of(fork) == Fork::Main {
-        page::blank_heap(page, lsn, block, data_checksums());
-    } else {
-        page::blank(page, lsn, block, data_checksums());
-    }
-}
-
-/// Whether the file is still in use although earlier keys of it were destroyed. No page under those
-/// keys is left, unless the data directory is older than its keystore. This happens to statistics
-/// only ([`crate::remnants`]): in such a data directory they are lost, and ANALYZE restores them,
-/// whereas an error would make every query fail.
-#[cold]
-fn is_in_use_after_destruction(file: RelFile) -> bool {
-    !directory::is_destroyed(file)
 }
 
 /// Refuses a sealed file whose key is not available: its pages could not be opened, nor sealed when
@@ -481,7 +456,7 @@ fn check_not_refused(file: SmgrFile) -> Result<(), PageFault> {
 }
 
 /// The fork number in the tweak of a page.
-fn fork_of(fork: i32) -> Fork {
+pub(super) fn fork_of(fork: i32) -> Fork {
     match fork {
         1 => Fork::FreeSpaceMap,
         2 => Fork::VisibilityMap,

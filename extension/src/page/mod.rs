@@ -2,8 +2,10 @@
 
 pub(crate) mod errors;
 pub(crate) mod io;
+mod lost;
 pub(crate) mod names;
 pub(crate) mod placeholders;
 pub(crate) mod proven;
+pub(crate) mod undecided;
 pub(crate) mod withdrawal;
 pub(crate) mod written_over;

@@ -131,10 +131,9 @@ pub(crate) fn is_after_own_crash() -> bool {
 pub(crate) fn note_recovery() {
     let mut crc_ok = false;
     // SAFETY: reads pg_control in the data directory; the result is null or a whole palloc'd
-    // structure. The setting exists in all majors; its value is a static text.
+    // structure.
     let is_own = unsafe {
         let control = pg_sys::get_controlfile(pg_sys::DataDir, &raw mut crc_ok);
-        let ignores = pg_sys::GetConfigOption(c"ignore_invalid_pages".as_ptr(), true, false);
         crc_ok
             && !control.is_null()
             && (*control).state == pg_sys::DBState::DB_IN_CRASH_RECOVERY
@@ -142,9 +141,18 @@ pub(crate) fn note_recovery() {
             && (*control).backupStartPoint == 0
             && (*control).backupEndPoint == 0
             && !(*control).backupEndRequired
-            && (ignores.is_null() || std::ffi::CStr::from_ptr(ignores) != c"on")
+            && !ignores_invalid_pages()
     };
     AFTER_OWN_CRASH.set(is_own);
+}
+
+/// The setting `ignore_invalid_pages`: the user has asked to go on whatever pages are missing.
+pub(crate) fn ignores_invalid_pages() -> bool {
+    // SAFETY: the setting exists in all majors; its value is a static text.
+    unsafe {
+        let ignores = pg_sys::GetConfigOption(c"ignore_invalid_pages".as_ptr(), true, false);
+        !ignores.is_null() && std::ffi::CStr::from_ptr(ignores) == c"on"
+    }
 }
 
 /// Ends the statement or the session if that was requested. Does nothing in the postmaster, which
@@ -354,11 +362,16 @@ pub(crate) fn data_checksums() -> bool {
 
 /// True if recovery restores every page that was torn: before the first change of a page after a
 /// checkpoint, WAL gets an image of it, also if only hint bits change (`XLogHintBitIsNeeded`,
-/// xlog.h).
+/// xlog.h). During pg_upgrade, which turns `full_page_writes` off: true if that is so afterwards.
+/// A crash meanwhile means to begin again.
 pub(crate) fn torn_pages_are_restored() -> bool {
     // SAFETY: plain globals: settings of the server.
-    let (images, hints) = unsafe { (pg_sys::fullPageWrites, pg_sys::wal_log_hints) };
-    images && (hints || data_checksums())
+    let (images, hints, level) =
+        unsafe { (pg_sys::fullPageWrites, pg_sys::wal_log_hints, pg_sys::wal_level) };
+    // With `wal_level = minimal` pages are copied with their LSN and without WAL
+    // (`RelationCopyStorage`, storage.c), so the next record about one has no image either.
+    let images = images && level > pg_sys::WalLevel::WAL_LEVEL_MINIMAL as i32;
+    (images || is_binary_upgrade()) && (hints || data_checksums())
 }
 
 /// True in the process that replays WAL, and in single-user mode.
