@@ -101,9 +101,15 @@ impl Decision {
     /// The cipher for a new file: the one that the label names, else that of the file it replaces,
     /// else that of the relation it follows, else the default.
     pub fn cipher<C: Catalog>(&self, replaced: Option<CipherId>, catalog: &C) -> CipherId {
-        let known = self.named_cipher().or(replaced).or(self.like);
+        let inherited = replaced.or(self.like).map(|cipher| inherited(cipher, catalog));
+        let known = self.named_cipher().or(inherited);
         known.unwrap_or_else(|| catalog.default_cipher())
     }
+}
+
+/// The cipher that a file has from another one with the cipher `from`.
+pub(super) fn inherited<C: Catalog>(from: CipherId, catalog: &C) -> CipherId {
+    if catalog.may_inherit(from) { from } else { catalog.default_cipher() }
 }
 
 /// Decides from a catalog as it is, or as it would be after one label has changed.

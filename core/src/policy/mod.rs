@@ -101,4 +101,8 @@ pub trait Catalog {
 
     /// `pagevault.cipher`: the cipher of new data keys where none is named.
     fn default_cipher(&self) -> CipherId;
+
+    /// False if a file must not get this cipher only because the file that it replaces has it, or
+    /// that of the relation that it follows: the server cannot use it now, and nobody asks for it.
+    fn may_inherit(&self, cipher: CipherId) -> bool;
 }

@@ -43,6 +43,29 @@ fn a_replacement_keeps_its_cipher_unless_more_is_required_or_it_is_labelled_plai
     }
 }
 
+/// A cipher that the server cannot use now is not handed on, but a label that names it is obeyed.
+#[test]
+fn an_unusable_cipher_is_not_inherited() {
+    let label = |label| {
+        let mut world = World { table: Some(AES_128), unusable: Some(AES_128), ..World::default() };
+        world.labels[OF_TABLE] = label;
+        world
+    };
+    for (world, expected) in [
+        (label(None), AES_256),
+        (label(Some(Label::Encrypted(None))), AES_256),
+        (label(Some(Label::Encrypted(Some(AES_128)))), AES_128),
+    ] {
+        let policy = Policy::of(&world);
+        for oid in [TABLE, INDEX] {
+            let relation = world.get(oid);
+            let Ok(new) = policy.for_replacement(&relation, relation.file);
+            let new = if oid == TABLE { new } else { policy.for_new_relation(&relation).unwrap() };
+            assert_eq!(new, Some(expected), "{oid} in {world:?}");
+        }
+    }
+}
+
 /// A table that moves follows the label of its new tablespace, an index that of its table's.
 #[test]
 fn a_moving_relation_follows_its_new_tablespace() {

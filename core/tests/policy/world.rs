@@ -81,6 +81,8 @@ pub(crate) struct World {
     /// The cipher of all other files.
     pub(crate) others: Option<CipherId>,
     pub(crate) cipher: CipherId,
+    /// A cipher that the server cannot use now.
+    pub(crate) unusable: Option<CipherId>,
     /// Number of label look-ups.
     pub(crate) asked: Cell<usize>,
 }
@@ -108,6 +110,7 @@ impl Default for World {
             table: None,
             others: None,
             cipher: AES_256,
+            unusable: None,
             asked: Cell::new(0),
         }
     }
@@ -314,5 +317,9 @@ impl Catalog for World {
 
     fn default_cipher(&self) -> CipherId {
         self.cipher
+    }
+
+    fn may_inherit(&self, cipher: CipherId) -> bool {
+        self.unusable != Some(cipher)
     }
 }

@@ -5,7 +5,7 @@ use pgrx::prelude::*;
 
 use super::{KEY, PROVIDER, audited, audited_with, require_key_admin};
 use crate::keys::provider::{master_keys, unlock as unlocking};
-use crate::keys::usage::wal_switch;
+use crate::keys::usage::{authenticated, wal_switch};
 use crate::pg::report::{OrRaise, Result};
 use crate::pg::{process, text};
 use crate::{preload, roles};
@@ -40,7 +40,12 @@ fn set_cluster_master_key(provider: &[u8], key: &[u8]) {
 
 fn set(function: &'static str, scope: Scope, provider: &[u8], key: &[u8]) -> Result<()> {
     let (provider, key) = (text::require_utf8(PROVIDER, provider)?, text::require_utf8(KEY, key)?);
-    master_keys::set(function, scope, provider, key)
+    let is_first = !authenticated::has_master_key();
+    master_keys::set(function, scope, provider, key)?;
+    if is_first {
+        authenticated::log_auto();
+    }
+    Ok(())
 }
 
 /// Creates a new version of this database's master key, and wraps the database key with it.

@@ -18,6 +18,7 @@ use pgrx::pg_sys::Oid;
 
 use super::{altered, databases};
 use crate::keys::store::directory;
+use crate::keys::usage::authenticated;
 use crate::keys::usage::data_keys::{self, Pages};
 use crate::pg::nesting::{Mark, Notes};
 use crate::pg::process::ProcessLocal;
@@ -59,7 +60,8 @@ fn cipher_for_new_storage(file: RelFile) -> Result<Option<CipherId>> {
         return Ok(match databases::original_of(file) {
             Some(original) => directory::current_cipher(original),
             None => directory::cipher_of_namesake(file),
-        });
+        }
+        .map(authenticated::inherited));
     }
     if process::creates_us() {
         return Ok(None); // `relation_created` decides: there may be neither key nor label yet

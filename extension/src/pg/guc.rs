@@ -98,8 +98,8 @@ pub(crate) fn define(changed: Changed) -> Result<()> {
     );
     GucRegistry::define_enum_guc(
         c"pagevault.cipher",
-        c"Cipher of new data keys: aes-256-xts, aes-128-xts, aes-256-xts-auth or aes-256-xts-hmac.",
-        c"The last two authenticate pages. Existing data keys keep their cipher.",
+        c"Cipher of new data keys: auto, aes-256-xts, aes-128-xts, aes-256-xts-auth or aes-256-xts-hmac.",
+        c"The last two authenticate pages. auto is aes-256-xts-auth, or aes-256-xts where a crash may leave torn pages. Existing data keys keep their cipher.",
         &CIPHER,
         GucContext::Suset,
         GucFlags::default(),
@@ -387,13 +387,14 @@ pub(crate) fn bound_read_ahead() {
     .send(PgLogLevel::LOG);
 }
 
-/// `pagevault.cipher`
-pub(crate) fn cipher() -> CipherId {
+/// `pagevault.cipher`; `None` for `auto`.
+pub(crate) fn cipher() -> Option<CipherId> {
     match CIPHER.get() {
-        Cipher::Aes256Xts => CipherId::Aes256Xts,
-        Cipher::Aes128Xts => CipherId::Aes128Xts,
-        Cipher::Aes256XtsAuth => CipherId::Aes256XtsAuth,
-        Cipher::Aes256XtsHmac => CipherId::Aes256XtsHmac,
+        Cipher::Auto => None,
+        Cipher::Aes256Xts => Some(CipherId::Aes256Xts),
+        Cipher::Aes128Xts => Some(CipherId::Aes128Xts),
+        Cipher::Aes256XtsAuth => Some(CipherId::Aes256XtsAuth),
+        Cipher::Aes256XtsHmac => Some(CipherId::Aes256XtsHmac),
     }
 }
 

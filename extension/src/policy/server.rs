@@ -10,6 +10,7 @@ use pgrx::pg_sys::{self, Oid};
 use super::label::Label;
 use super::memo;
 use crate::keys::store::directory;
+use crate::keys::usage::authenticated;
 use crate::pg::labels::Object;
 use crate::pg::relation::{self, Facts};
 use crate::pg::report::{Report, Result};
@@ -109,7 +110,11 @@ impl Catalog for Server {
     }
 
     fn default_cipher(&self) -> CipherId {
-        guc::cipher()
+        authenticated::default_cipher()
+    }
+
+    fn may_inherit(&self, cipher: CipherId) -> bool {
+        authenticated::may_inherit(cipher)
     }
 }
 

@@ -24,8 +24,8 @@ use pgrx::pg_sys::{self, Oid};
 use super::file::{self, Target};
 use crate::fault;
 use crate::keys::store::directory;
+use crate::keys::usage::authenticated;
 use crate::keys::usage::data_keys;
-use crate::pg::guc;
 use crate::pg::locks::{self, Rewriting};
 use crate::pg::pages::{Held, Ring};
 use crate::pg::process;
@@ -65,7 +65,7 @@ fn begin_version(held: &Held, cipher: Option<CipherId>) -> Result<Option<Target>
     if current.is_some() && cipher.is_none_or(|cipher| current == Some(cipher)) {
         return Ok(None);
     }
-    file::seal(held, cipher.unwrap_or_else(guc::cipher)).map(Some)
+    file::seal(held, cipher.unwrap_or_else(authenticated::default_cipher)).map(Some)
 }
 
 /// Encrypts new writes to a catalog, and leaves its old pages and its indexes alone.

@@ -187,6 +187,11 @@ impl Secrets {
         self.find(scope, version).map(|slot| State::of(slot.state.load(Acquire)))
     }
 
+    /// True if no key is known, locked ones included.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.slots().next().is_none()
+    }
+
     /// The newest version of a scope's key.
     pub(crate) fn newest(&self, scope: Scope) -> Option<KeyVersion> {
         let places = self.slots().filter_map(identity).filter(|(of, _)| *of == scope);

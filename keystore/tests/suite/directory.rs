@@ -15,7 +15,7 @@ use crate::arbitrary::{
 
 /// Number of rounds: fewer under Miri, which is slow.
 const fn rounds(native: u32) -> u32 {
-    if cfg!(miri) { native.div_ceil(500) } else { native }
+    if cfg!(miri) { native.div_ceil(2_000) } else { native }
 }
 
 /// Memory that was used before.

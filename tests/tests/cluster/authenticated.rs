@@ -2,6 +2,7 @@
 //! server itself wrote never is. Without data checksums, so that nothing but the tag can notice.
 
 use anyhow::{Context, Result, ensure};
+use pagevault_tests::backup::Backup;
 use pagevault_tests::datafile::DataFile;
 use pagevault_tests::errors::SqlError;
 use pagevault_tests::{Cluster, KeyFile, Settings, StopMode};
@@ -190,5 +191,193 @@ fn relations_change_between_formats() -> Result<()> {
         cluster.sql("VACUUM FULL t")?;
         ensure!(all_authenticated(&cluster)? == cipher.starts_with("aes-256-xts-"), "{cipher}");
     }
+    cluster.finish()
+}
+
+/// `auto` authenticates pages where torn ones are restored, and says in the log where not.
+#[test]
+fn auto_authenticates_where_it_can() -> Result<()> {
+    let line = "pagevault: new data keys do not authenticate pages";
+    let settings = settings()
+        .conf("pagevault.default_encryption = on")
+        .conf("pagevault.cipher = auto")
+        .conf("wal_log_hints = off");
+    let (mut cluster, _keys) = Cluster::with_keys(&settings)?;
+    let ensure_cipher = |cluster: &Cluster, relation: &str, expected: &str| -> Result<()> {
+        let cipher = cluster.text(&format!(
+            "SELECT cipher FROM pagevault.relations WHERE relation = '{relation}'::regclass"
+        ))?;
+        ensure!(cipher == expected, "{relation}: {cipher}");
+        Ok(())
+    };
+    cluster.eventually_logs(line)?;
+    cluster.sql("CREATE TABLE t AS SELECT generate_series(1, 5000) AS id")?;
+    ensure_cipher(&cluster, "t", "aes-256-xts")?;
+
+    while_down(&cluster, || cluster.append_conf("wal_log_hints = on"))?;
+    cluster.sql("CREATE TABLE other AS TABLE t; CREATE INDEX other_id ON other (id)")?;
+    ensure_cipher(&cluster, "other", CIPHERS[0])?;
+    ensure_cipher(&cluster, "other_id", CIPHERS[0])?;
+    let label =
+        format!("SECURITY LABEL FOR pagevault ON TABLE named IS 'encrypted {}'", CIPHERS[0]);
+    cluster.sql(&format!("CREATE TABLE named (id int); {label}"))?;
+    cluster.sql("TRUNCATE t")?;
+    // It replaces a file, whose cipher it keeps.
+    ensure_cipher(&cluster, "t", "aes-256-xts")?;
+
+    // What cannot be used any more is not handed on, except where a label or the setting names it.
+    cluster.allow_log("authenticated pages that a crash tears would be lost");
+    cluster.set(&[("full_page_writes", "off")])?;
+    while_down(&cluster, || Ok(()))?;
+    cluster.eventually_that("a second line", || {
+        ensure!(cluster.log().matches(line).count() > 1);
+        Ok(())
+    })?;
+    ensure!(cluster.text(&SUM.replace("FROM t", "FROM other"))? == EXPECTED);
+    cluster.sql("CREATE INDEX other_too ON other (id); REINDEX INDEX other_id")?;
+    cluster.sql("VACUUM FULL other")?;
+    for relation in ["other", "other_id", "other_too"] {
+        ensure_cipher(&cluster, relation, "aes-256-xts")?;
+    }
+    let error = cluster.error("TRUNCATE named")?;
+    ensure!(error.sqlstate == "55000", "{error}");
+    let error = cluster
+        .error("SET pagevault.cipher = 'aes-256-xts-auth'; CREATE TABLE asked AS TABLE other")?;
+    ensure!(error.sqlstate == "55000", "{error}");
+    cluster.finish()
+}
+
+/// A hash index with a bucket of several pages. Returns the block of the first one.
+fn hash_index(cluster: &Cluster) -> Result<u32> {
+    cluster.sql(
+        "CREATE EXTENSION pageinspect;
+         CREATE TABLE h (k int, n int);
+         CREATE INDEX hk ON h USING hash (k);
+         INSERT INTO h SELECT 1, i FROM generate_series(1, 1500) i;
+         CREATE TABLE filler AS SELECT i AS id, repeat('z', 500) AS z FROM generate_series(1, 8000) i;
+         CREATE INDEX filler_id ON filler (id)",
+    )?;
+    let bucket = cluster.text(
+        "SELECT b FROM generate_series(1, (pg_relation_size('hk') / 8192 - 1)::int) b
+         WHERE hash_page_type(get_raw_page('hk', b)) = 'bucket'
+           AND (hash_page_stats(get_raw_page('hk', b))).live_items > 100",
+    )?;
+    // Only entries in overflow pages are dead.
+    cluster.sql("DELETE FROM h WHERE n > 1450")?;
+    cluster.sql("CHECKPOINT")?;
+    Ok(bucket.parse()?)
+}
+
+const BY_INDEX: &str =
+    "SET enable_seqscan = off; SET enable_bitmapscan = off; SELECT count(*) FROM h WHERE k = 1";
+
+fn rows_by_index(cluster: &Cluster) -> Result<i64> {
+    let mut client = cluster.client()?;
+    let (settings, query) = BY_INDEX.rsplit_once("; ").context("settings")?;
+    client.batch_execute(settings)?;
+    Ok(client.query_one(query, &[])?.get(0))
+}
+
+fn hash_settings() -> Settings {
+    Settings::default()
+        .conf("full_page_writes = on")
+        .conf("shared_buffers = 1MB")
+        .conf("autovacuum = off")
+        .conf("bgwriter_lru_maxpages = 0")
+        .conf("checkpoint_timeout = 1d")
+        .conf("pagevault.default_encryption = on")
+        .conf("pagevault.cipher = 'aes-256-xts-auth'")
+}
+
+/// Redo of a hash index reads the first page of a bucket for its lock, without an image
+/// (`REGBUF_NO_IMAGE`). If a crash has torn the page, an image restores it later.
+#[test]
+fn a_torn_page_that_redo_reads_before_its_image() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&hash_settings())?;
+    let bucket = hash_index(&cluster)?;
+    let file = main_fork(&cluster, "hk")?;
+    let old = file.read_page(bucket)?;
+    cluster.sql("VACUUM (INDEX_CLEANUP on, TRUNCATE off) h")?;
+    cluster.sql("DELETE FROM h WHERE n < 3")?;
+    // The first scan notes in the page which entries are dead.
+    rows_by_index(&cluster)?;
+    let rows = rows_by_index(&cluster)?;
+    cluster.sql(
+        "SET enable_seqscan = off; SET enable_bitmapscan = off;
+         SELECT sum(length((SELECT z FROM filler WHERE id = i))) FROM generate_series(1, 8000) i",
+    )?;
+    let mut torn = file.read_page(bucket)?;
+    ensure!(torn != old, "the page was not written");
+    cluster.kill()?;
+    torn[..4096].copy_from_slice(&old[..4096]);
+    file.write_page(bucket, &torn)?;
+    cluster.start_server()?;
+    ensure!(rows_by_index(&cluster)? == rows);
+    let failures = "SELECT decrypt_failures FROM pagevault.stats WHERE kind = 'relation'";
+    ensure!(cluster.text(failures)? == "0");
+    cluster.finish()
+}
+
+/// A page that nothing restores ends recovery, and nothing is lost when the right one is there.
+#[test]
+fn a_changed_page_that_no_image_restores_ends_recovery() -> Result<()> {
+    let (mut cluster, _keys) = Cluster::with_keys(&hash_settings())?;
+    cluster.without_witness("somebody changes the files of this server only");
+    let bucket = hash_index(&cluster)?;
+    let file = main_fork(&cluster, "hk")?;
+    cluster.sql("VACUUM (INDEX_CLEANUP on, TRUNCATE off) h")?;
+    let rows = rows_by_index(&cluster)?;
+    cluster.kill()?;
+    let right = file.read_page(bucket)?;
+    file.flip_bit(bucket, 5000, 1)?;
+    let message = format!("WAL has not restored block {bucket} of relation file ");
+    let Err(error) = cluster.start_server() else { anyhow::bail!("the server starts") };
+    let error = format!("{error:#}");
+    ensure!(error.contains(&message) && error.contains("ignore_invalid_pages"), "{error}");
+    cluster.allow_log(&message);
+    cluster.allow_log("startup process");
+    let changed = file.read_page(bucket)?;
+    file.write_page(bucket, &right)?;
+    cluster.start_server()?;
+    ensure!(rows_by_index(&cluster)? == rows);
+
+    // Whoever has no such page can go on without it.
+    cluster.sql("DELETE FROM h WHERE n > 1440; CHECKPOINT")?;
+    cluster.sql("VACUUM (INDEX_CLEANUP on, TRUNCATE off) h")?;
+    cluster.kill()?;
+    file.write_page(bucket, &changed)?;
+    cluster.start_server_with(&["-o", "-c ignore_invalid_pages=on"])?;
+    ensure_refused(&cluster.error(BY_INDEX)?, "by index")?;
+    cluster.sql("REINDEX INDEX hk")?;
+    ensure!(rows_by_index(&cluster)? == 1440);
+    cluster.finish()
+}
+
+/// Redo of a restored backup accepts a page in plaintext, which may be an older one. It must not
+/// stay in shared buffers, where nobody would refuse it, and with the next change it would be
+/// encrypted.
+#[test]
+fn a_forged_page_that_redo_has_read_is_refused() -> Result<()> {
+    let settings = hash_settings().without_checksums().conf("wal_log_hints = on");
+    let (cluster, _keys) = Cluster::with_keys(&settings)?;
+    let bucket = hash_index(&cluster)?;
+    // The same page without entries.
+    let page = format!("SELECT get_raw_page('hk', {bucket})");
+    let mut forged: Vec<u8> = cluster.client()?.query_one(&page, &[])?.get(0);
+    forged[12..14].copy_from_slice(&24_u16.to_le_bytes());
+    let backup = Backup::begin(&cluster)?;
+    cluster.sql("VACUUM (INDEX_CLEANUP on, TRUNCATE off) h")?;
+    let restored = backup.end()?;
+    restored.append_conf("shared_buffers = 64MB")?;
+    let path = main_fork(&cluster, "hk")?.path;
+    let path = restored.data_directory().join(path.strip_prefix(cluster.data_directory())?);
+    DataFile { path }.write_page(bucket, &forged)?;
+    restored.start_server()?;
+    for _ in 0..2 {
+        let error = restored.error(BY_INDEX)?;
+        let says = error.message.ends_with("is in plaintext, which is not accepted there");
+        ensure!(error.sqlstate == "XX001" && says, "{error}");
+    }
+    restored.finish()?;
     cluster.finish()
 }

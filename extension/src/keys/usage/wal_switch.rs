@@ -180,7 +180,7 @@ fn begun(lock: &KeystoreLock) -> Result<&'static Wal> {
 /// Steps 1 to 4, if WAL is sealed or not, as the caller expects (`is_sealed`). `None` if it is
 /// otherwise, at the beginning or after the barrier.
 fn seal_with_new_key(is_sealed: bool) -> Result<Option<KeyVersion>> {
-    let cipher = guc::cipher().without_tag();
+    let cipher = guc::cipher().map_or(CipherId::Aes256Xts, CipherId::without_tag);
     let expected = |wal: &Wal| wal.latest_phase().sealed().is_some() == is_sealed;
     // Before the lock is taken, because the error for a refused key reads the keystore.
     let usable = refused::require_usable(SCOPE);

@@ -5,6 +5,9 @@ use pgrx::PostgresGucEnum;
 /// The cipher of new data keys.
 #[derive(Clone, Copy, PartialEq, Eq, PostgresGucEnum)]
 pub(super) enum Cipher {
+    /// One that authenticates pages, where the server's settings allow that.
+    #[name = c"auto"]
+    Auto,
     #[name = c"aes-256-xts"]
     Aes256Xts,
     #[name = c"aes-128-xts"]
