@@ -52,7 +52,7 @@ pub fn accept_restore(
             .with_hint("Promote the standby first."));
     }
     let control = Control::ask(keystore.data_directory())?;
-    let reached = control.reached.ok_or_else(|| {
+    let reached = control.noted.ok_or_else(|| {
         refuse("the file backup_label cannot be read")
             .with_detail("It says which part of WAL the data directory contains.")
             .with_hint("Restore the base backup again.")

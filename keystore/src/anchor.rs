@@ -19,6 +19,7 @@ use pagevault_cipher::Lsn;
 use serde::{Deserialize, Serialize};
 
 use crate::line::{hex, unhex};
+use crate::wal_segments::parse_name;
 use crate::wal_timelines::owner_of;
 
 /// The version of the format.
@@ -261,11 +262,15 @@ pub fn position_of_control(checkpoint: Position, minimum: Position) -> Position 
 
 /// The place to which a base backup has to be replayed at least, from its `backup_label`
 /// (`read_backup_label`, xlogrecovery.c; `build_backup_content`, xlogbackup.c). Where a label is,
-/// pg_control does not count. `None` if the label cannot be read.
+/// pg_control does not count. `None` if the label is not as the server writes it. PostgreSQL takes
+/// the first two lines by their place and with any white space, and does without `START TIMELINE`.
 #[must_use]
 pub fn position_of_label(label: &str) -> Option<Position> {
-    let value = |name: &str| label.lines().find_map(|line| line.strip_prefix(name));
-    let lsn = parse_lsn(value("CHECKPOINT LOCATION: ")?.trim())?;
-    let timeline = value("START TIMELINE: ")?.trim().parse().ok()?;
-    Some(Position { timeline, lsn })
+    let mut lines = label.lines();
+    let (_, segment) = lines.next()?.strip_prefix("START WAL LOCATION: ")?.split_once(" (file ")?;
+    let lsn = parse_lsn(lines.next()?.strip_prefix("CHECKPOINT LOCATION: ")?)?;
+    let timeline = parse_name(segment.strip_suffix(')')?.as_bytes())?.timeline;
+    let mut said = lines.filter_map(|line| line.strip_prefix("START TIMELINE: "));
+    let is_said = said.all(|said| said.parse() == Ok(timeline));
+    is_said.then_some(Position { timeline, lsn })
 }

@@ -38,7 +38,7 @@ impl Here {
         let control = control_file::read()?;
         let keystore = shmem::get().and_then(|shared| shared.control.keystore_id());
         let identity = Identity { keystore, system: control.system };
-        let position = match read_text("backup_label") {
+        let position = match read_text(LABEL) {
             Some(label) => anchor::position_of_label(&label)?,
             None => position_of_control(control.checkpoint, control.minimum),
         };
@@ -54,6 +54,9 @@ impl Here {
         anchor::compare(note, &self.identity, position, history.as_bytes())
     }
 }
+
+/// The file that says which part of WAL a base backup contains.
+const LABEL: &str = "backup_label";
 
 /// A small file of the data directory, if it exists.
 fn read_text(name: impl Into<PathBuf>) -> Option<String> {

@@ -7,7 +7,7 @@ use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
 use super::store::{self, Outage};
-use super::{Here, log, rolled_back};
+use super::{Here, LABEL, log, read_text, rolled_back};
 use crate::pg::report::{Report, Result};
 use crate::pg::{guc, process};
 use crate::shmem::Shared;
@@ -31,7 +31,10 @@ pub(crate) fn at_start(shared: &Shared) -> Result<()> {
     if process::is_binary_upgrade() || process::starts_as_standby() {
         return Ok(());
     }
-    let Some(here) = Here::read() else { return Ok(()) };
+    let Some(here) = Here::read() else {
+        // PostgreSQL may understand a label that we do not.
+        return if read_text(LABEL).is_some() { Err(unreadable_label(&file)) } else { Ok(()) };
+    };
     let deadline = Instant::now() + guc::anchor_wait();
     let mut logged = String::new();
     loop {
@@ -67,6 +70,15 @@ pub(crate) fn at_start(shared: &Shared) -> Result<()> {
         goes_on(&report).send(PgLogLevel::WARNING);
         return Ok(());
     }
+}
+
+fn unreadable_label(file: &str) -> Report {
+    Report::new(
+        PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
+        "data directory cannot be compared with its anchor: the file backup_label is not as a server writes it",
+    )
+    .detail(format!("So it is not known whether it is older than what the anchor says. The file \"{file}\" describes the anchor's store."))
+    .hint("Put the label back as the backup had it, or restore the base backup again. To start without the comparison, turn pagevault.anchor off.")
 }
 
 fn no_note(file: &str) -> Report {

@@ -35,6 +35,9 @@ pub(crate) struct Control {
     /// What the data directory contains, for comparison with a note; `None` if a backup's label
     /// cannot be read.
     pub(crate) reached: Option<Position>,
+    /// The place for a note: the last checkpoint, or that of the backup. `reached` may be the end
+    /// of a record, where a timeline that branches off exactly there would own it.
+    pub(crate) noted: Option<Position>,
 }
 
 impl Control {
@@ -69,7 +72,7 @@ impl Control {
         // Of a label that cannot be read, nothing is believed.
         let redo = start.unwrap_or(Lsn(u64::MAX));
         let reached = position_of_label(label);
-        Control { redo, clean: false, ended: false, reached, ..self }
+        Control { redo, clean: false, ended: false, reached, noted: reached, ..self }
     }
 
     fn of(text: &str) -> Option<Control> {
@@ -92,7 +95,8 @@ impl Control {
             timeline: u32::try_from(value("Min recovery ending loc's timeline")?).ok()?,
             lsn: location("Minimum recovery ending location:")?,
         };
-        let reached = Some(position_of_control(Position { timeline, lsn: checkpoint }, minimum));
+        let noted = Position { timeline, lsn: checkpoint };
+        let reached = Some(position_of_control(noted, minimum));
         let system = value("Database system identifier")?;
         let recovers = state.is_none_or(|state| state.contains("recovery"));
         let checkpoint = (!recovers).then_some(checkpoint);
@@ -108,6 +112,7 @@ impl Control {
             ended,
             system,
             reached,
+            noted: Some(noted),
         })
     }
 }
@@ -149,6 +154,7 @@ mod tests {
             ended: false,
             system: 7_311_862_375_203_018_373,
             reached: Some(Position { timeline: 3, lsn: Lsn(0x1A_2F00_0028) }),
+            noted: Some(Position { timeline: 3, lsn: Lsn(0x1A_2F00_0028) }),
         };
         assert_eq!(Control::of(text), Some(control));
         let promoted = text.replace("location:     0/0", "location:     1A/30000000");

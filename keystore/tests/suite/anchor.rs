@@ -186,14 +186,24 @@ fn without_its_history_a_later_timeline_contains_nothing() {
 
 #[test]
 fn a_label_says_where_a_backup_begins() {
-    let label = "START WAL LOCATION: 0/7000028 (file 000000010000000000000007)\n\
+    let label = "START WAL LOCATION: 0/7000028 (file 000000020000000000000007)\n\
          CHECKPOINT LOCATION: 1A/7000060\nBACKUP METHOD: streamed\nBACKUP FROM: primary\n\
          START TIME: 2026-11-24 02:16:00 UTC\nLABEL: START TIMELINE: 9\nSTART TIMELINE: 2\n";
     let position = Position { timeline: 2, lsn: Lsn(0x1A_0700_0060) };
     assert_eq!(position_of_label(label), Some(position));
     assert_eq!(position_of_label(""), None);
-    assert_eq!(position_of_label(&label.replace("START TIMELINE: 2", "")), None);
-    assert_eq!(position_of_label(&label.replace("1A/7000060", "x")), None);
+    // PostgreSQL does without this line, and takes the name of the segment.
+    assert_eq!(position_of_label(&label.replace("START TIMELINE: 2\n", "")), Some(position));
+    for (from, to) in [
+        ("1A/7000060", "x"),
+        ("CHECKPOINT LOCATION: ", "CHECKPOINT  LOCATION: "),
+        ("CHECKPOINT LOCATION: ", "CHECKPOINT  LOCATION: 2A/7000060\nCHECKPOINT LOCATION: "),
+        ("START WAL", "\nSTART WAL"),
+        ("START TIMELINE: 2", "START TIMELINE: 3"),
+        ("000000020000000000000007", "2"),
+    ] {
+        assert_eq!(position_of_label(&label.replace(from, to)), None, "{from} {to}");
+    }
 }
 
 proptest! {

@@ -249,6 +249,13 @@ fn a_recovery_to_a_point_in_time_is_accepted_by_one_command() -> Result<()> {
     ))?;
     restored.allow_log(OLDER);
     ensure_refused(&restored, &anchor, OLDER)?;
+    // PostgreSQL would understand this label.
+    let label = restored.data_directory().join("backup_label");
+    let text = fs::read_to_string(&label)?;
+    fs::write(&label, text.replace("CHECKPOINT LOCATION", "CHECKPOINT  LOCATION"))?;
+    ensure!(refusal(&restored)?.contains("backup_label is not as a server writes it"));
+    restored.allow_log("backup_label is not as a server writes it");
+    fs::write(&label, text)?;
     anchor.accept(&restored, "the second row was a mistake")?;
     restored.start_server()?;
     restored.eventually("SELECT pg_is_in_recovery()", "f")?;
@@ -265,6 +272,42 @@ fn a_recovery_to_a_point_in_time_is_accepted_by_one_command() -> Result<()> {
     restored.without_witness("it is a restored backup");
     restored.finish()?;
     cluster.finish()
+}
+
+/// A server that stands at a point in time is accepted, and promoted there.
+#[test]
+fn what_is_accepted_at_a_point_in_time_can_be_promoted_there() -> Result<()> {
+    let (cluster, _keys, anchor) = anchored(&settings())?;
+    let backup = cluster.directory().join("backup");
+    cluster.base_backup_with(&backup, &["--wal-method=stream"])?;
+    cluster.sql("INSERT INTO t VALUES (1)")?;
+    cluster.sql("SELECT pg_create_restore_point('here'); INSERT INTO t VALUES (2)")?;
+    cluster.sql("SELECT pg_switch_wal()")?;
+    anchor.checkpoint(&cluster)?;
+    cluster.stop(StopMode::Fast)?;
+    let mut restored = Cluster::from_files(|target| copy(&backup, target))?;
+    let signal = restored.data_directory().join("recovery.signal");
+    fs::write(&signal, "")?;
+    restored.installation().give(&signal)?;
+    restored.append_conf(&format!(
+        "restore_command = 'cp {}/pg_wal/%f %p'\nrecovery_target_name = 'here'",
+        cluster.data_directory().display()
+    ))?;
+    restored.without_witness("it is a restored backup");
+    anchor.accept(&restored, "to look at it")?;
+    restored.start_server()?;
+    restored.eventually("SELECT pg_get_wal_replay_pause_state()", "paused")?;
+    ensure!(restored.text("SELECT count(*) FROM t")? == "1");
+    restored.stop(StopMode::Fast)?;
+    anchor.accept(&restored, "the second row was a mistake")?;
+    restored.start_server()?;
+    restored.eventually("SELECT pg_get_wal_replay_pause_state()", "paused")?;
+    restored.sql("SELECT pg_wal_replay_resume()")?;
+    restored.eventually("SELECT pg_is_in_recovery()", "f")?;
+    anchor.checkpoint(&restored)?;
+    restored.restart()?;
+    anchor.checkpoint(&restored)?;
+    restored.finish()
 }
 
 #[test]

@@ -137,9 +137,9 @@ fn allow_what_failovers_say(clusters: [&mut Cluster; 2]) {
 
 /// pg_rewind reads WAL from the record of the last common checkpoint, not from its redo pointer. A
 /// page that was changed in between, and written under a new key that only the target has, is not
-/// among those that it copies.
+/// among those that it copies. (It recovers a target that has crashed, in single-user mode.)
 #[test]
-fn a_former_primary_that_stopped_in_a_rotation_follows() -> Result<()> {
+fn a_former_primary_that_crashed_in_a_rotation_follows() -> Result<()> {
     for change in ["rotate_data_key", "decrypt"] {
         let (mut a, _keys) = cluster(&settings())?;
         let mut b = standby_of(&a, &[])?;
@@ -164,7 +164,7 @@ fn a_former_primary_that_stopped_in_a_rotation_follows() -> Result<()> {
         a.sql(&format!("SELECT pagevault.{change}('t')"))?;
         a.stopped_at("rekey.switched")?;
         a.without_witness("pg_rewind takes its WAL away");
-        a.stop(StopMode::Fast)?;
+        a.kill()?;
         a.resume();
         b.start_server()?;
         b.promote()?;
