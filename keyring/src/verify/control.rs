@@ -57,7 +57,13 @@ impl Control {
         if !output.status.success() {
             return Err(failed(&String::from_utf8_lossy(&output.stderr).trim()));
         }
-        let control = Control::of(&String::from_utf8_lossy(&output.stdout)).ok_or_else(|| {
+        let text = String::from_utf8_lossy(&output.stdout);
+        if is_untrustworthy(&text) || is_untrustworthy(&String::from_utf8_lossy(&output.stderr)) {
+            return Err(refuse(format!("control file \"{}\" is not valid", file.display()))
+                .with_detail(format!("Its checksum or another value is not what \"{}\" expects: the file is damaged, or of another major version.", program.display()))
+                .with_hint("Use the programs of the major version that the data directory has. With a damaged control file no server starts: use another copy of the data directory."));
+        }
+        let control = Control::of(&text).ok_or_else(|| {
             failed(&"the block size is not 8 kB, or the segment size of relations is not 1 GB")
         })?;
         Ok(control.with_label(backup_label(data_directory)?.as_deref()))
@@ -85,6 +91,7 @@ impl Control {
             && value("WAL block size")? == 8192;
         let checksums = value("Data page checksum version")? != 0;
         let segment = value("Bytes per WAL segment")?;
+        let usual = usual && segment.is_power_of_two();
         let timeline = u32::try_from(value("Latest checkpoint's TimeLineID")?).ok()?;
         let location =
             |label| parse_lsn(text.lines().find_map(|line| line.strip_prefix(label))?.trim());
@@ -117,6 +124,11 @@ impl Control {
     }
 }
 
+/// Whether `pg_controldata` warns of what it prints: on standard output up to PostgreSQL 17.
+fn is_untrustworthy(said: &str) -> bool {
+    said.contains("results below are untrustworthy") || said.contains("WARNING:")
+}
+
 /// The label of a base backup that no server was started in.
 fn backup_label(data_directory: &Path) -> Result<Option<String>, Failure> {
     const MAX: u64 = 64 << 10;
@@ -127,7 +139,7 @@ fn backup_label(data_directory: &Path) -> Result<Option<String>, Failure> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Control, Lsn, Position};
+    use super::{Control, Lsn, Position, is_untrustworthy};
 
     #[test]
     fn what_pg_controldata_shows_is_understood() {
@@ -174,6 +186,19 @@ mod tests {
         assert_eq!(Control::of(&text.replace("1A/2F000028", "1A")), None);
         assert_eq!(Control::of(&text.replace("size:                  8192", "size: 4096")), None);
         assert_eq!(Control::of(""), None);
+    }
+
+    #[test]
+    fn warnings_of_pg_controldata_are_heeded() {
+        let before_18 = "WARNING: Calculated CRC checksum does not match value stored in file.\n\
+             Either the file is corrupt, or it has a different layout than this program\n\
+             is expecting.  The results below are untrustworthy.\n\npg_control version";
+        let since_18 = "pg_controldata: warning: calculated CRC checksum does not match value \
+             stored in control file\npg_controldata: detail: Either the control file is corrupt, \
+             or it has a different layout than this program is expecting.  The results below are \
+             untrustworthy.\n";
+        assert!(is_untrustworthy(before_18) && is_untrustworthy(since_18));
+        assert!(!is_untrustworthy("pg_control version number:            1300\n"));
     }
 
     #[test]
