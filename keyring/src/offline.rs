@@ -15,7 +15,7 @@ use pagevault_cipher::{CipherId, DataKeyVersion, KeyVersion, Secret32};
 use pagevault_keystore::escrow::{self, Restored};
 use pagevault_keystore::log::{self, unsettled};
 use pagevault_keystore::protocol::{Action, Base64, ErrorClass, Operation, Outcome, Request};
-use pagevault_keystore::state::{DataKey, State};
+use pagevault_keystore::state::{DataKey, DatabaseKey, State};
 use pagevault_keystore::wal;
 use pagevault_keystore::{CheckValue, Record, RelFile, Scope, data_key_aad, master_context};
 use zeroize::Zeroizing;
@@ -184,6 +184,22 @@ impl Keystore {
         Ok(DatabaseKeys { keys })
     }
 
+    /// Has a provider unwrap a database key whose record is not in the key files; its provider is.
+    ///
+    /// # Errors
+    /// Those of [`Keystore::unlock`].
+    pub(crate) fn unlock_recorded(
+        &self,
+        place: (Scope, KeyVersion),
+        key: &DatabaseKey,
+    ) -> Result<DatabaseKeys, Failure> {
+        let operations = vec![self.unwrap_recorded(place.0, key)?];
+        let outcome = self.ask(operations).into_iter().next();
+        let plain = unwrapped(outcome.ok_or_else(|| damaged("no reply from a provider"))?)?;
+        self.require_recorded(place, key, &plain)?;
+        Ok(DatabaseKeys { keys: [(place, plain)].into() })
+    }
+
     /// The database keys that wrap data keys, except those of dropped databases.
     pub(crate) fn needed(&self) -> BTreeSet<(Scope, KeyVersion)> {
         let keys = self.state.files().flat_map(|(_, entry)| entry.keys.values());
@@ -208,7 +224,18 @@ impl Keystore {
         (scope, version): (Scope, KeyVersion),
         key: &Secret32,
     ) -> Result<(), Failure> {
-        let Some(record) = self.state.database_key(scope, version) else { return Ok(()) };
+        match self.state.database_key(scope, version) {
+            Some(record) => self.require_recorded((scope, version), record, key),
+            None => Ok(()),
+        }
+    }
+
+    fn require_recorded(
+        &self,
+        (scope, version): (Scope, KeyVersion),
+        record: &DatabaseKey,
+        key: &Secret32,
+    ) -> Result<(), Failure> {
         if record.check.fits(key, &self.id, scope, version) {
             return Ok(());
         }
@@ -232,12 +259,15 @@ impl Keystore {
     }
 
     fn unwrap_operation(&self, scope: Scope, version: KeyVersion) -> Result<Operation, Failure> {
-        let damaged = |what: String| Failure::new(ErrorClass::Internal, what);
         let key = self.state.database_key(scope, version).ok_or_else(|| {
             damaged(format!(
                 "the keystore has no version {version} of the database key of scope {scope}"
             ))
         })?;
+        self.unwrap_recorded(scope, key)
+    }
+
+    fn unwrap_recorded(&self, scope: Scope, key: &DatabaseKey) -> Result<Operation, Failure> {
         let name = &key.provider;
         let provider = self
             .state
@@ -250,6 +280,10 @@ impl Keystore {
             action: Action::Unwrap { wrapped: Base64(key.wrapped.clone()) },
         })
     }
+}
+
+fn damaged(what: impl Into<String>) -> Failure {
+    Failure::new(ErrorClass::Internal, what)
 }
 
 /// The database key in the outcome of an unwrap operation.

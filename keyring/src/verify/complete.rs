@@ -13,8 +13,9 @@ use serde::Serialize;
 use sha2::{Digest, Sha224, Sha256, Sha384, Sha512};
 
 use super::manifest::{self, Algorithm, Listed, Manifest, Range};
-use super::records::Run;
+use super::runs::Run;
 use super::seal;
+use super::segments::Histories;
 use super::{Context, Findings};
 use crate::failure::{Failure, unreadable};
 use crate::offline::DIRECTORY;
@@ -141,20 +142,25 @@ fn compare_files(
     Ok(())
 }
 
-/// Reports WAL that is missing.
-pub(super) fn require_wal(ranges: &[Range], runs: &[Run], findings: &mut Findings) {
+/// Reports WAL that is missing. `by`: who needs it.
+pub(super) fn require_wal(
+    ranges: &[Range],
+    by: &str,
+    runs: &[Run],
+    histories: &Histories,
+    findings: &mut Findings,
+) {
     for range in ranges {
-        // The segment in which a timeline began has the WAL of its parent up to there.
-        let same = || runs.iter().filter(|run| run.timeline >= range.timeline);
-        let start = same().filter(|run| run.includes(range.start));
+        let serving = runs.iter().filter(|run| run.serves(range, histories));
+        let start = serving.filter(|run| run.includes(range.start));
         let Range { timeline, end, .. } = *range;
         match start.map(|run| run.reached).max() {
             Some(reached) if reached >= end => {}
             Some(reached) => findings.damage(format!(
-                "WAL of timeline {timeline} ends or is broken at {reached}; the backup needs it up to {end}"
+                "WAL of timeline {timeline} ends or is broken at {reached}; {by} needs it up to {end}"
             )),
             None => findings.damage(format!(
-                "WAL of timeline {timeline} at {} is missing; the backup needs it up to {end}",
+                "WAL of timeline {timeline} at {} is missing; {by} needs it up to {end}",
                 range.start
             )),
         }

@@ -23,14 +23,19 @@ const BEFORE_BATCH: usize = 4 + 16;
 pub(super) const ORIGIN: u8 = 253;
 pub(super) const TOPLEVEL_XID: u8 = 252;
 
-/// Files of which a complete record says that their pages are encrypted only, or only under a later
-/// key, or not any more.
-pub(super) fn files_concerned(record: &[u8]) -> Vec<RelFile> {
+/// The keystore's records in a complete record.
+pub(super) fn records_of(record: &[u8]) -> Vec<Record> {
     let is_ours = record.get(MANAGER) == Some(&PAGEVAULT)
         && record.get(INFO).is_some_and(|info| info & !OF_THE_SERVER == KEYS);
     let batch = || batch::decode(main_data(record.get(HEADER..)?)?.get(BEFORE_BATCH..)?).ok();
     let records = if is_ours { batch() } else { None };
-    let concerned = records.into_iter().flatten().filter_map(|record| match record {
+    records.unwrap_or_default()
+}
+
+/// Files of which a complete record says that their pages are encrypted only, or only under a later
+/// key, or not any more.
+pub(super) fn files_concerned(record: &[u8]) -> Vec<RelFile> {
+    let concerned = records_of(record).into_iter().filter_map(|record| match record {
         Record::SealedOnly { file, .. } | Record::Plaintext { file, .. } => Some(file),
         _ => None,
     });
@@ -38,7 +43,7 @@ pub(super) fn files_concerned(record: &[u8]) -> Vec<RelFile> {
 }
 
 /// The data of a record without blocks (`DecodeXLogRecord`, xlogreader.c).
-fn main_data(mut rest: &[u8]) -> Option<&[u8]> {
+pub(super) fn main_data(mut rest: &[u8]) -> Option<&[u8]> {
     const DATA_SHORT: u8 = 255;
     const DATA_LONG: u8 = 254;
     loop {

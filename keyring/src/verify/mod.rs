@@ -4,13 +4,17 @@
 mod blocks;
 mod complete;
 mod control;
+mod headers;
 mod key_records;
 mod leftovers;
 pub mod manifest;
 mod pages;
 mod records;
 mod report;
+mod runs;
 mod seal;
+mod segments;
+mod wal_keys;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs;
@@ -30,6 +34,7 @@ use self::blocks::Place;
 pub(crate) use self::control::Control;
 use self::leftovers::Leftovers;
 use self::report::Report;
+use self::segments::Histories;
 use crate::access::Access;
 use crate::failure::{Failure, refuse};
 use crate::offline::{DatabaseKeys, Keystore};
@@ -208,7 +213,8 @@ pub fn verify(
     let unlocked = keystore.unlock(&needed)?;
     let control = Control::ask(keystore.data_directory())?;
     let mut files = pages::files(keystore.data_directory())?;
-    let mut segments = records::segments(&keystore.data_directory().join("pg_wal"))?;
+    let pg_wal = keystore.data_directory().join("pg_wal");
+    let mut segments = segments::segments(&pg_wal)?;
     let length = |path: &Path| fs::metadata(path).map_or(0, |file| file.len());
     let paths = files.iter().map(|file| &file.path);
     let paths = paths.chain(segments.iter().map(|segment| &segment.path));
@@ -230,12 +236,15 @@ pub fn verify(
         findings.damage("there is no manifest with a valid seal".to_owned());
     }
     if let Some(archive) = &options.wal_directory {
-        let archived = records::archived(&segments, archive, complete.ranges(), control.segment)?;
+        let archived = segments::archived(&segments, archive, complete.ranges(), control.segment)?;
         progress.inc_length(archived.iter().map(|segment| length(&segment.path)).sum());
-        segments = records::merged(segments, archived);
+        segments = segments::merged(segments, archived);
     }
-    let runs = records::verify(&context, &segments, &progress, &mut findings)?;
-    complete::require_wal(complete.ranges(), &runs, &mut findings);
+    let archive = options.wal_directory.as_deref();
+    let directories: Vec<_> = [&*pg_wal].into_iter().chain(archive).collect();
+    let histories = Histories::read(&segments, control.timeline, &directories)?;
+    let runs = records::verify(&context, &segments, &histories, &progress, &mut findings)?;
+    complete::require_wal(complete.ranges(), "the backup", &runs, &histories, &mut findings);
     findings.decide(control, &mut leftovers);
     progress.finish_and_clear();
     let report = Report::new(&keystore, &findings, &complete, control.clean)?;

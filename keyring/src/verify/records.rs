@@ -6,34 +6,23 @@
 //! before that was on disk (`CreateCheckPoint`, xlog.c).
 
 use std::collections::BTreeMap;
-use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
 
 use indicatif::ProgressBar;
-use pagevault_cipher::residue::without_trace;
+use pagevault_cipher::Lsn;
 use pagevault_cipher::wal::{address_of, is_zero, mark_of, timeline_of};
-use pagevault_cipher::{KeyVersion, Lsn, PageKey};
-use pagevault_keystore::wal::{WalPhase, key_place, stretch_at};
-use pagevault_keystore::wal_pages::{self, WalKeys};
-use pagevault_keystore::wal_segments::{Name, parse_name};
-use pagevault_keystore::wal_timelines::{history_name, owner_of};
+use pagevault_keystore::wal_pages;
 
 use super::blocks::blocks_of;
+use super::headers::{Expected, Header, PAGE, plus};
 use super::key_records::{self, HEADER, files_concerned};
-use super::manifest::Range;
 use super::pages::fill;
-use super::{Context, Findings};
+use super::runs::Run;
+use super::segments::{Histories, Segment};
+use super::wal_keys::{Keys, Learned};
+use super::{Context, Control, Findings};
 use crate::failure::{Failure, unreadable};
 use crate::regular::{open_regular, read_if_there};
 
-const PAGE: usize = 8192;
-/// `SizeOfXLogShortPHD`, `SizeOfXLogLongPHD`, `XLP_LONG_HEADER`.
-const SHORT_HEADER: usize = 24;
-const LONG_HEADER: usize = 40;
-const HAS_LONG_HEADER: u8 = 0x02;
-/// `XLP_FIRST_IS_OVERWRITE_CONTRECORD`
-const OVERWRITES: u8 = 0x08;
 /// Offset of the CRC.
 const RECORD_CRC: usize = 20;
 /// `RM_XLOG_ID` and `XLOG_SWITCH`.
@@ -42,177 +31,81 @@ const SWITCH: u8 = 0x40;
 /// Maximum size of a record (`XLogRecordMaxSize`, 1020 MB).
 const MAX_RECORD: usize = 1020 << 20;
 
-/// Maximum size of a history file in bytes; it has a line of some 100 bytes for each earlier
-/// timeline.
-const MAX_HISTORY: u64 = 16 << 20;
-
-/// A file in `pg_wal`.
-pub(super) struct Segment {
-    pub(super) path: PathBuf,
-    name: Name,
-}
-
-/// All segments in a directory, by timeline and address.
-pub(super) fn segments(directory: &Path) -> Result<Vec<Segment>, Failure> {
-    let entries = std::fs::read_dir(directory).map_err(|error| unreadable(directory, &error))?;
-    let mut found = Vec::new();
-    for entry in entries {
-        let entry = entry.map_err(|error| unreadable(directory, &error))?;
-        let name = entry.file_name().into_string().unwrap_or_default();
-        if let Some(name) = parse_name(name.as_bytes()) {
-            found.push(Segment { path: entry.path(), name });
-        }
-    }
-    found.sort_by_key(|segment| (segment.name.timeline, segment.name.number));
-    Ok(found)
-}
-
-/// Segments of an archive that have WAL of these ranges, and are not among `segments`.
-pub(super) fn archived(
-    segments: &[Segment],
-    archive: &Path,
-    ranges: &[Range],
-    size: u64,
-) -> Result<Vec<Segment>, Failure> {
-    let mut archived = self::segments(archive)?;
-    archived.retain(|segment| {
-        let Lsn(start) = segment.name.start(size);
-        let holds =
-            |range: &Range| start < range.end.0 && range.start.0 < start.saturating_add(size);
-        ranges.iter().any(holds) && segments.iter().all(|other| other.name != segment.name)
-    });
-    Ok(archived)
-}
-
-/// All of them, by timeline and address.
-pub(super) fn merged(mut segments: Vec<Segment>, mut others: Vec<Segment>) -> Vec<Segment> {
-    segments.append(&mut others);
-    segments.sort_by_key(|segment| (segment.name.timeline, segment.name.number));
-    segments
-}
-
-/// WAL without a gap.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Run {
-    /// The timeline of its segments.
-    pub(super) timeline: u32,
-    /// The beginning of the first record.
-    first: Lsn,
-    /// The end of the last record; after a switch, that of the segment.
-    pub(super) reached: Lsn,
-}
-
-impl Run {
-    /// Whether a record that begins at `began` is the next one: immediately, or after the header of
-    /// a page.
-    fn follows(&self, began: Lsn) -> bool {
-        let Lsn(reached) = self.reached;
-        let header = match reached {
-            _ if !reached.is_multiple_of(PAGE as u64) => return began == self.reached,
-            _ if began.0 - reached.min(began.0) == LONG_HEADER as u64 => LONG_HEADER,
-            _ => SHORT_HEADER,
-        };
-        began == self.reached + header as u64
-    }
-
-    /// Whether it has the record at `address`; or, if a page begins there, after the page's header.
-    pub(super) fn includes(&self, address: Lsn) -> bool {
-        let header = if address.0.is_multiple_of(PAGE as u64) { LONG_HEADER } else { 0 };
-        self.first <= address + header as u64 && address <= self.reached
-    }
-}
-
-struct Keys<'a> {
-    context: &'a Context<'a>,
-    keys: BTreeMap<KeyVersion, PageKey>,
-}
-
-struct NoKey;
-
-impl WalKeys for Keys<'_> {
-    type Error = NoKey;
-
-    fn phase_at(&self, address: Lsn) -> WalPhase {
-        stretch_at(self.context.keystore.state().wal_switches(), address).phase
-    }
-
-    fn with_key<R>(&self, version: KeyVersion, f: impl FnOnce(&PageKey) -> R) -> Result<R, NoKey> {
-        self.keys.get(&version).map(f).ok_or(NoKey)
-    }
-}
-
 /// Decrypts all pages of all segments, and checks all records. Returns what follows without a gap.
 pub(super) fn verify(
     context: &Context<'_>,
     segments: &[Segment],
+    histories: &Histories,
     progress: &ProgressBar,
     findings: &mut Findings,
 ) -> Result<Vec<Run>, Failure> {
-    let mut keys = Keys { context, keys: BTreeMap::new() };
-    for (version, record) in context.keystore.wal_keys() {
-        let (file, data_key_version) = key_place(version);
-        let unwrapped = without_trace(|| {
-            let key = context.unlocked.data_key(file, data_key_version, record)?;
-            keys.keys.insert(version, PageKey::new(&key));
-            Some(())
-        });
-        if unwrapped.is_none() {
-            findings.damage(format!("WAL key version {version} cannot be unwrapped"));
-        }
-    }
-    let size = context.control.segment;
+    let mut keys = Keys::of_keystore(context, findings);
+    let Control { segment: size, system, timeline: newest, redo, checkpoint, .. } = context.control;
+    let mut expected = Expected::new(system, size, &version(context)?);
     let mut runs = Vec::new();
-    let mut reader = Reader { redo: context.control.redo, size, ..Reader::default() };
-    let mut timeline = 0;
-    // For skipping WAL that the server would not read: a timeline's segments after the point where
-    // the next timeline begins.
-    let history = history(segments, context.control.timeline)?;
-    // Without a history file all segments count.
-    let newest = if history.is_empty() { 0 } else { context.control.timeline };
+    let mut reader = Reader { redo, size, ..Reader::default() };
+    // Readers at the ends of segments that one of a child timeline continues.
+    let joints = histories.joints(segments, size);
+    let is_joint = |place| joints.iter().any(|((_, start), parent)| (*parent, *start) == place);
+    let mut ends: BTreeMap<(u32, Lsn), (Reader, Learned)> = BTreeMap::new();
     let mut page = [0; PAGE];
     for segment in segments {
-        if timeline != segment.name.timeline {
-            timeline = segment.name.timeline;
+        let (timeline, start) = (segment.name.timeline, segment.name.start(size));
+        let parent = joints.get(&(timeline, start));
+        let joint = parent.and_then(|parent| ends.get(&(*parent, start)));
+        if reader.timeline != timeline || joint.is_some() {
             runs.append(&mut reader.runs);
-            reader = Reader { redo: context.control.redo, size, timeline, ..Reader::default() };
-            if timeline == context.control.timeline {
-                reader.on_disk = context.control.checkpoint.unwrap_or(Lsn::INVALID);
-            }
+            let (before, learned) = joint.cloned().unwrap_or_default();
+            keys.learned = learned;
+            let on_disk = checkpoint.filter(|_| timeline == newest).unwrap_or(Lsn::INVALID);
+            reader = Reader { redo, size, timeline, on_disk, ..before };
+            reader.runs.iter_mut().for_each(|run| run.timeline = timeline);
         }
-        let Lsn(base) = segment.name.start(size);
         let failed = |error| unreadable(&segment.path, &error);
         let mut input = open_regular(&segment.path).map_err(failed)?;
-        for address in (base..base.saturating_add(size)).step_by(PAGE).map(Lsn) {
+        for address in (start.0..plus(start, size as usize).0).step_by(PAGE).map(Lsn) {
             let length = fill(&mut input, &mut page).map_err(failed)?;
             progress.inc(length as u64);
             let of = timeline_of(&page).unwrap_or(0);
-            let is_left_over = || of < owner_of(&history, newest, address);
-            if length < PAGE
-                || is_zero(&page)
-                || address_of(&page) != Some(address)
-                || is_left_over()
-            {
-                // Never written, or left over from an earlier use of the file or from a parent
-                // timeline.
-                reader.mark_incomplete();
-                reader.end(findings);
-                if length < PAGE {
-                    break;
+            // Left over from a parent, in the child's segment or in one that the server would not
+            // read.
+            let is_left_over = || {
+                let owners = [newest, timeline].map(|child| histories.owner(child, address));
+                owners.into_iter().flatten().any(|owner| of < owner)
+            };
+            // Never written, or left over from an earlier use of the file.
+            let is_there = length == PAGE && !is_zero(&page) && address_of(&page) == Some(address);
+            let mut is_valid = is_there && !is_left_over();
+            if is_valid {
+                match mark_of(&page) {
+                    Some(_) => findings.wal_sealed += 1,
+                    None => findings.wal_plaintext += 1,
                 }
+                if let Err(fault) = wal_pages::open(&keys, &mut page, |_, found| found == address) {
+                    let path = context.show(&segment.path);
+                    findings.damage(format!("{path}, {}", keys.reason(fault.version, address)));
+                    reader.reset();
+                    continue;
+                }
+                is_valid = expected.accepts(&page, address)
+                    && histories.has(timeline, of)
+                    && reader.latest <= of;
+            }
+            if is_valid {
+                reader.page(&page, address, &mut keys, findings);
+                reader.latest = of;
                 continue;
             }
-            match mark_of(&page) {
-                Some(_) => findings.wal_sealed += 1,
-                None => findings.wal_plaintext += 1,
+            reader.mark_incomplete();
+            reader.end(findings);
+            // The first page of a segment is read before others (`ReadPageInternal`).
+            if length < PAGE || address == start {
+                break;
             }
-            if let Err(fault) = wal_pages::open(&keys, &mut page, |_, found| found == address) {
-                let version = fault.version;
-                let path = context.show(&segment.path);
-                findings.damage(format!("{path}, {}: no WAL key of version {version}", address));
-                reader.reset();
-                continue;
-            }
-            reader.page(&page, address, findings);
+        }
+        let end = (timeline, plus(start, size as usize));
+        if is_joint(end) {
+            ends.insert(end, (reader.last(), keys.learned.clone()));
         }
     }
     reader.end(findings);
@@ -220,16 +113,15 @@ pub(super) fn verify(
     Ok(runs)
 }
 
-/// The history file of a timeline, in the directory of the segments. The first timeline has none.
-fn history(segments: &[Segment], timeline: u32) -> Result<Vec<u8>, Failure> {
-    let Some(beside) = segments.first() else { return Ok(Vec::new()) };
-    let path = beside.path.with_file_name(OsStr::from_bytes(&history_name(timeline)));
-    let history = read_if_there(&path, MAX_HISTORY);
-    Ok(history.map_err(|error| unreadable(&path, &error))?.unwrap_or_default())
+/// The content of `PG_VERSION`.
+fn version(context: &Context<'_>) -> Result<Vec<u8>, Failure> {
+    let path = context.keystore.data_directory().join("PG_VERSION");
+    let version = read_if_there(&path, 64).map_err(|error| unreadable(&path, &error))?;
+    Ok(version.unwrap_or_default())
 }
 
 /// Assembles records from pages.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Reader {
     /// The address at which the next page is expected.
     next: Option<Lsn>,
@@ -237,7 +129,7 @@ struct Reader {
     record: Vec<u8>,
     began: Lsn,
     /// A defective record. It is reported if WAL continues after it, or if it was on disk once.
-    suspect: Option<String>,
+    suspect: Option<(Lsn, &'static str)>,
     /// Records that begin up to this address were on disk once.
     on_disk: Lsn,
     /// Records from this address on will be replayed, if any are.
@@ -245,39 +137,49 @@ struct Reader {
     /// Size of a segment.
     size: u64,
     timeline: u32,
+    /// The timeline in the header of the last page. A later page has no earlier one
+    /// (`XLogReaderValidatePageHeader`).
+    latest: u32,
     /// Records that follow each other.
     runs: Vec<Run>,
 }
 
 impl Reader {
-    /// Processes a page.
-    fn page(&mut self, page: &[u8; PAGE], address: Lsn, findings: &mut Findings) {
+    /// Processes a page with a valid header.
+    fn page(
+        &mut self,
+        page: &[u8; PAGE],
+        address: Lsn,
+        keys: &mut Keys<'_>,
+        findings: &mut Findings,
+    ) {
         if self.next != Some(address) {
             self.end(findings);
         }
         // WAL continues, so the defective record was not its end.
-        if let Some(suspect) = self.suspect.take() {
-            findings.damage(suspect);
-        }
-        self.next = Some(address + PAGE as u64);
-        let header = if page[2] & HAS_LONG_HEADER == 0 { SHORT_HEADER } else { LONG_HEADER };
-        let rest = u32::from_le_bytes([page[16], page[17], page[18], page[19]]) as usize;
-        let mut at = header;
-        if self.record.is_empty() {
-            // The record that continues here has no beginning; or none continues.
-            at = (header + rest).next_multiple_of(8);
-        } else if rest == 0 {
-            // The record was abandoned, and another begins here
-            // (`XLP_FIRST_IS_OVERWRITE_CONTRECORD`).
-            if page[2] & OVERWRITES != 0 {
+        self.report(findings);
+        let header = Header::of(page);
+        if !self.record.is_empty() {
+            if header.overwrites() {
+                // The record was abandoned, and another begins here.
                 let abandoned = self.runs.last_mut().filter(|run| run.follows(self.began));
                 abandoned.into_iter().for_each(|run| run.reached = address);
+                self.record.clear();
+            } else if header.continued() != Some(self.total(page, 0) - self.record.len()) {
+                // Not the rest of this record (`XLogDecodeNextRecord`, xlogreader.c).
+                self.mark_incomplete();
+                self.end(findings);
             }
-            self.record.clear();
+        }
+        self.next = Some(plus(address, PAGE));
+        let mut at = header.size();
+        if self.record.is_empty() {
+            // The record that continues here has no beginning; or none continues.
+            at = (at + header.continued().unwrap_or(0)).next_multiple_of(8);
         }
         while at + 8 <= PAGE {
             if self.record.is_empty() {
-                self.began = address + at as u64;
+                self.began = plus(address, at);
                 if page[at..at + 4] == [0; 4] {
                     // After the last record, or after one that ends the segment.
                     return;
@@ -285,7 +187,7 @@ impl Reader {
             }
             let total = self.total(page, at);
             if !(HEADER..=MAX_RECORD).contains(&total) {
-                self.suspect = Some(format!("{}: invalid record length", self.began));
+                self.suspect("invalid record length");
                 self.record.clear();
                 return;
             }
@@ -298,8 +200,10 @@ impl Reader {
             match is_right(&self.record) {
                 true => {
                     findings.records += 1;
-                    self.extend(address + at as u64);
-                    if self.began >= self.redo {
+                    self.extend(plus(address, at));
+                    keys.learn(&self.record);
+                    // Behind a defective record, which may be the end of WAL, nothing is replayed.
+                    if self.began >= self.redo && self.suspect.is_none() {
                         findings.concerned.extend(files_concerned(&self.record));
                         // Most backups have none, and WAL has many records.
                         if !findings.broken.is_empty() {
@@ -309,11 +213,8 @@ impl Reader {
                         }
                     }
                 }
-                false => {
-                    self.suspect = Some(format!("{}: the record's checksum is wrong", self.began));
-                    self.record.clear();
-                    return;
-                }
+                // The next one may be there, and all that is needed.
+                false => self.suspect("the record's checksum is wrong"),
             }
             self.record.clear();
         }
@@ -343,23 +244,38 @@ impl Reader {
         bytes.first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes) as usize)
     }
 
+    /// To be continued, without the runs that have ended.
+    fn last(&self) -> Reader {
+        Reader { runs: self.runs.last().copied().into_iter().collect(), ..self.clone() }
+    }
+
     /// The incomplete record does not continue on the next page.
     fn mark_incomplete(&mut self) {
         if !self.record.is_empty() {
-            self.suspect = Some(format!("{}: the record is incomplete", self.began));
+            self.suspect("the record is incomplete");
         }
     }
 
     /// WAL ends here: a defective record was being written, unless it was on disk once.
     fn end(&mut self, findings: &mut Findings) {
-        if let Some(suspect) = self.suspect.take().filter(|_| self.began <= self.on_disk) {
-            findings.damage(suspect);
-        }
+        self.suspect = self.suspect.take().filter(|(began, _)| *began <= self.on_disk);
+        self.report(findings);
         self.reset();
     }
 
+    /// The record is defective. Of several that follow each other, the first is reported.
+    fn suspect(&mut self, what: &'static str) {
+        self.suspect.get_or_insert((self.began, what));
+    }
+
+    fn report(&mut self, findings: &mut Findings) {
+        if let Some((began, what)) = self.suspect.take() {
+            findings.damage(format!("{began}: {what}"));
+        }
+    }
+
     fn reset(&mut self) {
-        (self.next, self.suspect, self.began) = (None, None, Lsn::INVALID);
+        (self.next, self.suspect, self.began, self.latest) = (None, None, Lsn::INVALID, 0);
         self.record.clear();
     }
 }

@@ -1,0 +1,164 @@
+//! WAL segments of a directory and of an archive, and the history files beside them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use pagevault_cipher::Lsn;
+use pagevault_keystore::wal_segments::{Name, parse_name};
+use pagevault_keystore::wal_timelines::{history_name, owner_of};
+
+use super::manifest::Range;
+use crate::failure::{Failure, unreadable};
+use crate::regular::read_if_there;
+
+/// Maximum size of a history file in bytes; it has a line of some 100 bytes for each earlier
+/// timeline.
+const MAX_HISTORY: u64 = 16 << 20;
+
+/// A file in `pg_wal`.
+pub(super) struct Segment {
+    pub(super) path: PathBuf,
+    pub(super) name: Name,
+}
+
+/// All segments in a directory, by timeline and address.
+pub(super) fn segments(directory: &Path) -> Result<Vec<Segment>, Failure> {
+    let entries = std::fs::read_dir(directory).map_err(|error| unreadable(directory, &error))?;
+    let mut found = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(|error| unreadable(directory, &error))?;
+        let name = entry.file_name().into_string().unwrap_or_default();
+        if let Some(name) = parse_name(name.as_bytes()) {
+            found.push(Segment { path: entry.path(), name });
+        }
+    }
+    found.sort_by_key(|segment| (segment.name.timeline, segment.name.number));
+    Ok(found)
+}
+
+/// Segments of an archive that have WAL of these ranges, and are not among `segments`.
+pub(super) fn archived(
+    segments: &[Segment],
+    archive: &Path,
+    ranges: &[Range],
+    size: u64,
+) -> Result<Vec<Segment>, Failure> {
+    let mut archived = self::segments(archive)?;
+    archived.retain(|segment| {
+        let Lsn(start) = segment.name.start(size);
+        let holds =
+            |range: &Range| start < range.end.0 && range.start.0 < start.saturating_add(size);
+        ranges.iter().any(holds) && segments.iter().all(|other| other.name != segment.name)
+    });
+    Ok(archived)
+}
+
+/// All of them, by timeline and address.
+pub(super) fn merged(mut segments: Vec<Segment>, mut others: Vec<Segment>) -> Vec<Segment> {
+    segments.append(&mut others);
+    segments.sort_by_key(|segment| (segment.name.timeline, segment.name.number));
+    segments
+}
+
+/// The history files of timelines. The first timeline has none.
+#[derive(Default)]
+pub(super) struct Histories(BTreeMap<u32, Vec<u8>>);
+
+impl Histories {
+    /// Those of the timelines of `segments`, and of one more, from `pg_wal` or else the archive.
+    pub(super) fn read(
+        segments: &[Segment],
+        more: u32,
+        directories: &[&Path],
+    ) -> Result<Histories, Failure> {
+        let timelines = segments.iter().map(|segment| segment.name.timeline).chain([more]);
+        let mut found = BTreeMap::new();
+        for timeline in timelines.collect::<BTreeSet<_>>() {
+            for directory in directories {
+                let path = directory.join(OsStr::from_bytes(&history_name(timeline)));
+                let text = read_if_there(&path, MAX_HISTORY);
+                if let Some(text) = text.map_err(|error| unreadable(&path, &error))? {
+                    found.insert(timeline, text);
+                    break;
+                }
+            }
+        }
+        Ok(Histories(found))
+    }
+
+    /// The timeline that an address has in the history of `timeline`; `None` without its file.
+    pub(super) fn owner(&self, timeline: u32, address: Lsn) -> Option<u32> {
+        Some(owner_of(self.0.get(&timeline)?, timeline, address))
+    }
+
+    /// Whether a page of `of` may be in a segment of `timeline` (`tliInHistory`, timeline.c).
+    /// Without a history file every earlier timeline may be an ancestor.
+    pub(super) fn has(&self, timeline: u32, of: u32) -> bool {
+        let Some(history) = self.0.get(&timeline) else { return (1..=timeline).contains(&of) };
+        let parents = history.split(|byte| *byte == b'\n').filter_map(|line| {
+            let line = line.trim_ascii_start();
+            let digits = line.iter().take_while(|byte| byte.is_ascii_digit()).count();
+            std::str::from_utf8(&line[..digits]).ok()?.parse::<u32>().ok()
+        });
+        of == timeline || parents.into_iter().any(|parent| parent == of)
+    }
+
+    /// Segments that continue one of a parent timeline: for each that does not follow another of
+    /// its own timeline, the parent that it follows, with its address.
+    pub(super) fn joints(&self, segments: &[Segment], size: u64) -> BTreeMap<(u32, Lsn), u32> {
+        let mut found = BTreeMap::new();
+        let mut before = None;
+        for segment in segments {
+            let (timeline, Lsn(start)) = (segment.name.timeline, segment.name.start(size));
+            let follows = before == Some((timeline, start));
+            before = start.checked_add(size).map(|end| (timeline, end));
+            let last = start.checked_sub(1).filter(|_| !follows);
+            let parent = last.and_then(|last| self.owner(timeline, Lsn(last)));
+            // A parent has a smaller number, and was read before.
+            if let Some(parent) = parent.filter(|parent| *parent < timeline) {
+                found.insert((timeline, Lsn(start)), parent);
+            }
+        }
+        found
+    }
+
+    #[cfg(test)]
+    pub(super) fn of<const N: usize>(files: [(u32, &str); N]) -> Histories {
+        Histories(files.map(|(timeline, text)| (timeline, text.as_bytes().to_vec())).into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn segment(timeline: u32, number: u32) -> Segment {
+        Segment { path: PathBuf::new(), name: Name { timeline, number: (0, number) } }
+    }
+
+    #[test]
+    fn a_segment_continues_that_of_the_timeline_before_it() {
+        let histories = Histories::of([
+            (2, "1\t0/5000500\tno reason\n"),
+            (3, "1\t0/5000500\n2\t0/7000500\n"),
+            (4, "1\t0/5000500\n2\t0/7000500\n"),
+        ]);
+        let segments = [(1, 3), (1, 4), (2, 5), (2, 6), (3, 7), (3, 9), (4, 7), (5, 8)];
+        let segments = segments.map(|(timeline, number)| segment(timeline, number));
+        let joints = histories.joints(&segments, 16 << 20);
+        let at = |timeline, number: u64| (timeline, Lsn(number << 24));
+        assert_eq!(joints, BTreeMap::from([(at(2, 5), 1), (at(3, 7), 2), (at(4, 7), 2)]));
+    }
+
+    #[test]
+    fn only_ancestors_may_be_in_a_segment() {
+        let histories = Histories::of([(4, "# 3\n 1\t0/5000500\n\n2\t0/7000500\n")]);
+        let may = [1, 2, 3, 4, 5].map(|of| histories.has(4, of));
+        assert_eq!(may, [true, true, false, true, false]);
+        assert_eq!([0, 1, 2, 3].map(|of| histories.has(2, of)), [false, true, true, false]);
+        assert_eq!(histories.owner(4, Lsn(0x600_0000)), Some(2));
+        assert_eq!(histories.owner(2, Lsn(0x600_0000)), None);
+    }
+}
