@@ -4,6 +4,7 @@
 mod blocks;
 mod complete;
 mod control;
+mod databases;
 mod headers;
 mod key_records;
 mod leftovers;
@@ -155,6 +156,14 @@ impl Findings {
             Some(what) => self.damage(what),
             None => {}
         }
+    }
+
+    /// Recovery replaces or removes all files of a database in a tablespace.
+    fn replaced(&mut self, tablespace: u32, database: u32) {
+        let before = self.broken.len();
+        let is_there = |file: &RelFile| (file.tablespace, file.database) == (tablespace, database);
+        self.broken.retain(|(file, ..), _| !is_there(file));
+        self.torn += (before - self.broken.len()) as u64;
     }
 
     fn left_over(&mut self, file: String) {

@@ -13,6 +13,7 @@ use pagevault_cipher::wal::{address_of, is_zero, mark_of, timeline_of};
 use pagevault_keystore::wal_pages;
 
 use super::blocks::blocks_of;
+use super::databases::replaced_by;
 use super::headers::{Expected, Header, PAGE, plus};
 use super::key_records::{self, HEADER, files_concerned};
 use super::pages::fill;
@@ -207,6 +208,9 @@ impl Reader {
                         findings.concerned.extend(files_concerned(&self.record));
                         // Most backups have none, and WAL has many records.
                         if !findings.broken.is_empty() {
+                            for (tablespace, database) in replaced_by(&self.record) {
+                                findings.replaced(tablespace, database);
+                            }
                             for (place, restores) in blocks_of(&self.record) {
                                 findings.replayed(&place, restores);
                             }

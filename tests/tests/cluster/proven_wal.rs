@@ -196,3 +196,29 @@ fn keys_that_only_wal_has_open_its_pages() -> Result<()> {
     restored.finish()?;
     cluster.finish()
 }
+
+/// Its pages have no images in WAL, and their keys are not in the copied keystore.
+#[test]
+fn recovery_replaces_a_database_that_was_copied_during_the_backup() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.sql("CREATE DATABASE model")?;
+    let mut model = cluster.client_to("model")?;
+    run_sql(&mut model, "CREATE EXTENSION pagevault; CREATE TABLE t (id int)")?;
+    run_sql(&mut model, "SELECT pagevault.encrypt('t')")?;
+    run_sql(&mut model, "INSERT INTO t SELECT generate_series(1, 2000)")?;
+    drop(model);
+    let backup = Backup::begin(&cluster)?;
+    cluster.sql("CREATE DATABASE copy TEMPLATE model STRATEGY file_copy")?;
+    let restored = backup.end()?;
+    let data = restored.data_directory();
+    expect(&restored, &data, &[], 0, &["No damage found.", "torn         "])?;
+    restored.start_server()?;
+    let mut copy = restored.client_to("copy")?;
+    let rows = pagevault_tests::cluster::text(&mut copy, "SELECT count(*) FROM t")?;
+    ensure!(rows == "2000", "{rows} rows");
+    drop(copy);
+    restored.stop(StopMode::Fast)?;
+    expect(&restored, &data, &[], 0, &["No damage found."])?;
+    restored.finish()?;
+    cluster.finish()
+}
