@@ -7,6 +7,9 @@ use std::process::Command;
 use pagevault_cipher::Lsn;
 use pagevault_keystore::anchor::{Position, parse_lsn, position_of_control, position_of_label};
 
+use super::headers::plus;
+use super::key_records::HEADER;
+use super::manifest::Range;
 use crate::bindir::find;
 use crate::failure::{Failure, refuse, unreadable};
 use crate::regular::{open_regular, read_if_there};
@@ -24,6 +27,8 @@ pub(crate) struct Control {
     /// cluster in recovery may have incomplete WAL from elsewhere (`pg_rewind` copies WAL before
     /// the control file).
     pub(crate) checkpoint: Option<Lsn>,
+    /// LSN of the last checkpoint's record, which a server reads first.
+    pub(crate) last: Lsn,
     /// LSN at which recovery will begin.
     pub(crate) redo: Lsn,
     /// Recovery has nothing to do.
@@ -81,6 +86,18 @@ impl Control {
         Control { redo, clean: false, ended: false, reached, noted: reached, ..self }
     }
 
+    /// WAL that a server start needs in `pg_wal`: from where recovery begins to the record of the
+    /// last checkpoint, which is read even if recovery has nothing to do (`InitWalRecovery`,
+    /// xlogrecovery.c). `None` if the label of a backup says what is needed, or if recovery may
+    /// fetch it from elsewhere.
+    pub(super) fn required(&self, data_directory: &Path) -> Option<Range> {
+        let files = ["backup_label", "recovery.signal", "standby.signal"];
+        let is_there = |name: &str| data_directory.join(name).exists();
+        let Control { timeline, redo: start, last, .. } = *self;
+        let end = plus(last, HEADER);
+        (!files.into_iter().any(is_there)).then_some(Range { timeline, start, end })
+    }
+
     fn of(text: &str) -> Option<Control> {
         let value = |label: &str| -> Option<u64> {
             let line = text.lines().find_map(|line| line.strip_prefix(label))?;
@@ -106,7 +123,7 @@ impl Control {
         let reached = Some(position_of_control(noted, minimum));
         let system = value("Database system identifier")?;
         let recovers = state.is_none_or(|state| state.contains("recovery"));
-        let checkpoint = (!recovers).then_some(checkpoint);
+        let (last, checkpoint) = (checkpoint, (!recovers).then_some(checkpoint));
         let clean = state.is_some_and(|state| state.trim().starts_with("shut down"));
         let ended = state.is_some_and(|state| state.trim() == "shut down");
         usual.then_some(Control {
@@ -114,6 +131,7 @@ impl Control {
             segment,
             timeline,
             checkpoint,
+            last,
             redo,
             clean,
             ended,
@@ -161,6 +179,7 @@ mod tests {
             segment: 16 << 20,
             timeline: 3,
             checkpoint: Some(Lsn(0x1A_2F00_0028)),
+            last: Lsn(0x1A_2F00_0028),
             redo: Lsn(0x1A_2E00_00F8),
             clean: false,
             ended: false,

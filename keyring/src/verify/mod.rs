@@ -254,6 +254,10 @@ pub fn verify(
     let histories = Histories::read(&segments, control.timeline, &directories)?;
     let runs = records::verify(&context, &segments, &histories, &progress, &mut findings)?;
     complete::require_wal(complete.ranges(), "the backup", &runs, &histories, &mut findings);
+    if complete.ranges().is_empty() {
+        let required: Vec<_> = control.required(keystore.data_directory()).into_iter().collect();
+        complete::require_wal(&required, "the server", &runs, &histories, &mut findings);
+    }
     findings.decide(control, &mut leftovers);
     progress.finish_and_clear();
     let report = Report::new(&keystore, &findings, &complete, control.clean)?;

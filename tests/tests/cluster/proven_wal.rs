@@ -222,3 +222,49 @@ fn recovery_replaces_a_database_that_was_copied_during_the_backup() -> Result<()
     restored.finish()?;
     cluster.finish()
 }
+
+/// Without a backup's label, a server starts only if the control file and the record of the last
+/// checkpoint are there.
+#[test]
+fn what_a_server_start_needs_is_not_missing() -> Result<()> {
+    let (mut cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.allow_log("not properly shut down");
+    cluster.sql("CREATE TABLE t AS SELECT generate_series(1, 1000) AS id")?;
+    cluster.sql("SELECT pagevault.encrypt('t'); CHECKPOINT; UPDATE t SET id = id + 1")?;
+    let data = cluster.data_directory();
+    let pg_wal = data.join("pg_wal");
+    let away = cluster.directory().join("away");
+    let whole = |code, words: &[&str]| expect(&cluster, &data, &[], code, words);
+    for mode in [StopMode::Immediate, StopMode::Fast] {
+        cluster.stop(mode)?;
+        whole(0, &["No damage found."])?;
+        fs::rename(&pg_wal, &away)?;
+        fs::create_dir(&pg_wal)?;
+        cluster.installation().give(&pg_wal)?;
+        whole(2, &["WAL of timeline 1 at", "missing; the server needs it up to"])?;
+        // Recovery may fetch it.
+        fs::write(data.join("recovery.signal"), "")?;
+        whole(0, &["No damage found."])?;
+        fs::remove_file(data.join("recovery.signal"))?;
+        fs::remove_dir(&pg_wal)?;
+        std::os::unix::fs::symlink(&away, &pg_wal)?;
+        whole(0, &["No damage found."])?;
+        fs::remove_file(&pg_wal)?;
+        fs::rename(&away, &pg_wal)?;
+        cluster.start_server()?;
+    }
+    cluster.stop(StopMode::Fast)?;
+    let control = data.join("global/pg_control");
+    let content = fs::read(&control)?;
+    let mut changed = content.clone();
+    changed[260] ^= 1;
+    fs::write(&control, &changed)?;
+    whole(1, &["control file", "is not valid"])?;
+    fs::write(&control, &content)?;
+    whole(0, &["No damage found."])?;
+    // It leaves one segment with one record.
+    run(cluster.installation().command("pg_resetwal").arg("-D").arg(&data))?;
+    whole(0, &["No damage found."])?;
+    cluster.start_server()?;
+    cluster.end()
+}
