@@ -6,6 +6,8 @@ use std::path::Path;
 use pagevault_keystore::protocol::ErrorClass;
 pub use pagevault_keystore::protocol::Failure;
 
+use crate::visible::visible;
+
 /// The request is refused as it is.
 pub(crate) fn refuse(message: impl Into<String>) -> Failure {
     Failure::new(ErrorClass::BadOptions, message)
@@ -19,5 +21,6 @@ pub(crate) fn unprintable(error: io::Error) -> Failure {
 
 /// The operating system refuses to read a file or directory.
 pub(crate) fn unreadable(path: &Path, error: &io::Error) -> Failure {
-    Failure::new(ErrorClass::Unreachable, format!("could not read \"{}\": {error}", path.display()))
+    let path = visible(&path.display().to_string());
+    Failure::new(ErrorClass::Unreachable, format!("could not read \"{path}\": {error}"))
 }

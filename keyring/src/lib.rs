@@ -31,6 +31,7 @@
 //! | [`mod@inspect`] | what can be read from files without keys |
 //! | [`mod@accept_restore`] | telling the anchor which data directory is the cluster |
 //! | [`mod@restore_unsettled`] | restoring records that a failed start cut off from key files |
+//! | `visible` | text that anybody may have written, for terminals |
 //! | [`mod@verify`] | decrypting all pages and WAL records of a data directory |
 //! | [`mod@harden`] | no core dumps, no readable files, no secrets in panic messages |
 //! | [`cli`] | the command line |
@@ -65,4 +66,5 @@ pub mod store;
 mod stores;
 pub mod trust;
 pub mod verify;
+mod visible;
 mod wire;

@@ -14,6 +14,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
+use crate::visible::visible_lines;
 use crate::{accept_restore, exec, harden, inspect, program, restore_unsettled, serve, verify};
 
 /// Wraps and unwraps pagevault's keys with master keys, outside the server process.
@@ -198,10 +199,10 @@ pub fn main() -> ExitCode {
     match done {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("pagevault-keyring: {}", error.message);
+            eprintln!("pagevault-keyring: {}", visible_lines(&error.message));
             for (label, text) in [("Detail", &error.detail), ("Hint", &error.hint)] {
                 if let Some(text) = text {
-                    eprintln!("{label}: {text}");
+                    eprintln!("{label}: {}", visible_lines(text));
                 }
             }
             ExitCode::FAILURE

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize, Serializer};
 
 use crate::failure::{Failure, unreadable};
 use crate::regular::read_if_there;
+use crate::visible::visible;
 
 /// Its name in a backup.
 pub(crate) const NAME: &str = "backup_manifest";
@@ -125,8 +126,10 @@ impl Manifest {
     /// # Errors
     /// What is wrong with it.
     pub fn parse(text: &[u8]) -> Result<Manifest, String> {
-        let written: Written =
-            serde_json::from_slice(text).map_err(|error| format!("not readable: {error}"))?;
+        let written: Written = serde_json::from_slice(text).map_err(|error| {
+            // It quotes names of fields.
+            format!("not readable: {}", visible(&error.to_string()))
+        })?;
         // The last line contains the checksum of all lines before it (`verify_manifest_checksum`).
         let body = text.strip_suffix(b"\n").and_then(|text| {
             let last = text.iter().rposition(|byte| *byte == b'\n')?;
@@ -142,7 +145,7 @@ impl Manifest {
         let mut files = BTreeMap::new();
         for file in written.files {
             let (path, listed) = file.checked()?;
-            let shown = String::from_utf8_lossy(&path).escape_debug().to_string();
+            let shown = visible(&String::from_utf8_lossy(&path));
             if files.insert(path, listed).is_some() {
                 return Err(format!("file \"{shown}\" is in it more than once"));
             }
@@ -160,6 +163,15 @@ impl Manifest {
     }
 }
 
+#[cfg(test)]
+impl Manifest {
+    /// A manifest that lists these files.
+    pub(crate) fn of_files(paths: &[&str]) -> Manifest {
+        let file = |path: &&str| (path.as_bytes().to_vec(), Listed { size: 0, checksum: None });
+        Manifest { system: None, files: paths.iter().map(file).collect(), ranges: Vec::new() }
+    }
+}
+
 impl WrittenFile {
     fn checked(self) -> Result<(Vec<u8>, Listed), String> {
         let path = match (self.path, self.encoded) {
@@ -167,7 +179,7 @@ impl WrittenFile {
             (None, Some(encoded)) => hexadecimal(&encoded).ok_or("an invalid encoded path")?,
             _ => return Err("a file without path, or with two".to_owned()),
         };
-        let shown = || String::from_utf8_lossy(&path).escape_debug().to_string();
+        let shown = || visible(&String::from_utf8_lossy(&path));
         let is_name = |name: &[u8]| !matches!(name, b"" | b"." | b"..") && !name.contains(&0);
         if !path.split(|byte| *byte == b'/').all(is_name) {
             return Err(format!("path \"{}\" is not within the backup", shown()));
