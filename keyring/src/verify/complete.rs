@@ -1,7 +1,7 @@
 //! Whether a base backup is complete: the files that its manifest names are there and have their
 //! checksums, there is no other, and its WAL is unbroken.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
@@ -14,17 +14,19 @@ use sha2::{Digest, Sha224, Sha256, Sha384, Sha512};
 
 use super::manifest::{self, Algorithm, Listed, Manifest, Range};
 use super::runs::Run;
-use super::seal;
 use super::segments::Histories;
-use super::{Context, Findings};
+use super::tablespaces::{self, Tablespace};
+use super::{Context, Findings, directories, seal};
 use crate::failure::{Failure, unreadable};
 use crate::offline::DIRECTORY;
 use crate::regular::open_regular;
+use crate::visible::visible;
 
 /// What may be added to a backup, or changed in it (pg_verifybackup.c, `main`), and the seal.
-const IGNORED: [&[u8]; 6] = [
+const IGNORED: [&[u8]; 7] = [
     manifest::NAME.as_bytes(),
     manifest_seal::FILE.as_bytes(),
+    seal::UNFINISHED.as_bytes(),
     b"pg_wal",
     b"postgresql.auto.conf",
     b"recovery.signal",
@@ -32,7 +34,7 @@ const IGNORED: [&[u8]; 6] = [
 ];
 /// The command line of the last server start.
 pub(super) const OPTIONS: &str = "postmaster.opts";
-const TABLESPACES: &[u8] = b"pg_tblspc";
+const WAL: &[u8] = b"pg_wal";
 const CHUNK: usize = 128 << 10;
 
 /// How far completeness was checked.
@@ -112,23 +114,35 @@ pub(super) fn compare(
         let what = "it is of a cluster with another system identifier";
         findings.damage(format!("{}: {what}", manifest::NAME));
     }
-    compare_files(root, &manifest, progress, findings)?;
+    compare_files(root, context.tablespaces, &manifest, progress, findings)?;
     let Manifest { files, ranges, .. } = manifest;
     Ok(Complete::Compared { files: files.len(), ranges, seal })
 }
 
 fn compare_files(
     root: &Path,
+    tablespaces: &[Tablespace],
     manifest: &Manifest,
     progress: &ProgressBar,
     findings: &mut Findings,
 ) -> Result<(), Failure> {
-    let mut found = BTreeMap::new();
+    let mut found = Found::default();
     walk(root, &[], &mut found, findings)?;
+    for Tablespace { name, path } in tablespaces {
+        let below = [tablespaces::DIRECTORY.as_bytes(), b"/", name.as_bytes()].concat();
+        match fs::metadata(path) {
+            Ok(target) if target.is_dir() => walk(path, &below, &mut found, findings)?,
+            Ok(_) => findings.damage(format!("{}: not a directory", shown(&below))),
+            Err(error) => findings.damage(format!("{}: {error}", shown(&below))),
+        }
+    }
+    directories::compare(&found.directories, manifest, findings);
+    let Found { files: found, others, .. } = found;
     let bytes = manifest.files.values().fold(0_u64, |sum, file| sum.saturating_add(file.size));
     progress.inc_length(bytes);
     for (path, listed) in manifest.files.iter().filter(|(path, _)| !is_ignored(path)) {
         let what = match found.get(path) {
+            None if others.contains(path) => None,
             None => Some("missing"),
             Some(file) => difference(file, listed, progress)?,
         };
@@ -167,8 +181,8 @@ pub(super) fn require_wal(
     }
 }
 
-fn shown(path: &[u8]) -> String {
-    String::from_utf8_lossy(path).escape_debug().to_string()
+pub(super) fn shown(path: &[u8]) -> String {
+    visible(&String::from_utf8_lossy(path))
 }
 
 fn is_ignored(path: &[u8]) -> bool {
@@ -179,36 +193,52 @@ fn is_ignored(path: &[u8]) -> bool {
         || ours.iter().any(|name| name.as_bytes() == path)
 }
 
-/// All files below a directory, by their paths from `root`. Links to directories are followed only
-/// where tablespaces are: others could form circles.
+/// What there is, by paths within the backup.
+#[derive(Default)]
+struct Found {
+    files: BTreeMap<Vec<u8>, PathBuf>,
+    directories: BTreeSet<Vec<u8>>,
+    /// Links, FIFOs and others, which are reported.
+    others: BTreeSet<Vec<u8>>,
+}
+
+/// All files and directories in `directory`, which is `below` in the backup, except those in
+/// tablespaces. A backup contains no link: the server omits it (`sendDir`, basebackup.c). Where it
+/// leads, somebody else may write.
 fn walk(
-    root: &Path,
+    directory: &Path,
     below: &[u8],
-    found: &mut BTreeMap<Vec<u8>, PathBuf>,
+    found: &mut Found,
     findings: &mut Findings,
 ) -> Result<(), Failure> {
-    let directory = root.join(std::ffi::OsStr::from_bytes(below));
-    let failed = |error| unreadable(&directory, &error);
-    for entry in fs::read_dir(&directory).map_err(failed)? {
+    let failed = |error| unreadable(directory, &error);
+    for entry in fs::read_dir(directory).map_err(failed)? {
         let entry = entry.map_err(failed)?;
         let mut name = below.to_vec();
         if !name.is_empty() {
             name.push(b'/');
         }
         name.extend_from_slice(entry.file_name().as_bytes());
-        if is_ignored(&name) {
+        let kind = entry.file_type().map_err(failed)?;
+        if name == WAL
+            || below == tablespaces::DIRECTORY.as_bytes() && (kind.is_dir() || kind.is_symlink())
+        {
             continue;
         }
-        let kind = entry.file_type().map_err(failed)?;
-        match fs::metadata(entry.path()) {
-            Ok(file) if file.is_dir() && (kind.is_dir() || below == TABLESPACES) => {
-                walk(root, &name, found, findings)?;
+        if is_ignored(&name) && (kind.is_file() || kind.is_symlink()) {
+            if kind.is_symlink() {
+                findings.damage(format!("{}: a link, and not a file", shown(&name)));
             }
-            Ok(file) if file.is_file() => {
-                found.insert(name, entry.path());
-            }
-            Ok(_) => findings.damage(format!("{}: not a file or directory", shown(&name))),
-            Err(error) => findings.damage(format!("{}: {error}", shown(&name))),
+        } else if kind.is_dir() {
+            walk(&entry.path(), &name, found, findings)?;
+            found.directories.insert(name);
+        } else if kind.is_file() {
+            found.files.insert(name, entry.path());
+        } else {
+            let what = if kind.is_symlink() { "a link, and " } else { "" };
+            findings.damage(format!("{}: {what}not a file or directory", shown(&name)));
+            // Reported once.
+            found.others.insert(name);
         }
     }
     Ok(())

@@ -37,6 +37,8 @@ pub(crate) struct Control {
     pub(crate) ended: bool,
     /// PostgreSQL's system identifier.
     pub(crate) system: u64,
+    /// The version of PostgreSQL's catalogs.
+    pub(crate) catalog: Option<u32>,
     /// What the data directory contains, for comparison with a note; `None` if a backup's label
     /// cannot be read.
     pub(crate) reached: Option<Position>,
@@ -122,6 +124,7 @@ impl Control {
         let noted = Position { timeline, lsn: checkpoint };
         let reached = Some(position_of_control(noted, minimum));
         let system = value("Database system identifier")?;
+        let catalog = value("Catalog version number").and_then(|it| u32::try_from(it).ok());
         let recovers = state.is_none_or(|state| state.contains("recovery"));
         let (last, checkpoint) = (checkpoint, (!recovers).then_some(checkpoint));
         let clean = state.is_some_and(|state| state.trim().starts_with("shut down"));
@@ -136,6 +139,7 @@ impl Control {
             clean,
             ended,
             system,
+            catalog,
             reached,
             noted: Some(noted),
         })
@@ -162,6 +166,7 @@ mod tests {
     #[test]
     fn what_pg_controldata_shows_is_understood() {
         let text = "pg_control version number:            1300\n\
+             Catalog version number:               202209061\n\
              Database system identifier:           7311862375203018373\n\
              Minimum recovery ending location:     0/0\n\
              Min recovery ending loc's timeline:   0\n\
@@ -184,6 +189,7 @@ mod tests {
             clean: false,
             ended: false,
             system: 7_311_862_375_203_018_373,
+            catalog: Some(202_209_061),
             reached: Some(Position { timeline: 3, lsn: Lsn(0x1A_2F00_0028) }),
             noted: Some(Position { timeline: 3, lsn: Lsn(0x1A_2F00_0028) }),
         };

@@ -6,8 +6,13 @@
 //! wrong with a file, `pg_class` of its database is read, with all row versions that were not
 //! removed yet, to find out whether the file is a leftover.
 //!
-//! In doubt a file counts as needed: if pg_class cannot be read, if WAL has to be replayed, or if
-//! transactions may still be committed.
+//! Before recovery, and in a base backup, WAL decides too. What was done before its redo pointer is
+//! in the files (`CheckPointGuts`, xlog.c); `pg_class` may be a mixture of what it was since. So a
+//! file is a leftover if none of the rows there names it, WAL does not concern it, and WAL brings
+//! no new rows. A transaction in progress may still be committed.
+//!
+//! In doubt a file counts as needed: if pg_class cannot be read, if WAL from the redo pointer on is
+//! not there, or if `pg_class` changes in it.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -20,7 +25,8 @@ use pagevault_cipher::page::{PAGE_SIZE, Page};
 use pagevault_keystore::RelFile;
 
 use super::Context;
-use super::pages::{self, Keys, RelationFile};
+use super::pages::{self, Files, Keys};
+use super::referenced::Referenced;
 use crate::regular::{open_regular, read_regular};
 
 /// `RelationRelationId`
@@ -32,34 +38,51 @@ const LARGEST_MAP: u64 = 524;
 /// The files that relations need, for each database that was examined.
 pub(super) struct Leftovers<'a> {
     context: &'a Context<'a>,
-    files: &'a [RelationFile],
+    files: &'a Files,
+    /// What WAL says about files; `None` before it is read.
+    wal: Option<Referenced>,
     /// Numbers of files that belong or may belong to a relation; `None` if unknown.
     needed: HashMap<u32, Option<HashSet<u32>>>,
 }
 
 impl<'a> Leftovers<'a> {
-    pub(super) fn new(context: &'a Context<'a>, files: &'a [RelationFile]) -> Self {
-        Self { context, files, needed: HashMap::new() }
+    pub(super) fn new(context: &'a Context<'a>, files: &'a Files) -> Self {
+        Self { context, files, wal: None, needed: HashMap::new() }
+    }
+
+    /// WAL is read from the redo pointer on. `referenced`: what it says, if that was asked.
+    pub(super) fn wal_is_read(&mut self, referenced: Option<Referenced>) {
+        self.wal = referenced;
     }
 
     /// True if certainly no relation has this file.
     pub(super) fn includes(&mut self, file: RelFile) -> bool {
         let (context, files) = (self.context, self.files);
+        let wal = match &self.wal {
+            _ if context.control.ended => None,
+            Some(wal) if !wal.includes(file) => Some(wal),
+            _ => return false,
+        };
         let needed = self
             .needed
             .entry(file.database)
-            .or_insert_with(|| needed(context, files, file.database));
+            .or_insert_with(|| needed(context, files, file.database, wal));
         needed.as_ref().is_some_and(|needed| !needed.contains(&file.relation))
     }
 }
 
-fn needed(context: &Context<'_>, files: &[RelationFile], database: u32) -> Option<HashSet<u32>> {
+fn needed(
+    context: &Context<'_>,
+    files: &Files,
+    database: u32,
+    wal: Option<&Referenced>,
+) -> Option<HashSet<u32>> {
     // Each database has rows of shared relations.
-    if database == 0 || !context.control.ended {
+    if database == 0 {
         return None;
     }
-    let transactions = Transactions::of(context.keystore.data_directory()).ok()?;
-    let of_database = || files.iter().filter(|file| file.file.database == database);
+    let transactions = Transactions::of(context.keystore.data_directory(), wal.is_some()).ok()?;
+    let of_database = || files.whole.iter().filter(|file| file.file.database == database);
     let directories: HashSet<PathBuf> =
         of_database().filter_map(|file| Some(file.path.parent()?.to_owned())).collect();
     // The map exists only in the database's own tablespace.
@@ -67,11 +90,23 @@ fn needed(context: &Context<'_>, files: &[RelationFile], database: u32) -> Optio
     let map = directories.iter().find_map(map_in)?;
     let mapped = mappings(&map)?;
     let pg_class = mapped.iter().find(|(relation, _)| *relation == PG_CLASS)?.1;
+    if wal.is_some_and(|wal| wal.changes(database, pg_class)) {
+        return None;
+    }
     let mut needed: HashSet<u32> = mapped.iter().map(|(_, file)| *file).collect();
     let mut segments: Vec<_> = of_database()
         .filter(|file| file.file.relation == pg_class && file.fork == Fork::Main)
         .collect();
     segments.sort_by_key(|file| file.segment);
+    // In an incremental backup only a part of it may be there.
+    if !segments.iter().map(|file| file.segment).eq(0..=segments.last()?.segment)
+        || files
+            .incremental
+            .iter()
+            .any(|file| file.file.database == database && file.file.relation == pg_class)
+    {
+        return None;
+    }
     let mut keys = Keys::default();
     for segment in segments {
         let (mut input, _) = pages::open_segment(&segment.path).ok()?;
@@ -141,14 +176,16 @@ fn rows(page: &Page, transactions: &Transactions, needed: &mut HashSet<u32>) -> 
 /// The state of transactions according to `pg_xact`.
 struct Transactions {
     directory: PathBuf,
-    /// There are prepared transactions; those in progress may be their subtransactions.
-    some_are_prepared: bool,
+    /// Those in progress may still be committed: there are prepared transactions, of which they may
+    /// be subtransactions, or there is WAL to replay.
+    may_commit: bool,
 }
 
 impl Transactions {
-    fn of(data_directory: &Path) -> io::Result<Self> {
+    fn of(data_directory: &Path, is_to_recover: bool) -> io::Result<Self> {
         let prepared = fs::read_dir(data_directory.join("pg_twophase"))?.next().is_some();
-        Ok(Self { directory: data_directory.join("pg_xact"), some_are_prepared: prepared })
+        let may_commit = prepared || is_to_recover;
+        Ok(Self { directory: data_directory.join("pg_xact"), may_commit })
     }
 
     /// False only if it was rolled back, or was in progress when the server ended.
@@ -169,7 +206,7 @@ impl Transactions {
         read.is_err()
             || match byte[0] >> (number % 4 * 2) & 3 {
                 ABORTED => false,
-                IN_PROGRESS => self.some_are_prepared,
+                IN_PROGRESS => self.may_commit,
                 _ => true,
             }
     }

@@ -5,16 +5,19 @@ mod blocks;
 mod complete;
 mod control;
 mod databases;
+mod directories;
 mod headers;
 mod key_records;
 mod leftovers;
 pub mod manifest;
 mod pages;
 mod records;
+mod referenced;
 mod report;
 mod runs;
 mod seal;
 mod segments;
+mod tablespaces;
 mod wal_keys;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -23,7 +26,6 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use pagevault_cipher::Fork;
 use pagevault_cipher::page::Strength;
 use pagevault_keystore::RelFile;
 use pagevault_keystore::wal_segments::parse_name;
@@ -31,14 +33,19 @@ use pagevault_keystore::wal_segments::parse_name;
 pub(crate) use self::pages::fill;
 pub use self::seal::seal_manifest;
 
-use self::blocks::Place;
+use self::blocks::{Place, blocks_of};
 pub(crate) use self::control::Control;
+use self::databases::replaced_by;
+use self::key_records::files_concerned;
 use self::leftovers::Leftovers;
+use self::referenced::Referenced;
 use self::report::Report;
 use self::segments::Histories;
+use self::tablespaces::Tablespace;
 use crate::access::Access;
 use crate::failure::{Failure, refuse};
 use crate::offline::{DatabaseKeys, Keystore};
+use crate::visible::visible;
 
 /// Whether a file of this name belongs to a relation.
 pub(crate) fn relation_file(name: &str) -> bool {
@@ -50,7 +57,7 @@ pub(crate) fn wal_segment(name: &str) -> bool {
     parse_name(name.as_bytes()).is_some()
 }
 
-/// Maximum number of damaged pages that are looked for in WAL.
+/// Maximum number of damages that are kept until WAL is read.
 const BROKEN: usize = 100_000;
 
 /// Maximum number of damages that are listed; more are counted.
@@ -81,10 +88,23 @@ struct Findings {
     concerned: HashSet<RelFile>,
     /// Such pages of which recovery decides.
     undecided: u64,
-    /// Damaged pages, of which WAL says whether recovery reads them.
-    broken: HashMap<Place, String>,
+    /// Damaged pages, of which WAL says whether recovery reads them: the path of the file, and
+    /// what is wrong.
+    broken: HashMap<Place, (String, String)>,
+    /// Other damages of files, by the path. WAL says whether a relation needs the file.
+    wrong: Vec<(RelFile, String, String)>,
+    /// What WAL says about files, if that is asked.
+    referenced: Option<Referenced>,
     /// Such pages that recovery replaces.
     torn: u64,
+    /// Pages of maps that are read as empty.
+    emptied: u64,
+    /// Files that end within a block, and in which.
+    partial: Vec<String>,
+    /// Files of an incremental backup that have only what has changed.
+    incremental: u64,
+    /// Empty directories that are in no new cluster.
+    added_directories: Vec<String>,
 }
 
 impl Findings {
@@ -98,6 +118,7 @@ impl Findings {
                 &mut self.sealed
             }
             pages::State::Shredded => &mut self.shredded,
+            pages::State::Emptied => &mut self.emptied,
             // See `decide`.
             pages::State::Refused(_) => return,
         };
@@ -116,8 +137,19 @@ impl Findings {
     /// or newer than the keystore.
     fn decide(&mut self, control: Control, leftovers: &mut Leftovers<'_>) {
         let mut broken: Vec<_> = std::mem::take(&mut self.broken).into_iter().collect();
-        broken.sort_unstable_by(|(_, a), (_, b)| a.cmp(b));
-        broken.into_iter().for_each(|(_, what)| self.damage(what));
+        broken.sort_unstable_by(|((_, _, a), (at, _)), ((_, _, b), (and_at, _))| {
+            (at, a).cmp(&(and_at, b))
+        });
+        for ((file, _, block), (path, problem)) in broken {
+            if leftovers.includes(file) {
+                self.left_over(&path);
+            } else {
+                self.damage(format!("{path} block {block}: {problem}"));
+            }
+        }
+        for (file, path, what) in std::mem::take(&mut self.wrong) {
+            if leftovers.includes(file) { self.left_over(&path) } else { self.damage(what) }
+        }
         for ((file, why), (pages, listed)) in std::mem::take(&mut self.refused) {
             if !control.ended && self.concerned.contains(&file) {
                 self.undecided += pages;
@@ -127,7 +159,7 @@ impl Findings {
                 }
             } else if leftovers.includes(file) {
                 let paths = listed.iter().filter_map(|place| place.split(" block ").next());
-                self.left_over.extend(paths.map(str::to_owned));
+                paths.for_each(|path| self.left_over(path));
             } else {
                 self.damaged += pages - listed.len() as u64;
                 for place in listed {
@@ -137,24 +169,35 @@ impl Findings {
         }
     }
 
-    /// A page cannot be decrypted. After a crash, and in a backup, it may have been being written.
-    fn broken(&mut self, place: Place, what: String, control: Control) {
-        if control.clean || self.broken.len() >= BROKEN {
-            self.damage(what);
-        } else if place.1 == Fork::FreeSpaceMap {
-            // Read as empty (`fsm_readbuf`, freespace.c), and not needed.
-            self.torn += 1;
+    /// A page cannot be decrypted. After a crash, and in a backup, it may have been being written,
+    /// or the file may belong to no relation.
+    fn broken(&mut self, place: Place, path: String, problem: String, control: Control) {
+        let is_full = self.broken.len() + self.wrong.len() >= BROKEN;
+        if control.ended || is_full {
+            self.damage(format!("{path} block {}: {problem}", place.2));
+        } else if control.clean {
+            let what = format!("{path} block {}: {problem}", place.2);
+            self.wrong.push((place.0, path, what));
         } else {
-            self.broken.insert(place, what);
+            self.broken.insert(place, (path, problem));
         }
     }
 
-    /// A record that recovery replays concerns a page. `restores`: it replaces the page.
-    fn replayed(&mut self, place: &Place, restores: bool) {
-        match self.broken.remove(place) {
-            Some(_) if restores => self.torn += 1,
-            Some(what) => self.damage(what),
-            None => {}
+    /// Something is wrong with a file, unless it belongs to no relation.
+    fn wrong(
+        &mut self,
+        file: RelFile,
+        path: String,
+        what: String,
+        control: Control,
+        leftovers: &mut Leftovers<'_>,
+    ) {
+        if leftovers.includes(file) {
+            self.left_over(&path);
+        } else if control.ended || self.broken.len() + self.wrong.len() >= BROKEN {
+            self.damage(what);
+        } else {
+            self.wrong.push((file, path, what));
         }
     }
 
@@ -166,14 +209,42 @@ impl Findings {
         self.torn += (before - self.broken.len()) as u64;
     }
 
-    fn left_over(&mut self, file: String) {
-        self.left_over.insert(file);
+    /// All files are read: what is found in WAL from now on is compared with what was found there.
+    fn ask_wal(&mut self) {
+        // Mostly nothing is wrong, and WAL has many records.
+        if !(self.broken.is_empty() && self.wrong.is_empty() && self.refused.is_empty()) {
+            self.referenced = Some(Referenced::default());
+        }
+    }
+
+    /// Recovery replays this record.
+    fn replayed(&mut self, record: &[u8]) {
+        self.concerned.extend(files_concerned(record));
+        let Some(referenced) = &mut self.referenced else { return };
+        let blocks = blocks_of(record);
+        referenced.add(record, &blocks);
+        for (tablespace, database) in replaced_by(record) {
+            self.replaced(tablespace, database);
+        }
+        for (place, restores) in blocks {
+            match self.broken.remove(&place) {
+                Some(_) if restores => self.torn += 1,
+                Some((path, problem)) => {
+                    self.damage(format!("{path} block {}: {problem}", place.2));
+                }
+                None => {}
+            }
+        }
+    }
+
+    fn left_over(&mut self, path: &str) {
+        self.left_over.insert(visible(path));
     }
 
     fn damage(&mut self, what: String) {
         self.damaged += 1;
         if self.listed.len() < LISTED {
-            self.listed.push(what);
+            self.listed.push(visible(&what));
         }
     }
 }
@@ -221,23 +292,28 @@ pub fn verify(
     needed.extend(seal.as_deref().and_then(|seal| seal::key_of(&keystore, seal)));
     let unlocked = keystore.unlock(&needed)?;
     let control = Control::ask(keystore.data_directory())?;
-    let mut files = pages::files(keystore.data_directory())?;
-    let pg_wal = keystore.data_directory().join("pg_wal");
+    let mut findings = Findings::default();
+    let root = keystore.data_directory();
+    let tablespaces = tablespaces::read(root, &mut findings)?;
+    let version = tablespaces::version_directory(root, control.catalog);
+    let mut files = pages::files(root, &tablespaces, version.as_deref())?;
+    let pg_wal = root.join("pg_wal");
     let mut segments = segments::segments(&pg_wal)?;
     let length = |path: &Path| fs::metadata(path).map_or(0, |file| file.len());
-    let paths = files.iter().map(|file| &file.path);
+    let paths = files.whole.iter().map(|file| &file.path);
     let paths = paths.chain(segments.iter().map(|segment| &segment.path));
     // Sparse files may report any length.
     let total = paths.fold(0_u64, |total, path| total.saturating_add(length(path)));
     let progress = progress(total);
-    let mut findings = Findings::default();
+    findings.incremental = files.incremental.len() as u64;
     if !control.clean {
-        findings.skipped = pages::skip_unlogged(&mut files);
+        findings.skipped = pages::skip_unlogged(&mut files.whole);
     }
-    let context = Context { keystore: &keystore, unlocked: &unlocked, control };
+    let context =
+        Context { keystore: &keystore, unlocked: &unlocked, control, tablespaces: &tablespaces };
     let mut leftovers = Leftovers::new(&context, &files);
     pages::check_segments(&context, &files, &mut leftovers, &mut findings);
-    for file in &files {
+    for file in &files.whole {
         pages::verify_file(&context, file, &mut leftovers, &progress, &mut findings)?;
     }
     let complete = complete::compare(&context, seal.as_deref(), &progress, &mut findings)?;
@@ -252,11 +328,15 @@ pub fn verify(
     let archive = options.wal_directory.as_deref();
     let directories: Vec<_> = [&*pg_wal].into_iter().chain(archive).collect();
     let histories = Histories::read(&segments, control.timeline, &directories)?;
+    findings.ask_wal();
     let runs = records::verify(&context, &segments, &histories, &progress, &mut findings)?;
     complete::require_wal(complete.ranges(), "the backup", &runs, &histories, &mut findings);
     if complete.ranges().is_empty() {
         let required: Vec<_> = control.required(keystore.data_directory()).into_iter().collect();
         complete::require_wal(&required, "the server", &runs, &histories, &mut findings);
+    }
+    if runs.iter().any(|run| run.includes(control.redo)) {
+        leftovers.wal_is_read(findings.referenced.take());
     }
     findings.decide(control, &mut leftovers);
     progress.finish_and_clear();
@@ -274,6 +354,7 @@ struct Context<'a> {
     keystore: &'a Keystore,
     unlocked: &'a DatabaseKeys,
     control: Control,
+    tablespaces: &'a [Tablespace],
 }
 
 impl Context<'_> {

@@ -14,6 +14,7 @@ use pagevault_cipher::{DataKeyVersion, Fork, PageKey};
 use pagevault_keystore::RelFile;
 
 use super::leftovers::Leftovers;
+use super::tablespaces::{self, Tablespace};
 use super::{Context, Findings};
 use crate::failure::{Failure, unreadable};
 use crate::regular::open_regular;
@@ -35,20 +36,36 @@ pub(crate) struct RelationFile {
     pub(crate) segment: u32,
 }
 
-/// All files of relations, ordered by path.
-pub(super) fn files(data_directory: &Path) -> Result<Vec<RelationFile>, Failure> {
-    let mut files = Vec::new();
+/// The files of relations in a data directory, ordered by path.
+#[derive(Default)]
+pub(super) struct Files {
+    /// Those with pages.
+    pub(super) whole: Vec<RelationFile>,
+    /// Those that contain only what has changed since an earlier backup (`INCREMENTAL_PREFIX`,
+    /// basebackup_incremental.h). Such a file stands for the segment.
+    pub(super) incremental: Vec<RelationFile>,
+}
+
+/// All files of relations. `version` is the directory that PostgreSQL uses in tablespaces
+/// (`TABLESPACE_VERSION_DIRECTORY`, relpath.h); others are those of other versions, which
+/// `pg_upgrade` leaves.
+pub(super) fn files(
+    data_directory: &Path,
+    tablespaces: &[Tablespace],
+    version: Option<&str>,
+) -> Result<Files, Failure> {
+    let mut files = Files::default();
     in_database(&data_directory.join("global"), GLOBAL_TABLESPACE, 0, &mut files)?;
     in_tablespace(&data_directory.join("base"), DEFAULT_TABLESPACE, &mut files)?;
-    for (name, path) in entries(&data_directory.join("pg_tblspc"))? {
-        let Some(tablespace) = number(&name) else { continue };
-        for (name, path) in entries(&path)? {
-            if name.starts_with("PG_") {
-                in_tablespace(&path, tablespace, &mut files)?;
+    for tablespace in tablespaces {
+        let Some(number) = tablespace.number() else { continue };
+        for (name, path) in entries(&tablespace.path)? {
+            if name.starts_with("PG_") && version.is_none_or(|version| version == name) {
+                in_tablespace(&path, number, &mut files)?;
             }
         }
     }
-    files.sort_by(|a, b| a.path.cmp(&b.path));
+    files.whole.sort_by(|a, b| a.path.cmp(&b.path));
     Ok(files)
 }
 
@@ -67,36 +84,42 @@ pub(super) fn skip_unlogged(files: &mut Vec<RelationFile>) -> u64 {
 /// files behind.)
 pub(super) fn check_segments(
     context: &Context<'_>,
-    files: &[RelationFile],
+    files: &Files,
     leftovers: &mut Leftovers<'_>,
     findings: &mut Findings,
 ) {
     let length = |file: &RelationFile| fs::metadata(&file.path).map_or(0, |found| found.len());
-    let place = |file: &RelationFile| (file.file, file.fork, file.segment);
-    let lengths: HashMap<_, _> = files.iter().map(|file| (place(file), length(file))).collect();
-    for file in
-        files.iter().filter(|file| file.segment > 0 && lengths.get(&place(file)) != Some(&0))
-    {
-        let before = lengths.get(&(file.file, file.fork, file.segment - 1));
-        if before != Some(&SEGMENT_BYTES) {
-            let path = context.show(&file.path);
-            let what = if before.is_some() { "not full" } else { "missing" };
-            if leftovers.includes(file.file) {
-                findings.left_over(path);
-            } else {
-                findings.damage(format!("{path}: the segment before it is {what}"));
-            }
-        }
+    for (file, what) in gaps(files, length) {
+        let path = context.show(&file.path);
+        let what = format!("{path}: the segment before it is {what}");
+        findings.wrong(file.file, path, what, context.control, leftovers);
     }
 }
 
-fn in_tablespace(
-    directory: &Path,
-    tablespace: u32,
-    files: &mut Vec<RelationFile>,
-) -> Result<(), Failure> {
+/// Files before which a segment is missing or not full.
+fn gaps(
+    files: &Files,
+    length: impl Fn(&RelationFile) -> u64,
+) -> Vec<(&RelationFile, &'static str)> {
+    let place = |file: &RelationFile| (file.file, file.fork, file.segment);
+    let whole = files.whole.iter().map(|file| (place(file), length(file)));
+    // Of how many blocks it makes a segment is known only when backups are combined.
+    let incremental = files.incremental.iter().map(|file| (place(file), SEGMENT_BYTES));
+    let lengths: HashMap<_, _> = whole.chain(incremental).collect();
+    let later = files.whole.iter().chain(&files.incremental).filter(|file| file.segment > 0);
+    let gap = |file| {
+        let (of, fork, segment) = place(file);
+        let before = lengths.get(&(of, fork, segment - 1));
+        let what = if before.is_some() { "not full" } else { "missing" };
+        let is_gap = lengths.get(&place(file)) != Some(&0) && before != Some(&SEGMENT_BYTES);
+        is_gap.then_some((file, what))
+    };
+    later.filter_map(gap).collect()
+}
+
+fn in_tablespace(directory: &Path, tablespace: u32, files: &mut Files) -> Result<(), Failure> {
     for (name, path) in entries(directory)? {
-        if let Some(database) = number(&name) {
+        if let Some(database) = tablespaces::number(&name) {
             in_database(&path, tablespace, database, files)?;
         }
     }
@@ -107,13 +130,18 @@ fn in_database(
     directory: &Path,
     tablespace: u32,
     database: u32,
-    files: &mut Vec<RelationFile>,
+    files: &mut Files,
 ) -> Result<(), Failure> {
     for (name, path) in entries(directory)? {
+        let incremental = name.strip_prefix("INCREMENTAL.");
+        let list = match incremental {
+            Some(_) => &mut files.incremental,
+            None => &mut files.whole,
+        };
         // Temporary tables, the relation map and others have different names.
-        let Some((relation, fork, segment)) = parse(&name) else { continue };
+        let Some((relation, fork, segment)) = parse(incremental.unwrap_or(&name)) else { continue };
         let file = RelFile { tablespace, database, relation };
-        files.push(RelationFile { path, file, fork, segment });
+        list.push(RelationFile { path, file, fork, segment });
     }
     Ok(())
 }
@@ -121,7 +149,7 @@ fn in_database(
 /// Number, fork and segment: `16384`, `16384_fsm`, `16384.1`, `16384_vm.2`.
 pub(crate) fn parse(name: &str) -> Option<(u32, Fork, u32)> {
     let (name, segment) = match name.split_once('.') {
-        Some((name, segment)) => (name, number(segment)?),
+        Some((name, segment)) => (name, tablespaces::number(segment)?),
         None => (name, 0),
     };
     let (relation, fork) = match name.split_once('_') {
@@ -131,13 +159,7 @@ pub(crate) fn parse(name: &str) -> Option<(u32, Fork, u32)> {
         Some((relation, "init")) => (relation, Fork::Init),
         Some(_) => return None,
     };
-    Some((number(relation)?, fork, segment))
-}
-
-/// A number in PostgreSQL's spelling.
-fn number(text: &str) -> Option<u32> {
-    let number: u32 = text.parse().ok()?;
-    (number.to_string() == text).then_some(number)
+    Some((tablespaces::number(relation)?, fork, segment))
 }
 
 fn entries(directory: &Path) -> Result<Vec<(String, PathBuf)>, Failure> {
@@ -171,11 +193,8 @@ pub(super) fn verify_file(
     findings.files += 1;
     if length > SEGMENT_BYTES {
         let path = context.show(&file.path);
-        if leftovers.includes(file.file) {
-            findings.left_over(path);
-        } else {
-            findings.damage(format!("{path} is larger than a segment; its pages were not read"));
-        }
+        let what = format!("{path} is larger than a segment; its pages were not read");
+        findings.wrong(file.file, path, what, context.control, leftovers);
         return Ok(());
     }
     loop {
@@ -190,24 +209,23 @@ pub(super) fn verify_file(
                     findings.refused((file.file, why), place);
                 }
                 Ok(state) => findings.count(state),
-                Err(problem) => {
-                    let path = context.show(&file.path);
-                    let what = format!("{path} block {block}: {problem}");
-                    problems.push(((file.file, file.fork, block), what));
-                }
+                Err(problem) => problems.push(((file.file, file.fork, block), problem)),
             }
             block = block.saturating_add(1);
         }
         progress.inc(length as u64);
-        if (is_cut || !problems.is_empty()) && leftovers.includes(file.file) {
-            findings.left_over(context.show(&file.path));
+        if !problems.is_empty() && leftovers.includes(file.file) {
+            findings.left_over(&context.show(&file.path));
             return Ok(());
         }
-        for (place, what) in problems {
-            findings.broken(place, what, context.control);
+        for (place, problem) in problems {
+            findings.broken(place, context.show(&file.path), problem, context.control);
         }
         if is_cut {
-            findings.damage(format!("{} ends within block {block}", context.show(&file.path)));
+            // A full disk leaves a part of a block (`mdextend`, md.c). It is not counted
+            // (`mdnblocks`), and overwritten when the relation grows. In a segment that another
+            // one continues it is damage ([`check_segments`]).
+            findings.partial.push(format!("{} block {block}", context.show(&file.path)));
         }
         if count < 64 {
             return Ok(());
@@ -233,6 +251,8 @@ pub(super) enum State {
     Plaintext,
     Sealed(Strength),
     Shredded,
+    /// A page of a map that the server reads as empty.
+    Emptied,
     /// The server does not accept it in this file.
     Refused(Refusal),
 }
@@ -256,7 +276,19 @@ impl Refusal {
     }
 }
 
+/// Why a page cannot be read.
+enum Problem {
+    /// The keystore does not have its key.
+    Key(String),
+    Content(String),
+}
+
 /// Decrypts and checks a page in place.
+///
+/// Maps are read with `RBM_ZERO_ON_ERROR` (`vm_readbuf`, visibilitymap.c; `fsm_readbuf`,
+/// freespace.c): their pages may be torn in any state of the cluster, because some changes of them
+/// are not logged (`visibilitymap_clear`), and one that is damaged is empty. A missing key is an
+/// error to the server also here, but before a free space map is consistent.
 pub(super) fn open(
     context: &Context<'_>,
     file: &RelationFile,
@@ -264,6 +296,27 @@ pub(super) fn open(
     block: u32,
     keys: &mut Keys,
 ) -> Result<State, String> {
+    let fork = file.fork;
+    let is_map = matches!(fork, Fork::FreeSpaceMap | Fork::VisibilityMap);
+    let may_be_sealed = page::may_be_sealed(page, block, context.control.checksums);
+    match open_strictly(context, file, page, block, keys) {
+        Ok(state) => Ok(state),
+        Err(Problem::Content(_)) if is_map => Ok(State::Emptied),
+        Err(Problem::Key(_)) if is_map && !may_be_sealed => Ok(State::Emptied),
+        Err(Problem::Key(_)) if fork == Fork::FreeSpaceMap && !context.control.clean => {
+            Ok(State::Emptied)
+        }
+        Err(Problem::Key(what) | Problem::Content(what)) => Err(what),
+    }
+}
+
+fn open_strictly(
+    context: &Context<'_>,
+    file: &RelationFile,
+    page: &mut Page,
+    block: u32,
+    keys: &mut Keys,
+) -> Result<State, Problem> {
     let checksums = context.control.checksums;
     if page::is_zero(page) {
         return Ok(State::Empty);
@@ -272,7 +325,7 @@ pub(super) fn open(
     // The server reads a map that it does not accept as empty.
     let is_map = matches!(file.fork, Fork::FreeSpaceMap | Fork::VisibilityMap);
     let Some(version) = page::version_of(page) else {
-        check(page, block, checksums)?;
+        check(page, block, checksums).map_err(Problem::Content)?;
         if !is_map && entry.is_some_and(|entry| entry.is_sealed_only()) {
             return Ok(State::Refused(Refusal::Plaintext));
         }
@@ -283,24 +336,27 @@ pub(super) fn open(
     }
     if let Entry::Vacant(place) = keys.entry(version) {
         let record = entry.and_then(|entry| entry.keys.get(&version));
-        let record =
-            record.ok_or_else(|| format!("the keystore has no data key of version {version}"))?;
+        let record = record.ok_or_else(|| {
+            Problem::Key(format!("the keystore has no data key of version {version}"))
+        })?;
         let unwrapped = without_trace(|| {
             let key = context.unlocked.data_key(file.file, version, record)?;
             place.insert(PageKey::new(&key));
             Some(())
         });
-        unwrapped.ok_or_else(|| format!("data key version {version} cannot be unwrapped"))?;
+        let refused = || Problem::Key(format!("data key version {version} cannot be unwrapped"));
+        unwrapped.ok_or_else(refused)?;
     }
     if checksums && stored_checksum(page) != page_checksum(page, block) {
-        return Err("the checksum of the encrypted page is wrong".to_owned());
+        let what = "the checksum of the encrypted page is wrong";
+        return Err(Problem::Content(what.to_owned()));
     }
     let mut strength = Strength::Unauthenticated;
     if let Some(key) = keys.get(&version) {
         let opened = page::open(page, key, block, file.fork, checksums);
-        strength = opened.map_err(|error| error.to_string())?.unwrap_or(strength);
+        strength = opened.map_err(|error| Problem::Content(error.to_string()))?.unwrap_or(strength);
     }
-    check(page, block, checksums)?;
+    check(page, block, checksums).map_err(Problem::Content)?;
     if !is_map && entry.is_some_and(|entry| Some(version) < entry.floor()) {
         return Ok(State::Refused(Refusal::Former));
     }
@@ -340,6 +396,54 @@ pub(crate) fn fill(input: &mut impl Read, bytes: &mut [u8]) -> io::Result<usize>
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn file(segment: u32) -> RelationFile {
+        let file = RelFile { tablespace: 1663, database: 5, relation: 16384 };
+        RelationFile { path: PathBuf::from(segment.to_string()), file, fork: Fork::Main, segment }
+    }
+
+    #[test]
+    fn a_segment_follows_a_full_one() {
+        let found = |whole: &[(u32, u64)], incremental: &[u32]| -> Vec<(u32, &'static str)> {
+            let lengths: HashMap<u32, u64> = whole.iter().copied().collect();
+            let files = Files {
+                whole: whole.iter().map(|(segment, _)| file(*segment)).collect(),
+                incremental: incremental.iter().map(|segment| file(*segment)).collect(),
+            };
+            let gaps = gaps(&files, |file| lengths[&file.segment]);
+            gaps.into_iter().map(|(file, what)| (file.segment, what)).collect()
+        };
+        assert_eq!(found(&[(0, SEGMENT_BYTES), (1, 8192), (2, 0), (3, 0)], &[]), []);
+        assert_eq!(found(&[(0, SEGMENT_BYTES - 4096), (1, 8192)], &[]), [(1, "not full")]);
+        assert_eq!(found(&[(1, SEGMENT_BYTES), (2, 8192)], &[]), [(1, "missing")]);
+        // A relation that has grown beyond a segment since the backup that an incremental one
+        // continues.
+        assert_eq!(found(&[(1, 8192)], &[0]), []);
+        assert_eq!(found(&[(0, SEGMENT_BYTES), (2, 8192)], &[1]), []);
+        assert_eq!(found(&[(3, 8192)], &[1]), [(3, "missing"), (1, "missing")]);
+        assert_eq!(found(&[(0, 8192)], &[1, 3]), [(1, "not full"), (3, "missing")]);
+    }
+
+    #[test]
+    fn incremental_files_are_of_the_same_relations() {
+        let directory = tempfile::tempdir().unwrap();
+        for name in
+            ["16384", "16384.1", "INCREMENTAL.16384.2", "INCREMENTAL.16385_vm", "INCREMENTAL."]
+        {
+            fs::write(directory.path().join(name), "").unwrap();
+        }
+        let mut files = Files::default();
+        in_database(directory.path(), 1663, 5, &mut files).unwrap();
+        let places = |files: &[RelationFile]| {
+            let place = |file: &RelationFile| (file.file.relation, file.fork, file.segment);
+            let mut places: Vec<_> = files.iter().map(place).collect();
+            places.sort_unstable_by_key(|(relation, _, segment)| (*relation, *segment));
+            places
+        };
+        assert_eq!(places(&files.whole), [(16384, Fork::Main, 0), (16384, Fork::Main, 1)]);
+        let changed = [(16384, Fork::Main, 2), (16385, Fork::VisibilityMap, 0)];
+        assert_eq!(places(&files.incremental), changed);
+    }
 
     #[test]
     fn files_of_relations_are_recognised_by_their_names() {

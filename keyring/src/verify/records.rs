@@ -12,10 +12,8 @@ use pagevault_cipher::Lsn;
 use pagevault_cipher::wal::{address_of, is_zero, mark_of, timeline_of};
 use pagevault_keystore::wal_pages;
 
-use super::blocks::blocks_of;
-use super::databases::replaced_by;
 use super::headers::{Expected, Header, PAGE, plus};
-use super::key_records::{self, HEADER, files_concerned};
+use super::key_records::{self, HEADER};
 use super::pages::fill;
 use super::runs::Run;
 use super::segments::{Histories, Segment};
@@ -205,16 +203,7 @@ impl Reader {
                     keys.learn(&self.record);
                     // Behind a defective record, which may be the end of WAL, nothing is replayed.
                     if self.began >= self.redo && self.suspect.is_none() {
-                        findings.concerned.extend(files_concerned(&self.record));
-                        // Most backups have none, and WAL has many records.
-                        if !findings.broken.is_empty() {
-                            for (tablespace, database) in replaced_by(&self.record) {
-                                findings.replaced(tablespace, database);
-                            }
-                            for (place, restores) in blocks_of(&self.record) {
-                                findings.replayed(&place, restores);
-                            }
-                        }
+                        findings.replayed(&self.record);
                     }
                 }
                 // The next one may be there, and all that is needed.

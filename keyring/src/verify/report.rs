@@ -10,6 +10,7 @@ use super::complete::{Complete, Sealed};
 use super::{Findings, LISTED};
 use crate::failure::{Failure, unprintable};
 use crate::offline::{DIRECTORY, Keystore};
+use crate::visible::visible;
 
 /// Everything that `verify` says.
 #[derive(Serialize)]
@@ -29,6 +30,14 @@ pub(super) struct Report<'a> {
     left_over: Vec<&'a str>,
     /// Damaged pages that recovery replaces.
     torn_pages: u64,
+    /// Pages of free space and visibility maps that the server reads as empty.
+    emptied_map_pages: u64,
+    /// Files that end with a part of a block, which PostgreSQL ignores.
+    partial_blocks: Vec<String>,
+    /// Files of an incremental backup that have only what has changed, and were not verified.
+    incremental_files: u64,
+    /// Directories without files, which are in no new cluster.
+    added_directories: &'a [String],
     /// Pages in plaintext, or under former keys, of which recovery decides.
     undecided: u64,
     /// Files of unlogged relations, which recovery resets.
@@ -111,6 +120,10 @@ impl<'a> Report<'a> {
             damaged: &findings.listed,
             left_over: findings.left_over.iter().map(String::as_str).collect(),
             torn_pages: findings.torn,
+            emptied_map_pages: findings.emptied,
+            partial_blocks: findings.partial.iter().map(|place| visible(place)).collect(),
+            incremental_files: findings.incremental,
+            added_directories: &findings.added_directories,
             undecided: findings.undecided,
             skipped: findings.skipped,
             shut_down,
@@ -193,6 +206,37 @@ impl<'a> Report<'a> {
         }
     }
 
+    /// What is no damage.
+    fn notes(&self, out: &mut impl Write) -> io::Result<()> {
+        if self.emptied_map_pages > 0 {
+            let pages = self.emptied_map_pages;
+            writeln!(
+                out,
+                "maps         {pages} damaged pages of free space or visibility maps, which PostgreSQL reads as empty"
+            )?;
+        }
+        for place in self.partial_blocks.iter().take(LISTED) {
+            writeln!(
+                out,
+                "partial      {place}: the file ends within it, as after a full disk; PostgreSQL ignores the rest"
+            )?;
+        }
+        if self.partial_blocks.len() > LISTED {
+            writeln!(out, "             and {} more", self.partial_blocks.len() - LISTED)?;
+        }
+        if self.incremental_files > 0 {
+            let files = self.incremental_files;
+            writeln!(
+                out,
+                "incremental  {files} files have only what has changed since an earlier backup. Their pages were not verified:\n             verify what pg_combinebackup makes of the backups"
+            )?;
+        }
+        for path in self.added_directories.iter().take(LISTED) {
+            writeln!(out, "added        {path}: a directory without files")?;
+        }
+        Ok(())
+    }
+
     fn faults(&self, out: &mut impl Write) -> io::Result<()> {
         for damage in self.damaged {
             writeln!(out, "damaged      {damage}")?;
@@ -217,6 +261,7 @@ impl<'a> Report<'a> {
                 "torn         {pages} pages that were being written; recovery replaces them"
             )?;
         }
+        self.notes(out)?;
         if self.undecided > 0 {
             writeln!(
                 out,

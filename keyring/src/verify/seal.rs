@@ -1,7 +1,7 @@
 //! Seals of manifests. A manifest says what a base backup consists of, and nothing says who wrote
 //! the manifest. `seal-manifest` says that, in a file beside it; `verify` checks it.
 
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::path::Path;
 
@@ -17,6 +17,9 @@ use crate::clock::now_us;
 use crate::failure::{Failure, refuse, unprintable, unreadable};
 use crate::offline::{DatabaseKeys, Keystore};
 use crate::regular::read_if_there;
+
+/// The seal while it is written.
+pub(super) const UNFINISHED: &str = "backup_manifest.pagevault.new";
 
 /// Longest of the files beyond the manifest, in bytes.
 const LONGEST_OTHER: u64 = 16 << 20;
@@ -79,17 +82,22 @@ pub fn seal_manifest(
 }
 
 /// Writes a new file and renames it, so that there is always a whole one. Whoever can read the
-/// manifest can read the seal.
+/// manifest can read the seal. What an earlier run has left, which was killed, is removed.
 fn write(place: &Path, content: &[u8], manifest: &Path) -> io::Result<()> {
-    let directory = place.parent().unwrap_or(Path::new("."));
-    let mut file = tempfile::Builder::new()
-        .prefix(".seal-")
-        .permissions(fs::metadata(manifest)?.permissions())
-        .tempfile_in(directory)?;
-    file.write_all(content)?;
-    file.as_file().sync_all()?;
-    file.persist(place).map_err(|failed| failed.error)?;
-    File::open(directory)?.sync_all()
+    let new = place.with_file_name(UNFINISHED);
+    match fs::remove_file(&new) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let written = || {
+        let mut file = OpenOptions::new().write(true).create_new(true).open(&new)?;
+        file.set_permissions(fs::metadata(manifest)?.permissions())?;
+        file.write_all(content)?;
+        file.sync_all()?;
+        fs::rename(&new, place)
+    };
+    written().inspect_err(|_| drop(fs::remove_file(&new)))?;
+    File::open(place.parent().unwrap_or(Path::new(".")))?.sync_all()
 }
 
 /// Refuses the archives that `pg_basebackup --format=tar` makes.

@@ -38,6 +38,7 @@ mod open_transactions;
 mod permissions;
 mod preload;
 mod proven_backup;
+mod proven_files;
 mod proven_wal;
 mod random_ddl;
 mod redo;

@@ -1,0 +1,144 @@
+//! The directories of a base backup. A manifest lists files only; without some directories a server
+//! does not start, and neither if a directory is in the place of a file that it makes.
+
+use std::collections::BTreeSet;
+
+use super::Findings;
+use super::complete::shown;
+use super::manifest::Manifest;
+use super::tablespaces;
+use crate::offline::DIRECTORY as KEYSTORE;
+
+/// `subdirs` (initdb.c), the same in 15 to 19. Each base backup has them, if empty (basebackup.c,
+/// `sendDir`).
+const MADE_BY_INITDB: [&str; 20] = [
+    "base",
+    "global",
+    "pg_commit_ts",
+    "pg_dynshmem",
+    "pg_logical",
+    "pg_logical/mappings",
+    "pg_logical/snapshots",
+    "pg_multixact",
+    "pg_multixact/members",
+    "pg_multixact/offsets",
+    "pg_notify",
+    "pg_replslot",
+    "pg_serial",
+    "pg_snapshots",
+    "pg_stat",
+    "pg_stat_tmp",
+    "pg_subtrans",
+    "pg_tblspc",
+    "pg_twophase",
+    "pg_xact",
+];
+/// Which the server does not use itself (since 15), and may be missing.
+const NOT_NEEDED: &str = "pg_stat_tmp";
+
+/// Files that a server makes, renames or removes when it starts (xlog.c, xlogrecovery.c,
+/// postmaster.c, syslogger.c, guc.c), and those with which it does not start.
+const FILES: [&str; 15] = [
+    "backup_label",
+    "backup_label.old",
+    "current_logfiles",
+    "current_logfiles.tmp",
+    "logrotate",
+    "postgresql.auto.conf",
+    "postgresql.auto.conf.tmp",
+    "postmaster.opts",
+    "postmaster.pid",
+    "promote",
+    "recovery.conf",
+    "recovery.signal",
+    "standby.signal",
+    "tablespace_map",
+    "tablespace_map.old",
+];
+
+/// Reports directories that are missing, and those in which the manifest lists no file: as damage
+/// if they are where a server has files of its own, else as added.
+pub(super) fn compare(found: &BTreeSet<Vec<u8>>, manifest: &Manifest, findings: &mut Findings) {
+    let made = || MADE_BY_INITDB.iter().map(|name| name.as_bytes());
+    for name in made().filter(|name| *name != NOT_NEEDED.as_bytes()) {
+        if !found.contains(name) {
+            findings.damage(format!("{}: the directory is missing", shown(name)));
+        }
+    }
+    let is_known = |path: &[u8]| {
+        let below = [path, b"/"].concat();
+        let next = manifest.files.range(below.clone()..).next();
+        made().any(|name| name == path) || next.is_some_and(|(file, _)| file.starts_with(&below))
+    };
+    for path in found.iter().filter(|path| !is_known(path)) {
+        let first = path.split(|byte| *byte == b'/').next().unwrap_or_default();
+        let text = std::str::from_utf8(path).unwrap_or_default();
+        if first == tablespaces::DIRECTORY.as_bytes() || first == KEYSTORE.as_bytes() {
+            // Without files while no relation is there.
+        } else if is_database(text)
+            || (path != first || !FILES.contains(&text)) && !is_server(first)
+        {
+            findings.added_directories.push(shown(path));
+        } else {
+            let what = "an additional directory, where a server has files of its own";
+            findings.damage(format!("{}: {what}", shown(path)));
+        }
+    }
+}
+
+/// Interrupted commands leave the directory of a database without files (`createdb`, dbcommands.c).
+fn is_database(path: &str) -> bool {
+    path.strip_prefix("base/").is_some_and(|name| tablespaces::number(name).is_some())
+}
+
+fn is_server(first: &[u8]) -> bool {
+    MADE_BY_INITDB.iter().any(|name| name.as_bytes() == first)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn compared(change: impl FnOnce(&mut BTreeSet<Vec<u8>>)) -> Findings {
+        let mut found: BTreeSet<Vec<u8>> =
+            MADE_BY_INITDB.iter().map(|name| name.as_bytes().to_vec()).collect();
+        found.extend(
+            ["base/5", "pagevault", "pg_tblspc/1", "pg_tblspc/1/PG_15_1", "log"].map(Vec::from),
+        );
+        change(&mut found);
+        let mut findings = Findings::default();
+        let manifest = Manifest::of_files(&["base/5/1259", "log/a"]);
+        compare(&found, &manifest, &mut findings);
+        findings
+    }
+
+    #[test]
+    fn directories_that_a_server_needs_are_required() {
+        assert_eq!(compared(|_| ()).damaged, 0);
+        for name in MADE_BY_INITDB {
+            let findings = compared(|found| assert!(found.remove(name.as_bytes())));
+            assert_eq!(findings.damaged, u64::from(name != NOT_NEEDED), "{name}");
+        }
+    }
+
+    #[test]
+    fn directories_in_the_place_of_files_are_damage() {
+        for (name, is_damage) in [
+            ("backup_label.old", true),
+            ("standby.signal", true),
+            ("pg_replslot/a", true),
+            ("pg_xact/0001", true),
+            ("base/5/16384", true),
+            ("global/pg_internal.init", true),
+            ("base/6", false),
+            ("lost+found", false),
+            ("conf.d", false),
+            ("conf.d/backup_label.old", false),
+        ] {
+            let findings = compared(|found| assert!(found.insert(name.as_bytes().to_vec())));
+            let found = (findings.damaged, findings.added_directories.len());
+            let expected = if is_damage { (1, 0) } else { (0, 1) };
+            assert_eq!(found, expected, "{name}");
+        }
+    }
+}
