@@ -39,6 +39,8 @@ pub(crate) struct Control {
     pub(crate) system: u64,
     /// The version of PostgreSQL's catalogs.
     pub(crate) catalog: Option<u32>,
+    /// It is an incremental backup, with which no server starts (`read_backup_label`).
+    pub(crate) incremental: bool,
     /// What the data directory contains, for comparison with a note; `None` if a backup's label
     /// cannot be read.
     pub(crate) reached: Option<Position>,
@@ -85,7 +87,9 @@ impl Control {
         // Of a label that cannot be read, nothing is believed.
         let redo = start.unwrap_or(Lsn(u64::MAX));
         let reached = position_of_label(label);
-        Control { redo, clean: false, ended: false, reached, noted: reached, ..self }
+        let incremental = label.lines().any(|line| line.starts_with("INCREMENTAL FROM LSN:"));
+        let noted = reached;
+        Control { redo, clean: false, ended: false, incremental, reached, noted, ..self }
     }
 
     /// WAL that a server start needs in `pg_wal`: from where recovery begins to the record of the
@@ -140,6 +144,7 @@ impl Control {
             ended,
             system,
             catalog,
+            incremental: false,
             reached,
             noted: Some(noted),
         })
@@ -190,6 +195,7 @@ mod tests {
             ended: false,
             system: 7_311_862_375_203_018_373,
             catalog: Some(202_209_061),
+            incremental: false,
             reached: Some(Position { timeline: 3, lsn: Lsn(0x1A_2F00_0028) }),
             noted: Some(Position { timeline: 3, lsn: Lsn(0x1A_2F00_0028) }),
         };
@@ -247,5 +253,8 @@ mod tests {
         let reached = Some(Position { timeline: 1, lsn: Lsn(0x700_0060) });
         assert_eq!(control.with_label(Some(&label)).reached, reached);
         assert_eq!(control.with_label(Some("START")).redo, Lsn(u64::MAX));
+        assert!(!control.with_label(Some(&label)).incremental);
+        let incremental = format!("{label}INCREMENTAL FROM LSN: 0/6000028\n");
+        assert!(control.with_label(Some(&incremental)).incremental);
     }
 }

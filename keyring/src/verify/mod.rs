@@ -306,6 +306,14 @@ pub fn verify(
     let total = paths.fold(0_u64, |total, path| total.saturating_add(length(path)));
     let progress = progress(total);
     findings.incremental = files.incremental.len() as u64;
+    if !control.incremental
+        && let Some(file) = files.incremental.first()
+    {
+        // A server would start, with older files or none.
+        let path = file.path.strip_prefix(root).unwrap_or(&file.path).display();
+        let what = "of an incremental backup, and backup_label is not that of one";
+        findings.damage(format!("{path}: {what}"));
+    }
     if !control.clean {
         findings.skipped = pages::skip_unlogged(&mut files.whole);
     }

@@ -286,6 +286,17 @@ fn directories_and_links_of_a_backup_are_compared() -> Result<()> {
     fs::write(backup.join("base/1/16999"), vec![7; 8192])?;
     expect(&cluster, &backup, 2, &[r"`\u{1b}[1K\rNo damage found.\u{1b}[8m`"])?;
     fs::remove_file(backup.join("backup_manifest"))?;
+    fs::remove_file(backup.join("base/1/16999"))?;
+
+    // Only a backup whose label says so is incremental.
+    fs::write(backup.join("base/1/INCREMENTAL.16999"), vec![7; 8192])?;
+    fs::write(backup.join("base/1/16999.1"), vec![0; 8192])?;
+    let damage = "base/1/INCREMENTAL.16999: of an incremental backup, and backup_label is not";
+    expect(&cluster, &backup, 2, &[damage, "Damage found: 1."])?;
+    let label = fs::read_to_string(backup.join("backup_label"))?;
+    let incremental = format!("{label}INCREMENTAL FROM LSN: 0/2000028\nINCREMENTAL FROM TLI: 1\n");
+    fs::write(backup.join("backup_label"), incremental)?;
+    expect(&cluster, &backup, 0, &["incremental  1 files", "No damage found."])?;
     let place = backup.join("pg_tblspc/1\u{1b}[8m");
     fs::create_dir(&place)?;
     let output = cluster.program("pagevault-keyring").arg("seal-manifest").arg(&place).output()?;
