@@ -26,6 +26,8 @@ fn data_directory() -> Bench {
         fs::create_dir(bench.path("data").join(directory)).unwrap();
     }
     fs::write(bench.path("data/global/pg_control"), "").unwrap();
+    // WAL is elsewhere.
+    fs::write(bench.path("data/recovery.signal"), "").unwrap();
     fs::write(bench.path("data/base/5/16384"), [0; 8192]).unwrap();
     fs::write(bench.path("data").join(SEGMENT), [0; 8192]).unwrap();
     let storage = FileStorage::new(&bench.path("data/pagevault")).unwrap();
