@@ -285,7 +285,7 @@ fn what_is_accepted_at_a_point_in_time_can_be_promoted_there() -> Result<()> {
     cluster.sql("SELECT pg_switch_wal()")?;
     anchor.checkpoint(&cluster)?;
     cluster.stop(StopMode::Fast)?;
-    let mut restored = Cluster::from_files(|target| copy(&backup, target))?;
+    let restored = Cluster::from_files(|target| copy(&backup, target))?;
     let signal = restored.data_directory().join("recovery.signal");
     fs::write(&signal, "")?;
     restored.installation().give(&signal)?;
