@@ -6,9 +6,9 @@
 //! mostly sleeps that may be never, and core dumps contain them. So all work with a key that is not
 //! expanded yet runs in [`without_trace`].
 //!
-//! Sealing and opening pages uses expanded keys in place. Vector registers are wiped after each data
-//! unit. The kernels of aarch64 leave no round key on the stack (`xts/hashed/tests/stack.rs`). In
-//! those of x86-64 the compiler stores some there.
+//! Sealing and opening pages uses expanded keys in place. Vector registers are wiped after each
+//! data unit. The kernels of aarch64 leave no round key on the stack (see
+//! `xts/hashed/tests/stack.rs`). Those of x86-64 do: the compiler stores some there.
 
 mod registers;
 
