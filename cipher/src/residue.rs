@@ -7,8 +7,8 @@
 //! expanded yet runs in [`without_trace`].
 //!
 //! Sealing and opening pages uses expanded keys in place. Vector registers are wiped after each
-//! data unit. The kernels of aarch64 leave no round key on the stack (see
-//! `xts/hashed/tests/stack.rs`). Those of x86-64 do: the compiler stores some there.
+//! data unit. The compiler may still store words of round keys on the stack, where nothing wipes
+//! them (SECURITY.md).
 
 mod registers;
 
