@@ -90,8 +90,10 @@ pub(crate) fn note_older(file: RelFile) {
 /// A file with a torn page that redo may not have restored yet. A restart point has to wait: redo
 /// has skipped records about the page.
 pub(crate) fn file_with_torn_page() -> Option<RelFile> {
-    let torn = TORN.with(|torn| torn.entries[..torn.used].iter().map(|noted| noted.file).next());
-    torn.filter(|file| relation_files::may_exist(*file))
+    TORN.with(|torn| {
+        let mut files = torn.entries[..torn.used].iter().map(|noted| noted.file);
+        files.find(|file| relation_files::may_exist(*file))
+    })
 }
 
 /// Judges all noted pages, at consistency, before any session can read them.
