@@ -101,15 +101,10 @@ impl Decision {
     /// The cipher for a new file: the one that the label names, else that of the file it replaces,
     /// else that of the relation it follows, else the default.
     pub fn cipher<C: Catalog>(&self, replaced: Option<CipherId>, catalog: &C) -> CipherId {
-        let inherited = replaced.or(self.like).map(|cipher| inherited(cipher, catalog));
+        let inherited = replaced.or(self.like).map(|cipher| Policy::of(catalog).inherited(cipher));
         let known = self.named_cipher().or(inherited);
         known.unwrap_or_else(|| catalog.default_cipher())
     }
-}
-
-/// The cipher that a file has from another one with the cipher `from`.
-pub(super) fn inherited<C: Catalog>(from: CipherId, catalog: &C) -> CipherId {
-    if catalog.may_inherit(from) { from } else { catalog.default_cipher() }
 }
 
 /// Decides from a catalog as it is, or as it would be after one label has changed.
@@ -357,6 +352,12 @@ impl<'a, C: Catalog> Policy<'a, C> {
             root = leader;
         }
         Ok(root)
+    }
+
+    /// The cipher that a file has from another one with the cipher `from`.
+    #[must_use]
+    pub fn inherited(&self, from: CipherId) -> CipherId {
+        if self.catalog.may_inherit(from) { from } else { self.catalog.default_cipher() }
     }
 
     /// The cipher for a relation where the command names none: that of its label, or the default.

@@ -11,7 +11,7 @@ use pagevault_keystore::RelFile;
 
 use super::Catalog;
 use super::catalogs::wanted_of_shared;
-use super::decision::{Decision, Policy, inherited};
+use super::decision::{Decision, Policy};
 use super::relation::{Relation, RelationKind, SHARED};
 
 /// The policy of a locked relation for a file that may be its new one.
@@ -61,7 +61,7 @@ impl<C: Catalog> Policy<'_, C> {
                 Ok(Some(decision.cipher(current, self.catalog)))
             }
             Some(decision) if decision.is_plaintext_by_own_label() => Ok(None),
-            _ => Ok(current.map(|cipher| inherited(cipher, self.catalog))),
+            _ => Ok(current.map(|cipher| self.inherited(cipher))),
         }
     }
 

@@ -18,7 +18,6 @@ use pgrx::pg_sys::Oid;
 
 use super::{altered, databases};
 use crate::keys::store::directory;
-use crate::keys::usage::authenticated;
 use crate::keys::usage::data_keys::{self, Pages};
 use crate::pg::nesting::{Mark, Notes};
 use crate::pg::process::ProcessLocal;
@@ -61,7 +60,7 @@ fn cipher_for_new_storage(file: RelFile) -> Result<Option<CipherId>> {
             Some(original) => directory::current_cipher(original),
             None => directory::cipher_of_namesake(file),
         }
-        .map(authenticated::inherited));
+        .map(|cipher| policy().inherited(cipher)));
     }
     if process::creates_us() {
         return Ok(None); // `relation_created` decides: there may be neither key nor label yet

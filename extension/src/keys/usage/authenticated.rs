@@ -27,22 +27,13 @@ pub(crate) fn default_cipher() -> CipherId {
 /// Whether a new file may have the cipher of another one, which nobody names. It has the default
 /// instead of one that would be refused: nobody has asked for that, and TRUNCATE must work.
 pub(crate) fn may_inherit(cipher: CipherId) -> bool {
-    is_possible(cipher)
-}
-
-/// [`may_inherit`], applied.
-pub(crate) fn inherited(cipher: CipherId) -> CipherId {
-    if may_inherit(cipher) { cipher } else { default_cipher() }
-}
-
-fn is_possible(cipher: CipherId) -> bool {
     PageFormat::of(cipher) != PageFormat::V2 || process::torn_pages_are_restored()
 }
 
 /// Refuses to make a key for authenticated pages if recovery would not restore torn pages.
 /// pg_upgrade takes over keys that exist.
 pub(crate) fn require_untorn_pages(cipher: CipherId) -> Result<()> {
-    if is_possible(cipher) || process::is_binary_upgrade() {
+    if may_inherit(cipher) || process::is_binary_upgrade() {
         return Ok(());
     }
     Err(Report::new(
