@@ -10,6 +10,7 @@ compile_for() {
     export "CC_$name=$2" "AR_$name=$3"
     export "CARGO_TARGET_${name^^}_LINKER=$2"
     export "CARGO_TARGET_${name^^}_RUSTFLAGS=--sysroot $sysroot"
+    export "CARGO_TARGET_${name^^}_RUSTDOCFLAGS=--sysroot $sysroot" # tests in documentation
 }
 
 # compile_for_aarch64: the same for aarch64, by Debian's cross compiler. What is built runs emulated.

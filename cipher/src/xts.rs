@@ -2,18 +2,23 @@
 //!
 //! Ciphertext stealing is in [`crate::stream`]; all other data units are whole blocks.
 //!
-//! Four kernels do the same: VAES on 512-bit and on 256-bit registers, AES instructions on 128-bit
-//! registers, and the `aes` crate for all other CPUs (aarch64 with or without AES instructions,
-//! x86-64 without).
+//! Five kernels do the same: on x86-64 VAES on 512-bit and on 256-bit registers, and AES
+//! instructions on 128-bit registers; on aarch64 its AES instructions; and the `aes` crate for all
+//! other CPUs, also those of x86-64 and aarch64 without AES instructions.
 //! The choice is made once, when a key is expanded.
 
+mod expand;
 pub(crate) mod hashed;
 mod portable;
 
 #[cfg(target_arch = "x86_64")]
 mod aesni;
-#[cfg(target_arch = "x86_64")]
-mod expand;
+#[cfg(target_arch = "aarch64")]
+mod arm;
+#[cfg(target_arch = "aarch64")]
+mod armaes;
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+mod other;
 #[cfg(target_arch = "x86_64")]
 mod vaes256;
 #[cfg(target_arch = "x86_64")]
@@ -28,6 +33,13 @@ use core::fmt;
 use aes::cipher::Array;
 use aes::cipher::consts::{U16, U32, U64};
 
+#[cfg(target_arch = "aarch64")]
+use self::arm::Kernel;
+use self::expand::RoundKeys;
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+use self::other::Kernel;
+#[cfg(target_arch = "x86_64")]
+use self::x86::Kernel;
 use crate::residue::wipe_registers;
 
 /// One AES block.
@@ -62,13 +74,16 @@ pub enum Backend {
     Vaes256,
     /// AES instructions on 128-bit registers (x86-64 with AES-NI, PCLMULQDQ and AVX).
     AesNi,
+    /// AES instructions of aarch64, with PMULL.
+    ArmAes,
     /// The `aes` crate, which detects CPU features itself: AES instructions, or constant-time code.
     Portable,
 }
 
 impl Backend {
     /// Every backend, fastest first.
-    pub const ALL: [Self; 4] = [Self::Vaes512, Self::Vaes256, Self::AesNi, Self::Portable];
+    pub const ALL: [Self; 5] =
+        [Self::Vaes512, Self::Vaes256, Self::AesNi, Self::ArmAes, Self::Portable];
 
     /// The fastest backend of this CPU.
     #[must_use]
@@ -79,17 +94,7 @@ impl Backend {
     /// Whether this CPU can run it.
     #[must_use]
     pub fn is_available(self) -> bool {
-        match self {
-            #[cfg(target_arch = "x86_64")]
-            Self::Vaes512 => x86::Kernel::vaes512().is_some(),
-            #[cfg(target_arch = "x86_64")]
-            Self::Vaes256 => x86::Kernel::vaes256().is_some(),
-            #[cfg(target_arch = "x86_64")]
-            Self::AesNi => x86::Kernel::aesni().is_some(),
-            #[cfg(not(target_arch = "x86_64"))]
-            Self::Vaes512 | Self::Vaes256 | Self::AesNi => false,
-            Self::Portable => true,
-        }
+        self == Self::Portable || Kernel::new(self).is_some()
     }
 
     /// The name used in reports.
@@ -99,6 +104,7 @@ impl Backend {
             Self::Vaes512 => "vaes512",
             Self::Vaes256 => "vaes256",
             Self::AesNi => "aes-ni",
+            Self::ArmAes => "arm-aes",
             Self::Portable => "portable",
         }
     }
@@ -126,10 +132,8 @@ fn multiply_by_x(tweak: u128) -> u128 {
 /// The expanded keys, in the form that the chosen kernel uses.
 #[allow(clippy::large_enum_variant, reason = "lives in place, in a fixed-size cache")]
 pub(crate) enum Schedule {
-    #[cfg(target_arch = "x86_64")]
-    Kernel256(x86::Kernel, expand::RoundKeys<15>),
-    #[cfg(target_arch = "x86_64")]
-    Kernel128(x86::Kernel, expand::RoundKeys<11>),
+    Kernel256(Kernel, RoundKeys<15>),
+    Kernel128(Kernel, RoundKeys<11>),
     Portable256(portable::Keys256),
     Portable128(portable::Keys128),
 }
@@ -139,15 +143,8 @@ impl Schedule {
     /// run `backend`.
     pub(crate) fn new(size: KeySize, bytes: &[u8; 64], backend: Backend) -> Option<Self> {
         match backend {
-            #[cfg(target_arch = "x86_64")]
-            Backend::Vaes512 => x86::Kernel::vaes512().map(|k| Self::with_kernel(size, bytes, k)),
-            #[cfg(target_arch = "x86_64")]
-            Backend::Vaes256 => x86::Kernel::vaes256().map(|k| Self::with_kernel(size, bytes, k)),
-            #[cfg(target_arch = "x86_64")]
-            Backend::AesNi => x86::Kernel::aesni().map(|k| Self::with_kernel(size, bytes, k)),
-            #[cfg(not(target_arch = "x86_64"))]
-            Backend::Vaes512 | Backend::Vaes256 | Backend::AesNi => None,
             Backend::Portable => Some(Self::portable(size, bytes)),
+            _ => Kernel::new(backend).map(|kernel| Self::with_kernel(size, bytes, kernel)),
         }
     }
 
@@ -156,12 +153,11 @@ impl Schedule {
         Self::new(size, bytes, Backend::detect()).unwrap_or_else(|| Self::portable(size, bytes))
     }
 
-    #[cfg(target_arch = "x86_64")]
-    fn with_kernel(size: KeySize, bytes: &[u8; 64], kernel: x86::Kernel) -> Self {
+    fn with_kernel(size: KeySize, bytes: &[u8; 64], kernel: Kernel) -> Self {
         let (data, tweak) = bytes[..size.bytes()].split_at(size.bytes() / 2);
         match size {
-            KeySize::Aes256 => Self::Kernel256(kernel, expand::RoundKeys::new(data, tweak)),
-            KeySize::Aes128 => Self::Kernel128(kernel, expand::RoundKeys::new(data, tweak)),
+            KeySize::Aes256 => Self::Kernel256(kernel, RoundKeys::new(data, tweak)),
+            KeySize::Aes128 => Self::Kernel128(kernel, RoundKeys::new(data, tweak)),
         }
     }
 
@@ -182,7 +178,6 @@ impl Schedule {
 
     pub(crate) fn backend(&self) -> Backend {
         match self {
-            #[cfg(target_arch = "x86_64")]
             Self::Kernel256(kernel, _) | Self::Kernel128(kernel, _) => kernel.backend(),
             Self::Portable256(_) | Self::Portable128(_) => Backend::Portable,
         }
@@ -192,9 +187,7 @@ impl Schedule {
     /// encryption.
     pub(crate) fn run(&self, direction: Direction, tweak: Tweak, unit: &mut [Block]) {
         match self {
-            #[cfg(target_arch = "x86_64")]
             Self::Kernel256(kernel, keys) => kernel.run(direction, keys, tweak, unit),
-            #[cfg(target_arch = "x86_64")]
             Self::Kernel128(kernel, keys) => kernel.run(direction, keys, tweak, unit),
             Self::Portable256(keys) => keys.run(direction, tweak, unit),
             Self::Portable128(keys) => keys.run(direction, tweak, unit),

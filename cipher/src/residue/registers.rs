@@ -121,7 +121,7 @@ mod arm {
 
 #[cfg(test)]
 mod tests {
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    #[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)))]
     #[test]
     fn no_round_key_is_left_in_registers() {
         use std::hint::black_box;
@@ -168,6 +168,29 @@ mod tests {
                     to = in(reg) to, options(nostack, preserves_flags),
                 )
             }
+        }
+    }
+
+    /// Stores the vector registers, except the halves of v8 to v15 that functions must preserve:
+    /// these are the test's own.
+    #[cfg(all(target_arch = "aarch64", not(miri)))]
+    #[allow(unsafe_code, reason = "no safe function reads registers")]
+    #[inline(always)]
+    fn store_registers(registers: &mut [[u8; 64]; 32]) {
+        let to = registers.as_mut_ptr();
+        // SAFETY: every AArch64 CPU that Rust's target allows has these registers, and the array
+        // has room for all of them.
+        unsafe {
+            core::arch::asm!(
+                ".irp i, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, \
+                 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31",
+                "str q\\i, [{to}, #64 * \\i]",
+                ".endr",
+                to = in(reg) to, options(nostack, preserves_flags),
+            )
+        }
+        for register in &mut registers[8..16] {
+            register[..8].fill(0);
         }
     }
 }

@@ -3,8 +3,15 @@
 //! The page is processed in groups of [`GROUP`] bytes. Its first block is hashed, but it is no part
 //! of the data unit: block n of the page is block n - 1 of the unit.
 
+#![cfg_attr(
+    not(any(target_arch = "x86_64", target_arch = "aarch64")),
+    allow(dead_code, reason = "only kernels use it")
+)]
+
 #[cfg(target_arch = "x86_64")]
 pub(super) mod aesni;
+#[cfg(target_arch = "aarch64")]
+pub(super) mod armaes;
 #[cfg(target_arch = "x86_64")]
 pub(super) mod vaes256;
 #[cfg(target_arch = "x86_64")]
@@ -53,7 +60,6 @@ impl Powers {
         powers
     }
 
-    #[cfg(target_arch = "x86_64")]
     #[inline]
     fn last<const COUNT: usize>(&self) -> &[Block; COUNT] {
         const { assert!(COUNT <= POWERS) };
@@ -85,21 +91,15 @@ pub(crate) fn seal<F: FnOnce(Block, &mut Page)>(
     finish: F,
 ) -> Result<(), F> {
     match schedule {
-        #[cfg(target_arch = "x86_64")]
         Schedule::Kernel256(kernel, keys) => {
             kernel.seal_hashed(keys, job, page, late, finish);
             Ok(())
         }
-        #[cfg(target_arch = "x86_64")]
         Schedule::Kernel128(kernel, keys) => {
             kernel.seal_hashed(keys, job, page, late, finish);
             Ok(())
         }
-        Schedule::Portable256(_) | Schedule::Portable128(_) => {
-            // What the other kernels use.
-            let _ = (job.tweak, job.powers, job.context, page, late);
-            Err(finish)
-        }
+        Schedule::Portable256(_) | Schedule::Portable128(_) => Err(finish),
     }
 }
 
@@ -115,20 +115,14 @@ pub(crate) fn open(
     visit: impl FnMut(usize, &mut Page) -> usize,
 ) -> Option<Block> {
     match schedule {
-        #[cfg(target_arch = "x86_64")]
         Schedule::Kernel256(kernel, keys) => Some(kernel.open_hashed(keys, job, page, visit)),
-        #[cfg(target_arch = "x86_64")]
         Schedule::Kernel128(kernel, keys) => Some(kernel.open_hashed(keys, job, page, visit)),
-        Schedule::Portable256(_) | Schedule::Portable128(_) => {
-            let _ = (job, page, visit);
-            None
-        }
+        Schedule::Portable256(_) | Schedule::Portable128(_) => None,
     }
 }
 
 /// The tweak of the block before: the inverse of [`super::multiply_by_x`], with
 /// x^-1 = x^127 + x^6 + x + 1.
-#[cfg(any(target_arch = "x86_64", test))]
 fn divide_by_x(tweak: Tweak) -> Tweak {
     let carry = (tweak & 1).wrapping_neg();
     (tweak >> 1) ^ (carry & (1 << 127 | 0x43))

@@ -20,8 +20,18 @@ enum Width {
 }
 
 impl Kernel {
+    /// That of `backend`; `None` if this CPU cannot run it.
+    pub(crate) fn new(backend: Backend) -> Option<Self> {
+        match backend {
+            Backend::Vaes512 => Self::vaes512(),
+            Backend::Vaes256 => Self::vaes256(),
+            Backend::AesNi => Self::aesni(),
+            Backend::ArmAes | Backend::Portable => None,
+        }
+    }
+
     /// VAES on 512-bit registers.
-    pub(crate) fn vaes512() -> Option<Self> {
+    fn vaes512() -> Option<Self> {
         (Self::aesni().is_some()
             && is_x86_feature_detected!("vaes")
             && is_x86_feature_detected!("vpclmulqdq")
@@ -32,7 +42,7 @@ impl Kernel {
     }
 
     /// VAES on 256-bit registers.
-    pub(crate) fn vaes256() -> Option<Self> {
+    fn vaes256() -> Option<Self> {
         (Self::aesni().is_some()
             && is_x86_feature_detected!("vaes")
             && is_x86_feature_detected!("vpclmulqdq")
@@ -41,7 +51,7 @@ impl Kernel {
     }
 
     /// AES instructions on 128-bit registers, with AVX's three-operand forms.
-    pub(crate) fn aesni() -> Option<Self> {
+    fn aesni() -> Option<Self> {
         (is_x86_feature_detected!("aes")
             && is_x86_feature_detected!("pclmulqdq")
             && is_x86_feature_detected!("avx"))

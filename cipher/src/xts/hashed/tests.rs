@@ -1,3 +1,6 @@
+#[cfg(target_arch = "aarch64")]
+mod stack;
+
 use super::super::{Backend, Direction, KeySize, Schedule, multiply_by_x};
 use super::*;
 use proptest::prelude::*;
@@ -11,6 +14,11 @@ fn reference(key: &Block, context: &Block, page: &Page) -> Block {
 
 fn any_block() -> impl Strategy<Value = Block> {
     prop_oneof![4 => any::<Block>(), 1 => Just([0; 16]), 1 => Just([0xFF; 16])]
+}
+
+/// Those that have a kernel of their own.
+fn kernels() -> impl Iterator<Item = Backend> {
+    Backend::ALL.into_iter().filter(|backend| *backend != Backend::Portable)
 }
 
 proptest! {
@@ -47,7 +55,7 @@ proptest! {
         let mut sealed = changed;
         portable.run(Direction::Encrypt, tweak, sealed[16..].as_chunks_mut().0);
 
-        for backend in [Backend::Vaes512, Backend::Vaes256, Backend::AesNi] {
+        for backend in kernels() {
             let Some(schedule) = Schedule::new(size, &bytes, backend) else { continue };
             let mut page = plain;
             let mut hash = [0; 16];

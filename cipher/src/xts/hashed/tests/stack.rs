@@ -1,0 +1,73 @@
+//! The kernel leaves no key on the stack.
+//!
+//! Not for x86-64: those kernels load by pointers. Builds with debug assertions check these, and
+//! copy what is loaded to the stack for that.
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::hint::black_box;
+use std::os::unix::fs::FileExt;
+
+use super::*;
+use crate::residue::{DEPTH, without_trace};
+
+/// The halves of all round keys and powers, and their sums, by which some kernels multiply.
+fn secrets(schedule: &Schedule, powers: &Powers) -> HashSet<u64> {
+    let Schedule::Kernel256(_, keys) = schedule else { panic!("no kernel for AES-256") };
+    let blocks = keys.seal.iter().chain(&keys.open).chain(&keys.tweak).chain(&powers.0);
+    let halves = blocks.map(|block| {
+        let number = u128::from_ne_bytes(*block);
+        (number as u64, (number >> 64) as u64)
+    });
+    halves.flat_map(|(low, high)| [low, high, low ^ high]).collect()
+}
+
+/// Runs `f` so deep in the stack that [`below`] does not overwrite what it leaves there.
+#[inline(never)]
+fn deeper(f: impl FnOnce()) {
+    let mut room = [0_u8; DEPTH / 2];
+    black_box(&mut room);
+    f();
+    black_box(&mut room);
+}
+
+/// The stack below, as far as it was wiped.
+#[inline(never)]
+fn below() -> Vec<u8> {
+    let here = 0_u64;
+    let mut stack = vec![0; DEPTH];
+    let start = (&raw const here).addr() - stack.len();
+    let memory = File::open("/proc/self/mem").unwrap();
+    memory.read_exact_at(&mut stack, start as u64).unwrap();
+    stack
+}
+
+#[cfg_attr(miri, ignore = "its memory is not the process's")]
+#[test]
+fn no_key_is_left_on_the_stack() {
+    let bytes: [u8; 64] = core::array::from_fn(|at| (at as u8).wrapping_mul(151) ^ 0x5a);
+    let powers = without_trace(|| Powers::new(&core::array::from_fn(|at| at as u8)));
+    let job = Job { tweak: 1, powers: &powers, context: &[2; 16] };
+    let mut page: Page = [3; PAGE_SIZE];
+    for backend in kernels() {
+        let schedule = without_trace(|| Schedule::new(KeySize::Aes256, &bytes, backend));
+        let Some(schedule) = schedule else { continue };
+        let secrets = secrets(&schedule, &powers);
+        let left = |f: &mut dyn FnMut()| {
+            without_trace(|| ()); // what was there before
+            deeper(f);
+            let stack = below();
+            let words = stack.as_chunks().0.iter().map(|word| u64::from_ne_bytes(*word));
+            words.filter(|word| secrets.contains(word)).count()
+        };
+        let unit = page[16..].as_chunks_mut().0;
+        let encrypted = left(&mut || schedule.run(Direction::Encrypt, 1, unit));
+        let decrypted = left(&mut || schedule.run(Direction::Decrypt, 1, unit));
+        let sealed =
+            left(&mut || assert!(seal(&schedule, &job, &mut page, 3..5, |_, _| ()).is_ok()));
+        let opened = left(&mut || _ = open(&schedule, &job, &mut page, |group, _| group + 3));
+        assert_eq!([encrypted, decrypted, sealed, opened], [0; 4], "{backend}");
+        // Proof that the search finds a key.
+        assert_ne!(left(&mut || _ = black_box(powers.0)), 0);
+    }
+}
