@@ -53,16 +53,10 @@ impl Kernel {
         job: &Job<'_>,
         page: &mut Page,
         late: Groups,
-        finish: impl FnOnce(Block, &mut Page),
+        finish: &mut impl FnMut(Block, &mut Page),
     ) {
-        let mut finish = Some(finish);
-        let mut finish = |hash: Block, page: &mut Page| {
-            if let Some(finish) = finish.take() {
-                finish(hash, page);
-            }
-        };
         // SAFETY: as in `run`; the features are the same.
-        unsafe { hashed::armaes::seal(keys, job, page, late, &mut finish) };
+        unsafe { hashed::armaes::seal(keys, job, page, late, finish) };
         // They contain round keys.
         wipe_registers();
     }
@@ -74,10 +68,10 @@ impl Kernel {
         keys: &RoundKeys<N>,
         job: &Job<'_>,
         page: &mut Page,
-        mut visit: impl FnMut(usize, &mut Page) -> usize,
+        visit: &mut impl FnMut(usize, &mut Page) -> usize,
     ) -> Block {
         // SAFETY: as in `run`; the features are the same.
-        let hash = unsafe { hashed::armaes::open(keys, job, page, &mut visit) };
+        let hash = unsafe { hashed::armaes::open(keys, job, page, visit) };
         wipe_registers();
         hash
     }

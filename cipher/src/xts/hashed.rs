@@ -2,6 +2,12 @@
 //!
 //! The page is processed in groups of [`GROUP`] bytes. Its first block is hashed, but it is no part
 //! of the data unit: block n of the page is block n - 1 of the unit.
+//!
+//! Nothing wipes the stack after a page. So in the kernels the functions that load keys or powers
+//! call no others, and are not inlined: otherwise the compiler, or the function that is called, would
+//! store some of the registers on the stack. The closures are references because Rust 1.96 forgets
+//! `inline(never)` of functions with target features where a panic in them would have to drop
+//! something.
 
 #![cfg_attr(
     not(any(target_arch = "x86_64", target_arch = "aarch64")),
@@ -20,6 +26,7 @@ pub(super) mod vaes512;
 #[cfg(test)]
 mod tests;
 
+use core::hint::black_box;
 use core::ops::Range;
 
 use polyval::Polyval;
@@ -92,14 +99,24 @@ pub(crate) fn seal<F: FnOnce(Block, &mut Page)>(
 ) -> Result<(), F> {
     match schedule {
         Schedule::Kernel256(kernel, keys) => {
-            kernel.seal_hashed(keys, job, page, late, finish);
+            kernel.seal_hashed(keys, job, page, late, &mut callable(finish));
             Ok(())
         }
         Schedule::Kernel128(kernel, keys) => {
-            kernel.seal_hashed(keys, job, page, late, finish);
+            kernel.seal_hashed(keys, job, page, late, &mut callable(finish));
             Ok(())
         }
         Schedule::Portable256(_) | Schedule::Portable128(_) => Err(finish),
+    }
+}
+
+/// `finish`, callable by reference. Only the first call does something.
+fn callable(finish: impl FnOnce(Block, &mut Page)) -> impl FnMut(Block, &mut Page) {
+    let mut finish = Some(finish);
+    move |hash, page| {
+        if let Some(finish) = finish.take() {
+            finish(hash, page);
+        }
     }
 }
 
@@ -112,13 +129,21 @@ pub(crate) fn open(
     schedule: &Schedule,
     job: &Job<'_>,
     page: &mut Page,
-    visit: impl FnMut(usize, &mut Page) -> usize,
+    mut visit: impl FnMut(usize, &mut Page) -> usize,
 ) -> Option<Block> {
     match schedule {
-        Schedule::Kernel256(kernel, keys) => Some(kernel.open_hashed(keys, job, page, visit)),
-        Schedule::Kernel128(kernel, keys) => Some(kernel.open_hashed(keys, job, page, visit)),
+        Schedule::Kernel256(kernel, keys) => Some(kernel.open_hashed(keys, job, page, &mut visit)),
+        Schedule::Kernel128(kernel, keys) => Some(kernel.open_hashed(keys, job, page, &mut visit)),
         Schedule::Portable256(_) | Schedule::Portable128(_) => None,
     }
+}
+
+/// References to keys, for a turn of a loop. The compiler must not know that they are the same in
+/// each turn: it would load the keys before the loop, and for want of registers store some on the
+/// stack.
+#[inline]
+fn again<T>(keys: T) -> T {
+    black_box(keys)
 }
 
 /// The tweak of the block before: the inverse of [`super::multiply_by_x`], with

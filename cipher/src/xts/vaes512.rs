@@ -72,7 +72,7 @@ fn run<const SEAL: bool, const N: usize>(
             }
         }
         let [a, b, c, _] = tweaks;
-        let state = run_group::<SEAL, N>(&keys, &[head_tweak, a, b, c], state);
+        let state = run_group::<SEAL, N>(|round| keys[round], &[head_tweak, a, b, c], state);
         if let [a, rest @ ..] = head {
             _mm_storeu_si128(a, _mm512_castsi512_si128(state[0]));
             if let [b, rest @ ..] = rest {
@@ -96,7 +96,7 @@ fn run<const SEAL: bool, const N: usize>(
         for (block, bytes) in state.iter_mut().zip(&*group) {
             *block = _mm512_loadu_si512(bytes);
         }
-        let state = run_group::<SEAL, N>(&keys, &tweaks, state);
+        let state = run_group::<SEAL, N>(|round| keys[round], &tweaks, state);
         for (block, bytes) in state.iter().zip(group) {
             _mm512_storeu_si512(bytes, *block);
         }
@@ -109,25 +109,26 @@ fn run<const SEAL: bool, const N: usize>(
 #[inline]
 #[target_feature(enable = "aes,vaes,avx512f,avx512bw,avx512vbmi,vpclmulqdq")]
 pub(super) fn run_group<const SEAL: bool, const N: usize>(
-    keys: &[__m512i; N],
+    key: impl Fn(usize) -> __m512i,
     tweaks: &[__m512i; WIDTH],
     mut state: [__m512i; WIDTH],
 ) -> [__m512i; WIDTH] {
     for (block, tweak) in state.iter_mut().zip(tweaks) {
-        *block = xor3(*block, *tweak, keys[0]);
+        *block = xor3(*block, *tweak, key(0));
     }
-    for key in &keys[1..N - 1] {
+    for round in 1..N - 1 {
+        let key = key(round);
         for block in &mut state {
             *block = if SEAL {
-                _mm512_aesenc_epi128(*block, *key)
+                _mm512_aesenc_epi128(*block, key)
             } else {
-                _mm512_aesdec_epi128(*block, *key)
+                _mm512_aesdec_epi128(*block, key)
             };
         }
     }
     for (block, tweak) in state.iter_mut().zip(tweaks) {
         // The last round XORs its key anyway: include the tweak in the same instruction.
-        let key = _mm512_xor_si512(keys[N - 1], *tweak);
+        let key = _mm512_xor_si512(key(N - 1), *tweak);
         *block = if SEAL {
             _mm512_aesenclast_epi128(*block, key)
         } else {

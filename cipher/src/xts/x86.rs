@@ -100,7 +100,7 @@ impl Kernel {
         job: &Job<'_>,
         page: &mut Page,
         late: Groups,
-        finish: impl FnOnce(Block, &mut Page),
+        finish: &mut impl FnMut(Block, &mut Page),
     ) {
         // SAFETY: as in `run`; the features are the same.
         unsafe {
@@ -121,7 +121,7 @@ impl Kernel {
         keys: &RoundKeys<N>,
         job: &Job<'_>,
         page: &mut Page,
-        visit: impl FnMut(usize, &mut Page) -> usize,
+        visit: &mut impl FnMut(usize, &mut Page) -> usize,
     ) -> Block {
         // SAFETY: as in `run`; the features are the same.
         let hash = unsafe {

@@ -1,4 +1,5 @@
-//! On 128-bit registers: eight blocks interleaved, two times to a group.
+//! On 128-bit registers: eight blocks interleaved, two times to a group. For what is not inlined,
+//! and for `again`, see [`super`].
 
 use core::arch::x86_64::*;
 
@@ -7,7 +8,7 @@ use safe_unaligned_simd::x86_64::{_mm_loadu_si128, _mm_storeu_si128};
 use super::super::Block;
 use super::super::aesni::{Rounds, encrypt_tweak, load, multiply_by_x, multiply_by_x8};
 use super::super::expand::RoundKeys;
-use super::{BLOCKS, GROUP, GROUPS, Groups, Job, Powers};
+use super::{BLOCKS, GROUP, GROUPS, Groups, Job, Powers, again};
 use crate::layout::Page;
 
 /// Blocks whose rounds are interleaved.
@@ -27,7 +28,7 @@ pub(in super::super) fn seal<const N: usize>(
     job: &Job<'_>,
     page: &mut Page,
     late: Groups,
-    finish: impl FnOnce(Block, &mut Page),
+    finish: &mut impl FnMut(Block, &mut Page),
 ) {
     let mut header: Block = [0; 16];
     header.copy_from_slice(&page[..16]);
@@ -38,7 +39,7 @@ pub(in super::super) fn seal<const N: usize>(
     run::<true>(rounds, job.powers, &mut state, &mut groups[..late.start]);
     for (group, kept) in groups[late.clone()].iter().zip(&mut kept) {
         *kept = state.tweaks;
-        state.hash = hash(state.hash, group.as_chunks().0, job.powers.last::<BLOCKS>());
+        hash_alone::<BLOCKS>(&mut state.hash, group, job.powers);
         for _ in 0..BLOCKS / HALF {
             advance(&mut state.tweaks);
         }
@@ -46,9 +47,7 @@ pub(in super::super) fn seal<const N: usize>(
     run::<true>(rounds, job.powers, &mut state, &mut groups[late.end..]);
     finish(state.hash(), page);
     for (group, tweaks) in page.as_chunks_mut::<GROUP>().0[late].iter_mut().zip(&mut kept) {
-        for half in group.as_chunks_mut().0.as_chunks_mut::<HALF>().0 {
-            run_half::<true>(rounds, tweaks, half);
-        }
+        run_alone::<true>(rounds, tweaks, group);
     }
     page[..16].copy_from_slice(&header);
 }
@@ -58,7 +57,7 @@ pub(in super::super) fn open<const N: usize>(
     keys: &RoundKeys<N>,
     job: &Job<'_>,
     page: &mut Page,
-    mut visit: impl FnMut(usize, &mut Page) -> usize,
+    visit: &mut impl FnMut(usize, &mut Page) -> usize,
 ) -> Block {
     let mut header: Block = [0; 16];
     header.copy_from_slice(&page[..16]);
@@ -68,15 +67,12 @@ pub(in super::super) fn open<const N: usize>(
     while next < GROUPS {
         let groups = page.as_chunks_mut::<GROUP>().0;
         run::<false>(rounds, job.powers, &mut state, &mut groups[done..next]);
-        for half in groups[next].as_chunks_mut().0.as_chunks_mut::<HALF>().0 {
-            run_half::<false>(rounds, &mut state.tweaks, half);
-        }
+        run_alone::<false>(rounds, &mut state.tweaks, &mut groups[next]);
         if next == 0 {
             page[..16].copy_from_slice(&header);
         }
         let after = visit(next, page);
-        let group = &page.as_chunks::<GROUP>().0[next];
-        state.hash = hash(state.hash, group.as_chunks().0, job.powers.last::<BLOCKS>());
+        hash_alone::<BLOCKS>(&mut state.hash, &page.as_chunks::<GROUP>().0[next], job.powers);
         (done, next) = (next + 1, after.max(next + 1));
     }
     let groups = page.as_chunks_mut::<GROUP>().0;
@@ -84,7 +80,7 @@ pub(in super::super) fn open<const N: usize>(
     state.hash()
 }
 
-/// Encrypts or decrypts, and hashes the plaintext. Not inlined, see [`Rounds`].
+/// Encrypts or decrypts, and hashes the plaintext.
 #[inline(never)]
 #[target_feature(enable = "aes,avx,pclmulqdq")]
 fn run<const SEAL: bool>(
@@ -93,9 +89,14 @@ fn run<const SEAL: bool>(
     state: &mut State,
     groups: &mut [[u8; GROUP]],
 ) {
-    let powers = powers.last::<HALF>();
     let halves = groups.as_flattened_mut().as_chunks_mut().0.as_chunks_mut::<HALF>().0;
+    let mut keys = (rounds, powers);
     for i in 0..halves.len() {
+        // In each turn it takes some per cent more time.
+        if i.is_multiple_of(4) {
+            keys = again(keys);
+        }
+        let (rounds, powers) = keys;
         if SEAL {
             state.hash = hash(state.hash, &halves[i], powers);
         }
@@ -110,6 +111,24 @@ fn run<const SEAL: bool>(
     }
 }
 
+/// Encrypts or decrypts, and does not hash.
+#[inline(never)]
+#[target_feature(enable = "aes,avx,pclmulqdq")]
+fn run_alone<const SEAL: bool>(rounds: Rounds<'_>, tweaks: &mut Tweaks, group: &mut [u8; GROUP]) {
+    for half in group.as_chunks_mut().0.as_chunks_mut().0 {
+        run_half::<SEAL>(again(rounds), tweaks, half);
+    }
+}
+
+/// Hashes, `COUNT` blocks at a time.
+#[inline(never)]
+#[target_feature(enable = "avx,pclmulqdq")]
+fn hash_alone<const COUNT: usize>(sum: &mut __m128i, bytes: &[u8], powers: &Powers) {
+    for blocks in bytes.as_chunks().0.as_chunks().0 {
+        *sum = hash::<COUNT>(*sum, blocks, again(powers));
+    }
+}
+
 impl State {
     #[inline]
     #[target_feature(enable = "aes,avx,pclmulqdq")]
@@ -118,9 +137,9 @@ impl State {
         for i in 1..HALF {
             tweaks[i] = multiply_by_x(tweaks[i - 1]);
         }
-        let key = job.powers.last::<1>();
-        let context = core::slice::from_ref(job.context);
-        Self { tweaks, hash: hash(_mm_setzero_si128(), context, key) }
+        let mut hash = _mm_setzero_si128();
+        hash_alone::<1>(&mut hash, job.context, job.powers);
+        Self { tweaks, hash }
     }
 
     #[inline]
@@ -169,15 +188,15 @@ fn run_half<const SEAL: bool>(rounds: Rounds<'_>, tweaks: &mut Tweaks, half: &mu
     }
 }
 
-/// The hash after `blocks`, which are as many as `powers`.
+/// The hash after `blocks`.
 #[inline]
 #[target_feature(enable = "avx,pclmulqdq")]
-fn hash(sum: __m128i, blocks: &[Block], powers: &[Block]) -> __m128i {
+fn hash<const COUNT: usize>(sum: __m128i, blocks: &[Block; COUNT], powers: &Powers) -> __m128i {
     let mut low = _mm_setzero_si128();
     let mut middle = low;
     let mut high = low;
     let mut sum = sum;
-    for (block, power) in blocks.iter().zip(powers) {
+    for (block, power) in blocks.iter().zip(powers.last::<COUNT>()) {
         let power = _mm_loadu_si128(power);
         let block = _mm_xor_si128(_mm_loadu_si128(block), sum);
         sum = _mm_setzero_si128();

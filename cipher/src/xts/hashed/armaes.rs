@@ -1,12 +1,7 @@
-//! With the AES instructions of aarch64: eight blocks interleaved, two times to a group.
-//!
-//! The functions that load keys call no others, and are not inlined. Otherwise the compiler, or the
-//! function that is called, would store some of the registers on the stack, where nothing wipes
-//! them. The closures are references because Rust 1.96 forgets `inline(never)` of functions with
-//! target features where a panic in them would have to drop something.
+//! With the AES instructions of aarch64: eight blocks interleaved, two times to a group. For what is
+//! not inlined, and for `again`, see [`super`].
 
 use core::arch::aarch64::*;
-use core::hint::black_box;
 
 use super::super::Block;
 use super::super::armaes::{
@@ -14,7 +9,7 @@ use super::super::armaes::{
     store,
 };
 use super::super::expand::RoundKeys;
-use super::{GROUP, GROUPS, Groups, Job, Powers, divide_by_x};
+use super::{GROUP, GROUPS, Groups, Job, Powers, again, divide_by_x};
 use crate::layout::Page;
 
 /// What passes from group to group.
@@ -123,14 +118,6 @@ fn hash_alone<const COUNT: usize>(sum: &mut uint8x16_t, bytes: &[u8], powers: &P
     for blocks in bytes.as_chunks().0.as_chunks().0 {
         *sum = hash::<COUNT>(*sum, blocks, again(powers));
     }
-}
-
-/// The references to keys, for a turn of a loop. The compiler must not know that they are the same
-/// in each turn: it would load the keys before the loop, and for want of registers store some on
-/// the stack, where nothing wipes them.
-#[inline]
-fn again<T>(keys: T) -> T {
-    black_box(keys)
 }
 
 impl State {

@@ -1,4 +1,3 @@
-#[cfg(target_arch = "aarch64")]
 mod stack;
 
 use super::super::{Backend, Direction, KeySize, Schedule, multiply_by_x};

@@ -1,4 +1,5 @@
-//! On 256-bit registers: eight registers to a group.
+//! On 256-bit registers: eight registers to a group. For what is not inlined, and for `again`, see
+//! [`super`].
 
 use core::arch::x86_64::*;
 
@@ -9,7 +10,7 @@ use super::super::aesni::{Rounds, encrypt_tweak};
 use super::super::expand::RoundKeys;
 use super::super::vaes256::{Lanes, WIDTH, first_tweaks, multiply_by_x16, run_group};
 use super::aesni::{divide_by_x, reduce};
-use super::{BLOCKS, GROUP, GROUPS, Groups, Job, Powers};
+use super::{BLOCKS, GROUP, GROUPS, Groups, Job, Powers, again};
 use crate::layout::Page;
 
 type Registers = [__m256i; WIDTH];
@@ -26,7 +27,7 @@ pub(in super::super) fn seal<const N: usize>(
     job: &Job<'_>,
     page: &mut Page,
     late: Groups,
-    finish: impl FnOnce(Block, &mut Page),
+    finish: &mut impl FnMut(Block, &mut Page),
 ) {
     let mut header: Block = [0; 16];
     header.copy_from_slice(&page[..16]);
@@ -37,13 +38,13 @@ pub(in super::super) fn seal<const N: usize>(
     run::<true>(rounds, job.powers, &mut state, &mut groups[..late.start]);
     for (group, kept) in groups[late.clone()].iter().zip(&mut kept) {
         *kept = state.tweaks;
-        state.hash = hash(state.hash, group, job.powers);
+        hash_alone(&mut state.hash, group, job.powers);
         advance(&mut state.tweaks);
     }
     run::<true>(rounds, job.powers, &mut state, &mut groups[late.end..]);
     finish(state.hash(), page);
     for (group, tweaks) in page.as_chunks_mut::<GROUP>().0[late].iter_mut().zip(&mut kept) {
-        run_in_place::<true>(rounds, tweaks, group);
+        run_alone::<true>(rounds, tweaks, group);
     }
     page[..16].copy_from_slice(&header);
 }
@@ -53,7 +54,7 @@ pub(in super::super) fn open<const N: usize>(
     keys: &RoundKeys<N>,
     job: &Job<'_>,
     page: &mut Page,
-    mut visit: impl FnMut(usize, &mut Page) -> usize,
+    visit: &mut impl FnMut(usize, &mut Page) -> usize,
 ) -> Block {
     let mut header: Block = [0; 16];
     header.copy_from_slice(&page[..16]);
@@ -63,12 +64,12 @@ pub(in super::super) fn open<const N: usize>(
     while next < GROUPS {
         let groups = page.as_chunks_mut::<GROUP>().0;
         run::<false>(rounds, job.powers, &mut state, &mut groups[done..next]);
-        run_in_place::<false>(rounds, &mut state.tweaks, &mut groups[next]);
+        run_alone::<false>(rounds, &mut state.tweaks, &mut groups[next]);
         if next == 0 {
             page[..16].copy_from_slice(&header);
         }
         let after = visit(next, page);
-        state.hash = hash(state.hash, &page.as_chunks().0[next], job.powers);
+        hash_alone(&mut state.hash, &page.as_chunks().0[next], job.powers);
         (done, next) = (next + 1, after.max(next + 1));
     }
     let groups = page.as_chunks_mut::<GROUP>().0;
@@ -76,7 +77,7 @@ pub(in super::super) fn open<const N: usize>(
     state.hash()
 }
 
-/// Encrypts or decrypts, and hashes the plaintext. Not inlined, see [`Rounds`].
+/// Encrypts or decrypts, and hashes the plaintext.
 #[inline(never)]
 #[target_feature(enable = "aes,vaes,avx2,pclmulqdq,vpclmulqdq")]
 fn run<const SEAL: bool>(
@@ -86,6 +87,7 @@ fn run<const SEAL: bool>(
     groups: &mut [[u8; GROUP]],
 ) {
     for i in 0..groups.len() {
+        let (rounds, powers) = again((rounds, powers));
         if SEAL {
             state.hash = hash(state.hash, &groups[i], powers);
         }
@@ -100,6 +102,23 @@ fn run<const SEAL: bool>(
     }
 }
 
+/// Encrypts or decrypts, and does not hash.
+#[inline(never)]
+#[target_feature(enable = "aes,vaes,avx2,vpclmulqdq")]
+fn run_alone<const SEAL: bool>(
+    rounds: Rounds<'_>,
+    tweaks: &mut Registers,
+    group: &mut [u8; GROUP],
+) {
+    run_in_place::<SEAL>(rounds, tweaks, group);
+}
+
+#[inline(never)]
+#[target_feature(enable = "avx2,pclmulqdq,vpclmulqdq")]
+fn hash_alone(sum: &mut __m128i, group: &[u8; GROUP], powers: &Powers) {
+    *sum = hash(*sum, group, powers);
+}
+
 impl State {
     #[inline]
     #[target_feature(enable = "aes,vaes,avx2,pclmulqdq,vpclmulqdq")]
@@ -108,7 +127,9 @@ impl State {
         // Zeros before the context do not change the hash.
         let mut blocks = [0; GROUP];
         blocks[GROUP - 16..].copy_from_slice(job.context);
-        Self { tweaks, hash: hash(_mm_setzero_si128(), &blocks, job.powers) }
+        let mut hash = _mm_setzero_si128();
+        hash_alone(&mut hash, &blocks, job.powers);
+        Self { tweaks, hash }
     }
 
     #[inline]
@@ -149,6 +170,9 @@ fn run_in_place<const SEAL: bool>(
 }
 
 /// The hash after a group.
+///
+/// Three multiplications for a block (Karatsuba's method), not four: AMD's CPUs do them on the ports
+/// that do AES.
 #[inline]
 #[target_feature(enable = "avx2,pclmulqdq,vpclmulqdq")]
 fn hash(sum: __m128i, group: &[u8; GROUP], powers: &Powers) -> __m128i {
@@ -165,13 +189,20 @@ fn hash(sum: __m128i, group: &[u8; GROUP], powers: &Powers) -> __m128i {
         sum = _mm256_setzero_si256();
         low = _mm256_xor_si256(low, _mm256_clmulepi64_epi128::<0x00>(blocks, powers));
         high = _mm256_xor_si256(high, _mm256_clmulepi64_epi128::<0x11>(blocks, powers));
-        let mixed = _mm256_clmulepi64_epi128::<0x01>(blocks, powers);
-        let mixed = _mm256_xor_si256(mixed, _mm256_clmulepi64_epi128::<0x10>(blocks, powers));
+        let mixed = _mm256_clmulepi64_epi128::<0x00>(add_halves(blocks), add_halves(powers));
         middle = _mm256_xor_si256(middle, mixed);
     }
+    let middle = _mm256_xor_si256(middle, _mm256_xor_si256(low, high));
     let low = _mm256_xor_si256(low, _mm256_bslli_epi128::<8>(middle));
     let high = _mm256_xor_si256(high, _mm256_bsrli_epi128::<8>(middle));
     reduce(fold(low), fold(high))
+}
+
+/// The sum of both halves of each lane, in each half.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn add_halves(blocks: __m256i) -> __m256i {
+    _mm256_xor_si256(blocks, _mm256_shuffle_epi32::<0b01_00_11_10>(blocks))
 }
 
 /// The sum of the two lanes.

@@ -13,7 +13,7 @@ use super::super::expand::RoundKeys;
 use super::super::vaes512::{LANES, WIDTH, multiply_by_powers, multiply_by_x16, run_group, xor3};
 use super::super::{Block, Tweak};
 use super::aesni::{divide_by_x, reduce};
-use super::{BLOCKS, GROUP, GROUPS, Groups, Job, POWERS, Powers};
+use super::{BLOCKS, GROUP, GROUPS, Groups, Job, POWERS, Powers, again};
 use crate::layout::Page;
 
 type Registers = [__m512i; WIDTH];
@@ -30,7 +30,7 @@ pub(in super::super) fn seal<const N: usize>(
     job: &Job<'_>,
     page: &mut Page,
     late: Groups,
-    finish: impl FnOnce(Block, &mut Page),
+    finish: &mut impl FnMut(Block, &mut Page),
 ) {
     let mut header: Block = [0; 16];
     header.copy_from_slice(&page[..16]);
@@ -40,15 +40,13 @@ pub(in super::super) fn seal<const N: usize>(
     run::<true, N>(&keys.seal, job.powers, &mut state, &mut groups[..late.start]);
     for (group, kept) in groups[late.clone()].iter().zip(&mut kept) {
         *kept = state.tweaks;
-        state.hash = hash(state.hash, &read(group), job.powers);
+        hash_alone(&mut state.hash, group, job.powers);
         state.advance();
     }
     run::<true, N>(&keys.seal, job.powers, &mut state, &mut groups[late.end..]);
     finish(state.hash(), page);
-    let keys = broadcast(&keys.seal);
     for (group, tweaks) in page.as_chunks_mut::<GROUP>().0[late].iter_mut().zip(&kept) {
-        let sealed = run_group::<true, N>(&keys, tweaks, read(group));
-        write(group, &sealed);
+        run_alone::<true, N>(&keys.seal, tweaks, group);
     }
     page[..16].copy_from_slice(&header);
 }
@@ -58,7 +56,7 @@ pub(in super::super) fn open<const N: usize>(
     keys: &RoundKeys<N>,
     job: &Job<'_>,
     page: &mut Page,
-    mut visit: impl FnMut(usize, &mut Page) -> usize,
+    visit: &mut impl FnMut(usize, &mut Page) -> usize,
 ) -> Block {
     let mut header: Block = [0; 16];
     header.copy_from_slice(&page[..16]);
@@ -67,14 +65,12 @@ pub(in super::super) fn open<const N: usize>(
     while next < GROUPS {
         let groups = page.as_chunks_mut::<GROUP>().0;
         run::<false, N>(&keys.open, job.powers, &mut state, &mut groups[done..next]);
-        let opened =
-            run_group::<false, N>(&broadcast(&keys.open), &state.tweaks, read(&groups[next]));
-        write(&mut groups[next], &opened);
+        run_alone::<false, N>(&keys.open, &state.tweaks, &mut groups[next]);
         if next == 0 {
             page[..16].copy_from_slice(&header);
         }
         let after = visit(next, page);
-        state.hash = hash(state.hash, &read(&page.as_chunks().0[next]), job.powers);
+        hash_alone(&mut state.hash, &page.as_chunks().0[next], job.powers);
         state.advance();
         (done, next) = (next + 1, after.max(next + 1));
     }
@@ -92,39 +88,58 @@ fn run<const SEAL: bool, const N: usize>(
     state: &mut State,
     groups: &mut [[u8; GROUP]],
 ) {
-    let keys = broadcast(round_keys);
     let mut tweaks = state.tweaks;
     let mut sum = state.hash;
     let (pairs, rest) = groups.as_chunks_mut::<2>();
     for [one, two] in pairs {
+        let (keys, powers) = again((round_keys, powers));
         let [highest, powers @ ..] = registers(powers.last::<POWERS>()) else { break };
         let (powers_of_one, powers_of_two) = powers.split_at(WIDTH - 1);
-        let [first, others @ ..] = run_group_in_place::<SEAL, N>(&keys, &mut tweaks, one);
+        let [first, others @ ..] = run_group_in_place::<SEAL, N>(keys, &mut tweaks, one);
         let mut products = Products::none();
         products.add_all(&others, powers_of_one);
-        let others = run_group_in_place::<SEAL, N>(&keys, &mut tweaks, two);
+        let others = run_group_in_place::<SEAL, N>(again(keys), &mut tweaks, two);
         products.add_all(&others, powers_of_two);
         products.add(add(first, sum), highest);
         sum = products.reduce();
     }
     for group in rest {
-        let plain = run_group_in_place::<SEAL, N>(&keys, &mut tweaks, group);
+        let (keys, powers) = again((round_keys, powers));
+        let plain = run_group_in_place::<SEAL, N>(keys, &mut tweaks, group);
         sum = hash(sum, &plain, powers);
     }
     state.tweaks = tweaks;
     state.hash = sum;
 }
 
+/// Encrypts or decrypts, and does not hash.
+#[inline(never)]
+#[target_feature(enable = "aes,vaes,avx512f,avx512bw,avx512vbmi,vpclmulqdq")]
+fn run_alone<const SEAL: bool, const N: usize>(
+    round_keys: &[Block; N],
+    tweaks: &Registers,
+    group: &mut [u8; GROUP],
+) {
+    let output = run_group::<SEAL, N>(|round| broadcast(&round_keys[round]), tweaks, read(group));
+    write(group, &output);
+}
+
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bw,vpclmulqdq,pclmulqdq")]
+fn hash_alone(sum: &mut __m128i, group: &[u8; GROUP], powers: &Powers) {
+    *sum = hash(*sum, &read(group), powers);
+}
+
 /// Returns the plaintext of the group.
 #[inline]
 #[target_feature(enable = "aes,vaes,avx512f,avx512bw,avx512vbmi,vpclmulqdq")]
 fn run_group_in_place<const SEAL: bool, const N: usize>(
-    keys: &[__m512i; N],
+    round_keys: &[Block; N],
     tweaks: &mut Registers,
     group: &mut [u8; GROUP],
 ) -> Registers {
     let input = read(group);
-    let output = run_group::<SEAL, N>(keys, tweaks, input);
+    let output = run_group::<SEAL, N>(|round| broadcast(&round_keys[round]), tweaks, input);
     write(group, &output);
     for tweak in tweaks {
         *tweak = multiply_by_x16(*tweak);
@@ -145,9 +160,11 @@ impl State {
             *tweaks = multiply_by_powers(first, powers);
         }
         // Zeros before the context do not change the hash.
-        let mut blocks = [_mm512_setzero_si512(); WIDTH];
-        blocks[WIDTH - 1] = _mm512_inserti32x4::<3>(_mm512_setzero_si512(), load(job.context));
-        Self { tweaks, hash: hash(_mm_setzero_si128(), &blocks, job.powers) }
+        let mut blocks = [0; GROUP];
+        blocks[GROUP - 16..].copy_from_slice(job.context);
+        let mut hash = _mm_setzero_si128();
+        hash_alone(&mut hash, &blocks, job.powers);
+        Self { tweaks, hash }
     }
 
     #[inline]
@@ -169,12 +186,8 @@ impl State {
 
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn broadcast<const N: usize>(round_keys: &[Block; N]) -> [__m512i; N] {
-    let mut keys = [_mm512_setzero_si512(); N];
-    for (key, bytes) in keys.iter_mut().zip(round_keys) {
-        *key = _mm512_broadcast_i32x4(load(bytes));
-    }
-    keys
+fn broadcast(key: &Block) -> __m512i {
+    _mm512_broadcast_i32x4(load(key))
 }
 
 #[inline]
