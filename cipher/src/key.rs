@@ -25,6 +25,18 @@ pub enum CipherId {
 }
 
 impl CipherId {
+    /// A number that is higher for the stronger of two ciphers: authentication counts more than the
+    /// length of the key, and approved algorithms more than speed.
+    #[must_use]
+    pub fn strength(self) -> u8 {
+        match self {
+            Self::Aes128Xts => 1,
+            Self::Aes256Xts => 2,
+            Self::Aes256XtsAuth => 3,
+            Self::Aes256XtsHmac => 4,
+        }
+    }
+
     /// Every cipher, in the order of the numbers.
     pub const ALL: [Self; 4] =
         [Self::Aes256Xts, Self::Aes128Xts, Self::Aes256XtsAuth, Self::Aes256XtsHmac];

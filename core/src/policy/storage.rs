@@ -2,9 +2,9 @@
 //!
 //! When the server creates a file it does not say what for. TRUNCATE, REINDEX, SET TABLESPACE and
 //! other commands that replace the storage of a relation have locked that relation. So the policy
-//! of each locked relation is evaluated ([`Policy::asked`]) until one requires encryption
-//! ([`Policy::for_new_file`]). If the file can belong to none of them, its tablespace and database
-//! decide.
+//! of each locked relation is evaluated ([`Policy::asked`]), and the strongest cipher that one of
+//! them requires is taken ([`Policy::for_new_file`]). If the file can belong to none of them, its
+//! tablespace and database decide.
 
 use pagevault_cipher::CipherId;
 use pagevault_keystore::RelFile;
@@ -65,8 +65,8 @@ impl<C: Catalog> Policy<'_, C> {
         }
     }
 
-    /// The cipher of a new file, from what the locked relations require. Evaluation of `answers`
-    /// ends with the first that requires encryption.
+    /// The cipher of a new file, from what the locked relations require: the strongest. Otherwise
+    /// who may TRUNCATE a table could weaken its cipher, by locking tables of their own.
     ///
     /// # Errors
     /// Those of the catalog, and those in `answers`.
@@ -76,15 +76,18 @@ impl<C: Catalog> Policy<'_, C> {
         answers: impl IntoIterator<Item = Result<Answer, C::Error>>,
     ) -> Result<Option<CipherId>, C::Error> {
         let mut may_be_plaintext = false;
+        let mut required: Option<CipherId> = None;
         for answer in answers {
             match answer? {
-                Answer::Encrypted(cipher) => return Ok(Some(cipher)),
+                Answer::Encrypted(cipher) => {
+                    required = required.into_iter().chain([cipher]).max_by_key(|c| c.strength());
+                }
                 Answer::Plaintext => may_be_plaintext = true,
                 Answer::NotApplicable => {}
             }
         }
-        if may_be_plaintext {
-            return Ok(None);
+        if required.is_some() || may_be_plaintext {
+            return Ok(required);
         }
         let wanted = match file.database {
             SHARED => wanted_of_shared(self.catalog),

@@ -148,6 +148,6 @@ pub(crate) fn follow(mark: Mark) -> Result<()> {
 
 pub(super) fn encrypt_if_required(facts: &Facts) -> Result<()> {
     let Some(cipher) = policy().for_altered(&described(facts))? else { return Ok(()) };
-    memo::forget_unencrypted();
+    memo::forget_answers();
     at_once::encrypt(facts.oid, Some(cipher))
 }

@@ -41,7 +41,7 @@ fn begin(file: RelFile, cipher: Option<CipherId>) -> Result<()> {
     let pages = if relation_files::is_empty(file) { Pages::None } else { Pages::Logged };
     match cipher {
         Some(cipher) => {
-            memo::forget_unencrypted();
+            memo::forget_answers();
             if file.database == process::my_database() {
                 pending::note_encryption();
             }
@@ -70,11 +70,10 @@ fn cipher_for_new_storage(file: RelFile) -> Result<Option<CipherId>> {
     policy().for_new_file(file, answers)
 }
 
-/// The answer of a locked relation for a new file. Answers other than "encrypted" are remembered,
-/// because the question is repeated for each file of a command.
+/// The answer of a locked relation for a new file. It is remembered, because the question is
+/// repeated for each file of a command.
 fn answer_of(oid: Oid, file: RelFile) -> Result<Option<Answer>> {
-    let tablespace = file.tablespace.into();
-    if let Some(answer) = memo::unencrypted(oid, tablespace) {
+    if let Some(answer) = memo::answer(oid, file) {
         return Ok(Some(answer));
     }
     let moment = memo::moment();
@@ -83,7 +82,7 @@ fn answer_of(oid: Oid, file: RelFile) -> Result<Option<Answer>> {
         return Ok(None); // being created: decided when its kind is known
     }
     let answer = policy().asked(&described(&locked), file)?;
-    memo::set_unencrypted(moment, oid, tablespace, answer);
+    memo::set_answer(moment, oid, locked.file, file, answer);
     Ok(Some(answer))
 }
 

@@ -9,7 +9,9 @@
 
 use std::collections::HashMap;
 
+use pagevault_cipher::CipherId;
 use pagevault_core::policy::storage::Answer;
+use pagevault_keystore::RelFile;
 use pgrx::pg_sys::Oid;
 
 use super::label::{self, Label};
@@ -20,13 +22,13 @@ use crate::pg::relation;
 use crate::pg::report::Result;
 use crate::shmem;
 
-/// Validity of cached facts: one subtransaction, one value of `pagevault.default_encryption`, and
-/// no change of a label.
-pub(crate) type Moment = ((u32, u32), bool, u32);
+/// Validity of cached facts: one subtransaction, one value of `pagevault.default_encryption` and of
+/// `pagevault.cipher`, and no change of a label.
+pub(crate) type Moment = ((u32, u32), bool, Option<CipherId>, u32);
 
 /// The present moment. Facts that are looked up after this call may be cached for it.
 pub(crate) fn moment() -> Moment {
-    (process::transaction(), guc::default_encryption(), shmem::label_changes())
+    (process::transaction(), guc::default_encryption(), guc::cipher(), shmem::label_changes())
 }
 
 #[derive(Default)]
@@ -35,8 +37,8 @@ struct Memo {
     labels: HashMap<Object, Option<Label>>,
     parents: HashMap<Oid, Option<Oid>>,
     owners: HashMap<Oid, Option<Oid>>,
-    /// Answers of locked relations about files in a tablespace, except "encrypted".
-    unencrypted: HashMap<Oid, (Oid, Answer)>,
+    /// Answers of locked relations about new files in a tablespace, with the file of the relation.
+    answers: HashMap<Oid, (Oid, RelFile, Answer)>,
 }
 
 static MEMO: ProcessLocal<Option<Memo>> = ProcessLocal::new(None);
@@ -52,35 +54,39 @@ pub(crate) fn forget_relation(oid: Oid) {
         if let Some(memo) = memo {
             memo.parents.remove(&oid);
             memo.owners.remove(&oid);
-            memo.unencrypted.remove(&oid);
+            memo.answers.remove(&oid);
         }
     });
 }
 
 /// Called when this session has encrypted a file, perhaps of a relation with a cached answer.
-pub(crate) fn forget_unencrypted() {
+pub(crate) fn forget_answers() {
     MEMO.with(|memo| {
         if let Some(memo) = memo {
-            memo.unencrypted.clear();
+            memo.answers.clear();
         }
     });
 }
 
-/// The cached answer of a locked relation about new files in a tablespace, if it is not
-/// "encrypted".
-pub(crate) fn unencrypted(relation: Oid, tablespace: Oid) -> Option<Answer> {
+/// The cached answer of a locked relation about a new file, which is not its present one.
+pub(crate) fn answer(relation: Oid, file: RelFile) -> Option<Answer> {
     let of = moment();
     MEMO.with(|memo| {
         let memo = memo.as_ref().filter(|memo| memo.of == of)?;
-        memo.unencrypted.get(&relation).filter(|(space, _)| *space == tablespace).map(|(_, a)| *a)
+        let (tablespace, present, answer) = memo.answers.get(&relation)?;
+        (*tablespace == Oid::from(file.tablespace) && *present != file).then_some(*answer)
     })
 }
 
-/// Caches the answer for [`unencrypted`], which was found since `of`.
-pub(crate) fn set_unencrypted(of: Moment, relation: Oid, tablespace: Oid, answer: Answer) {
-    if !matches!(answer, Answer::Encrypted(_)) {
-        put(of, |memo| memo.unencrypted.insert(relation, (tablespace, answer)));
-    }
+/// Caches the answer for [`answer`], which was found since `of`; `present`: the relation's file.
+pub(crate) fn set_answer(
+    of: Moment,
+    relation: Oid,
+    present: RelFile,
+    new: RelFile,
+    answer: Answer,
+) {
+    put(of, |memo| memo.answers.insert(relation, (new.tablespace.into(), present, answer)));
 }
 
 /// The label of an object.
