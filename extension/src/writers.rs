@@ -153,18 +153,6 @@ impl Others {
     }
 }
 
-/// Waits at most `limit` for processes that write a page of this file. False if some still do.
-pub(crate) fn are_done_within(limit: Duration, file: u32) -> bool {
-    let mut others = Others::at(Activity::Writing, Some(file));
-    while !others.are_done() {
-        if others.since.elapsed() >= limit {
-            return false;
-        }
-        process::sleep(Duration::from_millis(1));
-    }
-    true
-}
-
 /// Waits for all processes that may have looked up the keys of a file, or of any file, before their
 /// last change, and are still using the result.
 ///

@@ -55,6 +55,8 @@ pub enum BeginResult {
     Nothing,
     /// Another transaction may change the policy.
     Undecided,
+    /// A process is writing a page of the file.
+    Busy,
     /// This file has to be read by [`Storage::look`] first.
     NeedsLook(RelFile),
 }
@@ -300,6 +302,7 @@ impl FileState {
                 BeginResult::Target(target) => (Self::Writers { target }, StepResult::Done),
                 BeginResult::Nothing => ended(End::Nothing),
                 BeginResult::Undecided => (*self, StepResult::Waits(WaitsFor::Labeller)),
+                BeginResult::Busy => (*self, StepResult::Waits(WaitsFor::Writers)),
                 BeginResult::NeedsLook(file) => {
                     (Self::Look { file, at: Place::START }, StepResult::Done)
                 }

@@ -67,6 +67,27 @@ pub(crate) fn flush_files(files: &[RelFile]) {
     unsafe { pg_sys::FlushRelationsAllBuffers(open.as_mut_ptr(), open.len() as i32) };
 }
 
+/// Writes the dirty pages of these files, and syncs what exists of them. Not in a critical section.
+pub(crate) fn flush_and_sync_files(files: &[RelFile]) {
+    flush_files(files);
+    sync_files(files);
+}
+
+/// Syncs what exists of these files. Not in a critical section.
+pub(crate) fn sync_files(files: &[RelFile]) {
+    for smgr in open(files) {
+        for fork in 0..=pg_sys::ForkNumber::INIT_FORKNUM {
+            // SAFETY: an open storage manager object, and a fork that exists (`mdimmedsync`, md.c,
+            // opens all segments).
+            unsafe {
+                if pg_sys::smgrexists(smgr, fork) {
+                    pg_sys::smgrimmedsync(smgr, fork);
+                }
+            }
+        }
+    }
+}
+
 /// Writes the dirty pages of these files and drops all their buffers. No other process uses the
 /// files.
 pub(crate) fn flush_and_drop_files(files: &[RelFile]) {

@@ -19,8 +19,9 @@ pub(crate) fn request_sync(scope: Scope) {
 }
 
 /// While this lives, no checkpoint writes its record: none that begins meanwhile, and none that
-/// has begun (`CreateCheckPoint`, xlog.c). In a transaction. No shared buffer may be changed
-/// meanwhile, because `MarkBufferDirtyHint` (bufmgr.c) sets and clears the same flag.
+/// has begun, unless it has passed its last look at these flags (`CreateCheckPoint`, xlog.c). In a
+/// transaction. No shared buffer may be changed meanwhile, because `MarkBufferDirtyHint` (bufmgr.c)
+/// sets and clears the same flag.
 pub(crate) struct CheckpointDelay(());
 
 const DELAY: i32 = (pg_sys::DELAY_CHKPT_START | pg_sys::DELAY_CHKPT_COMPLETE) as i32;

@@ -272,6 +272,24 @@ impl<'a> Online<'a> {
         }
     }
 
+    /// Whether the processes have ended that were writing a page of the file when this was first
+    /// asked. One that exceeds the timeout is named in the server log.
+    fn nobody_writes(&mut self, file: RelFile) -> bool {
+        let at = || Others::at(Activity::Writing, Some(file.relation));
+        let others = self.others.get_or_insert_with(at);
+        if others.are_done() {
+            return true;
+        }
+        if others.take_too_long() {
+            in_transaction(|| {
+                others.report().send(PgLogLevel::LOG);
+                Ok(())
+            });
+            self.others = Some(at());
+        }
+        false
+    }
+
     /// Decides what the job has to do with the relation and switches its key, in one transaction.
     fn switch(&self, looked_at: Option<RelFile>, all: &mut bool) -> Result<BeginResult> {
         if self.job.kind == JobKind::Decrypt {
@@ -361,6 +379,14 @@ impl Storage for Online<'_> {
     }
 
     fn begin(&mut self, looked_at: Option<RelFile>) -> Result<BeginResult> {
+        // The switch flushes the file, and would wait for these with locks held.
+        let file = match self.job.kind {
+            JobKind::Decrypt => in_transaction(|| Ok(Held::open(self.oid).map(|held| held.file()))),
+            _ => looked_at,
+        };
+        if file.is_some_and(|file| !self.nobody_writes(file)) {
+            return Ok(BeginResult::Busy);
+        }
         self.others = None;
         let mut all = false;
         let begun = in_transaction(|| self.switch(looked_at, &mut all));
@@ -377,23 +403,13 @@ impl Storage for Online<'_> {
         Ok(more)
     }
 
-    /// Like [`file::await_writers`], but without any lock. A writer that exceeds the timeout is
-    /// named in the server log.
+    /// Like [`file::await_writers`], but without any lock.
     fn writers_are_done(&mut self, target: Target) -> Result<bool> {
-        let at = || Others::at(Activity::Writing, Some(target.file.relation));
-        let others = self.others.get_or_insert_with(at);
-        if others.are_done() {
+        let done = self.nobody_writes(target.file);
+        if done {
             fault::point("rekey.barrier_passed");
-            return Ok(true);
         }
-        if others.take_too_long() {
-            in_transaction(|| {
-                others.report().send(PgLogLevel::LOG);
-                Ok(())
-            });
-            self.others = Some(at());
-        }
-        Ok(false)
+        Ok(done)
     }
 
     fn rewrite(&mut self, target: Target, fork: Fork, blocks: Range<u32>) -> Result<Batch> {

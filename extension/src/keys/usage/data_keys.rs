@@ -1,7 +1,5 @@
 //! Data keys: creating them, wrapping and rewrapping them with database keys.
 
-use std::time::Duration;
-
 use pagevault_cipher::residue::without_trace;
 use pagevault_cipher::wrap::{self, WrapError, WrapKey};
 use pagevault_cipher::{CipherId, DataKey, DataKeyVersion, KeyVersion, Lsn};
@@ -17,7 +15,8 @@ use crate::pg::checkpoint::CheckpointDelay;
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result, internal};
 use crate::pg::{buffers, process, wal};
-use crate::{keystore_dir, shmem, writers};
+use crate::writers::{self, Activity};
+use crate::{keystore_dir, shmem};
 
 /// The scope whose database key wraps new data keys of a database: the database itself if it has a
 /// key, otherwise the cluster.
@@ -112,16 +111,23 @@ impl Pages {
     /// keystore does not know the new key (`extractPageMap`, parsexlog.c, reads WAL from that
     /// record, not from its redo pointer). Redo does the same (`page::proven`).
     ///
-    /// Does without if a write of such a page hangs, because the write would be waited for here
-    /// with locks held.
-    fn before_switch(self, file: RelFile) -> Option<CheckpointDelay> {
-        const LIMIT: Duration = Duration::from_secs(1);
-        if self != Pages::Logged || !writers::are_done_within(LIMIT, file.relation) {
-            return None;
+    /// The pages are synced, because the switch is durable: recovery after a power cut would write
+    /// those that were lost under the new state.
+    ///
+    /// # Errors
+    /// If a process takes too long to write a page of the file. Raises ERROR if this session is
+    /// cancelled.
+    fn before_switch(self, file: RelFile) -> Result<Option<CheckpointDelay>> {
+        if self != Pages::Logged {
+            return Ok(None);
         }
+        // Flushing would wait for it without being cancelled.
+        writers::await_others(Activity::Writing, Some(file.relation))?;
+        // What is written already need not be synced while checkpoints wait.
+        buffers::sync_files(&[file]);
         let delay = CheckpointDelay::begin();
-        buffers::flush_files(&[file]);
-        Some(delay)
+        buffers::flush_and_sync_files(&[file]);
+        Ok(Some(delay))
     }
 }
 
@@ -149,7 +155,7 @@ fn make_version(
 ) -> Result<Lsn> {
     authenticated::require_untorn_pages(cipher)?;
     refused::require_usable(wrapping_scope(file.database)?)?;
-    let delay = pages.before_switch(file);
+    let delay = pages.before_switch(file)?;
     let lock = KeystoreLock::acquire();
     let directory = &shmem::required()?.directory;
     let version = match directory.find(file)? {
@@ -182,7 +188,7 @@ pub(crate) fn write_plaintext(file: RelFile, pages: Pages) -> Result<()> {
     if !directory::is_sealed(file) {
         return Ok(());
     }
-    let delay = pages.before_switch(file);
+    let delay = pages.before_switch(file)?;
     let lock = KeystoreLock::acquire();
     let directory = &shmem::required()?.directory;
     let Some(slot) = directory.find(file)? else { return Ok(()) };
