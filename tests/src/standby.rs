@@ -144,6 +144,23 @@ pub fn wait_for(standby: &Cluster, primary: &Cluster) -> Result<()> {
     standby.eventually(&format!("SELECT pg_last_wal_replay_lsn() >= '{end}'"), "t")
 }
 
+/// Has the stopped `target` follow `source`, from which its timeline has parted (`pg_rewind`), and
+/// starts it.
+///
+/// # Errors
+/// When `pg_rewind` fails, or the server does not start.
+pub fn rewind(target: &Cluster, source: &Cluster) -> Result<()> {
+    let mut rewind = target.program("pg_rewind");
+    rewind.arg("--target-pgdata").arg(target.data_directory());
+    rewind.arg(format!(
+        "--source-server=host={} user=postgres dbname=postgres",
+        source.directory().display()
+    ));
+    run(&mut rewind)?;
+    Standby::default().follow(target, source)?;
+    target.start_server()
+}
+
 impl Cluster {
     /// Stock `pg_basebackup` into `target`, with these options.
     ///

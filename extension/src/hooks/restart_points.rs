@@ -9,17 +9,25 @@
 //! to pages that do not exist is not used as a restart point (`RecoveryRestartPoint`, xlog.c, calls
 //! `XLogHaveInvalidPages`, xlogutils.c; 15 to 18). So we add such a reference while the record is
 //! replayed, and remove it afterwards: at consistency PostgreSQL would report it as damage.
+//!
+//! `pg_rewind` begins at the last checkpoint record in the WAL of its target (`findLastCheckpoint`,
+//! parsexlog.c), whether or not that was a restart point, and relies on it that pages which were
+//! changed before are on disk. So at consistency, when no key is missing any more, all dirty pages
+//! are written if a record was not used.
 
 use pgrx::pg_sys;
 
 use super::smgr;
-use crate::page::{placeholders, undecided};
+use crate::page::{placeholders, proven, undecided};
 use crate::pg::compat;
 use crate::pg::process::{self, ProcessLocal};
 
 type Redo = unsafe extern "C-unwind" fn(*mut pg_sys::XLogReaderState);
 
 static PREVIOUS: ProcessLocal<Option<Redo>> = ProcessLocal::new(None);
+
+/// Whether a checkpoint record was not used.
+static SUPPRESSED: ProcessLocal<bool> = ProcessLocal::new(false);
 
 /// Replaces `xlog_redo`; from `_PG_init`.
 pub(crate) fn install() {
@@ -49,8 +57,17 @@ unsafe extern "C-unwind" fn redo(record: *mut pg_sys::XLogReaderState) {
         };
         next(record);
         if let Some(file) = missing {
+            SUPPRESSED.set(true);
             pg_sys::panic::pgrx_extern_c_guard(|| compat::forget_missing_page(file));
         }
+    }
+}
+
+/// At consistency: writes what a restart point would have written.
+pub(crate) fn make_up() {
+    if SUPPRESSED.get() {
+        proven::write_all();
+        SUPPRESSED.set(false);
     }
 }
 

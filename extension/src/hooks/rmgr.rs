@@ -7,7 +7,7 @@
 use pagevault_keystore::{Lsn, batch};
 use pgrx::{PgSqlErrorCode, pg_guard, pg_sys};
 
-use super::{proof, smgr};
+use super::{proof, restart_points, smgr};
 use crate::keys::redo as key_redo;
 use crate::keys::usage::destruction;
 use crate::page::{placeholders, proven, undecided};
@@ -101,6 +101,7 @@ fn require_no_missing_key() {
     placeholders::require_none(smgr::version_on_disk);
     undecided::judge(smgr::is_authentic_on_disk);
     proven::write();
+    restart_points::make_up();
 }
 
 /// Contract: startup process, when all WAL is replayed, before the checkpoint that ends recovery.

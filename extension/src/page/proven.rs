@@ -7,14 +7,14 @@
 //! not need that: they find the pages in shared buffers.
 //!
 //! When a file is switched to another key, or to plaintext, its dirty pages are written under the
-//! state before, as on the primary (`data_keys::Pages::before_switch`).
+//! state before, and synced, as on the primary (`data_keys::Pages::before_switch`).
 
 use pagevault_keystore::{Record, RelFile};
 
 use super::io;
-use crate::pg::buffers;
 use crate::pg::compat::{SHARED_BACKEND, SmgrFile};
 use crate::pg::process::{self, ProcessLocal};
+use crate::pg::{buffers, relation_files};
 
 /// Each of these files is opened.
 pub(super) const AT_ONCE: usize = 100;
@@ -37,13 +37,12 @@ pub(crate) fn replaying(records: &[Record]) {
     if !process::is_not_consistent_yet() {
         write();
     }
-    if !process::is_not_consistent_yet() || process::is_after_own_crash() {
-        let switched = records.iter().filter_map(|record| match record {
-            Record::Rewriting { file, done: false, .. } => Some(*file),
-            _ => None,
-        });
-        flush(switched.collect());
-    }
+    let switched = records.iter().filter_map(|record| match record {
+        Record::Rewriting { file, done: false, .. } => Some(*file),
+        _ => None,
+    });
+    let switched = usable(switched.collect());
+    switched.chunks(AT_ONCE).for_each(buffers::flush_and_sync_files);
 }
 
 /// Writes the dirty pages of files that were proven until now. Not where the key is locked or
@@ -52,7 +51,21 @@ pub(crate) fn write() {
     flush(NOT_WRITTEN.with(std::mem::take));
 }
 
-fn flush(mut files: Vec<RelFile>) {
+/// Writes the dirty pages of all files.
+pub(crate) fn write_all() {
+    let dirty = (0..buffers::count()).filter_map(buffers::dirty);
+    let mut files: Vec<_> = dirty.map(|(file, _, _)| file).collect();
+    files.sort_unstable();
+    files.dedup();
+    files.retain(|file| relation_files::may_exist(*file));
+    flush(files);
+}
+
+fn flush(files: Vec<RelFile>) {
+    usable(files).chunks(AT_ONCE).for_each(buffers::flush_files);
+}
+
+fn usable(mut files: Vec<RelFile>) -> Vec<RelFile> {
     files.retain(|&file| io::check_usable(SmgrFile { file, backend: SHARED_BACKEND }).is_ok());
-    files.chunks(AT_ONCE).for_each(buffers::flush_files);
+    files
 }

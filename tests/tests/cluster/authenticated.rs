@@ -5,7 +5,8 @@ use anyhow::{Context, Result, ensure};
 use pagevault_tests::backup::Backup;
 use pagevault_tests::datafile::DataFile;
 use pagevault_tests::errors::SqlError;
-use pagevault_tests::{Cluster, KeyFile, Settings, StopMode};
+use pagevault_tests::standby::{rewind, standby_of, wait_for};
+use pagevault_tests::{Cluster, KeyFile, Settings, Standby, StopMode};
 
 const CIPHERS: [&str; 2] = ["aes-256-xts-auth", "aes-256-xts-hmac"];
 
@@ -247,6 +248,33 @@ fn auto_authenticates_where_it_can() -> Result<()> {
     cluster.finish()
 }
 
+/// When a file is created, nobody knows for which of the relations that the transaction has locked.
+/// Who may only TRUNCATE a table must not give it the cipher of their own ones.
+#[test]
+fn the_strongest_cipher_of_locked_relations() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.sql(
+        "CREATE TABLE strong (id int);
+         SECURITY LABEL FOR pagevault ON TABLE strong IS 'encrypted aes-256-xts-auth';
+         CREATE INDEX ON strong (id);
+         CREATE ROLE u; GRANT CREATE ON SCHEMA public TO u; GRANT TRUNCATE ON strong TO u",
+    )?;
+    let (mut tables, mut locks) = (String::new(), String::new());
+    for i in 0..40 {
+        tables += &format!(
+            "CREATE TABLE weak{i} (); SECURITY LABEL FOR pagevault ON TABLE weak{i} IS 'encrypted aes-128-xts';"
+        );
+        locks += &format!("LOCK TABLE weak{i} IN ACCESS EXCLUSIVE MODE;");
+    }
+    cluster.sql(&format!("SET ROLE u; {tables}"))?;
+    cluster.sql(&format!("SET ROLE u; BEGIN; {locks} TRUNCATE strong; COMMIT"))?;
+    cluster.sql("TRUNCATE weak0, strong")?;
+    let ciphers = "SELECT string_agg(DISTINCT cipher, ' ') FROM pagevault.relations
+        WHERE relation::text LIKE 'strong%'";
+    ensure!(cluster.text(ciphers)? == CIPHERS[0], "{}", cluster.text(ciphers)?);
+    cluster.finish()
+}
+
 /// A hash index with a bucket of several pages. Returns the block of the first one.
 fn hash_index(cluster: &Cluster) -> Result<u32> {
     cluster.sql(
@@ -316,6 +344,54 @@ fn a_torn_page_that_redo_reads_before_its_image() -> Result<()> {
     let failures = "SELECT decrypt_failures FROM pagevault.stats WHERE kind = 'relation'";
     ensure!(cluster.text(failures)? == "0");
     cluster.finish()
+}
+
+/// While redo has a torn page to judge, checkpoint records are not used as restart points. pg_rewind
+/// does not know that, and relies on it that pages changed before the last one are on disk.
+#[test]
+fn a_standby_that_had_a_torn_page_is_rewound() -> Result<()> {
+    let (mut a, _keys) = Cluster::with_keys(&hash_settings().conf("wal_keep_size = 1GB"))?;
+    let bucket = hash_index(&a)?;
+    a.sql("CREATE TABLE t AS SELECT i AS id, 0 AS v FROM generate_series(1, 1000) i")?;
+    a.sql("VACUUM t")?;
+    let mut b = standby_of(&a, &[])?;
+    let backup = Backup::begin_with_files(&a)?;
+    a.sql("VACUUM (INDEX_CLEANUP on, TRUNCATE off) h")?;
+    a.sql("DELETE FROM h WHERE n < 3")?;
+    // The first scan notes in the page which entries are dead.
+    rows_by_index(&a)?;
+    a.sql("UPDATE t SET v = 1; CHECKPOINT; SELECT pg_logical_emit_message(true, '', '')")?;
+    wait_for(&b, &a)?;
+    b.stop(StopMode::Fast)?;
+    a.sql("SELECT pg_logical_emit_message(true, '', '')")?;
+    let path = a.text("SELECT pg_relation_filepath('hk')")?;
+    let mut ahead = backup.end()?;
+    for cluster in [&mut a, &mut b, &mut ahead] {
+        for text in ["could not", "terminating walreceiver", "connection to client lost"] {
+            cluster.allow_log(text);
+        }
+    }
+    let files = DataFile::find(&ahead.data_directory().join(path))?;
+    files.first().context("a file")?.flip_bit(bucket, 5000, 1)?;
+    ahead.append_conf("shared_buffers = 128MB\nlog_min_messages = debug2")?;
+    Standby::default().follow(&ahead, &a)?;
+    ahead.start_server()?;
+    wait_for(&ahead, &a)?;
+    ensure!(ahead.log().contains("could not record restart point"));
+    a.without_witness("it is lost");
+    ahead.without_witness("pg_rewind takes its WAL away");
+    a.kill()?;
+    ahead.stop(StopMode::Fast)?;
+    b.start_server()?;
+    b.promote()?;
+    b.sql("CHECKPOINT")?;
+    rewind(&ahead, &b)?;
+    wait_for(&ahead, &b)?;
+    let sum = "SELECT count(*) || ' ' || sum(v) FROM t";
+    ensure!(ahead.text(sum)? == "1000 1000", "{}", ahead.text(sum)?);
+    ensure!(rows_by_index(&ahead)? == rows_by_index(&b)?);
+    ahead.finish()?;
+    b.finish()
 }
 
 /// A page that nothing restores ends recovery, and nothing is lost when the right one is there.

@@ -2,8 +2,8 @@
 //! encrypted pages only, or that it does not any more, or of which keys.
 
 use anyhow::{Context, Result, ensure};
-use pagevault_tests::installation::run;
-use pagevault_tests::standby::{standby_of, wait_for};
+use pagevault_tests::backup::Backup;
+use pagevault_tests::standby::{rewind, standby_of, wait_for};
 use pagevault_tests::{Cluster, Settings, Standby, StopMode};
 
 use super::{cluster, is_sealed_only, read_again, wait};
@@ -21,19 +21,6 @@ fn change(cluster: &Cluster) -> Result<()> {
         ))?;
     }
     Ok(())
-}
-
-/// Has the stopped server follow the other one, from which it has parted.
-fn rewind(target: &Cluster, source: &Cluster) -> Result<()> {
-    let mut rewind = target.program("pg_rewind");
-    rewind.arg("--target-pgdata").arg(target.data_directory());
-    rewind.arg(format!(
-        "--source-server=host={} user=postgres dbname=postgres",
-        source.directory().display()
-    ));
-    run(&mut rewind)?;
-    Standby::default().follow(target, source)?;
-    target.start_server()
 }
 
 #[test]
@@ -206,6 +193,79 @@ fn a_standby_ahead_of_the_promoted_one_follows() -> Result<()> {
         has_all(&ahead, &b, &rows).with_context(|| change.to_owned())?;
         ahead.finish()?;
         b.finish()?;
+    }
+    Ok(())
+}
+
+/// The same of one that was restored from a backup, and was not consistent yet when it replayed the
+/// switch.
+#[test]
+fn a_restored_standby_ahead_of_the_promoted_one_follows() -> Result<()> {
+    for change in ["rotate_data_key", "decrypt"] {
+        let (mut a, _keys) = cluster(&settings())?;
+        let mut b = standby_of(&a, &[])?;
+        allow_what_failovers_say([&mut a, &mut b]);
+        a.sql("VACUUM t")?;
+        let backup = Backup::begin_with_files(&a)?;
+        a.sql("UPDATE t SET id = id WHERE id > 900; CHECKPOINT")?;
+        a.sql("SELECT pg_logical_emit_message(true, '', '')")?;
+        wait_for(&b, &a)?;
+        let rows = a.text("SELECT count(*) || ' ' || sum(id) FROM t")?;
+        b.stop(StopMode::Fast)?;
+        a.stop_at("rekey.switched")?;
+        a.sql(&format!("SELECT pagevault.{change}('t')"))?;
+        a.stopped_at("rekey.switched")?;
+        let mut ahead = backup.end()?;
+        Standby::default().follow(&ahead, &a)?;
+        ahead.start_server()?;
+        allow_what_failovers_say([&mut ahead, &mut a]);
+        wait_for(&ahead, &a)?;
+        // Writes what it has in shared buffers.
+        ahead.sql("CHECKPOINT")?;
+        a.without_witness("it is lost");
+        ahead.without_witness("pg_rewind takes its WAL away");
+        a.kill()?;
+        ahead.stop(StopMode::Fast)?;
+        b.start_server()?;
+        b.promote()?;
+        b.sql("CHECKPOINT")?;
+        rewind(&ahead, &b)?;
+        has_all(&ahead, &b, &rows).with_context(|| change.to_owned())?;
+        ahead.finish()?;
+        b.finish()?;
+    }
+    Ok(())
+}
+
+/// A job does not switch a file while a process is writing one of its pages: it could not write the
+/// others before.
+#[test]
+fn a_job_waits_for_a_write_before_it_switches() -> Result<()> {
+    for change in ["rotate_data_key", "decrypt"] {
+        let (a, _keys) = cluster(&settings())?;
+        let version = "SELECT pagevault.is_encrypted('t') || ' ' || max(data_key_version)
+            FROM pagevault.relations WHERE relation = 't'::regclass";
+        let before = a.text(version)?;
+        a.sql("CHECKPOINT; UPDATE t SET id = id WHERE id > 900")?;
+        let file = a.text("SELECT pg_relation_filenode('t')")?;
+        a.stop_at(&format!("page.writing {file}"))?;
+        std::thread::scope(|threads| -> Result<()> {
+            let checkpoint = threads.spawn(|| a.sql("CHECKPOINT"));
+            let writer = a.stopped_at("page.writing")?;
+            a.sql(&format!("SELECT pagevault.{change}('t')"))?;
+            let waits = format!(
+                "SELECT count(*) > 0 FROM pg_stat_activity WHERE backend_type = 'pagevault rekey'
+                 AND query LIKE 'pagevault:%waits for process {}'",
+                writer.as_raw_nonzero()
+            );
+            a.eventually(&waits, "t")?;
+            ensure!(a.text(version)? == before, "{change}: switched");
+            a.resume();
+            checkpoint.join().map_err(|_| anyhow::anyhow!("the checkpoint"))?
+        })?;
+        a.sql("SELECT pagevault.wait_for_rekey('t')")?;
+        ensure!(a.text(version)? != before, "{change}");
+        a.finish()?;
     }
     Ok(())
 }
