@@ -4,10 +4,10 @@
 //! of the data unit: block n of the page is block n - 1 of the unit.
 //!
 //! Nothing wipes the stack after a page. So in the kernels the functions that load keys or powers
-//! call no others, and are not inlined: otherwise the compiler, or the function that is called, would
-//! store some of the registers on the stack. The closures are references because Rust 1.96 forgets
-//! `inline(never)` of functions with target features where a panic in them would have to drop
-//! something.
+//! call no others, and are not inlined: otherwise the compiler, or the function that is called,
+//! would store some of the registers on the stack. The closures are references because Rust 1.96
+//! forgets `inline(never)` of functions with target features where a panic in them would have to
+//! drop something.
 
 #![cfg_attr(
     not(any(target_arch = "x86_64", target_arch = "aarch64")),

@@ -346,8 +346,9 @@ fn a_torn_page_that_redo_reads_before_its_image() -> Result<()> {
     cluster.finish()
 }
 
-/// While redo has a torn page to judge, checkpoint records are not used as restart points. pg_rewind
-/// does not know that, and relies on it that pages changed before the last one are on disk.
+/// While redo has a torn page to judge, checkpoint records are not used as restart points.
+/// pg_rewind does not know that, and relies on it that pages changed before the last one are on
+/// disk.
 #[test]
 fn a_standby_that_had_a_torn_page_is_rewound() -> Result<()> {
     let (mut a, _keys) = Cluster::with_keys(&hash_settings().conf("wal_keep_size = 1GB"))?;

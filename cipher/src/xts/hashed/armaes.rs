@@ -1,5 +1,5 @@
-//! With the AES instructions of aarch64: eight blocks interleaved, two times to a group. For what is
-//! not inlined, and for `again`, see [`super`].
+//! With the AES instructions of aarch64: eight blocks interleaved, two times to a group. For what
+//! is not inlined, and for `again`, see [`super`].
 
 use core::arch::aarch64::*;
 

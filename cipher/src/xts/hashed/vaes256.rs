@@ -171,8 +171,8 @@ fn run_in_place<const SEAL: bool>(
 
 /// The hash after a group.
 ///
-/// Three multiplications for a block (Karatsuba's method), not four: AMD's CPUs do them on the ports
-/// that do AES.
+/// Three multiplications for a block (Karatsuba's method), not four: AMD's CPUs do them on the
+/// ports that do AES.
 #[inline]
 #[target_feature(enable = "avx2,pclmulqdq,vpclmulqdq")]
 fn hash(sum: __m128i, group: &[u8; GROUP], powers: &Powers) -> __m128i {
