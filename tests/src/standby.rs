@@ -4,8 +4,8 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use crate::Cluster;
 use crate::installation::run;
+use crate::{Cluster, StopMode};
 
 /// Normal messages of standbys when their primary stops, or when they are promoted.
 pub const ORDINARY: [&str; 4] = [
@@ -159,6 +159,31 @@ pub fn rewind(target: &Cluster, source: &Cluster) -> Result<()> {
     run(&mut rewind)?;
     Standby::default().follow(target, source)?;
     target.start_server()
+}
+
+/// The primary `lost` is killed, and the stopped standby `behind` is promoted. The standby `ahead`
+/// has replayed more, and is rewound to follow it.
+///
+/// # Errors
+/// As [`rewind`].
+pub fn fail_over(lost: &mut Cluster, ahead: &mut Cluster, behind: &Cluster) -> Result<()> {
+    for cluster in [&mut *lost, &mut *ahead] {
+        cluster.without_witness("its WAL is lost");
+        allow_what_failovers_say(cluster);
+    }
+    lost.kill()?;
+    ahead.stop(StopMode::Fast)?;
+    behind.start_server()?;
+    behind.promote()?;
+    behind.sql("CHECKPOINT")?;
+    rewind(ahead, behind)
+}
+
+/// What servers log when the one that they follow is gone.
+pub fn allow_what_failovers_say(cluster: &mut Cluster) {
+    for text in ["could not", "terminating walreceiver", "connection to client lost"] {
+        cluster.allow_log(text);
+    }
 }
 
 impl Cluster {

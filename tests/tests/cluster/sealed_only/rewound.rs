@@ -3,7 +3,7 @@
 
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::backup::Backup;
-use pagevault_tests::standby::{rewind, standby_of, wait_for};
+use pagevault_tests::standby::{allow_what_failovers_say, fail_over, rewind, standby_of, wait_for};
 use pagevault_tests::{Cluster, Settings, Standby, StopMode};
 
 use super::{cluster, is_sealed_only, read_again, wait};
@@ -36,11 +36,7 @@ fn a_former_primary_follows() -> Result<()> {
         ))?;
     }
     let mut b = standby_of(&a, &[])?;
-    for cluster in [&mut a, &mut b] {
-        for text in ["could not", "terminating walreceiver", "connection to client lost"] {
-            cluster.allow_log(text);
-        }
-    }
+    [&mut a, &mut b].map(allow_what_failovers_say);
     change(&a)?;
     wait_for(&b, &a)?;
     b.promote()?;
@@ -114,14 +110,6 @@ fn has_all(rewound: &Cluster, source: &Cluster, rows: &str) -> Result<()> {
     Ok(())
 }
 
-fn allow_what_failovers_say(clusters: [&mut Cluster; 2]) {
-    for cluster in clusters {
-        for text in ["could not", "terminating walreceiver", "connection to client lost"] {
-            cluster.allow_log(text);
-        }
-    }
-}
-
 /// pg_rewind reads WAL from the record of the last common checkpoint, not from its redo pointer. A
 /// page that was changed in between, and written under a new key that only the target has, is not
 /// among those that it copies. (It recovers a target that has crashed, in single-user mode.)
@@ -130,7 +118,7 @@ fn a_former_primary_that_crashed_in_a_rotation_follows() -> Result<()> {
     for change in ["rotate_data_key", "decrypt"] {
         let (mut a, _keys) = cluster(&settings())?;
         let mut b = standby_of(&a, &[])?;
-        allow_what_failovers_say([&mut a, &mut b]);
+        [&mut a, &mut b].map(allow_what_failovers_say);
         // A checkpoint writes `forged`, and has no other page to write.
         a.sql("VACUUM t")?;
         a.sql("CHECKPOINT; UPDATE forged SET id = id")?;
@@ -172,8 +160,7 @@ fn a_standby_ahead_of_the_promoted_one_follows() -> Result<()> {
         let (mut a, _keys) = cluster(&settings())?;
         let mut ahead = standby_of(&a, &[])?;
         let mut b = standby_of(&a, &[])?;
-        allow_what_failovers_say([&mut a, &mut b]);
-        allow_what_failovers_say([&mut ahead, &mut a]);
+        [&mut a, &mut b].map(allow_what_failovers_say);
         a.sql("UPDATE t SET id = id; CHECKPOINT; SELECT pg_logical_emit_message(true, '', '')")?;
         wait_for(&b, &a)?;
         let rows = a.text("SELECT count(*) || ' ' || sum(id) FROM t")?;
@@ -182,14 +169,7 @@ fn a_standby_ahead_of_the_promoted_one_follows() -> Result<()> {
         a.sql(&format!("SELECT pagevault.{change}('t')"))?;
         a.stopped_at("rekey.switched")?;
         wait_for(&ahead, &a)?;
-        a.without_witness("it is lost");
-        ahead.without_witness("pg_rewind takes its WAL away");
-        a.kill()?;
-        ahead.stop(StopMode::Fast)?;
-        b.start_server()?;
-        b.promote()?;
-        b.sql("CHECKPOINT")?;
-        rewind(&ahead, &b)?;
+        fail_over(&mut a, &mut ahead, &b)?;
         has_all(&ahead, &b, &rows).with_context(|| change.to_owned())?;
         ahead.finish()?;
         b.finish()?;
@@ -204,7 +184,7 @@ fn a_restored_standby_ahead_of_the_promoted_one_follows() -> Result<()> {
     for change in ["rotate_data_key", "decrypt"] {
         let (mut a, _keys) = cluster(&settings())?;
         let mut b = standby_of(&a, &[])?;
-        allow_what_failovers_say([&mut a, &mut b]);
+        [&mut a, &mut b].map(allow_what_failovers_say);
         a.sql("VACUUM t")?;
         let backup = Backup::begin_with_files(&a)?;
         a.sql("UPDATE t SET id = id WHERE id > 900; CHECKPOINT")?;
@@ -218,18 +198,10 @@ fn a_restored_standby_ahead_of_the_promoted_one_follows() -> Result<()> {
         let mut ahead = backup.end()?;
         Standby::default().follow(&ahead, &a)?;
         ahead.start_server()?;
-        allow_what_failovers_say([&mut ahead, &mut a]);
         wait_for(&ahead, &a)?;
         // Writes what it has in shared buffers.
         ahead.sql("CHECKPOINT")?;
-        a.without_witness("it is lost");
-        ahead.without_witness("pg_rewind takes its WAL away");
-        a.kill()?;
-        ahead.stop(StopMode::Fast)?;
-        b.start_server()?;
-        b.promote()?;
-        b.sql("CHECKPOINT")?;
-        rewind(&ahead, &b)?;
+        fail_over(&mut a, &mut ahead, &b)?;
         has_all(&ahead, &b, &rows).with_context(|| change.to_owned())?;
         ahead.finish()?;
         b.finish()?;
