@@ -32,6 +32,7 @@ pub mod memory;
 pub mod process;
 mod replay;
 pub mod schedules;
+pub mod sealing;
 mod server;
 pub mod standby;
 pub mod tools;

@@ -35,6 +35,7 @@ mod modes;
 mod neighbours;
 mod offline;
 mod open_transactions;
+mod page_kinds;
 mod permissions;
 mod preload;
 mod proven_backup;

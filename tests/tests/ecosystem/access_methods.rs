@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::datafile::{assert_plain, assert_sealed};
+use pagevault_tests::sealing::ensure_pages_survive;
 use pagevault_tests::{Cluster, Settings};
 
 use crate::Test;
@@ -56,7 +57,9 @@ fn walk(index: &Index) -> Result<()> {
             cluster.sql("CHECKPOINT")?;
             if !step.starts_with("TRUNCATE") {
                 assert_sealed(&cluster.family_files("sealed")?).with_context(what)?;
-                assert_plain(&cluster.family_files("open")?).with_context(what)?;
+                let open = cluster.family_files("open")?;
+                assert_plain(&open).with_context(what)?;
+                ensure!(ensure_pages_survive(&open).with_context(what)?.full > 0);
             }
         }
         cluster.crash()?;
