@@ -363,14 +363,17 @@ fn open_strictly(
     Ok(State::Sealed(strength))
 }
 
-/// Like `PageIsVerified` (bufpage.c).
+/// Like `PageIsVerified` (bufpage.c). A page whose `pd_upper` is zero is new (`PageIsNew`), and
+/// then all of it has to be zero, which [`open_strictly`] has found it not to be: the first sector
+/// of a torn page is lost.
 fn check(page: &Page, block: u32, checksums: bool) -> Result<(), String> {
     if checksums && stored_checksum(page) != page_checksum(page, block) {
         return Err("the checksum is wrong".to_owned());
     }
     let field = |at: usize| u16::from_le_bytes([page[at], page[at + 1]]);
     let (lower, upper, special) = (field(12), field(14), field(16));
-    let is_sane = lower <= upper
+    let is_sane = upper != 0
+        && lower <= upper
         && upper <= special
         && usize::from(special) <= PAGE_SIZE
         && special.is_multiple_of(8);
@@ -443,6 +446,23 @@ mod tests {
         assert_eq!(places(&files.whole), [(16384, Fork::Main, 0), (16384, Fork::Main, 1)]);
         let changed = [(16384, Fork::Main, 2), (16385, Fork::VisibilityMap, 0)];
         assert_eq!(places(&files.incremental), changed);
+    }
+
+    #[test]
+    fn headers_are_judged_as_the_server_judges_them() {
+        let is_sane = |lower: u16, upper: u16, special: u16| {
+            let mut page = [7; PAGE_SIZE];
+            for (at, value) in [(12, lower), (14, upper), (16, special)] {
+                page[at..at + 2].copy_from_slice(&value.to_le_bytes());
+            }
+            check(&page, 0, false).is_ok()
+        };
+        assert!(is_sane(28, 8000, 8192) && is_sane(24, 8176, 8176));
+        for (lower, upper, special) in
+            [(0, 0, 0), (0, 0, 8192), (29, 28, 8192), (24, 8184, 8176), (24, 80, 8200), (24, 80, 83)]
+        {
+            assert!(!is_sane(lower, upper, special), "{lower} {upper} {special}");
+        }
     }
 
     #[test]

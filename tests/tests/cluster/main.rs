@@ -40,6 +40,7 @@ mod permissions;
 mod preload;
 mod proven_backup;
 mod proven_files;
+mod proven_recovery;
 mod proven_wal;
 mod random_ddl;
 mod redo;

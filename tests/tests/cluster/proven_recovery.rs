@@ -1,0 +1,63 @@
+//! `pagevault-keyring verify`: what recovery repairs is no damage, and what it does not is.
+
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, ensure};
+use pagevault_tests::{Cluster, Settings, StopMode};
+
+fn expect(cluster: &Cluster, directory: &Path, code: i32, words: &[&str]) -> Result<()> {
+    let (response, found) = cluster.verify_offline(directory)?;
+    ensure!(found == Some(code), "exit code {found:?} instead of {code}: {response}");
+    for word in words {
+        ensure!(response.contains(word), "{word}: {response}");
+    }
+    Ok(())
+}
+
+fn path_of(cluster: &Cluster, relation: &str) -> Result<PathBuf> {
+    let path = cluster.text(&format!("SELECT pg_relation_filepath('{relation}')"))?;
+    Ok(PathBuf::from(path))
+}
+
+fn overwrite(path: &Path, at: u64, bytes: &[u8]) -> Result<()> {
+    Ok(OpenOptions::new().write(true).open(path)?.write_all_at(bytes, at)?)
+}
+
+/// Without data checksums the server notices by the header only (`PageIsVerified`, bufpage.c).
+#[test]
+fn a_page_without_its_first_sector_is_damage() -> Result<()> {
+    let settings = Settings::default().without_checksums().conf("autovacuum = off");
+    let (mut cluster, _keys) = Cluster::with_keys(&settings)?;
+    cluster.allow_log("not properly shut down");
+    cluster.allow_log("invalid page in block");
+    cluster.sql("CREATE TABLE plain AS SELECT i AS id, 0 AS n FROM generate_series(1, 1000) i")?;
+    cluster.sql("CREATE TABLE sealed AS SELECT * FROM plain")?;
+    cluster.sql("SELECT pagevault.encrypt('sealed')")?;
+    let data = cluster.data_directory();
+    for table in ["plain", "sealed"] {
+        let relation = path_of(&cluster, table)?;
+        let path = data.join(&relation);
+        cluster.stop(StopMode::Fast)?;
+        let whole = fs::read(&path)?;
+        overwrite(&path, 0, &[0; 512])?;
+        let damage = format!("{} block 0: the page's header is wrong", relation.display());
+        expect(&cluster, &data, 2, &[&damage, "Damage found: 1."])?;
+        cluster.start_server()?;
+        let error = cluster.error(&format!("SELECT count(*) FROM {table}"))?;
+        ensure!(error.message.contains("invalid page in block 0"), "{error:?}");
+        cluster.stop(StopMode::Fast)?;
+        fs::write(&path, &whole)?;
+        cluster.start_server()?;
+
+        // It was being written, and an image of it is in WAL.
+        cluster.sql(&format!("CHECKPOINT; UPDATE {table} SET n = 1 WHERE ctid = '(0,1)'"))?;
+        cluster.kill()?;
+        overwrite(&path, 0, &[0; 512])?;
+        expect(&cluster, &data, 0, &["torn         1 pages", "No damage found."])?;
+        cluster.start_server()?;
+        ensure!(cluster.text(&format!("SELECT sum(n) FROM {table}"))? == "1", "lost");
+    }
+    cluster.finish()
+}
