@@ -31,9 +31,10 @@ pub(crate) struct Control {
     pub(crate) last: Lsn,
     /// LSN at which recovery will begin.
     pub(crate) redo: Lsn,
-    /// Recovery has nothing to do.
-    pub(crate) clean: bool,
-    /// As `clean`, and not a standby: open transactions did not commit and never will.
+    /// The server was shut down, and not in recovery: all pages are on disk, recovery has nothing
+    /// to do, open transactions did not commit and never will. A shutdown in recovery writes no
+    /// pages if no checkpoint was replayed since the last restart point (`CreateRestartPoint`,
+    /// xlog.c), and the next start replays WAL from there (`InitWalRecovery`, xlogrecovery.c).
     pub(crate) ended: bool,
     /// PostgreSQL's system identifier.
     pub(crate) system: u64,
@@ -89,7 +90,7 @@ impl Control {
         let reached = position_of_label(label);
         let incremental = label.lines().any(|line| line.starts_with("INCREMENTAL FROM LSN:"));
         let noted = reached;
-        Control { redo, clean: false, ended: false, incremental, reached, noted, ..self }
+        Control { redo, ended: false, incremental, reached, noted, ..self }
     }
 
     /// WAL that a server start needs in `pg_wal`: from where recovery begins to the record of the
@@ -131,7 +132,6 @@ impl Control {
         let catalog = value("Catalog version number").and_then(|it| u32::try_from(it).ok());
         let recovers = state.is_none_or(|state| state.contains("recovery"));
         let (last, checkpoint) = (checkpoint, (!recovers).then_some(checkpoint));
-        let clean = state.is_some_and(|state| state.trim().starts_with("shut down"));
         let ended = state.is_some_and(|state| state.trim() == "shut down");
         usual.then_some(Control {
             checksums,
@@ -140,7 +140,6 @@ impl Control {
             checkpoint,
             last,
             redo,
-            clean,
             ended,
             system,
             catalog,
@@ -191,7 +190,6 @@ mod tests {
             checkpoint: Some(Lsn(0x1A_2F00_0028)),
             last: Lsn(0x1A_2F00_0028),
             redo: Lsn(0x1A_2E00_00F8),
-            clean: false,
             ended: false,
             system: 7_311_862_375_203_018_373,
             catalog: Some(202_209_061),
@@ -207,7 +205,7 @@ mod tests {
         for state in ["shut down", "shut down in recovery"] {
             let ended = state == "shut down";
             let checkpoint = control.checkpoint.filter(|_| ended);
-            let control = Control { checkpoint, clean: true, ended, ..control };
+            let control = Control { checkpoint, ended, ..control };
             assert_eq!(Control::of(&text.replace("in production", state)), Some(control));
         }
         assert_eq!(Control::of(&text.replace("in production", "shutting down")), Some(control));
@@ -244,10 +242,7 @@ mod tests {
         assert_eq!(control.with_label(None), control);
         let label = "START WAL LOCATION: 0/7000028 (file 000000010000000000000007)\nCHECKPOINT";
         let labelled = control.with_label(Some(label));
-        assert_eq!(
-            (labelled.redo, labelled.clean, labelled.ended),
-            (Lsn(0x700_0028), false, false)
-        );
+        assert_eq!((labelled.redo, labelled.ended), (Lsn(0x700_0028), false));
         assert_eq!(labelled.reached, None);
         let label = format!("{label} LOCATION: 0/7000060\nSTART TIMELINE: 1\n");
         let reached = Some(Position { timeline: 1, lsn: Lsn(0x700_0060) });

@@ -175,9 +175,6 @@ impl Findings {
         let is_full = self.broken.len() + self.wrong.len() >= BROKEN;
         if control.ended || is_full {
             self.damage(format!("{path} block {}: {problem}", place.2));
-        } else if control.clean {
-            let what = format!("{path} block {}: {problem}", place.2);
-            self.wrong.push((place.0, path, what));
         } else {
             self.broken.insert(place, (path, problem));
         }
@@ -314,7 +311,7 @@ pub fn verify(
         let what = "of an incremental backup, and backup_label is not that of one";
         findings.damage(format!("{path}: {what}"));
     }
-    if !control.clean {
+    if !control.ended {
         findings.skipped = pages::skip_unlogged(&mut files.whole);
     }
     let context =
@@ -348,7 +345,7 @@ pub fn verify(
     }
     findings.decide(control, &mut leftovers);
     progress.finish_and_clear();
-    let report = Report::new(&keystore, &findings, &complete, control.clean)?;
+    let report = Report::new(&keystore, &findings, &complete, control.ended)?;
     if options.json {
         report.print_json(out)?
     } else {

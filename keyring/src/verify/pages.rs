@@ -303,7 +303,7 @@ pub(super) fn open(
         Ok(state) => Ok(state),
         Err(Problem::Content(_)) if is_map => Ok(State::Emptied),
         Err(Problem::Key(_)) if is_map && !may_be_sealed => Ok(State::Emptied),
-        Err(Problem::Key(_)) if fork == Fork::FreeSpaceMap && !context.control.clean => {
+        Err(Problem::Key(_)) if fork == Fork::FreeSpaceMap && !context.control.ended => {
             Ok(State::Emptied)
         }
         Err(Problem::Key(what) | Problem::Content(what)) => Err(what),

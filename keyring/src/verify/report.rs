@@ -42,7 +42,7 @@ pub(super) struct Report<'a> {
     undecided: u64,
     /// Files of unlogged relations, which recovery resets.
     skipped: u64,
-    /// The server was shut down: recovery has nothing to do.
+    /// The server was shut down, and not in recovery: recovery has nothing to do.
     shut_down: bool,
 }
 
@@ -279,7 +279,7 @@ impl<'a> Report<'a> {
         if self.damages > 0 && !self.shut_down {
             writeln!(
                 out,
-                "             This is a backup, or its server was not shut down cleanly. Recovery replaces pages that were being\n             written, if all of its WAL is there. Start the server, shut it down, and verify again."
+                "             This is a backup or a standby, or its server was not shut down cleanly. Recovery replaces pages\n             that were being written, if all of its WAL is there. Start the server, shut it down, and verify again."
             )?;
         }
         match self.damages {

@@ -5,6 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
+use pagevault_tests::standby::{standby_of, wait_for};
 use pagevault_tests::{Cluster, Settings, StopMode};
 
 fn expect(cluster: &Cluster, directory: &Path, code: i32, words: &[&str]) -> Result<()> {
@@ -59,5 +60,31 @@ fn a_page_without_its_first_sector_is_damage() -> Result<()> {
         cluster.start_server()?;
         ensure!(cluster.text(&format!("SELECT sum(n) FROM {table}"))? == "1", "lost");
     }
+    cluster.finish()
+}
+
+/// A standby that is shut down before it has replayed a checkpoint writes no pages
+/// (`CreateRestartPoint`, xlog.c).
+#[test]
+fn torn_pages_of_a_stopped_standby_are_no_damage() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default().conf("autovacuum = off"))?;
+    cluster.sql("CREATE TABLE t AS SELECT i AS id, 0 AS n FROM generate_series(1, 1000) i")?;
+    cluster.sql("SELECT pagevault.encrypt('t')")?;
+    let mut standby = standby_of(&cluster, &[])?;
+    // Of block 0 an image is in WAL then, and not of the others.
+    cluster.sql("UPDATE t SET n = 1 WHERE ctid = '(0,1)'")?;
+    wait_for(&standby, &cluster)?;
+    standby.stop(StopMode::Fast)?;
+    let data = standby.data_directory();
+    let path = data.join(path_of(&cluster, "t")?);
+    let whole = fs::read(&path)?;
+    overwrite(&path, 4096, &[7; 4096])?;
+    expect(&standby, &data, 0, &["torn         1 pages", "No damage found."])?;
+    overwrite(&path, 8192 + 4096, &[7; 4096])?;
+    expect(&standby, &data, 2, &["torn         1 pages", "block 1: ", "Damage found: 1."])?;
+    overwrite(&path, 8192, &whole[8192..16384])?;
+    standby.start_server()?;
+    ensure!(standby.text("SELECT sum(n) FROM t")? == "1", "the update is lost");
+    standby.finish()?;
     cluster.finish()
 }
