@@ -2,6 +2,7 @@
 //! where its `tablespace_map` says. A server replaces the links by those of the map before it reads
 //! anything else (`InitWalRecovery`, xlogrecovery.c; `StartupXLOG`, xlog.c, up to 14).
 
+use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io;
@@ -44,8 +45,11 @@ pub(super) fn number(text: &str) -> Option<u32> {
 pub(super) fn read(root: &Path, findings: &mut Findings) -> Result<Vec<Tablespace>, Failure> {
     let links = root.join(DIRECTORY);
     let mut found = match linked(&links) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => BTreeMap::new(),
         done => done.map_err(|error| unreadable(&links, &error))?,
+    };
+    let all = |found: BTreeMap<OsString, PathBuf>| {
+        found.into_iter().map(|(name, path)| Tablespace { name, path }).collect()
     };
     // Without a label the server does not read the map.
     let path = root.join(MAP);
@@ -55,10 +59,9 @@ pub(super) fn read(root: &Path, findings: &mut Findings) -> Result<Vec<Tablespac
     {
         let Some(mapped) = parse(&map) else {
             findings.damage(format!("{MAP}: not valid, and a server does not start with it"));
-            return Ok(found);
+            return Ok(all(found));
         };
         for (name, target) in mapped {
-            found.retain(|tablespace| tablespace.name != name);
             let link = links.join(&name);
             // `remove_tablespace_symlink` (tablespace.c) removes a link or an empty directory.
             let is_full = fs::symlink_metadata(&link).is_ok_and(|it| !it.is_symlink())
@@ -71,21 +74,20 @@ pub(super) fn read(root: &Path, findings: &mut Findings) -> Result<Vec<Tablespac
                 ));
             }
             // A link's target counts from where the link is.
-            found.push(Tablespace { path: links.join(target), name });
+            found.insert(name, links.join(target));
         }
     }
-    found.sort_by(|a, b| a.name.cmp(&b.name));
-    Ok(found)
+    Ok(all(found))
 }
 
-/// Links, and directories of tablespaces in place.
-fn linked(links: &Path) -> io::Result<Vec<Tablespace>> {
-    let mut found = Vec::new();
+/// Links, and directories of tablespaces in place, by name.
+fn linked(links: &Path) -> io::Result<BTreeMap<OsString, PathBuf>> {
+    let mut found = BTreeMap::new();
     for entry in fs::read_dir(links)? {
         let entry = entry?;
         let kind = entry.file_type()?;
         if kind.is_symlink() || kind.is_dir() {
-            found.push(Tablespace { name: entry.file_name(), path: entry.path() });
+            found.insert(entry.file_name(), entry.path());
         }
     }
     Ok(found)
@@ -168,7 +170,15 @@ mod tests {
         fs::write(root.join("backup_label"), "").unwrap();
         let one = ("1".to_owned(), PathBuf::from("/srv/one"));
         let three = ("3".to_owned(), links.join("three"));
-        assert_eq!(of(), [one, place("2"), three]);
+        assert_eq!(of(), [one.clone(), place("2"), three.clone()]);
+        // The last line with a number counts, and many lines take no long time.
+        let many: String = (1..200_000).map(|line| format!("{} x{line}\n", line % 2 + 3)).collect();
+        fs::write(root.join(MAP), many + "1 /srv/one\n4 x\n3 three\n").unwrap();
+        let four = ("4".to_owned(), links.join("x"));
+        assert_eq!(of(), [one, place("2"), three, four]);
+        let many: String = (0..200_000).rev().map(|number| format!("{number} x\n")).collect();
+        fs::write(root.join(MAP), many).unwrap();
+        assert_eq!(of().len(), 200_000);
 
         let mut findings = Findings::default();
         fs::write(root.join(MAP), "2 /srv/two\n").unwrap();
