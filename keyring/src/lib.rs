@@ -23,6 +23,7 @@
 //! | [`access`] | which key files are trusted by commands without a server |
 //! | `clock` | the time |
 //! | `regular` | opening files that anybody may have put there |
+//! | `tablespaces` | where the files of tablespaces are |
 //! | [`offline`] | the keystore of a data directory, without its server |
 //! | [`escrow`] | database keys encrypted for public keys of the operator |
 //! | [`mod@audit`] | verifying the audit trail |
@@ -64,6 +65,7 @@ pub mod retry;
 pub mod serve;
 pub mod store;
 mod stores;
+mod tablespaces;
 pub mod trust;
 pub mod verify;
 mod visible;

@@ -3,10 +3,11 @@
 //!
 //! Read-only: the server may be running, and unfinished records at the end of files are ignored.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use pagevault_cipher::residue::without_trace;
@@ -23,6 +24,7 @@ use zeroize::Zeroizing;
 use crate::access::{Access, read_trusted, trusted_directories};
 use crate::failure::{Failure, unreadable};
 use crate::serve;
+use crate::tablespaces;
 use crate::trust::FileKind;
 
 /// The directory of the keystore in a data directory.
@@ -38,6 +40,8 @@ pub struct Keystore {
     scopes: Vec<Scope>,
     state: State,
     access: Access,
+    /// What [`databases`] has found, when it was asked first.
+    databases: OnceLock<Option<HashSet<u32>>>,
 }
 
 /// Whether `path` is a data directory with a keystore, or a copy of the keystore only. Directories
@@ -95,7 +99,7 @@ impl Keystore {
                 Failure::new(ErrorClass::Internal, format!("the keystore is damaged: {error}"))
             })?;
         }
-        Ok(Self { data_directory, id, scopes, state, access })
+        Ok(Self { data_directory, id, scopes, state, access, databases: OnceLock::new() })
     }
 
     /// The data directory, without symbolic links.
@@ -119,16 +123,9 @@ impl Keystore {
     /// Whether the database of this scope was dropped: no tablespace has a directory for it.
     #[must_use]
     pub fn is_gone(&self, scope: Scope) -> bool {
-        // A directory that cannot be examined may exist.
-        let has_it =
-            |directory: &Path| directory.join(scope.to_string()).try_exists().unwrap_or(true);
-        let below = |directory: PathBuf| fs::read_dir(directory).into_iter().flatten().flatten();
-        // pg_tblspc/<tablespace>/PG_<version>/<database>
-        let mut versions =
-            below(self.data_directory.join("pg_tblspc")).flat_map(|e| below(e.path()));
+        let found = self.databases.get_or_init(|| databases(&self.data_directory));
         !scope.is_cluster()
-            && !has_it(&self.data_directory.join("base"))
-            && !versions.any(|version| has_it(&version.path()))
+            && found.as_ref().is_some_and(|databases| !databases.contains(&scope.number()))
     }
 
     /// The state that the key files describe.
@@ -307,6 +304,33 @@ pub(crate) fn failure_of(outcome: Outcome) -> Failure {
     }
 }
 
+/// Databases that have a directory in `base` or in a tablespace. In a backup whose tablespaces are
+/// not linked yet they are where its map says. `None` if a directory cannot be examined.
+fn databases(data_directory: &Path) -> Option<HashSet<u32>> {
+    let below = |directory: &Path| -> io::Result<Vec<(String, PathBuf)>> {
+        let entries = match fs::read_dir(directory) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries?,
+        };
+        let name =
+            |entry: fs::DirEntry| Some((entry.file_name().into_string().ok()?, entry.path()));
+        entries.filter_map(|entry| entry.map(name).transpose()).collect()
+    };
+    let mut directories = vec![data_directory.join("base")];
+    for tablespace in tablespaces::read(data_directory, &mut Vec::new()).ok()? {
+        // PG_<version>/<database>
+        let versions = below(&tablespace.path).ok()?;
+        let versions = versions.into_iter().filter(|(name, _)| name.starts_with("PG_"));
+        directories.extend(versions.map(|(_, path)| path));
+    }
+    let mut found = HashSet::new();
+    for directory in directories {
+        let names = below(&directory).ok()?;
+        found.extend(names.iter().filter_map(|(name, _)| tablespaces::number(name)));
+    }
+    Some(found)
+}
+
 /// Records of a restored escrow that the server has not applied yet.
 fn restored(directory: &Path, id: [u8; 16]) -> Result<Vec<Record>, Failure> {
     let path = directory.join(escrow::RESTORED);
@@ -378,5 +402,35 @@ impl DatabaseKeys {
     /// Scope, version and key.
     pub fn iter(&self) -> impl Iterator<Item = (Scope, KeyVersion, &Secret32)> {
         self.keys.iter().map(|(&(scope, version), key)| (scope, version, key))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn databases_are_looked_for_in_all_tablespaces() {
+        let root = tempfile::tempdir().unwrap();
+        let data = root.path().join("data");
+        assert_eq!(databases(&data), Some(HashSet::new()));
+        for place in ["data/base/5", "data/pg_tblspc/3/PG_15_1/8", "one/PG_15_1/6", "one/pg/4"] {
+            fs::create_dir_all(root.path().join(place)).unwrap();
+        }
+        fs::create_dir_all(root.path().join("two/PG_15_1/7")).unwrap();
+        symlink(root.path().join("one"), data.join("pg_tblspc/1")).unwrap();
+        symlink("/nowhere", data.join("pg_tblspc/9")).unwrap();
+        assert_eq!(databases(&data), Some(HashSet::from([5, 6, 8])));
+        // The links of a backup are made from its map.
+        let map = format!("2 {}\n", root.path().join("two").display());
+        fs::write(data.join("tablespace_map"), map).unwrap();
+        assert_eq!(databases(&data), Some(HashSet::from([5, 6, 8])));
+        fs::write(data.join("backup_label"), "").unwrap();
+        assert_eq!(databases(&data), Some(HashSet::from([5, 6, 7, 8])));
+        // It may have any.
+        fs::write(root.path().join("two/PG_15_2"), "").unwrap();
+        assert_eq!(databases(&data), None);
     }
 }

@@ -15,11 +15,11 @@ use sha2::{Digest, Sha224, Sha256, Sha384, Sha512};
 use super::manifest::{self, Algorithm, Listed, Manifest, Range};
 use super::runs::Run;
 use super::segments::Histories;
-use super::tablespaces::{self, Tablespace};
 use super::{Context, Findings, directories, seal};
 use crate::failure::{Failure, unreadable};
 use crate::offline::DIRECTORY;
 use crate::regular::open_regular;
+use crate::tablespaces::{self, Tablespace};
 use crate::visible::visible;
 
 /// What may be added to a backup, or changed in it (pg_verifybackup.c, `main`), and the seal.

@@ -6,8 +6,8 @@ use std::collections::BTreeSet;
 use super::Findings;
 use super::complete::shown;
 use super::manifest::Manifest;
-use super::tablespaces;
 use crate::offline::DIRECTORY as KEYSTORE;
+use crate::tablespaces;
 
 /// `subdirs` (initdb.c), the same in 15 to 19. Each base backup has them, if empty (basebackup.c,
 /// `sendDir`).

@@ -17,7 +17,6 @@ mod report;
 mod runs;
 mod seal;
 mod segments;
-mod tablespaces;
 mod wal_keys;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -41,10 +40,10 @@ use self::leftovers::Leftovers;
 use self::referenced::Referenced;
 use self::report::Report;
 use self::segments::Histories;
-use self::tablespaces::Tablespace;
 use crate::access::Access;
 use crate::failure::{Failure, refuse};
 use crate::offline::{DatabaseKeys, Keystore};
+use crate::tablespaces::{self, Tablespace};
 use crate::visible::visible;
 
 /// Whether a file of this name belongs to a relation.
@@ -291,7 +290,9 @@ pub fn verify(
     let control = Control::ask(keystore.data_directory())?;
     let mut findings = Findings::default();
     let root = keystore.data_directory();
-    let tablespaces = tablespaces::read(root, &mut findings)?;
+    let mut faults = Vec::new();
+    let tablespaces = tablespaces::read(root, &mut faults)?;
+    faults.into_iter().for_each(|what| findings.damage(what));
     let version = tablespaces::version_directory(root, control.catalog);
     let mut files = pages::files(root, &tablespaces, version.as_deref())?;
     let pg_wal = root.join("pg_wal");

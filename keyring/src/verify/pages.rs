@@ -14,10 +14,10 @@ use pagevault_cipher::{DataKeyVersion, Fork, PageKey};
 use pagevault_keystore::RelFile;
 
 use super::leftovers::Leftovers;
-use super::tablespaces::{self, Tablespace};
 use super::{Context, Findings};
 use crate::failure::{Failure, unreadable};
 use crate::regular::open_regular;
+use crate::tablespaces::{self, Tablespace};
 
 /// `RELSEG_SIZE`: blocks of a segment of a relation.
 pub(crate) const SEGMENT: u32 = 131_072;
@@ -458,9 +458,14 @@ mod tests {
             check(&page, 0, false).is_ok()
         };
         assert!(is_sane(28, 8000, 8192) && is_sane(24, 8176, 8176));
-        for (lower, upper, special) in
-            [(0, 0, 0), (0, 0, 8192), (29, 28, 8192), (24, 8184, 8176), (24, 80, 8200), (24, 80, 83)]
-        {
+        for (lower, upper, special) in [
+            (0, 0, 0),
+            (0, 0, 8192),
+            (29, 28, 8192),
+            (24, 8184, 8176),
+            (24, 80, 8200),
+            (24, 80, 83),
+        ] {
             assert!(!is_sane(lower, upper, special), "{lower} {upper} {special}");
         }
     }

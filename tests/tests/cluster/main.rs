@@ -41,6 +41,7 @@ mod preload;
 mod proven_backup;
 mod proven_files;
 mod proven_recovery;
+mod proven_tablespaces;
 mod proven_wal;
 mod random_ddl;
 mod redo;

@@ -9,12 +9,11 @@ use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-use super::Findings;
 use crate::failure::{Failure, unreadable};
 use crate::regular::{read_if_there, read_regular};
 
 /// The directory with the links.
-pub(super) const DIRECTORY: &str = "pg_tblspc";
+pub(crate) const DIRECTORY: &str = "pg_tblspc";
 const MAP: &str = "tablespace_map";
 /// Longest map that is read, in bytes.
 const LONGEST: u64 = 16 << 20;
@@ -22,27 +21,27 @@ const LONGEST: u64 = 16 << 20;
 const LONGEST_LINE: usize = 1024;
 
 /// A tablespace.
-pub(super) struct Tablespace {
+pub(crate) struct Tablespace {
     /// The name of its link.
-    pub(super) name: OsString,
-    pub(super) path: PathBuf,
+    pub(crate) name: OsString,
+    pub(crate) path: PathBuf,
 }
 
 impl Tablespace {
     /// Its number, if the name of the link is one.
-    pub(super) fn number(&self) -> Option<u32> {
+    pub(crate) fn number(&self) -> Option<u32> {
         number(self.name.to_str()?)
     }
 }
 
 /// A number in PostgreSQL's spelling.
-pub(super) fn number(text: &str) -> Option<u32> {
+pub(crate) fn number(text: &str) -> Option<u32> {
     let number: u32 = text.parse().ok()?;
     (number.to_string() == text).then_some(number)
 }
 
-/// All tablespaces, in the order of their names.
-pub(super) fn read(root: &Path, findings: &mut Findings) -> Result<Vec<Tablespace>, Failure> {
+/// All tablespaces, in the order of their names. `faults`: what a server does not accept.
+pub(crate) fn read(root: &Path, faults: &mut Vec<String>) -> Result<Vec<Tablespace>, Failure> {
     let links = root.join(DIRECTORY);
     let mut found = match linked(&links) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => BTreeMap::new(),
@@ -58,7 +57,7 @@ pub(super) fn read(root: &Path, findings: &mut Findings) -> Result<Vec<Tablespac
             read_if_there(&path, LONGEST).map_err(|error| unreadable(&path, &error))?
     {
         let Some(mapped) = parse(&map) else {
-            findings.damage(format!("{MAP}: not valid, and a server does not start with it"));
+            faults.push(format!("{MAP}: not valid, and a server does not start with it"));
             return Ok(all(found));
         };
         for (name, target) in mapped {
@@ -68,7 +67,7 @@ pub(super) fn read(root: &Path, findings: &mut Findings) -> Result<Vec<Tablespac
                 && fs::read_dir(&link).is_ok_and(|mut entries| entries.next().is_some());
             if is_full {
                 let link = Path::new(DIRECTORY).join(&name);
-                findings.damage(format!(
+                faults.push(format!(
                     "{}: a directory with files, where {MAP} names another place",
                     link.display()
                 ));
@@ -125,7 +124,7 @@ fn parse(map: &[u8]) -> Option<Vec<(OsString, PathBuf)>> {
 
 /// The name of the directory that PostgreSQL uses in tablespaces (`TABLESPACE_VERSION_DIRECTORY`,
 /// relpath.h). `None` if the major version cannot be read.
-pub(super) fn version_directory(root: &Path, catalog: Option<u32>) -> Option<String> {
+pub(crate) fn version_directory(root: &Path, catalog: Option<u32>) -> Option<String> {
     let version = read_regular(&root.join("PG_VERSION"), 64).ok()?;
     let major: u32 = std::str::from_utf8(&version).ok()?.trim().parse().ok()?;
     Some(format!("PG_{major}_{}", catalog?))
@@ -156,7 +155,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let root = root.path();
         let of = || -> Vec<(String, PathBuf)> {
-            let found = read(root, &mut Findings::default()).unwrap();
+            let found = read(root, &mut Vec::new()).unwrap();
             found.into_iter().map(|it| (it.name.into_string().unwrap(), it.path)).collect()
         };
         assert_eq!(of(), []);
@@ -180,15 +179,15 @@ mod tests {
         fs::write(root.join(MAP), many).unwrap();
         assert_eq!(of().len(), 200_000);
 
-        let mut findings = Findings::default();
+        let mut faults = Vec::new();
         fs::write(root.join(MAP), "2 /srv/two\n").unwrap();
-        read(root, &mut findings).unwrap();
-        assert_eq!(findings.damaged, 0);
+        read(root, &mut faults).unwrap();
+        assert_eq!(faults.len(), 0);
         fs::write(links.join("2/file"), "").unwrap();
-        read(root, &mut findings).unwrap();
+        read(root, &mut faults).unwrap();
         fs::write(root.join(MAP), "2").unwrap();
-        read(root, &mut findings).unwrap();
-        assert_eq!(findings.damaged, 2);
+        read(root, &mut faults).unwrap();
+        assert_eq!(faults.len(), 2);
     }
 
     #[test]
