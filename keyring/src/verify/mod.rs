@@ -6,6 +6,7 @@ mod complete;
 mod control;
 mod databases;
 mod directories;
+mod gaps;
 mod headers;
 mod key_records;
 mod leftovers;
@@ -35,6 +36,7 @@ pub use self::seal::seal_manifest;
 use self::blocks::{Place, blocks_of};
 pub(crate) use self::control::Control;
 use self::databases::replaced_by;
+use self::gaps::{Gap, Gaps};
 use self::key_records::files_concerned;
 use self::leftovers::Leftovers;
 use self::referenced::Referenced;
@@ -92,6 +94,10 @@ struct Findings {
     broken: HashMap<Place, (String, String)>,
     /// Other damages of files, by the path. WAL says whether a relation needs the file.
     wrong: Vec<(RelFile, String, String)>,
+    /// Segments after one that is missing or not full.
+    gaps: Gaps,
+    /// Those of which recovery decides.
+    undecided_gaps: Vec<String>,
     /// What WAL says about files, if that is asked.
     referenced: Option<Referenced>,
     /// Such pages that recovery replaces.
@@ -132,9 +138,9 @@ impl Findings {
         }
     }
 
-    /// All WAL is read. While it has to be replayed, pages of files that it concerns may be older
-    /// or newer than the keystore.
-    fn decide(&mut self, control: Control, leftovers: &mut Leftovers<'_>) {
+    /// All WAL is read, and it `is_whole` from the redo pointer on. While it has to be replayed,
+    /// pages of files that it concerns may be older or newer than the keystore.
+    fn decide(&mut self, control: Control, is_whole: bool, leftovers: &mut Leftovers<'_>) {
         let mut broken: Vec<_> = std::mem::take(&mut self.broken).into_iter().collect();
         broken.sort_unstable_by(|((_, _, a), (at, _)), ((_, _, b), (and_at, _))| {
             (at, a).cmp(&(and_at, b))
@@ -148,6 +154,16 @@ impl Findings {
         }
         for (file, path, what) in std::mem::take(&mut self.wrong) {
             if leftovers.includes(file) { self.left_over(&path) } else { self.damage(what) }
+        }
+        let mut gaps = std::mem::take(&mut self.gaps);
+        for gap in std::mem::take(&mut gaps.found) {
+            if leftovers.includes(gap.file) {
+                self.left_over(&gap.shown);
+            } else if is_whole && gaps.explain(&gap) {
+                self.undecided_gaps.push(visible(&gap.what));
+            } else {
+                self.damage(gap.what);
+            }
         }
         for ((file, why), (pages, listed)) in std::mem::take(&mut self.refused) {
             if !control.ended && self.concerned.contains(&file) {
@@ -197,6 +213,15 @@ impl Findings {
         }
     }
 
+    /// As [`Findings::wrong`], of which WAL may say more.
+    fn gap(&mut self, gap: Gap, control: Control, leftovers: &mut Leftovers<'_>) {
+        if control.ended || self.gaps.found.len() >= BROKEN {
+            self.wrong(gap.file, gap.shown, gap.what, control, leftovers);
+        } else {
+            self.gaps.add(gap);
+        }
+    }
+
     /// Recovery replaces or removes all files of a database in a tablespace.
     fn replaced(&mut self, tablespace: u32, database: u32) {
         let before = self.broken.len();
@@ -208,7 +233,11 @@ impl Findings {
     /// All files are read: what is found in WAL from now on is compared with what was found there.
     fn ask_wal(&mut self) {
         // Mostly nothing is wrong, and WAL has many records.
-        if !(self.broken.is_empty() && self.wrong.is_empty() && self.refused.is_empty()) {
+        if !(self.broken.is_empty()
+            && self.wrong.is_empty()
+            && self.gaps.found.is_empty()
+            && self.refused.is_empty())
+        {
             self.referenced = Some(Referenced::default());
         }
     }
@@ -219,6 +248,7 @@ impl Findings {
         let Some(referenced) = &mut self.referenced else { return };
         let blocks = blocks_of(record);
         referenced.add(record, &blocks);
+        self.gaps.replayed(record, &blocks);
         for (tablespace, database) in replaced_by(record) {
             self.replaced(tablespace, database);
         }
@@ -341,10 +371,11 @@ pub fn verify(
         let required: Vec<_> = control.required(keystore.data_directory()).into_iter().collect();
         complete::require_wal(&required, "the server", &runs, &histories, &mut findings);
     }
-    if runs.iter().any(|run| run.includes(control.redo)) {
+    let is_whole = runs.iter().any(|run| run.includes(control.redo));
+    if is_whole {
         leftovers.wal_is_read(findings.referenced.take());
     }
-    findings.decide(control, &mut leftovers);
+    findings.decide(control, is_whole, &mut leftovers);
     progress.finish_and_clear();
     let report = Report::new(&keystore, &findings, &complete, control.ended)?;
     if options.json {

@@ -13,6 +13,7 @@ use pagevault_cipher::residue::without_trace;
 use pagevault_cipher::{DataKeyVersion, Fork, PageKey};
 use pagevault_keystore::RelFile;
 
+use super::gaps::Gap;
 use super::leftovers::Leftovers;
 use super::{Context, Findings};
 use crate::failure::{Failure, unreadable};
@@ -89,18 +90,22 @@ pub(super) fn check_segments(
     findings: &mut Findings,
 ) {
     let length = |file: &RelationFile| fs::metadata(&file.path).map_or(0, |found| found.len());
-    for (file, what) in gaps(files, length) {
-        let path = context.show(&file.path);
-        let what = format!("{path}: the segment before it is {what}");
-        findings.wrong(file.file, path, what, context.control, leftovers);
+    for (file, what, before) in gaps(files, length) {
+        let shown = context.show(&file.path);
+        let what = format!("{shown}: the segment before it is {what}");
+        let blocks = u32::try_from(before / PAGE_SIZE as u64).unwrap_or(SEGMENT);
+        let end = (file.segment - 1).saturating_mul(SEGMENT).saturating_add(blocks);
+        let &RelationFile { file, fork, segment, ref path } = file;
+        let gap = Gap { file, fork, segment, path: path.clone(), end, shown, what };
+        findings.gap(gap, context.control, leftovers);
     }
 }
 
-/// Files before which a segment is missing or not full.
+/// Files before which a segment is missing or not full, and how many bytes that has.
 fn gaps(
     files: &Files,
     length: impl Fn(&RelationFile) -> u64,
-) -> Vec<(&RelationFile, &'static str)> {
+) -> Vec<(&RelationFile, &'static str, u64)> {
     let place = |file: &RelationFile| (file.file, file.fork, file.segment);
     let whole = files.whole.iter().map(|file| (place(file), length(file)));
     // Of how many blocks it makes a segment is known only when backups are combined.
@@ -112,7 +117,7 @@ fn gaps(
         let before = lengths.get(&(of, fork, segment - 1));
         let what = if before.is_some() { "not full" } else { "missing" };
         let is_gap = lengths.get(&place(file)) != Some(&0) && before != Some(&SEGMENT_BYTES);
-        is_gap.then_some((file, what))
+        is_gap.then_some((file, what, *before.unwrap_or(&0)))
     };
     later.filter_map(gap).collect()
 }
@@ -414,7 +419,7 @@ mod tests {
                 incremental: incremental.iter().map(|segment| file(*segment)).collect(),
             };
             let gaps = gaps(&files, |file| lengths[&file.segment]);
-            gaps.into_iter().map(|(file, what)| (file.segment, what)).collect()
+            gaps.into_iter().map(|(file, what, _)| (file.segment, what)).collect()
         };
         assert_eq!(found(&[(0, SEGMENT_BYTES), (1, 8192), (2, 0), (3, 0)], &[]), []);
         assert_eq!(found(&[(0, SEGMENT_BYTES - 4096), (1, 8192)], &[]), [(1, "not full")]);

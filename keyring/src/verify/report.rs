@@ -40,6 +40,8 @@ pub(super) struct Report<'a> {
     added_directories: &'a [String],
     /// Pages in plaintext, or under former keys, of which recovery decides.
     undecided: u64,
+    /// Segments after one that is missing or not full, of which recovery decides.
+    undecided_segments: &'a [String],
     /// Files of unlogged relations, which recovery resets.
     skipped: u64,
     /// The server was shut down, and not in recovery: recovery has nothing to do.
@@ -125,6 +127,7 @@ impl<'a> Report<'a> {
             incremental_files: findings.incremental,
             added_directories: &findings.added_directories,
             undecided: findings.undecided,
+            undecided_segments: &findings.undecided_gaps,
             skipped: findings.skipped,
             shut_down,
         })
@@ -268,6 +271,15 @@ impl<'a> Report<'a> {
                 "undecided    {} pages in plaintext or under former keys, in files that WAL encrypts, decrypts or rekeys: a server\n             that has replayed it refuses those that it does not explain. Verify again then",
                 self.undecided
             )?;
+        }
+        for what in self.undecided_segments.iter().take(LISTED) {
+            writeln!(
+                out,
+                "undecided    {what}. WAL makes the relation larger or smaller, or removes it. Verify again when it is\n             replayed"
+            )?;
+        }
+        if self.undecided_segments.len() > LISTED {
+            writeln!(out, "             and {} more", self.undecided_segments.len() - LISTED)?;
         }
         if self.skipped > 0 {
             let files = self.skipped;

@@ -8,6 +8,8 @@ use anyhow::{Result, ensure};
 use pagevault_tests::standby::{standby_of, wait_for};
 use pagevault_tests::{Cluster, Settings, StopMode};
 
+use crate::segments::SEGMENT_BLOCKS;
+
 fn expect(cluster: &Cluster, directory: &Path, code: i32, words: &[&str]) -> Result<()> {
     let (response, found) = cluster.verify_offline(directory)?;
     ensure!(found == Some(code), "exit code {found:?} instead of {code}: {response}");
@@ -86,5 +88,60 @@ fn torn_pages_of_a_stopped_standby_are_no_damage() -> Result<()> {
     standby.start_server()?;
     ensure!(standby.text("SELECT sum(n) FROM t")? == "1", "the update is lost");
     standby.finish()?;
+    cluster.finish()
+}
+
+/// As if a backup had copied the files of a relation at different moments, while it grew beyond a
+/// segment, or was truncated.
+#[test]
+fn segments_that_recovery_joins_are_no_damage() -> Result<()> {
+    const END: u64 = (SEGMENT_BLOCKS - 3) * 8192;
+    let settings = Settings::default().conf("autovacuum = off").conf("wal_keep_size = 1GB");
+    let (mut cluster, _keys) = Cluster::with_keys(&settings)?;
+    cluster.allow_log("not properly shut down");
+    cluster.sql("CREATE TABLE t (id int, name text)")?;
+    cluster.sql("ALTER TABLE t ALTER name SET STORAGE PLAIN; SELECT pagevault.encrypt('t')")?;
+    cluster.sql("INSERT INTO t VALUES (0, 'first')")?;
+    let data = cluster.data_directory();
+    let relation = path_of(&cluster, "t")?;
+    let first = data.join(&relation);
+    let second = data.join(format!("{}.1", relation.display()));
+    let cut = |length| -> Result<()> {
+        Ok(OpenOptions::new().write(true).open(&first)?.set_len(length)?)
+    };
+    cluster.stop(StopMode::Fast)?;
+    // Empty pages, sparse.
+    cut(END)?;
+    cluster.start_server()?;
+    cluster.sql("CHECKPOINT")?;
+    let control = data.join("global/pg_control");
+    let begin = fs::read(&control)?;
+    cluster.sql("INSERT INTO t SELECT i, repeat('x', 7000) FROM generate_series(1, 20) i")?;
+    cluster.sql("CHECKPOINT")?;
+    cluster.kill()?;
+    let gap = format!("{}.1: the segment before it is not full", relation.display());
+    cut(END)?;
+    // WAL after the last checkpoint does not write these pages.
+    expect(&cluster, &data, 2, &[&format!("damaged      {gap}"), "Damage found: 1."])?;
+    fs::write(&control, &begin)?;
+    expect(&cluster, &data, 0, &[&format!("undecided    {gap}"), "No damage found."])?;
+    cluster.start_server()?;
+    ensure!(cluster.text("SELECT count(*) FROM t")? == "21", "rows are lost");
+    cluster.stop(StopMode::Fast)?;
+    expect(&cluster, &data, 0, &["No damage found."])?;
+
+    let whole = fs::read(&second)?;
+    cluster.start_server()?;
+    cluster.sql("TRUNCATE t")?;
+    cluster.kill()?;
+    fs::write(&second, &whole)?;
+    cluster.installation().give(&second)?;
+    ensure!(fs::metadata(&first)?.len() == 0, "the file is not truncated");
+    expect(&cluster, &data, 0, &[&format!("undecided    {gap}"), "No damage found."])?;
+    cluster.start_server()?;
+    ensure!(cluster.text("SELECT count(*) FROM t")? == "0", "rows are back");
+    cluster.stop(StopMode::Fast)?;
+    expect(&cluster, &data, 0, &["No damage found."])?;
+    ensure!(!second.exists(), "the segment is still there");
     cluster.finish()
 }
