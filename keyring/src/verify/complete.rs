@@ -185,7 +185,8 @@ pub(super) fn shown(path: &[u8]) -> String {
     visible(&String::from_utf8_lossy(path))
 }
 
-fn is_ignored(path: &[u8]) -> bool {
+/// Whether a file is not compared with the manifest.
+pub(super) fn is_ignored(path: &[u8]) -> bool {
     let first = path.split(|byte| *byte == b'/').next();
     // Programs for operators write these.
     let ours = [escrow::RESTORED, audit::TOOLS].map(|name| format!("{DIRECTORY}/{name}"));

@@ -8,6 +8,7 @@ use pagevault_cipher::{Lsn, mac};
 use pagevault_keystore::anchor::parse_lsn;
 use serde::{Deserialize, Serialize, Serializer};
 
+use super::complete::is_ignored;
 use crate::failure::{Failure, unreadable};
 use crate::regular::read_if_there;
 use crate::visible::visible;
@@ -115,10 +116,13 @@ pub(crate) fn read(root: &Path) -> Result<Option<Vec<u8>>, Failure> {
 }
 
 impl Manifest {
-    /// Whether nobody can change a file so that its checksum stays the same.
+    /// Whether nobody can change a file that is compared so that its checksum stays the same.
+    /// `pg_combinebackup` lists WAL, without checksums (pg_combinebackup.c,
+    /// `process_directory_recursively`).
     pub(crate) fn is_cryptographic(&self) -> bool {
         let algorithm = |file: &Listed| file.checksum.as_ref().map(|sum| sum.algorithm);
-        self.files.values().all(|file| algorithm(file).is_some_and(|it| it != Algorithm::Crc32c))
+        let mut compared = self.files.iter().filter(|(path, _)| !is_ignored(path));
+        compared.all(|(_, file)| algorithm(file).is_some_and(|it| it != Algorithm::Crc32c))
     }
 
     /// Parses a manifest whose own checksum is right.
@@ -249,6 +253,22 @@ mod tests {
         assert_eq!((label.size, checksum.algorithm), (224, Algorithm::Crc32c));
         assert_eq!(checksum.value, [0x13, 0x7e, 0xb2, 0x49]);
         assert!(read.files[&b"b\xff/a"[..]].checksum.is_none());
+    }
+
+    #[test]
+    fn each_file_that_is_compared_needs_a_cryptographic_checksum() {
+        let is_sealable = |files: &[(&str, &str)]| {
+            let file =
+                |(path, sum): &(&str, &str)| format!(r#"{{ "Path": "{path}", "Size": 3{sum} }}"#);
+            let files: Vec<String> = files.iter().map(file).collect();
+            let files: Vec<&str> = files.iter().map(String::as_str).collect();
+            Manifest::parse(&manifest(&files, RANGE)).unwrap().is_cryptographic()
+        };
+        let sha = r#", "Checksum-Algorithm": "SHA256", "Checksum": "00""#;
+        let crc = r#", "Checksum-Algorithm": "CRC32C", "Checksum": "00""#;
+        assert!(is_sealable(&[("a", sha)]) && !is_sealable(&[("a", sha), ("b", crc)]));
+        assert!(is_sealable(&[("a", sha), ("pg_wal/000000010000000000000007", "")]));
+        assert!(!is_sealable(&[("a", sha), ("pg_walk", "")]) && !is_sealable(&[("a", "")]));
     }
 
     #[test]

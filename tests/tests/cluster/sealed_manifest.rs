@@ -44,9 +44,14 @@ fn forge(backup: &Path) -> Result<()> {
     let text = fs::read_to_string(backup.join(MANIFEST))?;
     let forged = text.replace(&hex(&before), &hex(&after));
     ensure!(forged != text, "pg_hba.conf is not in the manifest");
+    rewrite(backup, &forged)
+}
+
+/// Replaces the manifest by one with this text, and the checksum that fits.
+fn rewrite(backup: &Path, forged: &str) -> Result<()> {
     let last = forged.rfind("\"Manifest-Checksum\"").context("the last line")?;
     let (body, _) = forged.split_at(last);
-    let own = hex(body.as_bytes());
+    let own = audit::hex(&mac::hash(body.as_bytes()));
     Ok(fs::write(backup.join(MANIFEST), format!("{body}\"Manifest-Checksum\": \"{own}\"}}\n"))?)
 }
 
@@ -163,6 +168,24 @@ fn the_seal_of_an_earlier_backup_is_none() -> Result<()> {
     helper(&cluster, &["verify"], &second, 0, &["seal         none", "No damage found."])?;
     helper(&cluster, &["seal-manifest"], &second, 0, &["Sealed"])?;
     helper(&cluster, STRICT, &second, 0, &["seal         valid", "No damage found."])?;
+    cluster.finish()
+}
+
+/// As `pg_combinebackup` makes it.
+#[test]
+fn a_manifest_that_lists_wal_is_sealed() -> Result<()> {
+    let (cluster, _keys) = sealing(&Settings::default().wal_segment_size(1))?;
+    let backup = back_up(&cluster, "backup", &["--manifest-checksums=SHA256"])?;
+    let text = fs::read_to_string(backup.join(MANIFEST))?;
+    let listed = |path: &str| {
+        let file = format!("\n{{ \"Path\": \"{path}\", \"Size\": 1048576 }},\n");
+        text.replacen("\"Files\": [\n", &format!("\"Files\": [{file}"), 1)
+    };
+    rewrite(&backup, &listed("a"))?;
+    helper(&cluster, &["seal-manifest"], &backup, 1, &["no cryptographic checksums"])?;
+    rewrite(&backup, &listed("pg_wal/000000010000000000000001"))?;
+    helper(&cluster, &["seal-manifest"], &backup, 0, &["Sealed"])?;
+    helper(&cluster, STRICT, &backup, 0, &["seal         valid", "No damage found."])?;
     cluster.finish()
 }
 
