@@ -15,7 +15,7 @@ use sha2::{Digest, Sha224, Sha256, Sha384, Sha512};
 use super::manifest::{self, Algorithm, Listed, Manifest, Range};
 use super::runs::Run;
 use super::segments::Histories;
-use super::{Context, Findings, directories, seal};
+use super::{Context, Findings, control, directories, seal};
 use crate::failure::{Failure, unreadable};
 use crate::offline::DIRECTORY;
 use crate::regular::open_regular;
@@ -86,11 +86,17 @@ pub(super) fn compare(
     if root.join(OPTIONS).exists() {
         return Ok(Complete::Started);
     }
+    let parsed = Manifest::parse(&text);
+    if let Ok(manifest) = &parsed
+        && is_stale(root, manifest)
+    {
+        return Ok(Complete::Started);
+    }
     let sealed = match seal {
         Some(seal) => Some(seal::check(seal, &text, context.keystore, context.unlocked)?),
         None => None,
     };
-    let manifest = match Manifest::parse(&text) {
+    let manifest = match parsed {
         Ok(manifest) => manifest,
         Err(what) => {
             findings.damage(format!("{}: {what}", manifest::NAME));
@@ -117,6 +123,14 @@ pub(super) fn compare(
     compare_files(root, context.tablespaces, &manifest, progress, findings)?;
     let Manifest { files, ranges, .. } = manifest;
     Ok(Complete::Compared { files: files.len(), ranges, seal })
+}
+
+/// Whether a server was started in a directory since the backup whose manifest is there. The
+/// manifest stays, and is in copies that omit [`OPTIONS`]; so is the label that the server has
+/// renamed. In a backup of such a server that is of an earlier backup.
+pub(super) fn is_stale(root: &Path, manifest: &Manifest) -> bool {
+    let start = manifest.ranges.iter().map(|range| range.start).min();
+    control::recovered_from(root).zip(start).is_some_and(|(from, start)| from >= start)
 }
 
 fn compare_files(

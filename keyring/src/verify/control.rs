@@ -76,17 +76,15 @@ impl Control {
         let control = Control::of(&text).ok_or_else(|| {
             failed(&"the block size is not 8 kB, or the segment size of relations is not 1 GB")
         })?;
-        Ok(control.with_label(backup_label(data_directory)?.as_deref()))
+        Ok(control.with_label(label(data_directory, "backup_label")?.as_deref()))
     }
 
     /// In a base backup the control file is of a later moment than the label, which counts
     /// (`read_backup_label`, xlogrecovery.c).
     fn with_label(self, label: Option<&str>) -> Control {
         let Some(label) = label else { return self };
-        let start = label.lines().find_map(|line| line.strip_prefix("START WAL LOCATION:"));
-        let start = start.and_then(|start| parse_lsn(start.split_whitespace().next()?));
         // Of a label that cannot be read, nothing is believed.
-        let redo = start.unwrap_or(Lsn(u64::MAX));
+        let redo = start_of(label).unwrap_or(Lsn(u64::MAX));
         let reached = position_of_label(label);
         let incremental = label.lines().any(|line| line.starts_with("INCREMENTAL FROM LSN:"));
         let noted = reached;
@@ -155,17 +153,29 @@ fn is_untrustworthy(said: &str) -> bool {
     said.contains("results below are untrustworthy") || said.contains("WARNING:")
 }
 
-/// The label of a base backup that no server was started in.
-fn backup_label(data_directory: &Path) -> Result<Option<String>, Failure> {
+/// Where recovery of a backup with this label begins.
+fn start_of(label: &str) -> Option<Lsn> {
+    let start = label.lines().find_map(|line| line.strip_prefix("START WAL LOCATION:"))?;
+    parse_lsn(start.split_whitespace().next()?)
+}
+
+/// Where recovery began when a server was started in a backup, the last time. It renames the label
+/// then (`StartupXLOG`, xlog.c), which stays. Anything else in its place says nothing.
+pub(super) fn recovered_from(data_directory: &Path) -> Option<Lsn> {
+    start_of(&label(data_directory, "backup_label.old").ok()??)
+}
+
+/// The label of a base backup: `backup_label` if no server was started in it.
+fn label(data_directory: &Path, name: &str) -> Result<Option<String>, Failure> {
     const MAX: u64 = 64 << 10;
-    let path = data_directory.join("backup_label");
+    let path = data_directory.join(name);
     let label = read_if_there(&path, MAX).map_err(|error| unreadable(&path, &error))?;
     Ok(label.map(|label| String::from_utf8_lossy(&label).into_owned()))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Control, Lsn, Position, is_untrustworthy};
+    use super::{Control, Lsn, Position, is_untrustworthy, recovered_from};
 
     #[test]
     fn what_pg_controldata_shows_is_understood() {
@@ -244,6 +254,10 @@ mod tests {
         let labelled = control.with_label(Some(label));
         assert_eq!((labelled.redo, labelled.ended), (Lsn(0x700_0028), false));
         assert_eq!(labelled.reached, None);
+        let directory = tempfile::tempdir().unwrap();
+        assert_eq!(recovered_from(directory.path()), None);
+        std::fs::write(directory.path().join("backup_label.old"), label).unwrap();
+        assert_eq!(recovered_from(directory.path()), Some(Lsn(0x700_0028)));
         let label = format!("{label} LOCATION: 0/7000060\nSTART TIMELINE: 1\n");
         let reached = Some(Position { timeline: 1, lsn: Lsn(0x700_0060) });
         assert_eq!(control.with_label(Some(&label)).reached, reached);

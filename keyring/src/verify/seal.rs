@@ -10,7 +10,7 @@ use pagevault_keystore::Scope;
 use pagevault_keystore::manifest_seal::{FILE, MAX_SEAL, OTHERS, Seal, Sealed, seal};
 
 use super::Control;
-use super::complete::OPTIONS;
+use super::complete::{OPTIONS, is_stale};
 use super::manifest::{self, Manifest};
 use crate::access::Access;
 use crate::clock::now_us;
@@ -37,10 +37,13 @@ pub fn seal_manifest(
     refuse_tar(data_directory)?;
     let keystore = Keystore::read(data_directory, access)?;
     let root = keystore.data_directory();
-    if root.join(OPTIONS).exists() {
-        return Err(refuse("a server was started in this directory")
+    let started = || {
+        refuse("a server was started in this directory")
             .with_detail("Its manifest does not describe it any more. Nothing was written.")
-            .with_hint("Seal the manifest as soon as the backup is taken."));
+            .with_hint("Seal the manifest as soon as the backup is taken.")
+    };
+    if root.join(OPTIONS).exists() {
+        return Err(started());
     }
     let Some(text) = manifest::read(root)? else {
         return Err(refuse(format!(
@@ -53,6 +56,9 @@ pub fn seal_manifest(
     };
     let damaged = |what: &str| refuse(format!("\"{}\" is damaged: {what}", manifest::NAME));
     let manifest = Manifest::parse(&text).map_err(|what| damaged(&what))?;
+    if is_stale(root, &manifest) {
+        return Err(started());
+    }
     if manifest.system.is_some_and(|system| Control::ask(root).is_ok_and(|c| c.system != system)) {
         return Err(damaged("it is of a cluster with another system identifier"));
     }

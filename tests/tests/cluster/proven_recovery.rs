@@ -4,7 +4,8 @@ use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
+use pagevault_tests::backup::Backup;
 use pagevault_tests::standby::{standby_of, wait_for};
 use pagevault_tests::{Cluster, Settings, StopMode};
 
@@ -143,5 +144,43 @@ fn segments_that_recovery_joins_are_no_damage() -> Result<()> {
     cluster.stop(StopMode::Fast)?;
     expect(&cluster, &data, 0, &["No damage found."])?;
     ensure!(!second.exists(), "the segment is still there");
+    cluster.finish()
+}
+
+/// The manifest of a backup stays in the data directory of the server that is made from it.
+#[test]
+fn a_manifest_from_before_a_server_start_is_not_compared() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default().conf("autovacuum = off"))?;
+    cluster.sql("CREATE TABLE t AS SELECT i FROM generate_series(1, 1000) i")?;
+    cluster.sql("SELECT pagevault.encrypt('t')")?;
+    let server = standby_of(&cluster, &[])?;
+    server.promote()?;
+    server.sql("INSERT INTO t SELECT i FROM generate_series(1, 1000) i; CHECKPOINT")?;
+    // A backup program copies everything but `postmaster.opts`.
+    let copy = Backup::begin(&server)?.end()?;
+    let data = copy.data_directory();
+    ensure!(data.join("backup_manifest").exists() && !data.join("postmaster.opts").exists());
+    let not_compared = "manifest     not compared: a server was started here";
+    expect(&copy, &data, 0, &[not_compared, "No damage found."])?;
+    let strict = |code: i32, line: &[&str], word: &str| -> Result<()> {
+        let output = copy.program("pagevault-keyring").args(line).arg(&data).output()?;
+        let said = String::from_utf8([output.stdout, output.stderr].concat())?;
+        ensure!(output.status.code() == Some(code) && said.contains(word), "{said}");
+        Ok(())
+    };
+    strict(2, &["verify", "--require-seal"], "there is no manifest with a valid seal")?;
+    strict(1, &["seal-manifest"], "a server was started in this directory")?;
+
+    // Of an earlier start, as it is in backups of such a server.
+    let old = data.join("backup_label.old");
+    let label = fs::read_to_string(&old)?;
+    let (_, rest) = label.split_once(" (file").context("a label")?;
+    fs::write(&old, format!("START WAL LOCATION: 0/1000028 (file{rest}"))?;
+    expect(&copy, &data, 2, &["manifest     compared", "backup_label: another"])?;
+    fs::remove_file(&old)?;
+    expect(&copy, &data, 2, &["manifest     compared", "backup_label: another"])?;
+    fs::write(&old, label)?;
+    expect(&copy, &data, 0, &[not_compared, "No damage found."])?;
+    server.finish()?;
     cluster.finish()
 }
