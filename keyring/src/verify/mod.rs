@@ -1,6 +1,7 @@
 //! `pagevault-keyring verify`: decrypts every page and checks every WAL record of a data directory
 //! whose server is down, or of a backup. Changes nothing.
 
+mod absent;
 mod blocks;
 mod complete;
 mod control;
@@ -33,6 +34,7 @@ use pagevault_keystore::wal_segments::parse_name;
 pub(crate) use self::pages::fill;
 pub use self::seal::seal_manifest;
 
+use self::absent::Absent;
 use self::blocks::{Place, blocks_of};
 pub(crate) use self::control::Control;
 use self::databases::replaced_by;
@@ -94,6 +96,8 @@ struct Findings {
     broken: HashMap<Place, (String, String)>,
     /// Other damages of files, by the path. WAL says whether a relation needs the file.
     wrong: Vec<(RelFile, String, String)>,
+    /// Tablespaces whose files are not there.
+    absent: Absent,
     /// Segments after one that is missing or not full.
     gaps: Gaps,
     /// Those of which recovery decides.
@@ -155,6 +159,8 @@ impl Findings {
         for (file, path, what) in std::mem::take(&mut self.wrong) {
             if leftovers.includes(file) { self.left_over(&path) } else { self.damage(what) }
         }
+        let absent = std::mem::take(&mut self.absent);
+        absent.rest().for_each(|what| self.damage(what));
         let mut gaps = std::mem::take(&mut self.gaps);
         for gap in std::mem::take(&mut gaps.found) {
             if leftovers.includes(gap.file) {
@@ -245,6 +251,7 @@ impl Findings {
     /// Recovery replays this record.
     fn replayed(&mut self, record: &[u8]) {
         self.concerned.extend(files_concerned(record));
+        self.absent.replayed(record);
         let Some(referenced) = &mut self.referenced else { return };
         let blocks = blocks_of(record);
         referenced.add(record, &blocks);
@@ -324,6 +331,7 @@ pub fn verify(
     let tablespaces = tablespaces::read(root, &mut faults)?;
     faults.into_iter().for_each(|what| findings.damage(what));
     let version = tablespaces::version_directory(root, control.catalog);
+    findings.absent = Absent::of(root, &tablespaces, version.as_deref());
     let mut files = pages::files(root, &tablespaces, version.as_deref())?;
     let pg_wal = root.join("pg_wal");
     let mut segments = segments::segments(&pg_wal)?;

@@ -73,7 +73,7 @@ fn torn_pages_of_a_stopped_standby_are_no_damage() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&Settings::default().conf("autovacuum = off"))?;
     cluster.sql("CREATE TABLE t AS SELECT i AS id, 0 AS n FROM generate_series(1, 1000) i")?;
     cluster.sql("SELECT pagevault.encrypt('t')")?;
-    let mut standby = standby_of(&cluster, &[])?;
+    let standby = standby_of(&cluster, &[])?;
     // Of block 0 an image is in WAL then, and not of the others.
     cluster.sql("UPDATE t SET n = 1 WHERE ctid = '(0,1)'")?;
     wait_for(&standby, &cluster)?;

@@ -1,7 +1,7 @@
 //! `pagevault-keyring verify`: tablespaces that are not linked yet, and those that are not there.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -10,7 +10,7 @@ use age::x25519::Identity;
 use anyhow::{Result, ensure};
 use pagevault_tests::cluster::run_sql;
 use pagevault_tests::installation::run;
-use pagevault_tests::{Cluster, Settings};
+use pagevault_tests::{Cluster, Settings, StopMode};
 
 fn expect(cluster: &Cluster, directory: &Path, code: i32, words: &[&str]) -> Result<()> {
     let (response, found) = cluster.verify_offline(directory)?;
@@ -73,5 +73,44 @@ fn a_database_in_a_tablespace_that_is_not_linked_is_not_taken_for_dropped() -> R
     ensure!(!checked.status.success(), "{}", String::from_utf8_lossy(&checked.stdout));
     fs::remove_dir_all(&space)?;
     fs::rename(cluster.directory().join("away"), &space)?;
+    cluster.finish()
+}
+
+#[test]
+fn a_tablespace_that_is_not_mounted_is_damage() -> Result<()> {
+    let (mut cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.allow_log("not properly shut down");
+    let space = cluster.make_tablespace("space")?;
+    let number = number_of_space(&cluster)?;
+    cluster.stop(StopMode::Fast)?;
+    let data = cluster.data_directory();
+    let away = cluster.directory().join("away");
+    let damage = format!("damaged      pg_tblspc/{number}: no directory PG_");
+    let absent = |cluster: &Cluster| -> Result<()> {
+        fs::rename(&space, &away)?;
+        expect(cluster, &data, 2, &[&damage, "Damage found: 1."])?;
+        fs::create_dir(&space)?;
+        expect(cluster, &data, 2, &[&damage, "Damage found: 1."])?;
+        fs::remove_dir(&space)?;
+        Ok(fs::rename(&away, &space)?)
+    };
+    // An empty tablespace has a directory, too.
+    expect(&cluster, &data, 0, &["No damage found."])?;
+    absent(&cluster)?;
+    cluster.start_server()?;
+    cluster.sql("CREATE TABLE t TABLESPACE space AS SELECT i FROM generate_series(1, 1000) i")?;
+    cluster.stop(StopMode::Fast)?;
+    absent(&cluster)?;
+
+    // Recovery removes the link.
+    cluster.start_server()?;
+    cluster.sql("DROP TABLE t; CHECKPOINT")?;
+    let link = data.join("pg_tblspc").join(&number);
+    let target = fs::read_link(&link)?;
+    cluster.sql("DROP TABLESPACE space")?;
+    cluster.kill()?;
+    symlink(&target, &link)?;
+    expect(&cluster, &data, 0, &["No damage found."])?;
+    cluster.start_server()?;
     cluster.finish()
 }
