@@ -33,7 +33,7 @@ use crate::regular::{open_regular, read_regular};
 const PG_CLASS: u32 = 1259;
 
 /// Size of `pg_filenode.map` since 16 in bytes; before, it was smaller.
-const LARGEST_MAP: u64 = 524;
+pub(super) const LARGEST_MAP: u64 = 524;
 
 /// The files that relations need, for each database that was examined.
 pub(super) struct Leftovers<'a> {
@@ -123,7 +123,7 @@ fn needed(
 
 /// Relations and the numbers of their files from `pg_filenode.map` (`RelMapFile`, relmapper.c; it
 /// is larger since 16).
-fn mappings(map: &[u8]) -> Option<Vec<(u32, u32)>> {
+pub(super) fn mappings(map: &[u8]) -> Option<Vec<(u32, u32)>> {
     const MAGIC: u32 = 0x0059_2717;
     const MOST: [(usize, usize); 2] = [(512, 62), (524, 64)];
     const HEAD: usize = 8;

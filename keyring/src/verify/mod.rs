@@ -12,6 +12,7 @@ mod headers;
 mod key_records;
 mod leftovers;
 pub mod manifest;
+mod maps;
 mod pages;
 mod records;
 mod referenced;
@@ -41,6 +42,7 @@ use self::databases::replaced_by;
 use self::gaps::{Gap, Gaps};
 use self::key_records::files_concerned;
 use self::leftovers::Leftovers;
+use self::maps::Maps;
 use self::referenced::Referenced;
 use self::report::Report;
 use self::segments::Histories;
@@ -98,6 +100,8 @@ struct Findings {
     wrong: Vec<(RelFile, String, String)>,
     /// Tablespaces whose files are not there.
     absent: Absent,
+    /// Maps of catalogs that are damaged.
+    maps: Maps,
     /// Segments after one that is missing or not full.
     gaps: Gaps,
     /// Those of which recovery decides.
@@ -160,7 +164,8 @@ impl Findings {
             if leftovers.includes(file) { self.left_over(&path) } else { self.damage(what) }
         }
         let absent = std::mem::take(&mut self.absent);
-        absent.rest().for_each(|what| self.damage(what));
+        let maps = std::mem::take(&mut self.maps);
+        absent.rest().chain(maps.rest()).for_each(|what| self.damage(what));
         let mut gaps = std::mem::take(&mut self.gaps);
         for gap in std::mem::take(&mut gaps.found) {
             if leftovers.includes(gap.file) {
@@ -252,6 +257,7 @@ impl Findings {
     fn replayed(&mut self, record: &[u8]) {
         self.concerned.extend(files_concerned(record));
         self.absent.replayed(record);
+        self.maps.replayed(record);
         let Some(referenced) = &mut self.referenced else { return };
         let blocks = blocks_of(record);
         referenced.add(record, &blocks);
@@ -355,6 +361,7 @@ pub fn verify(
     }
     let context =
         Context { keystore: &keystore, unlocked: &unlocked, control, tablespaces: &tablespaces };
+    findings.maps = Maps::of(&context, &files);
     let mut leftovers = Leftovers::new(&context, &files);
     pages::check_segments(&context, &files, &mut leftovers, &mut findings);
     for file in &files.whole {

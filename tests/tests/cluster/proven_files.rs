@@ -304,3 +304,21 @@ fn directories_and_links_of_a_backup_are_compared() -> Result<()> {
     ensure!(!output.status.success() && !said.contains('\u{1b}'), "{said}");
     cluster.finish()
 }
+
+/// A page of a catalog is found by its map.
+#[test]
+fn maps_of_catalogs_must_be_valid() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    let database = cluster.text("SELECT oid FROM pg_database WHERE datname = 'postgres'")?;
+    let data = cluster.data_directory();
+    cluster.stop(StopMode::Fast)?;
+    for map in ["global/pg_filenode.map".to_owned(), format!("base/{database}/pg_filenode.map")] {
+        flip(&data.join(&map), 12)?;
+        let damage = format!("damaged      {map}: not valid");
+        expect(&cluster, &data, 2, &[&damage, "Damage found: 1."])?;
+        flip(&data.join(&map), 12)?;
+        expect(&cluster, &data, 0, &["No damage found."])?;
+    }
+    cluster.start_server()?;
+    cluster.finish()
+}
