@@ -2,6 +2,8 @@
 //! does not start, and neither if a directory is in the place of a file that it makes.
 
 use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
 
 use super::Findings;
 use super::complete::shown;
@@ -36,6 +38,11 @@ const MADE_BY_INITDB: [&str; 20] = [
 /// Which the server does not use itself (since 15), and may be missing.
 const NOT_NEEDED: &str = "pg_stat_tmp";
 
+/// Within `pg_wal`, which is not compared. A server makes those that are missing, and does not
+/// start with anything else in their place (`ValidateXLOGDirectoryStructure`, xlog.c; the second
+/// since 17).
+const OF_WAL: [&str; 2] = ["pg_wal/archive_status", "pg_wal/summaries"];
+
 /// Files that a server makes, renames or removes when it starts (xlog.c, xlogrecovery.c,
 /// postmaster.c, syslogger.c, guc.c), and those with which it does not start.
 const FILES: [&str; 15] = [
@@ -55,6 +62,17 @@ const FILES: [&str; 15] = [
     "tablespace_map",
     "tablespace_map.old",
 ];
+
+/// Reports what is in the place of a directory of WAL. Links to directories are not.
+pub(super) fn require_of_wal(root: &Path, findings: &mut Findings) {
+    for name in OF_WAL {
+        let path = root.join(name);
+        if fs::symlink_metadata(&path).is_ok() && !path.is_dir() {
+            findings
+                .damage(format!("{name}: not a directory, and a server does not start with it"));
+        }
+    }
+}
 
 /// Reports directories that are missing, and those in which the manifest lists no file: as damage
 /// if they are where a server has files of its own, else as added.
@@ -97,6 +115,8 @@ fn is_server(first: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::symlink;
+
     use super::*;
 
     fn compared(change: impl FnOnce(&mut BTreeSet<Vec<u8>>)) -> Findings {
@@ -119,6 +139,24 @@ mod tests {
             let findings = compared(|found| assert!(found.remove(name.as_bytes())));
             assert_eq!(findings.damaged, u64::from(name != NOT_NEEDED), "{name}");
         }
+    }
+
+    #[test]
+    fn only_directories_are_in_the_place_of_those_of_wal() {
+        let root = tempfile::tempdir().unwrap();
+        let path = |name: &str| root.path().join(name);
+        let damaged = || {
+            let mut findings = Findings::default();
+            require_of_wal(root.path(), &mut findings);
+            findings.damaged
+        };
+        fs::create_dir(path("pg_wal")).unwrap();
+        assert_eq!(damaged(), 0);
+        symlink(path("elsewhere"), path(OF_WAL[0])).unwrap();
+        fs::write(path(OF_WAL[1]), "").unwrap();
+        assert_eq!(damaged(), 2);
+        fs::create_dir(path("elsewhere")).unwrap();
+        assert_eq!(damaged(), 1);
     }
 
     #[test]

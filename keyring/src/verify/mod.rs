@@ -361,6 +361,7 @@ pub fn verify(
     }
     let context =
         Context { keystore: &keystore, unlocked: &unlocked, control, tablespaces: &tablespaces };
+    directories::require_of_wal(root, &mut findings);
     findings.maps = Maps::of(&context, &files);
     let mut leftovers = Leftovers::new(&context, &files);
     pages::check_segments(&context, &files, &mut leftovers, &mut findings);

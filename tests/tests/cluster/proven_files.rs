@@ -258,6 +258,13 @@ fn directories_and_links_of_a_backup_are_compared() -> Result<()> {
         expect(&cluster, &backup, 2, &[&damage, "Damage found: 1."])?;
         fs::remove_dir(backup.join(name))?;
     }
+    let status = backup.join("pg_wal/archive_status");
+    fs::remove_dir_all(&status)?;
+    expect(&cluster, &backup, 0, &["No damage found."])?;
+    fs::write(&status, "")?;
+    let damage = "pg_wal/archive_status: not a directory";
+    expect(&cluster, &backup, 2, &[damage, "Damage found: 1."])?;
+    fs::remove_file(&status)?;
     fs::create_dir(backup.join("conf.d"))?;
     expect(&cluster, &backup, 0, &["added        conf.d: a directory without files"])?;
     fs::remove_dir(backup.join("conf.d"))?;
