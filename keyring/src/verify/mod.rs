@@ -316,13 +316,13 @@ pub fn verify(
 ) -> Result<bool, Failure> {
     seal::refuse_tar(data_directory)?;
     if data_directory.join("postmaster.pid").exists() {
-        return Err(refuse("a server is running in the data directory")
+        return Err(refuse("a server is running in the data directory, or was killed")
             .with_detail(format!(
                 "Lock file {} exists.",
                 data_directory.join("postmaster.pid").display()
             ))
             .with_hint(
-                "Stop the server, or verify a base backup. For a running server, use pagevault.verify().",
+                "Stop the server, or verify a base backup. For a running server, use pagevault.verify(). If no server is running there, the lock file is left over from a crash, or is that of the server of which this is a copy: remove it.",
             ));
     }
     let keystore = Keystore::read(data_directory, access)?;

@@ -175,7 +175,14 @@ fn torn_pages_that_recovery_replaces_are_no_damage() -> Result<()> {
     // Of block 0 an image is in WAL then, and not of the others.
     cluster.sql("UPDATE t SET n = 1 WHERE ctid = '(0,1)'")?;
     let path = cluster.data_directory().join(cluster.text("SELECT pg_relation_filepath('t')")?);
+    let lock = cluster.data_directory().join("postmaster.pid");
+    let of_a_server = fs::read(&lock)?;
     cluster.kill()?;
+    // As a crash leaves it, and as it is in snapshots.
+    fs::write(&lock, of_a_server)?;
+    let hint = "or was killed\nDetail: Lock file";
+    expect(&cluster, &cluster.data_directory(), 1, &[hint, "remove it."])?;
+    fs::remove_file(&lock)?;
     let whole = fs::read(&path)?;
     let damaged = |block: usize| {
         let mut bytes = whole.clone();
