@@ -381,11 +381,25 @@ pub fn verify(
     let directories: Vec<_> = [&*pg_wal].into_iter().chain(archive).collect();
     let histories = Histories::read(&segments, control.timeline, &directories)?;
     findings.ask_wal();
+    let before = findings.damaged;
     let runs = records::verify(&context, &segments, &histories, &progress, &mut findings)?;
     complete::require_wal(complete.ranges(), "the backup", &runs, &histories, &mut findings);
     if complete.ranges().is_empty() {
         let required: Vec<_> = control.required(keystore.data_directory()).into_iter().collect();
         complete::require_wal(&required, "the server", &runs, &histories, &mut findings);
+        let redo = (control.timeline, control.redo);
+        let gap = || runs::gap(&runs, &segments, redo, control.segment, &histories);
+        // Where recovery may fetch WAL from elsewhere, a gap means nothing. A defective page or
+        // record, which was reported, makes one, too.
+        if findings.damaged == before
+            && !required.is_empty()
+            && let Some((run, later)) = gap()
+        {
+            findings.damage(format!(
+                "WAL of timeline {} ends or is broken at {}, and continues at {}",
+                run.timeline, run.reached, later.first
+            ));
+        }
     }
     let is_whole = runs.iter().any(|run| run.includes(control.redo));
     if is_whole {

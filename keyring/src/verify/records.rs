@@ -40,6 +40,8 @@ pub(super) fn verify(
 ) -> Result<Vec<Run>, Failure> {
     let mut keys = Keys::of_keystore(context, findings);
     let Control { segment: size, system, timeline: newest, redo, checkpoint, .. } = context.control;
+    let of_redo = context.control.noted.map(|noted| noted.timeline);
+    let is_replayed = |timeline| of_redo.is_some_and(|of| histories.continues(timeline, of, redo));
     let mut expected = Expected::new(system, size, &version(context)?);
     let mut runs = Vec::new();
     let mut reader = Reader { redo, size, ..Reader::default() };
@@ -57,7 +59,8 @@ pub(super) fn verify(
             let (before, learned) = joint.cloned().unwrap_or_default();
             keys.learned = learned;
             let on_disk = checkpoint.filter(|_| timeline == newest).unwrap_or(Lsn::INVALID);
-            reader = Reader { redo, size, timeline, on_disk, ..before };
+            let is_replayed = is_replayed(timeline);
+            reader = Reader { redo, size, timeline, is_replayed, on_disk, ..before };
             reader.runs.iter_mut().for_each(|run| run.timeline = timeline);
         }
         let failed = |error| unreadable(&segment.path, &error);
@@ -133,6 +136,8 @@ struct Reader {
     on_disk: Lsn,
     /// Records from this address on will be replayed, if any are.
     redo: Lsn,
+    /// The timeline is the one of `redo`, or continues it.
+    is_replayed: bool,
     /// Size of a segment.
     size: u64,
     timeline: u32,
@@ -201,8 +206,11 @@ impl Reader {
                     findings.records += 1;
                     self.extend(plus(address, at));
                     keys.learn(&self.record);
-                    // Behind a defective record, which may be the end of WAL, nothing is replayed.
-                    if self.began >= self.redo && self.suspect.is_none() {
+                    // Behind a defective record, which may be the end of WAL, or behind a gap,
+                    // nothing is replayed.
+                    let run = self.runs.last().filter(|run| run.includes(self.redo));
+                    let is_replayed = self.is_replayed && self.began >= self.redo;
+                    if is_replayed && run.is_some() && self.suspect.is_none() {
                         findings.replayed(&self.record);
                     }
                 }

@@ -4,7 +4,7 @@ use pagevault_cipher::Lsn;
 
 use super::headers::{LONG_HEADER, PAGE, SHORT_HEADER, plus};
 use super::manifest::Range;
-use super::segments::Histories;
+use super::segments::{Histories, Segment};
 
 /// WAL without a gap.
 #[derive(Debug, Clone, Copy)]
@@ -40,13 +40,42 @@ impl Run {
     /// if that began after it. Recovery reads no other (`XLogFileReadAnyTLI`, xlogrecovery.c).
     pub(super) fn serves(&self, range: &Range, histories: &Histories) -> bool {
         let last = Lsn(range.end.0.saturating_sub(1));
-        self.timeline == range.timeline
-            || histories.owner(self.timeline, last) == Some(range.timeline)
+        histories.continues(self.timeline, range.timeline, last)
     }
+}
+
+/// Where WAL from `redo` on, on this timeline or one that continues it, ends because a segment is
+/// missing, and the WAL behind that. A crash leaves no such gap: a segment is created, and flushed,
+/// before the next one is (`XLogWrite`, xlog.c). If no segment is missing, a server may have
+/// accepted the end, and not reached what is left over of its future.
+pub(super) fn gap(
+    runs: &[Run],
+    segments: &[Segment],
+    (timeline, redo): (u32, Lsn),
+    size: u64,
+    histories: &Histories,
+) -> Option<(Run, Run)> {
+    let number = |address: Lsn| address.0 / size;
+    runs.iter().find_map(|run| {
+        if !run.includes(redo) || !histories.continues(run.timeline, timeline, redo) {
+            return None;
+        }
+        let end = number(run.reached);
+        let later =
+            runs.iter().filter(|other| other.timeline == run.timeline && number(other.first) > end);
+        let later = later.min_by_key(|other| other.first)?;
+        let between = end..number(later.first);
+        let present = segments.iter().filter(|Segment { name, .. }| {
+            name.timeline == run.timeline && between.contains(&number(name.start(size)))
+        });
+        let is_missing = (present.count() as u64) < between.end - between.start;
+        is_missing.then_some((*run, *later))
+    })
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::segments::tests::segment;
     use super::*;
 
     #[test]
@@ -61,6 +90,39 @@ mod tests {
         assert!(serves(2, 2, 0x700_0000) && !serves(3, 2, 0x700_0000), "of a sibling");
         assert!(!serves(1, 2, 0x700_0000), "of a parent");
         assert!(!serves(9, 1, 0x500_0000), "of an unknown timeline");
+    }
+
+    #[test]
+    fn wal_in_a_later_segment_is_behind_a_gap() {
+        let histories = Histories::of([(2, "1\t0/5000000\n"), (3, "1\t0/1000000\n")]);
+        let run =
+            |timeline, first, reached| Run { timeline, first: Lsn(first), reached: Lsn(reached) };
+        let names =
+            [(1, 1), (1, 2), (1, 4), (1, 6), (2, 1), (2, 5), (2, 7), (3, 1), (3, 2), (3, 5)];
+        let mut segments: Vec<_> = names.map(|(timeline, number)| segment(timeline, number)).into();
+        let found = |runs: &[Run], segments: &[Segment]| {
+            let gap = gap(runs, segments, (1, Lsn(0x200_0100)), 1 << 24, &histories);
+            gap.map(|(run, later)| (run.timeline, run.reached.0, later.first.0))
+        };
+        let before = run(1, 0x80_0000, 0x90_0000);
+        let replayed = run(1, 0x180_0000, 0x300_0000);
+        let next = run(1, 0x400_0028, 0x500_0000);
+        let last = run(1, 0x600_0028, 0x700_0000);
+        assert_eq!(found(&[before, replayed], &segments), None);
+        let gap = Some((1, 0x300_0000, 0x400_0028));
+        assert_eq!(found(&[before, replayed, next, last], &segments), gap);
+        // As a crash may leave them: pages of the last segment.
+        assert_eq!(found(&[replayed, run(1, 0x300_4018, 0x300_8000)], &segments), None);
+        // Of other timelines. Only that of the redo pointer, and what continues it, is replayed.
+        assert_eq!(found(&[replayed, run(2, 0x500_0028, 0x600_0000)], &segments), None);
+        let (child, behind) = (run(2, 0x180_0000, 0x510_0000), run(2, 0x700_0028, 0x800_0000));
+        let gap = Some((2, 0x510_0000, 0x700_0028));
+        assert_eq!(found(&[replayed, child, behind], &segments), gap);
+        let sibling = [run(3, 0x180_0000, 0x300_0000), run(3, 0x500_0028, 0x600_0000)];
+        assert_eq!(found(&sibling, &segments), None);
+        // A server has written this segment since.
+        segments.push(segment(1, 3));
+        assert_eq!(found(&[replayed, next], &segments), None);
     }
 
     #[test]

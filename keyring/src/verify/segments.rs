@@ -93,6 +93,11 @@ impl Histories {
         Some(owner_of(self.0.get(&timeline)?, timeline, address))
     }
 
+    /// Whether `timeline` is this one, or continues it from behind an address.
+    pub(super) fn continues(&self, timeline: u32, parent: u32, address: Lsn) -> bool {
+        timeline == parent || self.owner(timeline, address) == Some(parent)
+    }
+
     /// Whether a page of `of` may be in a segment of `timeline` (`tliInHistory`, timeline.c).
     /// Without a history file every earlier timeline may be an ancestor.
     pub(super) fn has(&self, timeline: u32, of: u32) -> bool {
@@ -131,10 +136,10 @@ impl Histories {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    fn segment(timeline: u32, number: u32) -> Segment {
+    pub(in super::super) fn segment(timeline: u32, number: u32) -> Segment {
         Segment { path: PathBuf::new(), name: Name { timeline, number: (0, number) } }
     }
 

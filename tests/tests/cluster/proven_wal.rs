@@ -268,3 +268,40 @@ fn what_a_server_start_needs_is_not_missing() -> Result<()> {
     cluster.start_server()?;
     cluster.end()
 }
+
+/// Recovery ends at the gap: what is behind it is lost, and replaces no torn page.
+#[test]
+fn a_segment_behind_the_last_checkpoint_is_not_missing() -> Result<()> {
+    let (mut cluster, _keys) = Cluster::with_keys(&Settings::default().wal_segment_size(1))?;
+    cluster.sql("CREATE TABLE t (id int, n int) WITH (autovacuum_enabled = off)")?;
+    cluster.sql("SELECT pagevault.encrypt('t')")?;
+    cluster.sql("INSERT INTO t SELECT i, 0 FROM generate_series(1, 1000) i")?;
+    cluster.sql("CHECKPOINT")?;
+    cluster.sql("SELECT pg_switch_wal()")?;
+    cluster.sql("CREATE TABLE paid AS SELECT generate_series(1, 100) AS id")?;
+    let middle = cluster.text("SELECT pg_walfile_name(pg_current_wal_insert_lsn())")?;
+    cluster.sql("SELECT pg_switch_wal()")?;
+    cluster.sql("UPDATE t SET n = 1 WHERE ctid = '(0,1)'")?;
+    let data = cluster.data_directory();
+    let table = data.join(cluster.text("SELECT pg_relation_filepath('t')")?);
+    cluster.kill()?;
+    let whole = fs::read(&table)?;
+    let mut torn = whole.clone();
+    torn[4000] ^= 1;
+    fs::write(&table, torn)?;
+    expect(&cluster, &data, &[], 0, &["torn         1 pages", "No damage found."])?;
+    let (middle, away) = (data.join("pg_wal").join(middle), cluster.directory().join("away"));
+    fs::rename(&middle, &away)?;
+    let words = ["WAL of timeline 1 ends or is broken at", "and continues at", "block 0:"];
+    expect(&cluster, &data, &[], 2, &words)?;
+    fs::rename(&away, &middle)?;
+    expect(&cluster, &data, &[], 0, &["No damage found."])?;
+    // A server that has started without it writes another one there.
+    fs::rename(&middle, &away)?;
+    fs::write(&table, whole)?;
+    cluster.allow_log("not properly shut down");
+    cluster.start_server()?;
+    cluster.stop(StopMode::Fast)?;
+    expect(&cluster, &data, &[], 0, &["No damage found."])?;
+    cluster.end()
+}
