@@ -3,6 +3,7 @@
 
 mod absent;
 mod blocks;
+mod broken;
 mod complete;
 mod control;
 mod databases;
@@ -37,6 +38,7 @@ pub use self::seal::seal_manifest;
 
 use self::absent::Absent;
 use self::blocks::{Place, blocks_of};
+use self::broken::{Broken, Problem};
 pub(crate) use self::control::Control;
 use self::databases::replaced_by;
 use self::gaps::{Gap, Gaps};
@@ -62,8 +64,8 @@ pub(crate) fn wal_segment(name: &str) -> bool {
     parse_name(name.as_bytes()).is_some()
 }
 
-/// Maximum number of damages that are kept until WAL is read.
-const BROKEN: usize = 100_000;
+/// Maximum number of damages, except of pages, that are kept until WAL is read.
+const WRONG: usize = 100_000;
 
 /// Maximum number of damages that are listed; more are counted.
 const LISTED: usize = 100;
@@ -93,9 +95,8 @@ struct Findings {
     concerned: HashSet<RelFile>,
     /// Such pages of which recovery decides.
     undecided: u64,
-    /// Damaged pages, of which WAL says whether recovery reads them: the path of the file, and
-    /// what is wrong.
-    broken: HashMap<Place, (String, String)>,
+    /// Damaged pages, of which WAL says whether recovery reads them.
+    broken: Broken,
     /// Other damages of files, by the path. WAL says whether a relation needs the file.
     wrong: Vec<(RelFile, String, String)>,
     /// Tablespaces whose files are not there.
@@ -149,15 +150,13 @@ impl Findings {
     /// All WAL is read, and it `is_whole` from the redo pointer on. While it has to be replayed,
     /// pages of files that it concerns may be older or newer than the keystore.
     fn decide(&mut self, control: Control, is_whole: bool, leftovers: &mut Leftovers<'_>) {
-        let mut broken: Vec<_> = std::mem::take(&mut self.broken).into_iter().collect();
-        broken.sort_unstable_by(|((_, _, a), (at, _)), ((_, _, b), (and_at, _))| {
-            (at, a).cmp(&(and_at, b))
-        });
-        for ((file, _, block), (path, problem)) in broken {
-            if leftovers.includes(file) {
-                self.left_over(&path);
+        let broken = std::mem::take(&mut self.broken);
+        for (place, problem) in broken.pages() {
+            let path = broken.path(place);
+            if leftovers.includes(place.0) {
+                self.left_over(path);
             } else {
-                self.damage(format!("{path} block {block}: {problem}"));
+                self.damage(format!("{path} block {}: {}", place.2, problem.text()));
             }
         }
         for (file, path, what) in std::mem::take(&mut self.wrong) {
@@ -197,12 +196,12 @@ impl Findings {
 
     /// A page cannot be decrypted. After a crash, and in a backup, it may have been being written,
     /// or the file may belong to no relation.
-    fn broken(&mut self, place: Place, path: String, problem: String, control: Control) {
-        let is_full = self.broken.len() + self.wrong.len() >= BROKEN;
-        if control.ended || is_full {
-            self.damage(format!("{path} block {}: {problem}", place.2));
-        } else {
-            self.broken.insert(place, (path, problem));
+    fn broken(&mut self, place: Place, path: String, problem: Problem, control: Control) {
+        let what = format!("{path} block {}: {}", place.2, problem.text());
+        if control.ended {
+            self.damage(what);
+        } else if !self.broken.insert(place, path, problem) {
+            self.damage(format!("{what}; there are too many such pages to ask WAL about this one"));
         }
     }
 
@@ -217,7 +216,7 @@ impl Findings {
     ) {
         if leftovers.includes(file) {
             self.left_over(&path);
-        } else if control.ended || self.broken.len() + self.wrong.len() >= BROKEN {
+        } else if control.ended || self.wrong.len() >= WRONG {
             self.damage(what);
         } else {
             self.wrong.push((file, path, what));
@@ -226,7 +225,7 @@ impl Findings {
 
     /// As [`Findings::wrong`], of which WAL may say more.
     fn gap(&mut self, gap: Gap, control: Control, leftovers: &mut Leftovers<'_>) {
-        if control.ended || self.gaps.found.len() >= BROKEN {
+        if control.ended || self.gaps.found.len() >= WRONG {
             self.wrong(gap.file, gap.shown, gap.what, control, leftovers);
         } else {
             self.gaps.add(gap);
@@ -235,10 +234,8 @@ impl Findings {
 
     /// Recovery replaces or removes all files of a database in a tablespace.
     fn replaced(&mut self, tablespace: u32, database: u32) {
-        let before = self.broken.len();
         let is_there = |file: &RelFile| (file.tablespace, file.database) == (tablespace, database);
-        self.broken.retain(|(file, ..), _| !is_there(file));
-        self.torn += (before - self.broken.len()) as u64;
+        self.torn += self.broken.remove_all(is_there);
     }
 
     /// All files are read: what is found in WAL from now on is compared with what was found there.
@@ -266,12 +263,15 @@ impl Findings {
             self.replaced(tablespace, database);
         }
         for (place, restores) in blocks {
-            match self.broken.remove(&place) {
-                Some(_) if restores => self.torn += 1,
-                Some((path, problem)) => {
-                    self.damage(format!("{path} block {}: {problem}", place.2));
-                }
-                None => {}
+            if restores {
+                self.torn += u64::from(self.broken.remove(place));
+                continue;
+            }
+            if let Some(problem) = self.broken.get(place) {
+                let problem = problem.text();
+                let what = format!("{} block {}: {problem}", self.broken.path(place), place.2);
+                self.broken.remove(place);
+                self.damage(what);
             }
         }
     }

@@ -13,6 +13,7 @@ use pagevault_cipher::residue::without_trace;
 use pagevault_cipher::{DataKeyVersion, Fork, PageKey};
 use pagevault_keystore::RelFile;
 
+use super::broken::Problem;
 use super::gaps::Gap;
 use super::leftovers::Leftovers;
 use super::{Context, Findings};
@@ -281,13 +282,6 @@ impl Refusal {
     }
 }
 
-/// Why a page cannot be read.
-enum Problem {
-    /// The keystore does not have its key.
-    Key(String),
-    Content(String),
-}
-
 /// Decrypts and checks a page in place.
 ///
 /// Maps are read with `RBM_ZERO_ON_ERROR` (`vm_readbuf`, visibilitymap.c; `fsm_readbuf`,
@@ -300,7 +294,7 @@ pub(super) fn open(
     page: &mut Page,
     block: u32,
     keys: &mut Keys,
-) -> Result<State, String> {
+) -> Result<State, Problem> {
     let fork = file.fork;
     let is_map = matches!(fork, Fork::FreeSpaceMap | Fork::VisibilityMap);
     let may_be_sealed = page::may_be_sealed(page, block, context.control.checksums);
@@ -311,7 +305,7 @@ pub(super) fn open(
         Err(Problem::Key(_)) if fork == Fork::FreeSpaceMap && !context.control.ended => {
             Ok(State::Emptied)
         }
-        Err(Problem::Key(what) | Problem::Content(what)) => Err(what),
+        Err(problem) => Err(problem),
     }
 }
 
