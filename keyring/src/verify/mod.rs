@@ -267,8 +267,12 @@ impl Findings {
                 self.torn += u64::from(self.broken.remove(place));
                 continue;
             }
-            if let Some(problem) = self.broken.get(place) {
-                let problem = problem.text();
+            // A later record may restore a page whose key only WAL has. The first about it may have
+            // no image even so: `XLOG_HASH_DELETE` has the first page of the bucket only to lock
+            // it, and without checksums `XLOG_HEAP2_VISIBLE` changes a bit (`REGBUF_NO_IMAGE`;
+            // `hashbucketcleanup`, hash.c; `log_heap_visible`, heapam.c). The server judges such a
+            // page when the data directory is consistent.
+            if let Some(Problem::Content(problem)) = self.broken.get(place) {
                 let what = format!("{} block {}: {problem}", self.broken.path(place), place.2);
                 self.broken.remove(place);
                 self.damage(what);
