@@ -46,8 +46,13 @@ pub fn begin_of(history: &[u8]) -> Option<Lsn> {
 /// The timeline of an address in the history of `timeline`: the first that did not end before it.
 #[must_use]
 pub fn owner_of(history: &[u8], timeline: u32, address: Lsn) -> u32 {
-    let owner = lines(history).filter_map(fork).find(|(_, end)| address < *end);
+    let owner = forks(history).find(|(_, end)| address < *end);
     owner.map_or(timeline, |(parent, _)| parent)
+}
+
+/// The lines of a history file: earlier timelines, and where they ended.
+pub fn forks(history: &[u8]) -> impl Iterator<Item = (u32, Lsn)> {
+    lines(history).filter_map(fork)
 }
 
 /// Parses a line of a history file: a timeline, and where it ended.

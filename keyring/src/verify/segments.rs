@@ -2,20 +2,22 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use pagevault_cipher::Lsn;
 use pagevault_keystore::wal_segments::{Name, parse_name};
-use pagevault_keystore::wal_timelines::{history_name, owner_of};
+use pagevault_keystore::wal_timelines::{forks, history_name};
 
 use super::manifest::Range;
 use crate::failure::{Failure, unreadable};
 use crate::regular::read_if_there;
 
-/// Maximum size of a history file in bytes; it has a line of some 100 bytes for each earlier
-/// timeline.
-const MAX_HISTORY: u64 = 16 << 20;
+/// Maximum size of a history file in bytes, and of all of them; they have a line of some 100 bytes
+/// for each earlier timeline.
+const MAX_HISTORY: u64 = 1 << 20;
+const MAX_HISTORIES: usize = 16 << 20;
 
 /// A file in `pg_wal`.
 pub(super) struct Segment {
@@ -62,9 +64,31 @@ pub(super) fn merged(mut segments: Vec<Segment>, mut others: Vec<Segment>) -> Ve
     segments
 }
 
+/// What a history file says.
+#[derive(Default)]
+struct History {
+    parents: BTreeSet<u32>,
+    /// The owners of addresses: where each ended, in this order. Of those that ended no later than
+    /// one before them, no address is.
+    owners: Vec<(Lsn, u32)>,
+}
+
+impl History {
+    fn parse(text: &[u8]) -> History {
+        let mut history = History::default();
+        for (parent, end) in forks(text) {
+            history.parents.insert(parent);
+            if history.owners.last().is_none_or(|(last, _)| *last < end) {
+                history.owners.push((end, parent));
+            }
+        }
+        history
+    }
+}
+
 /// The history files of timelines. The first timeline has none.
 #[derive(Default)]
-pub(super) struct Histories(BTreeMap<u32, Vec<u8>>);
+pub(super) struct Histories(BTreeMap<u32, History>);
 
 impl Histories {
     /// Those of the timelines of `segments`, and of one more, from `pg_wal` or else the archive.
@@ -75,14 +99,21 @@ impl Histories {
     ) -> Result<Histories, Failure> {
         let timelines = segments.iter().map(|segment| segment.name.timeline).chain([more]);
         let mut found = BTreeMap::new();
+        let mut bytes = 0;
         for timeline in timelines.collect::<BTreeSet<_>>() {
             for directory in directories {
                 let path = directory.join(OsStr::from_bytes(&history_name(timeline)));
-                let text = read_if_there(&path, MAX_HISTORY);
-                if let Some(text) = text.map_err(|error| unreadable(&path, &error))? {
-                    found.insert(timeline, text);
-                    break;
+                let failed = |error| unreadable(&path, &error);
+                let Some(text) = read_if_there(&path, MAX_HISTORY).map_err(failed)? else {
+                    continue;
+                };
+                bytes += text.len();
+                if bytes > MAX_HISTORIES {
+                    let what = format!("the history files have more than {MAX_HISTORIES} bytes");
+                    return Err(failed(io::Error::other(what)));
                 }
+                found.insert(timeline, History::parse(&text));
+                break;
             }
         }
         Ok(Histories(found))
@@ -90,7 +121,9 @@ impl Histories {
 
     /// The timeline that an address has in the history of `timeline`; `None` without its file.
     pub(super) fn owner(&self, timeline: u32, address: Lsn) -> Option<u32> {
-        Some(owner_of(self.0.get(&timeline)?, timeline, address))
+        let owners = &self.0.get(&timeline)?.owners;
+        let owner = owners.get(owners.partition_point(|(end, _)| *end <= address));
+        Some(owner.map_or(timeline, |(_, parent)| *parent))
     }
 
     /// Whether `timeline` is this one, or continues it from behind an address.
@@ -102,12 +135,7 @@ impl Histories {
     /// Without a history file every earlier timeline may be an ancestor.
     pub(super) fn has(&self, timeline: u32, of: u32) -> bool {
         let Some(history) = self.0.get(&timeline) else { return (1..=timeline).contains(&of) };
-        let parents = history.split(|byte| *byte == b'\n').filter_map(|line| {
-            let line = line.trim_ascii_start();
-            let digits = line.iter().take_while(|byte| byte.is_ascii_digit()).count();
-            std::str::from_utf8(&line[..digits]).ok()?.parse::<u32>().ok()
-        });
-        of == timeline || parents.into_iter().any(|parent| parent == of)
+        of == timeline || history.parents.contains(&of)
     }
 
     /// Segments that continue one of a parent timeline: for each that does not follow another of
@@ -131,12 +159,16 @@ impl Histories {
 
     #[cfg(test)]
     pub(super) fn of<const N: usize>(files: [(u32, &str); N]) -> Histories {
-        Histories(files.map(|(timeline, text)| (timeline, text.as_bytes().to_vec())).into())
+        Histories(files.map(|(timeline, text)| (timeline, History::parse(text.as_bytes()))).into())
     }
 }
 
 #[cfg(test)]
 pub(super) mod tests {
+    use std::fs;
+
+    use pagevault_keystore::wal_timelines::owner_of;
+
     use super::*;
 
     pub(in super::super) fn segment(timeline: u32, number: u32) -> Segment {
@@ -165,5 +197,32 @@ pub(super) mod tests {
         assert_eq!([0, 1, 2, 3].map(|of| histories.has(2, of)), [false, true, true, false]);
         assert_eq!(histories.owner(4, Lsn(0x600_0000)), Some(2));
         assert_eq!(histories.owner(2, Lsn(0x600_0000)), None);
+    }
+
+    #[test]
+    fn each_address_has_the_owner_that_postgresql_finds() {
+        // In any order, as nothing of PostgreSQL has it.
+        let text = "1\t0/10\n2\t0/30\n3\t0/20\n4\t0/30\n5\t0/40\n1\t0/50\n";
+        let histories = Histories::of([(6, text)]);
+        for address in (0..0x60).map(Lsn) {
+            let owner = owner_of(text.as_bytes(), 6, address);
+            assert_eq!(histories.owner(6, address), Some(owner), "{address}");
+        }
+    }
+
+    #[test]
+    fn history_files_are_limited() {
+        let directory = tempfile::tempdir().unwrap();
+        let read = |timelines: u32, size: u64| {
+            let segments: Vec<_> =
+                (2..2 + timelines).map(|timeline| segment(timeline, 1)).collect();
+            for segment in &segments {
+                let name = history_name(segment.name.timeline);
+                let file = fs::File::create(directory.path().join(OsStr::from_bytes(&name)));
+                file.unwrap().set_len(size).unwrap();
+            }
+            Histories::read(&segments, 1, &[directory.path()]).is_ok()
+        };
+        assert!(read(16, MAX_HISTORY) && !read(17, MAX_HISTORY) && !read(1, MAX_HISTORY + 1));
     }
 }
