@@ -11,6 +11,7 @@ mod directories;
 mod gaps;
 mod headers;
 mod key_records;
+mod labelled;
 mod leftovers;
 pub mod manifest;
 mod maps;
@@ -43,6 +44,7 @@ pub(crate) use self::control::Control;
 use self::databases::replaced_by;
 use self::gaps::{Gap, Gaps};
 use self::key_records::files_concerned;
+use self::labelled::Needed;
 use self::leftovers::Leftovers;
 use self::maps::Maps;
 use self::referenced::Referenced;
@@ -295,8 +297,7 @@ impl Findings {
 /// What to verify beyond the directory, and how to print the result.
 #[derive(Default, clap::Args)]
 pub struct Options {
-    /// Directory with archived WAL that the manifest of the backup names, if it is not in the
-    /// backup
+    /// Directory with archived WAL that the backup needs, if it is not in the backup
     #[arg(long, value_name = "DIR")]
     wal_directory: Option<PathBuf>,
     /// Report damage unless this is a base backup whose manifest was sealed with `seal-manifest`
@@ -376,8 +377,13 @@ pub fn verify(
     if options.require_seal && !complete.is_sealed() {
         findings.damage("there is no manifest with a valid seal".to_owned());
     }
+    let ranges = complete.ranges().to_vec();
+    let mut needed = Needed { wanted: ranges.clone(), required: ranges };
     if let Some(archive) = &options.wal_directory {
-        let archived = segments::archived(&segments, archive, complete.ranges(), control.segment)?;
+        if needed.required.is_empty() {
+            needed = labelled::needed(control, root, archive)?;
+        }
+        let archived = segments::archived(&segments, archive, &needed.wanted, control.segment)?;
         progress.inc_length(archived.iter().map(|segment| length(&segment.path)).sum());
         segments = segments::merged(segments, archived);
     }
@@ -387,8 +393,8 @@ pub fn verify(
     findings.ask_wal();
     let before = findings.damaged;
     let runs = records::verify(&context, &segments, &histories, &progress, &mut findings)?;
-    complete::require_wal(complete.ranges(), "the backup", &runs, &histories, &mut findings);
-    if complete.ranges().is_empty() {
+    complete::require_wal(&needed.required, "the backup", &runs, &histories, &mut findings);
+    if needed.required.is_empty() {
         let required: Vec<_> = control.required(keystore.data_directory()).into_iter().collect();
         complete::require_wal(&required, "the server", &runs, &histories, &mut findings);
         let redo = (control.timeline, control.redo);

@@ -305,3 +305,53 @@ fn a_segment_behind_the_last_checkpoint_is_not_missing() -> Result<()> {
     expect(&cluster, &data, &[], 0, &["No damage found."])?;
     cluster.end()
 }
+
+/// As a snapshot of files, between `pg_backup_start` and `pg_backup_stop`, and its archive.
+#[test]
+fn a_backup_without_a_manifest_has_its_wal_in_the_archive() -> Result<()> {
+    // Without archiving, no backup history file is kept.
+    let settings = Settings::default().wal_segment_size(1).conf("archive_mode = on");
+    let settings = settings.conf("archive_command = 'true'");
+    let (cluster, _keys) = sealing(&settings)?;
+    insert(&cluster, "amsel", 1000)?;
+    cluster.sql("SELECT pagevault.encrypt('t')")?;
+    let backup = Backup::begin(&cluster)?;
+    cluster.sql("SELECT pagevault.rotate_data_key('t')")?;
+    cluster.sql("SELECT pagevault.wait_for_rekey('t'::regclass, '60 s')")?;
+    cluster.sql("SELECT pg_switch_wal()")?;
+    cluster.sql("CHECKPOINT")?;
+    let restored = backup.end()?;
+    let data = restored.data_directory();
+    let (pg_wal, archive) = (data.join("pg_wal"), restored.directory().join("archive"));
+    fs::rename(&pg_wal, &archive)?;
+    fs::create_dir(&pg_wal)?;
+    restored.installation().give(&pg_wal)?;
+    let from = ["--wal-directory", archive.to_str().context("a path")?];
+    let is_whole = || expect(&restored, &data, &from, 0, &["No damage found.", "torn         "]);
+    is_whole()?;
+    let empty = ["--wal-directory", pg_wal.to_str().context("a path")?];
+    expect(&restored, &data, &empty, 2, &["is missing; the backup needs it up to"])?;
+
+    // The end is in the last segment, which also has WAL behind it.
+    let label = fs::read_to_string(data.join("backup_label"))?;
+    let first = label.split("(file ").nth(1).and_then(|rest| rest.get(..24)).context("a label")?;
+    let mut files = fs::read_dir(&archive)?.filter_map(|entry| Some(entry.ok()?.path()));
+    let history = files.find(|path| {
+        path.extension().is_some_and(|extension| extension == "backup")
+            && path.to_string_lossy().contains(first)
+    });
+    let history = history.context("a backup history file")?;
+    let text = fs::read_to_string(&history)?;
+    let stop = text.split("STOP WAL LOCATION: ").nth(1).context("the end")?;
+    let (end, rest) = stop.split_once(" (file ").context("its segment")?;
+    let (last, away) = (archive.join(&rest[..24]), restored.directory().join("away"));
+    fs::rename(&last, &away)?;
+    expect(&restored, &data, &from, 2, &[&format!("the backup needs it up to {end}")])?;
+    fs::rename(&away, &last)?;
+    // As for the backup of a standby.
+    fs::remove_file(&history)?;
+    is_whole()?;
+    fs::rename(archive.join(first), &away)?;
+    expect(&restored, &data, &from, 2, &["is missing; the backup needs it up to"])?;
+    cluster.finish()
+}
