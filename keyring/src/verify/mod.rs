@@ -379,17 +379,20 @@ pub fn verify(
     }
     let ranges = complete.ranges().to_vec();
     let mut needed = Needed { wanted: ranges.clone(), required: ranges };
+    let mut archived = Vec::new();
     if let Some(archive) = &options.wal_directory {
         if needed.required.is_empty() {
             needed = labelled::needed(control, root, archive)?;
         }
-        let archived = segments::archived(&segments, archive, &needed.wanted, control.segment)?;
-        progress.inc_length(archived.iter().map(|segment| length(&segment.path)).sum());
-        segments = segments::merged(segments, archived);
+        archived = segments::archived(&segments, archive, &needed.wanted, control.segment)?;
     }
     let archive = options.wal_directory.as_deref();
     let directories: Vec<_> = [&*pg_wal].into_iter().chain(archive).collect();
-    let histories = Histories::read(&segments, control.timeline, &directories)?;
+    let all = segments.iter().chain(&archived);
+    let histories = Histories::read(all, control.timeline, &directories)?;
+    archived = segments::serving(archived, &needed.wanted, control.segment, &histories);
+    progress.inc_length(archived.iter().map(|segment| length(&segment.path)).sum());
+    segments = segments::merged(segments, archived);
     findings.ask_wal();
     let before = findings.damaged;
     let runs = records::verify(&context, &segments, &histories, &progress, &mut findings)?;

@@ -40,7 +40,7 @@ pub(super) fn segments(directory: &Path) -> Result<Vec<Segment>, Failure> {
     Ok(found)
 }
 
-/// Segments of an archive that have WAL of these ranges, and are not among `segments`.
+/// Segments of an archive that have addresses of these ranges, and are not among `segments`.
 pub(super) fn archived(
     segments: &[Segment],
     archive: &Path,
@@ -49,12 +49,32 @@ pub(super) fn archived(
 ) -> Result<Vec<Segment>, Failure> {
     let mut archived = self::segments(archive)?;
     archived.retain(|segment| {
-        let Lsn(start) = segment.name.start(size);
-        let holds =
-            |range: &Range| start < range.end.0 && range.start.0 < start.saturating_add(size);
-        ranges.iter().any(holds) && segments.iter().all(|other| other.name != segment.name)
+        ranges.iter().any(|range| overlaps(segment, range, size))
+            && segments.iter().all(|other| other.name != segment.name)
     });
     Ok(archived)
+}
+
+/// Of these, segments of a range's timeline, or of one that continues it. An archive may have WAL
+/// of other timelines that began earlier, such as that of a server that was restored to try it.
+pub(super) fn serving(
+    archived: Vec<Segment>,
+    ranges: &[Range],
+    size: u64,
+    histories: &Histories,
+) -> Vec<Segment> {
+    let serves = |segment: &Segment, range: &Range| {
+        let last = Lsn(range.end.0.saturating_sub(1));
+        overlaps(segment, range, size)
+            && histories.continues(segment.name.timeline, range.timeline, last)
+    };
+    let is_needed = |segment: &Segment| ranges.iter().any(|range| serves(segment, range));
+    archived.into_iter().filter(is_needed).collect()
+}
+
+fn overlaps(segment: &Segment, range: &Range, size: u64) -> bool {
+    let Lsn(start) = segment.name.start(size);
+    start < range.end.0 && range.start.0 < start.saturating_add(size)
 }
 
 /// All of them, by timeline and address.
@@ -92,12 +112,12 @@ pub(super) struct Histories(BTreeMap<u32, History>);
 
 impl Histories {
     /// Those of the timelines of `segments`, and of one more, from `pg_wal` or else the archive.
-    pub(super) fn read(
-        segments: &[Segment],
+    pub(super) fn read<'a>(
+        segments: impl IntoIterator<Item = &'a Segment>,
         more: u32,
         directories: &[&Path],
     ) -> Result<Histories, Failure> {
-        let timelines = segments.iter().map(|segment| segment.name.timeline).chain([more]);
+        let timelines = segments.into_iter().map(|segment| segment.name.timeline).chain([more]);
         let mut found = BTreeMap::new();
         let mut bytes = 0;
         for timeline in timelines.collect::<BTreeSet<_>>() {
@@ -224,5 +244,22 @@ pub(super) mod tests {
             Histories::read(&segments, 1, &[directory.path()]).is_ok()
         };
         assert!(read(16, MAX_HISTORY) && !read(17, MAX_HISTORY) && !read(1, MAX_HISTORY + 1));
+    }
+
+    #[test]
+    fn wal_of_other_timelines_is_left_in_the_archive() {
+        let histories = Histories::of([(2, "1\t0/4000000\n"), (3, "1\t0/6800000\n")]);
+        let serving = |range: Range| -> Vec<(u32, u32)> {
+            let segments = [(1, 4), (1, 5), (1, 6), (1, 7), (2, 5), (2, 6), (3, 6), (3, 7), (4, 5)];
+            let segments = segments.map(|(timeline, number)| segment(timeline, number));
+            let found = self::serving(segments.into(), &[range], 16 << 20, &histories);
+            found.iter().map(|Segment { name, .. }| (name.timeline, name.number.1)).collect()
+        };
+        let range = |timeline, start, end| Range { timeline, start: Lsn(start), end: Lsn(end) };
+        let found = serving(range(1, 0x500_0028, 0x680_0000));
+        assert_eq!(found, [(1, 5), (1, 6), (3, 6)], "timeline 3 continues it");
+        assert_eq!(serving(range(1, 0x500_0028, 0x680_0001)), [(1, 5), (1, 6)]);
+        assert_eq!(serving(range(2, 0x500_0028, 0x600_0000)), [(2, 5)]);
+        assert_eq!(serving(range(1, 0x600_0028, u64::MAX)), [(1, 6), (1, 7)]);
     }
 }
