@@ -391,7 +391,16 @@ pub fn verify(
     let all = segments.iter().chain(&archived);
     let histories = Histories::read(all, control.timeline, &directories)?;
     archived = segments::serving(archived, &needed.wanted, control.segment, &histories);
-    progress.inc_length(archived.iter().map(|segment| length(&segment.path)).sum());
+    for segment in &archived {
+        let (path, length) = (&segment.path, length(&segment.path));
+        progress.inc_length(length);
+        // Recovery ends at a file of another size (`RestoreArchivedFile`, xlogarchive.c), wherever
+        // its WAL ends.
+        if length != control.segment {
+            let size = control.segment;
+            findings.damage(format!("{}: {length} bytes instead of {size}", path.display()));
+        }
+    }
     segments = segments::merged(segments, archived);
     findings.ask_wal();
     let before = findings.damaged;

@@ -345,6 +345,16 @@ fn a_backup_without_a_manifest_has_its_wal_in_the_archive() -> Result<()> {
     let stop = text.split("STOP WAL LOCATION: ").nth(1).context("the end")?;
     let (end, rest) = stop.split_once(" (file ").context("its segment")?;
     let (last, away) = (archive.join(&rest[..24]), restored.directory().join("away"));
+    // Of another size, behind what is needed.
+    let file = fs::OpenOptions::new().write(true).open(&last)?;
+    let size = file.metadata()?.len();
+    for other in [size - 8192, size + 1] {
+        file.set_len(other)?;
+        let what = format!("{}: {other} bytes instead of {size}", last.display());
+        expect(&restored, &data, &from, 2, &[&what, "Damage found: 1."])?;
+    }
+    file.set_len(size)?;
+    is_whole()?;
     fs::rename(&last, &away)?;
     expect(&restored, &data, &from, 2, &[&format!("the backup needs it up to {end}")])?;
     fs::rename(&away, &last)?;
