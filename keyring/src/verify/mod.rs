@@ -406,10 +406,11 @@ pub fn verify(
     let before = findings.damaged;
     let runs = records::verify(&context, &segments, &histories, &progress, &mut findings)?;
     complete::require_wal(&needed.required, "the backup", &runs, &histories, &mut findings);
+    let of_redo = control.noted.map_or(0, |noted| noted.timeline);
     if needed.required.is_empty() {
         let required: Vec<_> = control.required(keystore.data_directory()).into_iter().collect();
         complete::require_wal(&required, "the server", &runs, &histories, &mut findings);
-        let redo = (control.timeline, control.redo);
+        let redo = (of_redo, control.redo);
         let gap = || runs::gap(&runs, &segments, redo, control.segment, &histories);
         // Where recovery may fetch WAL from elsewhere, a gap means nothing. A defective page or
         // record, which was reported, makes one, too.
@@ -423,7 +424,7 @@ pub fn verify(
             ));
         }
     }
-    let is_whole = runs.iter().any(|run| run.includes(control.redo));
+    let is_whole = runs.iter().any(|run| run.is_replayed(of_redo, control.redo, &histories));
     if is_whole {
         leftovers.wal_is_read(findings.referenced.take());
     }

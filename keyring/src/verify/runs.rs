@@ -36,6 +36,11 @@ impl Run {
         self.first <= plus(address, header) && address <= self.reached
     }
 
+    /// Whether recovery begins in it, at `redo` of this timeline.
+    pub(super) fn is_replayed(&self, timeline: u32, redo: Lsn, histories: &Histories) -> bool {
+        self.includes(redo) && histories.continues(self.timeline, timeline, redo)
+    }
+
     /// Whether it is WAL of a range's timeline up to the end of the range: of a later timeline only
     /// if that began after it. Recovery reads no other (`XLogFileReadAnyTLI`, xlogrecovery.c).
     pub(super) fn serves(&self, range: &Range, histories: &Histories) -> bool {
@@ -57,7 +62,7 @@ pub(super) fn gap(
 ) -> Option<(Run, Run)> {
     let number = |address: Lsn| address.0 / size;
     runs.iter().find_map(|run| {
-        if !run.includes(redo) || !histories.continues(run.timeline, timeline, redo) {
+        if !run.is_replayed(timeline, redo, histories) {
             return None;
         }
         let end = number(run.reached);
