@@ -6,6 +6,7 @@
 //!       KeyFile      keys of the provider `file`, made by the real pagevault-keyring
 //!       DataFile     one file of a relation on disk, read without the server
 //!   leaks            values that must not be on disk, and a scanner for their encodings
+//!   sealing          pages as a server wrote them, sealed and opened by the library
 //! ```
 //!
 //! If the tests run as root, servers and programs run as the unprivileged user
