@@ -36,7 +36,7 @@ fn a_former_primary_follows() -> Result<()> {
         ))?;
     }
     let mut b = standby_of(&a, &[])?;
-    [&mut a, &mut b].map(allow_what_failovers_say);
+    [&mut a, &mut b].into_iter().for_each(allow_what_failovers_say);
     change(&a)?;
     wait_for(&b, &a)?;
     b.promote()?;
@@ -118,7 +118,7 @@ fn a_former_primary_that_crashed_in_a_rotation_follows() -> Result<()> {
     for change in ["rotate_data_key", "decrypt"] {
         let (mut a, _keys) = cluster(&settings())?;
         let mut b = standby_of(&a, &[])?;
-        [&mut a, &mut b].map(allow_what_failovers_say);
+        [&mut a, &mut b].into_iter().for_each(allow_what_failovers_say);
         // A checkpoint writes `forged`, and has no other page to write.
         a.sql("VACUUM t")?;
         a.sql("CHECKPOINT; UPDATE forged SET id = id")?;
@@ -160,7 +160,7 @@ fn a_standby_ahead_of_the_promoted_one_follows() -> Result<()> {
         let (mut a, _keys) = cluster(&settings())?;
         let mut ahead = standby_of(&a, &[])?;
         let mut b = standby_of(&a, &[])?;
-        [&mut a, &mut b].map(allow_what_failovers_say);
+        [&mut a, &mut b].into_iter().for_each(allow_what_failovers_say);
         a.sql("UPDATE t SET id = id; CHECKPOINT; SELECT pg_logical_emit_message(true, '', '')")?;
         wait_for(&b, &a)?;
         let rows = a.text("SELECT count(*) || ' ' || sum(id) FROM t")?;
@@ -184,7 +184,7 @@ fn a_restored_standby_ahead_of_the_promoted_one_follows() -> Result<()> {
     for change in ["rotate_data_key", "decrypt"] {
         let (mut a, _keys) = cluster(&settings())?;
         let mut b = standby_of(&a, &[])?;
-        [&mut a, &mut b].map(allow_what_failovers_say);
+        [&mut a, &mut b].into_iter().for_each(allow_what_failovers_say);
         a.sql("VACUUM t")?;
         let backup = Backup::begin_with_files(&a)?;
         a.sql("UPDATE t SET id = id WHERE id > 900; CHECKPOINT")?;
