@@ -210,7 +210,8 @@ impl Group {
     }
 
     /// Waits until there is a leader, all others stream from it, and one of them is synchronous.
-    /// Returns the leader.
+    /// Returns the leader. All accept connections: a node that was rewound streams before it is
+    /// consistent.
     pub(crate) fn whole(&self) -> Result<usize> {
         let others = self.nodes.len() - 1;
         let mut leader = 0;
@@ -220,6 +221,7 @@ impl Group {
             let streaming = group.nodes[number].text(streaming)?;
             ensure!(streaming == others.to_string(), "{streaming} of {others} are streaming");
             group.synchronous()?;
+            group.nodes.iter().try_for_each(|node| node.text("SELECT 1").map(drop))?;
             leader = number;
             Ok(())
         })?;
