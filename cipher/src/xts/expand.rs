@@ -29,6 +29,15 @@ impl<const N: usize> RoundKeys<N> {
     }
 }
 
+/// References to keys, for a turn of a loop. The compiler must not know that they are the same in
+/// each turn: it would load the keys before the loop, and for want of registers store some on the
+/// stack, where nothing wipes them.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+#[inline]
+pub(super) fn again<T>(keys: T) -> T {
+    core::hint::black_box(keys)
+}
+
 fn expand<const N: usize>(key: &[u8]) -> [Block; N] {
     let key_words = key.as_chunks::<4>().0;
     let mut round_keys = [[0; 16]; N];

@@ -26,7 +26,6 @@ pub(super) mod vaes512;
 #[cfg(test)]
 mod tests;
 
-use core::hint::black_box;
 use core::ops::Range;
 
 use polyval::Polyval;
@@ -136,14 +135,6 @@ pub(crate) fn open(
         Schedule::Kernel128(kernel, keys) => Some(kernel.open_hashed(keys, job, page, &mut visit)),
         Schedule::Portable256(_) | Schedule::Portable128(_) => None,
     }
-}
-
-/// References to keys, for a turn of a loop. The compiler must not know that they are the same in
-/// each turn: it would load the keys before the loop, and for want of registers store some on the
-/// stack.
-#[inline]
-fn again<T>(keys: T) -> T {
-    black_box(keys)
 }
 
 /// The tweak of the block before: the inverse of [`super::multiply_by_x`], with

@@ -5,12 +5,11 @@
 
 use core::arch::x86_64::*;
 use core::array;
-use core::hint::black_box;
 
 use safe_unaligned_simd::x86_64::{_mm_storeu_si128, _mm256_loadu_si256, _mm256_storeu_si256};
 
 use super::aesni::{Rounds, encrypt_tweak, load, multiply_by_x};
-use super::expand::RoundKeys;
+use super::expand::{RoundKeys, again};
 use super::{Block, Tweak};
 
 /// The bytes of a register.
@@ -95,7 +94,7 @@ pub(super) fn run_group<const SEAL: bool, const W: usize>(
     tweaks: &[__m256i; W],
     state: &mut [__m256i; W],
 ) {
-    let key = broadcast(reload(rounds.first));
+    let key = broadcast(again(rounds.first));
     for (block, tweak) in state.iter_mut().zip(tweaks) {
         *block = _mm256_xor_si256(*block, _mm256_xor_si256(*tweak, key));
     }
@@ -109,7 +108,7 @@ pub(super) fn run_group<const SEAL: bool, const W: usize>(
             };
         }
     }
-    let key = broadcast(reload(rounds.last));
+    let key = broadcast(again(rounds.last));
     for (block, tweak) in state.iter_mut().zip(tweaks) {
         // The last round XORs its key anyway: include the tweak in the same instruction.
         let key = _mm256_xor_si256(key, *tweak);
@@ -119,13 +118,6 @@ pub(super) fn run_group<const SEAL: bool, const W: usize>(
             _mm256_aesdeclast_epi128(*block, key)
         };
     }
-}
-
-/// The compiler may not load this key before the caller's loop: for want of a register it would
-/// store it on the stack, where nothing wipes it.
-#[inline]
-fn reload(key: &Block) -> &Block {
-    black_box(key)
 }
 
 #[inline]

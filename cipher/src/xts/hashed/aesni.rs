@@ -1,5 +1,5 @@
 //! On 128-bit registers: eight blocks interleaved, two times to a group. For what is not inlined,
-//! and for `again`, see [`super`].
+//! and for [`again`], see [`super`].
 
 use core::arch::x86_64::*;
 
@@ -7,8 +7,8 @@ use safe_unaligned_simd::x86_64::{_mm_loadu_si128, _mm_storeu_si128};
 
 use super::super::Block;
 use super::super::aesni::{Rounds, encrypt_tweak, load, multiply_by_x, multiply_by_x8};
-use super::super::expand::RoundKeys;
-use super::{BLOCKS, GROUP, GROUPS, Groups, Job, Powers, again};
+use super::super::expand::{RoundKeys, again};
+use super::{BLOCKS, GROUP, GROUPS, Groups, Job, Powers};
 use crate::layout::Page;
 
 /// Blocks whose rounds are interleaved.

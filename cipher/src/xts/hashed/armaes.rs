@@ -1,5 +1,5 @@
 //! With the AES instructions of aarch64: eight blocks interleaved, two times to a group. For what
-//! is not inlined, and for `again`, see [`super`].
+//! is not inlined, and for [`again`], see [`super`].
 
 use core::arch::aarch64::*;
 
@@ -8,8 +8,8 @@ use super::super::armaes::{
     GROUP as HALF, Rounds, Tweaks, encrypt_tweak, first_tweaks, load, multiply_by_x8, run_group,
     store,
 };
-use super::super::expand::RoundKeys;
-use super::{GROUP, GROUPS, Groups, Job, Powers, again, divide_by_x};
+use super::super::expand::{RoundKeys, again};
+use super::{GROUP, GROUPS, Groups, Job, Powers, divide_by_x};
 use crate::layout::Page;
 
 /// What passes from group to group.

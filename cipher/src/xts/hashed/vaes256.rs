@@ -1,4 +1,4 @@
-//! On 256-bit registers: eight registers to a group. For what is not inlined, and for `again`, see
+//! On 256-bit registers: eight registers to a group. For what is not inlined, and for [`again`], see
 //! [`super`].
 
 use core::arch::x86_64::*;
@@ -7,10 +7,10 @@ use safe_unaligned_simd::x86_64::{_mm_storeu_si128, _mm256_loadu_si256, _mm256_s
 
 use super::super::Block;
 use super::super::aesni::{Rounds, encrypt_tweak};
-use super::super::expand::RoundKeys;
+use super::super::expand::{RoundKeys, again};
 use super::super::vaes256::{Lanes, WIDTH, first_tweaks, multiply_by_x16, run_group};
 use super::aesni::{divide_by_x, reduce};
-use super::{BLOCKS, GROUP, GROUPS, Groups, Job, Powers, again};
+use super::{BLOCKS, GROUP, GROUPS, Groups, Job, Powers};
 use crate::layout::Page;
 
 type Registers = [__m256i; WIDTH];

@@ -9,11 +9,11 @@ use core::arch::x86_64::*;
 use safe_unaligned_simd::x86_64::{_mm_storeu_si128, _mm512_loadu_si512, _mm512_storeu_si512};
 
 use super::super::aesni::{encrypt_tweak, load};
-use super::super::expand::RoundKeys;
+use super::super::expand::{RoundKeys, again};
 use super::super::vaes512::{LANES, WIDTH, multiply_by_powers, multiply_by_x16, run_group, xor3};
 use super::super::{Block, Tweak};
 use super::aesni::{divide_by_x, reduce};
-use super::{BLOCKS, GROUP, GROUPS, Groups, Job, POWERS, Powers, again};
+use super::{BLOCKS, GROUP, GROUPS, Groups, Job, POWERS, Powers};
 use crate::layout::Page;
 
 type Registers = [__m512i; WIDTH];
