@@ -338,9 +338,17 @@ impl Cluster {
     /// # Errors
     /// When there is no such relation or it has no storage.
     pub fn files(&self, relation: &str) -> Result<Vec<DataFile>> {
+        DataFile::find(&self.data_directory().join(self.relation_path(relation)?))
+    }
+
+    /// The first file of a relation, relative to the data directory.
+    ///
+    /// # Errors
+    /// When there is no such relation or it has no storage.
+    pub fn relation_path(&self, relation: &str) -> Result<PathBuf> {
         let path = self.text(&format!("SELECT pg_relation_filepath('{relation}')"))?;
         ensure!(!path.is_empty(), "{relation} has no storage");
-        DataFile::find(&self.data_directory().join(path))
+        Ok(path.into())
     }
 
     /// The files of a table, its indexes, its TOAST table and the TOAST index.

@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 
 use crate::Cluster;
 use crate::installation::run;
@@ -60,6 +60,20 @@ impl Cluster {
         let output = self.program("pagevault-keyring").arg("verify").arg(directory).output()?;
         let response = [output.stdout, output.stderr].concat();
         Ok((String::from_utf8_lossy(&response).into_owned(), output.status.code()))
+    }
+
+    /// Verifies `directory` like [`Cluster::verify_offline`], and expects this exit code and these
+    /// words in the output.
+    ///
+    /// # Errors
+    /// When something else comes out.
+    pub fn expect_verified(&self, directory: &Path, code: i32, words: &[&str]) -> Result<()> {
+        let (response, found) = self.verify_offline(directory)?;
+        ensure!(found == Some(code), "exit code {found:?} instead of {code}: {response}");
+        for word in words {
+            ensure!(response.contains(word), "{word}: {response}");
+        }
+        Ok(())
     }
 
     /// Stock `pg_basebackup` into `target`, which verifies page checksums and fails on a bad one,

@@ -1,7 +1,6 @@
 //! `pagevault-keyring verify` of base backups: what is missing, changed or added is noticed.
 
 use std::fs;
-use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::backup::Backup;
@@ -12,15 +11,6 @@ use pagevault_tests::wal::Segment;
 use pagevault_tests::{Cluster, Settings, StopMode};
 
 use crate::wal::{insert, sealing};
-
-fn expect(cluster: &Cluster, backup: &Path, code: i32, words: &[&str]) -> Result<()> {
-    let (response, found) = cluster.verify_offline(backup)?;
-    ensure!(found == Some(code), "exit code {found:?} instead of {code}: {response}");
-    for word in words {
-        ensure!(response.contains(word), "{word}: {response}");
-    }
-    Ok(())
-}
 
 #[test]
 fn a_backup_proves_that_it_is_complete() -> Result<()> {
@@ -38,7 +28,7 @@ fn a_backup_proves_that_it_is_complete() -> Result<()> {
     let copied = cluster.directory().join("copied");
     let mapping = format!("--tablespace-mapping={}={}", space.display(), copied.display());
     cluster.base_backup_with(&backup, &["-X", "fetch", &mapping])?;
-    expect(&cluster, &backup, 0, &["No damage found.", "manifest     compared with"])?;
+    cluster.expect_verified(&backup, 0, &["No damage found.", "manifest     compared with"])?;
 
     // A whole relation: no other check of this program can notice that.
     let elsewhere = cluster.text("SELECT pg_relation_filepath('elsewhere')")?;
@@ -47,14 +37,14 @@ fn a_backup_proves_that_it_is_complete() -> Result<()> {
         let relation = backup.join(&gone);
         fs::rename(&relation, &away)?;
         let missing = format!("{gone}: missing, according to backup_manifest");
-        expect(&cluster, &backup, 2, &[&missing, "Damage found: 1."])?;
+        cluster.expect_verified(&backup, 2, &[&missing, "Damage found: 1."])?;
         fs::rename(&away, &relation)?;
     }
 
     // The label: a server would begin recovery at the wrong place.
     let label = backup.join("backup_label");
     fs::rename(&label, &away)?;
-    expect(&cluster, &backup, 2, &["backup_label: missing"])?;
+    cluster.expect_verified(&backup, 2, &["backup_label: missing"])?;
     fs::rename(&away, &label)?;
 
     let ident = backup.join("pg_ident.conf");
@@ -62,25 +52,33 @@ fn a_backup_proves_that_it_is_complete() -> Result<()> {
     let mut changed = whole.clone();
     changed[0] ^= 1;
     fs::write(&ident, &changed)?;
-    expect(&cluster, &backup, 2, &["pg_ident.conf: another checksum", "Damage found: 1."])?;
+    cluster.expect_verified(
+        &backup,
+        2,
+        &["pg_ident.conf: another checksum", "Damage found: 1."],
+    )?;
     fs::write(&ident, &whole[1..])?;
-    expect(&cluster, &backup, 2, &["pg_ident.conf: another size", "Damage found: 1."])?;
+    cluster.expect_verified(&backup, 2, &["pg_ident.conf: another size", "Damage found: 1."])?;
     fs::write(&ident, &whole)?;
 
     fs::write(backup.join("base/1/4711"), "")?;
-    expect(&cluster, &backup, 2, &["base/1/4711: not in backup_manifest", "Damage found: 1."])?;
+    cluster.expect_verified(
+        &backup,
+        2,
+        &["base/1/4711: not in backup_manifest", "Damage found: 1."],
+    )?;
     fs::remove_file(backup.join("base/1/4711"))?;
     fs::write(backup.join("recovery.signal"), "")?;
-    expect(&cluster, &backup, 0, &["No damage found."])?;
+    cluster.expect_verified(&backup, 0, &["No damage found."])?;
 
     let manifest = backup.join("backup_manifest");
     let text = fs::read_to_string(&manifest)?;
     fs::write(&manifest, text.replacen("\"Size\": 3,", "\"Size\": 4,", 1))?;
-    expect(&cluster, &backup, 2, &["backup_manifest: its own checksum is wrong"])?;
+    cluster.expect_verified(&backup, 2, &["backup_manifest: its own checksum is wrong"])?;
     fs::remove_file(&manifest)?;
-    expect(&cluster, &backup, 0, &["manifest     none"])?;
+    cluster.expect_verified(&backup, 0, &["manifest     none"])?;
     fs::write(&manifest, &text)?;
-    expect(&cluster, &backup, 0, &["No damage found."])?;
+    cluster.expect_verified(&backup, 0, &["No damage found."])?;
     cluster.finish()
 }
 
@@ -91,7 +89,7 @@ fn wal_that_is_cut_before_the_end_of_the_backup_is_noticed() -> Result<()> {
     insert(&cluster, "drossel", 100)?;
     let backup = cluster.directory().join("backup");
     cluster.base_backup_with(&backup, &["-X", "fetch"])?;
-    expect(&cluster, &backup, 0, &["No damage found."])?;
+    cluster.expect_verified(&backup, 0, &["No damage found."])?;
     let text = fs::read_to_string(backup.join("backup_manifest"))?;
     let end = text.split("\"End-LSN\": \"").nth(1).and_then(|rest| rest.split('"').next());
     let end = end.context("the manifest's End-LSN")?;
@@ -108,9 +106,9 @@ fn wal_that_is_cut_before_the_end_of_the_backup_is_noticed() -> Result<()> {
     let from = (low - 1) as usize / 8192 * 8192;
     cut[from..].fill(0);
     fs::write(path, &cut)?;
-    expect(&cluster, &backup, 2, &["the backup needs it up to", end])?;
+    cluster.expect_verified(&backup, 2, &["the backup needs it up to", end])?;
     fs::remove_file(path)?;
-    expect(&cluster, &backup, 2, &["the backup needs it up to", end])?;
+    cluster.expect_verified(&backup, 2, &["the backup needs it up to", end])?;
 
     // It may be elsewhere.
     let archive = cluster.directory().join("archive");
@@ -122,7 +120,7 @@ fn wal_that_is_cut_before_the_end_of_the_backup_is_noticed() -> Result<()> {
     verify.arg("verify").arg("--wal-directory").arg(&archive).arg(&backup);
     ensure!(run(&mut verify)?.contains("No damage found."));
     fs::write(path, &whole)?;
-    expect(&cluster, &backup, 0, &["No damage found."])?;
+    cluster.expect_verified(&backup, 0, &["No damage found."])?;
     cluster.finish()
 }
 
@@ -157,7 +155,7 @@ fn backups_of_each_server_and_timeline_are_complete() -> Result<()> {
             server.base_backup_with(&backup, &["-X", method, "--manifest-checksums=SHA256"])?;
             let mut seal = server.program("pagevault-keyring");
             run(seal.arg("seal-manifest").arg(&backup))?;
-            expect(server, &backup, 0, &["No damage found.", "manifest     compared"])?;
+            server.expect_verified(&backup, 0, &["No damage found.", "manifest     compared"])?;
             fs::remove_dir_all(&backup)?;
         }
     }
@@ -183,7 +181,7 @@ fn torn_pages_that_recovery_replaces_are_no_damage() -> Result<()> {
     // As a crash leaves it, and as it is in snapshots.
     fs::write(&lock, of_a_server)?;
     let hint = "or was killed\nDetail: Lock file";
-    expect(&cluster, &cluster.data_directory(), 1, &[hint, "remove it."])?;
+    cluster.expect_verified(&cluster.data_directory(), 1, &[hint, "remove it."])?;
     fs::remove_file(&lock)?;
     let whole = fs::read(&path)?;
     let damaged = |block: usize| {
@@ -193,15 +191,19 @@ fn torn_pages_that_recovery_replaces_are_no_damage() -> Result<()> {
     };
     let data = cluster.data_directory();
     damaged(1)?;
-    expect(&cluster, &data, 2, &["block 1: the checksum of the encrypted page is wrong"])?;
+    cluster.expect_verified(&data, 2, &["block 1: the checksum of the encrypted page is wrong"])?;
     damaged(0)?;
-    expect(&cluster, &data, 0, &["torn         1 pages that were being written", "No damage"])?;
+    cluster.expect_verified(
+        &data,
+        0,
+        &["torn         1 pages that were being written", "No damage"],
+    )?;
     cluster.start_server()?;
     ensure!(cluster.text("SELECT sum(n) FROM t")? == "1", "the update is lost");
     cluster.stop(StopMode::Fast)?;
-    expect(&cluster, &data, 0, &["No damage found."])?;
+    cluster.expect_verified(&data, 0, &["No damage found."])?;
     damaged(0)?;
-    expect(&cluster, &data, 2, &["block 0: the checksum of the encrypted page is wrong"])?;
+    cluster.expect_verified(&data, 2, &["block 0: the checksum of the encrypted page is wrong"])?;
     cluster.finish()
 }
 
@@ -226,7 +228,7 @@ fn pages_that_wal_mentions_before_it_restores_them_are_no_damage() -> Result<()>
         cluster.sql("CHECKPOINT")?;
         let restored = backup.end()?;
         let data = restored.data_directory();
-        expect(&restored, &data, 0, &["No damage found.", "torn         "])?;
+        restored.expect_verified(&data, 0, &["No damage found.", "torn         "])?;
         restored.start_server()?;
         let mut client = restored.client()?;
         run_sql(&mut client, "SET enable_seqscan = off")?;
@@ -234,7 +236,7 @@ fn pages_that_wal_mentions_before_it_restores_them_are_no_damage() -> Result<()>
         ensure!(rows == "1500", "{rows} rows");
         drop(client);
         restored.stop(StopMode::Fast)?;
-        expect(&restored, &data, 0, &["No damage found."])?;
+        restored.expect_verified(&data, 0, &["No damage found."])?;
         restored.finish()?;
         cluster.finish()?;
     }

@@ -11,20 +11,6 @@ use pagevault_tests::cluster::run_sql;
 use pagevault_tests::installation::run;
 use pagevault_tests::{Cluster, Settings, StopMode};
 
-fn expect(cluster: &Cluster, directory: &Path, code: i32, words: &[&str]) -> Result<()> {
-    let (response, found) = cluster.verify_offline(directory)?;
-    ensure!(found == Some(code), "exit code {found:?} instead of {code}: {response}");
-    for word in words {
-        ensure!(response.contains(word), "{word}: {response}");
-    }
-    Ok(())
-}
-
-fn path_of(cluster: &Cluster, relation: &str) -> Result<PathBuf> {
-    let path = cluster.text(&format!("SELECT pg_relation_filepath('{relation}')"))?;
-    Ok(PathBuf::from(path))
-}
-
 fn flip(path: &Path, at: u64) -> Result<()> {
     let file = OpenOptions::new().read(true).write(true).open(path)?;
     let mut byte = [0];
@@ -39,7 +25,7 @@ fn half_a_block_at_the_end_of_a_relation_is_no_damage() -> Result<()> {
     cluster.allow_log("could not verify checksum in file");
     cluster.sql("CREATE TABLE t AS SELECT i AS id FROM generate_series(1, 1000) i")?;
     cluster.sql("SELECT pagevault.encrypt('t')")?;
-    let relation = path_of(&cluster, "t")?;
+    let relation = cluster.relation_path("t")?;
     let data = cluster.data_directory();
     cluster.stop(StopMode::Fast)?;
     let path = data.join(&relation);
@@ -48,11 +34,11 @@ fn half_a_block_at_the_end_of_a_relation_is_no_damage() -> Result<()> {
     bytes.extend([7; 4096]);
     fs::write(&path, &bytes)?;
     let place = format!("partial      {} block {blocks}: the file ends", relation.display());
-    expect(&cluster, &data, 0, &[&place, "No damage found."])?;
+    cluster.expect_verified(&data, 0, &[&place, "No damage found."])?;
     cluster.start_server()?;
     let backup = cluster.directory().join("backup");
     cluster.base_backup_with(&backup, &["-X", "fetch"])?;
-    expect(&cluster, &backup, 0, &[&place, "manifest     compared", "No damage found."])?;
+    cluster.expect_verified(&backup, 0, &[&place, "manifest     compared", "No damage found."])?;
     cluster.sql("INSERT INTO t SELECT i FROM generate_series(1, 5000) i")?;
     ensure!(cluster.text("SELECT count(*) FROM t")? == "6000");
     cluster.stop(StopMode::Fast)?;
@@ -68,7 +54,7 @@ fn files_without_relation_in_a_backup_are_no_damage() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&settings)?;
     cluster.sql("CREATE TABLE kept AS SELECT i AS id FROM generate_series(1, 5000) i")?;
     cluster.sql("SELECT pagevault.encrypt('kept'); CHECKPOINT")?;
-    let kept = path_of(&cluster, "kept")?;
+    let kept = cluster.relation_path("kept")?;
     let mut client = cluster.client()?;
     run_sql(&mut client, "BEGIN")?;
     run_sql(&mut client, "CREATE TABLE lost AS SELECT i FROM generate_series(1, 5000) i")?;
@@ -88,33 +74,33 @@ fn files_without_relation_in_a_backup_are_no_damage() -> Result<()> {
     let unverified = ["-X", "fetch", "--no-verify-checksums"];
     let backup = cluster.directory().join("backup");
     cluster.base_backup_with(&backup, &unverified)?;
-    expect(&cluster, &backup, 0, &[&line, "No damage found."])?;
+    cluster.expect_verified(&backup, 0, &[&line, "No damage found."])?;
 
     // What a relation needs is damage, and so is everything if WAL does not tell.
     fs::remove_file(backup.join("backup_manifest"))?;
     flip(&backup.join(&kept), 5000)?;
     let damage = format!("{} block 0: the checksum", kept.display());
-    expect(&cluster, &backup, 2, &[&line, &damage, "Damage found: 1."])?;
+    cluster.expect_verified(&backup, 2, &[&line, &damage, "Damage found: 1."])?;
     flip(&backup.join(&kept), 5000)?;
     let (wal, away) = (backup.join("pg_wal"), cluster.directory().join("away"));
     fs::rename(&wal, &away)?;
     fs::create_dir(&wal)?;
     cluster.installation().give(&wal)?;
     let damage = format!("{} block 1: the keystore has no data key", lost.display());
-    expect(&cluster, &backup, 2, &[&damage])?;
+    cluster.expect_verified(&backup, 2, &[&damage])?;
     fs::remove_dir(&wal)?;
     fs::rename(&away, &wal)?;
-    expect(&cluster, &backup, 0, &[&line, "No damage found."])?;
+    cluster.expect_verified(&backup, 0, &[&line, "No damage found."])?;
 
     // A file that was made since: its row is only in WAL. Of the last page nothing is.
     cluster.sql("CREATE TABLE made AS SELECT i FROM generate_series(1, 5000) i")?;
-    let made = path_of(&cluster, "made")?;
+    let made = cluster.relation_path("made")?;
     cluster.stop(StopMode::Immediate)?;
     let path = cluster.data_directory().join(&made);
     let end = fs::metadata(&path)?.len().next_multiple_of(8192);
     reseal(&path, end)?;
     let damage = format!("{} block {}: the keystore has no data", made.display(), end / 8192);
-    expect(&cluster, &cluster.data_directory(), 2, &[&damage])?;
+    cluster.expect_verified(&cluster.data_directory(), 2, &[&damage])?;
     let file = OpenOptions::new().write(true).open(&path)?;
     file.set_len(end)?;
     cluster.finish()
@@ -146,7 +132,7 @@ fn maps(cipher: &str, has_checksums: bool) -> Result<()> {
     cluster.sql("DELETE FROM t WHERE id % 50 = 0")?;
     cluster.sql("VACUUM t")?;
     let data = cluster.data_directory();
-    let relation = path_of(&cluster, "t")?;
+    let relation = cluster.relation_path("t")?;
     let fork = |name: &str| data.join(format!("{}{name}", relation.display()));
     let is_noticed = has_checksums || cipher != "aes-256-xts";
     let words = ["maps         2 damaged pages of free space", "No damage found."];
@@ -161,7 +147,7 @@ fn maps(cipher: &str, has_checksums: bool) -> Result<()> {
         }
         flip(&fork("_vm"), 5000)?;
         flip(&fork("_fsm"), 5000)?;
-        expect(&cluster, &data, 0, words)?;
+        cluster.expect_verified(&data, 0, words)?;
         cluster.start_server()?;
         let rows = 4900 - round;
         ensure!(cluster.text("SELECT count(*) FROM t")? == rows.to_string(), "rows are lost");
@@ -178,7 +164,7 @@ fn tablespaces_are_where_the_map_of_a_backup_says() -> Result<()> {
     cluster.sql("CREATE TABLE t TABLESPACE space AS SELECT i FROM generate_series(1, 1000) i")?;
     cluster.sql("SELECT pagevault.encrypt('t')")?;
     let number = cluster.text("SELECT oid FROM pg_tablespace WHERE spcname = 'space'")?;
-    let relation = path_of(&cluster, "t")?;
+    let relation = cluster.relation_path("t")?;
     let inside = relation.strip_prefix(format!("pg_tblspc/{number}"))?.to_owned();
     let archives = cluster.directory().join("archives");
     cluster.base_backup_with(&archives, &["-X", "fetch", "--format=tar"])?;
@@ -189,7 +175,7 @@ fn tablespaces_are_where_the_map_of_a_backup_says() -> Result<()> {
     let foreign = space.join("PG_14_202107181").join(inside.iter().nth(1).context("a database")?);
     fs::create_dir_all(&foreign)?;
     fs::write(foreign.join("16384"), vec![7; 8192])?;
-    expect(&cluster, &data, 0, &["No damage found."])?;
+    cluster.expect_verified(&data, 0, &["No damage found."])?;
 
     // Extracted as for a restore: there is no link yet.
     let away = cluster.directory().join("away");
@@ -211,25 +197,25 @@ fn tablespaces_are_where_the_map_of_a_backup_says() -> Result<()> {
     fs::copy(archives.join("backup_manifest"), restored.join("backup_manifest"))?;
     cluster.installation().give(&restored.join("backup_manifest"))?;
     let compared = ["manifest     compared", "No damage found."];
-    expect(&cluster, &restored, 0, &compared)?;
+    cluster.expect_verified(&restored, 0, &compared)?;
 
     // A link that leads to a good copy does not count.
     let copy = cluster.directory().join("copy");
     extract(&format!("{number}.tar"), &copy)?;
     symlink(&copy, restored.join("pg_tblspc").join(&number))?;
-    expect(&cluster, &restored, 0, &compared)?;
+    cluster.expect_verified(&restored, 0, &compared)?;
     let file = space.join(&inside);
     let whole = fs::read(&file)?;
     fs::write(&file, "")?;
     let damage = format!("{}: another size", relation.display());
-    expect(&cluster, &restored, 2, &[&damage, "Damage found: 1."])?;
+    cluster.expect_verified(&restored, 2, &[&damage, "Damage found: 1."])?;
     fs::write(&file, &whole)?;
     flip(&file, 5000)?;
     let page = format!("{} block 0: the checksum", file.display());
-    expect(&cluster, &restored, 2, &[&page, &format!("{}: another", relation.display())])?;
+    cluster.expect_verified(&restored, 2, &[&page, &format!("{}: another", relation.display())])?;
     fs::write(&file, &whole)?;
     fs::remove_dir_all(&copy)?;
-    expect(&cluster, &restored, 0, &compared)?;
+    cluster.expect_verified(&restored, 0, &compared)?;
 
     fs::remove_dir_all(&space)?;
     fs::rename(&away, &space)?;
@@ -242,48 +228,48 @@ fn directories_and_links_of_a_backup_are_compared() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
     let backup = cluster.directory().join("backup");
     cluster.base_backup_with(&backup, &["-X", "fetch", "--manifest-checksums=SHA256"])?;
-    expect(&cluster, &backup, 0, &["manifest     compared", "No damage found."])?;
+    cluster.expect_verified(&backup, 0, &["manifest     compared", "No damage found."])?;
 
     // Without it a server does not start.
     for name in ["pg_notify", "pg_logical/snapshots"] {
         fs::remove_dir(backup.join(name))?;
         let damage = format!("{name}: the directory is missing");
-        expect(&cluster, &backup, 2, &[&damage, "Damage found: 1."])?;
+        cluster.expect_verified(&backup, 2, &[&damage, "Damage found: 1."])?;
         fs::create_dir(backup.join(name))?;
         cluster.installation().give(&backup.join(name))?;
     }
     for name in ["backup_label.old", "recovery.signal", "pg_replslot/one"] {
         fs::create_dir(backup.join(name))?;
         let damage = format!("{name}: an additional directory");
-        expect(&cluster, &backup, 2, &[&damage, "Damage found: 1."])?;
+        cluster.expect_verified(&backup, 2, &[&damage, "Damage found: 1."])?;
         fs::remove_dir(backup.join(name))?;
     }
     let status = backup.join("pg_wal/archive_status");
     fs::remove_dir_all(&status)?;
-    expect(&cluster, &backup, 0, &["No damage found."])?;
+    cluster.expect_verified(&backup, 0, &["No damage found."])?;
     fs::write(&status, "")?;
     let damage = "pg_wal/archive_status: not a directory";
-    expect(&cluster, &backup, 2, &[damage, "Damage found: 1."])?;
+    cluster.expect_verified(&backup, 2, &[damage, "Damage found: 1."])?;
     fs::remove_file(&status)?;
     fs::create_dir(backup.join("conf.d"))?;
-    expect(&cluster, &backup, 0, &["added        conf.d: a directory without files"])?;
+    cluster.expect_verified(&backup, 0, &["added        conf.d: a directory without files"])?;
     fs::remove_dir(backup.join("conf.d"))?;
 
     let hba = backup.join("pg_hba.conf");
     let elsewhere = cluster.directory().join("elsewhere");
     fs::rename(&hba, &elsewhere)?;
     symlink(&elsewhere, &hba)?;
-    expect(&cluster, &backup, 2, &["pg_hba.conf: a link", "Damage found: 1."])?;
+    cluster.expect_verified(&backup, 2, &["pg_hba.conf: a link", "Damage found: 1."])?;
     fs::remove_file(&hba)?;
     fs::rename(&elsewhere, &hba)?;
 
     // What a killed `seal-manifest` leaves.
     let unfinished = backup.join("backup_manifest.pagevault.new");
     fs::write(&unfinished, "{")?;
-    expect(&cluster, &backup, 0, &["No damage found."])?;
+    cluster.expect_verified(&backup, 0, &["No damage found."])?;
     run(cluster.program("pagevault-keyring").arg("seal-manifest").arg(&backup))?;
     ensure!(!unfinished.exists(), "it is still there");
-    expect(&cluster, &backup, 0, &["seal         valid", "No damage found."])?;
+    cluster.expect_verified(&backup, 0, &["seal         valid", "No damage found."])?;
 
     // A terminal would obey these.
     fs::remove_file(backup.join("backup_manifest.pagevault"))?;
@@ -291,7 +277,7 @@ fn directories_and_links_of_a_backup_are_compared() -> Result<()> {
         r#"{"PostgreSQL-Backup-Manifest-Version": 1, "\u001b[1K\rNo damage found.\u001b[8m": 1}"#;
     fs::write(backup.join("backup_manifest"), format!("{hostile}\n"))?;
     fs::write(backup.join("base/1/16999"), vec![7; 8192])?;
-    expect(&cluster, &backup, 2, &[r"`\u{1b}[1K\rNo damage found.\u{1b}[8m`"])?;
+    cluster.expect_verified(&backup, 2, &[r"`\u{1b}[1K\rNo damage found.\u{1b}[8m`"])?;
     fs::remove_file(backup.join("backup_manifest"))?;
     fs::remove_file(backup.join("base/1/16999"))?;
 
@@ -299,11 +285,11 @@ fn directories_and_links_of_a_backup_are_compared() -> Result<()> {
     fs::write(backup.join("base/1/INCREMENTAL.16999"), vec![7; 8192])?;
     fs::write(backup.join("base/1/16999.1"), vec![0; 8192])?;
     let damage = "base/1/INCREMENTAL.16999: of an incremental backup, and backup_label is not";
-    expect(&cluster, &backup, 2, &[damage, "Damage found: 1."])?;
+    cluster.expect_verified(&backup, 2, &[damage, "Damage found: 1."])?;
     let label = fs::read_to_string(backup.join("backup_label"))?;
     let incremental = format!("{label}INCREMENTAL FROM LSN: 0/2000028\nINCREMENTAL FROM TLI: 1\n");
     fs::write(backup.join("backup_label"), incremental)?;
-    expect(&cluster, &backup, 0, &["incremental  1 files", "No damage found."])?;
+    cluster.expect_verified(&backup, 0, &["incremental  1 files", "No damage found."])?;
     let place = backup.join("pg_tblspc/1\u{1b}[8m");
     fs::create_dir(&place)?;
     let output = cluster.program("pagevault-keyring").arg("seal-manifest").arg(&place).output()?;
@@ -322,9 +308,9 @@ fn maps_of_catalogs_must_be_valid() -> Result<()> {
     for map in ["global/pg_filenode.map".to_owned(), format!("base/{database}/pg_filenode.map")] {
         flip(&data.join(&map), 12)?;
         let damage = format!("damaged      {map}: not valid");
-        expect(&cluster, &data, 2, &[&damage, "Damage found: 1."])?;
+        cluster.expect_verified(&data, 2, &[&damage, "Damage found: 1."])?;
         flip(&data.join(&map), 12)?;
-        expect(&cluster, &data, 0, &["No damage found."])?;
+        cluster.expect_verified(&data, 0, &["No damage found."])?;
     }
     cluster.start_server()?;
     cluster.finish()

@@ -2,7 +2,7 @@
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::backup::Backup;
@@ -10,20 +10,6 @@ use pagevault_tests::standby::{standby_of, wait_for};
 use pagevault_tests::{Cluster, Settings, StopMode};
 
 use crate::segments::SEGMENT_BLOCKS;
-
-fn expect(cluster: &Cluster, directory: &Path, code: i32, words: &[&str]) -> Result<()> {
-    let (response, found) = cluster.verify_offline(directory)?;
-    ensure!(found == Some(code), "exit code {found:?} instead of {code}: {response}");
-    for word in words {
-        ensure!(response.contains(word), "{word}: {response}");
-    }
-    Ok(())
-}
-
-fn path_of(cluster: &Cluster, relation: &str) -> Result<PathBuf> {
-    let path = cluster.text(&format!("SELECT pg_relation_filepath('{relation}')"))?;
-    Ok(PathBuf::from(path))
-}
 
 fn overwrite(path: &Path, at: u64, bytes: &[u8]) -> Result<()> {
     Ok(OpenOptions::new().write(true).open(path)?.write_all_at(bytes, at)?)
@@ -41,13 +27,13 @@ fn a_page_without_its_first_sector_is_damage() -> Result<()> {
     cluster.sql("SELECT pagevault.encrypt('sealed')")?;
     let data = cluster.data_directory();
     for table in ["plain", "sealed"] {
-        let relation = path_of(&cluster, table)?;
+        let relation = cluster.relation_path(table)?;
         let path = data.join(&relation);
         cluster.stop(StopMode::Fast)?;
         let whole = fs::read(&path)?;
         overwrite(&path, 0, &[0; 512])?;
         let damage = format!("{} block 0: the page's header is wrong", relation.display());
-        expect(&cluster, &data, 2, &[&damage, "Damage found: 1."])?;
+        cluster.expect_verified(&data, 2, &[&damage, "Damage found: 1."])?;
         cluster.start_server()?;
         let error = cluster.error(&format!("SELECT count(*) FROM {table}"))?;
         ensure!(error.message.contains("invalid page in block 0"), "{error:?}");
@@ -59,7 +45,7 @@ fn a_page_without_its_first_sector_is_damage() -> Result<()> {
         cluster.sql(&format!("CHECKPOINT; UPDATE {table} SET n = 1 WHERE ctid = '(0,1)'"))?;
         cluster.kill()?;
         overwrite(&path, 0, &[0; 512])?;
-        expect(&cluster, &data, 0, &["torn         1 pages", "No damage found."])?;
+        cluster.expect_verified(&data, 0, &["torn         1 pages", "No damage found."])?;
         cluster.start_server()?;
         ensure!(cluster.text(&format!("SELECT sum(n) FROM {table}"))? == "1", "lost");
     }
@@ -79,12 +65,16 @@ fn torn_pages_of_a_stopped_standby_are_no_damage() -> Result<()> {
     wait_for(&standby, &cluster)?;
     standby.stop(StopMode::Fast)?;
     let data = standby.data_directory();
-    let path = data.join(path_of(&cluster, "t")?);
+    let path = data.join(cluster.relation_path("t")?);
     let whole = fs::read(&path)?;
     overwrite(&path, 4096, &[7; 4096])?;
-    expect(&standby, &data, 0, &["torn         1 pages", "No damage found."])?;
+    standby.expect_verified(&data, 0, &["torn         1 pages", "No damage found."])?;
     overwrite(&path, 8192 + 4096, &[7; 4096])?;
-    expect(&standby, &data, 2, &["torn         1 pages", "block 1: ", "Damage found: 1."])?;
+    standby.expect_verified(
+        &data,
+        2,
+        &["torn         1 pages", "block 1: ", "Damage found: 1."],
+    )?;
     overwrite(&path, 8192, &whole[8192..16384])?;
     standby.start_server()?;
     ensure!(standby.text("SELECT sum(n) FROM t")? == "1", "the update is lost");
@@ -104,7 +94,7 @@ fn segments_that_recovery_joins_are_no_damage() -> Result<()> {
     cluster.sql("ALTER TABLE t ALTER name SET STORAGE PLAIN; SELECT pagevault.encrypt('t')")?;
     cluster.sql("INSERT INTO t VALUES (0, 'first')")?;
     let data = cluster.data_directory();
-    let relation = path_of(&cluster, "t")?;
+    let relation = cluster.relation_path("t")?;
     let first = data.join(&relation);
     let second = data.join(format!("{}.1", relation.display()));
     let cut = |length| -> Result<()> {
@@ -123,13 +113,13 @@ fn segments_that_recovery_joins_are_no_damage() -> Result<()> {
     let gap = format!("{}.1: the segment before it is not full", relation.display());
     cut(END)?;
     // WAL after the last checkpoint does not write these pages.
-    expect(&cluster, &data, 2, &[&format!("damaged      {gap}"), "Damage found: 1."])?;
+    cluster.expect_verified(&data, 2, &[&format!("damaged      {gap}"), "Damage found: 1."])?;
     fs::write(&control, &begin)?;
-    expect(&cluster, &data, 0, &[&format!("undecided    {gap}"), "No damage found."])?;
+    cluster.expect_verified(&data, 0, &[&format!("undecided    {gap}"), "No damage found."])?;
     cluster.start_server()?;
     ensure!(cluster.text("SELECT count(*) FROM t")? == "21", "rows are lost");
     cluster.stop(StopMode::Fast)?;
-    expect(&cluster, &data, 0, &["No damage found."])?;
+    cluster.expect_verified(&data, 0, &["No damage found."])?;
 
     let whole = fs::read(&second)?;
     cluster.start_server()?;
@@ -138,11 +128,11 @@ fn segments_that_recovery_joins_are_no_damage() -> Result<()> {
     fs::write(&second, &whole)?;
     cluster.installation().give(&second)?;
     ensure!(fs::metadata(&first)?.len() == 0, "the file is not truncated");
-    expect(&cluster, &data, 0, &[&format!("undecided    {gap}"), "No damage found."])?;
+    cluster.expect_verified(&data, 0, &[&format!("undecided    {gap}"), "No damage found."])?;
     cluster.start_server()?;
     ensure!(cluster.text("SELECT count(*) FROM t")? == "0", "rows are back");
     cluster.stop(StopMode::Fast)?;
-    expect(&cluster, &data, 0, &["No damage found."])?;
+    cluster.expect_verified(&data, 0, &["No damage found."])?;
     ensure!(!second.exists(), "the segment is still there");
     cluster.finish()
 }
@@ -161,7 +151,7 @@ fn a_manifest_from_before_a_server_start_is_not_compared() -> Result<()> {
     let data = copy.data_directory();
     ensure!(data.join("backup_manifest").exists() && !data.join("postmaster.opts").exists());
     let not_compared = "manifest     not compared: a server was started here";
-    expect(&copy, &data, 0, &[not_compared, "No damage found."])?;
+    copy.expect_verified(&data, 0, &[not_compared, "No damage found."])?;
     let strict = |code: i32, line: &[&str], word: &str| -> Result<()> {
         let output = copy.program("pagevault-keyring").args(line).arg(&data).output()?;
         let said = String::from_utf8([output.stdout, output.stderr].concat())?;
@@ -176,11 +166,11 @@ fn a_manifest_from_before_a_server_start_is_not_compared() -> Result<()> {
     let label = fs::read_to_string(&old)?;
     let (_, rest) = label.split_once(" (file").context("a label")?;
     fs::write(&old, format!("START WAL LOCATION: 0/1000028 (file{rest}"))?;
-    expect(&copy, &data, 2, &["manifest     compared", "backup_label: another"])?;
+    copy.expect_verified(&data, 2, &["manifest     compared", "backup_label: another"])?;
     fs::remove_file(&old)?;
-    expect(&copy, &data, 2, &["manifest     compared", "backup_label: another"])?;
+    copy.expect_verified(&data, 2, &["manifest     compared", "backup_label: another"])?;
     fs::write(&old, label)?;
-    expect(&copy, &data, 0, &[not_compared, "No damage found."])?;
+    copy.expect_verified(&data, 0, &[not_compared, "No damage found."])?;
     server.finish()?;
     cluster.finish()
 }

@@ -12,15 +12,6 @@ use pagevault_tests::cluster::run_sql;
 use pagevault_tests::installation::run;
 use pagevault_tests::{Cluster, Settings, StopMode};
 
-fn expect(cluster: &Cluster, directory: &Path, code: i32, words: &[&str]) -> Result<()> {
-    let (response, found) = cluster.verify_offline(directory)?;
-    ensure!(found == Some(code), "exit code {found:?} instead of {code}: {response}");
-    for word in words {
-        ensure!(response.contains(word), "{word}: {response}");
-    }
-    Ok(())
-}
-
 /// The number of the tablespace `space`.
 fn number_of_space(cluster: &Cluster) -> Result<String> {
     cluster.text("SELECT oid FROM pg_tablespace WHERE spcname = 'space'")
@@ -64,7 +55,7 @@ fn a_database_in_a_tablespace_that_is_not_linked_is_not_taken_for_dropped() -> R
     run_sql(&mut app, "SELECT pagevault.encrypt('t')")?;
     drop(app);
     let restored = extracted(&cluster, &space, &number_of_space(&cluster)?)?;
-    expect(&cluster, &restored, 0, &["No damage found."])?;
+    cluster.expect_verified(&restored, 0, &["No damage found."])?;
 
     // A bundle that was exported before the database had its own key does not serve.
     let mut check = cluster.program("pagevault-keyring");
@@ -88,14 +79,14 @@ fn a_tablespace_that_is_not_mounted_is_damage() -> Result<()> {
     let damage = format!("damaged      pg_tblspc/{number}: no directory PG_");
     let absent = |cluster: &Cluster| -> Result<()> {
         fs::rename(&space, &away)?;
-        expect(cluster, &data, 2, &[&damage, "Damage found: 1."])?;
+        cluster.expect_verified(&data, 2, &[&damage, "Damage found: 1."])?;
         fs::create_dir(&space)?;
-        expect(cluster, &data, 2, &[&damage, "Damage found: 1."])?;
+        cluster.expect_verified(&data, 2, &[&damage, "Damage found: 1."])?;
         fs::remove_dir(&space)?;
         Ok(fs::rename(&away, &space)?)
     };
     // An empty tablespace has a directory, too.
-    expect(&cluster, &data, 0, &["No damage found."])?;
+    cluster.expect_verified(&data, 0, &["No damage found."])?;
     absent(&cluster)?;
     cluster.start_server()?;
     cluster.sql("CREATE TABLE t TABLESPACE space AS SELECT i FROM generate_series(1, 1000) i")?;
@@ -110,7 +101,7 @@ fn a_tablespace_that_is_not_mounted_is_damage() -> Result<()> {
     cluster.sql("DROP TABLESPACE space")?;
     cluster.kill()?;
     symlink(&target, &link)?;
-    expect(&cluster, &data, 0, &["No damage found."])?;
+    cluster.expect_verified(&data, 0, &["No damage found."])?;
     cluster.start_server()?;
     cluster.finish()
 }

@@ -110,6 +110,17 @@ fn has_all(rewound: &Cluster, source: &Cluster, rows: &str) -> Result<()> {
     Ok(())
 }
 
+/// Stops the standby, and lets a job of the primary switch `t`, and not go on. Returns the rows.
+fn switch_behind(primary: &Cluster, standby: &Cluster, change: &str) -> Result<String> {
+    wait_for(standby, primary)?;
+    let rows = primary.text("SELECT count(*) || ' ' || sum(id) FROM t")?;
+    standby.stop(StopMode::Fast)?;
+    primary.stop_at("rekey.switched")?;
+    primary.sql(&format!("SELECT pagevault.{change}('t')"))?;
+    primary.stopped_at("rekey.switched")?;
+    Ok(rows)
+}
+
 /// pg_rewind reads WAL from the record of the last common checkpoint, not from its redo pointer. A
 /// page that was changed in between, and written under a new key that only the target has, is not
 /// among those that it copies. (It recovers a target that has crashed, in single-user mode.)
@@ -132,12 +143,7 @@ fn a_former_primary_that_crashed_in_a_rotation_follows() -> Result<()> {
             checkpoint.join().map_err(|_| anyhow::anyhow!("the checkpoint"))?
         })?;
         a.sql("SELECT pg_logical_emit_message(true, '', '')")?;
-        wait_for(&b, &a)?;
-        let rows = a.text("SELECT count(*) || ' ' || sum(id) FROM t")?;
-        b.stop(StopMode::Fast)?;
-        a.stop_at("rekey.switched")?;
-        a.sql(&format!("SELECT pagevault.{change}('t')"))?;
-        a.stopped_at("rekey.switched")?;
+        let rows = switch_behind(&a, &b, change)?;
         a.without_witness("pg_rewind takes its WAL away");
         a.kill()?;
         a.resume();
@@ -162,12 +168,7 @@ fn a_standby_ahead_of_the_promoted_one_follows() -> Result<()> {
         let mut b = standby_of(&a, &[])?;
         [&mut a, &mut b].into_iter().for_each(allow_what_failovers_say);
         a.sql("UPDATE t SET id = id; CHECKPOINT; SELECT pg_logical_emit_message(true, '', '')")?;
-        wait_for(&b, &a)?;
-        let rows = a.text("SELECT count(*) || ' ' || sum(id) FROM t")?;
-        b.stop(StopMode::Fast)?;
-        a.stop_at("rekey.switched")?;
-        a.sql(&format!("SELECT pagevault.{change}('t')"))?;
-        a.stopped_at("rekey.switched")?;
+        let rows = switch_behind(&a, &b, change)?;
         wait_for(&ahead, &a)?;
         fail_over(&mut a, &mut ahead, &b)?;
         has_all(&ahead, &b, &rows).with_context(|| change.to_owned())?;
@@ -189,12 +190,7 @@ fn a_restored_standby_ahead_of_the_promoted_one_follows() -> Result<()> {
         let backup = Backup::begin_with_files(&a)?;
         a.sql("UPDATE t SET id = id WHERE id > 900; CHECKPOINT")?;
         a.sql("SELECT pg_logical_emit_message(true, '', '')")?;
-        wait_for(&b, &a)?;
-        let rows = a.text("SELECT count(*) || ' ' || sum(id) FROM t")?;
-        b.stop(StopMode::Fast)?;
-        a.stop_at("rekey.switched")?;
-        a.sql(&format!("SELECT pagevault.{change}('t')"))?;
-        a.stopped_at("rekey.switched")?;
+        let rows = switch_behind(&a, &b, change)?;
         let mut ahead = backup.end()?;
         Standby::default().follow(&ahead, &a)?;
         ahead.start_server()?;
