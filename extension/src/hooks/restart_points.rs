@@ -18,7 +18,7 @@
 use pgrx::pg_sys;
 
 use super::smgr;
-use crate::page::{placeholders, proven, undecided};
+use crate::page::{flushing, placeholders, undecided};
 use crate::pg::compat;
 use crate::pg::process::{self, ProcessLocal};
 
@@ -66,7 +66,7 @@ unsafe extern "C-unwind" fn redo(record: *mut pg_sys::XLogReaderState) {
 /// At consistency: writes what a restart point would have written.
 pub(crate) fn make_up() {
     if SUPPRESSED.get() {
-        proven::write_all();
+        flushing::everything();
         SUPPRESSED.set(false);
     }
 }

@@ -11,13 +11,9 @@
 
 use pagevault_keystore::{Record, RelFile};
 
-use super::io;
-use crate::pg::compat::{SHARED_BACKEND, SmgrFile};
+use super::flushing;
+use crate::pg::buffers;
 use crate::pg::process::{self, ProcessLocal};
-use crate::pg::{buffers, relation_files};
-
-/// Each of these files is opened.
-pub(super) const AT_ONCE: usize = 100;
 
 /// Files whose pages are to be written when the data directory is consistent. Until then nobody
 /// looks.
@@ -41,31 +37,10 @@ pub(crate) fn replaying(records: &[Record]) {
         Record::Rewriting { file, done: false, .. } => Some(*file),
         _ => None,
     });
-    let switched = usable(switched.collect());
-    switched.chunks(AT_ONCE).for_each(buffers::flush_and_sync_files);
+    flushing::of(switched.collect(), buffers::flush_and_sync_files);
 }
 
-/// Writes the dirty pages of files that were proven until now. Not where the key is locked or
-/// refused: then nothing can be written, and recovery need not stop for this.
+/// Writes the dirty pages of files that were proven until now.
 pub(crate) fn write() {
-    flush(NOT_WRITTEN.with(std::mem::take));
-}
-
-/// Writes the dirty pages of all files.
-pub(crate) fn write_all() {
-    let dirty = (0..buffers::count()).filter_map(buffers::dirty);
-    let mut files: Vec<_> = dirty.map(|(file, _, _)| file).collect();
-    files.sort_unstable();
-    files.dedup();
-    files.retain(|file| relation_files::may_exist(*file));
-    flush(files);
-}
-
-fn flush(files: Vec<RelFile>) {
-    usable(files).chunks(AT_ONCE).for_each(buffers::flush_files);
-}
-
-fn usable(mut files: Vec<RelFile>) -> Vec<RelFile> {
-    files.retain(|&file| io::check_usable(SmgrFile { file, backend: SHARED_BACKEND }).is_ok());
-    files
+    flushing::of(NOT_WRITTEN.with(std::mem::take), buffers::flush_files);
 }

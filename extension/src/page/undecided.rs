@@ -16,7 +16,7 @@ use pagevault_keystore::RelFile;
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
-use super::io;
+use super::{flushing, io};
 use crate::pg::compat::{SHARED_BACKEND, SmgrFile};
 use crate::pg::process::{self, ProcessLocal};
 use crate::pg::report::Report;
@@ -105,22 +105,14 @@ pub(crate) fn judge(is_authentic_on_disk: IsAuthenticOnDisk) {
         files.extend((0..buffers::count()).filter_map(buffers::file_at));
         ANY_FILE.set(false);
     }
-    files.sort_unstable();
-    files.dedup();
-    files.retain(|&file| relation_files::may_exist(file) && is_usable(file));
-    files.chunks(super::proven::AT_ONCE).for_each(buffers::flush_and_drop_files);
+    flushing::of(flushing::existing(files), buffers::flush_and_drop_files);
     for Noted { file, fork, block } in torn {
         let is_there = relation_files::may_exist(file) && buffers::is_there(file, fork);
         let whole = SmgrFile { file, backend: SHARED_BACKEND };
-        if is_there && is_usable(file) && !is_authentic_on_disk(whole, fork, block) {
+        if is_there && flushing::is_usable(file) && !is_authentic_on_disk(whole, fork, block) {
             refuse(file, block);
         }
     }
-}
-
-/// Not where the key is locked or refused: nothing can be written, and every page is refused.
-fn is_usable(file: RelFile) -> bool {
-    io::check_usable(SmgrFile { file, backend: SHARED_BACKEND }).is_ok()
 }
 
 /// Ends recovery because of a page that is not authentic, unless the user has asked to go on.

@@ -1,5 +1,5 @@
-//! On 256-bit registers: eight registers to a group. For what is not inlined, and for [`again`], see
-//! [`super`].
+//! On 256-bit registers: eight registers to a group. For what is not inlined, and for [`again`],
+//! see [`super`].
 
 use core::arch::x86_64::*;
 
