@@ -9,11 +9,10 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use super::key_records::{HEADER, INFO, MANAGER, OF_THE_SERVER, main_data};
+use super::wal_record::{TABLESPACES, data, kind, word};
 use crate::tablespaces::{DIRECTORY, Tablespace};
 
-/// `RM_TBLSPC_ID` (rmgrlist.h) and its operations (tablespace.h).
-const TABLESPACES: u8 = 5;
+/// `XLOG_TBLSPC_CREATE`, `XLOG_TBLSPC_DROP` (tablespace.h).
 const CREATE: u8 = 0x00;
 const DROP: u8 = 0x10;
 
@@ -43,16 +42,11 @@ impl Absent {
 
     /// Recovery replays this record (`tblspc_redo`). Where there is no location it makes nothing.
     pub(super) fn replayed(&mut self, record: &[u8]) {
-        if self.0.is_empty() || record.get(MANAGER) != Some(&TABLESPACES) {
-            return;
-        }
-        let data = record.get(HEADER..).and_then(main_data).unwrap_or_default();
-        let Some(number) = data.first_chunk().map(|number| u32::from_le_bytes(*number)) else {
-            return;
-        };
-        let explains = match record.get(INFO).map(|info| info & !OF_THE_SERVER) {
-            Some(CREATE) => self.0.get(&number).is_some_and(|(_, location)| *location),
-            operation => operation == Some(DROP),
+        let Some((TABLESPACES, operation)) = kind(record) else { return };
+        let Some(number) = word(&mut data(record).unwrap_or_default()) else { return };
+        let explains = match operation {
+            CREATE => self.0.get(&number).is_some_and(|(_, location)| *location),
+            operation => operation == DROP,
         };
         if explains {
             self.0.remove(&number);
@@ -69,6 +63,7 @@ impl Absent {
 mod tests {
     use std::os::unix::fs::symlink;
 
+    use super::super::wal_record::record;
     use super::*;
 
     #[test]
@@ -85,12 +80,8 @@ mod tests {
         let after = |version, records: &[(u8, u8, u32)]| {
             let mut absent = Absent::of(root, &tablespaces, version);
             for (manager, info, number) in records {
-                let mut record = vec![0; HEADER];
-                (record[INFO], record[MANAGER]) = (*info, *manager);
-                record.extend([255, 6]);
-                record.extend(number.to_le_bytes());
-                record.extend(b"/\0");
-                absent.replayed(&record);
+                let path = u32::from_le_bytes(*b"/a\0\0");
+                absent.replayed(&record(*manager, *info, &[*number, path]));
             }
             absent.0.into_keys().collect::<Vec<_>>()
         };

@@ -6,7 +6,7 @@
 use pagevault_cipher::Fork;
 use pagevault_keystore::RelFile;
 
-use super::key_records::{HEADER, ORIGIN, TOPLEVEL_XID};
+use super::wal_record::{HEADER, ORIGIN, TOPLEVEL_XID};
 
 /// As in xlogrecord.h.
 const XLR_MAX_BLOCK_ID: u8 = 32;

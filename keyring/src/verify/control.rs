@@ -8,8 +8,8 @@ use pagevault_cipher::Lsn;
 use pagevault_keystore::anchor::{Position, parse_lsn, position_of_control, position_of_label};
 
 use super::headers::plus;
-use super::key_records::HEADER;
 use super::manifest::Range;
+use super::wal_record::HEADER;
 use crate::bindir::find;
 use crate::failure::{Failure, refuse, unreadable};
 use crate::regular::{open_regular, read_if_there};

@@ -2,26 +2,22 @@
 //! dbcommands.c). Their pages have no images in WAL: `CREATE DATABASE ... STRATEGY file_copy`
 //! copies files that were on disk, and redo copies them again.
 
-use super::key_records::{HEADER, INFO, MANAGER, OF_THE_SERVER, main_data};
+use super::wal_record::{DATABASES, data, kind};
 
-/// `RM_DBASE_ID`, `XLOG_DBASE_CREATE_FILE_COPY`, `XLOG_DBASE_DROP` (dbcommands_xlog.h, the same
-/// from 15 to 19).
-const DATABASES: u8 = 4;
+/// `XLOG_DBASE_CREATE_FILE_COPY`, `XLOG_DBASE_DROP` (dbcommands_xlog.h, the same from 15 to 19).
 const CREATE_BY_COPY: u8 = 0x00;
 const DROP: u8 = 0x20;
 
 /// Tablespaces and databases of which a complete record replaces or removes everything.
 pub(super) fn replaced_by(record: &[u8]) -> Vec<(u32, u32)> {
-    if record.get(MANAGER) != Some(&DATABASES) {
-        return Vec::new();
-    }
-    let data = record.get(HEADER..).and_then(main_data).unwrap_or_default();
+    let Some((DATABASES, operation)) = kind(record) else { return Vec::new() };
+    let data = data(record).unwrap_or_default();
     let words: Vec<u32> = data.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)).collect();
-    match (record.get(INFO).map(|info| info & !OF_THE_SERVER), words.as_slice()) {
+    match (operation, words.as_slice()) {
         // `xl_dbase_create_file_copy_rec`
-        (Some(CREATE_BY_COPY), [database, tablespace, _, _]) => vec![(*tablespace, *database)],
+        (CREATE_BY_COPY, [database, tablespace, _, _]) => vec![(*tablespace, *database)],
         // `xl_dbase_drop_rec`
-        (Some(DROP), [database, count, tablespaces @ ..]) => {
+        (DROP, [database, count, tablespaces @ ..]) => {
             tablespaces.iter().take(*count as usize).map(|space| (*space, *database)).collect()
         }
         _ => Vec::new(),
@@ -30,15 +26,8 @@ pub(super) fn replaced_by(record: &[u8]) -> Vec<(u32, u32)> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::wal_record::record;
     use super::*;
-
-    fn record(manager: u8, info: u8, words: &[u32]) -> Vec<u8> {
-        let mut record = vec![0; HEADER];
-        (record[INFO], record[MANAGER]) = (info, manager);
-        record.extend([255, 4 * words.len() as u8]);
-        record.extend(words.iter().flat_map(|word| word.to_le_bytes()));
-        record
-    }
 
     #[test]
     fn databases_are_replaced_by_copies_and_removed() {

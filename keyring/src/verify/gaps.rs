@@ -17,19 +17,16 @@ use pagevault_keystore::RelFile;
 
 use super::blocks::Place;
 use super::databases::replaced_by;
-use super::key_records::{HEADER, INFO, MANAGER, OF_THE_SERVER, main_data};
 use super::pages::{SEGMENT, fill, open_segment};
+use super::wal_record::{SMGR, SMGR_CREATE, XACT, data, file, kind, word};
 
-/// Resource managers (rmgrlist.h), operations and parts of records (xact.h, storage_xlog.h).
-const XACT: u8 = 1;
-const SMGR: u8 = 2;
+/// Operations and parts of records (xact.h, storage_xlog.h).
 const OPERATION: u8 = 0x70;
 const ENDS: [u8; 4] = [0x00, 0x20, 0x30, 0x40];
 const HAS_INFO: u8 = 0x80;
 const HAS_DATABASE: u32 = 1 << 0;
 const HAS_SUBTRANSACTIONS: u32 = 1 << 1;
 const HAS_FILES: u32 = 1 << 2;
-const SMGR_CREATE: u8 = 0x10;
 const SMGR_TRUNCATE: u8 = 0x20;
 const TRUNCATE_HEAP: u32 = 1;
 
@@ -92,11 +89,9 @@ impl Gaps {
 
     /// `smgr_redo` (storage.c).
     fn resized(&mut self, record: &[u8]) -> Option<()> {
-        if *record.get(MANAGER)? != SMGR {
-            return None;
-        }
-        let mut data = main_data(record.get(HEADER..)?)?;
-        match record.get(INFO)? & !OF_THE_SERVER {
+        let (SMGR, operation) = kind(record)? else { return None };
+        let mut data = data(record)?;
+        match operation {
             SMGR_CREATE => {
                 let file = file(&mut data)?;
                 let fork = Fork::from_number(u8::try_from(word(&mut data)?).ok()?)?;
@@ -150,15 +145,12 @@ impl Changes {
 /// xactdesc.c, the same from 15 to 19 up to there).
 fn removed(record: &[u8]) -> Vec<RelFile> {
     let files = || {
-        let info = record.get(INFO)? & !OF_THE_SERVER;
-        if *record.get(MANAGER)? != XACT
-            || info & HAS_INFO == 0
-            || !ENDS.contains(&(info & OPERATION))
-        {
+        let (XACT, info) = kind(record)? else { return None };
+        if info & HAS_INFO == 0 || !ENDS.contains(&(info & OPERATION)) {
             return None;
         }
         // After the time.
-        let mut data = main_data(record.get(HEADER..)?)?.get(8..)?;
+        let mut data = data(record)?.get(8..)?;
         let has = word(&mut data)?;
         if has & HAS_DATABASE != 0 {
             data = data.get(8..)?;
@@ -177,33 +169,14 @@ fn removed(record: &[u8]) -> Vec<RelFile> {
     files().unwrap_or_default()
 }
 
-/// `RelFileNode`, since 16 `RelFileLocator`.
-fn file(data: &mut &[u8]) -> Option<RelFile> {
-    let (tablespace, database) = (word(data)?, word(data)?);
-    Some(RelFile { tablespace, database, relation: word(data)? })
-}
-
-fn word(data: &mut &[u8]) -> Option<u32> {
-    let (word, rest) = data.split_first_chunk()?;
-    *data = rest;
-    Some(u32::from_le_bytes(*word))
-}
-
 #[cfg(test)]
 mod tests {
     use std::fs;
 
+    use super::super::wal_record::record;
     use super::*;
 
     const FILE: RelFile = RelFile { tablespace: 1663, database: 5, relation: 16384 };
-
-    fn record(manager: u8, info: u8, words: &[u32]) -> Vec<u8> {
-        let mut record = vec![0; HEADER];
-        (record[INFO], record[MANAGER]) = (info, manager);
-        record.extend([255, 4 * words.len() as u8]);
-        record.extend(words.iter().flat_map(|word| word.to_le_bytes()));
-        record
-    }
 
     /// Whether a record with these blocks explains that the segment before one with three pages,
     /// of which the second is zero, ends at block 100.

@@ -8,26 +8,17 @@
 
 use pagevault_keystore::{Record, RelFile, batch};
 
-/// `SizeOfXLogRecord`; offsets of `xl_info` and `xl_rmid` (xlogrecord.h).
-pub(super) const HEADER: usize = 24;
-pub(super) const INFO: usize = 16;
-pub(super) const MANAGER: usize = 17;
-/// `XLR_INFO_MASK`
-pub(super) const OF_THE_SERVER: u8 = 0x0F;
-/// As in the extension's `pg/wal.rs`: its resource manager, and the operation that adds records to
-/// the keystore. Before the batch are the scope and the keystore's identity.
-const PAGEVAULT: u8 = 161;
+use super::wal_record::{PAGEVAULT, data, kind};
+
+/// As in the extension's `pg/wal.rs`: the operation that adds records to the keystore. Before the
+/// batch are the scope and the keystore's identity.
 const KEYS: u8 = 0x10;
 const BEFORE_BATCH: usize = 4 + 16;
-/// `XLR_BLOCK_ID_ORIGIN` and `XLR_BLOCK_ID_TOPLEVEL_XID`: 2 and 4 bytes follow.
-pub(super) const ORIGIN: u8 = 253;
-pub(super) const TOPLEVEL_XID: u8 = 252;
 
 /// The keystore's records in a complete record.
 pub(super) fn records_of(record: &[u8]) -> Vec<Record> {
-    let is_ours = record.get(MANAGER) == Some(&PAGEVAULT)
-        && record.get(INFO).is_some_and(|info| info & !OF_THE_SERVER == KEYS);
-    let batch = || batch::decode(main_data(record.get(HEADER..)?)?.get(BEFORE_BATCH..)?).ok();
+    let is_ours = kind(record) == Some((PAGEVAULT, KEYS));
+    let batch = || batch::decode(data(record)?.get(BEFORE_BATCH..)?).ok();
     let records = if is_ours { batch() } else { None };
     records.unwrap_or_default()
 }
@@ -42,41 +33,20 @@ pub(super) fn files_concerned(record: &[u8]) -> Vec<RelFile> {
     concerned.collect()
 }
 
-/// The data of a record without blocks (`DecodeXLogRecord`, xlogreader.c).
-pub(super) fn main_data(mut rest: &[u8]) -> Option<&[u8]> {
-    const DATA_SHORT: u8 = 255;
-    const DATA_LONG: u8 = 254;
-    loop {
-        let (kind, after) = rest.split_first()?;
-        rest = match *kind {
-            DATA_SHORT => {
-                let (length, data) = after.split_first()?;
-                return (data.len() == usize::from(*length)).then_some(data);
-            }
-            DATA_LONG => {
-                let (length, data) = after.split_first_chunk()?;
-                return (data.len() == u32::from_le_bytes(*length) as usize).then_some(data);
-            }
-            ORIGIN => after.get(2..)?,
-            TOPLEVEL_XID => after.get(4..)?,
-            _ => return None,
-        };
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use pagevault_keystore::rel_file::Phase;
     use pagevault_keystore::{DataKeyVersion, Record, RelFile, batch};
 
-    use super::{BEFORE_BATCH, HEADER, INFO, KEYS, MANAGER, PAGEVAULT, files_concerned};
+    use super::super::wal_record::{self, HEADER, PAGEVAULT};
+    use super::{BEFORE_BATCH, KEYS, files_concerned};
 
     const FILE: RelFile = RelFile { tablespace: 1663, database: 5, relation: 16384 };
 
     fn record(records: &[Record], before: &[u8]) -> Vec<u8> {
         let data = [vec![7; BEFORE_BATCH], batch::encode(records).unwrap()].concat();
-        let mut record = vec![0; HEADER];
-        (record[INFO], record[MANAGER]) = (KEYS, PAGEVAULT);
+        let mut record = wal_record::record(PAGEVAULT, KEYS, &[]);
+        record.truncate(HEADER);
         record.extend_from_slice(before);
         match u8::try_from(data.len()) {
             Ok(length) => record.extend([255, length]),
@@ -101,8 +71,9 @@ mod tests {
             assert_eq!(files_concerned(&record(&many, before)), [FILE; 20]);
             assert_eq!(files_concerned(&record(std::slice::from_ref(&other), before)), []);
         }
-        let mut of_another = record(std::slice::from_ref(&lifted), &[]);
-        of_another[MANAGER] -= 1;
+        let mut of_another = wal_record::record(PAGEVAULT - 1, KEYS, &[]);
+        of_another.truncate(HEADER);
+        of_another.extend(&record(std::slice::from_ref(&lifted), &[])[HEADER..]);
         assert_eq!(files_concerned(&of_another), []);
         let whole = record(&[lifted], &[]);
         for length in 0..whole.len() {

@@ -7,8 +7,8 @@ use pagevault_keystore::anchor::parse_lsn;
 
 use super::Control;
 use super::headers::plus;
-use super::key_records::HEADER;
 use super::manifest::Range;
+use super::wal_record::HEADER;
 use crate::failure::{Failure, unreadable};
 use crate::regular::read_if_there;
 

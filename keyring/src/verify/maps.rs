@@ -7,15 +7,14 @@ use std::path::Path;
 
 use super::Context;
 use super::databases::replaced_by;
-use super::key_records::{HEADER, INFO, MANAGER, OF_THE_SERVER, main_data};
 use super::leftovers::{LARGEST_MAP, mappings};
 use super::pages::Files;
+use super::wal_record::{RELMAP, data, kind};
 use crate::regular::read_regular;
 
 const NAME: &str = "pg_filenode.map";
 
-/// `RM_RELMAP_ID` and `XLOG_RELMAP_UPDATE` (rmgrlist.h, relmapper.h).
-const RELMAP: u8 = 7;
+/// `XLOG_RELMAP_UPDATE` (relmapper.h).
 const UPDATE: u8 = 0x00;
 
 /// What is wrong, by tablespace and database.
@@ -50,14 +49,11 @@ impl Maps {
             return;
         }
         replaced_by(record).iter().for_each(|place| drop(self.0.remove(place)));
-        let is_update = record.get(MANAGER) == Some(&RELMAP)
-            && record.get(INFO).is_some_and(|info| info & !OF_THE_SERVER == UPDATE);
-        if is_update {
-            let data = record.get(HEADER..).and_then(main_data).unwrap_or_default();
-            // `xl_relmap_update`
-            if let [database, tablespace, ..] = data.as_chunks().0 {
-                self.0.remove(&(u32::from_le_bytes(*tablespace), u32::from_le_bytes(*database)));
-            }
+        // `xl_relmap_update`
+        if kind(record) == Some((RELMAP, UPDATE))
+            && let [database, tablespace, ..] = data(record).unwrap_or_default().as_chunks().0
+        {
+            self.0.remove(&(u32::from_le_bytes(*tablespace), u32::from_le_bytes(*database)));
         }
     }
 
@@ -69,18 +65,15 @@ impl Maps {
 
 #[cfg(test)]
 mod tests {
+    use super::super::wal_record::record;
     use super::*;
 
     #[test]
     fn recovery_replaces_maps() {
         let all = || Maps([((1663, 5), "a".to_owned()), ((1664, 0), "b".to_owned())].into());
         let after = |manager: u8, info: u8, words: &[u32]| {
-            let mut record = vec![0; HEADER];
-            (record[INFO], record[MANAGER]) = (info, manager);
-            record.extend([255, 4 * words.len() as u8]);
-            record.extend(words.iter().flat_map(|word| word.to_le_bytes()));
             let mut maps = all();
-            maps.replayed(&record);
+            maps.replayed(&record(manager, info, words));
             maps.rest().collect::<String>()
         };
         assert_eq!(after(RELMAP, UPDATE | 1, &[5, 1663, 512]), "b");

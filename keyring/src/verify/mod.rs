@@ -23,6 +23,7 @@ mod runs;
 mod seal;
 mod segments;
 mod wal_keys;
+mod wal_record;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs;

@@ -13,19 +13,18 @@ use pagevault_cipher::wal::{address_of, is_zero, mark_of, timeline_of};
 use pagevault_keystore::wal_pages;
 
 use super::headers::{Expected, Header, PAGE, plus};
-use super::key_records::{self, HEADER};
 use super::pages::fill;
 use super::runs::Run;
 use super::segments::{Histories, Segment};
 use super::wal_keys::{Keys, Learned};
+use super::wal_record::{HEADER, XLOG, kind};
 use super::{Context, Control, Findings};
 use crate::failure::{Failure, unreadable};
 use crate::regular::{open_regular, read_if_there};
 
 /// Offset of the CRC.
 const RECORD_CRC: usize = 20;
-/// `RM_XLOG_ID` and `XLOG_SWITCH`.
-const XLOG: u8 = 0;
+/// `XLOG_SWITCH` (pg_control.h).
 const SWITCH: u8 = 0x40;
 /// Maximum size of a record (`XLogRecordMaxSize`, 1020 MB).
 const MAX_RECORD: usize = 1020 << 20;
@@ -223,8 +222,7 @@ impl Reader {
 
     /// A record is complete, and ends at `end`.
     fn extend(&mut self, end: Lsn) {
-        let is_switch = self.record[key_records::MANAGER] == XLOG
-            && self.record[key_records::INFO] & !key_records::OF_THE_SERVER == SWITCH;
+        let is_switch = kind(&self.record) == Some((XLOG, SWITCH));
         // The rest of the segment is not used (`XLogDecodeNextRecord`, xlogreader.c).
         let reached = if is_switch {
             Lsn(end.0.checked_next_multiple_of(self.size).unwrap_or(end.0))

@@ -5,18 +5,13 @@ use std::collections::HashSet;
 use pagevault_keystore::RelFile;
 
 use super::blocks::Place;
-use super::key_records::{HEADER, INFO, MANAGER, OF_THE_SERVER, main_data};
+use super::wal_record::{
+    DATABASES, HEAP, HEAP2, RELMAP, SMGR, SMGR_CREATE, XLOG, data, file, kind, word,
+};
 
-/// Resource managers (rmgrlist.h), and operations (heapam_xlog.h, storage_xlog.h, pg_control.h).
-const XLOG: u8 = 0;
-const SMGR: u8 = 2;
-const DBASE: u8 = 4;
-const RELMAP: u8 = 7;
-const HEAP2: u8 = 9;
-const HEAP: u8 = 10;
+/// Operations (heapam_xlog.h, pg_control.h).
 const FPI_FOR_HINT: u8 = 0xA0;
 const FPI: u8 = 0xB0;
-const SMGR_CREATE: u8 = 0x10;
 const HEAP_OPERATION: u8 = 0x70;
 const DELETE: u8 = 0x10;
 const LOCK: u8 = 0x60;
@@ -38,10 +33,9 @@ pub(super) struct Referenced {
 impl Referenced {
     /// Adds what a complete record with these blocks concerns.
     pub(super) fn add(&mut self, record: &[u8], blocks: &[(Place, bool)]) {
-        let (Some(info), Some(manager)) = (record.get(INFO), record.get(MANAGER)) else { return };
-        let info = info & !OF_THE_SERVER;
+        let Some((manager, info)) = kind(record) else { return };
         let operation = info & HEAP_OPERATION;
-        let adds_rows = match *manager {
+        let adds_rows = match manager {
             XLOG => info != FPI && info != FPI_FOR_HINT,
             HEAP => !matches!(operation, DELETE | LOCK | INPLACE),
             HEAP2 => operation == MULTI_INSERT,
@@ -53,19 +47,12 @@ impl Referenced {
                 self.rows.insert(*file);
             }
         }
-        let data = || main_data(record.get(HEADER..)?);
-        let word = |at: usize| Some(u32::from_le_bytes(*data()?.get(at..)?.first_chunk()?));
-        match *manager {
+        let data = || data(record).unwrap_or_default();
+        match manager {
             // xl_smgr_create begins with the file; after a truncation nothing matters.
-            SMGR if info == SMGR_CREATE => {
-                let file = || {
-                    let (tablespace, database) = (word(0)?, word(4)?);
-                    Some(RelFile { tablespace, database, relation: word(8)? })
-                };
-                self.files.extend(file());
-            }
+            SMGR if info == SMGR_CREATE => self.files.extend(file(&mut data())),
             // All of its records begin with the database (dbcommands_xlog.h).
-            DBASE => self.databases.extend(word(0)),
+            DATABASES => self.databases.extend(word(&mut data())),
             RELMAP => self.relation_maps = true,
             _ => {}
         }
@@ -87,17 +74,10 @@ impl Referenced {
 mod tests {
     use pagevault_cipher::Fork;
 
+    use super::super::wal_record::record;
     use super::*;
 
     const FILE: RelFile = RelFile { tablespace: 1663, database: 5, relation: 1259 };
-
-    fn record(manager: u8, info: u8, data: &[u32]) -> Vec<u8> {
-        let mut record = vec![0; HEADER];
-        (record[INFO], record[MANAGER]) = (info, manager);
-        record.extend([255, data.len() as u8 * 4]);
-        record.extend(data.iter().flat_map(|word| word.to_le_bytes()));
-        record
-    }
 
     #[test]
     fn records_concern_files_and_rows() {
@@ -124,7 +104,7 @@ mod tests {
         let mut found = Referenced::default();
         found.add(&record(SMGR, SMGR_CREATE, &[1663, 5, 1259, 0]), &[]);
         assert!(found.includes(FILE) && !found.changes(5, 1259));
-        found.add(&record(DBASE, 0, &[5, 1663, 1, 1663]), &[]);
+        found.add(&record(DATABASES, 0, &[5, 1663, 1, 1663]), &[]);
         assert!(found.changes(5, 7) && !found.changes(6, 7));
         found.add(&record(RELMAP, 0, &[5]), &[]);
         assert!(found.changes(6, 7));
