@@ -41,7 +41,11 @@ fn begin(file: RelFile, cipher: Option<CipherId>) -> Result<()> {
     let pages = if relation_files::is_empty(file) { Pages::None } else { Pages::Logged };
     match cipher {
         Some(cipher) => {
-            memo::forget_answers();
+            // No answer depends on a new file, which is no relation's yet. Clearing the answers for
+            // each would take a time that grows with the square of their number.
+            if pages != Pages::None {
+                memo::forget_answers();
+            }
             if file.database == process::my_database() {
                 pending::note_encryption();
             }
@@ -82,7 +86,10 @@ fn answer_of(oid: Oid, file: RelFile) -> Result<Option<Answer>> {
         return Ok(None); // being created: decided when its kind is known
     }
     let answer = policy().asked(&described(&locked), file)?;
-    memo::set_answer(moment, oid, locked.file, file, answer);
+    // Answers of catalogs change with the first encrypted file of their database.
+    if locked.user_made {
+        memo::set_answer(moment, oid, locked.file, file, answer);
+    }
     Ok(Some(answer))
 }
 
@@ -173,5 +180,9 @@ pub(crate) fn relation_reserved(oid: Oid) {
 
 /// Starts writing the file of a new relation with this cipher, or as plaintext.
 pub(super) fn set_cipher_of_empty_file(file: RelFile, wanted: Option<CipherId>) -> Result<()> {
-    if wanted == directory::current_cipher(file) { Ok(()) } else { begin(file, wanted) }
+    if wanted == directory::current_cipher(file) {
+        return Ok(());
+    }
+    memo::forget_answers();
+    begin(file, wanted)
 }
