@@ -13,14 +13,15 @@
 //! `pg_rewind` begins at the last checkpoint record in the WAL of its target (`findLastCheckpoint`,
 //! parsexlog.c), whether or not that was a restart point, and relies on it that pages which were
 //! changed before are on disk. So at consistency, when no key is missing any more, all dirty pages
-//! are written if a record was not used.
+//! are written, and all files synced, if a record was not used. A clean stop would not do that: it
+//! makes no restart point without a record to use (`CreateRestartPoint`, xlog.c).
 
 use pgrx::pg_sys;
 
 use super::smgr;
 use crate::page::{flushing, placeholders, undecided};
-use crate::pg::compat;
 use crate::pg::process::{self, ProcessLocal};
+use crate::pg::{checkpoint, compat};
 
 type Redo = unsafe extern "C-unwind" fn(*mut pg_sys::XLogReaderState);
 
@@ -63,10 +64,11 @@ unsafe extern "C-unwind" fn redo(record: *mut pg_sys::XLogReaderState) {
     }
 }
 
-/// At consistency: writes what a restart point would have written.
+/// At consistency: writes and syncs what a restart point would have.
 pub(crate) fn make_up() {
     if SUPPRESSED.get() {
         flushing::everything();
+        checkpoint::sync_data_directory();
         SUPPRESSED.set(false);
     }
 }

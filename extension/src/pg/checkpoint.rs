@@ -1,4 +1,4 @@
-//! Sync requests to the checkpointer, and delaying checkpoints.
+//! Sync requests to the checkpointer, syncs without it, and delaying checkpoints.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -16,6 +16,13 @@ pub(crate) fn request_sync(scope: Scope) {
     unsafe {
         pg_sys::RegisterSyncRequest(&raw const tag, pg_sys::SyncRequestType::SYNC_REQUEST, true)
     };
+}
+
+/// Syncs everything in the data directory, as PostgreSQL does after a crash (fd.c, 15 to 19). What
+/// cannot be synced is logged.
+pub(crate) fn sync_data_directory() {
+    // SAFETY: not in a critical section; opens and syncs files, like the startup process itself.
+    unsafe { pg_sys::SyncDataDirectory() }
 }
 
 /// While this lives, no checkpoint writes its record: none that begins meanwhile, and none that
