@@ -158,11 +158,13 @@ pub fn complete<K: WalKeys>(
         // If a header arrives in parts, the first part is there, in plaintext.
         None if offset < wal::HEADER_SIZE => {
             wal::clear_mark(page);
-            page.iter_mut().skip(offset).for_each(|byte| *byte = 0);
+            page.get_mut(offset..).unwrap_or_default().fill(0);
         }
         None => page.fill(0),
     }
-    page.iter_mut().skip(offset).zip(bytes).for_each(|(to, from)| *to = *from);
+    let to = page.get_mut(offset..).unwrap_or_default();
+    let count = to.len().min(bytes.len());
+    to[..count].copy_from_slice(&bytes[..count]);
     match phase.sealed() {
         Some(version) => seal(keys, page, size, version, address),
         None => Ok(()),
