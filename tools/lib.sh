@@ -136,14 +136,26 @@ server_dir() {
     if [ "$(id -u)" = 0 ]; then chown "$server_user:" "$1"; fi
 }
 
-# spread_clusters: has the clusters of tests be in directories that are far from each other on disk.
-# Beside thousands of files that were removed in the last minutes, ext4 takes several times as long
-# to create others (recently_deleted, fs/ext4/ialloc.c). Other file systems do not know this flag.
+# spread_clusters: sets the directory for clusters of tests. In memory, if there is plenty: tests
+# create and remove files by the thousand, and need some 3 GB at once. On disk the clusters are far
+# from each other. Beside thousands of files that were removed in the last minutes, ext4 takes
+# several times as long to create others (recently_deleted, fs/ext4/ialloc.c). Other file systems do
+# not know this flag.
 spread_clusters() {
     export TMPDIR=$cache/tmp
+    if has_memory_for_clusters; then TMPDIR=/dev/shm/pagevault-tests; fi
     mkdir -p "$TMPDIR"
     chmod 1777 "$TMPDIR"
     chattr +T "$TMPDIR" 2>/dev/null || true
+}
+
+# has_memory_for_clusters: whether /dev/shm is in memory, with 10 GiB free, of 14 GiB of the machine.
+has_memory_for_clusters() {
+    local gib=$((1024 * 1024)) memory room
+    [ "$(stat -f -c %T /dev/shm 2>/dev/null)" = tmpfs ] || return
+    memory=$(awk '/^MemAvailable:/ { print $2 }' /proc/meminfo)
+    room=$(df --output=avail -k /dev/shm | tail -n 1)
+    [ "${memory:-0}" -ge $((14 * gib)) ] && [ "${room:-0}" -ge $((10 * gib)) ]
 }
 
 # mirror: the archive that this machine's apt uses for its Debian release.
