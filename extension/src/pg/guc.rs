@@ -32,7 +32,7 @@ static ENFORCE_ENCRYPTION: GucSetting<bool> = GucSetting::<bool>::new(false);
 static DATA_CATALOG_ENCRYPTION: GucSetting<bool> = GucSetting::<bool>::new(true);
 static RECOVERY_WAITS_FOR_KEYS: GucSetting<bool> = GucSetting::<bool>::new(true);
 static SHARED_CATALOG_ENCRYPTION: GucSetting<bool> = GucSetting::<bool>::new(false);
-static CIPHER: GucSetting<Cipher> = GucSetting::<Cipher>::new(Cipher::Aes256Xts);
+static CIPHER: GucSetting<Cipher> = GucSetting::<Cipher>::new(Cipher::Auto);
 static KEYRING_COMMAND: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
 static UNLOCK_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(30);
 static KEYRING_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(30);
@@ -99,7 +99,7 @@ pub(crate) fn define(changed: Changed) -> Result<()> {
     GucRegistry::define_enum_guc(
         c"pagevault.cipher",
         c"Cipher of new data keys: auto, aes-256-xts, aes-128-xts, aes-256-xts-auth or aes-256-xts-hmac.",
-        c"The last two authenticate pages. auto is aes-256-xts-auth, or aes-256-xts where a crash may leave torn pages. Existing data keys keep their cipher.",
+        c"The last two authenticate pages. auto is aes-256-xts-auth, or aes-256-xts in a cluster without data checksums, with full_page_writes off or wal_level minimal. Existing data keys keep their cipher.",
         &CIPHER,
         GucContext::Suset,
         GucFlags::default(),

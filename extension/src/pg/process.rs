@@ -365,13 +365,18 @@ pub(crate) fn data_checksums() -> bool {
 /// xlog.h). During pg_upgrade, which turns `full_page_writes` off: true if that is so afterwards.
 /// A crash meanwhile means to begin again.
 pub(crate) fn torn_pages_are_restored() -> bool {
+    // SAFETY: a plain global: a setting of the server.
+    let hints = unsafe { pg_sys::wal_log_hints };
+    (writes_page_images() || is_binary_upgrade()) && (hints || data_checksums())
+}
+
+/// Whether the settings ask for an image of each page in WAL before its first change after a
+/// checkpoint. With `wal_level = minimal` pages are copied with their LSN and without WAL
+/// (`RelationCopyStorage`, storage.c), so the next record about one has no image either.
+pub(crate) fn writes_page_images() -> bool {
     // SAFETY: plain globals: settings of the server.
-    let (images, hints, level) =
-        unsafe { (pg_sys::fullPageWrites, pg_sys::wal_log_hints, pg_sys::wal_level) };
-    // With `wal_level = minimal` pages are copied with their LSN and without WAL
-    // (`RelationCopyStorage`, storage.c), so the next record about one has no image either.
-    let images = images && level > pg_sys::WalLevel::WAL_LEVEL_MINIMAL as i32;
-    (images || is_binary_upgrade()) && (hints || data_checksums())
+    let (images, level) = unsafe { (pg_sys::fullPageWrites, pg_sys::wal_level) };
+    images && level > pg_sys::WalLevel::WAL_LEVEL_MINIMAL as i32
 }
 
 /// True in the process that replays WAL, and in single-user mode.

@@ -107,6 +107,12 @@ pub(crate) fn end() -> Lsn {
     Lsn(unsafe { pg_sys::GetXLogInsertRecPtr() })
 }
 
+/// The redo pointer of the last checkpoint, or of one that is in progress.
+pub(crate) fn redo() -> Lsn {
+    // SAFETY: reads shared state under a spinlock.
+    Lsn(unsafe { pg_sys::GetRedoRecPtr() })
+}
+
 /// The end of the WAL that this server has: the address of the next record or, in recovery, the end
 /// of what was received or replayed.
 pub(crate) fn reached() -> Lsn {

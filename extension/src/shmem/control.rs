@@ -23,6 +23,8 @@ shared_struct! {
         destructions: AtomicU32,
         label_changes: AtomicU32,
         calls_seen: AtomicU32,
+        /// [`NO_IMAGES`], or where WAL began to have an image of each page that is changed.
+        images_from: AtomicU64,
         /// The number of the process that starts rekey workers, plus one.
         launcher: AtomicU32,
         has_id: AtomicBool,
@@ -43,6 +45,8 @@ shared_struct! {
         logged: AtomicU64,
     }
 }
+
+const NO_IMAGES: u64 = u64::MAX;
 
 /// Minimum number of log entries.
 const LOGS_LEAST: usize = 8192;
@@ -104,6 +108,23 @@ impl Control {
     #[cold]
     pub(crate) fn add_calls_seen(&self, bits: u32) {
         self.memory.head.calls_seen.fetch_or(bits, Relaxed);
+    }
+
+    /// Notes that pages are changed without an image in WAL.
+    pub(crate) fn images_are_off(&self) {
+        self.memory.head.images_from.store(NO_IMAGES, Relaxed);
+    }
+
+    /// Notes that from `end` on, pages are not changed without an image in WAL any more.
+    pub(crate) fn images_are_on(&self, end: Lsn) {
+        let from = &self.memory.head.images_from;
+        let _ = from.compare_exchange(NO_IMAGES, end.0, Relaxed, Relaxed);
+    }
+
+    /// Whether WAL has an image of each page that was changed since the checkpoint with this redo
+    /// pointer.
+    pub(crate) fn has_images_from(&self, redo: Lsn) -> bool {
+        self.memory.head.images_from.load(Relaxed) <= redo.0
     }
 
     /// The keystore's identity, if it is set.

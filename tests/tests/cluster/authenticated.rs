@@ -5,6 +5,7 @@ use anyhow::{Context, Result, ensure};
 use pagevault_tests::backup::Backup;
 use pagevault_tests::datafile::DataFile;
 use pagevault_tests::errors::SqlError;
+use pagevault_tests::installation::run;
 use pagevault_tests::standby::{allow_what_failovers_say, fail_over, standby_of, wait_for};
 use pagevault_tests::{Cluster, KeyFile, Settings, Standby, StopMode};
 
@@ -149,6 +150,7 @@ fn torn_pages_must_be_restored() -> Result<()> {
 
     let warning = "authenticated pages that a crash tears would be lost";
     cluster.set(&[("full_page_writes", "on")])?;
+    while_down(&cluster, || Ok(()))?;
     cluster.sql(&label(CIPHERS[0]))?;
     ensure!(cluster.text("SELECT pagevault.is_encrypted('t')")? == "t");
     while_down(&cluster, || Ok(()))?;
@@ -199,10 +201,7 @@ fn relations_change_between_formats() -> Result<()> {
 #[test]
 fn auto_authenticates_where_it_can() -> Result<()> {
     let line = "pagevault: new data keys do not authenticate pages";
-    let settings = settings()
-        .conf("pagevault.default_encryption = on")
-        .conf("pagevault.cipher = auto")
-        .conf("wal_log_hints = off");
+    let settings = settings().conf("pagevault.default_encryption = on").conf("wal_log_hints = on");
     let (mut cluster, _keys) = Cluster::with_keys(&settings)?;
     let ensure_cipher = |cluster: &Cluster, relation: &str, expected: &str| -> Result<()> {
         let cipher = cluster.text(&format!(
@@ -215,7 +214,9 @@ fn auto_authenticates_where_it_can() -> Result<()> {
     cluster.sql("CREATE TABLE t AS SELECT generate_series(1, 5000) AS id")?;
     ensure_cipher(&cluster, "t", "aes-256-xts")?;
 
-    while_down(&cluster, || cluster.append_conf("wal_log_hints = on"))?;
+    while_down(&cluster, || {
+        run(cluster.program("pg_checksums").arg("--enable").arg(cluster.data_directory())).map(drop)
+    })?;
     cluster.sql("CREATE TABLE other AS TABLE t; CREATE INDEX other_id ON other (id)")?;
     ensure_cipher(&cluster, "other", CIPHERS[0])?;
     ensure_cipher(&cluster, "other_id", CIPHERS[0])?;
@@ -245,6 +246,20 @@ fn auto_authenticates_where_it_can() -> Result<()> {
     let error = cluster
         .error("SET pagevault.cipher = 'aes-256-xts-auth'; CREATE TABLE asked AS TABLE other")?;
     ensure!(error.sqlstate == "55000", "{error}");
+
+    // New files may have it at once, files with pages not before WAL has an image of each change.
+    cluster.set(&[("full_page_writes", "on")])?;
+    cluster.sql("TRUNCATE named")?;
+    ensure_cipher(&cluster, "named", CIPHERS[0])?;
+    let label = label.replace("named", "other");
+    let error = cluster.error(&label)?;
+    ensure!(error.sqlstate == "55000" && error.hint.contains("CHECKPOINT"), "{error}");
+    cluster.eventually_that("images from a checkpoint on", || {
+        cluster.sql("CHECKPOINT")?;
+        cluster.sql(&label)
+    })?;
+    cluster.sql("SELECT pagevault.wait_for_rekey('other')")?;
+    ensure_cipher(&cluster, "other", CIPHERS[0])?;
     cluster.finish()
 }
 

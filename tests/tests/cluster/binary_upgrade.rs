@@ -56,7 +56,7 @@ fn no_key_is_made_for_a_file_that_pg_upgrade_replaces() -> Result<()> {
     ensure!(cluster.text("SELECT data_keys FROM pagevault.status")? == "0", "a key was made");
     // The new cluster has its own catalogs.
     cluster.sql(&label("DATABASE postgres", "'encrypted'"))?;
-    expect(&cluster, "pg_proc", "aes-256-xts")?;
+    expect(&cluster, "pg_proc", "aes-256-xts-auth")?;
     let plain = "SELECT pagevault.is_encrypted('pg_largeobject')";
     ensure!(cluster.text(plain)? == "f", "pg_largeobject is encrypted");
     expect(&cluster, "t", "plain")?;
@@ -67,6 +67,6 @@ fn no_key_is_made_for_a_file_that_pg_upgrade_replaces() -> Result<()> {
     let heal = cluster.text(heal)?;
     ensure!(heal == "SELECT pagevault.reconcile('public.t')", "{heal}");
     cluster.sql(&heal)?;
-    expect(&cluster, "t", "aes-256-xts")?;
+    expect(&cluster, "t", "aes-256-xts-auth")?;
     cluster.finish()
 }

@@ -117,7 +117,7 @@ fn a_database_moves_to_another_tablespace_and_back() -> Result<()> {
         check(&cluster, "model", &sum).with_context(|| format!("in {space}"))?;
         // A new version of the same file, which the next move copies too.
         let mut model = cluster.client_to("model")?;
-        let cipher = if space == "space" { "aes-256-xts" } else { "aes-128-xts" };
+        let cipher = if space == "space" { "aes-256-xts-auth" } else { "aes-128-xts" };
         run_sql(&mut model, &format!("SELECT pagevault.encrypt('t', '{cipher}')"))?;
         drop(model);
         cluster.restart()?;

@@ -5,7 +5,7 @@ use anyhow::{Context, Result, ensure};
 use pagevault_tests::cluster::{column, expect_error, run_sql, text};
 use pagevault_tests::{Cluster, Settings, StopMode};
 
-use crate::labels::{XTS, cluster, drift, expect, expect_no_drift, heal, label};
+use crate::labels::{DEFAULT, cluster, drift, expect, expect_no_drift, heal, label};
 
 #[test]
 fn drift_names_the_reason_and_the_remedy() -> Result<()> {
@@ -97,13 +97,13 @@ fn enforcement_permits_changes_that_keep_encryption() -> Result<()> {
     cluster.sql("ALTER TABLE app.t SET SCHEMA public")?;
     cluster.sql("VACUUM FULL t")?;
     cluster.sql("ALTER TABLE t SET SCHEMA app")?;
-    expect(&cluster, "app.t", XTS)?;
+    expect(&cluster, "app.t", DEFAULT)?;
     // Existing relations are drift, and can be used.
     cluster.sql(&label("SCHEMA public", "'encrypted'"))?;
     cluster.sql("ALTER TABLE old ADD COLUMN name text; ALTER TABLE old RENAME TO older")?;
     ensure!(!drift(&cluster)?.is_empty(), "no drift");
     cluster.sql("CREATE TABLE new (id int)")?;
-    expect(&cluster, "new", XTS)?;
+    expect(&cluster, "new", DEFAULT)?;
     // A command that fails after it has altered something; then ROLLBACK, during which no catalog
     // may be read.
     let mut client = cluster.client()?;

@@ -115,7 +115,8 @@ fn inspect_needs_no_keys() -> Result<()> {
     let response = inspect(&cluster.data_directory())?;
     ensure!(response.contains("key file of the cluster, format 1, keystore"), "{response}");
     ensure!(
-        response.contains("provider local kind file") && response.contains("version 2 aes-256-xts"),
+        response.contains("provider local kind file")
+            && response.contains("version 2 aes-256-xts-auth"),
         "{response}"
     );
     let response = inspect(&table)?;

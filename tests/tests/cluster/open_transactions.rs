@@ -5,7 +5,7 @@ use anyhow::{Result, ensure};
 use pagevault_tests::Cluster;
 use pagevault_tests::cluster::{column, run_sql};
 
-use crate::labels::{XTS, expect, label};
+use crate::labels::{DEFAULT, expect, label};
 
 /// How the label is committed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -37,7 +37,7 @@ fn check(commit: Commit, object: &str, before: &str, after: &str, relation: &str
         }
     }
     run_sql(&mut maker, &format!("{after}; COMMIT"))?;
-    expect(&cluster, relation, XTS)?;
+    expect(&cluster, relation, DEFAULT)?;
     let drift = column(&mut cluster.client()?, "SELECT relation::text FROM pagevault.drift")?;
     ensure!(!drift.iter().any(|drifting| drifting == relation), "drift: {drift:?}");
     drop(maker);

@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use pagevault_tests::cluster::{column, expect_error, run_sql, text};
 use pagevault_tests::{Cluster, Settings};
 
-use crate::labels::{XTS, cluster, label};
+use crate::labels::{DEFAULT, cluster, label};
 
 /// The cipher for new pages of a relation in a database.
 fn cipher(cluster: &Cluster, database: &str, relation: &str) -> Result<String> {
@@ -32,7 +32,7 @@ fn a_tablespace_takes_nothing_from_a_database() -> Result<()> {
     let (cluster, _keys) = databases()?;
     cluster.sql(&label("TABLESPACE pg_default", "'plaintext'"))?;
     cluster.sql(&label("TABLESPACE space", "'plaintext'"))?;
-    for (database, wanted) in [("sealed", XTS), ("open", "plain")] {
+    for (database, wanted) in [("sealed", DEFAULT), ("open", "plain")] {
         run_sql(
             &mut cluster.client_to(database)?,
             "CREATE TABLE t AS SELECT 1 AS id; CREATE TABLE far (id int) TABLESPACE space;

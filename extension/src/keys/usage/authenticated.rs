@@ -7,21 +7,26 @@ use pgrx::prelude::PgLogLevel;
 
 use crate::keys::store::directory;
 use crate::pg::report::{Report, Result};
-use crate::pg::{guc, process};
+use crate::pg::{guc, process, wal};
 use crate::shmem;
 
 const NEEDED: &str = "A page that is torn when the server or the machine crashes is refused, so WAL must have an image of each changed page: that needs full_page_writes, a wal_level other than minimal, and data checksums or wal_log_hints.";
+
+const AUTO: &str = "pagevault.cipher is auto. That is aes-256-xts-auth in a cluster with data checksums, while full_page_writes is on and wal_level is not minimal.";
 
 /// The cipher of new data keys where nobody names one. With `pagevault.cipher` = `auto`, pages are
 /// authenticated unless recovery would not restore torn ones.
 pub(crate) fn default_cipher() -> CipherId {
     guc::cipher().unwrap_or_else(|| {
-        if process::torn_pages_are_restored() {
-            CipherId::Aes256XtsAuth
-        } else {
-            CipherId::Aes256Xts
-        }
+        if allows_auto() { CipherId::Aes256XtsAuth } else { CipherId::Aes256Xts }
     })
+}
+
+/// Whether `auto` may authenticate pages. `wal_log_hints` is not enough for that: it is a setting
+/// of each server. A standby without it writes hint bits without images, and has the keys of its
+/// primary.
+fn allows_auto() -> bool {
+    process::torn_pages_are_restored() && process::data_checksums()
 }
 
 /// Whether a new file may have the cipher of another one, which nobody names. It has the default
@@ -31,10 +36,16 @@ pub(crate) fn may_inherit(cipher: CipherId) -> bool {
 }
 
 /// Refuses to make a key for authenticated pages if recovery would not restore torn pages.
-/// pg_upgrade takes over keys that exist.
-pub(crate) fn require_untorn_pages(cipher: CipherId) -> Result<()> {
-    if may_inherit(cipher) || process::is_binary_upgrade() {
+/// pg_upgrade takes over keys that exist. `has_pages`: the file has pages, which may have been
+/// changed since the last checkpoint.
+pub(crate) fn require_untorn_pages(cipher: CipherId, has_pages: bool) -> Result<()> {
+    if process::is_binary_upgrade() || PageFormat::of(cipher) != PageFormat::V2 {
         return Ok(());
+    }
+    if may_inherit(cipher) {
+        let has_images =
+            !has_pages || shmem::get().is_none_or(|s| s.control.has_images_from(wal::redo()));
+        return if has_images { Ok(()) } else { Err(not_yet(cipher)) };
     }
     Err(Report::new(
         PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
@@ -44,14 +55,23 @@ pub(crate) fn require_untorn_pages(cipher: CipherId) -> Result<()> {
     .hint("Turn these on, or choose a cipher that does not authenticate pages, such as aes-256-xts (pagevault.cipher, or the label)."))
 }
 
+fn not_yet(cipher: CipherId) -> Report {
+    Report::new(
+        PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+        format!("cannot encrypt with {cipher} yet: torn pages would not be restored"),
+    )
+    .detail("full_page_writes was off, and no checkpoint has been made since. WAL may have no image of a page that was changed meanwhile.")
+    .hint("Run CHECKPOINT, and try again.")
+}
+
 /// Says in the log that `auto` means a cipher that does not authenticate pages, and why.
 pub(crate) fn log_auto() {
-    if guc::cipher().is_none() && !process::torn_pages_are_restored() {
+    if guc::cipher().is_none() && !allows_auto() {
         Report::new(
             PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION,
             "pagevault: new data keys do not authenticate pages",
         )
-        .detail(NEEDED)
+        .detail(AUTO)
         .hint("Turn these on; or set pagevault.cipher to aes-256-xts to accept this.")
         .send(PgLogLevel::LOG);
     }
@@ -69,6 +89,7 @@ impl Conditions {
     /// more; and a line if new keys are of another cipher for that reason. Called at server start
     /// and when settings may have changed.
     pub(crate) fn log_change(&mut self) {
+        note_images();
         let restored = process::torn_pages_are_restored();
         let endangered = !restored && directory::any_of_format(PageFormat::V2);
         if endangered && !self.endangered {
@@ -81,11 +102,21 @@ impl Conditions {
             .send(PgLogLevel::WARNING);
         }
         self.endangered = endangered;
-        let unauthenticated = !restored && guc::cipher().is_none();
+        let unauthenticated = guc::cipher().is_none() && !allows_auto();
         if unauthenticated && !self.unauthenticated && has_master_key() {
             log_auto();
         }
         self.unauthenticated = unauthenticated;
+    }
+}
+
+/// Notes from which place on WAL has an image of each page that is changed.
+fn note_images() {
+    let Some(shared) = shmem::get() else { return };
+    if process::writes_page_images() {
+        shared.control.images_are_on(wal::reached());
+    } else {
+        shared.control.images_are_off();
     }
 }
 

@@ -153,7 +153,7 @@ fn make_version(
     pages: Pages,
     append: impl FnOnce(&KeystoreLock, Scope, &[Record], Option<CheckpointDelay>) -> Result<Lsn>,
 ) -> Result<Lsn> {
-    authenticated::require_untorn_pages(cipher)?;
+    authenticated::require_untorn_pages(cipher, pages == Pages::Logged)?;
     refused::require_usable(wrapping_scope(file.database)?)?;
     let delay = pages.before_switch(file)?;
     let lock = KeystoreLock::acquire();

@@ -17,8 +17,8 @@ fn names_of_transient_tables_do_not_avoid_encryption() -> Result<()> {
     )?;
     run_sql(&mut client, &label("SCHEMA public", "'encrypted'"))?;
     run_sql(&mut client, &format!("TRUNCATE pg_temp_{a}, pg_temp_{b}"))?;
-    expect(&cluster, &format!("pg_temp_{a}"), XTS)?;
-    expect(&cluster, &format!("pg_temp_{b}"), XTS)?;
+    expect(&cluster, &format!("pg_temp_{a}"), DEFAULT)?;
+    expect(&cluster, &format!("pg_temp_{b}"), DEFAULT)?;
     drop(client);
     cluster.finish()
 }
@@ -87,9 +87,9 @@ fn names_of_pg_repack_copies_do_not_avoid_encryption() -> Result<()> {
     for name in [format!("table_{open}"), format!("log_{open}"), "table_4000000000".to_owned()] {
         let name = format!("repack.{name}");
         run_sql(&mut client, &format!("CREATE TABLE {name} AS SELECT 1 AS id"))?;
-        expect(&cluster, &name, XTS)?;
+        expect(&cluster, &name, DEFAULT)?;
         run_sql(&mut client, &format!("TRUNCATE {name}"))?;
-        expect(&cluster, &name, XTS)?;
+        expect(&cluster, &name, DEFAULT)?;
     }
     drop(client);
     cluster.finish()
@@ -141,10 +141,10 @@ fn a_table_that_pg_repack_has_copied_in_plaintext_is_not_encrypted() -> Result<(
         // Other tables of that name do not matter, nor does an encrypted copy.
         cluster.sql(&format!("CREATE TABLE repack.log_{oid} AS SELECT 1 AS id"))?;
         cluster.sql(&set)?;
-        expect(&cluster, name, XTS)?;
+        expect(&cluster, name, DEFAULT)?;
         let copy = format!("packed.table_{oid}");
         cluster.sql(&format!("CREATE TABLE {copy} AS SELECT 1 AS id"))?;
-        expect(&cluster, &copy, XTS)?;
+        expect(&cluster, &copy, DEFAULT)?;
         cluster.sql(&set)?;
     }
     cluster.finish()

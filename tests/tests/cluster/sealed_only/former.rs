@@ -122,7 +122,7 @@ fn a_process_that_knows_the_former_key_refuses_it() -> Result<()> {
 /// A cipher that authenticates pages: a page from before has no tag, so anybody can change it.
 #[test]
 fn authenticated_pages_are_not_downgraded() -> Result<()> {
-    let (mut cluster, _keys) = cluster(&settings())?;
+    let (mut cluster, _keys) = cluster(&settings().conf("pagevault.cipher = 'aes-256-xts'"))?;
     cluster.sql("CHECKPOINT")?;
     let t = file(&cluster, "t")?;
     let mut old = block_under(&t, 1)?;

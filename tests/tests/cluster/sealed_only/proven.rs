@@ -225,9 +225,11 @@ fn set_hints(primary: &Cluster) -> Result<()> {
     primary.sql("SELECT count(*) FROM late; CHECKPOINT")
 }
 
-/// Nothing but the test writes pages.
+/// Nothing but the test writes pages. Some tests write pages without images, which ciphers that
+/// authenticate pages do not allow.
 fn quiet() -> Settings {
     Settings::default()
+        .conf("pagevault.cipher = 'aes-256-xts'")
         .conf("pagevault.rekey_threshold = 0")
         .conf("autovacuum = off")
         .conf("bgwriter_lru_maxpages = 0")

@@ -124,7 +124,7 @@ fn pg_dumpall_moves_a_whole_cluster() -> Result<()> {
     old.installation().give(&place)?;
     old.sql(&format!("CREATE TABLESPACE place LOCATION '{}'", place.display()))?;
     old.sql("SECURITY LABEL FOR pagevault ON TABLESPACE place IS 'encrypted'")?;
-    old.sql("ALTER DATABASE app SET pagevault.cipher = 'aes-256-xts'")?;
+    old.sql("ALTER DATABASE app SET pagevault.cipher = 'aes-256-xts-auth'")?;
     let mut app = old.client_to("app")?;
     run_sql(
         &mut app,

@@ -80,12 +80,11 @@ fn pg_amcheck_names_a_damaged_relation_and_checks_the_rest() -> Result<()> {
     let response = String::from_utf8_lossy(&output.stdout);
     ensure!(output.status.code() == Some(2), "{}: {response}", output.status);
     ensure!(response.contains("heap table \"postgres.public.large\":"), "{response}");
-    ensure!(response.contains("invalid page in block 3"), "{response}");
+    ensure!(response.contains("block 3 of relation"), "{response}");
     ensure!(response.matches("heap table").count() == 1, "{response}");
     let vacuum = complaints(cluster.program("vacuumdb").arg("--disable-page-skipping"))?;
-    ensure!(vacuum.contains("invalid page in block 3"), "{vacuum}");
+    ensure!(vacuum.contains("block 3 of relation"), "{vacuum}");
     ensure!(vacuum.contains("of relation \"public.large\""), "{vacuum}");
-    cluster.allow_log("page verification failed");
-    cluster.allow_log("invalid page in block 3");
+    cluster.allow_log("is not as it was encrypted");
     cluster.finish()
 }
