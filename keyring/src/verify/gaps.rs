@@ -4,11 +4,12 @@
 //! segment meanwhile, or is truncated or dropped, those that the backup has do not fit together.
 //! Recovery fills the earlier segment before it reads a later one (`_mdfd_getseg`, md.c), and
 //! writes all pages that are new since its redo pointer. So a gap is no damage if WAL from there on
-//! removes or makes the file, cuts off what is missing, or writes each page after the gap before it
-//! reads it.
+//! removes or makes the file, cuts off what is missing, or writes each page in the gap and after it
+//! before it reads it.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
+use std::ops::Range;
 use std::path::PathBuf;
 
 use pagevault_cipher::Fork;
@@ -18,7 +19,7 @@ use pagevault_keystore::RelFile;
 use super::blocks::Place;
 use super::databases::replaced_by;
 use super::pages::{SEGMENT, fill, open_segment};
-use super::wal_record::{SMGR, SMGR_CREATE, XACT, data, file, kind, word};
+use super::wal_record::{HASH, SMGR, SMGR_CREATE, XACT, data, file, kind, word};
 
 /// Operations and parts of records (xact.h, storage_xlog.h).
 const OPERATION: u8 = 0x70;
@@ -29,6 +30,10 @@ const HAS_SUBTRANSACTIONS: u32 = 1 << 1;
 const HAS_FILES: u32 = 1 << 2;
 const SMGR_TRUNCATE: u8 = 0x20;
 const TRUNCATE_HEAP: u32 = 1;
+
+/// Most pages that a process adds at once; they are in WAL when they are used
+/// (`RelationAddExtraBlocks`, hio.c; since 16 fewer).
+const ADDED: usize = 512;
 
 const FORKS: [Fork; 4] = [Fork::Main, Fork::FreeSpaceMap, Fork::VisibilityMap, Fork::Init];
 
@@ -61,7 +66,10 @@ struct Changes {
     /// The least number of blocks to which it is truncated.
     truncated: Option<u32>,
     /// Whether the first record about a block writes all of it.
-    blocks: HashMap<u32, bool>,
+    blocks: BTreeMap<u32, bool>,
+    /// A hash index grows by any number of pages that it uses later (`_hash_alloc_buckets`,
+    /// hashpage.c).
+    is_hash: bool,
 }
 
 impl Gaps {
@@ -78,6 +86,7 @@ impl Gaps {
         for ((file, fork, block), restores) in blocks {
             if let Some(changes) = self.changes.get_mut(&(*file, *fork)) {
                 changes.blocks.entry(*block).or_insert(*restores);
+                changes.is_hash |= kind(record).is_some_and(|(manager, _)| manager == HASH);
             }
         }
         self.databases.extend(replaced_by(record));
@@ -115,12 +124,24 @@ impl Gaps {
         changes.is_replaced
             || self.databases.contains(&(gap.file.tablespace, gap.file.database))
             || changes.truncated.is_some_and(|to| to <= gap.end)
-            || changes.blocks.iter().any(|(block, restores)| *restores && *block >= gap.end)
-                && changes.write_all(gap).unwrap_or(false)
+            || changes.begin(gap) && changes.write_all(gap).unwrap_or(false)
     }
 }
 
 impl Changes {
+    /// Whether the missing pages are new: recovery fills the gap with zeros, and writes those that
+    /// were used. Old ones would be lost.
+    fn begin(&self, gap: &Gap) -> bool {
+        let first = gap.segment.saturating_mul(SEGMENT);
+        let among = |blocks: Range<u32>| self.blocks.range(blocks).map(|(_, restores)| *restores);
+        let missing = gap.end..first;
+        let written = among(missing.clone()).filter(|restores| *restores).count();
+        let grows = || among(first..first.saturating_add(SEGMENT)).any(|restores| restores);
+        among(missing.clone()).all(|restores| restores)
+            && (self.is_hash || missing.len() - written <= written + ADDED)
+            && (written > 0 || grows())
+    }
+
     /// Whether all pages of the segment are new: recovery writes them before it reads them. Pages
     /// that were added and not used yet are zero, and not in WAL.
     fn write_all(&self, gap: &Gap) -> io::Result<bool> {
@@ -177,15 +198,16 @@ mod tests {
     use super::*;
 
     const FILE: RelFile = RelFile { tablespace: 1663, database: 5, relation: 16384 };
+    const END: u32 = SEGMENT - 600;
 
     /// Whether a record with these blocks explains that the segment before one with three pages,
-    /// of which the second is zero, ends at block 100.
+    /// of which the second is zero, ends at `END`.
     fn explained(record: &[u8], blocks: &[(u32, bool)]) -> bool {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("16384.1");
         fs::write(&path, [[7; PAGE_SIZE], [0; PAGE_SIZE], [7; PAGE_SIZE]].concat()).unwrap();
         let (shown, what) = (String::new(), String::new());
-        let gap = Gap { file: FILE, fork: Fork::Main, segment: 1, path, end: 100, shown, what };
+        let gap = Gap { file: FILE, fork: Fork::Main, segment: 1, path, end: END, shown, what };
         let mut gaps = Gaps::default();
         gaps.add(gap);
         let place = |(block, restores): &(u32, bool)| ((FILE, Fork::Main, *block), *restores);
@@ -195,13 +217,36 @@ mod tests {
 
     #[test]
     fn pages_after_a_gap_must_be_new() {
-        let of = |blocks: &[(u32, bool)]| explained(&record(10, 0, &[]), blocks);
+        let of = |blocks: &[(u32, bool)]| {
+            let missing = (END..SEGMENT - ADDED as u32).map(|block| (block, true));
+            explained(
+                &record(10, 0, &[]),
+                &missing.chain(blocks.iter().copied()).collect::<Vec<_>>(),
+            )
+        };
         let (first, third) = (SEGMENT, SEGMENT + 2);
         assert!(of(&[(first, true), (third, true)]));
         assert!(of(&[(first, true), (third, true), (third, false)]), "changed afterwards");
         assert!(!of(&[(first, true)]), "one is older");
         assert!(!of(&[(first, true), (third, false), (third, true)]), "one was read before");
-        assert!(!of(&[(99, true), (100, false)]) && !of(&[]));
+    }
+
+    #[test]
+    fn pages_in_a_gap_must_be_new() {
+        let of = |missing: Range<u32>| {
+            let blocks = missing.chain([SEGMENT, SEGMENT + 2]).map(|block| (block, true));
+            explained(&record(10, 0, &[]), &blocks.collect::<Vec<_>>())
+        };
+        // Of 600 pages, half of those beyond 512 were used.
+        assert!(of(END + 1..END + 45) && !of(END + 1..END + 44));
+        assert!(!of(0..0), "the old ones are lost");
+        assert!(explained(&record(HASH, 0, &[]), &[(SEGMENT, true), (SEGMENT + 2, true)]));
+        let all: Vec<_> = (END..SEGMENT + 3).map(|block| (block, true)).collect();
+        let read = |at: u32| {
+            let first = std::iter::once((at, false)).chain(all.iter().copied());
+            explained(&record(10, 0, &[]), &first.collect::<Vec<_>>())
+        };
+        assert!(read(END - 1) && !read(END) && !read(SEGMENT - 1));
     }
 
     #[test]
@@ -211,8 +256,11 @@ mod tests {
         assert!(by(SMGR, SMGR_CREATE, &[space, database, relation, 0]));
         assert!(!by(SMGR, SMGR_CREATE, &[space, database, relation, 2]), "of another fork");
         assert!(!by(SMGR, SMGR_CREATE, &[space, database, 7, 0]));
-        assert!(by(SMGR, SMGR_TRUNCATE, &[100, space, database, relation, 7]));
-        assert!(!by(SMGR, SMGR_TRUNCATE, &[101, space, database, relation, 7]), "more is missing");
+        assert!(by(SMGR, SMGR_TRUNCATE, &[END, space, database, relation, 7]));
+        assert!(
+            !by(SMGR, SMGR_TRUNCATE, &[END + 1, space, database, relation, 7]),
+            "more is missing"
+        );
         assert!(!by(SMGR, SMGR_TRUNCATE, &[0, space, database, relation, 6]), "of a map");
         assert!(by(4, 0x20, &[database, 1, space]) && !by(4, 0x20, &[database, 1, 7]));
         for operation in ENDS {

@@ -1,7 +1,7 @@
 //! Verification of all pages of relations.
 
 use std::collections::hash_map::Entry;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::{self, File};
 use std::io::{self, Read, Take};
 use std::path::{Path, PathBuf};
@@ -91,34 +91,41 @@ pub(super) fn check_segments(
     findings: &mut Findings,
 ) {
     let length = |file: &RelationFile| fs::metadata(&file.path).map_or(0, |found| found.len());
-    for (file, what, before) in gaps(files, length) {
+    for (file, what, end) in gaps(files, length) {
         let shown = context.show(&file.path);
         let what = format!("{shown}: the segment before it is {what}");
-        let blocks = u32::try_from(before / PAGE_SIZE as u64).unwrap_or(SEGMENT);
-        let end = (file.segment - 1).saturating_mul(SEGMENT).saturating_add(blocks);
         let &RelationFile { file, fork, segment, ref path } = file;
         let gap = Gap { file, fork, segment, path: path.clone(), end, shown, what };
         findings.gap(gap, context.control, leftovers);
     }
 }
 
-/// Files before which a segment is missing or not full, and how many bytes that has.
+/// Files before which a segment is missing or not full, and the first block that is missing: after
+/// those of the last segment before that has any.
 fn gaps(
     files: &Files,
     length: impl Fn(&RelationFile) -> u64,
-) -> Vec<(&RelationFile, &'static str, u64)> {
-    let place = |file: &RelationFile| (file.file, file.fork, file.segment);
+) -> Vec<(&RelationFile, &'static str, u32)> {
+    let of = |file: &RelationFile| (file.file, file.fork as u8);
+    let place = |file: &RelationFile| (of(file), file.segment);
     let whole = files.whole.iter().map(|file| (place(file), length(file)));
     // Of how many blocks it makes a segment is known only when backups are combined.
     let incremental = files.incremental.iter().map(|file| (place(file), SEGMENT_BYTES));
     let lengths: HashMap<_, _> = whole.chain(incremental).collect();
+    let with_pages: BTreeMap<_, _> =
+        lengths.iter().map(|(place, length)| (*place, *length)).filter(|it| it.1 > 0).collect();
+    let end = |file: &RelationFile| {
+        let (&(_, segment), &length) = with_pages.range((of(file), 0)..place(file)).next_back()?;
+        let blocks = u32::try_from(length / PAGE_SIZE as u64).unwrap_or(SEGMENT).min(SEGMENT);
+        Some(segment.saturating_mul(SEGMENT).saturating_add(blocks))
+    };
     let later = files.whole.iter().chain(&files.incremental).filter(|file| file.segment > 0);
     let gap = |file| {
-        let (of, fork, segment) = place(file);
-        let before = lengths.get(&(of, fork, segment - 1));
+        let (of, segment) = place(file);
+        let before = lengths.get(&(of, segment - 1));
         let what = if before.is_some() { "not full" } else { "missing" };
         let is_gap = lengths.get(&place(file)) != Some(&0) && before != Some(&SEGMENT_BYTES);
-        is_gap.then_some((file, what, *before.unwrap_or(&0)))
+        is_gap.then(|| (file, what, end(file).unwrap_or(0)))
     };
     later.filter_map(gap).collect()
 }
@@ -406,24 +413,30 @@ mod tests {
 
     #[test]
     fn a_segment_follows_a_full_one() {
-        let found = |whole: &[(u32, u64)], incremental: &[u32]| -> Vec<(u32, &'static str)> {
+        let found = |whole: &[(u32, u64)], incremental: &[u32]| -> Vec<(u32, &'static str, u32)> {
             let lengths: HashMap<u32, u64> = whole.iter().copied().collect();
             let files = Files {
                 whole: whole.iter().map(|(segment, _)| file(*segment)).collect(),
                 incremental: incremental.iter().map(|segment| file(*segment)).collect(),
             };
             let gaps = gaps(&files, |file| lengths[&file.segment]);
-            gaps.into_iter().map(|(file, what, _)| (file.segment, what)).collect()
+            gaps.into_iter().map(|(file, what, end)| (file.segment, what, end)).collect()
         };
-        assert_eq!(found(&[(0, SEGMENT_BYTES), (1, 8192), (2, 0), (3, 0)], &[]), []);
-        assert_eq!(found(&[(0, SEGMENT_BYTES - 4096), (1, 8192)], &[]), [(1, "not full")]);
-        assert_eq!(found(&[(1, SEGMENT_BYTES), (2, 8192)], &[]), [(1, "missing")]);
+        let full = SEGMENT_BYTES;
+        assert_eq!(found(&[(0, full), (1, 8192), (2, 0), (3, 0)], &[]), []);
+        let end = SEGMENT - 1;
+        assert_eq!(found(&[(0, full - 4096), (1, 8192)], &[]), [(1, "not full", end)]);
+        assert_eq!(found(&[(1, full), (2, 8192)], &[]), [(1, "missing", 0)]);
+        // Behind the last segment with pages, all are missing.
+        assert_eq!(found(&[(0, 8192), (1, 0), (2, 8192)], &[]), [(2, "not full", 1)]);
+        assert_eq!(found(&[(0, full), (4, 8192)], &[]), [(4, "missing", SEGMENT)]);
         // A relation that has grown beyond a segment since the backup that an incremental one
         // continues.
         assert_eq!(found(&[(1, 8192)], &[0]), []);
-        assert_eq!(found(&[(0, SEGMENT_BYTES), (2, 8192)], &[1]), []);
-        assert_eq!(found(&[(3, 8192)], &[1]), [(3, "missing"), (1, "missing")]);
-        assert_eq!(found(&[(0, 8192)], &[1, 3]), [(1, "not full"), (3, "missing")]);
+        assert_eq!(found(&[(0, full), (2, 8192)], &[1]), []);
+        let end = 2 * SEGMENT;
+        assert_eq!(found(&[(3, 8192)], &[1]), [(3, "missing", end), (1, "missing", 0)]);
+        assert_eq!(found(&[(0, 8192)], &[1, 3]), [(1, "not full", 1), (3, "missing", end)]);
     }
 
     #[test]

@@ -21,6 +21,7 @@ pub(super) const TABLESPACES: u8 = 5;
 pub(super) const RELMAP: u8 = 7;
 pub(super) const HEAP2: u8 = 9;
 pub(super) const HEAP: u8 = 10;
+pub(super) const HASH: u8 = 12;
 pub(super) const PAGEVAULT: u8 = 161;
 
 /// `XLOG_SMGR_CREATE` (storage_xlog.h).
