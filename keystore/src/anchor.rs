@@ -266,7 +266,8 @@ pub fn position_of_control(checkpoint: Position, minimum: Position) -> Position 
 /// the first two lines by their place and with any white space, and does without `START TIMELINE`.
 #[must_use]
 pub fn position_of_label(label: &str) -> Option<Position> {
-    let mut lines = label.lines();
+    // Not `lines`: a carriage return is no end of a line here.
+    let mut lines = label.split('\n');
     let (_, segment) = lines.next()?.strip_prefix("START WAL LOCATION: ")?.split_once(" (file ")?;
     let lsn = parse_lsn(lines.next()?.strip_prefix("CHECKPOINT LOCATION: ")?)?;
     let timeline = parse_name(segment.strip_suffix(')')?.as_bytes())?.timeline;

@@ -91,6 +91,12 @@ impl Control {
         Control { redo, ended: false, incremental, reached, noted, ..self }
     }
 
+    /// What no server accepts (`read_backup_label`, xlogrecovery.c).
+    pub(super) fn fault(&self) -> Option<&'static str> {
+        let is_read = self.noted.is_some();
+        (!is_read).then_some("backup_label: not valid, and a server does not start with it")
+    }
+
     /// WAL that a server start needs in `pg_wal`: from where recovery begins to the record of the
     /// last checkpoint, which is read even if recovery has nothing to do (`InitWalRecovery`,
     /// xlogrecovery.c). `None` if the label of a backup says what is needed, or if recovery may
@@ -254,13 +260,16 @@ mod tests {
         let labelled = control.with_label(Some(label));
         assert_eq!((labelled.redo, labelled.ended), (Lsn(0x700_0028), false));
         assert_eq!(labelled.reached, None);
+        assert!(labelled.fault().is_some() && control.fault().is_none());
         let directory = tempfile::tempdir().unwrap();
         assert_eq!(recovered_from(directory.path()), None);
         std::fs::write(directory.path().join("backup_label.old"), label).unwrap();
         assert_eq!(recovered_from(directory.path()), Some(Lsn(0x700_0028)));
         let label = format!("{label} LOCATION: 0/7000060\nSTART TIMELINE: 1\n");
         let reached = Some(Position { timeline: 1, lsn: Lsn(0x700_0060) });
-        assert_eq!(control.with_label(Some(&label)).reached, reached);
+        let labelled = control.with_label(Some(&label));
+        assert_eq!((labelled.reached, labelled.fault()), (reached, None));
+        assert!(control.with_label(Some("")).fault().is_some());
         assert_eq!(control.with_label(Some("START")).redo, Lsn(u64::MAX));
         assert!(!control.with_label(Some(&label)).incremental);
         let incremental = format!("{label}INCREMENTAL FROM LSN: 0/6000028\n");

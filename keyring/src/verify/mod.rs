@@ -341,6 +341,7 @@ pub fn verify(
     let root = keystore.data_directory();
     let mut faults = Vec::new();
     let tablespaces = tablespaces::read(root, &mut faults)?;
+    faults.extend(control.fault().map(str::to_owned));
     faults.into_iter().for_each(|what| findings.damage(what));
     let version = tablespaces::version_directory(root, control.catalog);
     findings.absent = Absent::of(root, &tablespaces, version.as_deref());

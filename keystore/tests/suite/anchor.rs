@@ -199,6 +199,8 @@ fn a_label_says_where_a_backup_begins() {
         ("CHECKPOINT LOCATION: ", "CHECKPOINT  LOCATION: "),
         ("CHECKPOINT LOCATION: ", "CHECKPOINT  LOCATION: 2A/7000060\nCHECKPOINT LOCATION: "),
         ("START WAL", "\nSTART WAL"),
+        (")\n", ")\r\n"),
+        ("60\n", "60\r\n"),
         ("START TIMELINE: 2", "START TIMELINE: 3"),
         ("000000020000000000000007", "2"),
     ] {
