@@ -38,9 +38,12 @@ struct Marked {
     blocks: [u64; WORDS],
 }
 
+type Stretches = HashMap<(RelFile, Fork, u32), Vec<Marked>>;
+
 #[derive(Default)]
 pub(super) struct Broken {
-    stretches: HashMap<(RelFile, Fork, u32), Vec<Marked>>,
+    /// By tablespace and database. WAL may drop any number of databases.
+    databases: HashMap<(u32, u32), Stretches>,
     problems: Vec<Problem>,
     numbers: HashMap<Problem, u32>,
     /// Of the segments of relations.
@@ -50,7 +53,11 @@ pub(super) struct Broken {
 
 impl Broken {
     pub(super) fn is_empty(&self) -> bool {
-        self.stretches.is_empty()
+        self.databases.is_empty()
+    }
+
+    fn marked(&self, place: Place) -> Option<&Vec<Marked>> {
+        self.databases.get(&database(place.0))?.get(&stretch(place))
     }
 
     /// Adds a page of the file at `path`. False if there are too many.
@@ -58,7 +65,7 @@ impl Broken {
         let (file, fork, block) = place;
         let next = self.problems.len() as u32;
         let known = self.numbers.get(&problem).copied();
-        let marked = self.stretches.get(&stretch(place));
+        let marked = self.marked(place);
         let is_there = |marked: &&Marked| Some(marked.problem) == known;
         if marked.and_then(|marked| marked.iter().find(is_there)).is_none() {
             if self.marked >= MAX {
@@ -71,13 +78,17 @@ impl Broken {
                 next
             });
             let marked = Marked { problem, blocks: [0; WORDS] };
-            self.stretches.entry(stretch(place)).or_default().push(marked);
+            let stretches = self.databases.entry(database(file)).or_default();
+            stretches.entry(stretch(place)).or_default().push(marked);
             self.paths.entry((file, fork, block / SEGMENT)).or_insert(path);
         }
         let number = known.unwrap_or(next);
         let (word, bit) = bit(block);
-        let marked = self.stretches.get_mut(&stretch(place)).into_iter().flatten();
+        let stretches = self.databases.get_mut(&database(file));
+        let marked = stretches.and_then(|stretches| stretches.get_mut(&stretch(place)));
         marked
+            .into_iter()
+            .flatten()
             .filter(|marked| marked.problem == number)
             .for_each(|marked| marked.blocks[word] |= bit);
         true
@@ -86,7 +97,7 @@ impl Broken {
     /// What is wrong with a page.
     pub(super) fn get(&self, place: Place) -> Option<&Problem> {
         let (word, bit) = bit(place.2);
-        let marked = self.stretches.get(&stretch(place))?;
+        let marked = self.marked(place)?;
         let marked = marked.iter().find(|marked| marked.blocks[word] & bit != 0)?;
         self.problems.get(marked.problem as usize)
     }
@@ -94,28 +105,25 @@ impl Broken {
     /// Whether it was there.
     pub(super) fn remove(&mut self, place: Place) -> bool {
         let (word, bit) = bit(place.2);
-        let Some(marked) = self.stretches.get_mut(&stretch(place)) else { return false };
+        let Some(stretches) = self.databases.get_mut(&database(place.0)) else { return false };
+        let Some(marked) = stretches.get_mut(&stretch(place)) else { return false };
         let was_there = marked.iter().any(|marked| marked.blocks[word] & bit != 0);
         marked.iter_mut().for_each(|marked| marked.blocks[word] &= !bit);
         marked.retain(|marked| marked.blocks != [0; WORDS]);
         if marked.is_empty() {
-            self.stretches.remove(&stretch(place));
+            stretches.remove(&stretch(place));
+            if stretches.is_empty() {
+                self.databases.remove(&database(place.0));
+            }
         }
         was_there
     }
 
-    /// Removes all pages of files of which this is true. Returns their number.
-    pub(super) fn remove_all(&mut self, is_it: impl Fn(&RelFile) -> bool) -> u64 {
-        let mut pages = 0;
-        self.stretches.retain(|(file, ..), marked| {
-            if !is_it(file) {
-                return true;
-            }
-            let blocks = marked.iter().flat_map(|marked| marked.blocks);
-            pages += blocks.map(|word| u64::from(word.count_ones())).sum::<u64>();
-            false
-        });
-        pages
+    /// Removes all pages of a database in a tablespace. Returns their number.
+    pub(super) fn remove_all(&mut self, tablespace: u32, database: u32) -> u64 {
+        let removed = self.databases.remove(&(tablespace, database)).unwrap_or_default();
+        let blocks = removed.values().flatten().flat_map(|marked| marked.blocks);
+        blocks.map(|word| u64::from(word.count_ones())).sum()
     }
 
     pub(super) fn path(&self, (file, fork, block): Place) -> &str {
@@ -124,7 +132,8 @@ impl Broken {
 
     /// All pages, by path and block.
     pub(super) fn pages(&self) -> impl Iterator<Item = (Place, &Problem)> {
-        let mut stretches: Vec<_> = self.stretches.keys().copied().collect();
+        let mut stretches: Vec<_> =
+            self.databases.values().flat_map(|stretches| stretches.keys().copied()).collect();
         let first = |(file, fork, stretch): (RelFile, Fork, u32)| (file, fork, stretch * STRETCH);
         stretches.sort_unstable_by_key(|stretch| (self.path(first(*stretch)), stretch.2));
         let places = stretches.into_iter().flat_map(move |stretch| {
@@ -133,6 +142,11 @@ impl Broken {
         });
         places.filter_map(|place| Some((place, self.get(place)?)))
     }
+}
+
+/// The tablespace and the database of a file.
+fn database(file: RelFile) -> (u32, u32) {
+    (file.tablespace, file.database)
 }
 
 fn stretch((file, fork, block): Place) -> (RelFile, Fork, u32) {
@@ -170,8 +184,8 @@ mod tests {
         assert_eq!(broken.path(place(SEGMENT)), "base/5/16384.1");
         assert_eq!(broken.get(place(1)), None);
         assert!(!broken.remove(place(1)) && broken.remove(place(63)) && !broken.remove(place(63)));
-        assert_eq!(broken.remove_all(|file| file.database == 6), 0);
-        assert_eq!(broken.remove_all(|file| *file == FILE), 7);
+        assert_eq!(broken.remove_all(1663, 6), 0);
+        assert_eq!(broken.remove_all(1663, 5), 7);
         assert!(broken.is_empty());
     }
 
@@ -186,6 +200,20 @@ mod tests {
         assert_eq!((broken.marked, broken.problems.len()), (1024, 1));
         assert!(blocks.into_iter().all(|block| broken.remove(place(block))));
         assert!(broken.is_empty());
+    }
+
+    #[test]
+    fn databases_that_are_not_there_are_dropped_in_no_time() {
+        let mut broken = Broken::default();
+        let problem = Problem::Content("the checksum is wrong".to_owned());
+        for relation in 0..100_000 {
+            let file = RelFile { relation, ..FILE };
+            assert!(broken.insert((file, Fork::Main, 7), String::new(), problem.clone()));
+        }
+        for database in 6..1_000_000 {
+            assert_eq!(broken.remove_all(1663, database), 0);
+        }
+        assert_eq!(broken.remove_all(1663, 5), 100_000);
     }
 
     #[test]

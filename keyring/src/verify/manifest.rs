@@ -17,6 +17,8 @@ use crate::visible::visible;
 pub(crate) const NAME: &str = "backup_manifest";
 /// Longest manifest that is read, in bytes. A file takes some 170.
 const LONGEST: u64 = 512 << 20;
+/// Most ranges of WAL. There is one for each timeline of the backup (`AddWALInfoToBackupManifest`).
+const RANGES: usize = 1000;
 
 /// What a backup consists of.
 #[derive(Debug)]
@@ -153,6 +155,9 @@ impl Manifest {
             if files.insert(path, listed).is_some() {
                 return Err(format!("file \"{shown}\" is in it more than once"));
             }
+        }
+        if written.ranges.len() > RANGES {
+            return Err(format!("it names more than {RANGES} ranges of WAL"));
         }
         let ranges = written.ranges.iter().map(|range| {
             let lsn = |text| parse_lsn(text).ok_or_else(|| "an invalid LSN".to_owned());
@@ -314,6 +319,9 @@ mod tests {
             assert!(Manifest::parse(&manifest(&[file], RANGE)).is_err(), "{file}");
         }
         assert!(Manifest::parse(&manifest(&[], "")).unwrap_err().contains("no WAL"));
+        let ranges =
+            |count: usize| Manifest::parse(&manifest(&[], &[RANGE].repeat(count).join(",")));
+        assert!(ranges(RANGES).is_ok() && ranges(RANGES + 1).is_err());
         let deep = "[".repeat(1 << 20);
         assert!(Manifest::parse(deep.as_bytes()).is_err());
     }

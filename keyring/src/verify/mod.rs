@@ -235,12 +235,6 @@ impl Findings {
         }
     }
 
-    /// Recovery replaces or removes all files of a database in a tablespace.
-    fn replaced(&mut self, tablespace: u32, database: u32) {
-        let is_there = |file: &RelFile| (file.tablespace, file.database) == (tablespace, database);
-        self.torn += self.broken.remove_all(is_there);
-    }
-
     /// All files are read: what is found in WAL from now on is compared with what was found there.
     fn ask_wal(&mut self) {
         // Mostly nothing is wrong, and WAL has many records.
@@ -263,7 +257,7 @@ impl Findings {
         referenced.add(record, &blocks);
         self.gaps.replayed(record, &blocks);
         for (tablespace, database) in replaced_by(record) {
-            self.replaced(tablespace, database);
+            self.torn += self.broken.remove_all(tablespace, database);
         }
         for (place, restores) in blocks {
             if restores {
