@@ -40,6 +40,11 @@ pub(crate) struct Control {
     pub(crate) system: u64,
     /// The version of PostgreSQL's catalogs.
     pub(crate) catalog: Option<u32>,
+    /// Minimum recovery point, if there is one.
+    pub(crate) minimum: Option<Position>,
+    /// It is the backup of a standby, which ends at the minimum recovery point (`backupEndPoint`,
+    /// `InitWalRecovery`, xlogrecovery.c).
+    pub(crate) of_standby: bool,
     /// It is an incremental backup, with which no server starts (`read_backup_label`).
     pub(crate) incremental: bool,
     /// What the data directory contains, for comparison with a note; `None` if a backup's label
@@ -87,8 +92,9 @@ impl Control {
         let redo = start_of(label).unwrap_or(Lsn(u64::MAX));
         let reached = position_of_label(label);
         let incremental = label.lines().any(|line| line.starts_with("INCREMENTAL FROM LSN:"));
+        let of_standby = label.lines().any(|line| line == "BACKUP FROM: standby");
         let noted = reached;
-        Control { redo, ended: false, incremental, reached, noted, ..self }
+        Control { redo, ended: false, incremental, of_standby, reached, noted, ..self }
     }
 
     /// What no server accepts (`read_backup_label`, xlogrecovery.c).
@@ -147,6 +153,8 @@ impl Control {
             ended,
             system,
             catalog,
+            minimum: Some(minimum).filter(|minimum| minimum.timeline > 0),
+            of_standby: false,
             incremental: false,
             reached,
             noted: Some(noted),
@@ -209,6 +217,8 @@ mod tests {
             ended: false,
             system: 7_311_862_375_203_018_373,
             catalog: Some(202_209_061),
+            minimum: None,
+            of_standby: false,
             incremental: false,
             reached: Some(Position { timeline: 3, lsn: Lsn(0x1A_2F00_0028) }),
             noted: Some(Position { timeline: 3, lsn: Lsn(0x1A_2F00_0028) }),
@@ -217,7 +227,8 @@ mod tests {
         let promoted = text.replace("location:     0/0", "location:     1A/30000000");
         let promoted = promoted.replace("loc's timeline:   0", "loc's timeline:   4");
         let reached = Some(Position { timeline: 4, lsn: Lsn(0x1A_3000_0000) });
-        assert_eq!(Control::of(&promoted), Some(Control { reached, ..control }));
+        let minimum = reached;
+        assert_eq!(Control::of(&promoted), Some(Control { minimum, reached, ..control }));
         for state in ["shut down", "shut down in recovery"] {
             let ended = state == "shut down";
             let checkpoint = control.checkpoint.filter(|_| ended);
@@ -271,7 +282,9 @@ mod tests {
         assert_eq!((labelled.reached, labelled.fault()), (reached, None));
         assert!(control.with_label(Some("")).fault().is_some());
         assert_eq!(control.with_label(Some("START")).redo, Lsn(u64::MAX));
-        assert!(!control.with_label(Some(&label)).incremental);
+        assert!(!labelled.incremental && !labelled.of_standby);
+        let of_standby = format!("{label}BACKUP FROM: standby\n");
+        assert!(control.with_label(Some(&of_standby)).of_standby);
         let incremental = format!("{label}INCREMENTAL FROM LSN: 0/6000028\n");
         assert!(control.with_label(Some(&incremental)).incremental);
     }

@@ -23,9 +23,10 @@ pub(super) struct Needed {
 }
 
 /// What a backup with a label needs; nothing without one. It ends where its backup history file in
-/// the archive says. Of a standby's backup there is none (`do_pg_backup_stop`, xlog.c): then only
-/// the checkpoint's record is required, which every server start reads, and all WAL behind it is
-/// read as well, on this timeline.
+/// the archive says. Of a standby's backup there is none (`do_pg_backup_stop`, xlog.c); it ends at
+/// the minimum recovery point. If neither is known, only the checkpoint's record is required, which
+/// every server start reads. Without a history file all WAL behind the end is read as well, on this
+/// timeline.
 pub(super) fn needed(
     control: Control,
     data_directory: &Path,
@@ -39,8 +40,11 @@ pub(super) fn needed(
     let path = archive.join(history_name(timeline, start, control.segment));
     let history = read_if_there(&path, MAX).map_err(|error| unreadable(&path, &error))?;
     let stop = history.and_then(|text| stop_of(&String::from_utf8_lossy(&text), start));
-    let end = plus(checkpoint.lsn, HEADER);
-    let end = stop.map_or(end, |stop| stop.max(end));
+    // `pg_rewind` leaves one of a later timeline.
+    let minimum =
+        control.minimum.filter(|minimum| control.of_standby && minimum.timeline == timeline);
+    let end = stop.or(minimum.map(|minimum| minimum.lsn)).unwrap_or_default();
+    let end = end.max(plus(checkpoint.lsn, HEADER));
     let required = vec![Range { timeline, start, end }];
     let mut wanted = required.clone();
     if stop.is_none() {
@@ -66,7 +70,50 @@ fn stop_of(history: &str, start: Lsn) -> Option<Lsn> {
 
 #[cfg(test)]
 mod tests {
+    use pagevault_keystore::anchor::Position;
+
     use super::*;
+
+    #[test]
+    fn the_backup_of_a_standby_ends_at_its_minimum_recovery_point() {
+        let directory = tempfile::tempdir().unwrap();
+        let directory = directory.path();
+        let position = |timeline, lsn| Position { timeline, lsn: Lsn(lsn) };
+        let (redo, checkpoint) = (Lsn(0x200_0028), position(1, 0x200_0060));
+        let control = Control {
+            checksums: true,
+            segment: 16 << 20,
+            timeline: 1,
+            checkpoint: None,
+            last: checkpoint.lsn,
+            redo,
+            ended: false,
+            system: 1,
+            catalog: None,
+            minimum: Some(position(1, 0x500_0000)),
+            of_standby: true,
+            incremental: false,
+            reached: Some(checkpoint),
+            noted: Some(checkpoint),
+        };
+        let end = |control| {
+            let needed = needed(control, directory, directory).unwrap();
+            assert_eq!(needed.wanted.len(), 2);
+            needed.required[0].end
+        };
+        assert_eq!(needed(control, directory, directory).unwrap(), Needed::default());
+        std::fs::write(directory.join("backup_label"), "").unwrap();
+        assert_eq!(end(control), Lsn(0x500_0000));
+        let record = plus(checkpoint.lsn, HEADER);
+        for (of_standby, minimum) in [
+            (false, control.minimum),
+            (true, None),
+            (true, Some(position(2, 0x500_0000))),
+            (true, Some(position(1, 0x200_0060))),
+        ] {
+            assert_eq!(end(Control { of_standby, minimum, ..control }), record);
+        }
+    }
 
     #[test]
     fn the_archive_says_where_a_backup_ended() {
