@@ -26,7 +26,10 @@ pub(super) type Place = (RelFile, Fork, u32);
 pub(super) fn blocks_of(record: &[u8]) -> Vec<(Place, bool)> {
     let mut reader = Reader(record.get(HEADER..).unwrap_or_default());
     let (mut found, mut last) = (Vec::new(), None);
-    while let Some(block) = reader.block(&mut last) {
+    // Each number is there once.
+    while found.len() <= usize::from(XLR_MAX_BLOCK_ID)
+        && let Some(block) = reader.block(&mut last)
+    {
         found.extend(block);
     }
     found
@@ -120,6 +123,9 @@ mod tests {
         for length in 0..record.len() {
             assert!(expected.starts_with(&blocks_of(&record[..length])), "{length}");
         }
+        let many = header(0, BKPBLOCK_SAME_REL, &[], &[], 7).repeat(100);
+        let many = [vec![0; HEADER], header(0, 0, &[], &name(), 7), many].concat();
+        assert_eq!(blocks_of(&many).len(), 33);
         // Of the same relation as none.
         let same = [vec![0; HEADER], header(0, BKPBLOCK_SAME_REL, &[], &[], 7)].concat();
         assert_eq!(blocks_of(&same), []);

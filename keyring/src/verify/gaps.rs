@@ -7,7 +7,7 @@
 //! removes or makes the file, cuts off what is missing, or writes each page in the gap and after it
 //! before it reads it.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::ops::Range;
 use std::path::PathBuf;
@@ -55,8 +55,8 @@ pub(super) struct Gap {
 pub(super) struct Gaps {
     pub(super) found: Vec<Gap>,
     changes: HashMap<(RelFile, Fork), Changes>,
-    /// Tablespaces and databases that are copied or dropped as a whole.
-    databases: HashSet<(u32, u32)>,
+    /// Their tablespaces and databases, and whether these are copied or dropped as a whole.
+    databases: HashMap<(u32, u32), bool>,
 }
 
 #[derive(Default)]
@@ -75,6 +75,7 @@ struct Changes {
 impl Gaps {
     pub(super) fn add(&mut self, gap: Gap) {
         self.changes.entry((gap.file, gap.fork)).or_default();
+        self.databases.insert((gap.file.tablespace, gap.file.database), false);
         self.found.push(gap);
     }
 
@@ -89,7 +90,9 @@ impl Gaps {
                 changes.is_hash |= kind(record).is_some_and(|(manager, _)| manager == HASH);
             }
         }
-        self.databases.extend(replaced_by(record));
+        for place in replaced_by(record) {
+            self.databases.entry(place).and_modify(|is_replaced| *is_replaced = true);
+        }
         for place in removed(record).into_iter().flat_map(|file| FORKS.map(|fork| (file, fork))) {
             self.changes.entry(place).and_modify(|changes| changes.is_replaced = true);
         }
@@ -122,7 +125,7 @@ impl Gaps {
     pub(super) fn explain(&self, gap: &Gap) -> bool {
         let Some(changes) = self.changes.get(&(gap.file, gap.fork)) else { return false };
         changes.is_replaced
-            || self.databases.contains(&(gap.file.tablespace, gap.file.database))
+            || self.databases.get(&(gap.file.tablespace, gap.file.database)) == Some(&true)
             || changes.truncated.is_some_and(|to| to <= gap.end)
             || changes.begin(gap) && changes.write_all(gap).unwrap_or(false)
     }
