@@ -42,17 +42,20 @@ pub(crate) fn require_untorn_pages(cipher: CipherId, has_pages: bool) -> Result<
     if process::is_binary_upgrade() || PageFormat::of(cipher) != PageFormat::V2 {
         return Ok(());
     }
-    if may_inherit(cipher) {
-        let has_images =
-            !has_pages || shmem::get().is_none_or(|s| s.control.has_images_from(wal::redo()));
-        return if has_images { Ok(()) } else { Err(not_yet(cipher)) };
+    if !process::torn_pages_are_restored() {
+        return Err(not_restored(cipher));
     }
-    Err(Report::new(
+    let has_images = || shmem::get().is_none_or(|s| s.control.has_images_from(wal::redo()));
+    if has_pages && !has_images() { Err(not_yet(cipher)) } else { Ok(()) }
+}
+
+fn not_restored(cipher: CipherId) -> Report {
+    Report::new(
         PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
         format!("cannot encrypt with {cipher}: torn pages would not be restored"),
     )
     .detail(NEEDED)
-    .hint("Turn these on, or choose a cipher that does not authenticate pages, such as aes-256-xts (pagevault.cipher, or the label)."))
+    .hint("Turn these on, or choose a cipher that does not authenticate pages, such as aes-256-xts (pagevault.cipher, or the label).")
 }
 
 fn not_yet(cipher: CipherId) -> Report {
