@@ -151,10 +151,13 @@ impl Cluster {
         let data = cluster.data_directory();
         cluster.origin =
             Some(initdb(installation, &data, settings.checksums, settings.wal_segment_size)?);
+        // Each start initializes the memory for connections and WAL buffers.
         cluster.append_conf(&format!(
             "listen_addresses = ''\n\
              unix_socket_directories = '{}'\n\
              fsync = off\n\
+             max_connections = 40\n\
+             wal_buffers = 1MB\n\
              max_wal_size = '4GB'\n\
              wal_keep_size = '32GB'\n\
              autovacuum = off\n\

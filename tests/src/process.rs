@@ -32,6 +32,18 @@ pub fn postmaster(data_directory: &Path) -> Option<Pid> {
     Pid::from_raw(number.max(0))
 }
 
+/// Whether the postmaster with this process ID accepts connections, or is that of a standby which
+/// will not: `postmaster.pid` says so in its eighth line (`LOCK_FILE_LINE_PM_STATUS`, pidfile.h).
+#[must_use]
+pub fn is_up(data_directory: &Path, postmaster: u32) -> bool {
+    let Ok(text) = std::fs::read_to_string(data_directory.join("postmaster.pid")) else {
+        return false;
+    };
+    let mut lines = text.lines().map(str::trim);
+    lines.next() == Some(&*postmaster.to_string())
+        && matches!(lines.nth(6), Some("ready" | "standby"))
+}
+
 /// Sends SIGKILL to the postmaster and every process of the cluster, like a power failure. Returns
 /// when all have ended.
 ///

@@ -429,7 +429,7 @@ fn a_changed_page_that_no_image_restores_ends_recovery() -> Result<()> {
     cluster.sql("VACUUM (INDEX_CLEANUP on, TRUNCATE off) h")?;
     cluster.kill()?;
     file.write_page(bucket, &changed)?;
-    cluster.start_server_with(&["-o", "-c ignore_invalid_pages=on"])?;
+    cluster.start_server_with(&["-c", "ignore_invalid_pages=on"])?;
     ensure_refused(&cluster.error(BY_INDEX)?, "by index")?;
     cluster.sql("REINDEX INDEX hk")?;
     ensure!(rows_by_index(&cluster)? == 1440);

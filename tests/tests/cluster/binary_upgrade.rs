@@ -7,7 +7,7 @@ use pagevault_tests::{Cluster, Settings, StopMode};
 
 use crate::labels::{expect, label};
 
-const BINARY_UPGRADE: [&str; 2] = ["-o", "-b"];
+const BINARY_UPGRADE: [&str; 1] = ["-b"];
 
 #[test]
 fn a_cluster_with_encrypted_relations_is_not_upgraded() -> Result<()> {

@@ -13,7 +13,7 @@ const FILE: u32 = 70_001;
 
 fn start_in_upgrade_mode(cluster: &Cluster) -> Result<()> {
     cluster.stop(StopMode::Fast)?;
-    cluster.start_server_with(&["-o", "-b"])
+    cluster.start_server_with(&["-b"])
 }
 
 /// Some minor releases stamp attributes with an LSN, which must be set then.

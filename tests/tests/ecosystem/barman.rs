@@ -239,7 +239,7 @@ fn by_streaming() -> Result<()> {
         barman.config.display()
     );
     let copy = barman.recovered("latest", &["--get-wal"])?;
-    copy.start_server_with(&["-o", &format!("-c restore_command='{get}'")])?;
+    copy.start_server_with(&["-c", &format!("restore_command={get}")])?;
     check(&copy, &expected)?;
     copy.finish()?;
 
