@@ -56,7 +56,7 @@ impl Side {
             cluster.sql(&keys.add_provider("local"))?;
             cluster.sql("SELECT pagevault.set_cluster_master_key('local', 'main')")?;
         }
-        if variant == Variant::Everything {
+        if variant.seals_wal() {
             cluster.set(&[("pagevault.wal_encryption", "on")])?;
             cluster.eventually("SELECT wal_encrypted FROM pagevault.status", "t")?;
         }

@@ -16,6 +16,12 @@ pub(crate) enum Variant {
     Relations,
     /// Relations, WAL and temporary data are encrypted.
     Everything,
+    /// As `relations`, by `aes-256-xts`: pages are not authenticated.
+    #[serde(rename = "relations-xts")]
+    RelationsXts,
+    /// As `everything`, by `aes-256-xts`: pages are not authenticated.
+    #[serde(rename = "everything-xts")]
+    EverythingXts,
     /// An existing cluster: a database without encryption.
     #[value(skip)]
     Plain,
@@ -24,8 +30,11 @@ pub(crate) enum Variant {
     Encrypted,
 }
 
+/// The default authenticates pages, because the clusters have data checksums.
+const XTS: &str = "pagevault.cipher = 'aes-256-xts'";
+
 impl Variant {
-    /// Variants with their own server; the first is the baseline.
+    /// Variants with their own server that are compared by default; the first is the baseline.
     pub(crate) const OWN: [Variant; 4] =
         [Variant::Stock, Variant::Loaded, Variant::Relations, Variant::Everything];
 
@@ -35,6 +44,8 @@ impl Variant {
             Variant::Loaded => "loaded",
             Variant::Relations => "relations",
             Variant::Everything => "everything",
+            Variant::RelationsXts => "relations-xts",
+            Variant::EverythingXts => "everything-xts",
             Variant::Plain => "plain",
             Variant::Encrypted => "encrypted",
         }
@@ -42,7 +53,12 @@ impl Variant {
 
     /// Whether tables created by the suites are encrypted.
     pub(crate) fn seals(self) -> bool {
-        matches!(self, Variant::Relations | Variant::Everything | Variant::Encrypted)
+        !matches!(self, Variant::Stock | Variant::Loaded | Variant::Plain)
+    }
+
+    /// Whether WAL is encrypted.
+    pub(crate) fn seals_wal(self) -> bool {
+        matches!(self, Variant::Everything | Variant::EverythingXts)
     }
 
     /// Whether the library is loaded.
@@ -62,6 +78,8 @@ impl Variant {
             Variant::Everything => common
                 .conf("pagevault.default_encryption = on")
                 .conf("pagevault.temp_encryption = on"),
+            Variant::RelationsXts => Variant::Relations.settings(common).conf(XTS),
+            Variant::EverythingXts => Variant::Everything.settings(common).conf(XTS),
         }
     }
 }
