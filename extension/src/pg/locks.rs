@@ -1,4 +1,4 @@
-//! Locks: LWLocks of keystore, audit trail and self-check; two LWLocks of the server; heavyweight
+//! Locks: LWLocks of keystore, audit trail and self-check; LWLocks of the server; heavyweight
 //! locks, and which of them this backend holds.
 
 use std::ffi::CStr;
@@ -144,6 +144,9 @@ unsafe fn release(lock: *mut pg_sys::LWLock) {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u16)]
 pub(crate) enum ServerLock {
+    /// Taken to change the status flags of a process, and to look at those of others
+    /// (procarray.c).
+    ProcArray = 4,
     /// The process that holds it writes WAL (XLogWrite, xlog.c).
     WalWrite = 8,
     /// While it is held, a checkpoint whose redo pointer was determined meanwhile cannot finish:
@@ -170,6 +173,7 @@ impl ServerLock {
     /// (generate-lwlocknames.pl).
     fn has_name(self, name: &CStr) -> bool {
         let own = match self {
+            ServerLock::ProcArray => "ProcArray",
             ServerLock::WalWrite => "WALWrite",
             ServerLock::ReplicationSlotAllocation => "ReplicationSlotAllocation",
         };
@@ -190,7 +194,8 @@ impl Drop for HeldServerLock {
 
 /// Whether the server's LWLocks acquired the numbers in [`ServerLock`].
 pub(super) fn check_layout() -> Result<(), String> {
-    for lock in [ServerLock::WalWrite, ServerLock::ReplicationSlotAllocation] {
+    let all = [ServerLock::ProcArray, ServerLock::WalWrite, ServerLock::ReplicationSlotAllocation];
+    for lock in all {
         // SAFETY: a table look-up; the name is a static string of the server.
         let is_there = unsafe {
             let name = pg_sys::GetLWLockIdentifier(pg_sys::PG_WAIT_LWLOCK, lock as u16);

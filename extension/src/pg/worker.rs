@@ -7,6 +7,7 @@ use pgrx::bgworkers::BackgroundWorker;
 use pgrx::pg_sys::{self, Oid};
 
 use super::compat;
+use super::locks::ServerLock;
 use super::process::ProcessLocal;
 
 /// Settings that a worker must not take from `postgresql.conf`, a database or the bootstrap
@@ -106,6 +107,26 @@ pub(crate) fn wait_for_locks_at_most(time: &CStr) {
             pg_sys::GucContext::PGC_SUSET,
             pg_sys::GucSource::PGC_S_OVERRIDE,
         );
+    }
+}
+
+/// Makes this worker give way as autovacuum does, by the flag of autovacuum workers. Then the
+/// server ends it when somebody drops its database, copies, renames or moves it
+/// (`CountOtherDBBackends`, procarray.c), and cancels what it does when somebody has waited for one
+/// of its locks for `deadlock_timeout` (`ProcSleep`, proc.c).
+///
+/// CREATE INDEX CONCURRENTLY does not wait for snapshots of a process with this flag
+/// (`WaitForOlderSnapshots`, indexcmds.c), so such a worker must not look for rows of users'
+/// tables. Nothing else in 15 to 18 looks at the flag.
+pub(crate) fn give_way() {
+    let _held = ServerLock::ProcArray.acquire();
+    // SAFETY: this process is in the array while it is connected. Its own flags, and their mirror,
+    // are written under the lock, as in vacuum_rel (vacuum.c).
+    unsafe {
+        let process = &mut *pg_sys::MyProc;
+        process.statusFlags |= pg_sys::PROC_IS_AUTOVACUUM as u8;
+        let mirror = (*pg_sys::ProcGlobal).statusFlags.add(process.pgxactoff as usize);
+        mirror.write(process.statusFlags);
     }
 }
 

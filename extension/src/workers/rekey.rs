@@ -152,7 +152,7 @@ fn start_worker(database: u32) -> Option<DynamicBackgroundWorker> {
 enum Run {
     /// It has ended, or was stopped.
     Over(Option<End>),
-    /// The relation stayed locked by another session.
+    /// The relation stayed locked by another session, or another session waited for the worker.
     LockedOut,
     /// This error, for want of a key that is locked or refused.
     WaitsForKeys(String),
@@ -167,6 +167,7 @@ pub(super) fn main(database: pg_sys::Datum) {
     fault::point_of("rekey.worker", database);
     process::connect_to_database_if_exists(pg_sys::Oid::from(database));
     worker::restrict();
+    worker::give_way();
     worker::wait_for_locks_at_most(LOCK_WAIT);
     worker::at_exit(jobs::give_up);
     process::write_back_early();
@@ -182,6 +183,7 @@ pub(super) fn main(database: pg_sys::Datum) {
         .catch_when(PgSqlErrorCode::ERRCODE_LOCK_NOT_AVAILABLE, |_| Run::LockedOut)
         // A transaction that has locked an index may go on to lock its table.
         .catch_when(PgSqlErrorCode::ERRCODE_T_R_DEADLOCK_DETECTED, |_| Run::LockedOut)
+        .catch_when(PgSqlErrorCode::ERRCODE_QUERY_CANCELED, |_| Run::LockedOut)
         .catch_when(PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE, |error| {
             fault::point("rekey.refused");
             match withheld::take() {
