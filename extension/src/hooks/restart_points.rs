@@ -14,13 +14,18 @@
 //! parsexlog.c), whether or not that was a restart point, and relies on it that pages which were
 //! changed before are on disk. So at consistency, when no key is missing any more, all dirty pages
 //! are written, and all files synced, if a record was not used. A clean stop would not do that: it
-//! makes no restart point without a record to use (`CreateRestartPoint`, xlog.c).
+//! makes no restart point without a record to use (`CreateRestartPoint`, xlog.c). So the startup
+//! process does it when it is stopped before. If a key is missing then, the stop is no clean one:
+//! `pg_rewind` refuses the data directory, and the next start repeats the same WAL.
 
-use pgrx::pg_sys;
+use pgrx::prelude::PgLogLevel;
+use pgrx::{PgSqlErrorCode, pg_sys};
 
 use super::smgr;
+use crate::fault;
 use crate::page::{flushing, placeholders, undecided};
 use crate::pg::process::{self, ProcessLocal};
+use crate::pg::report::Report;
 use crate::pg::{checkpoint, compat};
 
 type Redo = unsafe extern "C-unwind" fn(*mut pg_sys::XLogReaderState);
@@ -59,17 +64,52 @@ unsafe extern "C-unwind" fn redo(record: *mut pg_sys::XLogReaderState) {
         next(record);
         if let Some(file) = missing {
             SUPPRESSED.set(true);
-            pg_sys::panic::pgrx_extern_c_guard(|| compat::forget_missing_page(file));
+            pg_sys::panic::pgrx_extern_c_guard(|| {
+                compat::forget_missing_page(file);
+                fault::point("restart_point.suppressed");
+            });
         }
     }
+}
+
+/// In the startup process, before it replays any WAL.
+pub(crate) fn watch_exit() {
+    // Called in reverse order. An ERROR in one of them is FATAL (`errstart`, elog.c: the process is
+    // about to exit), and the next one is called.
+    process::at_exit(require_made_up);
+    process::at_exit(make_up_at_exit);
 }
 
 /// At consistency: writes and syncs what a restart point would have.
 pub(crate) fn make_up() {
     if SUPPRESSED.get() {
         flushing::everything();
-        checkpoint::sync_data_directory();
+        checkpoint::sync_relation_files();
         SUPPRESSED.set(false);
+    }
+}
+
+fn make_up_at_exit() {
+    if SUPPRESSED.get() && is_complete() {
+        make_up();
+    }
+}
+
+/// Whether everything that redo has replayed can be written.
+fn is_complete() -> bool {
+    placeholders::missing_key(smgr::version_on_disk).is_none()
+        && undecided::file_with_torn_page().is_none()
+}
+
+fn require_made_up() {
+    if SUPPRESSED.get() {
+        Report::new(
+            PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION,
+            "pagevault: recovery ends as in a crash, because a key or a page is missing",
+        )
+        .detail("Redo has left pages as they were. The next start repeats the same WAL.")
+        .send(PgLogLevel::LOG);
+        process::exit_as_in_a_crash();
     }
 }
 

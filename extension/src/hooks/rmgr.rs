@@ -94,6 +94,7 @@ fn replay_keys(payload: &[u8], place: (Lsn, Lsn)) -> Result<()> {
 unsafe extern "C-unwind" fn startup() {
     proof::require_of_server();
     process::note_recovery();
+    restart_points::watch_exit();
     consistency::watch(require_no_missing_key);
 }
 

@@ -21,13 +21,14 @@ use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
 use super::written_over::{self, is_unknown};
+use crate::fault;
 use crate::keys::store::{directory, unsettled};
 use crate::pg::compat::{SHARED_BACKEND, SmgrFile};
 use crate::pg::process::ProcessLocal;
 use crate::pg::report::Report;
 use crate::pg::{buffers, relation_files};
-use crate::shmem;
 use crate::shmem::written_over::Note;
+use crate::shmem::{self, Shared};
 
 /// Returns the data key version of a page on disk. Passed as a function, because only the hooks can
 /// call the storage manager's own functions.
@@ -153,7 +154,7 @@ pub(crate) fn require_none(version_on_disk: VersionOnDisk) {
         give_up(file, version);
     }
     let Some(shared) = shmem::get() else { return };
-    if !shmem::anything_sealed() && !shmem::any_database_key() {
+    if !is_needed() {
         return;
     }
     // Before the notes are read, so that later pages are refused instead of noted.
@@ -216,33 +217,43 @@ fn missing_key_on_disk(
     is_unknown(file, version).then_some(Note { file, version, block })
 }
 
-/// A file for which redo would have to be repeated from before this address if a key never arrives:
-/// it has pages that redo has not changed, or whose changes are not written, because the key is
-/// missing. Called when a checkpoint record is replayed.
+/// A file for which redo would have to be repeated from before this address if a key never arrives,
+/// or may have to be. Called when a checkpoint record is replayed.
 ///
-/// Dirty pages in shared buffers are compared with the disk, because the restart point would write
-/// them. If that took long and is requested again soon, any dirty page counts, which only delays
-/// the next restart point.
+/// As [`missing_key`]. If that took long and is requested again soon, any dirty page counts, which
+/// only delays the next restart point.
 pub(crate) fn file_with_missing_key(version_on_disk: VersionOnDisk) -> Option<RelFile> {
     /// When the last comparison ended, and how long it took.
     static LAST: ProcessLocal<Option<(Instant, Duration)>> = ProcessLocal::new(None);
     const SHARE: u32 = 20;
-    let shared = shmem::get()?;
-    if !shmem::anything_sealed() && !shmem::any_database_key() {
-        return None;
+    let is_soon = LAST.get().is_some_and(|(end, took)| end.elapsed() < SHARE * took);
+    if is_needed() && (is_soon || fault::leaves_out("comparison")) {
+        let any = dirty().map(|(file, _, _)| file).find(|file| relation_files::may_exist(*file));
+        return any.or_else(|| missing_key_elsewhere(shmem::get()?));
     }
-    let last = LAST.get();
+    let start = Instant::now();
+    let found = missing_key(version_on_disk);
+    LAST.set(Some((Instant::now(), start.elapsed())));
+    found
+}
+
+/// A file that has pages which redo has not changed, or whose changes are not written, because a
+/// key is missing. Dirty pages in shared buffers are compared with the disk, because a restart
+/// point would write them.
+pub(crate) fn missing_key(version_on_disk: VersionOnDisk) -> Option<RelFile> {
+    let shared = shmem::get().filter(|_| is_needed())?;
     // In this order: pages that are written meanwhile are noted before they leave the buffers.
-    let in_buffers = if last.is_some_and(|(end, took)| end.elapsed() < SHARE * took) {
-        dirty().map(|(file, _, _)| file).find(|file| relation_files::may_exist(*file))
-    } else {
-        let start = Instant::now();
-        let found = dirty()
-            .find_map(|page| missing_key_on_disk(page, version_on_disk))
-            .map(|note| note.file);
-        LAST.set(Some((Instant::now(), start.elapsed())));
-        found
-    };
+    let in_buffers = dirty().find_map(|page| missing_key_on_disk(page, version_on_disk));
+    in_buffers.map(|note| note.file).or_else(|| missing_key_elsewhere(shared))
+}
+
+/// Whether there may be any key.
+fn is_needed() -> bool {
+    shmem::anything_sealed() || shmem::any_database_key()
+}
+
+/// The same, of pages that are not in shared buffers.
+fn missing_key_elsewhere(shared: &Shared) -> Option<RelFile> {
     let noted = || {
         // All of them have arrived, or are not needed.
         if shared.written_over.is_settled() {
@@ -256,7 +267,7 @@ pub(crate) fn file_with_missing_key(version_on_disk: VersionOnDisk) -> Option<Re
             .map(|note| note.file)
             .find(|f| relation_files::may_exist(*f))
     };
-    in_buffers.or_else(noted).or_else(|| {
+    noted().or_else(|| {
         let awaited = if any_awaited() { missing() } else { None };
         awaited.map(|awaited| awaited.file)
     })

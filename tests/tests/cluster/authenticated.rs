@@ -399,6 +399,94 @@ fn a_standby_that_had_a_torn_page_is_rewound() -> Result<()> {
     b.finish()
 }
 
+/// Such a server is stopped before it is consistent. pg_rewind refuses it then: redo has skipped
+/// records about the torn page.
+#[test]
+fn a_standby_with_a_torn_page_does_not_stop_cleanly_before_it_is_consistent() -> Result<()> {
+    let (a, _keys) = Cluster::with_keys(&hash_settings().conf("wal_keep_size = 1GB"))?;
+    let bucket = hash_index(&a)?;
+    let backup = Backup::begin_with_files(&a)?;
+    a.sql("VACUUM (INDEX_CLEANUP on, TRUNCATE off) h")?;
+    a.sql("CHECKPOINT; SELECT pg_logical_emit_message(true, '', '')")?;
+    let path = a.text("SELECT pg_relation_filepath('hk')")?;
+    let mut restored = backup.end()?;
+    restored.without_witness("it follows another server");
+    allow_what_failovers_say(&mut restored);
+    Standby::default().follow(&restored, &a)?;
+    let files = DataFile::find(&restored.data_directory().join(path))?;
+    let right = files.first().context("a file")?.read_page(bucket)?;
+    files.first().context("a file")?.flip_bit(bucket, 5000, 1)?;
+    stopped_before_consistency(&mut restored)?;
+    ensure!(control_state(&restored)? == "in archive recovery");
+    // Nothing is lost.
+    files.first().context("a file")?.write_page(bucket, &right)?;
+    restored.start_server()?;
+    wait_for(&restored, &a)?;
+    ensure!(rows_by_index(&restored)? == rows_by_index(&a)?);
+    restored.finish()?;
+    a.finish()
+}
+
+/// If no page is missing, a server that is stopped before it is consistent has on disk what it has
+/// replayed: pg_rewind relies on it.
+#[test]
+fn a_restart_point_that_was_left_out_is_made_up_for_at_a_stop() -> Result<()> {
+    let (a, _keys) = Cluster::with_keys(&hash_settings())?;
+    a.sql("CREATE TABLE t AS SELECT i AS id, 0 AS v FROM generate_series(1, 1000) i")?;
+    a.sql("VACUUM t")?;
+    a.sql("CHECKPOINT")?;
+    let backup = Backup::begin_with_files(&a)?;
+    a.sql("UPDATE t SET v = 1; CHECKPOINT; SELECT pg_logical_emit_message(true, '', '')")?;
+    let written = main_fork(&a, "t")?.read_page(0)?;
+    let path = a.text("SELECT pg_relation_filepath('t')")?;
+    let mut restored = backup.end()?;
+    restored.without_witness("it follows another server");
+    allow_what_failovers_say(&mut restored);
+    Standby::default().follow(&restored, &a)?;
+    restored.append_conf("shared_buffers = 128MB")?;
+    std::fs::write(restored.data_directory().join("pagevault.leave_out"), "comparison")?;
+    stopped_before_consistency(&mut restored)?;
+    ensure!(control_state(&restored)? == "shut down in recovery");
+    let file = DataFile::find(&restored.data_directory().join(path))?;
+    // The page's LSN. Hint bits may differ.
+    let found = file.first().context("a file")?.read_page(0)?;
+    ensure!(found[..8] == written[..8], "{:?} instead of {:?}", &found[..8], &written[..8]);
+    std::fs::remove_file(restored.data_directory().join("pagevault.leave_out"))?;
+    restored.start_server()?;
+    wait_for(&restored, &a)?;
+    ensure!(restored.text("SELECT count(*) || ' ' || sum(v) FROM t")? == "1000 1000");
+    restored.finish()?;
+    a.finish()
+}
+
+/// Starts a server and stops it as soon as it has left out a restart point.
+fn stopped_before_consistency(server: &mut Cluster) -> Result<()> {
+    server.allow_log("startup process");
+    server.allow_log("terminating any other active server processes");
+    server.stop_at("restart_point.suppressed")?;
+    std::thread::scope(|scope| {
+        let start = scope.spawn(|| server.start_server());
+        server.stopped_at("restart_point.suppressed")?;
+        let stop = scope.spawn(|| server.stop(StopMode::Fast));
+        server.eventually_that("the request to stop", || {
+            ensure!(server.log().contains("received fast shutdown request"));
+            Ok(())
+        })?;
+        server.resume();
+        ensure!(start.join().is_ok_and(|start| start.is_err()), "it becomes consistent");
+        stop.join().map_err(|_| anyhow::anyhow!("a panic"))?
+    })?;
+    ensure!(!server.log().contains("consistent recovery state reached"));
+    Ok(())
+}
+
+/// The state of the cluster in the control file.
+fn control_state(server: &Cluster) -> Result<String> {
+    let control = run(server.program("pg_controldata").arg(server.data_directory()))?;
+    let state = control.lines().find_map(|line| line.strip_prefix("Database cluster state:"));
+    Ok(state.context("a state")?.trim().to_owned())
+}
+
 /// A page that nothing restores ends recovery, and nothing is lost when the right one is there.
 #[test]
 fn a_changed_page_that_no_image_restores_ends_recovery() -> Result<()> {
