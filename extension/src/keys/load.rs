@@ -12,6 +12,7 @@ use pgrx::prelude::PgLogLevel;
 
 use super::store::persist::{self, keystore_failure};
 use super::store::{escrow, unsettled};
+use super::usage::authenticated;
 use crate::audit;
 use crate::keystore_dir;
 use crate::pg::locks::KeystoreLock;
@@ -51,6 +52,7 @@ pub(crate) fn start() -> Result<Loaded> {
     let first_start = shmem::get().is_none();
     let shared = if first_start { map(&logs)? } else { reset()? };
     fill(shared, &logs)?;
+    authenticated::page_images_at_start();
     audit::begin(shared, first_start)?;
     let reads_sealed_wal = shared.wal.switches.is_sealed_from(process::redo_start());
     let needs_keys = recovering || reads_sealed_wal;

@@ -22,6 +22,7 @@ pub(crate) use self::choices::TempEncryption;
 mod anchor;
 mod audit;
 mod choices;
+pub(crate) mod page_images;
 mod placeholders;
 
 /// Prefix of the names of pagevault's settings.

@@ -407,6 +407,12 @@ pub(crate) fn is_startup_process() -> bool {
     unsafe { pg_sys::MyBackendType == pg_sys::BackendType::B_STARTUP || !pg_sys::IsUnderPostmaster }
 }
 
+/// True in the checkpointer.
+pub(crate) fn is_checkpointer() -> bool {
+    // SAFETY: a plain global of this process.
+    unsafe { pg_sys::MyBackendType == pg_sys::BackendType::B_CHECKPOINTER }
+}
+
 /// In the startup process: true during archive recovery, that is, on a standby and in a restore;
 /// false in crash recovery.
 pub(crate) fn replays_foreign_wal() -> bool {

@@ -9,7 +9,7 @@ use pgrx::PgSqlErrorCode;
 use crate::audit::statements;
 use crate::keys::load;
 use crate::keys::provider::unlock;
-use crate::keys::usage::{cache, temporary};
+use crate::keys::usage::{authenticated, cache, temporary};
 use crate::pg::report::{self, Report, Result};
 use crate::pg::{guc, locks, process};
 use crate::{anchor, hooks, workers};
@@ -23,6 +23,9 @@ pub(crate) fn start() {
         return;
     }
     if let Err(report) = guc::define(statements::setting_changed) {
+        report.fatal();
+    }
+    if let Err(report) = guc::page_images::watch(authenticated::page_images_are) {
         report.fatal();
     }
     guc::bound_read_ahead();

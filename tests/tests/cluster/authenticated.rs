@@ -6,8 +6,10 @@ use pagevault_tests::backup::Backup;
 use pagevault_tests::datafile::DataFile;
 use pagevault_tests::errors::SqlError;
 use pagevault_tests::installation::run;
+use pagevault_tests::process::processes_in;
 use pagevault_tests::standby::{allow_what_failovers_say, fail_over, standby_of, wait_for};
 use pagevault_tests::{Cluster, KeyFile, Settings, Standby, StopMode};
+use rustix::process::{Pid, Signal, kill_process};
 
 const CIPHERS: [&str; 2] = ["aes-256-xts-auth", "aes-256-xts-hmac"];
 
@@ -160,6 +162,43 @@ fn torn_pages_must_be_restored() -> Result<()> {
     while_down(&cluster, || Ok(()))?;
     ensure!(cluster.log().contains(warning), "no warning at the start");
     ensure!(cluster.text(SUM)? == EXPECTED);
+    cluster.finish()
+}
+
+const LABEL: &str = "SECURITY LABEL FOR pagevault ON TABLE t IS 'encrypted aes-256-xts-auth'";
+
+/// The process of this kind, by its title.
+fn pid_of(cluster: &Cluster, kind: &str) -> Result<Pid> {
+    let is_it = |pid: &Pid| {
+        let title = std::fs::read_to_string(format!("/proc/{}/cmdline", pid.as_raw_nonzero()));
+        title.is_ok_and(|title| title.contains(kind))
+    };
+    processes_in(&cluster.data_directory()).into_iter().find(is_it).context("a process")
+}
+
+/// Requires that `t`, which has pages, is not encrypted before the next checkpoint, but then.
+fn needs_a_checkpoint(cluster: &Cluster, meanwhile: impl FnOnce() -> Result<()>) -> Result<()> {
+    let error = cluster.error(LABEL)?;
+    ensure!(error.sqlstate == "55000" && error.hint.contains("CHECKPOINT"), "{error}");
+    meanwhile()?;
+    cluster.eventually_that("images from a checkpoint on", || {
+        cluster.sql("CHECKPOINT")?;
+        cluster.sql(LABEL)
+    })?;
+    ensure!(cluster.text(SUM)? == EXPECTED);
+    Ok(())
+}
+
+/// No process has to run to notice that full_page_writes was off.
+#[test]
+fn images_that_were_off_for_a_moment_are_noticed() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.sql(TABLES[0])?;
+    let worker = pid_of(&cluster, "pagevault revalidate")?;
+    kill_process(worker, Signal::STOP)?;
+    cluster.set(&[("full_page_writes", "off")])?;
+    cluster.set(&[("full_page_writes", "on")])?;
+    needs_a_checkpoint(&cluster, || Ok(kill_process(worker, Signal::CONT)?))?;
     cluster.finish()
 }
 

@@ -92,7 +92,6 @@ impl Conditions {
     /// more; and a line if new keys are of another cipher for that reason. Called at server start
     /// and when settings may have changed.
     pub(crate) fn log_change(&mut self) {
-        note_images();
         let restored = process::torn_pages_are_restored();
         let endangered = !restored && directory::any_of_format(PageFormat::V2);
         if endangered && !self.endangered {
@@ -113,12 +112,21 @@ impl Conditions {
     }
 }
 
-/// Notes from which place on WAL has an image of each page that is changed.
-fn note_images() {
+/// `full_page_writes` has this value from now on; in the postmaster and the checkpointer. Off counts
+/// before any process has the value, on when the checkpointer has it.
+pub(crate) fn page_images_are(on: bool) {
     let Some(shared) = shmem::get() else { return };
-    if process::writes_page_images() {
+    if !on {
+        shared.control.images_are_off();
+    } else if process::is_checkpointer() {
         shared.control.images_are_on(wal::reached());
-    } else {
+    }
+}
+
+/// The server starts.
+pub(crate) fn page_images_at_start() {
+    let Some(shared) = shmem::get() else { return };
+    if !process::writes_page_images() {
         shared.control.images_are_off();
     }
 }

@@ -123,3 +123,19 @@ pub(crate) fn settings() -> (*mut *mut pg_sys::config_generic, usize) {
         (settings, usize::try_from(count).unwrap_or(0))
     }
 }
+
+/// The place of the assign hook of a setting with the values on and off.
+///
+/// # Safety
+/// A setting of this process, of this type (`PGC_BOOL`).
+pub(crate) unsafe fn assign_hook(
+    setting: *mut pg_sys::config_generic,
+) -> *mut pg_sys::GucBoolAssignHook {
+    // SAFETY: the caller's setting has this type.
+    unsafe {
+        #[cfg(any(feature = "pg15", feature = "pg16", feature = "pg17", feature = "pg18"))]
+        return &raw mut (*setting.cast::<pg_sys::config_bool>()).assign_hook;
+        #[cfg(not(any(feature = "pg15", feature = "pg16", feature = "pg17", feature = "pg18")))]
+        return &raw mut (*setting).__bindgen_anon_1._bool.assign_hook;
+    }
+}
