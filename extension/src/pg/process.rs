@@ -383,21 +383,26 @@ pub(crate) fn data_checksums() -> bool {
 
 /// True if recovery restores every page that was torn: before the first change of a page after a
 /// checkpoint, WAL gets an image of it, also if only hint bits change (`XLogHintBitIsNeeded`,
-/// xlog.h). During pg_upgrade, which turns `full_page_writes` off: true if that is so afterwards.
-/// A crash meanwhile means to begin again.
+/// xlog.h). During pg_upgrade, which turns `full_page_writes` off: true if that is so when it is on
+/// afterwards. A crash meanwhile means to begin again.
 pub(crate) fn torn_pages_are_restored() -> bool {
     // SAFETY: a plain global: a setting of the server.
-    let hints = unsafe { pg_sys::wal_log_hints };
-    (writes_page_images() || is_binary_upgrade()) && (hints || data_checksums())
+    let (images, hints) = unsafe { (pg_sys::fullPageWrites, pg_sys::wal_log_hints) };
+    (images || is_binary_upgrade()) && logs_copied_pages() && (hints || data_checksums())
 }
 
 /// Whether the settings ask for an image of each page in WAL before its first change after a
-/// checkpoint. With `wal_level = minimal` pages are copied with their LSN and without WAL
-/// (`RelationCopyStorage`, storage.c), so the next record about one has no image either.
+/// checkpoint.
 pub(crate) fn writes_page_images() -> bool {
-    // SAFETY: plain globals: settings of the server.
-    let (images, level) = unsafe { (pg_sys::fullPageWrites, pg_sys::wal_level) };
-    images && level > pg_sys::WalLevel::WAL_LEVEL_MINIMAL as i32
+    // SAFETY: a plain global: a setting of the server.
+    unsafe { pg_sys::fullPageWrites && logs_copied_pages() }
+}
+
+/// With `wal_level = minimal` pages are copied with their LSN and without WAL
+/// (`RelationCopyStorage`, storage.c), so the next record about one has no image either.
+fn logs_copied_pages() -> bool {
+    // SAFETY: a plain global: a setting of the server.
+    unsafe { pg_sys::wal_level > pg_sys::WalLevel::WAL_LEVEL_MINIMAL as i32 }
 }
 
 /// True in the process that replays WAL, and in single-user mode.
