@@ -26,7 +26,7 @@ use crate::fault;
 use crate::page::{flushing, placeholders, undecided};
 use crate::pg::process::{self, ProcessLocal};
 use crate::pg::report::Report;
-use crate::pg::{checkpoint, compat};
+use crate::pg::{checkpoint, compat, exit};
 
 type Redo = unsafe extern "C-unwind" fn(*mut pg_sys::XLogReaderState);
 
@@ -76,8 +76,8 @@ unsafe extern "C-unwind" fn redo(record: *mut pg_sys::XLogReaderState) {
 pub(crate) fn watch_exit() {
     // Called in reverse order. An ERROR in one of them is FATAL (`errstart`, elog.c: the process is
     // about to exit), and the next one is called.
-    process::at_exit(require_made_up);
-    process::at_exit(make_up_at_exit);
+    exit::at_exit(require_made_up);
+    exit::at_exit(make_up_at_exit);
 }
 
 /// At consistency: writes and syncs what a restart point would have.
@@ -109,7 +109,7 @@ fn require_made_up() {
         )
         .detail("Redo has left pages as they were. The next start repeats the same WAL.")
         .send(PgLogLevel::LOG);
-        process::exit_as_in_a_crash();
+        exit::as_in_a_crash();
     }
 }
 

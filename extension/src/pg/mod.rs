@@ -12,6 +12,7 @@ pub(crate) mod compat;
 pub(crate) mod consistency;
 pub(crate) mod control_file;
 pub(crate) mod critical;
+pub(crate) mod exit;
 pub(crate) mod externs;
 pub(crate) mod guc;
 pub(crate) mod labels;

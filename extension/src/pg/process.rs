@@ -267,27 +267,6 @@ pub(crate) fn level_of_failed_sync() -> pgrx::prelude::PgLogLevel {
     if level == PgLogLevel::ERROR as i32 { PgLogLevel::ERROR } else { PgLogLevel::PANIC }
 }
 
-/// Calls `work` when this process exits, before it gives up its PGPROC. What was registered last is
-/// called first. An ERROR in one is FATAL, and the next ones are called (`shmem_exit`, ipc.c).
-pub(crate) fn at_exit(work: fn()) {
-    /// Contract: called once, with the argument that was registered.
-    #[pgrx::pg_guard]
-    unsafe extern "C-unwind" fn call(_code: std::ffi::c_int, work: pg_sys::Datum) {
-        // SAFETY: the argument is a function of this type, see below.
-        let work = unsafe { std::mem::transmute::<usize, fn()>(work.value()) };
-        work();
-    }
-    // SAFETY: the function lives as long as the library.
-    unsafe { pg_sys::before_shmem_exit(Some(call), pg_sys::Datum::from(work as usize)) }
-}
-
-/// Ends this process so that the postmaster treats it as crashed: without a clean shutdown, as
-/// `quickdie` does (postgres.c).
-pub(crate) fn exit_as_in_a_crash() -> ! {
-    // SAFETY: ends the process.
-    unsafe { libc::_exit(2) }
-}
-
 /// Ends any transaction that an ERROR has left open, and releases session locks. Outside a
 /// transaction, the server's cleanup after the ERROR has not released them.
 pub(crate) fn abort_transaction() {

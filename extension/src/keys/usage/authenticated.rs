@@ -112,8 +112,8 @@ impl Conditions {
     }
 }
 
-/// `full_page_writes` has this value from now on; in the postmaster and the checkpointer. Off counts
-/// before any process has the value, on when the checkpointer has it.
+/// `full_page_writes` has this value from now on; in the postmaster and the checkpointer. Off
+/// counts before any process has the value, on when the checkpointer has it.
 pub(crate) fn page_images_are(on: bool) {
     let Some(shared) = shmem::get() else { return };
     if !on {
