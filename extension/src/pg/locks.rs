@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use pgrx::pg_sys;
 
-use super::externs;
 use super::process::ProcessLocal;
+use super::{exit, externs};
 
 /// Name of our LWLock tranche, as in `pg_stat_activity.wait_event`.
 const TRANCHE: &CStr = c"pagevault";
@@ -323,14 +323,8 @@ pub(crate) fn release_session_locks() {
 fn release_at_exit() {
     static REGISTERED: ProcessLocal<bool> = ProcessLocal::new(false);
     if !REGISTERED.replace(true) {
-        // SAFETY: once per process; the function lives as long as the library.
-        unsafe { pg_sys::before_shmem_exit(Some(exiting), pg_sys::Datum::null()) };
+        exit::at_exit(release_session_locks);
     }
-}
-
-/// Contract: called when this process exits, before it gives up its PGPROC; must not raise errors.
-unsafe extern "C-unwind" fn exiting(_code: std::ffi::c_int, _argument: pg_sys::Datum) {
-    release_session_locks();
 }
 
 /// `dlist_node` and, before 16, `SHM_QUEUE`: both consist of these two pointers.

@@ -6,9 +6,8 @@ use std::panic::AssertUnwindSafe;
 use pgrx::bgworkers::BackgroundWorker;
 use pgrx::pg_sys::{self, Oid};
 
-use super::compat;
 use super::locks::ServerLock;
-use super::process::ProcessLocal;
+use super::{compat, exit};
 
 /// Settings that a worker must not take from `postgresql.conf`, a database or the bootstrap
 /// superuser: those that `AutoVacWorkerMain` sets (autovacuum.c, 15 to 18), and those that would
@@ -130,8 +129,6 @@ pub(crate) fn give_way() {
     }
 }
 
-static AT_EXIT: ProcessLocal<Option<fn()>> = ProcessLocal::new(None);
-
 /// Registers `work` for the exit of this process, also by FATAL. Session locks are released first.
 /// `work` must not raise errors, take locks or allocate.
 ///
@@ -140,38 +137,17 @@ static AT_EXIT: ProcessLocal<Option<fn()>> = ProcessLocal::new(None);
 /// advisory locks. The next process in the same PGPROC would find the lock held by itself
 /// (`SetupLockInTable`, lock.c); all other processes would wait for it forever.
 pub(crate) fn at_exit(work: fn()) {
-    AT_EXIT.set(Some(work));
-    // SAFETY: once per process; the function lives as long as the library.
-    unsafe { pg_sys::before_shmem_exit(Some(exiting), 0.into()) };
+    exit::at_exit(work);
+    exit::at_exit(release_session);
 }
 
-static AT_EARLY_EXIT: ProcessLocal<Option<fn()>> = ProcessLocal::new(None);
-
-/// Registers `work` for the exit of this process, like [`at_exit`], but before it connects to a
-/// database, which may fail.
-pub(crate) fn at_early_exit(work: fn()) {
-    AT_EARLY_EXIT.set(Some(work));
-    // SAFETY: once per process; the function lives as long as the library.
-    unsafe { pg_sys::before_shmem_exit(Some(exiting_early), 0.into()) };
-}
-
-/// Contract: called when this process is about to give up its PGPROC (`shmem_exit`, ipc.c).
-unsafe extern "C-unwind" fn exiting_early(_code: std::ffi::c_int, _argument: pg_sys::Datum) {
-    if let Some(work) = AT_EARLY_EXIT.take() {
-        work();
-    }
-}
-
-/// Contract: called when this process is about to give up its PGPROC (`shmem_exit`, ipc.c).
-/// Callbacks run in reverse order of registration, so its transaction has not ended yet.
-unsafe extern "C-unwind" fn exiting(_code: std::ffi::c_int, _argument: pg_sys::Datum) {
+/// Before this process gives up its PGPROC. What was registered last is called first, so its
+/// transaction has not ended yet.
+fn release_session() {
     // SAFETY: the same calls as in ShutdownPostgres, which runs next and then has nothing left to
     // do.
     unsafe {
         pg_sys::AbortOutOfAnyTransaction();
         pg_sys::LockReleaseAll(pg_sys::DEFAULT_LOCKMETHOD as pg_sys::LOCKMETHODID, true);
-    }
-    if let Some(work) = AT_EXIT.take() {
-        work();
     }
 }

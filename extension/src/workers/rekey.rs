@@ -16,7 +16,7 @@ use crate::fault;
 use crate::keys::provider::unlock;
 use crate::keys::usage::withheld;
 use crate::pg::report::{self, OrRaise};
-use crate::pg::{catalog, guc, process, worker};
+use crate::pg::{catalog, exit, guc, process, worker};
 use crate::rekey::jobs::{self, End, Pending};
 use crate::rekey::{self, Job, launcher};
 
@@ -163,7 +163,8 @@ pub(super) fn main(database: pg_sys::Datum) {
     process::handle_worker_signals();
     let database = database.value() as u32;
     jobs::serve(database);
-    worker::at_early_exit(jobs::postpone);
+    // Before connecting, which may fail.
+    exit::at_exit(jobs::postpone);
     fault::point_of("rekey.worker", database);
     process::connect_to_database_if_exists(pg_sys::Oid::from(database));
     worker::restrict();

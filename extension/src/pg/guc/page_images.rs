@@ -6,7 +6,7 @@ use std::ffi::{CStr, c_void};
 use pgrx::pg_sys;
 
 use crate::pg::compat;
-use crate::pg::process::ProcessLocal;
+use crate::pg::process::{ProcessLocal, is_checkpointer};
 use crate::pg::report::{Result, internal};
 
 /// Called with the new value.
@@ -47,9 +47,8 @@ unsafe extern "C-unwind" fn assign(value: bool, extra: *mut c_void) {
         if let Some(previous) = PREVIOUS.get() {
             previous(value, extra);
         }
-        let is_first = !pg_sys::IsUnderPostmaster;
-        let is_checkpointer = pg_sys::MyBackendType == pg_sys::BackendType::B_CHECKPOINTER;
-        if let Some(assigned) = ASSIGNED.get().filter(|_| is_first || is_checkpointer) {
+        let concerns_all = !pg_sys::IsUnderPostmaster || is_checkpointer();
+        if let Some(assigned) = ASSIGNED.get().filter(|_| concerns_all) {
             assigned(value);
         }
     }
