@@ -260,6 +260,13 @@ pub fn position_of_control(checkpoint: Position, minimum: Position) -> Position 
     if minimum.timeline > 0 && minimum.lsn > checkpoint.lsn { minimum } else { checkpoint }
 }
 
+/// The address from which a base backup is replayed, from its `backup_label`.
+#[must_use]
+pub fn start_of_label(label: &str) -> Option<Lsn> {
+    let start = label.lines().find_map(|line| line.strip_prefix("START WAL LOCATION:"))?;
+    parse_lsn(start.split_whitespace().next()?)
+}
+
 /// The place to which a base backup has to be replayed at least, from its `backup_label`
 /// (`read_backup_label`, xlogrecovery.c; `build_backup_content`, xlogbackup.c). Where a label is,
 /// pg_control does not count. `None` if the label is not as the server writes it. PostgreSQL takes

@@ -22,6 +22,7 @@ use std::fmt::Write as _;
 use pagevault_cipher::{DataKeyVersion, Lsn};
 
 use crate::error::{FormatError, Problem};
+use crate::former::Range;
 use crate::job::Request;
 use crate::record::{Record, cipher_name};
 use crate::wal::Switch;
@@ -272,6 +273,14 @@ pub fn describe(record: &Record) -> String {
         Record::JobsForgotten { database, through, all } => {
             let which = if *all { "all" } else { "old" };
             format!("{which} jobs through {database}/{through} forgotten")
+        }
+        Record::FormerFiles(Range { database, first, last, through, gone }) => {
+            format!(
+                "former rels {database}/{first} to {last} through version {through} gone at {gone}"
+            )
+        }
+        Record::KeysForgotten { database, by } => {
+            format!("keys of former rels of {database} gone at {by} forgotten")
         }
     }
 }

@@ -4,11 +4,13 @@
 //! than it had when it was listed. If the log is compacted in between and has grown since, the copy
 //! lacks its end. WAL contains what was added after the backup began, but nothing older; so older
 //! records must not be in that end. Hence records keep the order and the batches of the old log,
-//! and no kept record moves away from the beginning. Only tombstones move, to the place of the
-//! first record of their file. A tombstone is shorter than the key that it replaces.
+//! and no kept record moves away from the beginning. Tombstones move to the place of the first
+//! record of their file, and what is said of forgotten keys takes the place of such keys. Each is
+//! shorter than what it replaces.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
+use crate::former::Range;
 use crate::log::COMPACT_BATCH;
 use crate::record::Record;
 use crate::rel_file::RelFile;
@@ -37,11 +39,16 @@ pub fn in_place(kept: Vec<Record>, log: &[Vec<Record>]) -> Vec<Vec<Record>> {
         places.push(batch);
     }
     places.reverse();
-    let others: Vec<_> = kept.iter().filter(|record| take(record)).collect();
+    let others = kept.iter().filter(|record| take(record)).cloned();
+    let (about_forgotten, others): (Vec<_>, Vec<_>) = others.partition(|record| {
+        matches!(record, Record::FormerFiles(_) | Record::KeysForgotten { .. })
+    });
     for batch in others.chunks(COMPACT_BATCH) {
         places.push(batch.iter().map(|record| Place { record, stays: true }).collect());
     }
-    let batches = tombstones_first(places);
+    let mut about_forgotten = AboutForgotten::new(about_forgotten);
+    let mut batches = tombstones_first(places, &mut about_forgotten);
+    batches.extend(about_forgotten.rest().chunks(COMPACT_BATCH).map(<[_]>::to_vec));
     // Records that correct others depend on the order, so the state must be the same.
     let arranged = State::from_records(batches.iter().flatten().cloned());
     if arranged == State::from_records(kept.iter().cloned()) {
@@ -58,9 +65,57 @@ struct Place<'a> {
     stays: bool,
 }
 
+/// Records about forgotten keys that the log does not have yet.
+struct AboutForgotten {
+    ranges: BTreeMap<(u32, u32), Range>,
+    others: Vec<Record>,
+}
+
+impl AboutForgotten {
+    fn new(records: Vec<Record>) -> Self {
+        let (mut ranges, mut others) = (BTreeMap::new(), Vec::new());
+        for record in records {
+            match record {
+                Record::FormerFiles(range) => {
+                    ranges.insert((range.database, range.first), range);
+                }
+                other => others.push(other),
+            }
+        }
+        Self { ranges, others }
+    }
+
+    /// Those that take the place of a record that is not kept.
+    fn in_place_of(&mut self, left_out: &Record) -> Vec<Record> {
+        let (database, first, last) = match left_out {
+            Record::DataKey { file, .. } | Record::Destroyed { file, .. } => {
+                (file.database, file.relation, file.relation)
+            }
+            Record::FormerFiles(range) => (range.database, range.first, range.last),
+            _ => return Vec::new(),
+        };
+        let before = self.ranges.range(..=(database, last)).next_back();
+        let before = before.filter(|((of, _), range)| *of == database && range.last >= first);
+        let range = before.map(|(place, _)| *place).and_then(|place| self.ranges.remove(&place));
+        let mut records: Vec<_> = range.map(Record::FormerFiles).into_iter().collect();
+        // A key is longer than both.
+        if matches!(left_out, Record::DataKey { .. }) {
+            records.append(&mut self.others);
+        }
+        records
+    }
+
+    fn rest(self) -> Vec<Record> {
+        self.ranges.into_values().map(Record::FormerFiles).chain(self.others).collect()
+    }
+}
+
 /// The kept records, without empty batches. The tombstone of each file is moved to the place of the
 /// first record of the file, kept or not.
-fn tombstones_first(places: Vec<Vec<Place<'_>>>) -> Vec<Vec<Record>> {
+fn tombstones_first(
+    places: Vec<Vec<Place<'_>>>,
+    about_forgotten: &mut AboutForgotten,
+) -> Vec<Vec<Record>> {
     let is_tombstone = |record: &Record| matches!(record, Record::Destroyed { .. });
     let mut tombstones: HashMap<RelFile, Vec<&Record>> = HashMap::new();
     for Place { record, .. } in places.iter().flatten().filter(|place| place.stays) {
@@ -75,6 +130,8 @@ fn tombstones_first(places: Vec<Vec<Place<'_>>>) -> Vec<Vec<Record>> {
             records.extend(first.into_iter().flatten().cloned());
             if stays && !is_tombstone(record) {
                 records.push(record.clone());
+            } else if !stays {
+                records.extend(about_forgotten.in_place_of(record));
             }
         }
         records

@@ -25,6 +25,7 @@
 //! | [`wrappings`] | older wrappings of data keys |
 //! | [`escrow`] | database keys in escrow, and keys written by a restore |
 //! | [`briefing`] | data that `pagevault-keyring exec` passes to PostgreSQL's programs |
+//! | [`former`] | files that are gone, and whose keys are forgotten |
 //! | [`job`] | rekey jobs |
 //! | [`job_table`] | rekey jobs, in shared memory |
 //! | [`upgrade`] | the keystore of a cluster that `pg_upgrade` creates |
@@ -43,6 +44,7 @@ pub mod directory;
 mod error;
 pub mod escrow;
 mod failure;
+pub mod former;
 pub mod job;
 pub mod job_table;
 mod line;

@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use pagevault_cipher::{DataKeyVersion, KeyVersion, Lsn};
 
 use crate::check_value::CheckValue;
+use crate::former::FormerFiles;
 use crate::job::{JobId, Jobs};
 use crate::record::Record;
 use crate::rel_file::{Phase, RelFile};
@@ -183,6 +184,9 @@ pub struct State {
     files: BTreeMap<RelFile, File>,
     wal_switches: BTreeSet<Switch>,
     jobs: BTreeMap<u32, Jobs>,
+    former: FormerFiles,
+    /// By database: see [`Record::KeysForgotten`].
+    forgotten: BTreeMap<u32, Lsn>,
 }
 
 impl State {
@@ -285,6 +289,11 @@ impl State {
             Record::JobsForgotten { database, through, all } => {
                 self.jobs.entry(database).or_default().forget(through, all);
             }
+            Record::FormerFiles(range) => self.former.add(range),
+            Record::KeysForgotten { database, by } => {
+                let last = self.forgotten.entry(database).or_default();
+                *last = (*last).max(by);
+            }
         }
         Ok(())
     }
@@ -316,7 +325,49 @@ impl State {
         if let Some(jobs) = self.jobs(home.number()) {
             records.extend(job_records(home.number(), jobs));
         }
+        records.extend(self.former.ranges_of(home.number()).map(Record::FormerFiles));
+        let database = home.number();
+        let forgotten = self.forgotten.get(&database);
+        records.extend(forgotten.map(|&by| Record::KeysForgotten { database, by }));
         records
+    }
+
+    /// Forgets the keys of former files of a database that were gone at the address `by`, from
+    /// which on or from a later one WAL is replayed from now on, if `is_gone` confirms it. Returns
+    /// these files.
+    pub fn forget_keys(
+        &mut self,
+        database: u32,
+        by: Lsn,
+        is_gone: impl Fn(RelFile) -> bool,
+    ) -> Vec<RelFile> {
+        let former = &self.former;
+        let of_database = self.files.iter().filter(|(file, _)| file.database == database);
+        let gone = of_database.filter(|(file, entry)| {
+            former.was_gone(**file, entry.last_version(), by) && is_gone(**file)
+        });
+        let files: Vec<RelFile> = gone.map(|(file, _)| *file).collect();
+        for file in &files {
+            self.files.remove(file);
+        }
+        if !files.is_empty() {
+            let gone = self.former.ranges_of(database).map(|range| range.gone);
+            let last = gone.filter(|gone| *gone <= by).max().unwrap_or(by);
+            let known = self.forgotten.entry(database).or_default();
+            *known = (*known).max(last);
+        }
+        files
+    }
+
+    /// Files that are gone.
+    pub fn former_files(&self) -> &FormerFiles {
+        &self.former
+    }
+
+    /// The address from which on, or from a later one, WAL must be replayed with these keys: keys
+    /// of files that were gone there are forgotten.
+    pub fn forgotten(&self) -> Lsn {
+        self.forgotten.values().copied().max().unwrap_or_default()
     }
 
     fn provider_records(&self) -> impl Iterator<Item = Record> {

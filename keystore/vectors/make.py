@@ -99,6 +99,14 @@ def jobs_forgotten(database, through, everything):
     return record(13, struct.pack("<IQB", database, through, everything))
 
 
+def former_files(database, first, last, through, gone):
+    return record(15, struct.pack("<IIIHQ", database, first, last, through, gone))
+
+
+def keys_forgotten(database, by):
+    return record(16, struct.pack("<IQ", database, by))
+
+
 def frame(settled, logged, records):
     body = b"".join(records)
     head = b"\xdbpv\xb1" + struct.pack("<HHIIQQ", 1, 0, len(body), crc32c(body), settled, logged)
@@ -195,6 +203,11 @@ born.append(
 born.append(sealed_only(FOURTH, 1, 1))
 born.append(sealed_only(FOURTH, 8191, 0))
 
+former = Log(10, 0)
+former.append(former_files(10, 16384, 4294967295, 8191, 0x2A0000028))
+former.append(keys_forgotten(10, 0x2A0000028), former_files(10, 1, 1, 1, 1))
+
+(HERE / "10.keys").write_bytes(former.content)
 (HERE / "9.keys").write_bytes(born.content)
 (HERE / "8.keys").write_bytes(jobs.content)
 (HERE / "7.keys").write_bytes(rewritten.content)

@@ -8,6 +8,7 @@ use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::{self, Oid};
 
 use super::{enforce, shared_labels};
+use crate::fault;
 use crate::keys::store::persist;
 use crate::keys::usage::copies;
 use crate::pg::catalog;
@@ -15,6 +16,7 @@ use crate::pg::process::{self, ProcessLocal};
 use crate::pg::report::{Report, Result};
 use crate::pg::text::ServerText;
 use crate::verify;
+use crate::writers::{self, Activity};
 
 /// The template of CREATE DATABASE, and the way of copying.
 struct Template {
@@ -72,7 +74,11 @@ pub(crate) fn created(database: Oid) -> Result<()> {
         let tablespace = if moves { copy.new_tablespace } else { file.tablespace };
         Some(RelFile { tablespace, database: copy.to, ..file })
     };
-    copies::copy_keys(copy.from, copy.to, copy_of, |_| true)
+    // Until the transaction ends: the files of these keys do not exist yet.
+    writers::begin(Activity::Creating, 0);
+    copies::copy_keys(copy.from, copy.to, copy_of, |_| true)?;
+    fault::point("database.keys_copied");
+    Ok(())
 }
 
 /// Roles that may create databases may choose OIDs (createdb in dbcommands.c). The keys of a

@@ -14,7 +14,7 @@ use crate::pg::nesting::{Mark, Notes};
 use crate::pg::process;
 use crate::pg::report::OrRaise;
 use crate::policy::pending;
-use crate::writers;
+use crate::writers::{self, Activity};
 
 /// Installs the callbacks; from `_PG_init`. Processes inherit them.
 pub(crate) fn install() {
@@ -74,6 +74,9 @@ unsafe extern "C-unwind" fn transaction_event(
         writers::end_all();
         labels::with_notes(Notes::clear);
         altered::with_notes(Notes::clear);
+    }
+    if event == XACT_EVENT_COMMIT {
+        writers::end(Activity::Creating);
     }
     if matches!(event, XACT_EVENT_COMMIT | XACT_EVENT_PREPARE | XACT_EVENT_ABORT) {
         storage::with_notes(Notes::clear);

@@ -1,7 +1,8 @@
 //! Reading the keystore when the server starts, and after a crash restart.
 
-use pagevault_cipher::Secret32;
+use pagevault_cipher::{Lsn, Secret32};
 use pagevault_keystore::directory::Directory;
+use pagevault_keystore::former;
 use pagevault_keystore::job_table::JobTable;
 use pagevault_keystore::log::{self, Log, LogError, Position, Trust};
 use pagevault_keystore::state::State;
@@ -11,14 +12,14 @@ use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
 use super::store::persist::{self, keystore_failure};
-use super::store::{escrow, unsettled};
+use super::store::{escrow, former as former_files, unmounted, unsettled};
 use super::usage::authenticated;
 use crate::audit;
 use crate::keystore_dir;
 use crate::pg::locks::KeystoreLock;
 use crate::pg::mapping::{self, MemoryKind, Region};
 use crate::pg::report::{Report, Result, internal};
-use crate::pg::{clock, compat, guc, process};
+use crate::pg::{clock, compat, control_file, guc, process};
 use crate::shmem::anchor::Anchor;
 use crate::shmem::control::{self, Control};
 use crate::shmem::counters::{self, Counters};
@@ -45,7 +46,12 @@ pub(crate) fn start() -> Result<Loaded> {
     let recovering = process::was_not_shut_down();
     let mut logs = read_logs(&storage, process::replays_wal())?;
     require_one_keystore(&logs)?;
-    if !process::replays_wal() {
+    if process::replays_wal() {
+        require_keys_for_wal(&logs)?;
+        if !logs.is_empty() {
+            unmounted::note()?;
+        }
+    } else {
         unsettled::require_none_missing(&storage, &logs)?;
     }
     escrow::import_restored(&storage, &mut logs)?;
@@ -117,6 +123,29 @@ fn require_one_keystore(logs: &[Contents]) -> Result<()> {
     Err(Report::new(PgSqlErrorCode::ERRCODE_DATA_CORRUPTED, problem)
         .detail("The directory pagevault/ of the data directory is incomplete or mixed. Nothing was changed.")
         .hint("Restore it from the backup that the data directory is from."))
+}
+
+/// Refuses a keystore from which keys were forgotten that WAL may need which this start replays: of
+/// files that were dropped after its beginning. That is a key file of a later time than the data
+/// directory, a backup that took longer than `pagevault.keep_former_keys`, or a `pg_rewind` to
+/// something older.
+fn require_keys_for_wal(logs: &[Contents]) -> Result<()> {
+    let start = control_file::replayed_from();
+    for log in logs {
+        let forgotten = log.records.iter().filter_map(|record| match record {
+            Record::KeysForgotten { by, .. } => Some(*by),
+            _ => None,
+        });
+        let Some(by) = forgotten.max().filter(|by| *by > start) else { continue };
+        let name = log::file_name(log.position.scope);
+        return Err(Report::new(
+            PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
+            format!("key file \"{name}\" is of a later time than the WAL to be replayed"),
+        )
+        .detail(format!("WAL is replayed from {start} on. Keys of files that were dropped before {by} are forgotten, and some of these files may exist in between. Nothing was changed."))
+        .hint("Restore the directory pagevault/ of the data directory from the same backup. After pg_rewind, or for a backup that took longer than pagevault.keep_former_keys, make a new copy of the server."));
+    }
+    Ok(())
 }
 
 /// After a clean shutdown no write is unfinished, and no WAL would bring back what is cut off. So
@@ -223,6 +252,10 @@ fn map(logs: &[Contents]) -> Result<&'static Shared> {
     secrets.set_temporary(&temporary);
     let processes = compat::most_processes();
     // Unfinished jobs concern files that have keys, or will have. There are few finished jobs.
+    let ranges = logs.iter().flat_map(|log| &log.records);
+    let ranges = ranges.filter(|record| matches!(record, Record::FormerFiles(_))).count();
+    let ranges: Region<(), _> =
+        map_region(former::Table::words_needed(ranges + capacity as usize), MemoryKind::Sparse)?;
     let jobs = logs.iter().flat_map(|log| &log.records);
     let jobs = jobs.filter(|record| matches!(record, Record::Job { .. })).count();
     let most_jobs = jobs + capacity as usize;
@@ -243,6 +276,7 @@ fn map(logs: &[Contents]) -> Result<&'static Shared> {
         ),
         writers: Writers::new(map_region(processes, MemoryKind::Sparse)?),
         jobs: JobTable::new(jobs.entries, most_jobs),
+        former: former::Table::new(ranges.entries),
         written_over: WrittenOver::new(map_region(written_over::PLACES, MemoryKind::Sparse)?),
         trail: trail.head,
         anchor: anchor.head,
@@ -273,6 +307,7 @@ fn reset() -> Result<&'static Shared> {
     shared.control.reset().map_err(not_cleared)?;
     shared.wal.reset().map_err(not_cleared)?;
     shared.jobs.reset();
+    shared.former.clear();
     shared.writers.reset().map_err(not_cleared)?;
     shared.written_over.reset().map_err(not_cleared)?;
     Ok(shared)
@@ -288,5 +323,6 @@ fn fill(shared: &Shared, logs: &[Contents]) -> Result<()> {
             .map_err(|control::TooManyLogs| persist::recovery_needs_room("key file"))?;
         persist::apply(&lock, &log.records)?;
     }
-    Ok(())
+    let from = if process::replays_wal() { control_file::replayed_from() } else { Lsn(u64::MAX) };
+    former_files::end(&lock, from)
 }

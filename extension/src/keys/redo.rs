@@ -1,21 +1,22 @@
 //! Redo of key records: adds missing records to key files and directory. All are checked before
 //! anything is written, because everything written is read at every later start.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
-use pagevault_cipher::{KeyVersion, Lsn};
+use pagevault_cipher::{DataKeyVersion, KeyVersion, Lsn};
 use pagevault_keystore::directory::DirectoryError;
+use pagevault_keystore::former::FormerFiles;
 use pagevault_keystore::log::Settle;
 use pagevault_keystore::state::StateError;
-use pagevault_keystore::{CheckValue, Record, Scope, batch};
+use pagevault_keystore::{CheckValue, Record, RelFile, Scope, batch};
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
 use super::provider::unlock;
-use super::store::directory;
 use super::store::persist::{
     apply_logged, cluster_state, compact, recovery_needs_room, remember, settle_now, stage,
 };
+use super::store::{directory, former};
 use super::usage::{data_keys, destruction};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::process::ProcessLocal;
@@ -43,20 +44,26 @@ pub(crate) fn replay(
     }
     fault::point("redo.keys");
     let lock = KeystoreLock::acquire();
-    if records.iter().all(is_known) {
-        return Ok(());
+    let are_gone = records.iter().any(|record| matches!(record, Record::FormerFiles(_)));
+    if records.iter().all(|record| is_known(&lock, record)) {
+        return if are_gone { former::end(&lock, start) } else { Ok(()) };
     }
     // Later records that this server already has take precedence.
     let is_old = shmem::required()?.control.position(scope).is_some_and(|log| start < log.logged);
+    let former = former::known(&lock)?;
+    let brought = keys_in(records);
     let counts = |record: &&Record| {
         let is_superseded = is_old && would_replace_later(record);
-        !(is_superseded || restores_destroyed_key(record))
+        !(is_superseded
+            || restores_destroyed_key(record)
+            || is_of_forgotten_key(record, &former, &brought))
     };
     let records: Vec<Record> = records.iter().filter(counts).cloned().collect();
     if records.is_empty() {
         return Ok(());
     }
     require_consistent(scope, id, &records)?;
+    former::require_room(&lock, &records)?;
     require_no_other_database_key(&lock, &records)?;
     let batch = batch::encode(&records).map_err(|e| internal(format!("keystore: {e}")))?;
     let staged = stage(&lock, scope, Some(*id), |log| log.stage_batch(&batch, start))?;
@@ -66,6 +73,9 @@ pub(crate) fn replay(
     }
     fault::point("redo.keys_in_file");
     apply_logged(&lock, &records);
+    if are_gone {
+        former::end(&lock, start)?;
+    }
     if destroys && let Err(report) = compact(&lock, scope) {
         // The keys are not used any more. Their bytes stay in the file until it is rewritten.
         report.send(PgLogLevel::WARNING);
@@ -181,10 +191,43 @@ fn restores_destroyed_key(record: &Record) -> bool {
     }
 }
 
+/// Files and versions of the keys in these records.
+fn keys_in(records: &[Record]) -> HashSet<(RelFile, DataKeyVersion)> {
+    let keys = records.iter().filter_map(|record| match record {
+        Record::DataKey { file, version, .. } => Some((*file, *version)),
+        _ => None,
+    });
+    keys.collect()
+}
+
+/// Whether the record is about a key that this server has forgotten, because the file was gone
+/// before the address from which it replays WAL. Or each server records the like for itself.
+fn is_of_forgotten_key(
+    record: &Record,
+    former: &FormerFiles,
+    brought: &HashSet<(RelFile, DataKeyVersion)>,
+) -> bool {
+    let (file, version) = match record {
+        Record::KeysForgotten { .. } => return true,
+        Record::Current { file, version } => (*file, Some(*version)),
+        Record::Plaintext { file, after } => (*file, Some(*after)),
+        Record::Rewriting { file, phase, .. } | Record::SealedOnly { file, phase } => {
+            (*file, phase.version)
+        }
+        _ => return false,
+    };
+    let Some(version) = version else { return false };
+    let range = former.find(file.database, file.relation);
+    range.is_some_and(|range| version <= range.through)
+        && !directory::is_known(file)
+        && !brought.contains(&(file, version))
+}
+
 /// Whether the record would change nothing. Providers and database keys are few, and always added.
-fn is_known(record: &Record) -> bool {
+fn is_known(lock: &KeystoreLock, record: &Record) -> bool {
     let Some(shared) = shmem::get() else { return false };
     match record {
+        Record::FormerFiles(range) => former::known(lock).is_ok_and(|known| known.contains(range)),
         Record::WalSwitch(switch) => shared.wal.switches.contains(*switch),
         Record::Job { .. }
         | Record::JobStep { .. }

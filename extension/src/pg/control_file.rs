@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io;
 
 use pagevault_cipher::Lsn;
-use pagevault_keystore::anchor::Position;
+use pagevault_keystore::anchor::{Position, start_of_label};
 use pgrx::pg_sys;
 
 use super::process;
@@ -17,6 +17,17 @@ pub(crate) struct ControlFile {
     pub(crate) checkpoint: Position,
     /// The place that recovery must reach at least.
     pub(crate) minimum: Position,
+    /// From where recovery would replay WAL.
+    pub(crate) redo: Lsn,
+}
+
+/// From where this start replays WAL: as `backup_label` says if it exists, else pg_control
+/// (`InitWalRecovery`, xlogrecovery.c). [`Lsn::INVALID`] if it is unknown.
+pub(crate) fn replayed_from() -> Lsn {
+    match std::fs::read(process::data_directory().join("backup_label")) {
+        Ok(label) => start_of_label(&String::from_utf8_lossy(&label)).unwrap_or_default(),
+        Err(_) => process::redo_start(),
+    }
 }
 
 /// Reads pg_control; `None` if that fails, also because it is being written.
@@ -32,7 +43,9 @@ pub(crate) fn read() -> Option<ControlFile> {
         }
         let checkpoint = position((*control).checkPointCopy.ThisTimeLineID, (*control).checkPoint);
         let minimum = position((*control).minRecoveryPointTLI, (*control).minRecoveryPoint);
-        let read = ControlFile { system: (*control).system_identifier, checkpoint, minimum };
+        let redo = Lsn((*control).checkPointCopy.redo);
+        let system = (*control).system_identifier;
+        let read = ControlFile { system, checkpoint, minimum, redo };
         pg_sys::pfree(control.cast());
         crc_ok.then_some(read)
     }

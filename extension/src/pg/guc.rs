@@ -47,6 +47,8 @@ static REKEY_RATE: GucSetting<i32> = GucSetting::<i32>::new(32 * 1024);
 
 static WRITERS_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(60_000);
 
+static KEEP_FORMER_KEYS: GucSetting<i32> = GucSetting::<i32>::new(86_400);
+
 static REVALIDATE_INTERVAL: GucSetting<i32> = GucSetting::<i32>::new(300);
 static REVOKED_KEY_GRACE: GucSetting<i32> = GucSetting::<i32>::new(3600);
 static REVOKED_KEY_ACTION: GucSetting<RevokedKeyAction> =
@@ -190,6 +192,16 @@ pub(crate) fn define(changed: Changed) -> Result<()> {
         i32::MAX,
         GucContext::Suset,
         GucFlags::UNIT_MS,
+    );
+    GucRegistry::define_int_guc(
+        c"pagevault.keep_former_keys",
+        c"How long data keys of relation files that are gone are kept.",
+        c"Base backups must not take longer, and pg_rewind must not go back further. -1 keeps them for ever.",
+        &KEEP_FORMER_KEYS,
+        -1,
+        i32::MAX,
+        GucContext::Sighup,
+        GucFlags::UNIT_S,
     );
     GucRegistry::define_int_guc(
         c"pagevault.revalidate_interval",
@@ -444,6 +456,11 @@ pub(crate) fn recovery_waits_for_keys() -> bool {
 #[inline]
 pub(crate) fn temp_encryption() -> TempEncryption {
     TEMP_ENCRYPTION.get()
+}
+
+/// `pagevault.keep_former_keys`; `None`: for ever.
+pub(crate) fn keep_former_keys() -> Option<Duration> {
+    u64::try_from(KEEP_FORMER_KEYS.get()).ok().map(Duration::from_secs)
 }
 
 /// `pagevault.revalidate_interval`, unless it is off.

@@ -54,6 +54,25 @@ pub(crate) fn has_left_its_work(process: usize, then: u32) -> bool {
     asked != 0 && std::io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH)
 }
 
+/// Whether a WAL sender runs BASE_BACKUP.
+pub(crate) fn any_base_backup() -> bool {
+    // SAFETY: the array is allocated at server start, with `max_wal_senders` entries; pid and
+    // state are words that their owner writes (`WalSndSetState`, walsender.c).
+    unsafe {
+        let all = pg_sys::WalSndCtl;
+        if all.is_null() {
+            return false;
+        }
+        let senders = (&raw const (*all).walsnds).cast::<pg_sys::WalSnd>();
+        (0..pg_sys::max_wal_senders as usize).map(|sender| senders.add(sender)).any(|sender| {
+            // The state of one that has ended stays (`WalSndKill`).
+            (&raw const (*sender).pid).read_volatile() != 0
+                && (&raw const (*sender).state).read_volatile()
+                    == pg_sys::WalSndState::WALSNDSTATE_BACKUP
+        })
+    }
+}
+
 /// A sentence about a process, from `pg_stat_activity`. In a transaction.
 pub(crate) fn description(pid: u32) -> Option<String> {
     const QUERY: &str = "SELECT pg_catalog.concat('It is of type \"', backend_type, '\"',

@@ -34,6 +34,12 @@ pub(crate) fn exists(file: RelFile) -> Result<bool> {
     })
 }
 
+/// False if no fork of the file exists. True if that cannot be determined.
+pub(crate) fn may_have_any_fork(file: RelFile) -> bool {
+    let may_exist = |fork| Path::new(&relation_path(file, fork)).try_exists().unwrap_or(true);
+    (ForkNumber::MAIN_FORKNUM..=ForkNumber::INIT_FORKNUM).any(may_exist)
+}
+
 /// Whether a page on disk, in any fork, is such a one. True if that cannot be determined.
 pub(crate) fn any_page(file: RelFile, is_it: impl Fn(&Page) -> bool) -> bool {
     let forks = ForkNumber::MAIN_FORKNUM..=ForkNumber::INIT_FORKNUM;

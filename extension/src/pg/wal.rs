@@ -113,6 +113,14 @@ pub(crate) fn redo() -> Lsn {
     Lsn(unsafe { pg_sys::GetRedoRecPtr() })
 }
 
+/// The end of what was replayed, in recovery; [`Lsn::INVALID`] before it begins. By then pg_control
+/// says from where (`StartupXLOG`, xlog.c, updates it before `PerformWalRecovery`).
+pub(crate) fn replayed() -> Lsn {
+    // SAFETY: reads shared state under a spinlock; a null pointer means that no further result is
+    // wanted.
+    Lsn(unsafe { pg_sys::GetXLogReplayRecPtr(std::ptr::null_mut()) })
+}
+
 /// The end of the WAL that this server has: the address of the next record or, in recovery, the end
 /// of what was received or replayed.
 pub(crate) fn reached() -> Lsn {

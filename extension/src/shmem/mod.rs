@@ -16,6 +16,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::AtomicU32;
 
 use pagevault_keystore::directory::Directory;
+use pagevault_keystore::former;
 use pagevault_keystore::job_table::JobTable;
 
 use self::anchor::Anchor;
@@ -42,6 +43,8 @@ pub(crate) struct Shared {
     pub(crate) counters: Counters,
     pub(crate) writers: Writers,
     pub(crate) jobs: JobTable<'static>,
+    /// Read and changed under the keystore lock.
+    pub(crate) former: former::Table<'static>,
     pub(crate) written_over: WrittenOver,
     pub(crate) trail: &'static Trail,
     pub(crate) anchor: &'static Anchor,

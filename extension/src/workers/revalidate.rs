@@ -1,5 +1,5 @@
 //! Background worker: asks key providers regularly whether they would still unwrap the keys in use,
-//! and evicts pages of locked relations from shared buffers.
+//! evicts pages of locked relations from shared buffers, and forgets keys of files that are gone.
 
 use std::time::{Duration, Instant};
 
@@ -10,6 +10,7 @@ use crate::audit;
 use crate::keys::provider::revalidate::{Logged, revalidate};
 use crate::keys::store::escrow;
 use crate::keys::usage::authenticated::Conditions;
+use crate::keys::usage::forgetting;
 use crate::page::withdrawal::Withdrawal;
 use crate::pg::{buffers, guc, process};
 
@@ -38,12 +39,14 @@ pub(super) fn main() {
     let mut logged = Logged::default();
     // What an earlier worker has locked stays locked after that worker failed.
     let mut withdrawal = Withdrawal::default();
+    let mut forgetting = forgetting::Watch::default();
     let mut last = Instant::now(); // server start has just asked
     loop {
         withdrawal.scan_if_due();
+        forgetting.run_if_due();
         let due_in =
             || guc::revalidate_interval().map(|pause| pause.saturating_sub(last.elapsed()));
-        let pauses = [due_in(), withdrawal.due_in()];
+        let pauses = [due_in(), withdrawal.due_in(), forgetting.due_in()];
         process::wait_in_worker(pauses.into_iter().flatten().fold(SLEEP, Duration::min));
         audit::settings::log_changes();
         conditions.log_change();

@@ -5,7 +5,9 @@ use std::path::Path;
 use std::process::Command;
 
 use pagevault_cipher::Lsn;
-use pagevault_keystore::anchor::{Position, parse_lsn, position_of_control, position_of_label};
+use pagevault_keystore::anchor::{
+    Position, parse_lsn, position_of_control, position_of_label, start_of_label,
+};
 
 use super::headers::plus;
 use super::manifest::Range;
@@ -89,7 +91,7 @@ impl Control {
     fn with_label(self, label: Option<&str>) -> Control {
         let Some(label) = label else { return self };
         // Of a label that cannot be read, nothing is believed.
-        let redo = start_of(label).unwrap_or(Lsn(u64::MAX));
+        let redo = start_of_label(label).unwrap_or(Lsn(u64::MAX));
         let reached = position_of_label(label);
         let incremental = label.lines().any(|line| line.starts_with("INCREMENTAL FROM LSN:"));
         let of_standby = label.lines().any(|line| line == "BACKUP FROM: standby");
@@ -101,6 +103,17 @@ impl Control {
     pub(super) fn fault(&self) -> Option<&'static str> {
         let is_read = self.noted.is_some();
         (!is_read).then_some("backup_label: not valid, and a server does not start with it")
+    }
+
+    /// Whether keys are forgotten that WAL may need which is to be replayed: of files that were
+    /// gone at the address `forgotten`.
+    pub(super) fn lacks_keys(&self, forgotten: Lsn) -> Option<String> {
+        let Control { redo, ended, .. } = *self;
+        (!ended && forgotten > redo).then(|| {
+            format!(
+                "pagevault: of a later time than the WAL to be replayed, and a server does not start with it: WAL is replayed from {redo} on, and keys of files that were dropped before {forgotten} are forgotten"
+            )
+        })
     }
 
     /// WAL that a server start needs in `pg_wal`: from where recovery begins to the record of the
@@ -167,16 +180,10 @@ fn is_untrustworthy(said: &str) -> bool {
     said.contains("results below are untrustworthy") || said.contains("WARNING:")
 }
 
-/// Where recovery of a backup with this label begins.
-fn start_of(label: &str) -> Option<Lsn> {
-    let start = label.lines().find_map(|line| line.strip_prefix("START WAL LOCATION:"))?;
-    parse_lsn(start.split_whitespace().next()?)
-}
-
 /// Where recovery began when a server was started in a backup, the last time. It renames the label
 /// then (`StartupXLOG`, xlog.c), which stays. Anything else in its place says nothing.
 pub(super) fn recovered_from(data_directory: &Path) -> Option<Lsn> {
-    start_of(&label(data_directory, "backup_label.old").ok()??)
+    start_of_label(&label(data_directory, "backup_label.old").ok()??)
 }
 
 /// The label of a base backup: `backup_label` if no server was started in it.

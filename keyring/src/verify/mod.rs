@@ -336,6 +336,7 @@ pub fn verify(
     let mut faults = Vec::new();
     let tablespaces = tablespaces::read(root, &mut faults)?;
     faults.extend(control.fault().map(str::to_owned));
+    faults.extend(control.lacks_keys(keystore.state().forgotten()));
     faults.into_iter().for_each(|what| findings.damage(what));
     let version = tablespaces::version_directory(root, control.catalog);
     findings.absent = Absent::of(root, &tablespaces, version.as_deref());

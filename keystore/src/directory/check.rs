@@ -58,7 +58,9 @@ impl Directory<'_> {
                 | Record::Job { .. }
                 | Record::JobStep { .. }
                 | Record::JobBegun { .. }
-                | Record::JobsForgotten { .. } => {}
+                | Record::JobsForgotten { .. }
+                | Record::FormerFiles(_)
+                | Record::KeysForgotten { .. } => {}
             }
         }
         let counts = self.counts()?;

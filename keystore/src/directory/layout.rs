@@ -7,9 +7,9 @@ use crate::record::MAX_WRAPPED_DATA_KEY;
 use crate::rel_file::{Phase, RelFile};
 use crate::sync::{AtomicU32, Ordering};
 
-/// A cache line, of which four words are used.
+/// A cache line, of which nine words are used.
 pub(super) const HEADER_WORDS: usize = 16;
-pub(super) const FILE_WORDS: usize = 13;
+pub(super) const FILE_WORDS: usize = 14;
 pub(super) const KEY_WORDS: usize = 4;
 pub(super) const BODY_WORDS: usize = 2 + WRAPPED_WORDS;
 pub(super) const WRAPPED_WORDS: usize = MAX_WRAPPED_DATA_KEY / 4;
@@ -21,6 +21,11 @@ pub(super) mod head {
     pub(crate) const KEYS: usize = 1;
     pub(crate) const SPARE: usize = 2;
     pub(crate) const FLOORS: usize = 3;
+    pub(crate) const REUSES: usize = 4;
+    pub(crate) const FREE_FILE: usize = 5;
+    pub(crate) const FREE_FILES: usize = 6;
+    pub(crate) const FREE_KEY: usize = 7;
+    pub(crate) const FREE_KEYS: usize = 8;
 }
 
 /// Words of a file entry.
@@ -35,6 +40,7 @@ pub(super) mod file {
     pub(crate) const DESTROYED_LSN: [[usize; 2]; 2] = [[7, 8], [10, 11]];
     pub(crate) const REWRITING: usize = 9;
     pub(crate) const SEALED_ONLY: usize = 12;
+    pub(crate) const GENERATION: usize = 13;
 }
 
 /// Words of a key entry.
@@ -50,15 +56,17 @@ pub(super) const fn buckets(capacity: u32) -> u32 {
     if capacity == 0 { 1 } else { capacity.next_power_of_two() }
 }
 
-/// The index in a reference. Chains lead to older entries only, so an index that is not below the
-/// previous one (`bound`) is damage. This also prevents endless loops.
-pub(super) fn step(reference: u32, bound: &mut u32) -> Result<Option<u32>> {
+/// The index in a reference. A chain has no more entries than there may be (`left`): this prevents
+/// endless loops.
+pub(super) fn step(reference: u32, left: &mut u32) -> Result<Option<u32>> {
     let Some(index) = reference.checked_sub(1) else { return Ok(None) };
-    if index >= *bound {
-        return Err(DirectoryError::Damaged);
-    }
-    *bound = index;
+    *left = left.checked_sub(1).ok_or(DirectoryError::Damaged)?;
     Ok(Some(index))
+}
+
+/// Whether the entry of a file with this generation is free.
+pub(super) const fn is_free(generation: u32) -> bool {
+    generation & 1 != 0
 }
 
 pub(super) fn identity(entry: &[AtomicU32; FILE_WORDS]) -> RelFile {

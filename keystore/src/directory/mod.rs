@@ -1,22 +1,29 @@
 //! The directory: the keys of each relation file, in shared memory, for all processes of a server.
 //!
 //! ```text
-//! header   16 words     files, keys, spare body, floors (how often one was raised)
+//! header   16 words     files, keys, spare body, floors (how often one was raised),
+//!                       reuses, free file, free files, free key, free keys
 //! buckets  2^n words    newest file of each hash chain
-//! files    13 words     tablespace, database, relation,
+//! files    14 words     tablespace, database, relation,
 //!                       phase (version | cipher << 16 | plaintext << 24 | mixed << 25 |
 //!                       sealed only << 26), next,
 //!                       newest key, destroyed (last version | cipher << 16 | count << 24),
 //!                       its LSN (low, high), rewriting (done | plaintext << 1 | version << 2),
-//!                       its LSN in every other count, sealed only (plaintext | version << 1)
+//!                       its LSN in every other count, sealed only (plaintext | version << 1),
+//!                       generation (odd: free)
 //! keys     4 words      meta (version | cipher << 16 | length << 24), next, sequence, body
 //! bodies   25 words     scope, key version, wrapped key; one more than there are keys
 //! ```
 //!
-//! References are indexes plus one, so that zeroed memory is an empty directory. Entries are only
-//! added, and a chain leads to older entries only, so that readers need no lock: an entry is
-//! written first and linked last (release); a reader follows links (acquire) and sees complete
-//! entries.
+//! References are indexes plus one, so that zeroed memory is an empty directory. Readers need no
+//! lock: an entry is written first and linked last (release); a reader follows links (acquire) and
+//! sees complete entries.
+//!
+//! Entries of files that are gone are used again ([`Directory::forget`]). Such an entry is
+//! unlinked, and its own link stays, so that a reader on it goes on. Before it is written again,
+//! the *reuses* are counted: a reader whose search may have met it sees that, and searches again. A
+//! [`FileSlot`] has the generation of its entry, which changes when the entry becomes free, and
+//! whatever is read through an older slot is [`DirectoryError::Gone`].
 //!
 //! Changes in place are one word each (`phase`, `rewriting`, `sealed only`, `destroyed`), except
 //! for a wrapping, which has 25. A new wrapping is written to the *spare* body; then the key is
@@ -30,22 +37,23 @@
 //! The entry of a destroyed key stays, with a length of 0. Its body is overwritten with zeros in
 //! place, after its sequence was changed, so that a reader that is copying it detects the change.
 //!
-//! There is one writer at a time: callers of `init`, `apply`, `insert`, `enter`, `destroy` and
-//! `replace_wrapping` hold an exclusive lock. If a writer is killed between two stores, PostgreSQL
-//! restarts all processes with new shared memory, and the directory is initialised and loaded
-//! again; nothing in it survives.
+//! There is one writer at a time: callers of `init`, `apply`, `insert`, `enter`, `destroy`,
+//! `forget` and `replace_wrapping` hold an exclusive lock. If a writer is killed between two
+//! stores, PostgreSQL restarts all processes with new shared memory, and the directory is
+//! initialised and loaded again; nothing in it survives.
 
 mod check;
 mod layout;
+mod read;
+mod reuse;
 mod write;
 
-use pagevault_cipher::{DataKeyVersion, KeyVersion, Lsn};
+use pagevault_cipher::{DataKeyVersion, KeyVersion};
 
 use self::layout::*;
-use crate::record::MAX_WRAPPED_DATA_KEY;
 use crate::rel_file::{Phase, RelFile};
 use crate::scope::Scope;
-use crate::sync::{AtomicU32, Ordering, fence, spin_loop};
+use crate::sync::{AtomicU32, Ordering};
 
 /// Attempts of a reader before it reports [`DirectoryError::Busy`].
 pub const RETRIES: usize = 64;
@@ -80,9 +88,12 @@ pub enum DirectoryError {
     /// The record is outside its limits.
     #[error("record cannot be stored: {0}: {1}")]
     Record(&'static str, &'static str),
-    /// A key's wrapping changed during each attempt to read it. Try again.
+    /// What was to be read changed during each attempt to read it. Try again.
     #[error("key is being rewrapped, try again")]
     Busy,
+    /// The file's keys were forgotten since its slot was found.
+    #[error("relation file is gone, and its keys are forgotten")]
+    Gone,
     /// The memory is too small, or was overwritten.
     #[error("key directory in shared memory is damaged")]
     Damaged,
@@ -90,9 +101,12 @@ pub enum DirectoryError {
 
 type Result<T> = std::result::Result<T, DirectoryError>;
 
-/// The place of a file in the directory. Valid as long as the directory.
+/// The place of a file in the directory. Valid until the file is forgotten.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct FileSlot(u32);
+pub struct FileSlot {
+    index: u32,
+    generation: u32,
+}
 
 /// What [`Directory::key`] returns beside the wrapped bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -195,214 +209,6 @@ impl<'a> Directory<'a> {
         Ok(Self { words, capacity, buckets: buckets(capacity) })
     }
 
-    /// The slot of a file, `None` if nothing was recorded about it.
-    pub fn find(&self, wanted: RelFile) -> Result<Option<FileSlot>> {
-        let mut next = self.word(self.bucket(wanted))?.load(Ordering::Acquire);
-        let mut bound = u32::MAX;
-        while let Some(index) = step(next, &mut bound)? {
-            let entry = self.file(FileSlot(index))?;
-            if identity(entry) == wanted {
-                return Ok(Some(FileSlot(index)));
-            }
-            next = entry[file::NEXT].load(Ordering::Acquire);
-        }
-        Ok(None)
-    }
-
-    /// Version and cipher for writes to the file, `None` for plaintext.
-    pub fn current(&self, slot: FileSlot) -> Result<Option<(DataKeyVersion, u8)>> {
-        Ok(unpack_current(self.file(slot)?[file::PHASE].load(Ordering::Acquire)))
-    }
-
-    /// Whether pages of the file on disk may be in another state than new ones.
-    pub fn is_mixed(&self, slot: FileSlot) -> Result<bool> {
-        Ok(self.writing(slot)?.mixed)
-    }
-
-    /// Whether the file contains sealed pages only, so that a page in plaintext is not its own.
-    pub fn is_sealed_only(&self, slot: FileSlot) -> Result<bool> {
-        Ok(unpack_is_sealed_only(self.file(slot)?[file::PHASE].load(Ordering::Acquire)))
-    }
-
-    /// See [`File::floor`](crate::state::File::floor).
-    pub fn floor(&self, slot: FileSlot) -> Result<Option<DataKeyVersion>> {
-        let entry = self.file(slot)?;
-        let word = entry[file::PHASE].load(Ordering::Acquire);
-        if !unpack_is_sealed_only(word) {
-            return Ok(None);
-        }
-        // May be later than the word. Then it has ended, or is that of a later key.
-        let since = unpack_sealed_only(entry[file::SEALED_ONLY].load(Ordering::Acquire));
-        let current = unpack_phase(word).0.current();
-        Ok(since.current().filter(|since| Some(*since) <= current))
-    }
-
-    /// A number that changes when the floor of a file is raised.
-    pub fn floors(&self) -> Result<u32> {
-        Ok(self.word(head::FLOORS)?.load(Ordering::Acquire))
-    }
-
-    /// How a page of the file is to be written; both fields are from the same moment.
-    pub fn writing(&self, slot: FileSlot) -> Result<Writing> {
-        let word = self.file(slot)?[file::PHASE].load(Ordering::Acquire);
-        Ok(Writing { current: unpack_current(word), mixed: unpack_mixed(word) })
-    }
-
-    /// All that is known about a file, except its keys.
-    pub fn info(&self, slot: FileSlot) -> Result<FileInfo> {
-        let entry = self.file(slot)?;
-        let (phase, cipher) = unpack_phase(entry[file::PHASE].load(Ordering::Acquire));
-        Ok(FileInfo {
-            slot,
-            file: identity(entry),
-            current: phase.current().map(|version| (version, cipher)),
-            phase,
-            destroyed: self.destroyed(slot)?.0,
-        })
-    }
-
-    /// The last version of the file whose key was destroyed, and the LSN at or before which all WAL
-    /// records about pages under such keys end.
-    pub fn destroyed(&self, slot: FileSlot) -> Result<(Option<DataKeyVersion>, Lsn)> {
-        let entry = self.file(slot)?;
-        let word = &entry[file::DESTROYED];
-        let mut found = word.load(Ordering::Acquire);
-        for _ in 0..RETRIES {
-            let destroyed = Destroyed::unpack(found);
-            let [low, high] = destroyed.lsn().map(|word| entry[word].load(Ordering::Relaxed));
-            // Pairs with the fence in `destroy`.
-            fence(Ordering::Acquire);
-            let again = word.load(Ordering::Acquire);
-            if again == found {
-                return Ok((destroyed.through, Lsn(u64::from(high) << 32 | u64::from(low))));
-            }
-            found = again;
-        }
-        Err(DirectoryError::Busy)
-    }
-
-    /// Copies the wrapped key of a version to the start of `wrapped`. Never mixes two wrappings.
-    pub fn key(
-        &self,
-        slot: FileSlot,
-        version: DataKeyVersion,
-        wrapped: &mut [u8; MAX_WRAPPED_DATA_KEY],
-    ) -> Result<KeyInfo> {
-        let entry = self.find_key(slot, version)?;
-        let entry = entry.ok_or_else(|| self.no_key(slot, version))?;
-        self.read_key(entry, wrapped)?.ok_or_else(|| self.no_key(slot, version))
-    }
-
-    /// The highest version that has a key, or had one that was destroyed.
-    pub fn last_version(&self, slot: FileSlot) -> Result<Option<DataKeyVersion>> {
-        let (destroyed, _) = self.destroyed(slot)?;
-        self.keys(slot)?.try_fold(destroyed, |last, key| Ok(last.max(Some(key?.version))))
-    }
-
-    /// The version for a new key of the file; `None` after the last version.
-    pub fn next_version(&self, slot: FileSlot) -> Result<Option<DataKeyVersion>> {
-        Ok(DataKeyVersion::after(self.last_version(slot)?))
-    }
-
-    /// All files at the time of the call, oldest first. Takes time proportional to their number.
-    pub fn files(&self) -> Result<impl Iterator<Item = Result<FileInfo>> + use<'a>> {
-        let this = *self;
-        let count = this.word(head::FILES)?.load(Ordering::Acquire).min(this.capacity);
-        Ok((0..count).map(move |index| this.info(FileSlot(index))))
-    }
-
-    /// All keys of a file, newest entry first.
-    pub fn keys(&self, slot: FileSlot) -> Result<impl Iterator<Item = Result<KeyInfo>> + use<'a>> {
-        let this = *self;
-        let mut next = this.file(slot)?[file::KEYS].load(Ordering::Acquire);
-        let mut bound = u32::MAX;
-        let mut advance = move || -> Result<Option<KeyInfo>> {
-            while let Some(index) = step(next, &mut bound)? {
-                let entry = this.key_entry(index)?;
-                next = entry[key::NEXT].load(Ordering::Acquire);
-                let key = this.read_key(entry, &mut [0; MAX_WRAPPED_DATA_KEY])?;
-                if key.is_some() {
-                    return Ok(key);
-                }
-            }
-            Ok(None)
-        };
-        // An error ends the iteration: what follows cannot be trusted.
-        let mut failed = false;
-        Ok(std::iter::from_fn(move || {
-            if failed {
-                return None;
-            }
-            let key = advance().transpose();
-            failed = matches!(key, Some(Err(_)));
-            key
-        }))
-    }
-
-    /// How full the directory is.
-    pub fn counts(&self) -> Result<Counts> {
-        Ok(Counts {
-            files: self.word(head::FILES)?.load(Ordering::Acquire),
-            keys: self.word(head::KEYS)?.load(Ordering::Acquire),
-            capacity: self.capacity,
-        })
-    }
-
-    /// `None` if the key was destroyed.
-    fn read_key(
-        &self,
-        entry: &[AtomicU32; KEY_WORDS],
-        wrapped: &mut [u8; MAX_WRAPPED_DATA_KEY],
-    ) -> Result<Option<KeyInfo>> {
-        for _ in 0..RETRIES {
-            // Read before the rest: a reader that sees the sequence of a destruction also sees the
-            // rest of its changes.
-            let sequence = entry[key::SEQUENCE].load(Ordering::Acquire);
-            let meta = entry[key::META].load(Ordering::Acquire);
-            if is_wiped(meta) {
-                return Ok(None);
-            }
-            let (version, cipher, length) = unpack_meta(meta);
-            let body = entry[key::BODY].load(Ordering::Acquire);
-            let [scope, key_version, words @ ..] = self.body(body)?;
-            let scope = Scope::database(scope.load(Ordering::Relaxed));
-            let key_version = KeyVersion::new(key_version.load(Ordering::Relaxed));
-            for (bytes, word) in wrapped.as_chunks_mut::<4>().0.iter_mut().zip(words) {
-                *bytes = word.load(Ordering::Relaxed).to_le_bytes();
-            }
-            // Pairs with the fences in `replace_wrapping` and `destroy`.
-            fence(Ordering::Acquire);
-            if entry[key::BODY].load(Ordering::Acquire) == body
-                && entry[key::SEQUENCE].load(Ordering::Acquire) == sequence
-            {
-                let (Some(version), Some(key_version)) = (version, key_version) else {
-                    return Err(DirectoryError::Damaged);
-                };
-                return Ok(Some(KeyInfo { version, cipher, scope, key_version, length }));
-            }
-            spin_loop();
-        }
-        Err(DirectoryError::Busy)
-    }
-
-    fn find_key(
-        &self,
-        slot: FileSlot,
-        version: DataKeyVersion,
-    ) -> Result<Option<&'a [AtomicU32; KEY_WORDS]>> {
-        let mut next = self.file(slot)?[file::KEYS].load(Ordering::Acquire);
-        let mut bound = u32::MAX;
-        while let Some(index) = step(next, &mut bound)? {
-            let entry = self.key_entry(index)?;
-            let meta = entry[key::META].load(Ordering::Acquire);
-            if unpack_meta(meta).0 == Some(version) {
-                return Ok(Some(entry).filter(|_| !is_wiped(meta)));
-            }
-            next = entry[key::NEXT].load(Ordering::Acquire);
-        }
-        Ok(None)
-    }
-
     fn word(&self, index: usize) -> Result<&'a AtomicU32> {
         self.words.get(index).ok_or(DirectoryError::Damaged)
     }
@@ -411,7 +217,7 @@ impl<'a> Directory<'a> {
         HEADER_WORDS + (hash(file) & (self.buckets - 1)) as usize
     }
 
-    fn file(&self, FileSlot(index): FileSlot) -> Result<&'a [AtomicU32; FILE_WORDS]> {
+    fn file(&self, index: u32) -> Result<&'a [AtomicU32; FILE_WORDS]> {
         self.entry(HEADER_WORDS + self.buckets as usize, index, self.capacity)
     }
 
@@ -439,13 +245,6 @@ impl<'a> Directory<'a> {
 
     fn full(&self) -> DirectoryError {
         DirectoryError::Full { capacity: self.capacity }
-    }
-
-    fn no_key(&self, slot: FileSlot, version: DataKeyVersion) -> DirectoryError {
-        match self.file(slot) {
-            Ok(entry) => DirectoryError::NoKey { file: identity(entry), version },
-            Err(error) => error,
-        }
     }
 }
 
@@ -483,10 +282,10 @@ mod tests {
             for info in directory.files().unwrap() {
                 let wanted = info.unwrap().file;
                 let mut next = directory.word(directory.bucket(wanted)).unwrap();
-                let mut bound = u32::MAX;
+                let mut left = count;
                 loop {
-                    let found = step(next.load(Ordering::Acquire), &mut bound).unwrap();
-                    let entry = directory.file(super::FileSlot(found.unwrap())).unwrap();
+                    let found = step(next.load(Ordering::Acquire), &mut left).unwrap();
+                    let entry = directory.file(found.unwrap()).unwrap();
                     if identity(entry) == wanted {
                         break;
                     }

@@ -3,8 +3,8 @@
 use pagevault_cipher::{DataKeyVersion, Lsn};
 
 use super::layout::{
-    Destroyed, FILE_WORDS, file, head, identity, key, pack_meta, pack_phase, pack_rewriting,
-    pack_sealed_only, step, unpack_meta, unpack_phase,
+    Destroyed, FILE_WORDS, KEY_WORDS, file, head, identity, is_free, key, pack_meta, pack_phase,
+    pack_rewriting, pack_sealed_only, step, unpack_meta, unpack_phase,
 };
 use super::{Directory, DirectoryError, FileSlot, KeyInfo, Result};
 use crate::error::Problem;
@@ -15,7 +15,8 @@ use crate::wal::{self, Switch};
 
 impl Directory<'_> {
     /// Applies a record, if it contains anything new. Ignores records about providers, database
-    /// keys and jobs. Of WAL switches it only checks that the key exists.
+    /// keys, jobs and former files ([`Directory::forget`]). Of WAL switches it only checks that the
+    /// key exists.
     pub fn apply(&self, record: &Record) -> Result<()> {
         record.validate().map_err(invalid)?;
         match record {
@@ -35,7 +36,7 @@ impl Directory<'_> {
             }
             Record::Rewriting { file, phase, done } => {
                 let Some(version) = phase.version else { return Ok(()) };
-                let entry = self.file(self.find_with_version(*file, version)?)?;
+                let entry = self.file(self.find_with_version(*file, version)?.index)?;
                 let word = &entry[file::REWRITING];
                 let last = word.load(Ordering::Relaxed).max(pack_rewriting(*phase, *done));
                 word.store(last, Ordering::Release);
@@ -44,7 +45,7 @@ impl Directory<'_> {
             }
             Record::SealedOnly { file, phase } => {
                 let Some(version) = phase.version else { return Ok(()) };
-                let entry = self.file(self.find_with_version(*file, version)?)?;
+                let entry = self.file(self.find_with_version(*file, version)?.index)?;
                 raise_sealed_only(entry, *phase);
                 let (present, cipher) = unpack_phase(entry[file::PHASE].load(Ordering::Relaxed));
                 store_phase(entry, present, cipher);
@@ -73,7 +74,9 @@ impl Directory<'_> {
             | Record::Job { .. }
             | Record::JobStep { .. }
             | Record::JobBegun { .. }
-            | Record::JobsForgotten { .. } => {}
+            | Record::JobsForgotten { .. }
+            | Record::FormerFiles(_)
+            | Record::KeysForgotten { .. } => {}
         }
         Ok(())
     }
@@ -101,7 +104,7 @@ impl Directory<'_> {
             }
             Record::Rewriting { file, phase, done } => {
                 let Some(slot) = self.find(*file)? else { return Ok(true) };
-                let last = self.file(slot)?[file::REWRITING].load(Ordering::Acquire);
+                let last = self.file(slot.index)?[file::REWRITING].load(Ordering::Acquire);
                 Ok(pack_rewriting(*phase, *done) > last)
             }
             Record::SealedOnly { file, phase } => self.raises_sealed_only(*file, *phase),
@@ -116,6 +119,8 @@ impl Directory<'_> {
             | Record::JobStep { .. }
             | Record::JobBegun { .. }
             | Record::JobsForgotten { .. }
+            | Record::FormerFiles(_)
+            | Record::KeysForgotten { .. }
             | Record::WalSwitch(_) => Ok(true),
         }
     }
@@ -127,12 +132,12 @@ impl Directory<'_> {
 
     fn raises_sealed_only(&self, file: RelFile, phase: Phase) -> Result<bool> {
         let Some(slot) = self.find(file)? else { return Ok(true) };
-        let last = self.file(slot)?[file::SEALED_ONLY].load(Ordering::Acquire);
+        let last = self.file(slot.index)?[file::SEALED_ONLY].load(Ordering::Acquire);
         Ok(pack_sealed_only(phase) > last)
     }
 
     fn phase(&self, slot: FileSlot) -> Result<Phase> {
-        Ok(unpack_phase(self.file(slot)?[file::PHASE].load(Ordering::Acquire)).0)
+        Ok(unpack_phase(self.file(slot.index)?[file::PHASE].load(Ordering::Acquire)).0)
     }
 
     /// The file, if it has a key of this version, or had one that was destroyed.
@@ -147,7 +152,7 @@ impl Directory<'_> {
     }
 
     fn cipher_of_version(&self, slot: FileSlot, version: DataKeyVersion) -> Result<Option<u8>> {
-        let word = self.file(slot)?[file::DESTROYED].load(Ordering::Acquire);
+        let word = self.file(slot.index)?[file::DESTROYED].load(Ordering::Acquire);
         let destroyed = Destroyed::unpack(word);
         if Some(version) <= destroyed.through {
             return Ok(Some(destroyed.cipher));
@@ -193,7 +198,7 @@ impl Directory<'_> {
         match self.find_key(slot, info.version)? {
             Some(_) => self.replace_wrapping(slot, info, wrapped)?,
             None => {
-                let newest = &self.file(slot)?[file::KEYS];
+                let newest = &self.file(slot.index)?[file::KEYS];
                 let added = self.add_key(info, wrapped, newest.load(Ordering::Relaxed))?;
                 newest.store(added, Ordering::Release);
             }
@@ -207,7 +212,7 @@ impl Directory<'_> {
         let Some(version) = phase.version else { return Ok(()) };
         let cipher = self.cipher_of_version(slot, version)?;
         let cipher = cipher.ok_or_else(|| self.no_key(slot, version))?;
-        let entry = self.file(slot)?;
+        let entry = self.file(slot.index)?;
         let (present, its_cipher) = unpack_phase(entry[file::PHASE].load(Ordering::Relaxed));
         if phase.plaintext {
             raise_sealed_only(entry, phase);
@@ -225,7 +230,7 @@ impl Directory<'_> {
         let entry = entry.ok_or_else(|| self.no_key(slot, info.version))?;
         if entry[key::META].load(Ordering::Acquire) != meta_of(info) || wrapped.len() != info.length
         {
-            let file = identity(self.file(slot)?);
+            let file = identity(self.file(slot.index)?);
             return Err(DirectoryError::KeyReplaced { file, version: info.version });
         }
         let spare = self.word(head::SPARE)?;
@@ -255,7 +260,7 @@ impl Directory<'_> {
         if (Some(through), lsn) <= self.destroyed(slot)? {
             return Ok(());
         }
-        let entry = self.file(slot)?;
+        let entry = self.file(slot.index)?;
         let last = Destroyed::unpack(entry[file::DESTROYED].load(Ordering::Relaxed));
         let count = last.count.wrapping_add(1);
         let destroyed = Destroyed { through: Some(through), cipher, count };
@@ -267,39 +272,50 @@ impl Directory<'_> {
         }
         entry[file::DESTROYED].store(destroyed.pack(), Ordering::Release);
         let mut next = entry[file::KEYS].load(Ordering::Acquire);
-        let mut bound = u32::MAX;
-        while let Some(index) = step(next, &mut bound)? {
+        let mut left = self.capacity;
+        while let Some(index) = step(next, &mut left)? {
             let entry = self.key_entry(index)?;
             next = entry[key::NEXT].load(Ordering::Acquire);
             let (version, cipher, _) = unpack_meta(entry[key::META].load(Ordering::Acquire));
             let Some(version) = version.filter(|version| *version <= through) else { continue };
-            entry[key::META].store(pack_meta(version, cipher, 0), Ordering::Release);
-            let sequence = entry[key::SEQUENCE].load(Ordering::Relaxed);
-            entry[key::SEQUENCE].store(sequence.wrapping_add(1), Ordering::Release);
-            // A reader that sees a byte of what follows also sees the new sequence (pairs with the
-            // fence in `read_key`).
-            fence(Ordering::Release);
-            self.wipe_body(entry[key::BODY].load(Ordering::Relaxed))?;
+            self.wipe_key(entry, pack_meta(version, cipher, 0))?;
         }
         // The spare body may hold an older wrapping of one of them.
         fence(Ordering::Release);
         self.wipe_body(self.word(head::SPARE)?.load(Ordering::Relaxed))
     }
 
-    fn wipe_body(&self, index: u32) -> Result<()> {
+    /// `meta`: with a length of 0.
+    pub(super) fn wipe_key(&self, entry: &[AtomicU32; KEY_WORDS], meta: u32) -> Result<()> {
+        entry[key::META].store(meta, Ordering::Release);
+        let sequence = entry[key::SEQUENCE].load(Ordering::Relaxed);
+        entry[key::SEQUENCE].store(sequence.wrapping_add(1), Ordering::Release);
+        // A reader that sees a byte of what follows also sees the new sequence (pairs with the
+        // fence in `read_key`).
+        fence(Ordering::Release);
+        self.wipe_body(entry[key::BODY].load(Ordering::Relaxed))
+    }
+
+    pub(super) fn wipe_body(&self, index: u32) -> Result<()> {
         self.body(index)?.iter().for_each(|word| word.store(0, Ordering::Relaxed));
         Ok(())
     }
 
     /// Adds a file with the newest key `keys` (a reference, 0 for none), and links it.
     fn add_file(&self, file: RelFile, keys: u32) -> Result<FileSlot> {
-        let count = self.word(head::FILES)?;
-        let index = count.load(Ordering::Relaxed);
+        let bucket = self.word(self.bucket(file))?;
+        let free = self.take_free_file()?;
+        let (count, index) = match free {
+            Some(index) => (None, index),
+            None => {
+                let count = self.word(head::FILES)?;
+                (Some(count), count.load(Ordering::Relaxed))
+            }
+        };
         if index >= self.capacity {
             return Err(self.full());
         }
-        let bucket = self.word(self.bucket(file))?;
-        let entry = self.file(FileSlot(index))?;
+        let entry = self.file(index)?;
         let store = |word: usize, value: u32| entry[word].store(value, Ordering::Relaxed);
         store(file::TABLESPACE, file.tablespace);
         store(file::DATABASE, file.database);
@@ -311,27 +327,40 @@ impl Directory<'_> {
         file::DESTROYED_LSN.into_iter().flatten().for_each(|word| store(word, 0));
         store(file::REWRITING, 0);
         store(file::SEALED_ONLY, 0);
+        let mut generation = entry[file::GENERATION].load(Ordering::Relaxed);
+        if is_free(generation) {
+            generation = generation.wrapping_add(1);
+            entry[file::GENERATION].store(generation, Ordering::Release);
+        }
         bucket.store(index + 1, Ordering::Release);
-        count.store(index + 1, Ordering::Release);
-        Ok(FileSlot(index))
+        if let Some(count) = count {
+            count.store(index + 1, Ordering::Release);
+        }
+        Ok(FileSlot { index, generation })
     }
 
     /// Adds a key before the key `next` (a reference). Returns the reference to link.
     fn add_key(&self, info: &KeyInfo, wrapped: &[u8], next: u32) -> Result<u32> {
-        let count = self.word(head::KEYS)?;
-        let index = count.load(Ordering::Relaxed);
-        if index >= self.capacity {
-            return Err(self.full());
-        }
+        let (index, body) = match self.take_free_key()? {
+            Some(free) => free,
+            None => {
+                let count = self.word(head::KEYS)?;
+                let index = count.load(Ordering::Relaxed);
+                if index >= self.capacity {
+                    return Err(self.full());
+                }
+                count.store(index + 1, Ordering::Release);
+                // Body `index` was never used by another key: rewrapping swaps bodies of existing
+                // keys with the spare one, so only those below `index` and the last one are in
+                // circulation.
+                (index, index)
+            }
+        };
         let entry = self.key_entry(index)?;
-        // Body `index` was never used by another key: rewrapping swaps bodies of existing keys with
-        // the spare one, so only those below `index` and the last one are in circulation.
-        self.write_body(index, info, wrapped)?;
+        self.write_body(body, info, wrapped)?;
         entry[key::META].store(meta_of(info), Ordering::Relaxed);
         entry[key::NEXT].store(next, Ordering::Relaxed);
-        entry[key::SEQUENCE].store(0, Ordering::Relaxed);
-        entry[key::BODY].store(index, Ordering::Relaxed);
-        count.store(index + 1, Ordering::Release);
+        entry[key::BODY].store(body, Ordering::Relaxed);
         Ok(index + 1)
     }
 

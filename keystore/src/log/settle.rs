@@ -27,7 +27,8 @@ impl Settle {
             | Record::Job { .. }
             | Record::JobStep { .. }
             | Record::JobBegun { .. }
-            | Record::JobsForgotten { .. } => true,
+            | Record::JobsForgotten { .. }
+            | Record::FormerFiles(_) => true,
             _ => false,
         };
         if records.iter().all(can_wait) { Self::AtCheckpoint } else { Self::Now }

@@ -112,7 +112,9 @@ pub fn missing(state: &State, beside: Vec<Record>) -> Vec<Record> {
             | Record::Job { .. }
             | Record::JobStep { .. }
             | Record::JobBegun { .. }
-            | Record::JobsForgotten { .. } => None,
+            | Record::JobsForgotten { .. }
+            | Record::FormerFiles(_)
+            | Record::KeysForgotten { .. } => None,
         };
         let Some(file) = of else { continue };
         let before = known.file(file).cloned();

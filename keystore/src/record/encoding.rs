@@ -19,6 +19,8 @@
 //! 12 JobBegun     job, relation u32
 //! 13 JobsForgotten database u32, through u64, all u8
 //! 14 SealedOnly   file, version u16, plaintext u8
+//! 15 FormerFiles  database u32, first u32, last u32, through u16, gone u64
+//! 16 KeysForgotten database u32, by u64
 //!
 //! text, bytes: length u32, then as many bytes; text is UTF-8
 //! file: tablespace, database, relation u32        job: database u32, number u64
@@ -34,6 +36,7 @@ use super::Record;
 use super::limits::NOT_A_DATA_KEY_VERSION;
 use crate::check_value::CheckValue;
 use crate::error::{FormatError, Problem};
+use crate::former::Range;
 use crate::job::{JobId, JobKind, JobState, Request, Step};
 use crate::rel_file::{Phase, RelFile};
 use crate::scope::Scope;
@@ -55,6 +58,8 @@ mod kind {
     pub(super) const JOB_BEGUN: u8 = 12;
     pub(super) const JOBS_FORGOTTEN: u8 = 13;
     pub(super) const SEALED_ONLY: u8 = 14;
+    pub(super) const FORMER_FILES: u8 = 15;
+    pub(super) const KEYS_FORGOTTEN: u8 = 16;
 }
 
 /// Version of every record type so far.
@@ -77,6 +82,8 @@ impl Record {
             Self::JobBegun { .. } => kind::JOB_BEGUN,
             Self::JobsForgotten { .. } => kind::JOBS_FORGOTTEN,
             Self::SealedOnly { .. } => kind::SEALED_ONLY,
+            Self::FormerFiles(_) => kind::FORMER_FILES,
+            Self::KeysForgotten { .. } => kind::KEYS_FORGOTTEN,
         }
     }
 
@@ -189,6 +196,17 @@ impl Record {
                 put_job(out, &JobId { database: *database, number: *through });
                 put_u8(out, u8::from(*all));
             }
+            Self::FormerFiles(Range { database, first, last, through, gone }) => {
+                put_u32(out, *database);
+                put_u32(out, *first);
+                put_u32(out, *last);
+                put_u16(out, through.get());
+                put_u64(out, gone.0);
+            }
+            Self::KeysForgotten { database, by } => {
+                put_u32(out, *database);
+                put_u64(out, by.0);
+            }
         }
     }
 
@@ -198,7 +216,7 @@ impl Record {
         let at = |problem| FormatError { offset, problem };
         let kind = from.u8()?;
         let version = from.u8()?;
-        if !(kind::PROVIDER..=kind::SEALED_ONLY).contains(&kind) {
+        if !(kind::PROVIDER..=kind::KEYS_FORGOTTEN).contains(&kind) {
             return Err(at(Problem::RecordType(kind)));
         }
         if version != VERSION {
@@ -324,6 +342,15 @@ impl Record {
                     through: number,
                     all: take_bool(from, "forgotten jobs")?,
                 }
+            }
+            kind::FORMER_FILES => {
+                let (database, first, last) = (from.u32()?, from.u32()?, from.u32()?);
+                let through = version_of_data_key(from)?;
+                let gone = Lsn(from.u64()?);
+                Self::FormerFiles(Range { database, first, last, through, gone })
+            }
+            kind::KEYS_FORGOTTEN => {
+                Self::KeysForgotten { database: from.u32()?, by: Lsn(from.u64()?) }
             }
             other => return Err(from.error(Problem::RecordType(other))),
         })

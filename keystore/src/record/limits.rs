@@ -6,6 +6,7 @@ use super::{
     MAX_NAME, MAX_OPTIONS, MAX_WRAPPED_DATA_KEY, MAX_WRAPPED_DATABASE_KEY, Record, wrapped_len,
 };
 use crate::error::Problem;
+use crate::former;
 use crate::job::{JobId, MAX_ERROR, MAX_NUMBER};
 use crate::rel_file::RelFile;
 use crate::wal::{self, Switch};
@@ -68,6 +69,12 @@ impl Record {
                 check_job(job)?;
                 check(*relation != 0, "relation", "must not be 0")
             }
+            Self::FormerFiles(former::Range { first, last, gone, .. }) => {
+                check(*first > 0, "relation file number", "must not be 0")?;
+                check(first <= last, "relation file numbers", "first is after last")?;
+                check(gone.0 > 0, "address", "must not be 0")
+            }
+            Self::KeysForgotten { by, .. } => check(by.0 > 0, "address", "must not be 0"),
             Self::JobsForgotten { database, through, .. } => {
                 check_job(&JobId { database: *database, number: *through })
             }

@@ -6,6 +6,7 @@ mod limits;
 use pagevault_cipher::{CipherId, DataKeyVersion, KeyVersion, Lsn, wrap};
 
 use crate::check_value::CheckValue;
+use crate::former;
 use crate::job::{JobId, Request, Step};
 use crate::rel_file::{Phase, RelFile};
 use crate::scope::Scope;
@@ -163,6 +164,17 @@ pub enum Record {
         /// Also known jobs: the database was dropped.
         all: bool,
     },
+    /// Files that are gone. Where WAL is replayed from no earlier address, their keys may be
+    /// forgotten.
+    FormerFiles(former::Range),
+    /// Keys of [`Record::FormerFiles`] that were gone at this address are not in the log any more.
+    /// Each server records this for itself: it is not in WAL.
+    KeysForgotten {
+        /// Database OID, 0 for shared relations.
+        database: u32,
+        /// The last address of files whose keys may be missing.
+        by: Lsn,
+    },
 }
 
 impl Record {
@@ -183,7 +195,9 @@ impl Record {
             Self::Job { job, .. } | Self::JobStep { job, .. } | Self::JobBegun { job, .. } => {
                 job.scope()
             }
-            Self::JobsForgotten { database, .. } => Scope::database(*database),
+            Self::FormerFiles(former::Range { database, .. })
+            | Self::KeysForgotten { database, .. }
+            | Self::JobsForgotten { database, .. } => Scope::database(*database),
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Records for tests: fixed and random ones.
 
+use pagevault_keystore::former::Range;
 use pagevault_keystore::job::{JobId, JobKind, JobState, Request, Step};
 use pagevault_keystore::rel_file::Phase;
 use pagevault_keystore::state::State;
@@ -160,6 +161,7 @@ pub(crate) fn any_record() -> impl Strategy<Value = Record> {
         any_wal_switch(),
         destroyed,
         any_job(),
+        any_former(),
     ]
 }
 
@@ -193,6 +195,18 @@ pub(crate) fn any_job() -> impl Strategy<Value = Record> {
     let forgotten = (1..3_u32, 1..6_u64, any::<bool>())
         .prop_map(|(database, through, all)| Record::JobsForgotten { database, through, all });
     prop_oneof![asked, step, begun, forgotten]
+}
+
+/// Records of former files, with numbers as those of [`any_file`].
+fn any_former() -> impl Strategy<Value = Record> {
+    let numbers = (0..6_u32, 1..8_u32, 0..8_u32, (1..5_u16).prop_map(version), 1..9_u64);
+    let former = numbers.prop_map(|(database, first, length, through, gone)| {
+        let (last, gone) = (first + length, Lsn(gone));
+        Record::FormerFiles(Range { database, first, last, through, gone })
+    });
+    let forgotten = (0..6_u32, 1..9_u64)
+        .prop_map(|(database, by)| Record::KeysForgotten { database, by: Lsn(by) });
+    prop_oneof![former, forgotten]
 }
 
 /// A version of the WAL key, in one of the two files of the first 16,382 versions.

@@ -14,18 +14,18 @@ use crate::arbitrary::{
 };
 
 /// Number of rounds: fewer under Miri, which is slow.
-const fn rounds(native: u32) -> u32 {
+pub(crate) const fn rounds(native: u32) -> u32 {
     if cfg!(miri) { native.div_ceil(2_000) } else { native }
 }
 
 /// Memory that was used before.
-fn memory(capacity: u32) -> Vec<AtomicU32> {
+pub(crate) fn memory(capacity: u32) -> Vec<AtomicU32> {
     let words = Directory::words_needed(capacity);
     (0..words).map(|at| AtomicU32::new(at as u32 * 77)).collect()
 }
 
 /// The wrapped bytes, and the other fields.
-fn key(directory: &Directory<'_>, relation: u32, number: u16) -> (Vec<u8>, KeyInfo) {
+pub(crate) fn key(directory: &Directory<'_>, relation: u32, number: u16) -> (Vec<u8>, KeyInfo) {
     let slot = directory.find(file(relation)).unwrap().unwrap();
     let mut wrapped = [0; MAX_WRAPPED_DATA_KEY];
     let info = directory.key(slot, version(number), &mut wrapped).unwrap();
@@ -390,7 +390,7 @@ fn readers_never_see_a_part_of_a_destroyed_key() {
 }
 
 /// Each word of a wrapping contains its number, so that a mixture of two is detected.
-fn wrapping(relation: u32, round: u32) -> Record {
+pub(crate) fn wrapping(relation: u32, round: u32) -> Record {
     let word = (relation << 24 | round & 0xFF_FFFF).to_le_bytes();
     Record::DataKey {
         file: file(relation),

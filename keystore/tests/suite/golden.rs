@@ -1,5 +1,6 @@
 //! Format version 1, in files that never change. `vectors/make.py` wrote them from the description.
 
+use pagevault_keystore::former::Range;
 use pagevault_keystore::job::{JobId, JobKind, JobState, MAX_NUMBER, Request as Asked, Step};
 use pagevault_keystore::log::{Log, replay};
 use pagevault_keystore::protocol::{Reply, Request};
@@ -18,6 +19,7 @@ const SHREDDED: &[u8] = include_bytes!("../../vectors/v1/6.keys");
 const REWRITTEN: &[u8] = include_bytes!("../../vectors/v1/7.keys");
 const JOBS: &[u8] = include_bytes!("../../vectors/v1/8.keys");
 const BORN: &[u8] = include_bytes!("../../vectors/v1/9.keys");
+const FORMER: &[u8] = include_bytes!("../../vectors/v1/10.keys");
 const REQUEST: &[u8] = include_bytes!("../../vectors/v1/request.json");
 const REPLY: &[u8] = include_bytes!("../../vectors/v1/reply.json");
 const ID: [u8; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
@@ -225,6 +227,18 @@ fn jobs() -> Vec<Vec<Record>> {
     ]
 }
 
+/// The batches of the log of a database in which files are gone.
+fn former() -> Vec<Vec<Record>> {
+    let range = |first, last, through, gone| {
+        let (through, gone) = (version(through), Lsn(gone));
+        Record::FormerFiles(Range { database: 10, first, last, through, gone })
+    };
+    vec![
+        vec![range(16384, u32::MAX, 8191, 0x2_A000_0028)],
+        vec![Record::KeysForgotten { database: 10, by: Lsn(0x2_A000_0028) }, range(1, 1, 1, 1)],
+    ]
+}
+
 /// The batches of a cluster's log with WAL keys.
 fn wal() -> Vec<Vec<Record>> {
     let key = |number, cipher, wrapped, created| {
@@ -255,6 +269,7 @@ fn golden_logs_are_read() {
         (REWRITTEN, 7, 0, rewritten()),
         (JOBS, 8, 0, jobs()),
         (BORN, 9, 0, born()),
+        (FORMER, 10, 0, former()),
     ] {
         let contents = replay(bytes, Scope::database(scope)).unwrap();
         assert_eq!(contents.records, batches.concat());
@@ -286,6 +301,10 @@ fn golden_logs_are_written() {
     let mut log = Log::create(&storage, ID, Scope::database(9), &[]).unwrap();
     born().iter().for_each(|batch| log.append(batch).unwrap());
     assert_eq!(storage.content("9.keys"), BORN);
+
+    let mut log = Log::create(&storage, ID, Scope::database(10), &[]).unwrap();
+    former().iter().for_each(|batch| log.append(batch).unwrap());
+    assert_eq!(storage.content("10.keys"), FORMER);
 
     let storage = FaultyStorage::default();
     let mut log = Log::create(&storage, ID, Scope::database(0), &[]).unwrap();

@@ -29,7 +29,7 @@ fn fold(records: &[Record]) -> State {
 /// The records of a state, for all logs.
 fn all_records(state: &State) -> Vec<Record> {
     let mut homes: Vec<Scope> = state.files().map(|(file, _)| file.scope()).collect();
-    homes.extend([0, 1, 2].map(Scope::database));
+    homes.extend([0, 1, 2, 3, 4, 5].map(Scope::database));
     homes.sort_unstable();
     homes.dedup();
     homes.into_iter().flat_map(|home| state.records(home)).collect()

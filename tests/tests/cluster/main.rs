@@ -18,6 +18,7 @@ mod encodings;
 mod errors;
 mod escrow;
 mod exec;
+mod former_keys;
 mod golden;
 mod health;
 mod hygiene;

@@ -2,5 +2,7 @@
 
 pub(crate) mod directory;
 pub(crate) mod escrow;
+pub(crate) mod former;
 pub(crate) mod persist;
+pub(crate) mod unmounted;
 pub(crate) mod unsettled;

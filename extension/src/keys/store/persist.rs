@@ -24,7 +24,7 @@ use pagevault_keystore::{FormatError, Lsn, Problem, Record, Scope, batch, compac
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
-use super::directory;
+use super::{directory, former};
 use crate::pg::checkpoint::CheckpointDelay;
 use crate::pg::locks::{KeystoreLock, ServerLock};
 use crate::pg::report::{Report, Result, code_of, internal};
@@ -78,7 +78,9 @@ fn require_room(scope: Scope, records: &[Record]) -> Result<()> {
         PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
         format!("all {limit} data keys are in use"),
     )
-    .detail("Keys of dropped relations are kept for old backups, and count.")
+    .detail(
+        "Keys of dropped relations count until they are forgotten (pagevault.keep_former_keys).",
+    )
     .hint("Raise pagevault.max_data_keys and restart the server."))
 }
 
@@ -270,9 +272,12 @@ pub(crate) fn settle_now(_lock: &KeystoreLock, scope: Scope) {
 
 /// [`apply`] for records that were checked and are in WAL.
 pub(crate) fn apply_logged(lock: &KeystoreLock, records: &[Record]) {
+    if let Err(report) = former::apply(lock, records) {
+        report.send(PgLogLevel::PANIC);
+    }
     for (left, record) in (1..=records.len() as u32).rev().zip(records) {
         fault::point_of("keys.remaining", left);
-        if let Err(report) = apply(lock, std::slice::from_ref(record)) {
+        if let Err(report) = apply_one(record) {
             report.send(PgLogLevel::PANIC);
         }
     }
@@ -285,33 +290,37 @@ fn new_keystore_id() -> Result<[u8; 16]> {
 }
 
 /// Applies records, which are already written, to the directory and the list of database keys.
-pub(crate) fn apply(_lock: &KeystoreLock, records: &[Record]) -> Result<()> {
+pub(crate) fn apply(lock: &KeystoreLock, records: &[Record]) -> Result<()> {
+    former::apply(lock, records)?;
+    records.iter().try_for_each(apply_one)
+}
+
+/// Except for what [`former::apply`] does.
+fn apply_one(record: &Record) -> Result<()> {
     let shared = shmem::required()?;
-    for record in records {
-        if let Record::DatabaseKey { scope, version, .. } = record {
-            let announced = shared.secrets.announce(*scope, *version);
-            announced.map_err(|secrets::Full| recovery_needs_room("database key"))?;
+    if let Record::DatabaseKey { scope, version, .. } = record {
+        let announced = shared.secrets.announce(*scope, *version);
+        announced.map_err(|secrets::Full| recovery_needs_room("database key"))?;
+    }
+    shared.directory.apply(record).map_err(|e| {
+        Report::new(PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED, e.to_string())
+            .hint("Raise pagevault.max_data_keys and restart the server.")
+    })?;
+    shared.jobs.apply(record).map_err(|job_table::Full| recovery_needs_room("rekey job"))?;
+    match record {
+        Record::DataKey { file, .. } if wal_keys::is_key_place(*file) => {
+            shared.wal.set_has_keys();
         }
-        shared.directory.apply(record).map_err(|e| {
-            Report::new(PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED, e.to_string())
-                .hint("Raise pagevault.max_data_keys and restart the server.")
-        })?;
-        shared.jobs.apply(record).map_err(|job_table::Full| recovery_needs_room("rekey job"))?;
-        match record {
-            Record::DataKey { file, .. } if wal_keys::is_key_place(*file) => {
-                shared.wal.set_has_keys();
-            }
-            Record::DataKey { .. } => shared.control.set_sealed(),
-            Record::Destroyed { .. } => {
-                // Pages sealed under the key still exist, and must be distinguished from plaintext.
-                shared.control.set_sealed();
-                shared.control.count_destruction();
-            }
-            Record::WalSwitch(switch) => {
-                shared.wal.switches.add(*switch).map_err(|full| internal(full.to_string()))?;
-            }
-            _ => {}
+        Record::DataKey { .. } => shared.control.set_sealed(),
+        Record::Destroyed { .. } => {
+            // Pages sealed under the key still exist, and must be distinguished from plaintext.
+            shared.control.set_sealed();
+            shared.control.count_destruction();
         }
+        Record::WalSwitch(switch) => {
+            shared.wal.switches.add(*switch).map_err(|full| internal(full.to_string()))?;
+        }
+        _ => {}
     }
     Ok(())
 }
@@ -320,11 +329,16 @@ pub(crate) fn apply(_lock: &KeystoreLock, records: &[Record]) -> Result<()> {
 /// in the file. (Remains of the old file on the disk are not erased.) A base backup may be in
 /// progress; so older wrappings, and the order of records, are kept.
 pub(crate) fn compact(lock: &KeystoreLock, scope: Scope) -> Result<()> {
+    compact_as(lock, scope, &log_state(lock, scope)?)
+}
+
+/// The same with another state of the log, from which keys were taken that are not needed.
+pub(crate) fn compact_as(_lock: &KeystoreLock, scope: Scope, state: &State) -> Result<()> {
     let control = &shmem::required()?.control;
     let Some(position) = control.position(scope) else { return Ok(()) };
     let storage = keystore_dir::storage()?;
     let batches = read(&storage, scope, log::batches)?.unwrap_or_default();
-    let records = wrappings::with_older(log_state(lock, scope)?.records(scope), &batches.concat());
+    let records = wrappings::with_older(state.records(scope), &batches.concat());
     let batches = compaction::in_place(records, &batches);
     // A rewritten log is settled as a whole.
     wal::flush(control.logged());

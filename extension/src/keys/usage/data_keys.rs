@@ -9,8 +9,8 @@ use pagevault_keystore::{Record, RelFile, Scope, data_key_aad, log, state};
 use pgrx::PgSqlErrorCode;
 
 use super::{authenticated, cache, refused, withheld};
-use crate::keys::store::directory;
 use crate::keys::store::persist::{self, append, append_durably};
+use crate::keys::store::{directory, former};
 use crate::pg::checkpoint::CheckpointDelay;
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result, internal};
@@ -158,16 +158,15 @@ fn make_version(
     let delay = pages.before_switch(file)?;
     let lock = KeystoreLock::acquire();
     let directory = &shmem::required()?.directory;
-    let version = match directory.find(file)? {
-        None => DataKeyVersion::FIRST,
-        Some(slot) => directory.next_version(slot)?.ok_or_else(|| {
-            Report::new(
-                PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
-                format!("relation file {file} has used up its data key versions"),
-            )
-            .hint("Rewrite the relation into a new file with VACUUM FULL or REINDEX.")
-        })?,
-    };
+    let last = directory.find(file)?.map(|slot| directory.last_version(slot)).transpose()?;
+    let last = last.flatten().max(former::last_version(&lock, file));
+    let version = DataKeyVersion::after(last).ok_or_else(|| {
+        Report::new(
+            PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
+            format!("relation file {file} has used up its data key versions"),
+        )
+        .hint("Rewrite the relation into a new file with VACUUM FULL or REINDEX.")
+    })?;
     // The record of the rewriting precedes that of the phase, so that no process sees the phase
     // without it.
     let mut records = vec![make_key(file, version, cipher)?];

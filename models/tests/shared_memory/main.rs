@@ -2,6 +2,8 @@
 //! every order of events that the memory model allows. And each ordering in the sources is needed:
 //! taken away, a model here breaks.
 
+mod reuse;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
@@ -60,9 +62,17 @@ impl Memory {
         assert_eq!(self.directory().destroy(slot, version(through), 1, Lsn(lsn)), Ok(()));
     }
 
+    fn forget(&self, file: RelFile) {
+        assert_eq!(self.directory().forget(|other, _| other == file), Ok(1));
+    }
+
     /// The mark of a key, all parts of which must have the same.
     fn key(&self, file: RelFile, number: u16) -> Option<u8> {
         let slot = self.directory().find(file).unwrap_or_else(|error| panic!("{error}"))?;
+        self.key_at(slot, number)
+    }
+
+    fn key_at(&self, slot: FileSlot, number: u16) -> Option<u8> {
         let mut wrapped = [0; 4];
         match self.directory().key(slot, version(number), &mut wrapped) {
             Ok(found) => {
@@ -71,7 +81,7 @@ impl Memory {
                 assert_eq!((found, wrapped), (info(number, mark), [mark; 4]), "torn");
                 Some(mark)
             }
-            Err(DirectoryError::NoKey { .. }) => None,
+            Err(DirectoryError::NoKey { .. } | DirectoryError::Gone) => None,
             Err(error) => panic!("{error}"),
         }
     }
@@ -308,6 +318,9 @@ const MODELS: &[(&str, fn())] = &[
     ("key_is_destroyed", key_is_destroyed),
     ("rewrapped_key_is_destroyed", rewrapped_key_is_destroyed),
     ("more_keys_are_destroyed", more_keys_are_destroyed),
+    ("entry_in_the_way_is_used_again", reuse::entry_in_the_way_is_used_again),
+    ("slot_is_used_again", reuse::slot_is_used_again),
+    ("files_are_listed_while_one_is_forgotten", reuse::files_are_listed_while_one_is_forgotten),
     ("destruction_reaches_caches", destruction_reaches_caches),
     ("writers_are_awaited", writers_are_awaited),
     ("writer_is_met", writer_is_met),
@@ -364,10 +377,19 @@ const NEEDED: &[(&str, &str, &str, &str)] = &[
     ("file_gets_another_key", "directory/write.rs", "store", "entry[file::PHASE].store("),
     ("key_is_rewrapped", "directory/write.rs", "store", "entry[key::BODY].store(new"),
     ("key_is_rewrapped", "directory/write.rs", "fence", "fence(Ordering::Release)"),
-    ("key_is_rewrapped", "directory/mod.rs", "fence", "fence(Ordering::Acquire)"),
+    ("key_is_rewrapped", "directory/read.rs", "fence", "fence(Ordering::Acquire)"),
     ("key_is_destroyed", "directory/write.rs", "fence", "fence(Ordering::Release)"),
     ("more_keys_are_destroyed", "directory/write.rs", "store", "destroyed.pack()"),
-    ("more_keys_are_destroyed", "directory/mod.rs", "fence", "fence(Ordering::Acquire)"),
+    ("more_keys_are_destroyed", "directory/read.rs", "fence", "fence(Ordering::Acquire)"),
+    ("entry_in_the_way_is_used_again", "directory/read.rs", "load", "entry[file::NEXT].load("),
+    ("entry_in_the_way_is_used_again", "directory/reuse.rs", "fence", "fence(Ordering::Release)"),
+    ("slot_is_used_again", "directory/read.rs", "load", "entry[file::PHASE].load("),
+    (
+        "files_are_listed_while_one_is_forgotten",
+        "directory/write.rs",
+        "store",
+        "entry[file::GENERATION].store(generation",
+    ),
     ("writers_are_awaited", "shmem/writers.rs", "store", "self.file.store(file, Release)"),
     ("writers_are_awaited", "shmem/writers.rs", "store", "& !1, Release)"),
     ("writers_are_awaited", "shmem/writers.rs", "fence", "fence(SeqCst)"),

@@ -1,0 +1,120 @@
+//! Former files: what is known of files that are gone, and forgetting their keys
+//! (`pagevault_keystore::former`).
+
+use std::collections::HashSet;
+
+use pagevault_keystore::former::{FormerFiles, Full};
+use pagevault_keystore::{DataKeyVersion, Lsn, Phase, Record, RelFile, Scope};
+
+use super::persist;
+use crate::pg::locks::KeystoreLock;
+use crate::pg::relation_files;
+use crate::pg::report::Result;
+use crate::{fault, shmem};
+
+/// Applies records about former files to shared memory. All at once: each takes time proportional
+/// to all that is known.
+pub(super) fn apply(lock: &KeystoreLock, records: &[Record]) -> Result<()> {
+    let Some(former) = known_with(lock, records)? else { return Ok(()) };
+    shmem::required()?.former.store(&former).map_err(|Full| no_room())
+}
+
+/// Whether there is room for such records.
+///
+/// # Errors
+/// If there is none.
+pub(crate) fn require_room(lock: &KeystoreLock, records: &[Record]) -> Result<()> {
+    let Some(former) = known_with(lock, records)? else { return Ok(()) };
+    if shmem::required()?.former.has_room_for(&former) { Ok(()) } else { Err(no_room()) }
+}
+
+fn no_room() -> crate::pg::report::Report {
+    persist::recovery_needs_room("range of former files")
+}
+
+/// `None` if nothing is about former files.
+fn known_with(lock: &KeystoreLock, records: &[Record]) -> Result<Option<FormerFiles>> {
+    let mut ranges = records.iter().filter_map(|record| match record {
+        Record::FormerFiles(range) => Some(*range),
+        _ => None,
+    });
+    let Some(first) = ranges.next() else { return Ok(None) };
+    let mut former = known(lock)?;
+    [first].into_iter().chain(ranges).for_each(|range| former.add(range));
+    Ok(Some(former))
+}
+
+/// All that is known of former files.
+pub(crate) fn known(_lock: &KeystoreLock) -> Result<FormerFiles> {
+    Ok(shmem::required()?.former.load())
+}
+
+/// The last version of former files with the number of this one: its versions continue after that.
+pub(crate) fn last_version(_lock: &KeystoreLock, file: RelFile) -> Option<DataKeyVersion> {
+    shmem::get()?.former.through(file.database, file.relation)
+}
+
+/// From now on, files with numbers of former files that were gone at the address `by` are written
+/// in plaintext: this server may not have forgotten the keys, and a file that uses such a number
+/// again is another one. If it is encrypted, it has a later key. In memory only: a start from an
+/// earlier address needs the key.
+pub(crate) fn end(_lock: &KeystoreLock, by: Lsn) -> Result<()> {
+    let shared = shmem::required()?;
+    let (directory, former) = (&shared.directory, shared.former.load());
+    if former.ranges().next().is_none() {
+        return Ok(());
+    }
+    for info in directory.files()? {
+        let info = info?;
+        let last = directory.last_version(info.slot)?;
+        if info.phase.current().is_some()
+            && former.was_gone(info.file, last, by)
+            && let Some(last) = last
+        {
+            directory.enter(info.slot, Phase::plaintext_after(last))?;
+        }
+    }
+    Ok(())
+}
+
+/// What was forgotten.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Forgotten {
+    pub(crate) files: usize,
+    pub(crate) keys: u32,
+}
+
+/// Forgets the keys of former files that were gone at the address `by`, from which on, or from a
+/// later one, this server replays WAL at every further start: first in the key file, then in
+/// memory. Never those of a file that exists.
+pub(crate) fn forget(lock: &KeystoreLock, scope: Scope, by: Lsn) -> Result<Forgotten> {
+    let mut state = persist::log_state(lock, scope)?;
+    let forgotten =
+        state.forget_keys(scope.number(), by, |file| !relation_files::may_have_any_fork(file));
+    let forgotten: HashSet<RelFile> = forgotten.into_iter().collect();
+    if forgotten.is_empty() {
+        return Ok(Forgotten::default());
+    }
+    fault::point("forget.decided");
+    persist::compact_as(lock, scope, &state)?;
+    fault::point("forget.compacted");
+    let keys = shmem::required()?.directory.forget(|file, _| forgotten.contains(&file))?;
+    Ok(Forgotten { files: forgotten.len(), keys })
+}
+
+/// Scopes with keys of former files that were gone at this address.
+pub(crate) fn scopes_to_forget(lock: &KeystoreLock, by: Lsn) -> Result<HashSet<Scope>> {
+    let former = known(lock)?;
+    let directory = &shmem::required()?.directory;
+    let mut scopes = HashSet::new();
+    for info in directory.files()? {
+        let info = info?;
+        if !scopes.contains(&info.file.scope())
+            && former.was_gone(info.file, directory.last_version(info.slot)?, by)
+            && !relation_files::may_have_any_fork(info.file)
+        {
+            scopes.insert(info.file.scope());
+        }
+    }
+    Ok(scopes)
+}

@@ -1,0 +1,243 @@
+//! Forgetting the keys of files that are gone.
+//!
+//! A primary looks for files that have keys and do not exist. When one was gone for
+//! `pagevault.keep_former_keys`, and the last checkpoint began after it was gone, so that no start
+//! of this server replays anything about it, the primary records that ([`Record::FormerFiles`]).
+//! Each server that has the record forgets the keys as soon as its own last checkpoint or restart
+//! point began after the file was gone.
+//!
+//! Other copies of the data directory may replay WAL from an earlier address with the keys of now:
+//! base backups that began before, and servers that `pg_rewind` has taken back. They must not be
+//! older than `pagevault.keep_former_keys`. If one is, it refuses to start ([`crate::keys::load`]),
+//! instead of replaying changes of files whose keys it does not have.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::{Duration, Instant};
+
+use pagevault_keystore::{DataKeyVersion, Lsn, Record, RelFile, Scope, wal as wal_keys};
+use pgrx::PgSqlErrorCode;
+use pgrx::prelude::PgLogLevel;
+
+use crate::keys::store::{former, persist, unmounted};
+use crate::pg::locks::KeystoreLock;
+use crate::pg::report::{Report, Result};
+use crate::pg::{control_file, guc, process, processes, relation_files, tablespaces, wal};
+use crate::shmem;
+use crate::writers::{Activity, Others};
+
+/// Pauses between rounds.
+const SHORTEST: Duration = Duration::from_secs(1);
+const LONGEST: Duration = Duration::from_secs(3600);
+
+/// A round asks the file system about each file with keys. A pause is this many times as long as
+/// that took, at least.
+const PAUSE_PER_ROUND: u32 = 50;
+
+/// How long a round waits for processes that are making files. Then the next one tries again.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A file that was found to be gone. It does not come back with this key: a file that uses its
+/// number again gets another one.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Gone {
+    since: Instant,
+    /// Its last key then. With another one, the number is in use again.
+    last: DataKeyVersion,
+    /// End of WAL then, or later.
+    wal_end: Lsn,
+}
+
+/// What the worker remembers.
+#[derive(Default)]
+pub(crate) struct Watch {
+    gone: HashMap<RelFile, Gone>,
+    /// The end of the last round, and how long it has looked for files.
+    last_round: Option<(Instant, Duration)>,
+    looking: Duration,
+}
+
+impl Watch {
+    /// When the next round is due, if former keys are ever forgotten.
+    pub(crate) fn due_in(&self) -> Option<Duration> {
+        let pause = (guc::keep_former_keys()? / 24).clamp(SHORTEST, LONGEST);
+        let due_in = |(end, took): (Instant, Duration)| {
+            pause.max(took * PAUSE_PER_ROUND).saturating_sub(end.elapsed())
+        };
+        Some(self.last_round.map_or(Duration::ZERO, due_in))
+    }
+
+    /// In the worker, outside of transactions.
+    pub(crate) fn run_if_due(&mut self) {
+        if self.due_in().is_none_or(|due| !due.is_zero()) {
+            return;
+        }
+        if let Err(report) = self.run() {
+            report.send(PgLogLevel::WARNING);
+        }
+        self.last_round = Some((Instant::now(), self.looking));
+    }
+
+    fn run(&mut self) -> Result<()> {
+        let Some(keep) = guc::keep_former_keys().filter(|_| shmem::anything_sealed()) else {
+            return Ok(());
+        };
+        let in_recovery = process::in_recovery();
+        if in_recovery && wal::replayed() == Lsn::INVALID {
+            return Ok(()); // pg_control may still be that of another server
+        }
+        // A backup may have begun before a file was gone, and copy the key file now.
+        if processes::any_base_backup() {
+            return Ok(());
+        }
+        let Some(control) = control_file::read() else { return Ok(()) };
+        // After a power cut the server must not start from an earlier checkpoint.
+        if control_file::sync().is_err() {
+            return Ok(());
+        }
+        if !in_recovery {
+            self.look()?;
+            let due = |gone: &Gone| gone.since.elapsed() >= keep && gone.wal_end <= control.redo;
+            if self.gone.values().any(due) {
+                self.record(keep, control.redo)?;
+            }
+        }
+        forget(control.redo)
+    }
+
+    /// Notes which files with keys are gone, and for good: not those that are just being made.
+    fn look(&mut self) -> Result<()> {
+        let places = Places::now()?;
+        let start = Instant::now();
+        let found = missing(&places)?;
+        self.looking = start.elapsed();
+        self.gone.retain(|file, gone| found.get(file) == Some(&gone.last));
+        if found.len() == self.gone.len() || !creators_are_done() {
+            return Ok(());
+        }
+        // What still is not there now has been there, or never will be. Before this, WAL may have
+        // records about it.
+        let again = missing(&places)?;
+        let wal_end = wal::end();
+        for (file, last) in found {
+            if again.get(&file) == Some(&last) {
+                let now = Gone { since: Instant::now(), last, wal_end };
+                self.gone.entry(file).or_insert(now);
+            }
+        }
+        Ok(())
+    }
+
+    /// Records former files that are due, if they are still gone.
+    fn record(&mut self, keep: Duration, redo: Lsn) -> Result<()> {
+        let places = Places::now()?;
+        let lock = KeystoreLock::acquire();
+        let directory = &shmem::required()?.directory;
+        // By database: numbers that are due, with their last version, and those in use. A database
+        // that has moved has files with the same number in several tablespaces.
+        let mut due: BTreeMap<u32, BTreeMap<u32, DataKeyVersion>> = BTreeMap::new();
+        let mut in_use: HashMap<u32, BTreeSet<u32>> = HashMap::new();
+        let mut wal_end = Lsn::INVALID;
+        for info in directory.files()? {
+            let info = info?;
+            let last = directory.last_version(info.slot)?;
+            let known = self.gone.get(&info.file).filter(|gone| {
+                gone.since.elapsed() >= keep && gone.wal_end <= redo && Some(gone.last) == last
+            });
+            match known.filter(|_| places.lack(info.file)) {
+                Some(gone) => {
+                    let numbers = due.entry(info.file.database).or_default();
+                    let through = numbers.entry(info.file.relation).or_insert(gone.last);
+                    *through = (*through).max(gone.last);
+                    wal_end = wal_end.max(gone.wal_end);
+                }
+                None => {
+                    in_use.entry(info.file.database).or_default().insert(info.file.relation);
+                }
+            }
+        }
+        let known = former::known(&lock)?;
+        for (database, mut numbers) in due {
+            let in_use = in_use.remove(&database).unwrap_or_default();
+            numbers.retain(|number, _| !in_use.contains(number));
+            let ranges = known.with(database, &numbers, &in_use, wal_end);
+            let records: Vec<_> = ranges.into_iter().map(Record::FormerFiles).collect();
+            if records.is_empty() {
+                continue;
+            }
+            former::require_room(&lock, &records)?;
+            persist::append_durably(&lock, Scope::database(database), &records, None)?;
+        }
+        Ok(())
+    }
+}
+
+/// Where files can be looked for now.
+struct Places {
+    /// Tablespaces whose directories may be others.
+    unmounted: Vec<u32>,
+}
+
+impl Places {
+    fn now() -> Result<Places> {
+        Ok(Places { unmounted: unmounted::current()? })
+    }
+
+    /// Whether a file certainly does not exist.
+    fn lack(&self, file: RelFile) -> bool {
+        !wal_keys::is_key_place(file)
+            && !relation_files::may_have_any_fork(file)
+            && (tablespaces::is_built_in(file.tablespace)
+                || (tablespaces::identity(file.tablespace).is_some()
+                    && !self.unmounted.contains(&file.tablespace)))
+    }
+}
+
+/// Files with keys that do not exist, with their last versions.
+fn missing(places: &Places) -> Result<HashMap<RelFile, DataKeyVersion>> {
+    let directory = &shmem::required()?.directory;
+    let mut missing = HashMap::new();
+    for info in directory.files()? {
+        let info = info?;
+        if let Ok(Some(last)) = directory.last_version(info.slot)
+            && places.lack(info.file)
+        {
+            missing.insert(info.file, last);
+        }
+    }
+    Ok(missing)
+}
+
+/// Waits until all processes that have made a key for a file that does not exist yet are done.
+fn creators_are_done() -> bool {
+    let mut others = Others::at(Activity::Creating, None);
+    let end = Instant::now() + PATIENCE;
+    while !others.are_done() {
+        if Instant::now() >= end {
+            return false;
+        }
+        process::wait_in_worker(Duration::from_millis(100));
+    }
+    true
+}
+
+/// Forgets what is recorded and was gone before the address `redo`, at which every further start of
+/// this server begins to replay WAL, or later.
+fn forget(redo: Lsn) -> Result<()> {
+    let scopes = former::scopes_to_forget(&KeystoreLock::acquire(), redo)?;
+    for scope in scopes {
+        let forgotten = former::forget(&KeystoreLock::acquire(), scope, redo)?;
+        if forgotten.files > 0 {
+            Report::new(
+                PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION,
+                format!(
+                    "pagevault: forgot {} data keys of {} files of {} that are gone",
+                    forgotten.keys,
+                    forgotten.files,
+                    scope.name()
+                ),
+            )
+            .send(PgLogLevel::LOG);
+        }
+    }
+    Ok(())
+}
