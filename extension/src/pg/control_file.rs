@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::time::Duration;
 
 use pagevault_cipher::Lsn;
 use pagevault_keystore::anchor::{Position, start_of_label};
@@ -19,6 +20,21 @@ pub(crate) struct ControlFile {
     pub(crate) minimum: Position,
     /// From where recovery would replay WAL.
     pub(crate) redo: Lsn,
+    /// Whether WAL got images of changed pages at this checkpoint.
+    pub(crate) full_page_writes: bool,
+}
+
+/// Like [`read`], which it repeats if the file is being written.
+pub(crate) fn read_again() -> Option<ControlFile> {
+    const TRIES: u32 = 10;
+    const PAUSE: Duration = Duration::from_millis(10);
+    (0..TRIES).find_map(|_| {
+        let read = read();
+        if read.is_none() {
+            std::thread::sleep(PAUSE);
+        }
+        read
+    })
 }
 
 /// From where this start replays WAL: as `backup_label` says if it exists, else pg_control
@@ -45,7 +61,8 @@ pub(crate) fn read() -> Option<ControlFile> {
         let minimum = position((*control).minRecoveryPointTLI, (*control).minRecoveryPoint);
         let redo = Lsn((*control).checkPointCopy.redo);
         let system = (*control).system_identifier;
-        let read = ControlFile { system, checkpoint, minimum, redo };
+        let full_page_writes = (*control).checkPointCopy.fullPageWrites;
+        let read = ControlFile { system, checkpoint, minimum, redo, full_page_writes };
         pg_sys::pfree(control.cast());
         crc_ok.then_some(read)
     }

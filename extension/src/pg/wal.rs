@@ -107,18 +107,21 @@ pub(crate) fn end() -> Lsn {
     Lsn(unsafe { pg_sys::GetXLogInsertRecPtr() })
 }
 
-/// The redo pointer of the last checkpoint, or of one that is in progress.
-pub(crate) fn redo() -> Lsn {
-    // SAFETY: reads shared state under a spinlock.
-    Lsn(unsafe { pg_sys::GetRedoRecPtr() })
-}
-
 /// The end of what was replayed, in recovery; [`Lsn::INVALID`] before it begins. By then pg_control
 /// says from where (`StartupXLOG`, xlog.c, updates it before `PerformWalRecovery`).
 pub(crate) fn replayed() -> Lsn {
     // SAFETY: reads shared state under a spinlock; a null pointer means that no further result is
     // wanted.
     Lsn(unsafe { pg_sys::GetXLogReplayRecPtr(std::ptr::null_mut()) })
+}
+
+/// In recovery: whether no record is being replayed (`ApplyWalRecord`, xlogrecovery.c, sets one
+/// address before and the other one afterwards).
+pub(crate) fn is_between_records() -> bool {
+    // SAFETY: reads shared state under a spinlock; a null pointer means that no further result is
+    // wanted.
+    let begun = unsafe { pg_sys::GetCurrentReplayRecPtr(std::ptr::null_mut()) };
+    Lsn(begun) == replayed()
 }
 
 /// The end of the WAL that this server has: the address of the next record or, in recovery, the end

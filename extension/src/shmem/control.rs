@@ -25,6 +25,8 @@ shared_struct! {
         calls_seen: AtomicU32,
         /// [`NO_IMAGES`], or where WAL began to have an image of each page that is changed.
         images_from: AtomicU64,
+        /// Like `images_from`, where it is not known whether a setting has taken effect; 0: it is.
+        images_undoubted_from: AtomicU64,
         /// The number of the process that starts rekey workers, plus one.
         launcher: AtomicU32,
         has_id: AtomicBool,
@@ -121,10 +123,21 @@ impl Control {
         let _ = from.compare_exchange(NO_IMAGES, end.0, Relaxed, Relaxed);
     }
 
-    /// Whether WAL has an image of each page that was changed since the checkpoint with this redo
-    /// pointer.
-    pub(crate) fn has_images_from(&self, redo: Lsn) -> bool {
-        self.memory.head.images_from.load(Relaxed) <= redo.0
+    /// Notes that pages may be changed without an image in WAL, until a checkpoint says otherwise.
+    pub(crate) fn images_are_doubtful(&self) {
+        self.memory.head.images_undoubted_from.store(NO_IMAGES, Relaxed);
+    }
+
+    /// Whether WAL, which ends at `end`, has an image of each page that was changed since the last
+    /// checkpoint, with this redo pointer. `said`: its record says that images were made then.
+    pub(crate) fn has_images_from(&self, redo: Lsn, said: bool, end: Lsn) -> bool {
+        let memory = self.memory.head;
+        // A checkpoint from here on that says so removes the doubt.
+        let undoubted = &memory.images_undoubted_from;
+        let _ = undoubted.compare_exchange(NO_IMAGES, end.0, Relaxed, Relaxed);
+        let undoubted = undoubted.load(Relaxed);
+        memory.images_from.load(Relaxed) <= redo.0
+            && (undoubted == 0 || (said && undoubted <= redo.0))
     }
 
     /// The keystore's identity, if it is set.

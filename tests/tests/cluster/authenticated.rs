@@ -202,6 +202,29 @@ fn images_that_were_off_for_a_moment_are_noticed() -> Result<()> {
     cluster.finish()
 }
 
+/// The checkpointer has never read the setting: a checkpoint ends the doubt.
+#[test]
+fn images_that_were_never_off_are_known_after_a_checkpoint() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.sql(TABLES[0])?;
+    let checkpointer = pid_of(&cluster, "checkpointer")?;
+    kill_process(checkpointer, Signal::STOP)?;
+    cluster.append_conf("full_page_writes = off")?;
+    cluster.sql("SELECT pg_reload_conf()")?;
+    cluster.eventually_that("the setting off", || {
+        ensure!(cluster.text("SHOW full_page_writes")? == "off");
+        Ok(())
+    })?;
+    cluster.append_conf("full_page_writes = on")?;
+    cluster.sql("SELECT pg_reload_conf()")?;
+    cluster.eventually_that("the setting on", || {
+        ensure!(cluster.text("SHOW full_page_writes")? == "on");
+        Ok(())
+    })?;
+    needs_a_checkpoint(&cluster, || Ok(kill_process(checkpointer, Signal::CONT)?))?;
+    cluster.finish()
+}
+
 /// From format 1 to format 2 and back, by jobs, with rows that change and a crash in between.
 #[test]
 fn relations_change_between_formats() -> Result<()> {

@@ -7,7 +7,7 @@ use pgrx::prelude::PgLogLevel;
 
 use crate::keys::store::directory;
 use crate::pg::report::{Report, Result};
-use crate::pg::{guc, process, wal};
+use crate::pg::{control_file, guc, process, wal};
 use crate::shmem;
 
 const NEEDED: &str = "A page that is torn when the server or the machine crashes is refused, so WAL must have an image of each changed page: that needs full_page_writes, a wal_level other than minimal, and data checksums or wal_log_hints.";
@@ -45,8 +45,16 @@ pub(crate) fn require_untorn_pages(cipher: CipherId, has_pages: bool) -> Result<
     if !process::torn_pages_are_restored() {
         return Err(not_restored(cipher));
     }
-    let has_images = || shmem::get().is_none_or(|s| s.control.has_images_from(wal::redo()));
     if has_pages && !has_images() { Err(not_yet(cipher)) } else { Ok(()) }
+}
+
+/// Whether WAL has an image of each page that was changed since the last checkpoint.
+fn has_images() -> bool {
+    let Some(shared) = shmem::get() else { return true };
+    let last = control_file::read_again();
+    last.is_some_and(|last| {
+        shared.control.has_images_from(last.redo, last.full_page_writes, wal::end())
+    })
 }
 
 fn not_restored(cipher: CipherId) -> Report {
@@ -64,7 +72,7 @@ fn not_yet(cipher: CipherId) -> Report {
         format!("cannot encrypt with {cipher} yet: torn pages would not be restored"),
     )
     .detail("full_page_writes was off, and no checkpoint has been made since. WAL may have no image of a page that was changed meanwhile.")
-    .hint("Run CHECKPOINT, and try again.")
+    .hint("Run CHECKPOINT, and try again. If that does not help, turn full_page_writes off and on again, with a reload each time, and then run CHECKPOINT.")
 }
 
 /// Says in the log that `auto` means a cipher that does not authenticate pages, and why.
@@ -113,13 +121,22 @@ impl Conditions {
 }
 
 /// `full_page_writes` has this value from now on; in the postmaster and the checkpointer. Off
-/// counts before any process has the value, on when the checkpointer has it.
+/// counts before any process has the value. The checkpointer makes the value take effect, but may
+/// never have one that was there for a moment; and what it has in recovery is replaced by what the
+/// startup process has (`StartupXLOG` calls `UpdateFullPageWrites`, xlog.c). Then checkpoint
+/// records tell what is in effect.
 pub(crate) fn page_images_are(on: bool) {
     let Some(shared) = shmem::get() else { return };
-    if !on {
-        shared.control.images_are_off();
-    } else if process::is_checkpointer() {
-        shared.control.images_are_on(wal::reached());
+    match (process::is_checkpointer(), on) {
+        (true, true) => {
+            shared.control.images_are_on(wal::reached());
+            if process::in_recovery() {
+                shared.control.images_are_doubtful();
+            }
+        }
+        (true, false) => shared.control.images_are_off(),
+        (false, false) => shared.control.images_are_doubtful(),
+        (false, true) => {}
     }
 }
 

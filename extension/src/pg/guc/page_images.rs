@@ -17,7 +17,8 @@ static PREVIOUS: ProcessLocal<pg_sys::GucBoolAssignHook> = ProcessLocal::new(Non
 
 /// Calls `assigned` with each new value of `full_page_writes`, in the postmaster and in the
 /// checkpointer. The postmaster assigns it before it tells the others. The checkpointer makes it
-/// take effect, at once (`UpdateSharedMemoryConfig`, checkpointer.c). From `_PG_init`.
+/// take effect, at once (`UpdateSharedMemoryConfig`, checkpointer.c), but does not read the
+/// configuration during an immediate checkpoint (`CheckpointWriteDelay`). From `_PG_init`.
 pub(crate) fn watch(assigned: Assigned) -> Result<()> {
     let (settings, count) = compat::settings();
     for index in 0..count {
