@@ -15,8 +15,11 @@
 //! changed before are on disk. So at consistency, when no key is missing any more, all dirty pages
 //! are written, and all files synced, if a record was not used. A clean stop would not do that: it
 //! makes no restart point without a record to use (`CreateRestartPoint`, xlog.c). So the startup
-//! process does it when it is stopped before. If a key is missing then, the stop is no clean one:
-//! `pg_rewind` refuses the data directory, and the next start repeats the same WAL.
+//! process does it when it is stopped before, between two records. If a key is missing then, or if
+//! the process ends because something has failed, the stop is no clean one: `pg_rewind` refuses the
+//! data directory, and the next start repeats the same WAL. After an error in a record, pages may
+//! be half changed, and a page whose write has failed is waited for by whoever writes it again
+//! (`StartBufferIO`, bufmgr.c), for ever.
 
 use pgrx::prelude::PgLogLevel;
 use pgrx::{PgSqlErrorCode, pg_sys};
@@ -26,7 +29,7 @@ use crate::fault;
 use crate::page::{flushing, placeholders, undecided};
 use crate::pg::process::{self, ProcessLocal};
 use crate::pg::report::Report;
-use crate::pg::{checkpoint, compat, exit};
+use crate::pg::{checkpoint, compat, exit, wal};
 
 type Redo = unsafe extern "C-unwind" fn(*mut pg_sys::XLogReaderState);
 
@@ -34,6 +37,9 @@ static PREVIOUS: ProcessLocal<Option<Redo>> = ProcessLocal::new(None);
 
 /// Whether a checkpoint record was not used.
 static SUPPRESSED: ProcessLocal<bool> = ProcessLocal::new(false);
+
+/// Whether what is done at consistency has begun, and not succeeded yet.
+static BEGUN: ProcessLocal<bool> = ProcessLocal::new(false);
 
 /// Replaces `xlog_redo`; from `_PG_init`.
 pub(crate) fn install() {
@@ -80,8 +86,16 @@ pub(crate) fn watch_exit() {
     exit::at_exit(make_up_at_exit);
 }
 
-/// At consistency: writes and syncs what a restart point would have.
-pub(crate) fn make_up() {
+/// Does what is to be done at consistency. If that fails, nothing is written when the process ends.
+pub(crate) fn at_consistency(work: fn()) {
+    BEGUN.set(true);
+    work();
+    make_up();
+    BEGUN.set(false);
+}
+
+/// Writes and syncs what a restart point would have.
+fn make_up() {
     if SUPPRESSED.get() {
         flushing::everything();
         checkpoint::sync_relation_files();
@@ -90,9 +104,15 @@ pub(crate) fn make_up() {
 }
 
 fn make_up_at_exit() {
-    if SUPPRESSED.get() && is_complete() {
+    if SUPPRESSED.get() && is_stopped() && is_complete() {
         make_up();
     }
+}
+
+/// Whether nothing has failed: the process ends between two records, by a request. Not because the
+/// postmaster has gone, whose successor would have to wait.
+fn is_stopped() -> bool {
+    !BEGUN.get() && wal::is_between_records() && process::has_postmaster()
 }
 
 /// Whether everything that redo has replayed can be written.
@@ -105,9 +125,9 @@ fn require_made_up() {
     if SUPPRESSED.get() {
         Report::new(
             PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION,
-            "pagevault: recovery ends as in a crash, because a key or a page is missing",
+            "pagevault: recovery ends as in a crash, because a key or a page is missing or something has failed",
         )
-        .detail("Redo has left pages as they were. The next start repeats the same WAL.")
+        .detail("Pages on disk may be as they were. The next start repeats the same WAL.")
         .send(PgLogLevel::LOG);
         exit::as_in_a_crash();
     }

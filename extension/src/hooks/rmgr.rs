@@ -95,20 +95,21 @@ unsafe extern "C-unwind" fn startup() {
     proof::require_of_server();
     process::note_recovery();
     restart_points::watch_exit();
-    consistency::watch(require_no_missing_key);
+    consistency::watch(consistent);
 }
 
-fn require_no_missing_key() {
-    placeholders::require_none(smgr::version_on_disk);
-    undecided::judge(smgr::is_authentic_on_disk);
-    proven::write();
-    restart_points::make_up();
+fn consistent() {
+    restart_points::at_consistency(|| {
+        placeholders::require_none(smgr::version_on_disk);
+        undecided::judge(smgr::is_authentic_on_disk);
+        proven::write();
+    });
 }
 
 /// Contract: startup process, when all WAL is replayed, before the checkpoint that ends recovery.
 #[pg_guard]
 unsafe extern "C-unwind" fn cleanup() {
-    require_no_missing_key();
+    consistent();
     destruction::after_redo();
 }
 

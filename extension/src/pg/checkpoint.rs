@@ -25,43 +25,61 @@ pub(crate) fn request_sync(scope: Scope) {
 /// Syncs all relation files. If one cannot be synced, that is a PANIC, unless `data_sync_retry` is
 /// on, as in a checkpoint: the kernel reports it once, and the pages may be lost.
 ///
-/// `SyncDataDirectory` (fd.c) only logs it.
+/// `SyncDataDirectory` (fd.c) only logs it. Like that, this does not mind directories that cannot
+/// be synced, and does not touch what is not the server's: below the link to a tablespace, only
+/// directories of databases of this major version.
 pub(crate) fn sync_relation_files() {
-    for directory in ["global", "base", "pg_tblspc"] {
-        if let Err((path, error)) = sync_below(Path::new(directory)) {
-            let message = format!("could not fsync file \"{}\": {error}", path.display());
-            Report::new(PgSqlErrorCode::ERRCODE_IO_ERROR, message).send(level_of_failed_sync());
+    let of_this_major = |link: PathBuf| -> Option<PathBuf> {
+        let tablespace = link.file_name()?.to_str()?.parse().ok()?;
+        // The database is any.
+        Some(Path::new(&compat::database_path(1, tablespace)).parent()?.to_owned())
+    };
+    let tablespaces = children("pg_tblspc".into(), is_number).filter_map(of_this_major);
+    let places = [PathBuf::from("base")].into_iter().chain(tablespaces);
+    let databases = places.flat_map(|place| children(place, is_number));
+    for directory in [PathBuf::from("global")].into_iter().chain(databases) {
+        for file in children(directory.clone(), is_relation_file) {
+            if let Err(error) = sync(&file) {
+                let message = format!("could not fsync file \"{}\": {error}", file.display());
+                Report::new(PgSqlErrorCode::ERRCODE_IO_ERROR, message).send(level_of_failed_sync());
+            }
         }
+        // Some file systems cannot (`fsync_fname_ext`, fd.c); files were not made without redo.
+        let _ = sync(&directory);
     }
 }
 
-/// Syncs the files and directories below a directory, and itself. What disappears meanwhile needs
-/// no sync.
-fn sync_below(directory: &Path) -> Result<(), (PathBuf, io::Error)> {
-    let at = |path: &Path| {
-        let path = path.to_owned();
-        |error| (path, error)
-    };
-    let entries = match fs::read_dir(directory) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        entries => entries.map_err(at(directory))?,
-    };
-    for entry in entries {
-        let path = entry.map_err(at(directory))?.path();
-        // Follows the links to tablespaces.
-        match fs::metadata(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err((path, error)),
-            Ok(found) if found.is_dir() => sync_below(&path)?,
-            Ok(_) => sync(&path).map_err(at(&path))?,
-        }
-    }
-    sync(directory).map_err(at(directory))
+/// What is in a directory under such names. What cannot be read is nothing: redo has written
+/// nothing there.
+fn children(directory: PathBuf, is_one: fn(&str) -> bool) -> impl Iterator<Item = PathBuf> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    let ours = move |entry: &fs::DirEntry| entry.file_name().to_str().is_some_and(is_one);
+    entries.filter(ours).map(|entry| entry.path())
 }
 
+fn is_number(name: &str) -> bool {
+    !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+/// `relpath.c`: a number, for other forks than the main one an underscore and a name, for other
+/// segments than the first one a dot and a number.
+fn is_relation_file(name: &str) -> bool {
+    let (name, segment) = name.split_once('.').unwrap_or((name, "0"));
+    let (number, fork) = name.split_once('_').unwrap_or((name, "fsm"));
+    is_number(number) && is_number(segment) && matches!(fork, "fsm" | "vm" | "init")
+}
+
+/// What disappears meanwhile needs no sync, nor does what is no file.
 fn sync(path: &Path) -> io::Result<()> {
+    let is_gone = |error: &io::Error| error.kind() == io::ErrorKind::NotFound;
+    match fs::metadata(path) {
+        Err(error) if is_gone(&error) => return Ok(()),
+        Err(error) => return Err(error),
+        Ok(found) if !(found.is_file() || found.is_dir()) => return Ok(()),
+        Ok(_) => {}
+    }
     match fs::File::open(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) if is_gone(&error) => Ok(()),
         file => file?.sync_all(),
     }
 }

@@ -104,6 +104,13 @@ pub(crate) fn in_recovery() -> bool {
     unsafe { pg_sys::RecoveryInProgress() }
 }
 
+/// Whether the postmaster of this process is alive; in single-user mode there is none.
+pub(crate) fn has_postmaster() -> bool {
+    // SAFETY: asks the operating system whether the parent process is alive, or reads the pipe that
+    // it holds open, which this process has inherited.
+    is_single_user() || unsafe { pg_sys::PostmasterIsAliveInternal() }
+}
+
 /// True in the process that replays WAL (in single-user mode, the only process) until the data
 /// directory is consistent. Until then pages on disk may be newer than the replayed WAL. In crash
 /// recovery the data directory is consistent when all WAL is replayed.

@@ -2,6 +2,8 @@
 //! disk when the server is stopped meanwhile. The first page of a bucket of a hash index is read
 //! without an image (`REGBUF_NO_IMAGE`).
 
+use std::os::unix::fs::DirBuilderExt;
+
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::backup::Backup;
 use pagevault_tests::datafile::DataFile;
@@ -139,6 +141,14 @@ fn a_standby_with_a_torn_page_does_not_stop_cleanly_before_it_is_consistent() ->
     files.first().context("a file")?.flip_bit(bucket, 5000, 1)?;
     stopped_before_consistency(&mut restored)?;
     ensure!(control_state(&restored)? == "in archive recovery");
+    // The same if it refuses the page, which it does not know any more then.
+    restored.allow_log("WAL has not restored block");
+    let ended = "recovery ends as in a crash";
+    let ends = restored.log().matches(ended).count();
+    ensure!(restored.start_server().is_err(), "it accepts the page");
+    ensure!(restored.log().contains("WAL has not restored block"));
+    ensure!(restored.log().matches(ended).count() == ends + 1, "it ends as if nothing was missing");
+    ensure!(control_state(&restored)? == "in archive recovery");
     // Nothing is lost.
     files.first().context("a file")?.write_page(bucket, &right)?;
     restored.start_server()?;
@@ -156,6 +166,9 @@ fn a_restart_point_that_was_left_out_is_made_up_for_at_a_stop() -> Result<()> {
     a.sql("CREATE TABLE t AS SELECT i AS id, 0 AS v FROM generate_series(1, 1000) i")?;
     a.sql("VACUUM t")?;
     a.sql("CHECKPOINT")?;
+    // On a file system of its own a tablespace has such a directory, which only root may read.
+    let not_ours = a.make_tablespace("far")?.join("lost+found");
+    std::fs::DirBuilder::new().mode(0o700).create(&not_ours)?;
     let backup = Backup::begin_with_files(&a)?;
     a.sql("UPDATE t SET v = 1; CHECKPOINT; SELECT pg_logical_emit_message(true, '', '')")?;
     let written = main_fork(&a, "t")?.read_page(0)?;
