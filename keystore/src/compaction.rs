@@ -92,6 +92,7 @@ impl AboutForgotten {
                 (file.database, file.relation, file.relation)
             }
             Record::FormerFiles(range) => (range.database, range.first, range.last),
+            Record::KeysForgotten { .. } => return std::mem::take(&mut self.others),
             _ => return Vec::new(),
         };
         let before = self.ranges.range(..=(database, last)).next_back();

@@ -359,6 +359,11 @@ impl State {
         files
     }
 
+    /// Takes back what [`State::forgotten`] says.
+    pub fn clear_forgotten(&mut self) {
+        self.forgotten.clear();
+    }
+
     /// Files that are gone.
     pub fn former_files(&self) -> &FormerFiles {
         &self.former

@@ -95,6 +95,8 @@ pub fn carry_over(mut state: State, majors: Majors) -> Result<State, StateError>
     for (file, after) in left {
         state.apply(Record::Plaintext { file, after })?;
     }
+    // Of WAL that the new cluster does not have.
+    state.clear_forgotten();
     Ok(state)
 }
 

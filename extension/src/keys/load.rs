@@ -46,8 +46,8 @@ pub(crate) fn start() -> Result<Loaded> {
     let recovering = process::was_not_shut_down();
     let mut logs = read_logs(&storage, process::replays_wal())?;
     require_one_keystore(&logs)?;
+    require_keys_for_wal(&logs)?;
     if process::replays_wal() {
-        require_keys_for_wal(&logs)?;
         if !logs.is_empty() {
             unmounted::note()?;
         }
@@ -125,11 +125,15 @@ fn require_one_keystore(logs: &[Contents]) -> Result<()> {
         .hint("Restore it from the backup that the data directory is from."))
 }
 
-/// Refuses a keystore from which keys were forgotten that WAL may need which this start replays: of
-/// files that were dropped after its beginning. That is a key file of a later time than the data
-/// directory, a backup that took longer than `pagevault.keep_former_keys`, or a `pg_rewind` to
-/// something older.
+/// Refuses a keystore from which keys were forgotten that the data directory, or WAL which is
+/// replayed from there on, may need: of files that were dropped later. That is a key file of a
+/// later time than the data directory, a backup that took longer than `pagevault.keep_former_keys`,
+/// or a `pg_rewind` to something older. Also after a clean shutdown: the directory may be an old
+/// one. Not during pg_upgrade, which sets the address of the new cluster at the end.
 fn require_keys_for_wal(logs: &[Contents]) -> Result<()> {
+    if process::is_binary_upgrade() {
+        return Ok(());
+    }
     let start = control_file::replayed_from();
     for log in logs {
         let forgotten = log.records.iter().filter_map(|record| match record {
@@ -140,9 +144,9 @@ fn require_keys_for_wal(logs: &[Contents]) -> Result<()> {
         let name = log::file_name(log.position.scope);
         return Err(Report::new(
             PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
-            format!("key file \"{name}\" is of a later time than the WAL to be replayed"),
+            format!("key file \"{name}\" is of a later time than the data directory"),
         )
-        .detail(format!("WAL is replayed from {start} on. Keys of files that were dropped before {by} are forgotten, and some of these files may exist in between. Nothing was changed."))
+        .detail(format!("The data directory is of {start}, and WAL is replayed from there on. Keys of files that were dropped before {by} are forgotten, and some of these files may still exist. Nothing was changed."))
         .hint("Restore the directory pagevault/ of the data directory from the same backup. After pg_rewind, or for a backup that took longer than pagevault.keep_former_keys, make a new copy of the server."));
     }
     Ok(())

@@ -45,12 +45,12 @@ pub(crate) fn replay(
     fault::point("redo.keys");
     let lock = KeystoreLock::acquire();
     let are_gone = records.iter().any(|record| matches!(record, Record::FormerFiles(_)));
-    if records.iter().all(|record| is_known(&lock, record)) {
+    let former = former::known(&lock)?;
+    if records.iter().all(|record| is_known(&former, record)) {
         return if are_gone { former::end(&lock, start) } else { Ok(()) };
     }
     // Later records that this server already has take precedence.
     let is_old = shmem::required()?.control.position(scope).is_some_and(|log| start < log.logged);
-    let former = former::known(&lock)?;
     let brought = keys_in(records);
     let counts = |record: &&Record| {
         let is_superseded = is_old && would_replace_later(record);
@@ -224,10 +224,10 @@ fn is_of_forgotten_key(
 }
 
 /// Whether the record would change nothing. Providers and database keys are few, and always added.
-fn is_known(lock: &KeystoreLock, record: &Record) -> bool {
+fn is_known(former: &FormerFiles, record: &Record) -> bool {
     let Some(shared) = shmem::get() else { return false };
     match record {
-        Record::FormerFiles(range) => former::known(lock).is_ok_and(|known| known.contains(range)),
+        Record::FormerFiles(range) => former.contains(range),
         Record::WalSwitch(switch) => shared.wal.switches.contains(*switch),
         Record::Job { .. }
         | Record::JobStep { .. }

@@ -105,13 +105,13 @@ impl Control {
         (!is_read).then_some("backup_label: not valid, and a server does not start with it")
     }
 
-    /// Whether keys are forgotten that WAL may need which is to be replayed: of files that were
-    /// gone at the address `forgotten`.
+    /// Whether keys are forgotten that the data directory may need, or WAL that is replayed from
+    /// there on. `forgotten`: the last address at which their files were gone.
     pub(super) fn lacks_keys(&self, forgotten: Lsn) -> Option<String> {
-        let Control { redo, ended, .. } = *self;
-        (!ended && forgotten > redo).then(|| {
+        let redo = self.redo;
+        (forgotten > redo).then(|| {
             format!(
-                "pagevault: of a later time than the WAL to be replayed, and a server does not start with it: WAL is replayed from {redo} on, and keys of files that were dropped before {forgotten} are forgotten"
+                "pagevault: of a later time than the data directory, and a server does not start with it: the directory is of {redo}, and keys of files that were dropped before {forgotten} are forgotten"
             )
         })
     }

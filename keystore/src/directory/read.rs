@@ -4,7 +4,8 @@ use pagevault_cipher::{DataKeyVersion, KeyVersion, Lsn};
 
 use super::layout::*;
 use super::{
-    Counts, Directory, DirectoryError, FileInfo, FileSlot, KeyInfo, RETRIES, Result, Writing,
+    Counts, Directory, DirectoryError, FileInfo, FileSlot, KeyInfo, RETRIES, Result, SEARCHES,
+    Writing,
 };
 use crate::record::MAX_WRAPPED_DATA_KEY;
 use crate::rel_file::RelFile;
@@ -16,7 +17,7 @@ impl<'a> Directory<'a> {
     pub fn find(&self, wanted: RelFile) -> Result<Option<FileSlot>> {
         let reuses = self.word(head::REUSES)?;
         let mut before = reuses.load(Ordering::Acquire);
-        for _ in 0..RETRIES {
+        for _ in 0..SEARCHES {
             // What it loads of an entry it acquires: this pairs with the fence in `take_free_file`.
             let found = self.search(wanted);
             let after = reuses.load(Ordering::Acquire);
@@ -169,17 +170,23 @@ impl<'a> Directory<'a> {
         }
     }
 
-    /// All keys of a file, newest entry first.
+    /// All keys of a file, newest entry first. None if it is forgotten meanwhile.
     pub fn keys(&self, slot: FileSlot) -> Result<impl Iterator<Item = Result<KeyInfo>> + use<'a>> {
         let this = *self;
-        let mut next = this.read(slot, |entry| Ok(entry[file::KEYS].load(Ordering::Acquire)))?;
+        let first = this.read(slot, |entry| Ok(entry[file::KEYS].load(Ordering::Acquire)));
+        let mut next = match first {
+            Err(DirectoryError::Gone) => 0,
+            first => first?,
+        };
         let mut left = this.capacity;
         let mut advance = move || -> Result<Option<KeyInfo>> {
             while let Some(index) = step(next, &mut left)? {
                 let entry = this.key_entry(index)?;
                 next = entry[key::NEXT].load(Ordering::Acquire);
                 let key = this.read_key(entry, &mut [0; MAX_WRAPPED_DATA_KEY]);
-                this.still_there(slot)?;
+                if this.still_there(slot).is_err() {
+                    return Ok(None); // forgotten meanwhile, like those before
+                }
                 if let Some(key) = key? {
                     return Ok(Some(key));
                 }

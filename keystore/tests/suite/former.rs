@@ -206,13 +206,20 @@ fn nothing_moves_away_from_the_beginning_when_keys_are_forgotten() {
             vec![former(8, 8, 50)],
         ]
     );
-    // The next time: one range takes the place of what it contains.
-    let log = [first, vec![vec![former(2, 9, 60)]]].concat();
+    // The next time, what it says takes the place of what was said.
+    let between = vec![data_key(1, 2, 1, 7)];
+    let (start, end) = first.split_at(3);
+    let log = [start, std::slice::from_ref(&between), end, &[vec![former(2, 9, 60)]]].concat();
     let mut state = State::from_records(log.concat()).unwrap();
     assert_eq!(state.forget_keys(5, Lsn(60), |_| true).len(), 1);
     assert_eq!(
         compacted(&state, &log),
-        [vec![data_key(1, 1, 1, 1), current(1, 1)], vec![forgotten(60)], vec![former(2, 9, 60)],]
+        [
+            vec![data_key(1, 1, 1, 1), current(1, 1)],
+            vec![forgotten(60)],
+            between,
+            vec![former(2, 9, 60)],
+        ]
     );
 }
 

@@ -1,7 +1,7 @@
 //! Former files: what is known of files that are gone, and forgetting their keys
 //! (`pagevault_keystore::former`).
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use pagevault_keystore::former::{FormerFiles, Full};
 use pagevault_keystore::{DataKeyVersion, Lsn, Phase, Record, RelFile, Scope};
@@ -86,35 +86,53 @@ pub(crate) struct Forgotten {
 
 /// Forgets the keys of former files that were gone at the address `by`, from which on, or from a
 /// later one, this server replays WAL at every further start: first in the key file, then in
-/// memory. Never those of a file that exists.
-pub(crate) fn forget(lock: &KeystoreLock, scope: Scope, by: Lsn) -> Result<Forgotten> {
-    let mut state = persist::log_state(lock, scope)?;
-    let forgotten =
-        state.forget_keys(scope.number(), by, |file| !relation_files::may_have_any_fork(file));
-    let forgotten: HashSet<RelFile> = forgotten.into_iter().collect();
+/// memory. `candidates`: those of [`candidates`], which do not exist. With the same last version
+/// they still do not: whoever uses a number again makes another key, or a file in plaintext.
+pub(crate) fn forget(
+    lock: &KeystoreLock,
+    scope: Scope,
+    by: Lsn,
+    candidates: &HashMap<RelFile, DataKeyVersion>,
+) -> Result<Forgotten> {
+    let directory = &shmem::required()?.directory;
+    let is_candidate =
+        |file, last: Option<_>| last.is_some() && candidates.get(&file).copied() == last;
+    let mut forgotten = HashSet::new();
+    persist::compact_changed(lock, scope, |state| {
+        fault::point("forget.decided");
+        let files = state.forget_keys(scope.number(), by, |file| {
+            let last = directory.find(file).ok().flatten();
+            is_candidate(file, last.and_then(|slot| directory.last_version(slot).ok()?))
+        });
+        forgotten.extend(files);
+        !forgotten.is_empty()
+    })?;
+    fault::point("forget.compacted");
     if forgotten.is_empty() {
         return Ok(Forgotten::default());
     }
-    fault::point("forget.decided");
-    persist::compact_as(lock, scope, &state)?;
-    fault::point("forget.compacted");
-    let keys = shmem::required()?.directory.forget(|file, _| forgotten.contains(&file))?;
+    let keys =
+        directory.forget(|file, last| forgotten.contains(&file) && is_candidate(file, last))?;
     Ok(Forgotten { files: forgotten.len(), keys })
 }
 
-/// Scopes with keys of former files that were gone at this address.
-pub(crate) fn scopes_to_forget(lock: &KeystoreLock, by: Lsn) -> Result<HashSet<Scope>> {
-    let former = known(lock)?;
+/// Files with keys that were gone at this address, as is known, and that do not exist, by scope,
+/// with their last versions. Asks the file system, so the lock is not held meanwhile.
+pub(crate) fn candidates(by: Lsn) -> Result<HashMap<Scope, HashMap<RelFile, DataKeyVersion>>> {
+    let former = known(&KeystoreLock::acquire())?;
     let directory = &shmem::required()?.directory;
-    let mut scopes = HashSet::new();
+    let mut candidates: HashMap<_, HashMap<_, _>> = HashMap::new();
+    if former.ranges().next().is_none() {
+        return Ok(candidates);
+    }
     for info in directory.files()? {
         let info = info?;
-        if !scopes.contains(&info.file.scope())
-            && former.was_gone(info.file, directory.last_version(info.slot)?, by)
+        if let Ok(Some(last)) = directory.last_version(info.slot)
+            && former.was_gone(info.file, Some(last), by)
             && !relation_files::may_have_any_fork(info.file)
         {
-            scopes.insert(info.file.scope());
+            candidates.entry(info.file.scope()).or_default().insert(info.file, last);
         }
     }
-    Ok(scopes)
+    Ok(candidates)
 }

@@ -71,7 +71,8 @@ fn require_room(scope: Scope, records: &[Record]) -> Result<()> {
     });
     // A file whose keys were destroyed has an entry but no key.
     let entries = counts.keys.max(counts.files) as usize;
-    if entries + new.count() <= limit {
+    let new = new.count();
+    if new == 0 || entries + new <= limit {
         return Ok(());
     }
     Err(Report::new(
@@ -329,16 +330,27 @@ fn apply_one(record: &Record) -> Result<()> {
 /// in the file. (Remains of the old file on the disk are not erased.) A base backup may be in
 /// progress; so older wrappings, and the order of records, are kept.
 pub(crate) fn compact(lock: &KeystoreLock, scope: Scope) -> Result<()> {
-    compact_as(lock, scope, &log_state(lock, scope)?)
+    compact_changed(lock, scope, |_| true)
 }
 
-/// The same with another state of the log, from which keys were taken that are not needed.
-pub(crate) fn compact_as(_lock: &KeystoreLock, scope: Scope, state: &State) -> Result<()> {
+/// The same without what `change` takes out of the log's state; nothing is done if it returns
+/// false.
+pub(crate) fn compact_changed(
+    _lock: &KeystoreLock,
+    scope: Scope,
+    change: impl FnOnce(&mut State) -> bool,
+) -> Result<()> {
     let control = &shmem::required()?.control;
     let Some(position) = control.position(scope) else { return Ok(()) };
     let storage = keystore_dir::storage()?;
     let batches = read(&storage, scope, log::batches)?.unwrap_or_default();
-    let records = wrappings::with_older(state.records(scope), &batches.concat());
+    let all = batches.concat();
+    let mut state = state_of(all.iter().cloned())?;
+    if !change(&mut state) {
+        return Ok(());
+    }
+    let records = wrappings::with_older(state.records(scope), &all);
+    drop((all, state));
     let batches = compaction::in_place(records, &batches);
     // A rewritten log is settled as a whole.
     wal::flush(control.logged());
@@ -458,6 +470,10 @@ fn read<T>(
 /// The state of a log.
 pub(crate) fn log_state(_lock: &KeystoreLock, scope: Scope) -> Result<State> {
     let records = read_log(&keystore_dir::storage()?, scope)?.map(|contents| contents.records);
-    State::from_records(records.unwrap_or_default())
+    state_of(records.unwrap_or_default())
+}
+
+fn state_of(records: impl IntoIterator<Item = Record>) -> Result<State> {
+    State::from_records(records)
         .map_err(|e| Report::new(PgSqlErrorCode::ERRCODE_DATA_CORRUPTED, format!("keystore: {e}")))
 }

@@ -29,6 +29,9 @@ use crate::writers::{Activity, Others};
 const SHORTEST: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(3600);
 
+/// Pause on a standby, which only does what its primary has recorded.
+const ON_STANDBY: Duration = Duration::from_secs(60);
+
 /// A round asks the file system about each file with keys. A pause is this many times as long as
 /// that took, at least.
 const PAUSE_PER_ROUND: u32 = 50;
@@ -59,7 +62,11 @@ pub(crate) struct Watch {
 impl Watch {
     /// When the next round is due, if former keys are ever forgotten.
     pub(crate) fn due_in(&self) -> Option<Duration> {
-        let pause = (guc::keep_former_keys()? / 24).clamp(SHORTEST, LONGEST);
+        let keep = guc::keep_former_keys();
+        let pause = match process::in_recovery() {
+            true => keep.map_or(ON_STANDBY, |keep| keep.clamp(SHORTEST, ON_STANDBY)),
+            false => (keep? / 24).clamp(SHORTEST, LONGEST),
+        };
         let due_in = |(end, took): (Instant, Duration)| {
             pause.max(took * PAUSE_PER_ROUND).saturating_sub(end.elapsed())
         };
@@ -78,9 +85,10 @@ impl Watch {
     }
 
     fn run(&mut self) -> Result<()> {
-        let Some(keep) = guc::keep_former_keys().filter(|_| shmem::anything_sealed()) else {
+        let keep = guc::keep_former_keys();
+        if !shmem::anything_sealed() {
             return Ok(());
-        };
+        }
         let in_recovery = process::in_recovery();
         if in_recovery && wal::replayed() == Lsn::INVALID {
             return Ok(()); // pg_control may still be that of another server
@@ -94,7 +102,8 @@ impl Watch {
         if control_file::sync().is_err() {
             return Ok(());
         }
-        if !in_recovery {
+        // The primary decides; a standby does not keep what its primary has forgotten.
+        if let Some(keep) = keep.filter(|_| !in_recovery) {
             self.look()?;
             let due = |gone: &Gone| gone.since.elapsed() >= keep && gone.wal_end <= control.redo;
             if self.gone.values().any(due) {
@@ -127,9 +136,9 @@ impl Watch {
         Ok(())
     }
 
-    /// Records former files that are due, if they are still gone.
+    /// Records former files that are due. [`Self::look`] has just seen that they are still gone. With
+    /// the same last key they are.
     fn record(&mut self, keep: Duration, redo: Lsn) -> Result<()> {
-        let places = Places::now()?;
         let lock = KeystoreLock::acquire();
         let directory = &shmem::required()?.directory;
         // By database: numbers that are due, with their last version, and those in use. A database
@@ -143,7 +152,7 @@ impl Watch {
             let known = self.gone.get(&info.file).filter(|gone| {
                 gone.since.elapsed() >= keep && gone.wal_end <= redo && Some(gone.last) == last
             });
-            match known.filter(|_| places.lack(info.file)) {
+            match known {
                 Some(gone) => {
                     let numbers = due.entry(info.file.database).or_default();
                     let through = numbers.entry(info.file.relation).or_insert(gone.last);
@@ -223,9 +232,8 @@ fn creators_are_done() -> bool {
 /// Forgets what is recorded and was gone before the address `redo`, at which every further start of
 /// this server begins to replay WAL, or later.
 fn forget(redo: Lsn) -> Result<()> {
-    let scopes = former::scopes_to_forget(&KeystoreLock::acquire(), redo)?;
-    for scope in scopes {
-        let forgotten = former::forget(&KeystoreLock::acquire(), scope, redo)?;
+    for (scope, candidates) in former::candidates(redo)? {
+        let forgotten = former::forget(&KeystoreLock::acquire(), scope, redo, &candidates)?;
         if forgotten.files > 0 {
             Report::new(
                 PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION,
