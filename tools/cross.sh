@@ -23,15 +23,25 @@ compile_for_aarch64() {
 
 # compile_for_musl: the same for musl. A library that programs load is linked with musl dynamically,
 # and with libgcc_s, which unwinds: Debian has it for glibc only, but under the name and with the
-# symbols that it has for musl. What that one needs of glibc is not looked for.
-# Headers of libraries that those of the server include (GSSAPI, OpenSSL) come after those of musl.
+# symbols that it has for musl. What that one needs of glibc is not looked for. A program finds it where
+# servers that bring their libraries have it, or where the system has it.
+# What is of musl comes first: the server's own libraries may be beside glibc. Headers of libraries that
+# those of the server include (GSSAPI, OpenSSL, ICU) come after musl's.
 compile_for_musl() {
+    local own=/usr/lib/x86_64-linux-musl home=$cache/musl
+    local others="-idirafter /usr/include -idirafter /usr/include/x86_64-linux-gnu"
     apt_install "to compile for musl" musl musl-dev musl-tools
     compile_for x86_64-unknown-linux-musl musl-gcc ar
-    export CARGO_TARGET_X86_64_UNKNOWN_LINUX_MUSL_RUSTFLAGS+=" -C target-feature=-crt-static"
+    mkdir -p "$home"
+    ln -sfn "$(gcc -print-file-name=libgcc_s.so.1)" "$home/libgcc_s.so.1"
+    export CARGO_TARGET_X86_64_UNKNOWN_LINUX_MUSL_RUSTFLAGS+=" -L native=$own -L native=$home"
+    CARGO_TARGET_X86_64_UNKNOWN_LINUX_MUSL_RUSTFLAGS+=" -C target-feature=-crt-static"
     CARGO_TARGET_X86_64_UNKNOWN_LINUX_MUSL_RUSTFLAGS+=" -C link-arg=-Wl,--allow-shlib-undefined"
+    # shellcheck disable=SC2016  # the loader expands it
+    CARGO_TARGET_X86_64_UNKNOWN_LINUX_MUSL_RUSTFLAGS+=' -C link-arg=-Wl,-rpath,$ORIGIN/../lib'
+    export CFLAGS_x86_64_unknown_linux_musl=$others
     export BINDGEN_EXTRA_CLANG_ARGS_x86_64_unknown_linux_musl="-nostdlibinc \
--isystem /usr/include/x86_64-linux-musl -idirafter /usr/include -idirafter /usr/include/x86_64-linux-gnu"
+-isystem ${own/lib/include} $others"
 }
 
 # emulate_aarch64: has the kernel run programs for aarch64 by QEMU until the machine is started again.
