@@ -13,6 +13,8 @@ mod minors;
 mod smoke;
 mod table;
 
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -85,7 +87,17 @@ fn test(name: &str, prefix: &Path) -> Result<Line> {
         return Ok(Line::of(name, &described, "refused"));
     }
     ensure!(described.works(), "check-server: {}", described.unmet());
+    let [server, helper] = ["postgres", "pagevault-keyring"].map(|p| installation.program(p));
+    // An emulated server could start one for this machine.
+    ensure!(processor(&server)? == processor(&helper)?, "the key helper is for another processor");
     smoke::encrypted_through_kill(installation).context("with pagevault")?;
     let emulated = if described.is_emulated() { ", emulated" } else { "" };
     Ok(Line::of(name, &described, &format!("encrypted through two crashes{emulated}")))
+}
+
+/// The processor that a program is for (`e_machine` in `elf.h`).
+fn processor(program: &Path) -> Result<u16> {
+    let mut header = [0; 20];
+    File::open(program)?.read_exact(&mut header)?;
+    Ok(u16::from_le_bytes([header[18], header[19]]))
 }
