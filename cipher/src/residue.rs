@@ -8,7 +8,7 @@
 //!
 //! Sealing and opening pages uses expanded keys in place. Vector registers are wiped after each
 //! data unit. Nothing wipes the stack then: the kernels leave no key there, see
-//! [`crate::xts::hashed`]. The `aes` crate, on CPUs without AES instructions, may (SECURITY.md).
+//! `xts::hashed`. The `aes` crate, on CPUs without AES instructions, may (SECURITY.md).
 
 mod registers;
 

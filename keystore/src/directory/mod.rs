@@ -58,8 +58,8 @@ use crate::sync::{AtomicU32, Ordering};
 /// Attempts of a reader before it reports [`DirectoryError::Busy`].
 pub const RETRIES: usize = 64;
 /// Searches of a reader during each of which an entry was used again, before it reports that.
-/// Callers take an error for a file without a key, so it must not happen: each use takes a record in
-/// WAL.
+/// Callers take an error for a file without a key, so it must not happen: each use takes a record
+/// in WAL.
 const SEARCHES: usize = 1 << 20;
 /// Highest capacity of a directory, in keys.
 pub const MAX_CAPACITY: u32 = 1 << 24;

@@ -81,7 +81,7 @@ impl<'a> Directory<'a> {
         Ok(unpack_is_sealed_only(self.phase_word(slot)?))
     }
 
-    /// See [`File::floor`](crate::state::File::floor).
+    /// The first version under which pages may be, as `File::floor` of the state.
     pub fn floor(&self, slot: FileSlot) -> Result<Option<DataKeyVersion>> {
         self.read(slot, |entry| {
             let word = entry[file::PHASE].load(Ordering::Acquire);

@@ -136,8 +136,8 @@ impl Watch {
         Ok(())
     }
 
-    /// Records former files that are due. [`Self::look`] has just seen that they are still gone. With
-    /// the same last key they are.
+    /// Records former files that are due. [`Self::look`] has just seen that they are still gone.
+    /// With the same last key they are.
     fn record(&mut self, keep: Duration, redo: Lsn) -> Result<()> {
         let lock = KeystoreLock::acquire();
         let directory = &shmem::required()?.directory;
