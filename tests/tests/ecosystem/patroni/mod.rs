@@ -192,9 +192,14 @@ fn nodes_change_places() -> Result<()> {
     rotate(&group.nodes[third])?;
     let leader = group.whole()?;
     // pg_waldump is asked where the last checkpoint ends: an old leader without later WAL follows
-    // without pg_rewind.
+    // without pg_rewind. Patroni does not understand the answer if another record follows already,
+    // but there is one.
     let log = group.nodes[second].log();
-    ensure!(!log.contains("Failed to parse pg_waldump output"), "pg_waldump did not work");
+    ensure!(
+        !log.contains("Failed to parse pg_waldump output") || log.contains(" stdout=rmgr:"),
+        "pg_waldump did not work: {}",
+        log.lines().filter(|line| line.contains(" std")).collect::<Vec<_>>().join("\n")
+    );
     ensure!(!log.contains("running pg_rewind"), "it was rewound after a switchover");
     load.finish(&group.nodes[leader])?;
     check(group, leader, Some(first))
