@@ -255,11 +255,11 @@ fn map(logs: &[Contents]) -> Result<&'static Shared> {
     let temporary = Secret32::random()?;
     secrets.set_temporary(&temporary);
     let processes = compat::most_processes();
-    // Unfinished jobs concern files that have keys, or will have. There are few finished jobs.
     let ranges = logs.iter().flat_map(|log| &log.records);
     let ranges = ranges.filter(|record| matches!(record, Record::FormerFiles(_))).count();
     let ranges: Region<(), _> =
         map_region(former::Table::words_needed(ranges + capacity as usize), MemoryKind::Sparse)?;
+    // Unfinished jobs concern files that have keys, or will have. There are few finished jobs.
     let jobs = logs.iter().flat_map(|log| &log.records);
     let jobs = jobs.filter(|record| matches!(record, Record::Job { .. })).count();
     let most_jobs = jobs + capacity as usize;

@@ -45,7 +45,8 @@ pub(crate) fn replay(
     fault::point("redo.keys");
     let lock = KeystoreLock::acquire();
     let are_gone = records.iter().any(|record| matches!(record, Record::FormerFiles(_)));
-    let former = former::known(&lock)?;
+    // All of it is read only where it matters: most records are about one file.
+    let former = if are_gone { former::known(&lock)? } else { FormerFiles::default() };
     if records.iter().all(|record| is_known(&former, record)) {
         return if are_gone { former::end(&lock, start) } else { Ok(()) };
     }
@@ -56,7 +57,7 @@ pub(crate) fn replay(
         let is_superseded = is_old && would_replace_later(record);
         !(is_superseded
             || restores_destroyed_key(record)
-            || is_of_forgotten_key(record, &former, &brought))
+            || is_of_forgotten_key(&lock, record, &brought))
     };
     let records: Vec<Record> = records.iter().filter(counts).cloned().collect();
     if records.is_empty() {
@@ -203,8 +204,8 @@ fn keys_in(records: &[Record]) -> HashSet<(RelFile, DataKeyVersion)> {
 /// Whether the record is about a key that this server has forgotten, because the file was gone
 /// before the address from which it replays WAL. Or each server records the like for itself.
 fn is_of_forgotten_key(
+    lock: &KeystoreLock,
     record: &Record,
-    former: &FormerFiles,
     brought: &HashSet<(RelFile, DataKeyVersion)>,
 ) -> bool {
     let (file, version) = match record {
@@ -217,8 +218,7 @@ fn is_of_forgotten_key(
         _ => return false,
     };
     let Some(version) = version else { return false };
-    let range = former.find(file.database, file.relation);
-    range.is_some_and(|range| version <= range.through)
+    Some(version) <= former::last_version(lock, file)
         && !directory::is_known(file)
         && !brought.contains(&(file, version))
 }

@@ -7,9 +7,9 @@ use std::{fs, io};
 use pagevault_keystore::Scope;
 use pgrx::{PgSqlErrorCode, pg_sys};
 
-use super::compat;
 use super::process::level_of_failed_sync;
 use super::report::Report;
+use super::{compat, tablespaces};
 
 /// Makes the next checkpoint sync the key log of `scope`. Call before the WAL record is inserted,
 /// so that a checkpoint whose redo pointer is after that record has the request.
@@ -30,12 +30,10 @@ pub(crate) fn request_sync(scope: Scope) {
 /// directories of databases of this major version.
 pub(crate) fn sync_relation_files() {
     let of_this_major = |link: PathBuf| -> Option<PathBuf> {
-        let tablespace = link.file_name()?.to_str()?.parse().ok()?;
-        // The database is any.
-        Some(Path::new(&compat::database_path(1, tablespace)).parent()?.to_owned())
+        Some(tablespaces::directory(link.file_name()?.to_str()?.parse().ok()?))
     };
-    let tablespaces = children("pg_tblspc".into(), is_number).filter_map(of_this_major);
-    let places = [PathBuf::from("base")].into_iter().chain(tablespaces);
+    let elsewhere = children("pg_tblspc".into(), is_number).filter_map(of_this_major);
+    let places = [PathBuf::from("base")].into_iter().chain(elsewhere);
     let databases = places.flat_map(|place| children(place, is_number));
     for directory in [PathBuf::from("global")].into_iter().chain(databases) {
         for file in children(directory.clone(), is_relation_file) {
