@@ -25,34 +25,56 @@ pub(crate) fn request_sync(scope: Scope) {
 /// Syncs all relation files. If one cannot be synced, that is a PANIC, unless `data_sync_retry` is
 /// on, as in a checkpoint: the kernel reports it once, and the pages may be lost.
 ///
-/// `SyncDataDirectory` (fd.c) only logs it. Like that, this does not mind directories that cannot
-/// be synced, and does not touch what is not the server's: below the link to a tablespace, only
-/// directories of databases of this major version.
+/// `SyncDataDirectory` (fd.c) only logs it. Like that, this does not mind file systems that cannot
+/// sync directories, and does not touch what is not the server's: below the link to a tablespace,
+/// only directories of databases of this major version.
 pub(crate) fn sync_relation_files() {
-    let of_this_major = |link: PathBuf| -> Option<PathBuf> {
-        Some(tablespaces::directory(link.file_name()?.to_str()?.parse().ok()?))
-    };
-    let elsewhere = children("pg_tblspc".into(), is_number).filter_map(of_this_major);
-    let places = [PathBuf::from("base")].into_iter().chain(elsewhere);
-    let databases = places.flat_map(|place| children(place, is_number));
-    for directory in [PathBuf::from("global")].into_iter().chain(databases) {
-        for file in children(directory.clone(), is_relation_file) {
-            if let Err(error) = sync(&file) {
-                let message = format!("could not fsync file \"{}\": {error}", file.display());
-                Report::new(PgSqlErrorCode::ERRCODE_IO_ERROR, message).send(level_of_failed_sync());
-            }
-        }
-        // Some file systems cannot (`fsync_fname_ext`, fd.c); files were not made without redo.
-        let _ = sync(&directory);
+    if let Err((path, error)) = sync_databases() {
+        let message = format!("could not fsync file \"{}\": {error}", path.display());
+        Report::new(PgSqlErrorCode::ERRCODE_IO_ERROR, message).send(level_of_failed_sync());
     }
 }
 
-/// What is in a directory under such names. What cannot be read is nothing: redo has written
-/// nothing there.
-fn children(directory: PathBuf, is_one: fn(&str) -> bool) -> impl Iterator<Item = PathBuf> {
-    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
-    let ours = move |entry: &fs::DirEntry| entry.file_name().to_str().is_some_and(is_one);
-    entries.filter(ours).map(|entry| entry.path())
+type Failed = (PathBuf, io::Error);
+
+fn sync_databases() -> Result<(), Failed> {
+    let mut places = vec![PathBuf::from("base")];
+    for link in children(Path::new("pg_tblspc"), is_number)? {
+        let tablespace = link.file_name().and_then(|name| name.to_str()?.parse().ok());
+        places.extend(tablespace.map(tablespaces::directory));
+    }
+    let mut directories = vec![PathBuf::from("global")];
+    for place in places {
+        directories.extend(children(&place, is_number)?);
+    }
+    for directory in directories {
+        for file in children(&directory, is_relation_file)? {
+            sync(&file).map_err(|error| (file, error))?;
+        }
+        match sync(&directory) {
+            // `fsync_fname_ext`, fd.c
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EBADF | libc::EINVAL)) => {}
+            synced => synced.map_err(|error| (directory, error))?,
+        }
+    }
+    Ok(())
+}
+
+/// What is in a directory under such names; nothing if the directory does not exist.
+fn children(directory: &Path, is_one: fn(&str) -> bool) -> Result<Vec<PathBuf>, Failed> {
+    let at = |error| (directory.to_owned(), error);
+    let entries = match fs::read_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.map_err(at)?,
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(at)?;
+        if entry.file_name().to_str().is_some_and(is_one) {
+            found.push(entry.path());
+        }
+    }
+    Ok(found)
 }
 
 fn is_number(name: &str) -> bool {
