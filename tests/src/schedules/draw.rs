@@ -295,8 +295,10 @@ fn operation(random: &mut Random, world: &World, theme: (u64, u64)) -> Operation
             let mut meanwhile = Vec::new();
             for _ in 0..count {
                 let statement = statement(random, &then, 0);
-                then.commit(MAIN, &statement);
-                meanwhile.push(statement);
+                if then.allows_in_backup(&statement) {
+                    then.commit(MAIN, &statement);
+                    meanwhile.push(statement);
+                }
             }
             Operation::BackUp { meanwhile }
         }

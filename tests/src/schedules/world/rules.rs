@@ -6,6 +6,11 @@ use crate::schedules::operation::{Operation, Order, Process, Target};
 use crate::schedules::statement::Statement;
 
 impl World {
+    /// Whether a statement can be carried out, and foreseen, while a base backup is taken.
+    pub(in crate::schedules) fn allows_in_backup(&self, statement: &Statement) -> bool {
+        self.lets(MAIN, None, statement) && !statement.wants_quiet()
+    }
+
     /// Whether `statement` can be run there now, and what comes of it is known.
     fn lets(&self, database: u8, session: Option<u8>, statement: &Statement) -> bool {
         let seen = match session {
@@ -188,8 +193,10 @@ impl World {
             Operation::BackUp { meanwhile } => {
                 let mut world = self.clone();
                 let fits = meanwhile.iter().all(|statement| {
-                    let fits = world.lets(MAIN, None, statement) && !statement.wants_quiet();
-                    world.commit(MAIN, statement);
+                    let fits = world.allows_in_backup(statement);
+                    if fits {
+                        world.commit(MAIN, statement);
+                    }
                     fits
                 });
                 fits && unlocked && self.backups.len() < 2 && !self.setup.minimal_wal
