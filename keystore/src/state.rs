@@ -12,7 +12,7 @@ use pagevault_cipher::{DataKeyVersion, KeyVersion, Lsn};
 use crate::check_value::CheckValue;
 use crate::former::FormerFiles;
 use crate::job::{JobId, Jobs};
-use crate::record::Record;
+use crate::record::{KeyTimes, Record};
 use crate::rel_file::{Phase, RelFile};
 use crate::scope::Scope;
 use crate::wal::{self, Switch};
@@ -74,8 +74,8 @@ pub struct DatabaseKey {
     pub wrapped: Vec<u8>,
     /// Key check value of the wrapped key.
     pub check: CheckValue,
-    /// Seconds since 1970.
-    pub created: i64,
+    /// When what began.
+    pub times: KeyTimes,
 }
 
 /// The present wrapping of a data key.
@@ -218,14 +218,16 @@ impl State {
                 master_version,
                 wrapped,
                 check,
-                created,
+                times,
             } => {
                 let known = self.database_keys.get(&(scope, version));
                 if known.is_some_and(|known| known.check != check) {
                     return Err(StateError::DatabaseKeyReplaced { scope, version });
                 }
+                let made = known.map_or(times.made, |known| known.times.made.min(times.made));
+                let times = KeyTimes { made, ..times };
                 let key =
-                    DatabaseKey { provider, master_key, master_version, wrapped, check, created };
+                    DatabaseKey { provider, master_key, master_version, wrapped, check, times };
                 self.database_keys.insert((scope, version), key);
             }
             Record::DataKey { file, version, cipher, scope, key_version, wrapped, created } => {
@@ -393,7 +395,7 @@ impl State {
             master_version: key.master_version,
             wrapped: key.wrapped.clone(),
             check: key.check,
-            created: key.created,
+            times: key.times,
         })
     }
 

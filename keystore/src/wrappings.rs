@@ -83,7 +83,7 @@ mod tests {
     use crate::record::Record;
     use crate::rel_file::{Phase, RelFile};
     use crate::state::State;
-    use crate::{DataKeyVersion, KeyVersion, Lsn, Scope};
+    use crate::{DataKeyVersion, KeyTimes, KeyVersion, Lsn, Scope};
 
     fn file(relation: u32) -> RelFile {
         RelFile { tablespace: 1663, database: 5, relation }
@@ -110,7 +110,7 @@ mod tests {
             master_version: 1,
             wrapped: vec![1; 60],
             check: crate::CheckValue::from_bytes([version as u8; 16]),
-            created: 7,
+            times: KeyTimes::at(7),
         }
     }
 

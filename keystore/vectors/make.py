@@ -35,8 +35,8 @@ def rel(tablespace, database, relation):
     return struct.pack("<III", tablespace, database, relation)
 
 
-def record(kind, payload):
-    return struct.pack("<BB", kind, 1) + blob(payload)
+def record(kind, payload, version=1):
+    return struct.pack("<BB", kind, version) + blob(payload)
 
 
 def provider(name, kind, options, programs):
@@ -50,6 +50,13 @@ def drop_provider(name):
 def database_key(scope, version, name, key, key_version, wrapped, check, created):
     fixed = struct.pack("<IIQq", scope, version, key_version, created) + check
     return record(3, fixed + text(name) + text(key) + blob(wrapped))
+
+
+def database_key_2(scope, version, name, key, key_version, wrapped, check, times):
+    made, wrapped_at, master_key = times
+    fixed = struct.pack("<IIQq", scope, version, key_version, wrapped_at) + check
+    named = text(name) + text(key) + blob(wrapped)
+    return record(3, fixed + named + struct.pack("<qq", made, master_key), 2)
 
 
 def data_key(file, version, cipher, scope, key_version, wrapped, created):
@@ -207,6 +214,14 @@ former = Log(10, 0)
 former.append(former_files(10, 16384, 4294967295, 8191, 0x2A0000028))
 former.append(keys_forgotten(10, 0x2A0000028), former_files(10, 1, 1, 1, 1))
 
+rotated = Log(0, 0)
+rotated.append(
+    database_key(0, 1, "disk", "main", 1, b"\x01\x02\x03", b"\xc1" * 16, 1700000000),
+    database_key_2(0, 1, "disk", "main", 2, b"\x04", b"\xc1" * 16, (1700000000, 1700000008, 1700000008)),
+    database_key_2(0, 2, "disk", "main", 2, b"\x05", b"\xc2" * 16, (1700000009, 1700000009, 1700000008)),
+)
+
+(HERE / "rotated.keys").write_bytes(rotated.content)
 (HERE / "10.keys").write_bytes(former.content)
 (HERE / "9.keys").write_bytes(born.content)
 (HERE / "8.keys").write_bytes(jobs.content)

@@ -200,7 +200,7 @@ fn database_key_rows() -> TableIterator<
                 key.master_key.clone(),
                 key.master_version as i64,
                 usable,
-                pgrx::datum::datetime_support::to_timestamp(key.created as f64),
+                pgrx::datum::datetime_support::to_timestamp(key.times.wrapped as f64),
             )
         })
         .collect();

@@ -20,7 +20,7 @@ use pagevault_keystore::protocol::{
     Action, Base64, ErrorClass, Operation, Outcome, ProviderSpec, SecretBytes,
 };
 use pagevault_keystore::storage::{FileStorage, Storage};
-use pagevault_keystore::{Record, Scope, master_context};
+use pagevault_keystore::{KeyTimes, Record, Scope, master_context};
 
 use self::bundle::{Bundle, Key};
 pub use self::bundle::{Form, identities, recipients};
@@ -374,7 +374,7 @@ fn wrap(
         options,
         programs: provider.programs,
     }];
-    let created = now();
+    let at = now();
     for ((scope, version, key), (wrapped, master_version)) in known.iter().zip(wrapped) {
         records.push(Record::DatabaseKey {
             scope,
@@ -384,10 +384,18 @@ fn wrap(
             master_version,
             wrapped,
             check: keystore.check_value((scope, version), key),
-            created,
+            times: KeyTimes {
+                made: made_at(keystore, scope, version).unwrap_or(at),
+                ..KeyTimes::at(at)
+            },
         });
     }
     Ok(records)
+}
+
+/// When a database key was made, if the keystore knows.
+fn made_at(keystore: &Keystore, scope: Scope, version: KeyVersion) -> Option<i64> {
+    keystore.state().database_key(scope, version).map(|key| key.times.made)
 }
 
 /// Seconds since 1970.

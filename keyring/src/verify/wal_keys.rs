@@ -71,16 +71,10 @@ impl<'a> Keys<'a> {
                     master_version,
                     wrapped,
                     check,
-                    created,
+                    times,
                 } => {
-                    let key = DatabaseKey {
-                        provider,
-                        master_key,
-                        master_version,
-                        wrapped,
-                        check,
-                        created,
-                    };
+                    let key =
+                        DatabaseKey { provider, master_key, master_version, wrapped, check, times };
                     self.learned.wrappings.insert((scope, version), key);
                 }
                 _ => {}

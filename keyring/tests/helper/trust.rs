@@ -10,7 +10,7 @@ use pagevault_cipher::Secret32;
 use pagevault_keystore::log::Log;
 use pagevault_keystore::storage::FileStorage;
 use pagevault_keystore::{
-    CheckValue, DataKeyVersion, KeyVersion, Record, RelFile, Scope, master_context,
+    CheckValue, DataKeyVersion, KeyTimes, KeyVersion, Record, RelFile, Scope, master_context,
 };
 use serde_json::{Value, json};
 
@@ -64,7 +64,7 @@ fn keystore_with(
             master_version: 1,
             wrapped,
             check,
-            created: 1,
+            times: KeyTimes::at(1),
         },
     ];
     let storage = FileStorage::new(&bench.path("data/pagevault")).unwrap();

@@ -5,8 +5,9 @@
 //!
 //! 1 Provider      programs u8, name text, kind text, options text
 //! 2 DropProvider  name text
-//! 3 DatabaseKey   scope u32, version u32, master_version u64, created i64, check value 16 bytes,
-//!                 provider text, master_key text, wrapped bytes
+//! 3 DatabaseKey   scope u32, version u32, master_version u64, wrapped at i64, check value 16 bytes,
+//!                 provider text, master_key text, wrapped bytes; in version 2 also made at i64,
+//!                 master key used since i64, which version 1 has if all three times are the same
 //! 4 DataKey       file, version u16, cipher u8, zero u8, scope u32, key_version u32, created i64,
 //!                 wrapped bytes
 //! 5 Current       file, version u16
@@ -32,8 +33,8 @@
 
 use pagevault_cipher::{DataKeyVersion, KeyVersion, Lsn};
 
-use super::Record;
 use super::limits::NOT_A_DATA_KEY_VERSION;
+use super::{KeyTimes, Record};
 use crate::check_value::CheckValue;
 use crate::error::{FormatError, Problem};
 use crate::former::Range;
@@ -62,8 +63,10 @@ mod kind {
     pub(super) const KEYS_FORGOTTEN: u8 = 16;
 }
 
-/// Version of every record type so far.
+/// Version of every record type so far but those with [`TIMES`].
 const VERSION: u8 = 1;
+/// Version of database keys with three times.
+const TIMES: u8 = 2;
 
 impl Record {
     fn kind(&self) -> u8 {
@@ -87,10 +90,18 @@ impl Record {
         }
     }
 
+    /// The lowest version that can express it.
+    fn version(&self) -> u8 {
+        match self {
+            Self::DatabaseKey { times, .. } if *times != KeyTimes::at(times.wrapped) => TIMES,
+            _ => VERSION,
+        }
+    }
+
     /// Appends the record, which must have been validated.
     pub(crate) fn put(&self, out: &mut Vec<u8>) {
         put_u8(out, self.kind());
-        put_u8(out, VERSION);
+        put_u8(out, self.version());
         let length_at = out.len();
         put_u32(out, 0);
         self.put_payload(out);
@@ -117,16 +128,20 @@ impl Record {
                 master_version,
                 wrapped,
                 check,
-                created,
+                times,
             } => {
                 put_u32(out, scope.number());
                 put_u32(out, version.get());
                 put_u64(out, *master_version);
-                put_i64(out, *created);
+                put_i64(out, times.wrapped);
                 out.extend_from_slice(check.as_bytes());
                 put_bytes(out, provider.as_bytes());
                 put_bytes(out, master_key.as_bytes());
                 put_bytes(out, wrapped);
+                if self.version() == TIMES {
+                    put_i64(out, times.made);
+                    put_i64(out, times.master_key);
+                }
             }
             Self::DataKey { file, version, cipher, scope, key_version, wrapped, created } => {
                 put_file(out, file);
@@ -219,12 +234,12 @@ impl Record {
         if !(kind::PROVIDER..=kind::KEYS_FORGOTTEN).contains(&kind) {
             return Err(at(Problem::RecordType(kind)));
         }
-        if version != VERSION {
+        if version != VERSION && (kind, version) != (kind::DATABASE_KEY, TIMES) {
             return Err(at(Problem::RecordVersion { kind, version }));
         }
         let payload = from.bytes()?;
         let mut fields = Reader::new(payload, from.offset() - payload.len() as u64);
-        let record = Self::take_payload(kind, &mut fields, offset)?;
+        let record = Self::take_payload((kind, version), &mut fields, offset)?;
         if !fields.is_empty() {
             return Err(fields.error(Problem::Trailing));
         }
@@ -233,7 +248,11 @@ impl Record {
     }
 
     /// `offset`: offset of the record.
-    fn take_payload(kind: u8, from: &mut Reader<'_>, offset: u64) -> Result<Self, FormatError> {
+    fn take_payload(
+        (kind, version): (u8, u8),
+        from: &mut Reader<'_>,
+        offset: u64,
+    ) -> Result<Self, FormatError> {
         let version_of_data_key = |from: &mut Reader<'_>| {
             let version = DataKeyVersion::new(from.u16()?);
             version.ok_or(FormatError { offset, problem: NOT_A_DATA_KEY_VERSION })
@@ -250,14 +269,19 @@ impl Record {
             }
             kind::DROP_PROVIDER => Self::DropProvider { name: from.text()?.to_owned() },
             kind::DATABASE_KEY => {
+                let has_times = version == TIMES;
                 let scope = Scope::database(from.u32()?);
                 let version = key_version(from, "database key version")?;
                 let master_version = from.u64()?;
-                let created = from.i64()?;
+                let at = from.i64()?;
                 let check = CheckValue::from_bytes(from.array()?);
                 let provider = from.text()?.to_owned();
                 let master_key = from.text()?.to_owned();
                 let wrapped = from.bytes()?.to_vec();
+                let times = match has_times {
+                    true => KeyTimes { made: from.i64()?, wrapped: at, master_key: from.i64()? },
+                    false => KeyTimes::at(at),
+                };
                 Self::DatabaseKey {
                     scope,
                     version,
@@ -266,7 +290,7 @@ impl Record {
                     master_version,
                     wrapped,
                     check,
-                    created,
+                    times,
                 }
             }
             kind::DATA_KEY => {

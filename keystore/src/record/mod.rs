@@ -21,6 +21,25 @@ pub const MAX_WRAPPED_DATABASE_KEY: usize = 64 << 10;
 /// Longest wrapped data key, in bytes: 64 bytes of key, 28 of nonce and tag.
 pub const MAX_WRAPPED_DATA_KEY: usize = 92;
 
+/// Since when a database key and its master key are in use. Seconds since 1970.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KeyTimes {
+    /// The database key was made.
+    pub made: i64,
+    /// It was wrapped as it is now.
+    pub wrapped: i64,
+    /// The version of the master key that wraps it was first used for this scope.
+    pub master_key: i64,
+}
+
+impl KeyTimes {
+    /// Of a new key under a master key that is new here.
+    #[must_use]
+    pub const fn at(time: i64) -> Self {
+        Self { made: time, wrapped: time, master_key: time }
+    }
+}
+
 /// One change of the keystore. Records are added and never edited; [`State`](crate::state::State)
 /// is the result of applying them.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -58,8 +77,8 @@ pub enum Record {
         wrapped: Vec<u8>,
         /// Key check value of the wrapped key.
         check: CheckValue,
-        /// Seconds since 1970.
-        created: i64,
+        /// When what began.
+        times: KeyTimes,
     },
     /// A data key, wrapped by a database key. If file and version are known, it is the same key
     /// with a new wrapping.

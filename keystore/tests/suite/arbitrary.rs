@@ -5,7 +5,9 @@ use pagevault_keystore::job::{JobId, JobKind, JobState, Request, Step};
 use pagevault_keystore::rel_file::Phase;
 use pagevault_keystore::state::State;
 use pagevault_keystore::wal::{self, Switch, WalPhase};
-use pagevault_keystore::{CheckValue, DataKeyVersion, KeyVersion, Lsn, Record, RelFile, Scope};
+use pagevault_keystore::{
+    CheckValue, DataKeyVersion, KeyTimes, KeyVersion, Lsn, Record, RelFile, Scope,
+};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -111,9 +113,15 @@ pub(crate) fn any_record() -> impl Strategy<Value = Record> {
     let provider = (name(), name(), "\\PC{0,60}", any::<bool>()).prop_map(
         |(name, kind, options, programs)| Record::Provider { name, kind, options, programs },
     );
-    let ids = (0..4_u32, 1..4_u32, any::<u64>(), any::<i64>());
+    let times = (any::<i64>(), any::<i64>(), any::<i64>(), any::<bool>()).prop_map(
+        |(made, wrapped, master_key, differ)| match differ {
+            true => KeyTimes { made, wrapped, master_key },
+            false => KeyTimes::at(made),
+        },
+    );
+    let ids = (0..4_u32, 1..4_u32, any::<u64>(), times);
     let database_key = (ids, name(), name(), vec(any::<u8>(), 1..200)).prop_map(
-        |((scope, version, master_version, created), provider, master_key, wrapped)| {
+        |((scope, version, master_version, times), provider, master_key, wrapped)| {
             Record::DatabaseKey {
                 scope: Scope::database(scope),
                 version: key_version(version),
@@ -123,7 +131,7 @@ pub(crate) fn any_record() -> impl Strategy<Value = Record> {
                 wrapped,
                 // The same key in each wrapping.
                 check: CheckValue::from_bytes([(16 * scope + version) as u8; 16]),
-                created,
+                times,
             }
         },
     );

@@ -1,7 +1,7 @@
 //! The files of escrow beside the key files.
 
 use pagevault_keystore::escrow::{Mark, Restored};
-use pagevault_keystore::{CheckValue, Record, Scope};
+use pagevault_keystore::{CheckValue, KeyTimes, Record, Scope};
 
 use crate::arbitrary::key_version;
 
@@ -61,7 +61,7 @@ fn restored() -> Restored {
             master_version: 1,
             wrapped: (0..60).collect(),
             check: CheckValue::from_bytes([7; 16]),
-            created: 1_767_225_599,
+            times: KeyTimes::at(1_767_225_599),
         },
     ];
     Restored { keystore: ID, records }

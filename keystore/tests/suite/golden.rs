@@ -6,7 +6,9 @@ use pagevault_keystore::log::{Log, replay};
 use pagevault_keystore::protocol::{Reply, Request};
 use pagevault_keystore::rel_file::Phase;
 use pagevault_keystore::wal::{Switch, WalPhase, key_place};
-use pagevault_keystore::{CheckValue, Lsn, Record, RelFile, Scope, data_key_aad, master_context};
+use pagevault_keystore::{
+    CheckValue, KeyTimes, Lsn, Record, RelFile, Scope, data_key_aad, master_context,
+};
 
 use crate::arbitrary::{key_version, version};
 use crate::faulty::FaultyStorage;
@@ -20,6 +22,7 @@ const REWRITTEN: &[u8] = include_bytes!("../../vectors/v1/7.keys");
 const JOBS: &[u8] = include_bytes!("../../vectors/v1/8.keys");
 const BORN: &[u8] = include_bytes!("../../vectors/v1/9.keys");
 const FORMER: &[u8] = include_bytes!("../../vectors/v1/10.keys");
+const ROTATED: &[u8] = include_bytes!("../../vectors/v1/rotated.keys");
 const REQUEST: &[u8] = include_bytes!("../../vectors/v1/request.json");
 const REPLY: &[u8] = include_bytes!("../../vectors/v1/reply.json");
 const ID: [u8; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
@@ -55,7 +58,7 @@ fn cluster() -> Vec<Vec<Record>> {
                 master_version: 1,
                 wrapped: vec![1, 2, 3],
                 check: CheckValue::from_bytes([0xC1; 16]),
-                created: 1_700_000_000,
+                times: KeyTimes::at(1_700_000_000),
             },
             Record::DatabaseKey {
                 scope: Scope::database(5),
@@ -65,7 +68,7 @@ fn cluster() -> Vec<Vec<Record>> {
                 master_version: (1 << 40) + 7,
                 wrapped: wrapped(0, 60),
                 check: CheckValue::from_bytes(ID),
-                created: -1,
+                times: KeyTimes::at(-1),
             },
         ],
         vec![Record::DropProvider { name: "Schlüssel".into() }],
@@ -82,6 +85,29 @@ fn cluster() -> Vec<Vec<Record>> {
             Record::Current { file, version: version(1) },
         ],
     ]
+}
+
+/// The cluster's log after a rotation of its master key and of its database key.
+fn rotated() -> Vec<Vec<Record>> {
+    let key = |number, master_version, wrapped: &[u8], check, times| Record::DatabaseKey {
+        scope: Scope::CLUSTER,
+        version: key_version(number),
+        provider: "disk".into(),
+        master_key: "main".into(),
+        master_version,
+        wrapped: wrapped.into(),
+        check: CheckValue::from_bytes([check; 16]),
+        times,
+    };
+    let times = |made, wrapped, master_key| KeyTimes { made, wrapped, master_key };
+    let first = KeyTimes::at(1_700_000_000);
+    let rewrapped = times(1_700_000_000, 1_700_000_008, 1_700_000_008);
+    let second = times(1_700_000_009, 1_700_000_009, 1_700_000_008);
+    vec![vec![
+        key(1, 1, &[1, 2, 3], 0xC1, first),
+        key(1, 2, &[4], 0xC1, rewrapped),
+        key(2, 2, &[5], 0xC2, second),
+    ]]
 }
 
 /// The batches of the database's log.
@@ -270,6 +296,7 @@ fn golden_logs_are_read() {
         (JOBS, 8, 0, jobs()),
         (BORN, 9, 0, born()),
         (FORMER, 10, 0, former()),
+        (ROTATED, 0, 0, rotated()),
     ] {
         let contents = replay(bytes, Scope::database(scope)).unwrap();
         assert_eq!(contents.records, batches.concat());
@@ -305,6 +332,11 @@ fn golden_logs_are_written() {
     let mut log = Log::create(&storage, ID, Scope::database(10), &[]).unwrap();
     former().iter().for_each(|batch| log.append(batch).unwrap());
     assert_eq!(storage.content("10.keys"), FORMER);
+
+    let storage = FaultyStorage::default();
+    let mut log = Log::create(&storage, ID, Scope::database(0), &[]).unwrap();
+    rotated().iter().for_each(|batch| log.append(batch).unwrap());
+    assert_eq!(storage.content("cluster.keys"), ROTATED);
 
     let storage = FaultyStorage::default();
     let mut log = Log::create(&storage, ID, Scope::database(0), &[]).unwrap();

@@ -1,5 +1,5 @@
 use pagevault_keystore::state::{State, StateError};
-use pagevault_keystore::{CheckValue, DataKeyVersion, Lsn, Record, RelFile, Scope};
+use pagevault_keystore::{CheckValue, DataKeyVersion, KeyTimes, Lsn, Record, RelFile, Scope};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -18,7 +18,7 @@ fn database_key(scope: u32, number: u32, fill: u8) -> Record {
         master_version: u64::from(fill),
         wrapped: vec![fill; 60],
         check: CheckValue::from_bytes([number as u8; 16]),
-        created: 1,
+        times: KeyTimes::at(1),
     }
 }
 

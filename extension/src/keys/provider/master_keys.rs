@@ -9,7 +9,7 @@ use std::borrow::Borrow;
 use pagevault_cipher::{KeyVersion, Secret32};
 use pagevault_keystore::protocol::{Action, Base64, ProviderSpec, SecretBytes};
 use pagevault_keystore::state::{DatabaseKey, State};
-use pagevault_keystore::{CheckValue, Record, Scope};
+use pagevault_keystore::{CheckValue, KeyTimes, Record, Scope};
 use pgrx::PgSqlErrorCode as Code;
 
 use super::operations::{self, Answer, Question};
@@ -45,7 +45,7 @@ fn set_first(by: &str, scope: Scope, spec: &ProviderSpec, key: &str) -> Result<(
     }
     let secret = Secret32::random()?;
     let first = KeyVersion::FIRST;
-    let record = wrap_new(by, scope, first, spec, key, &secret)?;
+    let record = wrap_new(by, (scope, first), spec, key, &secret, None)?;
     write_database_key(record, secret)?;
     if !scope.is_cluster() {
         // Data keys of this database that the cluster's key wraps are rewrapped with its own key.
@@ -89,13 +89,15 @@ fn move_to(by: &str, state: &State, scope: Scope, spec: &ProviderSpec, key: &str
             Action::Wrap { plaintext: SecretBytes::from_slice(secret.expose()) }
         };
         questions.push(Question::new(spec.clone(), key.to_owned(), Some(scope), action));
-        versions.push((version, secret, record.check));
+        versions.push((version, secret, record));
     }
     let mut moved = Vec::new();
-    for ((version, secret, check), answer) in
+    for ((version, secret, before), answer) in
         versions.into_iter().zip(operations::ask(by, questions)?)
     {
-        moved.push((version, secret, record_of(spec, key, check, answer)?));
+        let record = record_of(spec, key, before.check, answer, Some(before))?;
+        let times = KeyTimes { made: before.times.made, ..record.times };
+        moved.push((version, secret, DatabaseKey { times, ..record }));
     }
     prove(by, scope, spec, &moved)?;
     let newest = moved.last().map_or(0, |(_, _, record)| record.master_version);
@@ -121,7 +123,8 @@ pub(crate) fn rotate_database_key(by: &str, database: u32) -> Result<KeyVersion>
     let new_version = KeyVersion::after(Some(version))
         .ok_or_else(|| internal("database key versions are used up".into()))?;
     let secret = Secret32::random()?;
-    let record = wrap_new(by, scope, new_version, &spec, &current.master_key, &secret)?;
+    let place = (scope, new_version);
+    let record = wrap_new(by, place, &spec, &current.master_key, &secret, Some(current))?;
     write_database_key(record, secret)?;
     let homes = data_keys::logs_wrapped_by(scope)?;
     for home in homes {
@@ -146,20 +149,21 @@ fn require_unlocked(state: &State, scope: Scope) -> Result<()> {
     }
 }
 
-/// Wraps a new database key and proves that the provider unwraps it.
+/// Wraps a new database key and proves that the provider unwraps it. `before`: the scope's key
+/// until now.
 fn wrap_new(
     by: &str,
-    scope: Scope,
-    version: KeyVersion,
+    (scope, version): (Scope, KeyVersion),
     spec: &ProviderSpec,
     key: &str,
     secret: &Secret32,
+    before: Option<&DatabaseKey>,
 ) -> Result<Record> {
     let plaintext = SecretBytes::from_slice(secret.expose());
     let action = Action::Wrap { plaintext };
     let question = Question::new(spec.clone(), key.to_owned(), Some(scope), action);
     let check = proof::check_value(scope, version, secret)?;
-    let record = record_of(spec, key, check, operations::ask_one(by, question)?)?;
+    let record = record_of(spec, key, check, operations::ask_one(by, question)?, before)?;
     let wrapped = [(version, secret, record)];
     prove(by, scope, spec, &wrapped)?;
     let [(_, _, record)] = wrapped;
@@ -187,27 +191,37 @@ fn prove<S: Borrow<Secret32>>(
     Ok(())
 }
 
-/// The record of a database key that has just been wrapped.
+/// The record of a database key that is new and has just been wrapped. `before`: what the scope's
+/// master key has wrapped until now.
 fn record_of(
     spec: &ProviderSpec,
     key: &str,
     check: CheckValue,
     answer: Answer,
+    before: Option<&DatabaseKey>,
 ) -> Result<DatabaseKey> {
     let what = format!("wrap a database key with master key \"{key}\"");
     let (wrapped, master_version) = answer.wrapped(&what)?;
+    let is_same = |before: &&DatabaseKey| {
+        before.provider == spec.name
+            && before.master_key == key
+            && before.master_version == master_version
+    };
+    let times = KeyTimes::at(process::now());
+    let since = before.filter(is_same).map(|before| before.times.master_key);
+    let times = KeyTimes { master_key: since.unwrap_or(times.master_key), ..times };
     Ok(DatabaseKey {
         provider: spec.name.clone(),
         master_key: key.to_owned(),
         master_version,
         wrapped,
         check,
-        created: process::now(),
+        times,
     })
 }
 
 fn database_key_record(scope: Scope, version: KeyVersion, key: DatabaseKey) -> Record {
-    let DatabaseKey { provider, master_key, master_version, wrapped, check, created } = key;
+    let DatabaseKey { provider, master_key, master_version, wrapped, check, times } = key;
     Record::DatabaseKey {
         scope,
         version,
@@ -216,7 +230,7 @@ fn database_key_record(scope: Scope, version: KeyVersion, key: DatabaseKey) -> R
         master_version,
         wrapped,
         check,
-        created,
+        times,
     }
 }
 
