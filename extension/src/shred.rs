@@ -19,6 +19,7 @@ use pgrx::pg_sys::{self, Oid};
 use pgrx::{PgSqlErrorCode as Code, Spi};
 
 use crate::keys::store::directory;
+use crate::keys::store::places::Places;
 use crate::keys::usage::destruction::{self, Former, Outcome};
 use crate::pg::relation::{self, Facts};
 use crate::pg::report::{Report, Result};
@@ -272,7 +273,7 @@ pub(crate) fn database(by: &str, name: &ServerText, confirm: &str) -> Result<Shr
         ));
     }
     buffers::flush_and_drop_database(oid);
-    require_tablespaces(oid.to_u32(), files.iter().copied())?;
+    require_directories(oid.to_u32(), files.iter().copied())?;
     for &file in files.iter().filter(|file| directory::is_sealed(**file)) {
         let counts = verify::count_pages(file)?;
         if counts.iter().any(|count| count.state == PageState::Plaintext) {
@@ -307,7 +308,8 @@ pub(crate) fn former_files(by: &str, confirm: &str) -> Result<Shredded> {
     // Files dropped since the last checkpoint may still exist.
     session::as_owner_of_the_cluster(|| Spi::run("CHECKPOINT"))?;
     let mut found = destruction::former_files(database)?;
-    require_tablespaces(database, found.iter().map(|former| former.file))?;
+    require_directories(database, found.iter().map(|former| former.file))?;
+    require_right_directories(found.iter().map(|former| former.file))?;
     // Wait for processes that have created a key and are about to create its file.
     writers::await_others(Activity::Creating, None)?;
     found.retain(Former::is_gone);
@@ -339,21 +341,39 @@ pub(crate) fn left_behind() -> Result<Vec<RelFile>> {
 }
 
 /// If a file system is not mounted, all its files would seem to be gone, with their pages.
-fn require_tablespaces(database: u32, files: impl Iterator<Item = RelFile>) -> Result<()> {
+fn require_directories(database: u32, files: impl Iterator<Item = RelFile>) -> Result<()> {
     let known: HashSet<u32> = catalog::tablespaces().into_iter().map(Oid::to_u32).collect();
     for tablespace in files.map(|file| file.tablespace).collect::<HashSet<_>>() {
         let directory = compat::database_path(database, tablespace);
         let of_all = Path::new(&directory).parent();
         if known.contains(&tablespace) && !of_all.is_some_and(Path::is_dir) {
-            return Err(Report::new(
-                Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
-                format!("the directory of tablespace {tablespace} does not exist"),
-            )
-            .detail("So it is not known which of its files are gone, and what the others hold. Nothing was destroyed.")
-            .hint("Mount it, or drop the tablespace."));
+            return Err(unknown_files(tablespace, "does not exist")
+                .hint("Mount it, or drop the tablespace."));
         }
     }
     Ok(())
+}
+
+/// If another directory than its own is in the place of a tablespace, all its files would seem to
+/// be gone.
+fn require_right_directories(missing: impl Iterator<Item = RelFile>) -> Result<()> {
+    let known: HashSet<u32> = catalog::tablespaces().into_iter().map(Oid::to_u32).collect();
+    let places = Places::now()?;
+    for file in missing {
+        if known.contains(&file.tablespace) && !places.are_trusted(file) {
+            return Err(unknown_files(file.tablespace, "need not be its own")
+                .hint("If everything is mounted, say so by pagevault.confirm_tablespaces(). See pagevault.tablespaces."));
+        }
+    }
+    Ok(())
+}
+
+fn unknown_files(tablespace: u32, directory: &str) -> Report {
+    Report::new(
+        Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+        format!("the directory of tablespace {tablespace} {directory}"),
+    )
+    .detail("So it is not known which of its files are gone, and what the others hold. Nothing was destroyed.")
 }
 
 fn changed(name: &str) -> Report {

@@ -8,6 +8,7 @@ mod rekey;
 mod shred;
 mod stats;
 mod status;
+mod tablespaces;
 
 use crate::audit::{self, Operation};
 use crate::pg::report::{Report, Result};

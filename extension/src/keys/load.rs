@@ -12,7 +12,7 @@ use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
 use super::store::persist::{self, keystore_failure};
-use super::store::{escrow, former as former_files, unmounted, unsettled};
+use super::store::{escrow, former as former_files, unsettled};
 use super::usage::authenticated;
 use crate::audit;
 use crate::keystore_dir;
@@ -47,11 +47,7 @@ pub(crate) fn start() -> Result<Loaded> {
     let mut logs = read_logs(&storage, process::replays_wal())?;
     require_one_keystore(&logs)?;
     require_keys_for_wal(&logs)?;
-    if process::replays_wal() {
-        if !logs.is_empty() {
-            unmounted::note()?;
-        }
-    } else {
+    if !process::replays_wal() {
         unsettled::require_none_missing(&storage, &logs)?;
     }
     escrow::import_restored(&storage, &mut logs)?;
@@ -328,5 +324,5 @@ fn fill(shared: &Shared, logs: &[Contents]) -> Result<()> {
         persist::apply(&lock, &log.records)?;
     }
     let from = if process::replays_wal() { control_file::replayed_from() } else { Lsn(u64::MAX) };
-    former_files::end(&lock, from)
+    former_files::end_all(&lock, from)
 }

@@ -48,7 +48,7 @@ pub(crate) fn replay(
     // All of it is read only where it matters: most records are about one file.
     let former = if are_gone { former::known(&lock)? } else { FormerFiles::default() };
     if records.iter().all(|record| is_known(&former, record)) {
-        return if are_gone { former::end(&lock, start) } else { Ok(()) };
+        return if are_gone { former::end_recorded(&lock, records) } else { Ok(()) };
     }
     // Later records that this server already has take precedence.
     let is_old = shmem::required()?.control.position(scope).is_some_and(|log| start < log.logged);
@@ -75,7 +75,7 @@ pub(crate) fn replay(
     fault::point("redo.keys_in_file");
     apply_logged(&lock, &records);
     if are_gone {
-        former::end(&lock, start)?;
+        former::end_recorded(&lock, &records)?;
     }
     if destroys && let Err(report) = compact(&lock, scope) {
         // The keys are not used any more. Their bytes stay in the file until it is rewritten.

@@ -40,6 +40,13 @@ pub(crate) fn may_have_any_fork(file: RelFile) -> bool {
     (ForkNumber::MAIN_FORKNUM..=ForkNumber::INIT_FORKNUM).any(may_exist)
 }
 
+/// The first page of the main fork, if it can be read.
+pub(crate) fn first_page(file: RelFile) -> Option<Box<Page>> {
+    let mut page = Box::new([0; PAGE_SIZE]);
+    let mut file = File::open(relation_path(file, ForkNumber::MAIN_FORKNUM)).ok()?;
+    file.read_exact(page.as_mut_slice()).ok().map(|()| page)
+}
+
 /// Whether a page on disk, in any fork, is such a one. True if that cannot be determined.
 pub(crate) fn any_page(file: RelFile, is_it: impl Fn(&Page) -> bool) -> bool {
     let forks = ForkNumber::MAIN_FORKNUM..=ForkNumber::INIT_FORKNUM;

@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
 use pgrx::pg_sys;
@@ -15,7 +15,7 @@ use super::compat::database_path;
 pub(crate) struct Identity {
     /// Number of the inode.
     pub(crate) inode: u64,
-    /// When it was made, in nanoseconds since 1970; 0 if the file system does not tell.
+    /// When it was made, in nanoseconds since 1970.
     pub(crate) made: u128,
 }
 
@@ -32,19 +32,41 @@ pub(super) fn directory(tablespace: u32) -> PathBuf {
     of_database.parent().map(PathBuf::from).unwrap_or_default()
 }
 
-/// The directory of a tablespace that is there. `None` if it is not, or that cannot be determined.
+/// The directory of a tablespace that is there. `None` if it is not, if that cannot be determined,
+/// or if the file system does not tell when directories are made.
 pub(crate) fn identity(tablespace: u32) -> Option<Identity> {
     let found = fs::metadata(directory(tablespace)).ok().filter(fs::Metadata::is_dir)?;
-    let made = found.created().ok().and_then(|at| at.duration_since(UNIX_EPOCH).ok());
-    Some(Identity { inode: found.ino(), made: made.map_or(0, |at| at.as_nanos()) })
+    let made = found.created().ok()?.duration_since(UNIX_EPOCH).ok()?.as_nanos();
+    (made != 0).then(|| Identity { inode: found.ino(), made })
 }
 
-/// Tablespaces that have a link, and no directory: their file systems are not mounted.
-pub(crate) fn without_directory() -> Vec<u32> {
+/// Whether a tablespace has a directory.
+pub(crate) fn has_directory(tablespace: u32) -> bool {
+    directory(tablespace).is_dir()
+}
+
+/// Tablespaces outside of `base` and `global`.
+pub(crate) fn outside() -> Vec<u32> {
     let links = fs::read_dir("pg_tblspc").into_iter().flatten().flatten();
-    let numbers = links.filter_map(|link| link.file_name().to_str()?.parse().ok());
-    let is_missing = |tablespace: &u32| {
-        fs::metadata(directory(*tablespace)).is_err_and(|e| e.kind() == ErrorKind::NotFound)
+    links.filter_map(|link| link.file_name().to_str()?.parse().ok()).collect()
+}
+
+/// In a tablespace of the data directory: whether the directory of a database is its own, or there
+/// is none at all. It may be a link to a file system that is not mounted. `initdb` and CREATE
+/// DATABASE write `PG_VERSION` into it; recovery, which makes a missing directory, does not
+/// (`recovery_create_dbdir`, dbcommands.c; `TablespaceCreateDbspace`, tablespace.c).
+pub(crate) fn has_directory_if_any(database: u32, tablespace: u32) -> bool {
+    if tablespace == pg_sys::GLOBALTABLESPACE_OID.to_u32() {
+        return true; // with pg_control
+    }
+    let has_version = |database| {
+        let directory = PathBuf::from(database_path(database, tablespace));
+        directory.join("PG_VERSION").is_file()
     };
-    numbers.filter(is_missing).collect()
+    let is_absent = || {
+        fs::symlink_metadata(Path::new(&database_path(database, tablespace)))
+            .is_err_and(|error| error.kind() == ErrorKind::NotFound)
+    };
+    // That of template1 stands for the directory `base`.
+    has_version(pg_sys::Template1DbOid) && (has_version(database) || is_absent())
 }

@@ -3,13 +3,16 @@
 
 use std::collections::{HashMap, HashSet};
 
+use pagevault_cipher::page;
 use pagevault_keystore::former::{FormerFiles, Full};
 use pagevault_keystore::{DataKeyVersion, Lsn, Phase, Record, RelFile, Scope};
+use pgrx::PgSqlErrorCode;
+use pgrx::prelude::PgLogLevel;
 
 use super::persist;
 use crate::pg::locks::KeystoreLock;
-use crate::pg::relation_files;
-use crate::pg::report::Result;
+use crate::pg::report::{Report, Result};
+use crate::pg::{process, relation_files};
 use crate::{fault, shmem};
 
 /// Applies records about former files to shared memory. All at once: each takes time proportional
@@ -28,7 +31,7 @@ pub(crate) fn require_room(lock: &KeystoreLock, records: &[Record]) -> Result<()
     if shmem::required()?.former.has_room_for(&former) { Ok(()) } else { Err(no_room()) }
 }
 
-fn no_room() -> crate::pg::report::Report {
+fn no_room() -> Report {
     persist::recovery_needs_room("range of former files")
 }
 
@@ -55,26 +58,65 @@ pub(crate) fn last_version(_lock: &KeystoreLock, file: RelFile) -> Option<DataKe
 }
 
 /// From now on, files with numbers of former files that were gone at the address `by` are written
-/// in plaintext: this server may not have forgotten the keys, and a file that uses such a number
-/// again is another one. If it is encrypted, it has a later key. In memory only: a start from an
-/// earlier address needs the key.
-pub(crate) fn end(_lock: &KeystoreLock, by: Lsn) -> Result<()> {
-    let shared = shmem::required()?;
-    let (directory, former) = (&shared.directory, shared.former.load());
-    if former.ranges().next().is_none() {
-        return Ok(());
+/// in plaintext: see [`end`].
+pub(crate) fn end_all(lock: &KeystoreLock, by: Lsn) -> Result<()> {
+    let former = known(lock)?;
+    match former.ranges().next() {
+        Some(_) => end(lock, |file, last| former.was_gone(file, Some(last), by)),
+        None => Ok(()),
     }
+}
+
+/// The same for the files in records that are replayed, whatever is known of later ones with the
+/// same numbers.
+pub(crate) fn end_recorded(lock: &KeystoreLock, records: &[Record]) -> Result<()> {
+    let ranges = records.iter().filter_map(|record| match record {
+        Record::FormerFiles(range) => Some(*range),
+        _ => None,
+    });
+    let ranges: Vec<_> = ranges.collect();
+    end(lock, |file, last| {
+        ranges.iter().any(|range| {
+            range.database == file.database
+                && (range.first..=range.last).contains(&file.relation)
+                && last <= range.through
+        })
+    })
+}
+
+/// Files with numbers of former files are written in plaintext: this server may not have forgotten
+/// the keys, and a file that uses such a number again is another one. If it is encrypted, it has a
+/// later key. In memory only: a start from an earlier address needs the key.
+///
+/// A file with pages under a former key is not another one: its primary was wrong. It stays
+/// encrypted.
+fn end(_lock: &KeystoreLock, is_former: impl Fn(RelFile, DataKeyVersion) -> bool) -> Result<()> {
+    let directory = &shmem::required()?.directory;
     for info in directory.files()? {
         let info = info?;
-        let last = directory.last_version(info.slot)?;
-        if info.phase.current().is_some()
-            && former.was_gone(info.file, last, by)
-            && let Some(last) = last
-        {
+        let Some(last) = directory.last_version(info.slot)? else { continue };
+        if info.phase.current().is_none() || !is_former(info.file, last) {
+            continue;
+        }
+        let first = relation_files::first_page(info.file);
+        let sealed = first.filter(|page| page::may_be_sealed(page, 0, process::data_checksums()));
+        let version = sealed.and_then(|page| page::version_of(page.as_slice()));
+        if version.is_some_and(|version| version <= last) {
+            still_there(info.file).send(PgLogLevel::WARNING);
+        } else {
             directory.enter(info.slot, Phase::plaintext_after(last))?;
         }
     }
     Ok(())
+}
+
+fn still_there(file: RelFile) -> Report {
+    Report::new(
+        PgSqlErrorCode::ERRCODE_WARNING,
+        format!("relation file {file} is said to be gone, and is there"),
+    )
+    .detail("The primary has forgotten the keys of a file that was not dropped. This server keeps them.")
+    .hint("Keep this server: do not copy it anew. Find out what happened to the files of the primary, such as a tablespace that was not mounted.")
 }
 
 /// What was forgotten.

@@ -4,5 +4,5 @@ pub(crate) mod directory;
 pub(crate) mod escrow;
 pub(crate) mod former;
 pub(crate) mod persist;
-pub(crate) mod unmounted;
+pub(crate) mod places;
 pub(crate) mod unsettled;

@@ -14,14 +14,16 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
-use pagevault_keystore::{DataKeyVersion, Lsn, Record, RelFile, Scope, wal as wal_keys};
+use pagevault_keystore::wal::is_key_place;
+use pagevault_keystore::{DataKeyVersion, Lsn, Record, RelFile, Scope};
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
-use crate::keys::store::{former, persist, unmounted};
+use crate::keys::store::places::{self, Places};
+use crate::keys::store::{former, persist};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result};
-use crate::pg::{control_file, guc, process, processes, relation_files, tablespaces, wal};
+use crate::pg::{control_file, guc, process, processes, relation_files, wal};
 use crate::shmem;
 use crate::writers::{Activity, Others};
 
@@ -57,25 +59,28 @@ pub(crate) struct Watch {
     /// The end of the last round, and how long it has looked for files.
     last_round: Option<(Instant, Duration)>,
     looking: Duration,
+    /// Tablespaces about which a line was logged.
+    told: BTreeSet<u32>,
 }
 
 impl Watch {
-    /// When the next round is due, if former keys are ever forgotten.
-    pub(crate) fn due_in(&self) -> Option<Duration> {
+    /// When the next round is due.
+    pub(crate) fn due_in(&self) -> Duration {
         let keep = guc::keep_former_keys();
         let pause = match process::in_recovery() {
             true => keep.map_or(ON_STANDBY, |keep| keep.clamp(SHORTEST, ON_STANDBY)),
-            false => (keep? / 24).clamp(SHORTEST, LONGEST),
+            // Without a limit: what a former primary has recorded.
+            false => keep.map_or(LONGEST, |keep| (keep / 24).clamp(SHORTEST, LONGEST)),
         };
         let due_in = |(end, took): (Instant, Duration)| {
             pause.max(took * PAUSE_PER_ROUND).saturating_sub(end.elapsed())
         };
-        Some(self.last_round.map_or(Duration::ZERO, due_in))
+        self.last_round.map_or(Duration::ZERO, due_in)
     }
 
     /// In the worker, outside of transactions.
     pub(crate) fn run_if_due(&mut self) {
-        if self.due_in().is_none_or(|due| !due.is_zero()) {
+        if !self.due_in().is_zero() {
             return;
         }
         if let Err(report) = self.run() {
@@ -93,11 +98,13 @@ impl Watch {
         if in_recovery && wal::replayed() == Lsn::INVALID {
             return Ok(()); // pg_control may still be that of another server
         }
-        // A backup may have begun before a file was gone, and copy the key file now.
+        places::confirm_without_keys()?;
+        let Some(control) = control_file::read() else { return Ok(()) };
+        // A backup may have begun before a file was gone, and copy the key file now. One that
+        // begins from here on starts at this checkpoint, or a later one.
         if processes::any_base_backup() {
             return Ok(());
         }
-        let Some(control) = control_file::read() else { return Ok(()) };
         // After a power cut the server must not start from an earlier checkpoint.
         if control_file::sync().is_err() {
             return Ok(());
@@ -117,7 +124,7 @@ impl Watch {
     fn look(&mut self) -> Result<()> {
         let places = Places::now()?;
         let start = Instant::now();
-        let found = missing(&places)?;
+        let found = self.missing(&places)?;
         self.looking = start.elapsed();
         self.gone.retain(|file, gone| found.get(file) == Some(&gone.last));
         if found.len() == self.gone.len() || !creators_are_done() {
@@ -125,7 +132,7 @@ impl Watch {
         }
         // What still is not there now has been there, or never will be. Before this, WAL may have
         // records about it.
-        let again = missing(&places)?;
+        let again = self.missing(&places)?;
         let wal_end = wal::end();
         for (file, last) in found {
             if again.get(&file) == Some(&last) {
@@ -134,6 +141,30 @@ impl Watch {
             }
         }
         Ok(())
+    }
+
+    /// Files with keys that are gone, with their last versions.
+    fn missing(&mut self, places: &Places) -> Result<HashMap<RelFile, DataKeyVersion>> {
+        let directory = &shmem::required()?.directory;
+        let mut missing = HashMap::new();
+        let mut doubtful = BTreeMap::new();
+        for info in directory.files()? {
+            let info = info?;
+            let Ok(Some(last)) = directory.last_version(info.slot) else { continue };
+            if is_key_place(info.file) || relation_files::may_have_any_fork(info.file) {
+                continue;
+            }
+            match places.are_trusted(info.file) {
+                true => drop(missing.insert(info.file, last)),
+                false => *doubtful.entry(info.file.tablespace).or_insert(0) += 1,
+            }
+        }
+        for (tablespace, files) in doubtful {
+            if self.told.insert(tablespace) {
+                in_doubt(tablespace, files).send(PgLogLevel::LOG);
+            }
+        }
+        Ok(missing)
     }
 
     /// Records former files that are due. [`Self::look`] has just seen that they are still gone.
@@ -180,40 +211,13 @@ impl Watch {
     }
 }
 
-/// Where files can be looked for now.
-struct Places {
-    /// Tablespaces whose directories may be others.
-    unmounted: Vec<u32>,
-}
-
-impl Places {
-    fn now() -> Result<Places> {
-        Ok(Places { unmounted: unmounted::current()? })
-    }
-
-    /// Whether a file certainly does not exist.
-    fn lack(&self, file: RelFile) -> bool {
-        !wal_keys::is_key_place(file)
-            && !relation_files::may_have_any_fork(file)
-            && (tablespaces::is_built_in(file.tablespace)
-                || (tablespaces::identity(file.tablespace).is_some()
-                    && !self.unmounted.contains(&file.tablespace)))
-    }
-}
-
-/// Files with keys that do not exist, with their last versions.
-fn missing(places: &Places) -> Result<HashMap<RelFile, DataKeyVersion>> {
-    let directory = &shmem::required()?.directory;
-    let mut missing = HashMap::new();
-    for info in directory.files()? {
-        let info = info?;
-        if let Ok(Some(last)) = directory.last_version(info.slot)
-            && places.lack(info.file)
-        {
-            missing.insert(info.file, last);
-        }
-    }
-    Ok(missing)
+fn in_doubt(tablespace: u32, files: usize) -> Report {
+    Report::new(
+        PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION,
+        format!("pagevault: keys of {files} files in tablespace {tablespace} are kept, though the files are not there"),
+    )
+    .detail("It is not known whether the directory of the tablespace is the right one.")
+    .hint("If everything is mounted, say so by pagevault.confirm_tablespaces().")
 }
 
 /// Waits until all processes that have made a key for a file that does not exist yet are done.

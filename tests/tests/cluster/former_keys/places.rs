@@ -103,3 +103,142 @@ fn keys_of_files_in_a_tablespace_that_recovery_has_made_are_kept() -> Result<()>
     cluster.allow_log("could not");
     Ok(())
 }
+
+/// Creates and drops an encrypted table, whose key is forgotten.
+fn drops_another(cluster: &Cluster) -> Result<()> {
+    cluster.sql("CREATE TABLE gone AS SELECT 1")?;
+    cluster.sql("SECURITY LABEL FOR pagevault ON TABLE gone IS 'encrypted'; DROP TABLE gone")
+}
+
+const CONFIRMED: &str =
+    "SELECT confirmed || ' ' || files || ' ' || missing_files FROM pagevault.tablespaces";
+
+/// What recovery has made in a mount point stays there, hidden by what is mounted, until that is not
+/// mounted again. Nor are the keys destroyed by whoever destroys those of dropped files.
+#[test]
+fn a_directory_that_was_left_in_a_mount_point_is_not_the_tablespace() -> Result<()> {
+    let (cluster, _keys) = cluster()?;
+    let sum = cluster.text(SUM)?;
+    let path = cluster.make_tablespace("far")?;
+    cluster.sql("ALTER TABLE t SET TABLESPACE far")?;
+    forgets(&cluster)?;
+    let left = with_keys(&cluster)?;
+    ensure!(cluster.text(CONFIRMED)?.starts_with("true "), "{}", cluster.text(CONFIRMED)?);
+    cluster.stop(StopMode::Fast)?;
+    let version = fs::read_dir(&path)?.next().context("nothing in the tablespace")??.file_name();
+    let away = path.with_extension("away");
+    fs::rename(&path, &away)?;
+    fs::create_dir_all(path.join(&version))?;
+    cluster.installation().give(&path)?;
+    cluster.installation().give(&path.join(&version))?;
+    cluster.start_server()?;
+    drops_another(&cluster)?;
+    forgets_all_but(&cluster, &left)?;
+    ensure!(cluster.text(CONFIRMED)?.starts_with("false "), "{}", cluster.text(CONFIRMED)?);
+    let error = cluster.error("SELECT * FROM pagevault.shred_former_files('postgres')")?;
+    ensure!(error.sqlstate == "55000", "{error:?}");
+    ensure!(error.message.contains("need not be its own"), "{error:?}");
+    cluster.stop(StopMode::Fast)?;
+    fs::rename(&path, path.with_extension("left"))?;
+    fs::rename(&away, &path)?;
+    cluster.start_server()?;
+    ensure!(cluster.text(SUM)? == sum, "rows changed");
+    ensure!(cluster.text(CONFIRMED)?.starts_with("true "), "{}", cluster.text(CONFIRMED)?);
+    cluster.sql("VACUUM FULL t")?;
+    forgets(&cluster)
+}
+
+/// The tablespaces of a copy are other directories. Nobody knows whether they are the right ones,
+/// until somebody says so.
+#[test]
+fn tablespaces_of_a_copy_are_confirmed_by_hand() -> Result<()> {
+    let (cluster, _keys) = cluster()?;
+    let path = cluster.make_tablespace("far")?;
+    cluster.sql("ALTER TABLE t SET TABLESPACE far")?;
+    let sum = cluster.text(SUM)?;
+    forgets(&cluster)?;
+    cluster.stop(StopMode::Fast)?;
+    let original = path.with_extension("original");
+    fs::rename(&path, &original)?;
+    let copied = Command::new("cp").arg("-a").arg(&original).arg(&path).status()?;
+    ensure!(copied.success(), "cp failed");
+    cluster.start_server()?;
+    let before = with_keys(&cluster)?;
+    cluster.sql("VACUUM FULL t")?;
+    cluster.sql("CHECKPOINT")?;
+    cluster.eventually_logs("files in tablespace")?;
+    ensure!(with_keys(&cluster)?.is_superset(&before), "keys are forgotten");
+    let found = cluster.text(CONFIRMED)?;
+    ensure!(found.starts_with("false ") && !found.ends_with(" 0"), "{found}");
+    ensure!(cluster.text("SELECT pagevault.confirm_tablespaces()")? == "1", "tablespaces");
+    forgets(&cluster)?;
+    ensure!(cluster.text(CONFIRMED)?.starts_with("true "), "{}", cluster.text(CONFIRMED)?);
+    cluster.restart()?;
+    ensure!(cluster.text(SUM)? == sum, "rows differ");
+    Ok(())
+}
+
+/// The directory of a database may be a link, too.
+#[test]
+fn keys_of_a_database_on_a_file_system_of_its_own_are_kept() -> Result<()> {
+    let (cluster, _keys) = cluster()?;
+    cluster.sql("CREATE DATABASE apart TEMPLATE postgres STRATEGY file_copy")?;
+    let sum = cluster.text(SUM)?;
+    let apart: u32 =
+        cluster.text("SELECT oid FROM pg_database WHERE datname = 'apart'")?.parse()?;
+    forgets(&cluster)?;
+    let kept = state_of(&cluster, Scope::database(apart))?.files().count();
+    ensure!(kept > 0, "the copy has no keys");
+    cluster.stop(StopMode::Fast)?;
+    let place = cluster.data_directory().join("base").join(apart.to_string());
+    let elsewhere = cluster.directory().join("elsewhere");
+    fs::rename(&place, &elsewhere)?;
+    std::os::unix::fs::symlink(cluster.directory().join("not-mounted"), &place)?;
+    cluster.start_server()?;
+    drops_another(&cluster)?;
+    forgets_all_but(&cluster, &in_use(&cluster)?)?;
+    ensure!(state_of(&cluster, Scope::database(apart))?.files().count() == kept, "keys are gone");
+    cluster.stop(StopMode::Fast)?;
+    fs::remove_file(&place)?;
+    fs::rename(&elsewhere, &place)?;
+    cluster.start_server()?;
+    ensure!(text(&mut cluster.client_to("apart")?, SUM)? == sum, "rows differ");
+    Ok(())
+}
+
+/// A server that keeps former keys for ever still forgets what its former primary has recorded.
+#[test]
+fn what_a_former_primary_has_recorded_is_forgotten() -> Result<()> {
+    let (cluster, _keys) = cluster()?;
+    let mut standby = standby_of(&cluster, &["pagevault.keep_former_keys = -1"])?;
+    standby.allow_log("could not");
+    cluster.sql("VACUUM FULL t")?;
+    forgets(&cluster)?;
+    let left = with_keys(&cluster)?;
+    wait_for(&standby, &cluster)?;
+    ensure!(with_keys(&standby)?.len() > left.len(), "they are forgotten already");
+    standby.promote()?;
+    standby.sql("CHECKPOINT")?;
+    standby.restart()?; // the worker of a new start looks at once
+    forgets_all_but(&standby, &left)?;
+    Ok(())
+}
+
+/// A file that says which directories are right, and cannot be read: nothing is forgotten.
+#[test]
+fn an_unreadable_list_of_tablespaces_is_reported() -> Result<()> {
+    let (mut cluster, _keys) = cluster()?;
+    cluster.make_tablespace("far")?;
+    let list = cluster.data_directory().join("pagevault/tablespaces");
+    ensure!(list.exists(), "no list");
+    fs::write(&list, "16384\n")?;
+    let before = with_keys(&cluster)?;
+    cluster.sql("VACUUM FULL t")?;
+    cluster.eventually_logs("has a line that is not one of its own")?;
+    ensure!(with_keys(&cluster)?.is_superset(&before), "keys are gone");
+    fs::remove_file(&list)?;
+    cluster.sql("SELECT pagevault.confirm_tablespaces()")?;
+    forgets(&cluster)?;
+    cluster.allow_log("has a line that is not one of its own");
+    Ok(())
+}
