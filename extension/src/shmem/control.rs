@@ -136,8 +136,7 @@ impl Control {
         let undoubted = &memory.images_undoubted_from;
         let _ = undoubted.compare_exchange(NO_IMAGES, end.0, Relaxed, Relaxed);
         let undoubted = undoubted.load(Relaxed);
-        memory.images_from.load(Relaxed) <= redo.0
-            && (undoubted == 0 || (said && undoubted <= redo.0))
+        said && memory.images_from.load(Relaxed) <= redo.0 && undoubted <= redo.0
     }
 
     /// The keystore's identity, if it is set.
