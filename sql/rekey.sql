@@ -13,7 +13,9 @@ CREATE VIEW pagevault.rekey_jobs AS
                 pg_catalog.make_interval(secs => pg_catalog.round((greatest(j.pages_total - j.pages_done, 0)
                     * pg_catalog.current_setting('block_size')::bigint / j.bytes_per_second)::numeric)::double precision)
            END AS eta,
-           pg_catalog.pg_get_userbyid(j.requested_by)::text COLLATE pg_catalog."default" AS requested_by,
+           CASE WHEN j.requested_by IS NULL THEN 'pagevault.rotate_data_key_after'
+                ELSE pg_catalog.pg_get_userbyid(j.requested_by)::text COLLATE pg_catalog."default"
+           END AS requested_by,
            j.requested_at, j.started_at, j.finished_at, j.error
       FROM pagevault.rekey_job_rows() j;
 COMMENT ON VIEW pagevault.rekey_jobs IS 'jobs that encrypt, decrypt, or rotate the data keys of relations, and their progress';

@@ -27,6 +27,25 @@ CREATE VIEW pagevault.data_keys AS
       JOIN pg_catalog.pg_database d ON d.datname = pg_catalog.current_database();
 COMMENT ON VIEW pagevault.data_keys IS 'wrapped data keys of the current database; relation is null if the file no longer exists';
 
+CREATE VIEW pagevault.key_ages AS
+    SELECT k.kind,
+           CASE WHEN k.scope IS NULL THEN 'cluster' ELSE 'database' END AS scope,
+           d.datname AS database,
+           r.relation, k.version, k.since,
+           pg_catalog.now() - k.since AS age,
+           k.due_at - k.since AS rotate_after,
+           k.due_at,
+           coalesce(k.due_at <= pg_catalog.now(), false) AS is_due
+      FROM pagevault.key_age_rows() k
+      JOIN pg_catalog.pg_database here ON here.datname = pg_catalog.current_database()
+      LEFT JOIN pg_catalog.pg_database d ON d.oid = k.scope
+     CROSS JOIN LATERAL (
+        SELECT pg_catalog.pg_filenode_relation(
+                   CASE WHEN k.tablespace = here.dattablespace THEN 0 ELSE k.tablespace END, k.filenode
+               )::pg_catalog.regclass) r (relation)
+     WHERE k.filenode IS NULL OR r.relation IS NOT NULL;
+COMMENT ON VIEW pagevault.key_ages IS 'keys in use, and when the server rotates them by itself; data keys of the current database only';
+
 CREATE VIEW pagevault.tablespaces AS
     SELECT t.spcname AS tablespace, r.confirmed, r.files, r.missing_files
       FROM pagevault.tablespace_rows() r
@@ -104,6 +123,17 @@ COMMENT ON COLUMN pagevault.data_keys.is_current IS 'true if new pages are encry
 COMMENT ON COLUMN pagevault.data_keys.scope IS 'owner of the database key that wraps this key: cluster or database';
 COMMENT ON COLUMN pagevault.data_keys.database_key_version IS 'version of that database key';
 
+COMMENT ON COLUMN pagevault.key_ages.kind IS 'master, database, wal or data';
+COMMENT ON COLUMN pagevault.key_ages.scope IS 'owner of a master key or database key, or of the database key that wraps a data key: cluster or database';
+COMMENT ON COLUMN pagevault.key_ages.database IS 'name of the database; null for the cluster';
+COMMENT ON COLUMN pagevault.key_ages.relation IS 'relation of a data key';
+COMMENT ON COLUMN pagevault.key_ages.version IS 'version of the key in use';
+COMMENT ON COLUMN pagevault.key_ages.since IS 'since when it is in use: of a master key, the time when it first wrapped a key of this scope under this version';
+COMMENT ON COLUMN pagevault.key_ages.age IS 'time since then';
+COMMENT ON COLUMN pagevault.key_ages.rotate_after IS 'age at which the server rotates it (pagevault.rotate_master_key_after and so on); null if it does not';
+COMMENT ON COLUMN pagevault.key_ages.due_at IS 'when it reaches that age';
+COMMENT ON COLUMN pagevault.key_ages.is_due IS 'true if it has reached that age: it is rotated as soon as pagevault.rotation_window and its provider permit';
+
 COMMENT ON COLUMN pagevault.tablespaces.tablespace IS 'name of the tablespace';
 COMMENT ON COLUMN pagevault.tablespaces.confirmed IS 'true if its directory is the one that was confirmed on this server. Only there are files that do not exist taken for dropped ones, whose keys are forgotten';
 COMMENT ON COLUMN pagevault.tablespaces.files IS 'number of files of all databases in it that have a data key';
@@ -134,7 +164,7 @@ COMMENT ON COLUMN pagevault.rekey_jobs.pages_total IS 'total number of these pag
 COMMENT ON COLUMN pagevault.rekey_jobs.percent IS 'pages_done as a percentage of pages_total';
 COMMENT ON COLUMN pagevault.rekey_jobs.mb_per_second IS 'current speed; null if the job is not running';
 COMMENT ON COLUMN pagevault.rekey_jobs.eta IS 'estimated remaining time at this speed';
-COMMENT ON COLUMN pagevault.rekey_jobs.requested_by IS 'session user who requested the job';
+COMMENT ON COLUMN pagevault.rekey_jobs.requested_by IS 'session user who requested the job, or pagevault.rotate_data_key_after if the server itself did';
 COMMENT ON COLUMN pagevault.rekey_jobs.requested_at IS 'time of the request';
 COMMENT ON COLUMN pagevault.rekey_jobs.started_at IS 'time when a worker started the job; for an unfinished job, since the last server start';
 COMMENT ON COLUMN pagevault.rekey_jobs.finished_at IS 'time when the job was done, cancelled, or failed';
@@ -197,6 +227,7 @@ COMMENT ON FUNCTION pagevault.data_key_rows() IS 'Serves the view data_keys.';
 COMMENT ON FUNCTION pagevault.relation_rows() IS 'Serves the view relations.';
 COMMENT ON FUNCTION pagevault.confirm_tablespaces() IS 'Says that the directories of all tablespaces are mounted now, and are their own, on this server. From then on files that do not exist in them are taken for dropped ones. Returns the number of tablespaces. See the view tablespaces before.';
 COMMENT ON FUNCTION pagevault.tablespace_rows() IS 'Serves the view tablespaces.';
+COMMENT ON FUNCTION pagevault.key_age_rows() IS 'Serves the view key_ages.';
 COMMENT ON FUNCTION pagevault.rekey_job_rows() IS 'Serves the view rekey_jobs.';
 
 -- Revoke everything that default privileges granted (ALTER DEFAULT PRIVILEGES), except the grants
@@ -234,9 +265,9 @@ GRANT EXECUTE ON FUNCTION
     TO PUBLIC;
 
 -- Monitoring: drift, state on disk, cost.
-GRANT SELECT ON pagevault.drift, pagevault.stats, pagevault.tablespaces TO pg_monitor, pagevault_admin;
+GRANT SELECT ON pagevault.drift, pagevault.stats, pagevault.key_ages, pagevault.tablespaces TO pg_monitor, pagevault_admin;
 GRANT EXECUTE ON FUNCTION pagevault.drift(boolean), pagevault.verify(regclass), pagevault.stats_rows(),
-    pagevault.tablespace_rows()
+    pagevault.key_age_rows(), pagevault.tablespace_rows()
     TO pg_monitor, pagevault_admin;
 
 -- Key management. Functions that change something check the role again.

@@ -10,9 +10,11 @@
 //! | [`page`] | state of a page on disk, and the target of a rewrite |
 //! | [`policy`] | which relations are to be encrypted, and why |
 //! | [`rekey`] | rekey jobs, and the steps that rewrite a file |
+//! | [`rotation`] | when the server may rotate keys by itself |
 
 #![forbid(unsafe_code)]
 
 pub mod page;
 pub mod policy;
 pub mod rekey;
+pub mod rotation;

@@ -25,6 +25,7 @@ mod preload;
 mod rekey;
 mod remnants;
 mod roles;
+mod rotation;
 mod shmem;
 mod shred;
 mod stats;

@@ -281,9 +281,14 @@ pub fn withdraw(
 
 /// Jobs of a database that a worker may claim, in the order in which it tries them. Those that were
 /// given up most recently come last, so that jobs that fail to get a lock again and again do not
-/// starve others.
+/// starve others. `is_held`: jobs that are not to run now.
 #[must_use]
-pub fn claimable(table: &JobTable<'_>, database: u32, now_seconds: u32) -> Vec<Known> {
+pub fn claimable(
+    table: &JobTable<'_>,
+    database: u32,
+    now_seconds: u32,
+    is_held: impl Fn(&Known) -> bool,
+) -> Vec<Known> {
     let is_claimable = |head: &Head| {
         head.job.database == database
             && is_ready(head)
@@ -291,6 +296,7 @@ pub fn claimable(table: &JobTable<'_>, database: u32, now_seconds: u32) -> Vec<K
             && !is_delayed(head.given_up, now_seconds)
     };
     let mut found = table.select(is_claimable);
+    found.retain(|known| !is_held(known));
     found.sort_by_key(|known| known.given_up);
     found
 }
@@ -333,15 +339,17 @@ pub struct Load {
 }
 
 /// The load of each database; and whether a delayed job becomes claimable soon, without a
-/// notification.
+/// notification. `is_held` as for [`claimable`].
 #[must_use]
 pub fn loads(
     table: &JobTable<'_>,
     now_seconds: u32,
+    is_held: impl Fn(&Known) -> bool,
 ) -> (std::collections::BTreeMap<u32, Load>, bool) {
     let mut loads = std::collections::BTreeMap::<u32, Load>::new();
     let mut soon = false;
-    for known in table.select(is_ready) {
+    let is_idle = |known: &Known| known.process == 0 && is_held(known);
+    for known in table.select(is_ready).into_iter().filter(|known| !is_idle(known)) {
         let load = loads.entry(known.job.database).or_default();
         if known.process != 0 {
             load.taken += 1;

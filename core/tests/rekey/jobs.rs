@@ -149,7 +149,7 @@ impl Server<'_> {
         if self.working.contains_key(&worker) {
             return;
         }
-        for known in life::claimable(&self.table, DATABASE, self.now) {
+        for known in life::claimable(&self.table, DATABASE, self.now, |_| false) {
             let asked = self.transactions[&known.request.transaction].1;
             assert_eq!(asked, Outcome::Committed, "{known:?} does not count yet");
             let others = self.working.values().any(|(job, _)| *job == known.job);
@@ -293,7 +293,7 @@ fn random_sessions_and_workers() {
         }
         server.settle();
         server.now += life::RETRY_DELAY;
-        let (loads, soon) = life::loads(&server.table, server.now);
+        let (loads, soon) = life::loads(&server.table, server.now, |_| false);
         let free = loads.get(&DATABASE).map_or(0, |load| load.free);
         assert!(!soon && loads.values().all(|load| load.taken == 0));
         for _ in 0..free {
@@ -372,26 +372,32 @@ fn a_job_that_was_given_up_is_claimable_after_a_delay_and_comes_last() {
         table.apply(&record).unwrap();
         jobs.push(job);
     }
-    assert!(life::claimable(&table, DATABASE, 1000).is_empty(), "nobody knows whether they count");
+    assert!(
+        life::claimable(&table, DATABASE, 1000, |_| false).is_empty(),
+        "nobody knows whether they count"
+    );
     let news: Vec<_> = jobs.iter().map(|job| (*job, JobState::Waiting)).collect();
     life::settle(&table, &news, 2).iter().for_each(|record| table.apply(record).unwrap());
     assert!(life::settle(&table, &news, 2).is_empty(), "it is known");
     let slot = table.take(jobs[0], 1, 5).unwrap();
     table.release(slot, 1, 1000);
     let claimable = |now| -> Vec<u64> {
-        life::claimable(&table, DATABASE, now).iter().map(|known| known.job.number).collect()
+        life::claimable(&table, DATABASE, now, |_| false)
+            .iter()
+            .map(|known| known.job.number)
+            .collect()
     };
     assert_eq!(claimable(1001), [jobs[1].number]);
-    assert!(life::loads(&table, 1001).1, "soon");
+    assert!(life::loads(&table, 1001, |_| false).1, "soon");
     assert_eq!(claimable(1002), [jobs[1].number, jobs[0].number]);
-    assert!(!life::loads(&table, 1002).1);
+    assert!(!life::loads(&table, 1002, |_| false).1);
     // No worker could connect to the database.
     let slot = table.take(jobs[0], 1, 1002).unwrap();
     table.postpone(DATABASE + 1, 1010);
     assert_eq!(claimable(1010), [jobs[1].number], "another database");
     table.postpone(DATABASE, 1010);
     assert!(claimable(1011).is_empty());
-    assert!(life::loads(&table, 1011).1, "soon");
+    assert!(life::loads(&table, 1011, |_| false).1, "soon");
     table.release(slot, 1, 0);
     assert_eq!(claimable(1011), [jobs[0].number], "it was running");
     assert_eq!(claimable(1012), [jobs[0].number, jobs[1].number]);

@@ -7,6 +7,8 @@
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
+use pgrx::pg_sys;
+
 /// Whether the counter may be used. Set in the postmaster, inherited by all other processes.
 static HAS_COUNTER: AtomicBool = AtomicBool::new(false);
 
@@ -36,6 +38,20 @@ fn read(clock: libc::clockid_t) -> u64 {
 /// be set; all processes have the same.
 pub(crate) fn since_boot() -> Duration {
     Duration::from_nanos(read(libc::CLOCK_BOOTTIME))
+}
+
+/// The weekday (0: Sunday) and the minute after midnight, now, in the time zone `log_timezone`.
+pub(crate) fn local_minute() -> (u8, u16) {
+    let now = read(libc::CLOCK_REALTIME) / 1_000_000_000;
+    let now = i64::try_from(now).unwrap_or_default();
+    // SAFETY: the zone is set since the server was configured; the result is a variable of the
+    // server, null if the time cannot be represented, and is read at once.
+    unsafe {
+        let local = pg_sys::pg_localtime(&now, pg_sys::log_timezone);
+        local.as_ref().map_or((0, 0), |local| {
+            (local.tm_wday as u8, (local.tm_hour * 60 + local.tm_min) as u16)
+        })
+    }
 }
 
 /// CPU time of this process, nanoseconds.

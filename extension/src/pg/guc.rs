@@ -18,12 +18,14 @@ use super::text::ServerText;
 pub(crate) use self::anchor::{anchor, anchor_interval, anchor_wait};
 pub(crate) use self::audit::{audit_destination, audit_file, audit_syslog_socket};
 pub(crate) use self::choices::TempEncryption;
+pub(crate) use self::rotation::{KeyKind, is_rotation_window_open, rotate_after, rotation_window};
 
 mod anchor;
 mod audit;
 mod choices;
 pub(crate) mod page_images;
 mod placeholders;
+mod rotation;
 
 /// Prefix of the names of pagevault's settings.
 const PREFIX: &str = "pagevault.";
@@ -241,6 +243,7 @@ pub(crate) fn define(changed: Changed) -> Result<()> {
     );
     anchor::define();
     audit::define();
+    rotation::define();
     require_known(&configured)?;
     // SAFETY: a C string constant. From now on the server refuses undefined names with this prefix.
     unsafe { pgrx::pg_sys::MarkGUCPrefixReserved(c"pagevault".as_ptr()) };

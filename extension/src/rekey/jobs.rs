@@ -16,7 +16,7 @@ use pagevault_keystore::{Record, Scope};
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::Oid;
 
-use super::{Job, JobKind, launcher};
+use super::{Job, JobKind, launcher, scheduled};
 use crate::audit::{Operation, log_operation};
 use crate::fault;
 use crate::keys::store::persist::append;
@@ -36,7 +36,7 @@ pub(crate) enum End {
     Failed(String),
 }
 
-fn table() -> Result<JobTable<'static>> {
+pub(super) fn table() -> Result<JobTable<'static>> {
     Ok(shmem::required()?.jobs)
 }
 
@@ -126,6 +126,17 @@ pub(crate) fn submit(
     kind: JobKind,
     cipher: Option<CipherId>,
 ) -> Result<i64> {
+    submit_by(xact::session_user(), relation, name, kind, cipher)
+}
+
+/// The same, for this role.
+pub(super) fn submit_by(
+    requested_by: Oid,
+    relation: Oid,
+    name: &str,
+    kind: JobKind,
+    cipher: Option<CipherId>,
+) -> Result<i64> {
     xact::require_writable(c"rekeying");
     require_extension()?;
     let database = process::my_database();
@@ -133,7 +144,7 @@ pub(crate) fn submit(
         relation: relation.to_u32(),
         kind,
         cipher: cipher.map_or(0, |cipher| cipher as u8),
-        requested_by: xact::session_user().to_u32(),
+        requested_by: requested_by.to_u32(),
         at: now(),
         transaction: xact::number(),
     };
@@ -188,7 +199,7 @@ pub(crate) fn claim() -> Result<Option<Job>> {
     let _lock = KeystoreLock::acquire();
     let table = table()?;
     UNSERVED.set(None);
-    for known in life::claimable(&table, database, now_seconds) {
+    for known in life::claimable(&table, database, now_seconds, scheduled::held(&table)) {
         if let Some(slot) = table.take(known.job, std::process::id(), now()) {
             CLAIMED.with(|claimed| *claimed = Some(slot));
             return Ok(Some(Job {
@@ -196,6 +207,7 @@ pub(crate) fn claim() -> Result<Option<Job>> {
                 relation: known.request.relation.into(),
                 kind: known.request.kind,
                 cipher: CipherId::try_from(known.request.cipher).ok(),
+                is_scheduled: scheduled::is_scheduled(&known),
             }));
         }
     }
@@ -260,8 +272,11 @@ pub(crate) fn note_waiting(job: &Job, why: &str) -> Result<bool> {
     Ok(table()?.note_waiting(here(job.id), why))
 }
 
-/// Whether the job was neither paused nor cancelled.
+/// Whether the job was neither paused nor cancelled, and may run now.
 pub(crate) fn continues(job: &Job) -> Result<bool> {
+    if job.is_scheduled && !scheduled::may_run() {
+        return Ok(false);
+    }
     let _lock = KeystoreLock::acquire();
     Ok(still_claimed(&table()?, job).is_some())
 }
@@ -374,11 +389,16 @@ pub(crate) fn state_of(number: i64) -> Result<Option<(ShownState, String)>> {
 }
 
 /// The unfinished job of a relation, or else its last one.
-pub(crate) fn last_of(relation: Oid) -> Result<Option<i64>> {
+pub(crate) fn last_known(relation: Oid) -> Result<Option<Known>> {
     let relation = relation.to_u32();
-    let found = visible(|head| head.relation == relation)?;
-    let unfinished = found.iter().find(|known| is_unfinished(known.state));
-    Ok(unfinished.or(found.last()).map(number_of))
+    let mut found = visible(|head| head.relation == relation)?;
+    let unfinished = found.iter().position(|known| is_unfinished(known.state));
+    Ok(unfinished.map(|at| found.swap_remove(at)).or_else(|| found.pop()))
+}
+
+/// The number of [`last_known`].
+pub(crate) fn last_of(relation: Oid) -> Result<Option<i64>> {
+    Ok(last_known(relation)?.as_ref().map(number_of))
 }
 
 /// The first unfinished job of any of these relations.
@@ -477,7 +497,8 @@ pub(crate) fn pending() -> Result<Pending> {
     }
     let unsettled = settle(&jobs)?;
     let _lock = KeystoreLock::acquire();
-    let (databases, soon) = life::loads(&table()?, now_seconds());
+    let table = table()?;
+    let (databases, soon) = life::loads(&table, now_seconds(), scheduled::held(&table));
     Ok(Pending { databases, soon: soon || unsettled })
 }
 

@@ -20,6 +20,7 @@ mod engine;
 pub(crate) mod file;
 pub(crate) mod jobs;
 pub(crate) mod launcher;
+pub(crate) mod scheduled;
 
 use pagevault_cipher::CipherId;
 pub(crate) use pagevault_keystore::job::JobKind;
@@ -37,6 +38,8 @@ pub(crate) struct Job {
     pub(crate) kind: JobKind,
     /// For [`JobKind::Encrypt`], if one was named.
     pub(crate) cipher: Option<CipherId>,
+    /// The server itself has requested it, because a data key is due.
+    pub(crate) is_scheduled: bool,
 }
 
 /// Claims a job in a worker; `None` if there is none.

@@ -1,7 +1,9 @@
 //! Background workers: main loops, latches and signals, without other logic.
 
+mod dynamic;
 mod rekey;
 mod revalidate;
+mod rotation;
 mod self_check;
 pub(crate) mod statistics;
 mod unlock;
@@ -15,6 +17,7 @@ worker::entry_points! {
     pagevault_revalidate_main => |_| revalidate::main(),
     pagevault_rekey_launcher_main => |_| rekey::launcher_main(),
     pagevault_rekey_main => rekey::main,
+    pagevault_rotation_main => rotation::main,
     pagevault_statistics_main => statistics::main,
     pagevault_wal_main => |_| wal::main(),
 }

@@ -6,11 +6,13 @@ use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 
 use pgrx::bgworkers::{
-    BackgroundWorker, BackgroundWorkerBuilder, BackgroundWorkerStatus, BgWorkerStartTime,
-    DynamicBackgroundWorker,
+    BackgroundWorker, BackgroundWorkerBuilder, BgWorkerStartTime, DynamicBackgroundWorker,
 };
 use pgrx::pg_sys::panic::CaughtError;
-use pgrx::{IntoDatum, PgSqlErrorCode, PgTryBuilder, pg_sys};
+use pgrx::{PgSqlErrorCode, PgTryBuilder, pg_sys};
+
+use super::dynamic;
+use super::rotation;
 
 use crate::fault;
 use crate::keys::provider::unlock;
@@ -58,8 +60,9 @@ pub(super) fn launcher_main() {
     process::wait_in_worker(FIRST_LOOK);
     let mut running: Vec<(u32, DynamicBackgroundWorker)> = Vec::new();
     let mut turns = Turns::default();
+    let mut rotation = rotation::Launcher::default();
     loop {
-        let ended = running.extract_if(.., |(_, worker)| has_ended(worker));
+        let ended = running.extract_if(.., |(_, worker)| dynamic::has_ended(worker));
         let ended: Vec<u32> = ended.map(|(database, _)| database).collect();
         let (pending, open) = BackgroundWorker::transaction(|| {
             let pending = jobs::pending().or_raise();
@@ -75,7 +78,8 @@ pub(super) fn launcher_main() {
                 has_left_jobs = true;
                 break;
             }
-            match start_worker(database) {
+            let argument = pg_sys::Datum::from(database);
+            match dynamic::start("pagevault rekey", "pagevault_rekey_main", argument) {
                 Some(worker) => {
                     turns.note(database);
                     running.push((database, worker));
@@ -88,7 +92,8 @@ pub(super) fn launcher_main() {
             process::pause_worker(LOOK_SOON);
             continue;
         }
-        process::wait_in_worker(if pending.soon { LOOK_SOON } else { LOOK });
+        let look = if pending.soon { LOOK_SOON } else { LOOK };
+        process::wait_in_worker(rotation.look().map_or(look, |due| due.min(look)));
     }
 }
 
@@ -125,27 +130,6 @@ fn next_database(
     wanting
         .map(|(database, _)| *database)
         .min_by_key(|database| (workers(*database), turns.of(*database)))
-}
-
-fn has_ended(worker: &DynamicBackgroundWorker) -> bool {
-    matches!(
-        worker.pid(),
-        Err(BackgroundWorkerStatus::Stopped | BackgroundWorkerStatus::PostmasterDied)
-    )
-}
-
-fn start_worker(database: u32) -> Option<DynamicBackgroundWorker> {
-    BackgroundWorkerBuilder::new("pagevault rekey")
-        .set_type("pagevault rekey")
-        .set_library("pagevault")
-        .set_function("pagevault_rekey_main")
-        .enable_spi_access()
-        .set_start_time(BgWorkerStartTime::RecoveryFinished)
-        .set_restart_time(None)
-        .set_argument(pg_sys::Oid::from(database).into_datum())
-        .set_notify_pid(std::process::id() as i32)
-        .load_dynamic()
-        .ok()
 }
 
 /// The result of running a job.

@@ -51,6 +51,7 @@ mod removing;
 mod reuse;
 mod revalidate;
 mod rotation;
+mod rotation_by_age;
 mod rotation_crashes;
 mod routes;
 mod sealed_manifest;

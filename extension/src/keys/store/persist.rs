@@ -449,6 +449,12 @@ pub(crate) fn current_cluster_state() -> Result<State> {
     cluster_state(&KeystoreLock::acquire())
 }
 
+/// The state of a log as it is in the file at this moment, without the lock.
+pub(crate) fn state_at_hand(scope: Scope) -> Result<State> {
+    let records = read_log(&keystore_dir::storage()?, scope)?.map(|contents| contents.records);
+    state_of(records.unwrap_or_default())
+}
+
 /// The contents of a log, if it exists. Reads only: does not sync, or cut off an unreadable end.
 pub(crate) fn read_log(storage: &FileStorage, scope: Scope) -> Result<Option<Contents>> {
     read(storage, scope, log::replay)
@@ -469,8 +475,7 @@ fn read<T>(
 
 /// The state of a log.
 pub(crate) fn log_state(_lock: &KeystoreLock, scope: Scope) -> Result<State> {
-    let records = read_log(&keystore_dir::storage()?, scope)?.map(|contents| contents.records);
-    state_of(records.unwrap_or_default())
+    state_at_hand(scope)
 }
 
 fn state_of(records: impl IntoIterator<Item = Record>) -> Result<State> {

@@ -1,0 +1,57 @@
+//! Rotation of keys by the server itself, when they have reached the age that
+//! `pagevault.rotate_..._key_after` names: on a primary, within `pagevault.rotation_window`, one
+//! key at a time.
+//!
+//! The launcher of rekey workers looks at the ages ([`schedule`]), and starts a worker for what is
+//! due ([`perform`]). For data keys that worker requests jobs like those of
+//! `rotate_all_data_keys()`, which run within the window, one at a time.
+
+pub(crate) mod ages;
+pub(crate) mod perform;
+pub(crate) mod schedule;
+
+use pagevault_cipher::KeyVersion;
+use pagevault_keystore::Scope;
+
+/// What is to be rotated next. In the order in which tasks are done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Task {
+    /// The master key of a scope.
+    MasterKey(Scope),
+    /// The database key of a scope.
+    DatabaseKey(Scope),
+    /// The WAL key.
+    WalKey,
+    /// Data keys of a database (OID), or of files that all databases share.
+    DataKeys(u32),
+}
+
+impl Task {
+    /// In the argument of a worker.
+    pub(crate) fn encode(self) -> u64 {
+        let (kind, number) = match self {
+            Task::MasterKey(scope) => (1, scope.number()),
+            Task::DatabaseKey(scope) => (2, scope.number()),
+            Task::WalKey => (3, 0),
+            Task::DataKeys(database) => (4, database),
+        };
+        kind << 32 | u64::from(number)
+    }
+
+    /// What [`Task::encode`] has made.
+    pub(crate) fn decode(argument: u64) -> Option<Task> {
+        let number = argument as u32;
+        match argument >> 32 {
+            1 => Some(Task::MasterKey(Scope::database(number))),
+            2 => Some(Task::DatabaseKey(Scope::database(number))),
+            3 => Some(Task::WalKey),
+            4 => Some(Task::DataKeys(number)),
+            _ => None,
+        }
+    }
+}
+
+/// A version as SQL has it.
+fn number(version: KeyVersion) -> i64 {
+    version.get().into()
+}

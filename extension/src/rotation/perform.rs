@@ -1,0 +1,111 @@
+//! Doing what is due, in a worker.
+
+use std::collections::BTreeSet;
+
+use pagevault_keystore::job::JobState;
+use pagevault_keystore::{RelFile, Scope};
+use pgrx::PgSqlErrorCode;
+
+use super::{Task, ages, number};
+use crate::audit::{self, Operation};
+use crate::keys::provider::master_keys;
+use crate::keys::store::directory;
+use crate::keys::usage::wal_switch;
+use crate::pg::report::{Report, Result};
+use crate::pg::{catalog, locks, process, relation};
+use crate::rekey::{jobs, scheduled};
+
+/// The worker in the audit trail.
+const BY: &str = "rotation_worker";
+
+/// Most jobs that are requested at once; the next follow when these are done.
+const JOBS_AT_ONCE: usize = 100;
+
+/// Seconds before a relation gets another job after one has failed or was cancelled.
+const AFTER_FAILURE: i64 = 86_400;
+
+/// Does a task of a cluster, in a transaction of a worker that is not connected to a database;
+/// data keys: of the worker's database. May raise ERROR.
+pub(crate) fn perform(task: Task) -> Result<()> {
+    match task {
+        Task::MasterKey(scope) => {
+            let action = match scope.is_cluster() {
+                true => "rotate_cluster_master_key",
+                false => "rotate_database_master_key",
+            };
+            audited(action, scope, || master_keys::rotate(BY, scope))
+        }
+        Task::DatabaseKey(scope) => audited("rotate_database_key", scope, || {
+            master_keys::rotate_database_key(BY, scope.number()).map(number)
+        }),
+        Task::WalKey => {
+            audited("rotate_wal_key", Scope::CLUSTER, || wal_switch::rotate().map(number))
+        }
+        Task::DataKeys(_) => request_jobs(),
+    }
+}
+
+fn audited(action: &'static str, scope: Scope, work: impl FnOnce() -> Result<i64>) -> Result<()> {
+    locks::lock_key_management();
+    let operation = Operation { action, by: BY, ..Operation::default() };
+    let version = audit::audited(operation.on(scope.name()), work)?;
+    let message = format!("pagevault: {action} by age: {} has version {version}", scope.name());
+    Report::new(PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION, message)
+        .send(pgrx::prelude::PgLogLevel::LOG);
+    Ok(())
+}
+
+/// Requests jobs for relations of this database that have a data key which is due.
+fn request_jobs() -> Result<()> {
+    if !catalog::has_extension() {
+        return Err(Report::new(
+            PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+            format!(
+                "cannot rotate data keys by age in database {}: extension pagevault is not installed there",
+                process::my_database()
+            ),
+        )
+        .hint("CREATE EXTENSION pagevault in this database."));
+    }
+    let now = process::now();
+    let mut due: BTreeSet<RelFile> = BTreeSet::new();
+    for home in [Scope::database(process::my_database()), Scope::CLUSTER] {
+        let ages = ages::of_files(home)?;
+        due.extend(
+            ages.iter()
+                .filter(|age| age.due_at().is_some_and(|at| at <= now))
+                .filter_map(|age| age.file),
+        );
+    }
+    let mut requested = 0;
+    for facts in relation::all().into_iter().filter_map(relation::facts) {
+        let is_due = || {
+            let family = relation::family_unlocked(facts.oid);
+            family.iter().any(|member| due.contains(&member.file))
+        };
+        if requested < JOBS_AT_ONCE
+            && facts.is_stored()
+            && relation::is_independent(&facts)
+            && !directory::is_destroyed(facts.file)
+            && is_due()
+            && may_be_requested(facts.oid, now)?
+        {
+            let name = relation::quoted_name(&facts);
+            let job = scheduled::submit(facts.oid, &name)?;
+            let operation = Operation { action: "rotate_data_key", by: BY, ..Operation::default() };
+            audit::log_operation(&operation.on(format!("{name}, job {job}")), "ok");
+            requested += 1;
+        }
+    }
+    Ok(())
+}
+
+/// Not if a job of the relation is unfinished, or somebody has to look at the last one.
+fn may_be_requested(relation: pgrx::pg_sys::Oid, now: i64) -> Result<bool> {
+    let Some(last) = jobs::last_known(relation)? else { return Ok(true) };
+    Ok(match last.state {
+        JobState::Waiting | JobState::Paused => false,
+        JobState::Failed | JobState::Cancelled => last.ended / 1_000_000 < now - AFTER_FAILURE,
+        JobState::Done | JobState::Void => true,
+    })
+}
