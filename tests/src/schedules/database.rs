@@ -196,9 +196,7 @@ impl Database {
     /// Jobs are given up, unless they had ended.
     pub(super) fn cancel_jobs(&mut self) {
         for table in self.tables.values_mut() {
-            if table.job.take() == Some(Job::Decrypt) {
-                table.in_doubt = true;
-            }
+            table.in_doubt |= table.job.take().is_some();
         }
     }
 

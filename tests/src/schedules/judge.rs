@@ -53,8 +53,9 @@ pub(super) fn connect(cluster: &Cluster, database: &str) -> Result<Client> {
     Ok(client)
 }
 
-/// What the server says of a table: where it is, and its label.
-const TABLES: &str = "SELECT concat_ws(' ', relname, nspname, relkind, coalesce(label, '-'))
+/// What the server says of a table: where it is, whether it is logged, and its label.
+const TABLES: &str =
+    "SELECT concat_ws(' ', relname, nspname, relkind, relpersistence, coalesce(label, '-'))
     FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace
     LEFT JOIN pg_seclabel l ON objoid = c.oid AND classoid = 'pg_class'::regclass
         AND objsubid = 0 AND provider = 'pagevault'
@@ -112,7 +113,8 @@ pub(super) fn agrees(
             Some(Label::Encrypted) => "encrypted",
             Some(Label::Plaintext) => "plaintext",
         };
-        let wanted = format!("t{number} {} {kind} {label}", SCHEMAS[table.schema]);
+        let logged = if table.logged { "p" } else { "u" };
+        let wanted = format!("t{number} {} {kind} {logged} {label}", SCHEMAS[table.schema]);
         ensure!(found.contains(&wanted), "{wanted} is not there, but {found:?}");
         if database.partitions(*number).any(held) {
             continue;
@@ -209,6 +211,14 @@ fn seals(
 const DRIFT: &str = "SELECT relation::text || ' is ' || actual FROM pagevault.drift(true)
     WHERE relation::text ~ '^(open.|vault.)?t[0-9]'";
 
+/// What pagevault says is to be done about a table and its TOAST table and indexes.
+fn fixes(table: &str) -> String {
+    format!(
+        "SELECT DISTINCT fix FROM pagevault.drift(true) JOIN pg_class c ON c.oid = relation
+          WHERE relname ~ '^{table}(_|$)' OR relname = 'pg_toast_' || '{table}'::regclass::oid"
+    )
+}
+
 /// Whether pagevault itself says so.
 fn claims(client: &mut Client, database: &Database, world: &World) -> Result<()> {
     let drift = column(client, DRIFT)?;
@@ -232,7 +242,9 @@ fn claims(client: &mut Client, database: &Database, world: &World) -> Result<()>
                 if world.crawling || world.paused || world.keys_away {
                     continue;
                 }
-                run_sql(client, &format!("SELECT pagevault.reconcile('{name}')"))?;
+                for fix in column(client, &fixes(&name))? {
+                    run_sql(client, &fix)?;
+                }
                 run_sql(client, &format!("SELECT pagevault.wait_for_rekey('{name}'::regclass)"))?;
                 found = column(client, DRIFT)?.iter().find(drifts).cloned();
             }
