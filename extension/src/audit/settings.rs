@@ -6,7 +6,7 @@ use crate::pg::guc;
 use crate::pg::process::ProcessLocal;
 
 /// Settings in the trail.
-const WATCHED: [&str; 20] = [
+const WATCHED: [&str; 25] = [
     "pagevault.anchor",
     "pagevault.anchor_interval",
     "pagevault.anchor_wait",
@@ -23,6 +23,11 @@ const WATCHED: [&str; 20] = [
     "pagevault.revalidate_interval",
     "pagevault.revoked_key_action",
     "pagevault.revoked_key_grace",
+    "pagevault.rotate_data_key_after",
+    "pagevault.rotate_database_key_after",
+    "pagevault.rotate_master_key_after",
+    "pagevault.rotate_wal_key_after",
+    "pagevault.rotation_window",
     "pagevault.shared_catalog_encryption",
     "pagevault.temp_encryption",
     "pagevault.wal_encryption",
