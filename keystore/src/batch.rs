@@ -17,6 +17,7 @@
 //! is damaged (see `log`). In a log, a frame without a body is a *mark*: it serves only to record
 //! what its header states.
 
+use std::borrow::Borrow;
 use std::fmt::Write as _;
 
 use pagevault_cipher::{DataKeyVersion, Lsn};
@@ -42,26 +43,41 @@ pub const MAX_RECORDS: usize = 1 << 20;
 /// Encodes records as one batch. Fails if a record exceeds its limits, so that nothing is written
 /// that cannot be read again.
 pub fn encode(records: &[Record]) -> Result<Vec<u8>, FormatError> {
-    let mut out = vec![0; HEADER];
-    let here = |out: &Vec<u8>, problem| FormatError { offset: out.len() as u64, problem };
+    let mut out = Vec::new();
+    put(&mut out, records, 0)?;
+    Ok(out)
+}
+
+/// Appends a batch to a log of which `settled` bytes are known to be durable, and that needs no WAL
+/// record. What was appended before an error is worthless.
+pub(crate) fn put(
+    out: &mut Vec<u8>,
+    records: &[impl Borrow<Record>],
+    settled: u64,
+) -> Result<(), FormatError> {
+    let start = out.len();
+    out.resize(start + HEADER, 0);
+    let here =
+        |out: &Vec<u8>, problem| FormatError { offset: (out.len() - start) as u64, problem };
     if records.is_empty() {
-        return Err(here(&out, Problem::Empty));
+        return Err(here(out, Problem::Empty));
     }
     if records.len() > MAX_RECORDS {
-        return Err(here(&out, Problem::TooLarge(MAX_RECORDS as u64)));
+        return Err(here(out, Problem::TooLarge(MAX_RECORDS as u64)));
     }
     for record in records {
-        record.validate().map_err(|problem| here(&out, problem))?;
-        record.put(&mut out);
-        if out.len() - HEADER > MAX_BODY {
-            return Err(here(&out, Problem::TooLarge(MAX_BODY as u64)));
+        let record = record.borrow();
+        record.validate().map_err(|problem| here(out, problem))?;
+        record.put(out);
+        if out.len() - start - HEADER > MAX_BODY {
+            return Err(here(out, Problem::TooLarge(MAX_BODY as u64)));
         }
     }
-    let (head, body) = out.split_at_mut(HEADER);
+    let (head, body) = out[start..].split_at_mut(HEADER);
     let checksum = crc32c::crc32c(body);
-    let header = Header { length: body.len(), checksum, settled: 0, logged: Lsn::INVALID };
+    let header = Header { length: body.len(), checksum, settled, logged: Lsn::INVALID };
     head.copy_from_slice(&header.bytes());
-    Ok(out)
+    Ok(())
 }
 
 /// Decodes exactly one batch. All of it is checked before anything is returned.

@@ -8,54 +8,86 @@
 //! record of their file, and what is said of forgotten keys takes the place of such keys. Each is
 //! shorter than what it replaces.
 
-use std::collections::{BTreeMap, HashMap};
+use std::cmp::Ordering;
+use std::collections::BTreeMap;
 
 use crate::former::Range;
 use crate::log::COMPACT_BATCH;
 use crate::record::Record;
 use crate::rel_file::RelFile;
 use crate::state::State;
+use crate::wal;
 
 /// Returns the records of `kept` in batches, in the order of `log`, from which they are taken.
 /// Records that `log` does not contain in this form come last.
-pub fn in_place(kept: Vec<Record>, log: &[Vec<Record>]) -> Vec<Vec<Record>> {
-    let mut wanted: HashMap<Vec<u8>, usize> = HashMap::new();
-    for record in &kept {
-        *wanted.entry(bytes(record)).or_default() += 1;
-    }
-    let mut take = |record: &Record| match wanted.get_mut(&bytes(record)) {
-        Some(left) if *left > 0 => {
-            *left -= 1;
-            true
-        }
-        _ => false,
-    };
-    // Backwards: if the log contains a record twice, the last one counts.
-    let mut places: Vec<Vec<Place<'_>>> = Vec::new();
-    for batch in log.iter().rev() {
-        let place = |record| Place { record, stays: take(record) };
-        let mut batch: Vec<_> = batch.iter().rev().map(place).collect();
-        batch.reverse();
-        places.push(batch);
-    }
-    places.reverse();
-    let others = kept.iter().filter(|record| take(record)).cloned();
-    let (about_forgotten, others): (Vec<_>, Vec<_>) = others.partition(|record| {
+pub fn in_place<'a>(kept: &[&'a Record], log: &'a [Vec<Record>]) -> Vec<Vec<&'a Record>> {
+    let (stays, others) = find(kept, log);
+    let (about_forgotten, others): (Vec<_>, Vec<_>) = others.into_iter().partition(|record| {
         matches!(record, Record::FormerFiles(_) | Record::KeysForgotten { .. })
     });
+    let mut stays = stays.into_iter();
+    let in_log = log.iter().map(|batch| {
+        let place = |record| Place { record, stays: stays.next() == Some(true) };
+        batch.iter().map(place).collect()
+    });
+    let mut places: Vec<Vec<Place<'_>>> = in_log.collect();
     for batch in others.chunks(COMPACT_BATCH) {
         places.push(batch.iter().map(|record| Place { record, stays: true }).collect());
     }
     let mut about_forgotten = AboutForgotten::new(about_forgotten);
     let mut batches = tombstones_first(places, &mut about_forgotten);
-    batches.extend(about_forgotten.rest().chunks(COMPACT_BATCH).map(<[_]>::to_vec));
-    // Records that correct others depend on the order, so the state must be the same.
-    let arranged = State::from_records(batches.iter().flatten().cloned());
-    if arranged == State::from_records(kept.iter().cloned()) {
-        batches
-    } else {
-        kept.chunks(COMPACT_BATCH).map(<[_]>::to_vec).collect()
+    batches.extend(in_batches(&about_forgotten.rest()));
+    if means_the_same(&batches, kept) { batches } else { in_batches(kept).collect() }
+}
+
+fn in_batches<'r, 'a>(records: &'r [&'a Record]) -> impl Iterator<Item = Vec<&'a Record>> + 'r {
+    records.chunks(COMPACT_BATCH).map(<[_]>::to_vec)
+}
+
+/// Which of the log's records are kept, and the kept records that are not in the log. Both lists
+/// are sorted first. They nearly are already, so this is faster than any map.
+fn find<'a>(kept: &[&'a Record], log: &'a [Vec<Record>]) -> (Vec<bool>, Vec<&'a Record>) {
+    let sorted = |mut records: Vec<(&'a Record, usize)>| {
+        records.sort_by(|(a, _), (b, _)| by_file(a, b));
+        records.into_iter().rev()
+    };
+    let in_log: Vec<_> = log.iter().flatten().zip(0..).collect();
+    let mut stays = vec![false; in_log.len()];
+    let mut others = Vec::new();
+    // Backwards: if the log contains a record twice, the last one counts.
+    let mut in_log = sorted(in_log).peekable();
+    for (record, place) in sorted(kept.iter().copied().zip(0..).collect()) {
+        while in_log.next_if(|(other, _)| by_file(other, record).is_gt()).is_some() {}
+        match in_log.next_if(|(other, _)| *other == record) {
+            Some((_, found)) => stays[found] = true,
+            None => others.push((place, record)),
+        }
     }
+    others.sort_unstable_by_key(|(place, _)| *place);
+    (stays, others.into_iter().map(|(_, record)| record).collect())
+}
+
+/// An order in which the records of a log mostly are.
+fn by_file(a: &Record, b: &Record) -> Ordering {
+    file(a).cmp(&file(b)).then_with(|| a.cmp(b))
+}
+
+/// Whether records have the same meaning in both orders. Records that correct others depend on the
+/// order, but only on that among the records of a file: other files do not matter to it.
+fn means_the_same(batches: &[Vec<&Record>], kept: &[&Record]) -> bool {
+    // Switches of WAL need the keys.
+    let part = |record: &Record| file(record).filter(|file| !wal::is_key_place(*file));
+    let mut arranged = batches.concat();
+    let mut kept = kept.to_vec();
+    for records in [&mut arranged, &mut kept] {
+        records.sort_by_key(|record| part(record));
+    }
+    let state = |records: &[&Record]| State::from_records(records.iter().copied().cloned());
+    arranged.len() == kept.len()
+        && arranged
+            .chunk_by(|a, b| part(a) == part(b))
+            .zip(kept.chunk_by(|a, b| part(a) == part(b)))
+            .all(|(arranged, kept)| arranged == kept || state(arranged) == state(kept))
 }
 
 /// A record in the log.
@@ -66,18 +98,18 @@ struct Place<'a> {
 }
 
 /// Records about forgotten keys that the log does not have yet.
-struct AboutForgotten {
-    ranges: BTreeMap<(u32, u32), Range>,
-    others: Vec<Record>,
+struct AboutForgotten<'a> {
+    ranges: BTreeMap<(u32, u32), (Range, &'a Record)>,
+    others: Vec<&'a Record>,
 }
 
-impl AboutForgotten {
-    fn new(records: Vec<Record>) -> Self {
+impl<'a> AboutForgotten<'a> {
+    fn new(records: Vec<&'a Record>) -> Self {
         let (mut ranges, mut others) = (BTreeMap::new(), Vec::new());
         for record in records {
             match record {
                 Record::FormerFiles(range) => {
-                    ranges.insert((range.database, range.first), range);
+                    ranges.insert((range.database, range.first), (*range, record));
                 }
                 other => others.push(other),
             }
@@ -85,40 +117,39 @@ impl AboutForgotten {
         Self { ranges, others }
     }
 
-    /// Those that take the place of a record that is not kept.
-    fn in_place_of(&mut self, left_out: &Record) -> Vec<Record> {
+    /// Adds those that take the place of a record that is not kept.
+    fn put_in_place_of(&mut self, left_out: &Record, records: &mut Vec<&'a Record>) {
         let (database, first, last) = match left_out {
             Record::DataKey { file, .. } | Record::Destroyed { file, .. } => {
                 (file.database, file.relation, file.relation)
             }
             Record::FormerFiles(range) => (range.database, range.first, range.last),
-            Record::KeysForgotten { .. } => return std::mem::take(&mut self.others),
-            _ => return Vec::new(),
+            Record::KeysForgotten { .. } => return records.append(&mut self.others),
+            _ => return,
         };
         let before = self.ranges.range(..=(database, last)).next_back();
-        let before = before.filter(|((of, _), range)| *of == database && range.last >= first);
-        let range = before.map(|(place, _)| *place).and_then(|place| self.ranges.remove(&place));
-        let mut records: Vec<_> = range.map(Record::FormerFiles).into_iter().collect();
+        let before = before.filter(|((of, _), (range, _))| *of == database && range.last >= first);
+        let found = before.map(|(place, _)| *place).and_then(|place| self.ranges.remove(&place));
+        records.extend(found.map(|(_, record)| record));
         // A key is longer than both.
         if matches!(left_out, Record::DataKey { .. }) {
             records.append(&mut self.others);
         }
-        records
     }
 
-    fn rest(self) -> Vec<Record> {
-        self.ranges.into_values().map(Record::FormerFiles).chain(self.others).collect()
+    fn rest(self) -> Vec<&'a Record> {
+        self.ranges.into_values().map(|(_, record)| record).chain(self.others).collect()
     }
 }
 
 /// The kept records, without empty batches. The tombstone of each file is moved to the place of the
 /// first record of the file, kept or not.
-fn tombstones_first(
-    places: Vec<Vec<Place<'_>>>,
-    about_forgotten: &mut AboutForgotten,
-) -> Vec<Vec<Record>> {
+fn tombstones_first<'a>(
+    places: Vec<Vec<Place<'a>>>,
+    about_forgotten: &mut AboutForgotten<'a>,
+) -> Vec<Vec<&'a Record>> {
     let is_tombstone = |record: &Record| matches!(record, Record::Destroyed { .. });
-    let mut tombstones: HashMap<RelFile, Vec<&Record>> = HashMap::new();
+    let mut tombstones: BTreeMap<RelFile, Vec<&Record>> = BTreeMap::new();
     for Place { record, .. } in places.iter().flatten().filter(|place| place.stays) {
         if let Some(file) = file(record).filter(|_| is_tombstone(record)) {
             tombstones.entry(file).or_default().push(record);
@@ -128,11 +159,11 @@ fn tombstones_first(
         let mut records = Vec::new();
         for Place { record, stays } in batch {
             let first = file(record).and_then(|file| tombstones.remove(&file));
-            records.extend(first.into_iter().flatten().cloned());
+            records.extend(first.into_iter().flatten());
             if stays && !is_tombstone(record) {
-                records.push(record.clone());
+                records.push(record);
             } else if !stays {
-                records.extend(about_forgotten.in_place_of(record));
+                about_forgotten.put_in_place_of(record, &mut records);
             }
         }
         records
@@ -152,15 +183,8 @@ fn file(record: &Record) -> Option<RelFile> {
     }
 }
 
-fn bytes(record: &Record) -> Vec<u8> {
-    let mut out = Vec::new();
-    record.put(&mut out);
-    out
-}
-
 #[cfg(test)]
 mod tests {
-    use super::in_place;
     use crate::record::Record;
     use crate::rel_file::{Phase, RelFile};
     use crate::state::State;
@@ -208,6 +232,12 @@ mod tests {
 
     fn folded(log: &[Vec<Record>]) -> Vec<Record> {
         State::from_records(log.iter().flatten().cloned()).unwrap().records(Scope::database(5))
+    }
+
+    fn in_place(kept: Vec<Record>, log: &[Vec<Record>]) -> Vec<Vec<Record>> {
+        let kept: Vec<_> = kept.iter().collect();
+        let batches = super::in_place(&kept, log).into_iter();
+        batches.map(|batch| batch.into_iter().cloned().collect()).collect()
     }
 
     /// Newer files have lower numbers here, so that their records come first in `folded`.

@@ -40,7 +40,7 @@ impl fmt::Display for JobId {
 }
 
 /// What a job does with its relation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum JobKind {
     /// Encrypt plaintext pages.
@@ -70,7 +70,7 @@ impl JobKind {
 }
 
 /// State of a job.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum JobState {
     /// Waiting for a worker, or running.
@@ -119,7 +119,7 @@ impl JobState {
 }
 
 /// A request for a job.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Request {
     /// OID of the relation. The relations that follow it are included.
     pub relation: u32,
@@ -136,7 +136,7 @@ pub struct Request {
 }
 
 /// A change of a job's state.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Step {
     /// From 1. The highest counts.
     pub step: u32,
@@ -318,6 +318,12 @@ mod tests {
         assert_eq!(state.jobs(DATABASE).unwrap().forgotten(), 152);
     }
 
+    fn in_place(kept: &[Record], log: &[Vec<Record>]) -> Vec<Vec<Record>> {
+        let kept: Vec<_> = kept.iter().collect();
+        let batches = compaction::in_place(&kept, log).into_iter();
+        batches.map(|batch| batch.into_iter().cloned().collect()).collect()
+    }
+
     #[test]
     fn forgotten_jobs_do_not_come_back() {
         let history = history();
@@ -333,12 +339,12 @@ mod tests {
         let mut log: Vec<Vec<Record>> =
             history.iter().cloned().map(|record| vec![record]).collect();
         for _ in 0..2 {
-            log = compaction::in_place(kept.clone(), &log);
+            log = in_place(&kept, &log);
             assert_eq!(fold(&log.concat()), state);
         }
         log.extend([vec![asked(153)], vec![step(7, 3, JobState::Waiting)]]);
         let state = fold(&log.concat());
-        let log = compaction::in_place(state.records(Scope::database(DATABASE)), &log);
+        let log = in_place(&state.records(Scope::database(DATABASE)), &log);
         assert_eq!(fold(&log.concat()), state);
         assert_eq!((known(&state)[0], known(&state).last()), (7, Some(&153)));
     }

@@ -15,6 +15,7 @@
 //! | [`log`] | an append-only file of batches: replay, append, compact |
 //! | [`compaction`] | contents and order of a compacted log |
 //! | [`storage`] | the file operations that a log needs |
+//! | [`sorted`] | a map of few entries |
 //! | [`state`] | the state that results from a sequence of records |
 //! | [`directory`] | the data keys of each relation file, in shared memory |
 //! | [`wal`] | WAL keys, and the addresses from which each is used |
@@ -54,6 +55,7 @@ pub mod protocol;
 pub mod record;
 pub mod rel_file;
 mod scope;
+pub mod sorted;
 pub mod state;
 pub mod storage;
 mod sync;

@@ -15,6 +15,7 @@ use crate::job::{JobId, Jobs};
 use crate::record::{KeyTimes, Record};
 use crate::rel_file::{Phase, RelFile};
 use crate::scope::Scope;
+use crate::sorted::SortedMap;
 use crate::wal::{self, Switch};
 
 /// A record that contradicts an earlier one.
@@ -99,7 +100,7 @@ pub struct File {
     /// Its state.
     pub phase: Phase,
     /// Keys by version.
-    pub keys: BTreeMap<DataKeyVersion, DataKey>,
+    pub keys: SortedMap<DataKeyVersion, DataKey>,
     /// The destroyed keys, if any.
     pub destroyed: Option<Destroyed>,
     /// The last state change that began when the file had pages, and whether all of them have been
@@ -231,18 +232,18 @@ impl State {
                 self.database_keys.insert((scope, version), key);
             }
             Record::DataKey { file, version, cipher, scope, key_version, wrapped, created } => {
-                let entry = self.files.get(&file);
-                if entry.is_some_and(|entry| entry.is_destroyed(version)) {
+                // If it is a new one, the key is added.
+                let entry = self.files.entry(file).or_default();
+                if entry.is_destroyed(version) {
                     return Ok(());
                 }
-                let known = entry.and_then(|entry| entry.keys.get(&version));
                 let is_another =
                     |key: &DataKey| (key.cipher, key.wrapped.len()) != (cipher, wrapped.len());
-                if known.is_some_and(is_another) {
+                if entry.keys.get(&version).is_some_and(is_another) {
                     return Err(StateError::KeyReplaced { file, version });
                 }
                 let key = DataKey { cipher, scope, key_version, wrapped, created };
-                self.files.entry(file).or_default().keys.insert(version, key);
+                entry.keys.insert(version, key);
             }
             Record::Current { file, version } => {
                 let entry = self.file_with_key(file, version)?;
@@ -344,14 +345,16 @@ impl State {
         is_gone: impl Fn(RelFile) -> bool,
     ) -> Vec<RelFile> {
         let former = &self.former;
-        let of_database = self.files.iter().filter(|(file, _)| file.database == database);
-        let gone = of_database.filter(|(file, entry)| {
-            former.was_gone(**file, entry.last_version(), by) && is_gone(**file)
+        let mut files = Vec::new();
+        self.files.retain(|&file, entry| {
+            let gone = file.database == database
+                && former.was_gone(file, entry.last_version(), by)
+                && is_gone(file);
+            if gone {
+                files.push(file);
+            }
+            !gone
         });
-        let files: Vec<RelFile> = gone.map(|(file, _)| *file).collect();
-        for file in &files {
-            self.files.remove(file);
-        }
         if !files.is_empty() {
             let gone = self.former.ranges_of(database).map(|range| range.gone);
             let last = gone.filter(|gone| *gone <= by).max().unwrap_or(by);

@@ -1,5 +1,7 @@
 //! Reading the keystore when the server starts, and after a crash restart.
 
+use std::borrow::Borrow;
+
 use pagevault_cipher::{Lsn, Secret32};
 use pagevault_keystore::directory::Directory;
 use pagevault_keystore::former;
@@ -180,18 +182,18 @@ fn rewrite(
 ) -> Result<()> {
     let scope = contents.position.scope;
     contents.records = fold(scope, std::mem::take(&mut contents.records))?;
-    let written = match ahead {
-        Some(all) => &wrappings::with_older(fold(scope, all.to_vec())?, all),
-        None => &contents.records,
+    let Some(all) = ahead else {
+        return replace(log, &mut contents.position, &contents.records);
     };
-    replace(log, &mut contents.position, written)
+    let folded = fold(scope, all.to_vec())?;
+    replace(log, &mut contents.position, &wrappings::with_older(&folded, all))
 }
 
 /// Replaces the contents of a log by these records.
 fn replace(
     log: &mut Log<'_, FileStorage>,
     position: &mut Position,
-    records: &[Record],
+    records: &[impl Borrow<Record>],
 ) -> Result<()> {
     match log.compact(records) {
         Ok(()) => *position = log.position(),

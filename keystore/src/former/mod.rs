@@ -22,7 +22,7 @@ use crate::rel_file::RelFile;
 use crate::wal;
 
 /// Former files of a database, by number.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Range {
     /// Database OID, 0 for shared relations.
     pub database: u32,

@@ -70,6 +70,7 @@ mod replay;
 mod settle;
 pub mod unsettled;
 
+use std::borrow::Borrow;
 use std::io;
 
 use pagevault_cipher::Lsn;
@@ -95,10 +96,6 @@ pub const HEADER: usize = 40;
 pub const MAX_LOG: u64 = 1 << 30;
 /// Records in one batch of a compacted log.
 pub(crate) const COMPACT_BATCH: usize = 1024;
-
-fn in_batches(records: &[Record]) -> Vec<Vec<Record>> {
-    records.chunks(COMPACT_BATCH).map(<[_]>::to_vec).collect()
-}
 
 /// Why a log could not be read or changed.
 #[derive(Debug, thiserror::Error)]
@@ -202,7 +199,7 @@ impl<'a, S: Storage> Log<'a, S> {
         if storage.len(&log.name).map_err(|error| log.failed("open", error))?.is_some() {
             return Err(LogError::Exists { name: log.name });
         }
-        log.rewrite(&in_batches(records), 0)?;
+        log.rewrite(records.chunks(COMPACT_BATCH), 0)?;
         Ok(log)
     }
 
@@ -382,23 +379,29 @@ impl<'a, S: Storage> Log<'a, S> {
 
     /// Rewrites the log with `records` only, which must give the same state as the log. Until this
     /// returns `Ok`, the next start may find the old log.
-    pub fn compact(&mut self, records: &[Record]) -> Result<(), LogError> {
-        self.compact_to(&in_batches(records))
+    pub fn compact<R: Borrow<Record>>(&mut self, records: &[R]) -> Result<(), LogError> {
+        self.verify()?;
+        self.rewrite(records.chunks(COMPACT_BATCH), self.position.generation.wrapping_add(1))
     }
 
     /// Like [`Log::compact`], with the given batches, none of which is empty.
-    pub fn compact_to(&mut self, batches: &[Vec<Record>]) -> Result<(), LogError> {
+    pub fn compact_to<R: Borrow<Record>>(&mut self, batches: &[Vec<R>]) -> Result<(), LogError> {
         self.verify()?;
+        let batches = batches.iter().map(Vec::as_slice);
         self.rewrite(batches, self.position.generation.wrapping_add(1))
     }
 
-    fn rewrite(&mut self, batches: &[Vec<Record>], generation: u32) -> Result<(), LogError> {
+    fn rewrite<'r, R: Borrow<Record> + 'r>(
+        &mut self,
+        batches: impl Iterator<Item = &'r [R]>,
+        generation: u32,
+    ) -> Result<(), LogError> {
         let mut bytes = header(&self.position.keystore_id, self.position.scope, generation);
         for records in batches {
             check_scope(records, self.position.scope, 0).map_err(LogError::Record)?;
-            let batch = batch::encode(records).map_err(LogError::Record)?;
             // The file is not read by others before it is complete and durable.
-            bytes.extend(batch::stamp(&batch, bytes.len() as u64, Lsn::INVALID));
+            let settled = bytes.len() as u64;
+            batch::put(&mut bytes, records, settled).map_err(LogError::Record)?;
         }
         let settled = bytes.len() as u64;
         bytes.extend(batch::mark(settled, self.position.logged));

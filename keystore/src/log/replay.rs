@@ -1,5 +1,7 @@
 //! Reading the bytes of a log. Pure. The rules are described in the module `log`.
 
+use std::borrow::Borrow;
+
 use pagevault_cipher::Lsn;
 
 use super::{Contents, HEADER, MAGIC, Position, Trust, VERSION};
@@ -30,6 +32,7 @@ pub(super) fn replay_trusting(
     };
     let believed = frames.iter().take_while(|frame| is_believed(frame)).count();
     let cut = frames.split_off(believed).into_iter().map(|(_, frame)| frame).collect();
+    records.reserve_exact(frames.iter().map(|(_, frame)| frame.records.len()).sum());
     for (frame_end, frame) in frames {
         position.logged = position.logged.max(frame.logged);
         records.extend(frame.records);
@@ -90,11 +93,11 @@ pub(super) fn was_never_settled(rest: &[u8], offset: u64) -> bool {
 }
 
 pub(super) fn check_scope(
-    records: &[Record],
+    records: &[impl Borrow<Record>],
     scope: Scope,
     offset: u64,
 ) -> Result<(), FormatError> {
-    match records.iter().map(Record::home).find(|home| *home != scope) {
+    match records.iter().map(|record| record.borrow().home()).find(|home| *home != scope) {
         None => Ok(()),
         Some(found) => {
             Err(FormatError { offset, problem: Problem::Misplaced { expected: scope, found } })

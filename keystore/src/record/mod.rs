@@ -42,7 +42,7 @@ impl KeyTimes {
 
 /// One change of the keystore. Records are added and never edited; [`State`](crate::state::State)
 /// is the result of applying them.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Record {
     /// A new or changed provider.
     Provider {

@@ -38,8 +38,12 @@ proptest! {
                 .map(|batch| batch.iter().filter(|record| record.home() == home).cloned().collect())
                 .filter(|batch: &Vec<Record>| !batch.is_empty())
                 .collect();
-            let kept = wrappings::with_older(state.records(home), &log.concat());
-            let batches = compaction::in_place(kept.clone(), &log);
+            let folded = state.records(home);
+            let kept = wrappings::with_older(&folded, log.iter().flatten());
+            let batches = compaction::in_place(&kept, &log);
+            let batches: Vec<Vec<Record>> =
+                batches.into_iter().map(|batch| batch.into_iter().cloned().collect()).collect();
+            let kept: Vec<Record> = kept.into_iter().cloned().collect();
             let (mut before, mut after) = (kept.clone(), batches.concat());
             before.sort_by_cached_key(bytes);
             after.sort_by_cached_key(bytes);

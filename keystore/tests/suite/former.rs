@@ -187,9 +187,11 @@ fn nothing_moves_away_from_the_beginning_when_keys_are_forgotten() {
         vec![Record::FormerFiles(of(range(8, 8, 1, 50)))],
     ];
     let mut state = State::from_records(log.concat()).unwrap();
-    let compacted = |state: &State, log: &[Vec<Record>]| {
-        let kept = wrappings::with_older(state.records(DATABASE), &log.concat());
-        compaction::in_place(kept, log)
+    let compacted = |state: &State, log: &[Vec<Record>]| -> Vec<Vec<Record>> {
+        let folded = state.records(DATABASE);
+        let kept = wrappings::with_older(&folded, log.iter().flatten());
+        let batches = compaction::in_place(&kept, log).into_iter();
+        batches.map(|batch| batch.into_iter().cloned().collect()).collect()
     };
     assert_eq!(state.forget_keys(5, Lsn(50), |_| true).len(), 2);
     let first = compacted(&state, &log);
@@ -254,8 +256,9 @@ fn a_log_does_not_grow_with_files_that_are_gone() {
         let found = state.former_files().with(5, &gone, &in_use.into_iter().collect(), lsn);
         found.into_iter().for_each(|range| state.apply(Record::FormerFiles(range)).unwrap());
         assert_eq!(state.forget_keys(5, lsn, |_| true).len(), gone.len());
-        let kept = wrappings::with_older(state.records(DATABASE), &batches.concat());
-        log.compact_to(&compaction::in_place(kept, &batches)).unwrap();
+        let folded = state.records(DATABASE);
+        let kept = wrappings::with_older(&folded, batches.iter().flatten());
+        log.compact_to(&compaction::in_place(&kept, &batches)).unwrap();
         most = most.max(log.position().end);
     }
     drop(log);

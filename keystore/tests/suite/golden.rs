@@ -313,7 +313,7 @@ fn golden_logs_are_written() {
     assert_eq!(storage.content("cluster.keys"), CLUSTER);
 
     let mut log = Log::create(&storage, ID, Scope::database(6), &[]).unwrap();
-    log.compact(&[]).unwrap();
+    log.compact::<Record>(&[]).unwrap();
     log.append(&shredded()[0]).unwrap();
     assert_eq!(storage.content("6.keys"), SHREDDED);
 
@@ -345,7 +345,7 @@ fn golden_logs_are_written() {
 
     let mut log = Log::create(&storage, ID, Scope::database(5), &[]).unwrap();
     for _ in 0..3 {
-        log.compact(&[]).unwrap();
+        log.compact::<Record>(&[]).unwrap();
     }
     let batches = database();
     log.stage(&batches[0], Lsn(0x1000)).unwrap();

@@ -370,7 +370,7 @@ fn a_position_that_is_not_the_end_is_refused() {
         let before = storage.content("5.keys");
         let result = Log::resume(&storage, position).append(&[plaintext(1, 1)]);
         assert!(matches!(result, Err(LogError::Moved { .. })), "{result:?}");
-        let result = Log::resume(&storage, position).compact(&[]);
+        let result = Log::resume(&storage, position).compact::<Record>(&[]);
         assert!(matches!(result, Err(LogError::Moved { .. })), "{result:?}");
         assert_eq!(storage.content("5.keys"), before);
     };

@@ -194,12 +194,14 @@ impl World<'_> {
         self.former.store(&former).unwrap();
         self.stage(ranges.into_iter().map(Record::FormerFiles).collect());
         let batches = log::batches(&self.content(), DATABASE).unwrap();
-        let mut state = State::from_records(batches.concat()).unwrap();
+        let mut state = State::from_records(batches.iter().flatten().cloned()).unwrap();
         let forgotten =
             state.forget_keys(5, Lsn(self.now), |file| !in_use.contains(&file.relation));
         assert_eq!(forgotten.len(), due.len());
-        let kept = wrappings::with_older(state.records(DATABASE), &batches.concat());
-        self.log.compact_to(&compaction::in_place(kept, &batches)).unwrap();
+        let folded = state.records(DATABASE);
+        drop(state);
+        let kept = wrappings::with_older(&folded, batches.iter().flatten());
+        self.log.compact_to(&compaction::in_place(&kept, &batches)).unwrap();
         let forgotten: BTreeSet<u32> = forgotten.iter().map(|file| file.relation).collect();
         self.most_keys = self.most_keys.max(self.directory.counts().unwrap().keys);
         self.directory.forget(|file, _| forgotten.contains(&file.relation)).unwrap();

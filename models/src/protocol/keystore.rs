@@ -99,8 +99,9 @@ impl Server {
         let Ok(state) = State::from_records(batches.concat()) else {
             return self.stop(Stop::KeyFile);
         };
-        let records = wrappings::with_older(state.records(SCOPE), &batches.concat());
-        let batches = compaction::in_place(records, &batches);
+        let folded = state.records(SCOPE);
+        let kept = wrappings::with_older(&folded, batches.iter().flatten());
+        let batches = compaction::in_place(&kept, &batches);
         let logged = self.memory.as_ref().map_or(0, |memory| memory.logged);
         self.flush(logged, order);
         self.with_log(|log| log.compact_to(&batches));

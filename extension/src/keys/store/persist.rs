@@ -344,14 +344,14 @@ pub(crate) fn compact_changed(
     let Some(position) = control.position(scope) else { return Ok(()) };
     let storage = keystore_dir::storage()?;
     let batches = read(&storage, scope, log::batches)?.unwrap_or_default();
-    let all = batches.concat();
-    let mut state = state_of(all.iter().cloned())?;
+    let mut state = state_of(batches.iter().flatten().cloned())?;
     if !change(&mut state) {
         return Ok(());
     }
-    let records = wrappings::with_older(state.records(scope), &all);
-    drop((all, state));
-    let batches = compaction::in_place(records, &batches);
+    let folded = state.records(scope);
+    drop(state);
+    let kept = wrappings::with_older(&folded, batches.iter().flatten());
+    let batches = compaction::in_place(&kept, &batches);
     // A rewritten log is settled as a whole.
     wal::flush(control.logged());
     let mut log = Log::resume(&storage, position);
