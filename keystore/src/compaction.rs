@@ -25,17 +25,19 @@ pub fn in_place<'a>(kept: &[&'a Record], log: &'a [Vec<Record>]) -> Vec<Vec<&'a 
     let (about_forgotten, others): (Vec<_>, Vec<_>) = others.into_iter().partition(|record| {
         matches!(record, Record::FormerFiles(_) | Record::KeysForgotten { .. })
     });
-    let mut stays = stays.into_iter();
-    let in_log = log.iter().map(|batch| {
-        let place = |record| Place { record, stays: stays.next() == Some(true) };
-        batch.iter().map(place).collect()
-    });
-    let mut places: Vec<Vec<Place<'_>>> = in_log.collect();
-    for batch in others.chunks(COMPACT_BATCH) {
-        places.push(batch.iter().map(|record| Place { record, stays: true }).collect());
-    }
     let mut about_forgotten = AboutForgotten::new(about_forgotten);
-    let mut batches = tombstones_first(places, &mut about_forgotten);
+    let places = log.iter().flatten().zip(stays.iter().copied());
+    let tombstones = Tombstones::among(places.chain(others.iter().map(|record| (*record, true))));
+    let mut arranged = Arranged { tombstones, batches: Vec::new() };
+    let mut stays = stays.into_iter();
+    for batch in log {
+        arranged.batch(batch.iter().zip(stays.by_ref()), &mut about_forgotten);
+    }
+    for batch in others.chunks(COMPACT_BATCH) {
+        let batch = batch.iter().map(|record| (*record, true));
+        arranged.batch(batch, &mut about_forgotten);
+    }
+    let mut batches = arranged.batches;
     batches.extend(in_batches(&about_forgotten.rest()));
     if means_the_same(&batches, kept) { batches } else { in_batches(kept).collect() }
 }
@@ -90,13 +92,6 @@ fn means_the_same(batches: &[Vec<&Record>], kept: &[&Record]) -> bool {
             .all(|(arranged, kept)| arranged == kept || state(arranged) == state(kept))
 }
 
-/// A record in the log.
-struct Place<'a> {
-    record: &'a Record,
-    /// Whether it is kept.
-    stays: bool,
-}
-
 /// Records about forgotten keys that the log does not have yet.
 struct AboutForgotten<'a> {
     ranges: BTreeMap<(u32, u32), (Range, &'a Record)>,
@@ -142,33 +137,51 @@ impl<'a> AboutForgotten<'a> {
     }
 }
 
-/// The kept records, without empty batches. The tombstone of each file is moved to the place of the
-/// first record of the file, kept or not.
-fn tombstones_first<'a>(
-    places: Vec<Vec<Place<'a>>>,
-    about_forgotten: &mut AboutForgotten<'a>,
-) -> Vec<Vec<&'a Record>> {
-    let is_tombstone = |record: &Record| matches!(record, Record::Destroyed { .. });
-    let mut tombstones: BTreeMap<RelFile, Vec<&Record>> = BTreeMap::new();
-    for Place { record, .. } in places.iter().flatten().filter(|place| place.stays) {
-        if let Some(file) = file(record).filter(|_| is_tombstone(record)) {
-            tombstones.entry(file).or_default().push(record);
-        }
-    }
-    let batches = places.into_iter().map(|batch| {
-        let mut records = Vec::new();
-        for Place { record, stays } in batch {
-            let first = file(record).and_then(|file| tombstones.remove(&file));
-            records.extend(first.into_iter().flatten());
-            if stays && !is_tombstone(record) {
-                records.push(record);
-            } else if !stays {
-                about_forgotten.put_in_place_of(record, &mut records);
+/// The tombstones that are kept, by file.
+struct Tombstones<'a>(BTreeMap<RelFile, Vec<&'a Record>>);
+
+impl<'a> Tombstones<'a> {
+    /// Of records, and whether each is kept.
+    fn among(records: impl Iterator<Item = (&'a Record, bool)>) -> Self {
+        let mut by_file: BTreeMap<_, Vec<_>> = BTreeMap::new();
+        for (record, stays) in records {
+            if let Record::Destroyed { file, .. } = record
+                && stays
+            {
+                by_file.entry(*file).or_default().push(record);
             }
         }
-        records
-    });
-    batches.filter(|batch| !batch.is_empty()).collect()
+        Self(by_file)
+    }
+}
+
+/// The kept records, without empty batches. The tombstone of each file is moved to the place of the
+/// first record of the file, kept or not.
+struct Arranged<'a> {
+    tombstones: Tombstones<'a>,
+    batches: Vec<Vec<&'a Record>>,
+}
+
+impl<'a> Arranged<'a> {
+    fn batch(
+        &mut self,
+        batch: impl Iterator<Item = (&'a Record, bool)>,
+        about_forgotten: &mut AboutForgotten<'a>,
+    ) {
+        let mut records = Vec::new();
+        for (record, stays) in batch {
+            let first = file(record).and_then(|file| self.tombstones.0.remove(&file));
+            records.extend(first.into_iter().flatten());
+            if !stays {
+                about_forgotten.put_in_place_of(record, &mut records);
+            } else if !matches!(record, Record::Destroyed { .. }) {
+                records.push(record);
+            }
+        }
+        if !records.is_empty() {
+            self.batches.push(records);
+        }
+    }
 }
 
 fn file(record: &Record) -> Option<RelFile> {

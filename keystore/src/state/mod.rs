@@ -5,17 +5,20 @@
 //! page depends on: a version of a file, once it has a key, keeps that key. Only the wrapping may
 //! change.
 
+mod file;
+
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 use pagevault_cipher::{DataKeyVersion, KeyVersion, Lsn};
 
+pub use self::file::{DataKey, Destroyed, File};
 use crate::check_value::CheckValue;
 use crate::former::FormerFiles;
 use crate::job::{JobId, Jobs};
 use crate::record::{KeyTimes, Record};
-use crate::rel_file::{Phase, RelFile};
+use crate::rel_file::RelFile;
 use crate::scope::Scope;
-use crate::sorted::SortedMap;
 use crate::wal::{self, Switch};
 
 /// A record that contradicts an earlier one.
@@ -79,104 +82,6 @@ pub struct DatabaseKey {
     pub times: KeyTimes,
 }
 
-/// The present wrapping of a data key.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DataKey {
-    /// Number of the cipher; may be unknown to this version of pagevault.
-    pub cipher: u8,
-    /// Scope of the database key that wraps.
-    pub scope: Scope,
-    /// Version of the database key that wraps.
-    pub key_version: KeyVersion,
-    /// Nonce, ciphertext, tag.
-    pub wrapped: Vec<u8>,
-    /// Seconds since 1970.
-    pub created: i64,
-}
-
-/// A relation file.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct File {
-    /// Its state.
-    pub phase: Phase,
-    /// Keys by version.
-    pub keys: SortedMap<DataKeyVersion, DataKey>,
-    /// The destroyed keys, if any.
-    pub destroyed: Option<Destroyed>,
-    /// The last state change that began when the file had pages, and whether all of them have been
-    /// rewritten.
-    pub rewriting: Option<(Phase, bool)>,
-    /// Since when it contains sealed pages only, or after which version it does not any more; see
-    /// [`File::floor`].
-    pub sealed_only: Phase,
-}
-
-/// Tombstone of destroyed keys.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Destroyed {
-    /// The highest destroyed version; all lower ones are destroyed, too.
-    pub through: DataKeyVersion,
-    /// All WAL records about pages under these keys end at this LSN or before.
-    pub lsn: Lsn,
-    /// Cipher of the file's pages; 0 if the file was plaintext by then.
-    pub cipher: u8,
-    /// The keys of all files of the database were destroyed.
-    pub whole: bool,
-    /// Time, in seconds since 1970.
-    pub at: i64,
-}
-
-impl File {
-    /// Whether pages on disk may be in another state than new ones. A `Rewriting` record precedes
-    /// the record of the state that it announces.
-    pub fn is_mixed(&self) -> bool {
-        self.rewriting.is_some_and(|(phase, done)| phase >= self.phase && !done)
-    }
-
-    /// Whether all pages of the file are sealed or zero, so that a page in plaintext was not
-    /// written by a server.
-    pub fn is_sealed_only(&self) -> bool {
-        self.floor().is_some()
-    }
-
-    /// The first version under which pages may be, if the file contains sealed pages only. No
-    /// server wrote what is under an earlier one, or has it still.
-    pub fn floor(&self) -> Option<DataKeyVersion> {
-        self.sealed_only.current().filter(|since| Some(*since) <= self.phase.current())
-    }
-
-    /// Whether the key of a version was destroyed, or would be when it is recorded.
-    pub fn is_destroyed(&self, version: DataKeyVersion) -> bool {
-        self.destroyed.is_some_and(|destroyed| version <= destroyed.through)
-    }
-
-    /// Removes destroyed keys.
-    fn destroy(&mut self, destroyed: Destroyed) {
-        self.destroyed = self.destroyed.max(Some(destroyed));
-        self.keys.retain(|version, _| *version > destroyed.through);
-    }
-
-    /// Enters a state, if it is a later one.
-    fn enter(&mut self, phase: Phase) {
-        self.phase = self.phase.max(phase);
-        if phase.plaintext {
-            self.sealed_only = self.sealed_only.max(phase);
-        }
-    }
-
-    /// The version for a new key: numbering continues even if a file number is used again. `None`
-    /// after the last version.
-    pub fn next_version(&self) -> Option<DataKeyVersion> {
-        DataKeyVersion::after(self.last_version())
-    }
-
-    /// The highest version that has a key, or had one that was destroyed.
-    pub fn last_version(&self) -> Option<DataKeyVersion> {
-        let last = self.keys.last_key_value().map(|(version, _)| *version);
-        last.max(self.destroyed.map(|destroyed| destroyed.through))
-    }
-}
-
 /// The state described by one or several logs.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct State {
@@ -231,50 +136,15 @@ impl State {
                     DatabaseKey { provider, master_key, master_version, wrapped, check, times };
                 self.database_keys.insert((scope, version), key);
             }
-            Record::DataKey { file, version, cipher, scope, key_version, wrapped, created } => {
-                // If it is a new one, the key is added.
-                let entry = self.files.entry(file).or_default();
-                if entry.is_destroyed(version) {
-                    return Ok(());
-                }
-                let is_another =
-                    |key: &DataKey| (key.cipher, key.wrapped.len()) != (cipher, wrapped.len());
-                if entry.keys.get(&version).is_some_and(is_another) {
-                    return Err(StateError::KeyReplaced { file, version });
-                }
-                let key = DataKey { cipher, scope, key_version, wrapped, created };
-                entry.keys.insert(version, key);
-            }
-            Record::Current { file, version } => {
-                let entry = self.file_with_key(file, version)?;
-                entry.enter(Phase::under(version));
-            }
-            Record::Plaintext { file, after } => {
-                let entry = self.file_with_key(file, after)?;
-                entry.enter(Phase::plaintext_after(after));
-            }
-            Record::Rewriting { file, phase, done } => {
-                if let Some(version) = phase.version {
-                    let entry = self.file_with_key(file, version)?;
-                    entry.rewriting = entry.rewriting.max(Some((phase, done)));
-                }
-            }
-            Record::SealedOnly { file, phase } => {
-                if let Some(version) = phase.version {
-                    let entry = self.file_with_key(file, version)?;
-                    entry.sealed_only = entry.sealed_only.max(phase);
-                }
-            }
             Record::WalSwitch(switch) => {
                 if let Some(version) = switch.phase.version {
-                    let (file, data_key_version) = wal::key_place(version);
-                    self.file_with_key(file, data_key_version)?;
+                    let (file, version) = wal::key_place(version);
+                    let place = self.files.get(&file);
+                    if !place.is_some_and(|place| place.has_version(version)) {
+                        return Err(StateError::NoKey { file, version });
+                    }
                     self.wal_switches.insert(switch);
                 }
-            }
-            Record::Destroyed { file, through, cipher, whole, lsn, at } => {
-                let destroyed = Destroyed { through, lsn, cipher, whole, at };
-                self.files.entry(file).or_default().destroy(destroyed);
             }
             Record::Job { job, request } => {
                 self.jobs.entry(job.database).or_default().ask(job.number, request);
@@ -297,20 +167,34 @@ impl State {
                 let last = self.forgotten.entry(database).or_default();
                 *last = (*last).max(by);
             }
+            Record::DataKey { file, .. }
+            | Record::Current { file, .. }
+            | Record::Plaintext { file, .. }
+            | Record::Rewriting { file, .. }
+            | Record::SealedOnly { file, .. }
+            | Record::Destroyed { file, .. } => return self.apply_to_file(file, record),
         }
         Ok(())
     }
 
-    fn file_with_key(
-        &mut self,
-        file: RelFile,
-        version: DataKeyVersion,
-    ) -> Result<&mut File, StateError> {
-        let entry = self
-            .files
-            .get_mut(&file)
-            .filter(|entry| entry.keys.contains_key(&version) || entry.is_destroyed(version));
-        entry.ok_or(StateError::NoKey { file, version })
+    fn apply_to_file(&mut self, file: RelFile, record: Record) -> Result<(), StateError> {
+        // Records of a file follow each other, and most files are newer than those before.
+        if let Some(mut last) = self.files.last_entry()
+            && *last.key() == file
+        {
+            return last.get_mut().apply(record);
+        }
+        match self.files.entry(file) {
+            Entry::Occupied(known) => known.into_mut().apply(record),
+            Entry::Vacant(unknown) => {
+                let mut new = File::default();
+                new.apply(record)?;
+                if new.last_version().is_some() {
+                    unknown.insert(new);
+                }
+                Ok(())
+            }
+        }
     }
 
     /// The records that describe this state, for the log of `home` (see [`Record::home`]).
@@ -321,7 +205,7 @@ impl State {
             records.extend(self.database_key_records());
         }
         let files = self.files.iter().filter(|(file, _)| file.scope() == home);
-        files.for_each(|(file, entry)| records.extend(file_records(*file, entry)));
+        files.for_each(|(file, entry)| records.extend(entry.records(*file)));
         if home.is_cluster() {
             records.extend(self.wal_switches().map(Record::WalSwitch));
         }
@@ -454,33 +338,6 @@ impl State {
     pub fn file(&self, file: RelFile) -> Option<&File> {
         self.files.get(&file)
     }
-}
-
-fn file_records(file: RelFile, entry: &File) -> impl Iterator<Item = Record> {
-    let destroyed = entry.destroyed.map(|Destroyed { through, lsn, cipher, whole, at }| {
-        Record::Destroyed { file, through, cipher, whole, lsn, at }
-    });
-    let keys = entry.keys.iter().map(move |(&version, key)| Record::DataKey {
-        file,
-        version,
-        cipher: key.cipher,
-        scope: key.scope,
-        key_version: key.key_version,
-        wrapped: key.wrapped.clone(),
-        created: key.created,
-    });
-    let Phase { version, plaintext } = entry.phase;
-    let phase = version.map(|version| match plaintext {
-        true => Record::Plaintext { file, after: version },
-        false => Record::Current { file, version },
-    });
-    let rewriting = entry.rewriting.map(|(phase, done)| Record::Rewriting { file, phase, done });
-    // Not if the record of the phase says the same.
-    let is_said = entry.sealed_only.version.is_none()
-        || entry.phase.plaintext && entry.sealed_only == entry.phase;
-    let sealed_only = Some(entry.sealed_only).filter(|_| !is_said);
-    let sealed_only = sealed_only.map(|phase| Record::SealedOnly { file, phase });
-    destroyed.into_iter().chain(keys).chain(phase).chain(rewriting).chain(sealed_only)
 }
 
 /// The record of forgotten jobs comes last, after the jobs that are not forgotten.
