@@ -57,8 +57,7 @@ pub(crate) fn put(
 ) -> Result<(), FormatError> {
     let start = out.len();
     out.resize(start + HEADER, 0);
-    let here =
-        |out: &Vec<u8>, problem| FormatError { offset: (out.len() - start) as u64, problem };
+    let here = |out: &Vec<u8>, problem| FormatError { offset: (out.len() - start) as u64, problem };
     if records.is_empty() {
         return Err(here(out, Problem::Empty));
     }
@@ -82,21 +81,20 @@ pub(crate) fn put(
 
 /// Decodes exactly one batch. All of it is checked before anything is returned.
 pub fn decode(bytes: &[u8]) -> Result<Vec<Record>, FormatError> {
-    let frame = decode_at(bytes, 0)?;
+    let mut records = Vec::new();
+    let head = decode_onto(&mut records, bytes, 0)?;
     let fail = |offset: usize, problem| Err(FormatError { offset: offset as u64, problem });
-    if frame.length != bytes.len() {
-        return fail(frame.length, Problem::Trailing);
+    if head.length != bytes.len() {
+        return fail(head.length, Problem::Trailing);
     }
-    if frame.records.is_empty() {
+    if records.is_empty() {
         return fail(HEADER, Problem::Empty);
     }
-    Ok(frame.records)
+    Ok(records)
 }
 
-/// A batch or mark in a log.
-pub(crate) struct Frame {
-    /// Empty in a mark.
-    pub(crate) records: Vec<Record>,
+/// What a batch or mark in a log states.
+pub(crate) struct Head {
     /// Number of bytes of the log that were known to be durable when this was written.
     pub(crate) settled: u64,
     /// A WAL address at or before the batch's WAL record; 0 if none is needed.
@@ -105,8 +103,13 @@ pub(crate) struct Frame {
     pub(crate) length: usize,
 }
 
-/// Decodes the frame at the start of `bytes`, which are at `offset` in their file.
-pub(crate) fn decode_at(bytes: &[u8], offset: u64) -> Result<Frame, FormatError> {
+/// Decodes the frame at the start of `bytes`, which are at `offset` in their file, and adds its
+/// records, of which a mark has none. On error some may have been added.
+pub(crate) fn decode_onto(
+    records: &mut Vec<Record>,
+    bytes: &[u8],
+    offset: u64,
+) -> Result<Head, FormatError> {
     let fail = |problem| FormatError { offset, problem };
     let header = Header::parse(bytes).map_err(fail)?;
     let end = HEADER + header.length;
@@ -121,14 +124,15 @@ pub(crate) fn decode_at(bytes: &[u8], offset: u64) -> Result<Frame, FormatError>
         )));
     }
     let mut from = Reader::new(body, offset + HEADER as u64);
-    let mut records = Vec::new();
+    let mut added = 0;
     while !from.is_empty() {
-        if records.len() == MAX_RECORDS {
+        if added == MAX_RECORDS {
             return Err(from.error(Problem::TooLarge(MAX_RECORDS as u64)));
         }
         records.push(Record::take(&mut from)?);
+        added += 1;
     }
-    Ok(Frame { records, settled: header.settled, logged: header.logged, length: end })
+    Ok(Head { settled: header.settled, logged: header.logged, length: end })
 }
 
 /// Turns an encoded batch into a frame of a log of which `settled` bytes are known to be durable.

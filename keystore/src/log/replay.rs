@@ -5,7 +5,7 @@ use std::borrow::Borrow;
 use pagevault_cipher::Lsn;
 
 use super::{Contents, HEADER, MAGIC, Position, Trust, VERSION};
-use crate::batch::{self, Frame, MAGIC as FRAME_MAGIC};
+use crate::batch::{self, Head, MAGIC as FRAME_MAGIC};
 use crate::error::{FormatError, Problem};
 use crate::record::Record;
 use crate::scope::Scope;
@@ -23,29 +23,48 @@ pub(super) fn replay_trusting(
     scope: Scope,
     trust: Trust,
 ) -> Result<(Contents, Vec<Frame>), FormatError> {
-    let mut frames = Vec::new();
-    let (mut position, torn) = read(bytes, scope, |end, frame| frames.push((end, frame)))?;
-    let whole = position.end;
-    let (mut records, mut end) = (Vec::new(), HEADER as u64);
-    let is_believed = |(frame_end, frame): &(u64, Frame)| {
-        frame.records.is_empty() || trust.believes(*frame_end, position.settled, frame.logged)
-    };
-    let believed = frames.iter().take_while(|frame| is_believed(frame)).count();
-    let cut = frames.split_off(believed).into_iter().map(|(_, frame)| frame).collect();
-    records.reserve_exact(frames.iter().map(|(_, frame)| frame.records.len()).sum());
-    for (frame_end, frame) in frames {
-        position.logged = position.logged.max(frame.logged);
-        records.extend(frame.records);
-        end = frame_end;
+    // Of each frame its end, its address, and how many records there are up to it.
+    let mut ends = Vec::new();
+    let mut records = Vec::new();
+    let (mut position, torn) = read(bytes, scope, &mut records, |records, end, head| {
+        ends.push((end, head.logged, records.len()));
+    })?;
+    let (whole, settled) = (position.end, position.settled);
+    position.end = HEADER as u64;
+    let mut before = 0;
+    let mut ends = ends.into_iter().peekable();
+    while let Some((end, logged, count)) = ends
+        .next_if(|(end, logged, count)| *count == before || trust.believes(*end, settled, *logged))
+    {
+        position.logged = position.logged.max(logged);
+        position.end = end;
+        before = count;
     }
-    position.end = end;
-    Ok((Contents { records, position, torn, unbelieved: whole - end }, cut))
+    let mut others = records.split_off(before).into_iter();
+    let cut = ends.map(|(_, logged, count)| {
+        let records = others.by_ref().take(count - before).collect();
+        before = count;
+        Frame { records, logged }
+    });
+    let cut = cut.collect();
+    let unbelieved = whole - position.end;
+    Ok((Contents { records, position, torn, unbelieved }, cut))
+}
+
+/// A batch or mark.
+pub(super) struct Frame {
+    /// Empty in a mark.
+    pub(super) records: Vec<Record>,
+    /// A WAL address at or before the batch's WAL record; 0 if none is needed.
+    pub(super) logged: Lsn,
 }
 
 /// The batches and marks of a log.
 pub(super) fn frames(bytes: &[u8], scope: Scope) -> Result<Vec<Frame>, FormatError> {
     let mut frames = Vec::new();
-    read(bytes, scope, |_, frame| frames.push(frame))?;
+    read(bytes, scope, &mut Vec::new(), |records, _, head| {
+        frames.push(Frame { records: std::mem::take(records), logged: head.logged });
+    })?;
     Ok(frames)
 }
 
@@ -55,25 +74,33 @@ pub fn batches(bytes: &[u8], scope: Scope) -> Result<Vec<Vec<Record>>, FormatErr
     Ok(batches.filter(|batch| !batch.is_empty()).collect())
 }
 
-/// Passes each batch and mark to `take` together with the offset of its end. Returns the position
-/// behind the last, and the number of bytes behind it, which were never settled.
+/// Adds the records of each batch and mark, and passes them to `take` together with the offset of
+/// its end. Returns the position behind the last, and the number of bytes behind it, which were
+/// never settled.
 fn read(
     bytes: &[u8],
     scope: Scope,
-    mut take: impl FnMut(u64, Frame),
+    records: &mut Vec<Record>,
+    mut take: impl FnMut(&mut Vec<Record>, u64, Head),
 ) -> Result<(Position, u64), FormatError> {
     let (keystore_id, generation) = parse_header(bytes, scope)?;
     let (mut end, mut settled) = (HEADER, HEADER as u64);
     while let Some(rest) = bytes.get(end..).filter(|rest| !rest.is_empty()) {
-        match batch::decode_at(rest, end as u64) {
-            Ok(frame) => {
-                check_scope(&frame.records, scope, end as u64)?;
-                settled = settled.max(frame.settled);
-                end += frame.length;
-                take(end as u64, frame);
+        let before = records.len();
+        match batch::decode_onto(records, rest, end as u64) {
+            Ok(head) => {
+                check_scope(&records[before..], scope, end as u64)?;
+                settled = settled.max(head.settled);
+                end += head.length;
+                take(records, end as u64, head);
             }
-            Err(_) if was_never_settled(rest, end as u64) => break,
-            Err(error) => return Err(error),
+            Err(error) => {
+                records.truncate(before);
+                if was_never_settled(rest, end as u64) {
+                    break;
+                }
+                return Err(error);
+            }
         }
     }
     let torn = (bytes.len() - end) as u64;

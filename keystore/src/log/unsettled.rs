@@ -12,9 +12,9 @@ use std::collections::HashSet;
 
 use pagevault_cipher::Lsn;
 
-use super::replay::{self, parse_header};
+use super::replay::{self, Frame, parse_header};
 use super::{LogError, MAX_LOG, file_name};
-use crate::batch::{self, Frame};
+use crate::batch;
 use crate::error::FormatError;
 use crate::record::Record;
 use crate::scope::Scope;
