@@ -35,6 +35,11 @@ pub fn database_keys(records: &[Record]) -> HashSet<(Scope, KeyVersion)> {
     known.collect()
 }
 
+/// Whether a data key is wrapped by an unknown database key.
+pub fn has_unknown(records: &[Record], known: &HashSet<(Scope, KeyVersion)>) -> bool {
+    records.iter().filter_map(wrapping).any(|(_, by)| !known.contains(&by))
+}
+
 /// Removes data keys that are wrapped by unknown database keys, and the records that put these keys
 /// into use. Returns whether there were any. Replay brings them again: in WAL a data key comes
 /// after the database key that wraps it.
@@ -59,8 +64,8 @@ pub fn leave_out_unknown(records: &mut Vec<Record>, known: &HashSet<(Scope, KeyV
     !others.is_empty()
 }
 
-/// Adds to the records of a compacted log, as from [`State::records`](crate::state::State::records),
-/// the older wrappings that `log` has of the keys in it. Idempotent.
+/// Adds to the records of a compacted log the older wrappings that `log` has of the keys in it.
+/// Idempotent. `folded`: in the order of [`State::records`](crate::state::State::records).
 pub fn with_older<'a>(
     folded: &'a [Record],
     log: impl IntoIterator<Item = &'a Record>,
@@ -88,7 +93,7 @@ pub fn with_older<'a>(
 
 #[cfg(test)]
 mod tests {
-    use super::{database_keys, leave_out_unknown, with_older};
+    use super::{database_keys, has_unknown, leave_out_unknown, with_older};
     use crate::record::Record;
     use crate::rel_file::{Phase, RelFile};
     use crate::state::State;
@@ -149,7 +154,9 @@ mod tests {
             rewriting(1),
         ];
         let mut records = log.to_vec();
+        assert!(has_unknown(&records, &known));
         assert!(leave_out_unknown(&mut records, &known));
+        assert!(!has_unknown(&records, &known));
         assert_eq!(
             records,
             [data_key(1, 1), current(1), data_key(1, 2), data_key(2, 2), rewriting(1)]

@@ -63,9 +63,11 @@ pub(crate) fn start() -> Result<Loaded> {
     Ok(Loaded { shared, needs_keys, first_start })
 }
 
-/// A log larger than this, in bytes, is rewritten after a clean shutdown too if most of it is
-/// obsolete.
+/// A log larger than this, in bytes, is rewritten after a clean shutdown too if it has more
+/// obsolete records than that. Each rotation of a database key makes a record obsolete for each
+/// data key, so over years there are more of them than others.
 const LARGE: u64 = 64 << 10;
+const OBSOLETE: usize = 1000;
 
 fn read_logs(storage: &FileStorage, recovering: bool) -> Result<Vec<Contents>> {
     let mut logs = Vec::new();
@@ -88,13 +90,16 @@ fn read_logs(storage: &FileStorage, recovering: bool) -> Result<Vec<Contents>> {
             // Scopes ascend: the cluster's log, which contains the database keys, is first.
             let cluster = logs.first().unwrap_or(&contents);
             let known = wrappings::database_keys(&cluster.records);
-            let whole = contents.records.clone();
-            let is_ahead = wrappings::leave_out_unknown(&mut contents.records, &known);
-            rewrite(&mut log, &mut contents, is_ahead.then_some(&whole[..]))?;
+            let is_ahead = wrappings::has_unknown(&contents.records, &known);
+            let whole = is_ahead.then(|| contents.records.clone());
+            if is_ahead {
+                wrappings::leave_out_unknown(&mut contents.records, &known);
+            }
+            rewrite(&mut log, &mut contents, whole.as_deref())?;
         } else if contents.position.end > LARGE {
             // No backup is in progress that could need older wrappings, so they are removed.
-            let folded = fold(scope, contents.records.clone())?;
-            if contents.records.len() > 2 * folded.len() {
+            let folded = fold(scope, contents.records.iter().cloned())?;
+            if contents.records.len() > folded.len() + OBSOLETE {
                 contents.records = folded;
                 replace(&mut log, &mut contents.position, &contents.records)?;
             }
@@ -185,7 +190,7 @@ fn rewrite(
     let Some(all) = ahead else {
         return replace(log, &mut contents.position, &contents.records);
     };
-    let folded = fold(scope, all.to_vec())?;
+    let folded = fold(scope, all.iter().cloned())?;
     replace(log, &mut contents.position, &wrappings::with_older(&folded, all))
 }
 
@@ -206,7 +211,7 @@ fn replace(
 }
 
 /// The records of `scope`, without those that later ones supersede.
-fn fold(scope: Scope, records: Vec<Record>) -> Result<Vec<Record>> {
+fn fold(scope: Scope, records: impl IntoIterator<Item = Record>) -> Result<Vec<Record>> {
     let state = State::from_records(records).map_err(|e| {
         Report::new(PgSqlErrorCode::ERRCODE_DATA_CORRUPTED, format!("keystore: {e}"))
     })?;
