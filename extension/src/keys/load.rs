@@ -21,7 +21,7 @@ use crate::keystore_dir;
 use crate::pg::locks::KeystoreLock;
 use crate::pg::mapping::{self, MemoryKind, Region};
 use crate::pg::report::{Report, Result, internal};
-use crate::pg::{clock, compat, control_file, guc, process};
+use crate::pg::{clock, compat, control_file, guc, heap, process};
 use crate::shmem::anchor::Anchor;
 use crate::shmem::control::{self, Control};
 use crate::shmem::counters::{self, Counters};
@@ -56,6 +56,8 @@ pub(crate) fn start() -> Result<Loaded> {
     let first_start = shmem::get().is_none();
     let shared = if first_start { map(&logs)? } else { reset()? };
     fill(shared, &logs)?;
+    drop(logs);
+    heap::give_back();
     authenticated::page_images_at_start();
     audit::begin(shared, first_start)?;
     let reads_sealed_wal = shared.wal.switches.is_sealed_from(process::redo_start());

@@ -15,6 +15,7 @@ pub(crate) mod critical;
 pub(crate) mod exit;
 pub(crate) mod externs;
 pub(crate) mod guc;
+pub(crate) mod heap;
 pub(crate) mod labels;
 pub(crate) mod locks;
 pub(crate) mod mapping;

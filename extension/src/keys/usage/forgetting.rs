@@ -23,7 +23,7 @@ use crate::keys::store::places::{self, Places};
 use crate::keys::store::{former, persist};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result};
-use crate::pg::{control_file, guc, process, processes, relation_files, wal};
+use crate::pg::{control_file, guc, heap, process, processes, relation_files, wal};
 use crate::shmem;
 use crate::writers::{Activity, Others};
 
@@ -249,6 +249,7 @@ fn forget(redo: Lsn) -> Result<()> {
                 ),
             )
             .send(PgLogLevel::LOG);
+            heap::give_back();
         }
     }
     Ok(())
