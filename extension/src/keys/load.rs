@@ -100,9 +100,9 @@ fn read_logs(storage: &FileStorage, recovering: bool) -> Result<Vec<Contents>> {
             rewrite(&mut log, &mut contents, whole.as_deref())?;
         } else if contents.position.end > LARGE {
             // No backup is in progress that could need older wrappings, so they are removed.
-            let folded = fold(scope, contents.records.iter().cloned())?;
-            if contents.records.len() > folded.len() + OBSOLETE {
-                contents.records = folded;
+            let state = state_of(contents.records.iter().cloned())?;
+            if contents.records.len() > state.count(scope) + OBSOLETE {
+                contents.records = state.records(scope);
                 replace(&mut log, &mut contents.position, &contents.records)?;
             }
         }
@@ -214,10 +214,12 @@ fn replace(
 
 /// The records of `scope`, without those that later ones supersede.
 fn fold(scope: Scope, records: impl IntoIterator<Item = Record>) -> Result<Vec<Record>> {
-    let state = State::from_records(records).map_err(|e| {
-        Report::new(PgSqlErrorCode::ERRCODE_DATA_CORRUPTED, format!("keystore: {e}"))
-    })?;
-    Ok(state.records(scope))
+    Ok(state_of(records)?.records(scope))
+}
+
+fn state_of(records: impl IntoIterator<Item = Record>) -> Result<State> {
+    State::from_records(records)
+        .map_err(|e| Report::new(PgSqlErrorCode::ERRCODE_DATA_CORRUPTED, format!("keystore: {e}")))
 }
 
 fn cut_off(scope: Scope, bytes: u64) -> Report {

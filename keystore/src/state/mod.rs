@@ -200,23 +200,35 @@ impl State {
     /// The records that describe this state, for the log of `home` (see [`Record::home`]).
     pub fn records(&self, home: Scope) -> Vec<Record> {
         let mut records = Vec::new();
+        self.each_record(home, |record| records.push(record));
+        records
+    }
+
+    /// The number of these records.
+    pub fn count(&self, home: Scope) -> usize {
+        let mut count = 0;
+        self.each_record(home, |_| count += 1);
+        count
+    }
+
+    fn each_record(&self, home: Scope, mut take: impl FnMut(Record)) {
+        let database = home.number();
         if home.is_cluster() {
-            records.extend(self.provider_records());
-            records.extend(self.database_key_records());
+            self.provider_records().for_each(&mut take);
+            self.database_key_records().for_each(&mut take);
         }
         let files = self.files.iter().filter(|(file, _)| file.scope() == home);
-        files.for_each(|(file, entry)| records.extend(entry.records(*file)));
+        files.for_each(|(file, entry)| entry.records(*file).for_each(&mut take));
         if home.is_cluster() {
-            records.extend(self.wal_switches().map(Record::WalSwitch));
+            self.wal_switches().map(Record::WalSwitch).for_each(&mut take);
         }
-        if let Some(jobs) = self.jobs(home.number()) {
-            records.extend(job_records(home.number(), jobs));
+        if let Some(jobs) = self.jobs(database) {
+            job_records(database, jobs).for_each(&mut take);
         }
-        records.extend(self.former.ranges_of(home.number()).map(Record::FormerFiles));
-        let database = home.number();
-        let forgotten = self.forgotten.get(&database);
-        records.extend(forgotten.map(|&by| Record::KeysForgotten { database, by }));
-        records
+        self.former.ranges_of(database).map(Record::FormerFiles).for_each(&mut take);
+        if let Some(&by) = self.forgotten.get(&database) {
+            take(Record::KeysForgotten { database, by });
+        }
     }
 
     /// Forgets the keys of former files of a database that were gone at the address `by`, from

@@ -57,7 +57,9 @@ proptest! {
         prop_assert_eq!(&fold(&compact), &state);
         // Each record is in the log to which it belongs.
         for home in [0, 4, 5, 6].map(Scope::database) {
-            prop_assert!(state.records(home).iter().all(|record| record.home() == home));
+            let records = state.records(home);
+            prop_assert!(records.iter().all(|record| record.home() == home));
+            prop_assert_eq!(state.count(home), records.len());
         }
     }
 
