@@ -27,6 +27,7 @@ shared_struct! {
         images_from: AtomicU64,
         /// Like `images_from`, where it is not known whether a setting has taken effect; 0: it is.
         images_undoubted_from: AtomicU64,
+        clean_start: AtomicU64,
         /// The number of the process that starts rekey workers, plus one.
         launcher: AtomicU32,
         has_id: AtomicBool,
@@ -112,6 +113,12 @@ impl Control {
         self.memory.head.calls_seen.fetch_or(bits, Relaxed);
     }
 
+    /// Notes at which checkpoint the server starts after a clean shutdown; [`Lsn::INVALID`] if it
+    /// replays WAL. `pg_upgrade` makes one with `full_page_writes` off.
+    pub(crate) fn starts_clean_at(&self, redo: Lsn) {
+        self.memory.head.clean_start.store(redo.0, Relaxed);
+    }
+
     /// Notes that pages are changed without an image in WAL.
     pub(crate) fn images_are_off(&self) {
         self.memory.head.images_from.store(NO_IMAGES, Relaxed);
@@ -136,7 +143,9 @@ impl Control {
         let undoubted = &memory.images_undoubted_from;
         let _ = undoubted.compare_exchange(NO_IMAGES, end.0, Relaxed, Relaxed);
         let undoubted = undoubted.load(Relaxed);
-        said && memory.images_from.load(Relaxed) <= redo.0 && undoubted <= redo.0
+        // Nothing was changed since that one but by this server.
+        let started_there = memory.clean_start.load(Relaxed) == redo.0;
+        (said || started_there) && memory.images_from.load(Relaxed) <= redo.0 && undoubted <= redo.0
     }
 
     /// The keystore's identity, if it is set.

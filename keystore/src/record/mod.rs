@@ -22,7 +22,7 @@ pub const MAX_WRAPPED_DATABASE_KEY: usize = 64 << 10;
 pub const MAX_WRAPPED_DATA_KEY: usize = 92;
 
 /// Since when a database key and its master key are in use. Seconds since 1970.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct KeyTimes {
     /// The database key was made.
     pub made: i64,

@@ -20,7 +20,7 @@ use pagevault_keystore::record::MAX_WRAPPED_DATA_KEY;
 use pagevault_keystore::state::State;
 use pagevault_keystore::storage::{Storage, SyncError};
 use pagevault_keystore::{
-    CheckValue, DataKeyVersion, Lsn, Record, Scope, compaction, wal, wrappings,
+    CheckValue, DataKeyVersion, KeyTimes, Lsn, Record, Scope, compaction, wal, wrappings,
 };
 
 use crate::arbitrary::{DATABASE, current, data_key, file, key_version, sealed_only};
@@ -305,7 +305,7 @@ fn database_key(version: u32, master_version: u32) -> Record {
         master_version: master_version.into(),
         wrapped: vec![version as u8; 101],
         check: CheckValue::from_bytes([version as u8; 16]),
-        created: 7,
+        times: KeyTimes::at(7),
     }
 }
 

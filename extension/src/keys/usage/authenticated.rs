@@ -1,7 +1,7 @@
 //! What authenticated pages need of the server. A torn page is refused, so recovery must restore
 //! every page that may be torn.
 
-use pagevault_cipher::{CipherId, PageFormat};
+use pagevault_cipher::{CipherId, Lsn, PageFormat};
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
@@ -143,6 +143,8 @@ pub(crate) fn page_images_are(on: bool) {
 /// The server starts.
 pub(crate) fn page_images_at_start() {
     let Some(shared) = shmem::get() else { return };
+    let clean = !process::replays_wal();
+    shared.control.starts_clean_at(if clean { process::redo_start() } else { Lsn::INVALID });
     if !process::writes_page_images() {
         shared.control.images_are_off();
     }
