@@ -46,12 +46,6 @@ CREATE VIEW pagevault.key_ages AS
      WHERE k.filenode IS NULL OR r.relation IS NOT NULL;
 COMMENT ON VIEW pagevault.key_ages IS 'keys in use, and when the server rotates them by itself; data keys of the current database only';
 
-CREATE VIEW pagevault.tablespaces AS
-    SELECT t.spcname AS tablespace, r.confirmed, r.files, r.missing_files
-      FROM pagevault.tablespace_rows() r
-      JOIN pg_catalog.pg_tablespace t ON t.oid = r.tablespace;
-COMMENT ON VIEW pagevault.tablespaces IS 'tablespaces outside of the data directory, and whether their directories are known to be the right ones';
-
 CREATE VIEW pagevault.relations AS
     SELECT c.oid::pg_catalog.regclass AS relation,
            c.relkind AS kind,
@@ -133,11 +127,6 @@ COMMENT ON COLUMN pagevault.key_ages.age IS 'time since then';
 COMMENT ON COLUMN pagevault.key_ages.rotate_after IS 'age at which the server rotates it (pagevault.rotate_master_key_after and so on); null if it does not';
 COMMENT ON COLUMN pagevault.key_ages.due_at IS 'when it reaches that age';
 COMMENT ON COLUMN pagevault.key_ages.is_due IS 'true if it has reached that age: it is rotated as soon as pagevault.rotation_window and its provider permit';
-
-COMMENT ON COLUMN pagevault.tablespaces.tablespace IS 'name of the tablespace';
-COMMENT ON COLUMN pagevault.tablespaces.confirmed IS 'true if its directory is the one that was confirmed on this server. Only there are files that do not exist taken for dropped ones, whose keys are forgotten';
-COMMENT ON COLUMN pagevault.tablespaces.files IS 'number of files of all databases in it that have a data key';
-COMMENT ON COLUMN pagevault.tablespaces.missing_files IS 'how many of these do not exist: dropped, or on a file system that is not mounted';
 
 COMMENT ON COLUMN pagevault.relations.relation IS 'name of the relation';
 COMMENT ON COLUMN pagevault.relations.kind IS 'r table, i index, t TOAST table, m materialized view, S sequence';
@@ -225,8 +214,6 @@ COMMENT ON FUNCTION pagevault.provider_rows() IS 'Serves the view providers.';
 COMMENT ON FUNCTION pagevault.database_key_rows() IS 'Serves the view database_keys.';
 COMMENT ON FUNCTION pagevault.data_key_rows() IS 'Serves the view data_keys.';
 COMMENT ON FUNCTION pagevault.relation_rows() IS 'Serves the view relations.';
-COMMENT ON FUNCTION pagevault.confirm_tablespaces() IS 'Says that the directories of all tablespaces are mounted now, and are their own, on this server. From then on files that do not exist in them are taken for dropped ones. Returns the number of tablespaces. See the view tablespaces before.';
-COMMENT ON FUNCTION pagevault.tablespace_rows() IS 'Serves the view tablespaces.';
 COMMENT ON FUNCTION pagevault.key_age_rows() IS 'Serves the view key_ages.';
 COMMENT ON FUNCTION pagevault.rekey_job_rows() IS 'Serves the view rekey_jobs.';
 
@@ -265,9 +252,9 @@ GRANT EXECUTE ON FUNCTION
     TO PUBLIC;
 
 -- Monitoring: drift, state on disk, cost.
-GRANT SELECT ON pagevault.drift, pagevault.stats, pagevault.key_ages, pagevault.tablespaces TO pg_monitor, pagevault_admin;
+GRANT SELECT ON pagevault.drift, pagevault.stats, pagevault.key_ages TO pg_monitor, pagevault_admin;
 GRANT EXECUTE ON FUNCTION pagevault.drift(boolean), pagevault.verify(regclass), pagevault.stats_rows(),
-    pagevault.key_age_rows(), pagevault.tablespace_rows()
+    pagevault.key_age_rows()
     TO pg_monitor, pagevault_admin;
 
 -- Key management. Functions that change something check the role again.
@@ -278,7 +265,7 @@ GRANT EXECUTE ON FUNCTION
     pagevault.drop_provider(text), pagevault.check_provider(text, text),
     pagevault.set_database_master_key(text, text), pagevault.set_cluster_master_key(text, text),
     pagevault.rotate_database_master_key(), pagevault.rotate_cluster_master_key(),
-    pagevault.rotate_database_key(), pagevault.rotate_wal_key(), pagevault.unlock(), pagevault.confirm_tablespaces()
+    pagevault.rotate_database_key(), pagevault.rotate_wal_key(), pagevault.unlock()
     TO pagevault_admin;
 
 -- Not for PUBLIC, because it writes: owners have SECURITY LABEL, or can be granted this.

@@ -19,12 +19,11 @@ use pgrx::pg_sys::{self, Oid};
 use pgrx::{PgSqlErrorCode as Code, Spi};
 
 use crate::keys::store::directory;
-use crate::keys::store::places::Places;
 use crate::keys::usage::destruction::{self, Former, Outcome};
 use crate::pg::relation::{self, Facts};
 use crate::pg::report::{Report, Result};
 use crate::pg::statistics::Sampled;
-use crate::pg::survey::Survey;
+use crate::pg::survey::{self, Survey};
 use crate::pg::text::ServerText;
 use crate::pg::{buffers, catalog, compat, locks, process, session};
 use crate::rekey::jobs;
@@ -309,7 +308,7 @@ pub(crate) fn former_files(by: &str, confirm: &str) -> Result<Shredded> {
     session::as_owner_of_the_cluster(|| Spi::run("CHECKPOINT"))?;
     let mut found = destruction::former_files(database)?;
     require_directories(database, found.iter().map(|former| former.file))?;
-    require_right_directories(found.iter().map(|former| former.file))?;
+    require_dropped(&found)?;
     // Wait for processes that have created a key and are about to create its file.
     writers::await_others(Activity::Creating, None)?;
     found.retain(Former::is_gone);
@@ -354,18 +353,18 @@ fn require_directories(database: u32, files: impl Iterator<Item = RelFile>) -> R
     Ok(())
 }
 
-/// If another directory than its own is in the place of a tablespace, all its files would seem to
-/// be gone.
-fn require_right_directories(missing: impl Iterator<Item = RelFile>) -> Result<()> {
-    let known: HashSet<u32> = catalog::tablespaces().into_iter().map(Oid::to_u32).collect();
-    let places = Places::now()?;
-    for file in missing {
-        if known.contains(&file.tablespace) && !places.are_trusted(file) {
-            return Err(unknown_files(file.tablespace, "need not be its own")
-                .hint("If everything is mounted, say so by pagevault.confirm_tablespaces(). See pagevault.tablespaces."));
-        }
-    }
-    Ok(())
+/// What does not exist, and has a relation, is somewhere else: on a file system that is not mounted.
+fn require_dropped(found: &[Former]) -> Result<()> {
+    let known = survey::files_in_catalog();
+    let Some(missing) = found.iter().find(|former| known.contains(&former.file)) else {
+        return Ok(());
+    };
+    Err(Report::new(
+        Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+        format!("relation file {} does not exist, though a relation has it", missing.file),
+    )
+    .detail("It is lost, or on a file system that is not mounted. Nothing was destroyed.")
+    .hint("Mount it, or drop the relation."))
 }
 
 fn unknown_files(tablespace: u32, directory: &str) -> Report {

@@ -9,7 +9,6 @@ mod rekey;
 mod shred;
 mod stats;
 mod status;
-mod tablespaces;
 
 use crate::audit::{self, Operation};
 use crate::pg::report::{Report, Result};

@@ -9,12 +9,10 @@ use std::ffi::{CStr, c_char};
 
 use pgrx::PgList;
 use pgrx::pg_sys::{self, DefElem};
-use pgrx::prelude::PgLogLevel;
 
 use super::{audited, ddl, granted, naming};
 use crate::audit;
 use crate::commands::{altered, catalogs, databases, labels};
-use crate::keys::store::places;
 use crate::page;
 use crate::pg::externs;
 use crate::pg::labels::PROVIDER;
@@ -63,7 +61,6 @@ unsafe extern "C-unwind" fn process_utility(
         let named = naming::is_needed()
             && pg_sys::panic::pgrx_extern_c_guard(|| naming::note_command(node));
         let commits_prepared = commits_prepared(node);
-        let makes_tablespace = (*node).type_ == pg_sys::NodeTag::T_CreateTableSpaceStmt;
         let next = PREVIOUS.get().unwrap_or(externs::standard_ProcessUtility);
         next(statement, query, read_only, context, params, environment, destination, completion);
         if named {
@@ -78,12 +75,6 @@ unsafe extern "C-unwind" fn process_utility(
         }
         if policy::pending::any() {
             pg_sys::panic::pgrx_extern_c_guard(|| catalogs::follow().or_raise());
-        }
-        if makes_tablespace && shmem::get().is_some() {
-            pg_sys::panic::pgrx_extern_c_guard(|| {
-                let confirmed = places::confirm_without_keys();
-                confirmed.unwrap_or_else(|report| report.send(PgLogLevel::LOG));
-            });
         }
         if audited != NOT_AUDITED {
             audit::statements::done(audited);

@@ -25,6 +25,7 @@ use crate::pg::{clock, compat, control_file, guc, heap, process};
 use crate::shmem::anchor::Anchor;
 use crate::shmem::control::{self, Control};
 use crate::shmem::counters::{self, Counters};
+use crate::shmem::dropped::Dropped;
 use crate::shmem::health::Health;
 use crate::shmem::secrets::{self, Secrets};
 use crate::shmem::trail::Trail;
@@ -288,6 +289,7 @@ fn map(logs: &[Contents]) -> Result<&'static Shared> {
         writers: Writers::new(map_region(processes, MemoryKind::Sparse)?),
         jobs: JobTable::new(jobs.entries, most_jobs),
         former: former::Table::new(ranges.entries),
+        dropped: Dropped::new(map_region(capacity as usize, MemoryKind::Sparse)?),
         written_over: WrittenOver::new(map_region(written_over::PLACES, MemoryKind::Sparse)?),
         trail: trail.head,
         anchor: anchor.head,
@@ -319,6 +321,7 @@ fn reset() -> Result<&'static Shared> {
     shared.wal.reset().map_err(not_cleared)?;
     shared.jobs.reset();
     shared.former.clear();
+    shared.dropped.reset().map_err(not_cleared)?;
     shared.writers.reset().map_err(not_cleared)?;
     shared.written_over.reset().map_err(not_cleared)?;
     Ok(shared)

@@ -97,9 +97,30 @@ pub(super) fn scan<T>(
     scan_columns(catalog, |row, _| read(row))
 }
 
+/// Like [`scan`], for rows that no snapshot shows as well: those of transactions in progress and of
+/// prepared ones. It may miss a row that is changed meanwhile.
+pub(super) fn scan_uncommitted<T>(
+    catalog: Oid,
+    mut read: impl FnMut(pg_sys::HeapTuple) -> Option<T>,
+) -> Vec<T> {
+    // SAFETY: as `InitDirtySnapshot` (snapmgr.h) sets one; the other members are outputs.
+    let mut dirty: pg_sys::SnapshotData = unsafe { std::mem::zeroed() };
+    dirty.snapshot_type = pg_sys::SnapshotType::SNAPSHOT_DIRTY;
+    scan_with(catalog, &raw mut dirty, |row, _| read(row))
+}
+
 /// Like [`scan`]; `read` also gets the row descriptor.
 pub(super) fn scan_columns<T>(
     catalog: Oid,
+    read: impl FnMut(pg_sys::HeapTuple, pg_sys::TupleDesc) -> Option<T>,
+) -> Vec<T> {
+    scan_with(catalog, std::ptr::null_mut(), read)
+}
+
+/// `snapshot`: null for one of the catalog now.
+fn scan_with<T>(
+    catalog: Oid,
+    snapshot: pg_sys::Snapshot,
     mut read: impl FnMut(pg_sys::HeapTuple, pg_sys::TupleDesc) -> Option<T>,
 ) -> Vec<T> {
     let mut found = Vec::new();
@@ -107,8 +128,8 @@ pub(super) fn scan_columns<T>(
     unsafe {
         let lock = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
         let catalog = pg_sys::table_open(catalog, lock);
-        let (no_snapshot, no_key) = (std::ptr::null_mut(), std::ptr::null_mut());
-        let scan = pg_sys::systable_beginscan(catalog, Oid::INVALID, false, no_snapshot, 0, no_key);
+        let no_key = std::ptr::null_mut();
+        let scan = pg_sys::systable_beginscan(catalog, Oid::INVALID, false, snapshot, 0, no_key);
         loop {
             let tuple = pg_sys::systable_getnext(scan);
             if tuple.is_null() {
@@ -135,10 +156,19 @@ pub(crate) fn databases() -> Vec<Oid> {
 
 /// OIDs of all databases.
 pub(crate) fn all_databases() -> Vec<Oid> {
+    scan(pg_sys::DatabaseRelationId, database_of)
+}
+
+/// OIDs of all databases, and of those that are being created or dropped.
+pub(crate) fn any_databases() -> Vec<Oid> {
+    let mut all = all_databases();
+    all.extend(scan_uncommitted(pg_sys::DatabaseRelationId, database_of));
+    all
+}
+
+fn database_of(row: pg_sys::HeapTuple) -> Option<Oid> {
     // SAFETY: rows of pg_database have this structure, and stay valid while the scan calls this.
-    scan(pg_sys::DatabaseRelationId, |row| unsafe {
-        Some((*pg_sys::GETSTRUCT(row).cast::<pg_sys::FormData_pg_database>()).oid)
-    })
+    Some(unsafe { (*pg_sys::GETSTRUCT(row).cast::<pg_sys::FormData_pg_database>()).oid })
 }
 
 /// Whether this extension is installed in this database.

@@ -33,7 +33,7 @@ pub(crate) mod session;
 pub(crate) mod statement;
 pub(crate) mod statistics;
 pub(crate) mod survey;
-pub(crate) mod tablespaces;
+mod tablespaces;
 pub(crate) mod text;
 pub(crate) mod wal;
 pub(crate) mod worker;

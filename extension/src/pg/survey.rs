@@ -3,7 +3,7 @@
 //! Loading every relation into the relation cache would cost a session some 3 kB each until it
 //! ends. So code that examines all relations reads the rows of `pg_class` and takes no locks.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::rc::Rc;
 
 use pagevault_keystore::RelFile;
@@ -62,6 +62,23 @@ fn read() -> Vec<Facts> {
         let class = &*pg_sys::GETSTRUCT(row).cast::<FormData_pg_class>();
         Some(facts_of(class, tables.get(&class.oid).copied()))
     })
+}
+
+/// The files of all relations of this database and of those that are shared, also of relations that
+/// other transactions are making or dropping, prepared ones too. In a transaction.
+///
+/// Rows that are committed come from a snapshot, which misses none of them; others from what the
+/// table contains now.
+pub(crate) fn files_in_catalog() -> HashSet<RelFile> {
+    // SAFETY: rows of pg_class have this structure, and stay valid while the scan calls this.
+    let file = |row| unsafe {
+        let class = &*pg_sys::GETSTRUCT(row).cast::<FormData_pg_class>();
+        Some(facts_of(class, None).file)
+    };
+    let mut files: HashSet<RelFile> =
+        catalog::scan(pg_sys::RelationRelationId, file).into_iter().collect();
+    files.extend(catalog::scan_uncommitted(pg_sys::RelationRelationId, file));
+    files
 }
 
 /// # Safety

@@ -4,6 +4,7 @@
 pub(crate) mod anchor;
 pub(crate) mod control;
 pub(crate) mod counters;
+pub(crate) mod dropped;
 pub(crate) mod health;
 pub(crate) mod secrets;
 mod text;
@@ -22,6 +23,7 @@ use pagevault_keystore::job_table::JobTable;
 use self::anchor::Anchor;
 use self::control::Control;
 use self::counters::Counters;
+use self::dropped::Dropped;
 use self::health::Health;
 use self::secrets::Secrets;
 use self::trail::Trail;
@@ -45,6 +47,7 @@ pub(crate) struct Shared {
     pub(crate) jobs: JobTable<'static>,
     /// Read and changed under the keystore lock.
     pub(crate) former: former::Table<'static>,
+    pub(crate) dropped: Dropped,
     pub(crate) written_over: WrittenOver,
     pub(crate) trail: &'static Trail,
     pub(crate) anchor: &'static Anchor,

@@ -1,5 +1,6 @@
 //! Background workers: main loops, latches and signals, without other logic.
 
+mod dropped;
 mod dynamic;
 mod rekey;
 mod revalidate;
@@ -17,6 +18,7 @@ worker::entry_points! {
     pagevault_revalidate_main => |_| revalidate::main(),
     pagevault_rekey_launcher_main => |_| rekey::launcher_main(),
     pagevault_rekey_main => rekey::main,
+    pagevault_dropped_main => dropped::main,
     pagevault_rotation_main => rotation::main,
     pagevault_statistics_main => statistics::main,
     pagevault_wal_main => |_| wal::main(),

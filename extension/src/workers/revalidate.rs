@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use pgrx::bgworkers::{BackgroundWorkerBuilder, BgWorkerStartTime};
 use pgrx::prelude::PgLogLevel;
 
+use super::dropped::Running;
 use crate::audit;
 use crate::keys::provider::revalidate::{Logged, revalidate};
 use crate::keys::store::escrow;
@@ -40,10 +41,12 @@ pub(super) fn main() {
     // What an earlier worker has locked stays locked after that worker failed.
     let mut withdrawal = Withdrawal::default();
     let mut forgetting = forgetting::Watch::default();
+    let mut dropped = Running::default();
     let mut last = Instant::now(); // server start has just asked
     loop {
         withdrawal.scan_if_due();
         forgetting.run_if_due();
+        dropped.go_on(&mut forgetting);
         let due_in =
             || guc::revalidate_interval().map(|pause| pause.saturating_sub(last.elapsed()));
         let pauses = [due_in(), withdrawal.due_in(), Some(forgetting.due_in())];

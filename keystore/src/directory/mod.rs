@@ -112,6 +112,20 @@ pub struct FileSlot {
     generation: u32,
 }
 
+impl FileSlot {
+    /// The number of the entry, from 0.
+    #[must_use]
+    pub fn index(self) -> usize {
+        self.index as usize
+    }
+
+    /// Which use of the entry it is; no other use has the same before it wraps.
+    #[must_use]
+    pub fn generation(self) -> u32 {
+        self.generation
+    }
+}
+
 /// What [`Directory::key`] returns beside the wrapped bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KeyInfo {

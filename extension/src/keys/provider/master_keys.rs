@@ -16,7 +16,7 @@ use super::operations::{self, Answer, Question};
 use super::proof::{self, Expects};
 use super::revoked;
 use crate::keys::names::check_key_name;
-use crate::keys::store::{persist, places};
+use crate::keys::store::persist;
 use crate::keys::usage::{data_keys, refused};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result, internal};
@@ -47,7 +47,6 @@ fn set_first(by: &str, scope: Scope, spec: &ProviderSpec, key: &str) -> Result<(
     let first = KeyVersion::FIRST;
     let record = wrap_new(by, (scope, first), spec, key, &secret, None)?;
     write_database_key(record, secret)?;
-    places::confirm_without_keys()?;
     if !scope.is_cluster() {
         // Data keys of this database that the cluster's key wraps are rewrapped with its own key.
         data_keys::rewrap_data_keys(scope, |by, _| by != scope, (scope, first))?;

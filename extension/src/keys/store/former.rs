@@ -3,7 +3,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use pagevault_cipher::page;
+use pagevault_cipher::page::{self, Page};
 use pagevault_keystore::former::{FormerFiles, Full};
 use pagevault_keystore::{DataKeyVersion, Lsn, Phase, Record, RelFile, Scope};
 use pgrx::PgSqlErrorCode;
@@ -88,8 +88,8 @@ pub(crate) fn end_recorded(lock: &KeystoreLock, records: &[Record]) -> Result<()
 /// the keys, and a file that uses such a number again is another one. If it is encrypted, it has a
 /// later key. In memory only: a start from an earlier address needs the key.
 ///
-/// A file with pages under a former key is not another one: its primary was wrong. It stays
-/// encrypted.
+/// A file with pages that are not in plaintext need not be another one: its primary may be wrong. It
+/// stays encrypted.
 fn end(_lock: &KeystoreLock, is_former: impl Fn(RelFile, DataKeyVersion) -> bool) -> Result<()> {
     let directory = &shmem::required()?.directory;
     for info in directory.files()? {
@@ -98,16 +98,19 @@ fn end(_lock: &KeystoreLock, is_former: impl Fn(RelFile, DataKeyVersion) -> bool
         if info.phase.current().is_none() || !is_former(info.file, last) {
             continue;
         }
-        let first = relation_files::first_page(info.file);
-        let sealed = first.filter(|page| page::may_be_sealed(page, 0, process::data_checksums()));
-        let version = sealed.and_then(|page| page::version_of(page.as_slice()));
-        if version.is_some_and(|version| version <= last) {
-            still_there(info.file).send(PgLogLevel::WARNING);
-        } else {
-            directory.enter(info.slot, Phase::plaintext_after(last))?;
+        match relation_files::first_page(info.file) {
+            Some(page) if !is_plaintext(&page) => still_there(info.file).send(PgLogLevel::WARNING),
+            _ => directory.enter(info.slot, Phase::plaintext_after(last))?,
         }
     }
     Ok(())
+}
+
+/// A page of zeros may be one that is not written yet.
+fn is_plaintext(page: &Page) -> bool {
+    let sealed = page::may_be_sealed(page, 0, process::data_checksums())
+        && page::version_of(page.as_slice()).is_some();
+    !sealed && page.iter().any(|byte| *byte != 0)
 }
 
 fn still_there(file: RelFile) -> Report {
@@ -115,8 +118,8 @@ fn still_there(file: RelFile) -> Report {
         PgSqlErrorCode::ERRCODE_WARNING,
         format!("relation file {file} is said to be gone, and is there"),
     )
-    .detail("The primary has forgotten the keys of a file that was not dropped. This server keeps them.")
-    .hint("Keep this server: do not copy it anew. Find out what happened to the files of the primary, such as a tablespace that was not mounted.")
+    .detail("It may be the one whose keys the primary has forgotten. This server keeps them, and writes the file encrypted.")
+    .hint("If the primary can read the relation, ignore this. Else keep this server: do not copy it anew.")
 }
 
 /// What was forgotten.

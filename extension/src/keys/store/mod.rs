@@ -4,5 +4,4 @@ pub(crate) mod directory;
 pub(crate) mod escrow;
 pub(crate) mod former;
 pub(crate) mod persist;
-pub(crate) mod places;
 pub(crate) mod unsettled;

@@ -1,6 +1,7 @@
 //! Forgetting the keys of files that are gone.
 //!
-//! A primary looks for files that have keys and do not exist. When one was gone for
+//! A primary looks for files that have keys and do not exist, and a worker in each such database
+//! confirms that they were dropped ([`super::dropped`]). When one was gone for
 //! `pagevault.keep_former_keys`, and the last checkpoint began after it was gone, so that no start
 //! of this server replays anything about it, the primary records that ([`Record::FormerFiles`]).
 //! Each server that has the record forgets the keys as soon as its own last checkpoint or restart
@@ -14,18 +15,16 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
-use pagevault_keystore::wal::is_key_place;
 use pagevault_keystore::{DataKeyVersion, Lsn, Record, RelFile, Scope};
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
-use crate::keys::store::places::{self, Places};
+use super::dropped::{creators_are_done, missing};
 use crate::keys::store::{former, persist};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result};
-use crate::pg::{control_file, guc, heap, process, processes, relation_files, wal};
+use crate::pg::{control_file, guc, heap, process, processes, wal};
 use crate::shmem;
-use crate::writers::{Activity, Others};
 
 /// Pauses between rounds.
 const SHORTEST: Duration = Duration::from_secs(1);
@@ -34,12 +33,19 @@ const LONGEST: Duration = Duration::from_secs(3600);
 /// Pause on a standby, which only does what its primary has recorded.
 const ON_STANDBY: Duration = Duration::from_secs(60);
 
+/// Pause before a database is asked again about files of which it did not say that they were
+/// dropped. It doubles each time, up to [`LONGEST`].
+const FIRST_PAUSE: Duration = Duration::from_secs(2);
+
+/// Instead of a database: which ones exist. Comes first.
+pub(crate) const ALL_DATABASES: u32 = 0;
+
+/// `template1`, which initdb makes (`Template1DbOid`, pg_database.dat).
+const TEMPLATE: u32 = 1;
+
 /// A round asks the file system about each file with keys. A pause is this many times as long as
 /// that took, at least.
 const PAUSE_PER_ROUND: u32 = 50;
-
-/// How long a round waits for processes that are making files. Then the next one tries again.
-const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A file that was found to be gone. It does not come back with this key: a file that uses its
 /// number again gets another one.
@@ -59,8 +65,10 @@ pub(crate) struct Watch {
     /// The end of the last round, and how long it has looked for files.
     last_round: Option<(Instant, Duration)>,
     looking: Duration,
-    /// Tablespaces about which a line was logged.
-    told: BTreeSet<u32>,
+    /// Databases about which a worker was asked: when, and when to ask again.
+    asked: BTreeMap<u32, (Instant, Duration)>,
+    /// Databases about which one is to be asked now.
+    wanted: BTreeSet<u32>,
 }
 
 impl Watch {
@@ -98,7 +106,6 @@ impl Watch {
         if in_recovery && wal::replayed() == Lsn::INVALID {
             return Ok(()); // pg_control may still be that of another server
         }
-        places::confirm_without_keys()?;
         let Some(control) = control_file::read() else { return Ok(()) };
         // A backup may have begun before a file was gone, and copy the key file now. One that
         // begins from here on starts at this checkpoint, or a later one.
@@ -120,58 +127,66 @@ impl Watch {
         forget(control.redo)
     }
 
-    /// Notes which files with keys are gone, and for good: not those that are just being made.
+    /// Notes which files with keys do not exist: not those that are just being made.
     fn look(&mut self) -> Result<()> {
-        let places = Places::now()?;
         let start = Instant::now();
-        let found = self.missing(&places)?;
+        let found = missing(|_| true)?;
         self.looking = start.elapsed();
-        self.gone.retain(|file, gone| found.get(file) == Some(&gone.last));
+        self.gone.retain(|file, gone| found.get(file).is_some_and(|(_, last)| *last == gone.last));
         if found.len() == self.gone.len() || !creators_are_done() {
             return Ok(());
         }
         // What still is not there now has been there, or never will be. Before this, WAL may have
         // records about it.
-        let again = self.missing(&places)?;
+        let again = missing(|_| true)?;
         let wal_end = wal::end();
-        for (file, last) in found {
-            if again.get(&file) == Some(&last) {
-                let now = Gone { since: Instant::now(), last, wal_end };
+        for (file, known) in found {
+            if again.get(&file) == Some(&known) {
+                let now = Gone { since: Instant::now(), last: known.1, wal_end };
                 self.gone.entry(file).or_insert(now);
             }
         }
         Ok(())
     }
 
-    /// Files with keys that are gone, with their last versions.
-    fn missing(&mut self, places: &Places) -> Result<HashMap<RelFile, DataKeyVersion>> {
-        let directory = &shmem::required()?.directory;
-        let mut missing = HashMap::new();
-        let mut doubtful = BTreeMap::new();
-        for info in directory.files()? {
-            let info = info?;
-            let Ok(Some(last)) = directory.last_version(info.slot) else { continue };
-            if is_key_place(info.file) || relation_files::may_have_any_fork(info.file) {
-                continue;
-            }
-            match places.are_trusted(info.file) {
-                true => drop(missing.insert(info.file, last)),
-                false => *doubtful.entry(info.file.tablespace).or_insert(0) += 1,
-            }
-        }
-        for (tablespace, files) in doubtful {
-            if self.told.insert(tablespace) {
-                in_doubt(tablespace, files).send(PgLogLevel::LOG);
-            }
-        }
-        Ok(missing)
+    /// A database about whose files a worker is to be asked: whether they were dropped. `None` if
+    /// there is none now; 0: which databases were.
+    pub(crate) fn next_question(&mut self) -> Option<u32> {
+        self.wanted.pop_first()
     }
 
-    /// Records former files that are due. [`Self::look`] has just seen that they are still gone.
-    /// With the same last key they are.
+    /// A worker has looked at the last database of [`Self::next_question`].
+    pub(crate) fn answered(&mut self) {
+        if self.wanted.is_empty() {
+            self.last_round = None;
+        }
+    }
+
+    /// Databases with files that do not exist, and of which it is not known that they were dropped.
+    fn ask(&mut self, doubtful: BTreeSet<u32>) {
+        self.asked.retain(|database, _| doubtful.contains(database));
+        for database in doubtful {
+            let asked = self.asked.get(&database).copied();
+            if asked.is_some_and(|(at, pause)| at.elapsed() < pause) {
+                continue;
+            }
+            let pause = asked.map_or(FIRST_PAUSE, |(_, pause)| (2 * pause).min(LONGEST));
+            self.asked.insert(database, (Instant::now(), pause));
+            // Shared files are known to every database.
+            self.wanted.insert(if database == 0 { TEMPLATE } else { database });
+        }
+        if !self.wanted.is_empty() {
+            self.wanted.insert(ALL_DATABASES);
+        }
+    }
+
+    /// Records former files that are due and known to be dropped. [`Self::look`] has just seen that
+    /// they do not exist. With the same last key they never will.
     fn record(&mut self, keep: Duration, redo: Lsn) -> Result<()> {
         let lock = KeystoreLock::acquire();
-        let directory = &shmem::required()?.directory;
+        let shared = shmem::required()?;
+        let directory = &shared.directory;
+        let mut doubtful = BTreeSet::new();
         // By database: numbers that are due, with their last version, and those in use. A database
         // that has moved has files with the same number in several tablespaces.
         let mut due: BTreeMap<u32, BTreeMap<u32, DataKeyVersion>> = BTreeMap::new();
@@ -183,7 +198,11 @@ impl Watch {
             let known = self.gone.get(&info.file).filter(|gone| {
                 gone.since.elapsed() >= keep && gone.wal_end <= redo && Some(gone.last) == last
             });
-            match known {
+            let is_dropped = |gone: &&Gone| shared.dropped.is_noted(info.slot, gone.last);
+            if known.is_some_and(|gone| !is_dropped(&gone)) {
+                doubtful.insert(info.file.database);
+            }
+            match known.filter(is_dropped) {
                 Some(gone) => {
                     let numbers = due.entry(info.file.database).or_default();
                     let through = numbers.entry(info.file.relation).or_insert(gone.last);
@@ -195,6 +214,7 @@ impl Watch {
                 }
             }
         }
+        self.ask(doubtful);
         let known = former::known(&lock)?;
         for (database, mut numbers) in due {
             let in_use = in_use.remove(&database).unwrap_or_default();
@@ -209,28 +229,6 @@ impl Watch {
         }
         Ok(())
     }
-}
-
-fn in_doubt(tablespace: u32, files: usize) -> Report {
-    Report::new(
-        PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION,
-        format!("pagevault: keys of {files} files in tablespace {tablespace} are kept, though the files are not there"),
-    )
-    .detail("It is not known whether the directory of the tablespace is the right one.")
-    .hint("If everything is mounted, say so by pagevault.confirm_tablespaces().")
-}
-
-/// Waits until all processes that have made a key for a file that does not exist yet are done.
-fn creators_are_done() -> bool {
-    let mut others = Others::at(Activity::Creating, None);
-    let end = Instant::now() + PATIENCE;
-    while !others.are_done() {
-        if Instant::now() >= end {
-            return false;
-        }
-        process::wait_in_worker(Duration::from_millis(100));
-    }
-    true
 }
 
 /// Forgets what is recorded and was gone before the address `redo`, at which every further start of

@@ -6,6 +6,7 @@ pub(crate) mod cache;
 pub(crate) mod copies;
 pub(crate) mod data_keys;
 pub(crate) mod destruction;
+pub(crate) mod dropped;
 pub(crate) mod forgetting;
 pub(crate) mod key_error;
 pub(crate) mod refused;

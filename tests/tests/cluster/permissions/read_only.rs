@@ -5,15 +5,8 @@ use pagevault_tests::cluster::{column, expect_error, run_sql};
 use pagevault_tests::{Cluster, Settings};
 
 /// Functions that change nothing in the keystore.
-const READERS: [&str; 7] = [
-    "is_encrypted",
-    "verify",
-    "drift",
-    "check_provider",
-    "wait_for_rekey",
-    "unlock",
-    "confirm_tablespaces",
-];
+const READERS: [&str; 6] =
+    ["is_encrypted", "verify", "drift", "check_provider", "wait_for_rekey", "unlock"];
 
 #[test]
 fn a_read_only_transaction_changes_no_key() -> Result<()> {

@@ -1,0 +1,90 @@
+//! Finding out which files with keys were dropped. That a file does not exist is no proof: its file
+//! system may not be mounted. No relation in the catalog may have it either.
+
+use std::collections::{HashMap, HashSet};
+use std::time::{Duration, Instant};
+
+use pagevault_keystore::directory::FileSlot;
+use pagevault_keystore::wal::is_key_place;
+use pagevault_keystore::{DataKeyVersion, RelFile};
+
+use crate::pg::locks::KeystoreLock;
+use crate::pg::report::Result;
+use crate::pg::{catalog, process, relation_files, survey};
+use crate::shmem;
+use crate::writers::{Activity, Others};
+
+/// How long to wait for processes that are making files. Then the next worker tries again.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Files with keys that do not exist, with their last versions.
+pub(super) type Missing = HashMap<RelFile, (FileSlot, DataKeyVersion)>;
+
+/// Files with keys that do not exist, among those that `is_wanted` names.
+pub(super) fn missing(is_wanted: impl Fn(RelFile) -> bool) -> Result<Missing> {
+    let directory = &shmem::required()?.directory;
+    let mut missing = Missing::new();
+    for info in directory.files()? {
+        let info = info?;
+        if let Ok(Some(last)) = directory.last_version(info.slot)
+            && is_wanted(info.file)
+            && !is_key_place(info.file)
+            && !relation_files::may_have_any_fork(info.file)
+        {
+            missing.insert(info.file, (info.slot, last));
+        }
+    }
+    Ok(missing)
+}
+
+/// Notes which files of this worker's database, and which shared files, were dropped.
+pub(crate) fn note_in_database() -> Result<()> {
+    let database = process::my_database();
+    let missing = gone_for_good(|file| file.database == database || file.database == 0)?;
+    let known: HashSet<RelFile> = survey::files_in_catalog();
+    note(missing, |file| !known.contains(&file))
+}
+
+/// Notes the files of databases that were dropped.
+pub(crate) fn note_databases() -> Result<()> {
+    let missing = gone_for_good(|file| file.database != 0)?;
+    let known: HashSet<u32> =
+        catalog::any_databases().into_iter().map(|database| database.to_u32()).collect();
+    note(missing, |file| !known.contains(&file.database))
+}
+
+/// Those that do not exist, and are not being made.
+fn gone_for_good(is_wanted: impl Fn(RelFile) -> bool) -> Result<Missing> {
+    let mut found = missing(&is_wanted)?;
+    if found.is_empty() || !creators_are_done() {
+        return Ok(Missing::new());
+    }
+    // What still is not there now has been there, or never will be with this key.
+    let again = missing(&is_wanted)?;
+    found.retain(|file, known| again.get(file) == Some(known));
+    Ok(found)
+}
+
+fn note(missing: Missing, is_dropped: impl Fn(RelFile) -> bool) -> Result<()> {
+    let _lock = KeystoreLock::acquire();
+    let shared = shmem::required()?;
+    for (file, (slot, last)) in missing {
+        if is_dropped(file) && shared.directory.last_version(slot) == Ok(Some(last)) {
+            shared.dropped.note(slot, last);
+        }
+    }
+    Ok(())
+}
+
+/// Waits until all processes that have made a key for a file that does not exist yet are done.
+pub(super) fn creators_are_done() -> bool {
+    let mut others = Others::at(Activity::Creating, None);
+    let end = Instant::now() + PATIENCE;
+    while !others.are_done() {
+        if Instant::now() >= end {
+            return false;
+        }
+        process::sleep(Duration::from_millis(100));
+    }
+    true
+}

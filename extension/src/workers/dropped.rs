@@ -1,0 +1,63 @@
+//! The worker that finds out which files of a database were dropped, and how it is started.
+
+use std::panic::AssertUnwindSafe;
+
+use pgrx::bgworkers::DynamicBackgroundWorker;
+use pgrx::pg_sys::{self, Oid};
+use pgrx::prelude::PgLogLevel;
+use pgrx::{PgSqlErrorCode, PgTryBuilder};
+
+use super::dynamic;
+use crate::keys::usage::dropped;
+use crate::keys::usage::forgetting::{ALL_DATABASES, Watch};
+use crate::pg::report::{self, Report, Result};
+use crate::pg::{process, worker};
+
+/// The worker that is running, started by the worker that forgets keys.
+#[derive(Default)]
+pub(super) struct Running(Option<DynamicBackgroundWorker>);
+
+impl Running {
+    /// Starts the next worker when the last one has ended; that wakes this process.
+    pub(super) fn go_on(&mut self, forgetting: &mut Watch) {
+        if let Some(worker) = &self.0 {
+            if !dynamic::has_ended(worker) {
+                return;
+            }
+            self.0 = None;
+            forgetting.answered();
+        }
+        if let Some(database) = forgetting.next_question() {
+            let argument = pg_sys::Datum::from(database);
+            self.0 = dynamic::start("pagevault dropped files", "pagevault_dropped_main", argument);
+        }
+    }
+}
+
+/// Main function of the worker.
+pub(super) fn main(argument: pg_sys::Datum) {
+    process::handle_worker_signals();
+    let database = argument.value() as u32;
+    if database == ALL_DATABASES {
+        process::connect_without_database();
+    } else {
+        process::connect_to_database_if_exists(Oid::from(database));
+    }
+    worker::restrict();
+    worker::give_way();
+    let look = || match database {
+        ALL_DATABASES => dropped::note_databases(),
+        _ => dropped::note_in_database(),
+    };
+    let done: Result<()> = PgTryBuilder::new(AssertUnwindSafe(|| worker::transaction(look)))
+        .catch_when(PgSqlErrorCode::ERRCODE_QUERY_CANCELED, |_| Ok(()))
+        .catch_others(|error| {
+            let message = report::of_caught(&error).message().to_owned();
+            Err(Report::new(PgSqlErrorCode::ERRCODE_WARNING, message))
+        })
+        .execute();
+    if let Err(report) = done {
+        process::abort_transaction();
+        report.send(PgLogLevel::WARNING);
+    }
+}
