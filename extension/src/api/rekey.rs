@@ -88,7 +88,7 @@ fn rotate_all_data_keys() -> TableIterator<'static, (name!(relation, Oid), name!
                 && relation::is_independent(&facts)
                 && any_sealed(&facts)
                 && !directory::is_destroyed(facts.file)
-                && jobs::unfinished_of(facts.oid)?.is_none()
+                && !jobs::is_rekeyed(facts.oid)?
             {
                 let name = relation::quoted_name(&facts);
                 submitted.push((facts.oid, jobs::submit(facts.oid, &name, JobKind::Rotate, None)?));

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use pagevault_cipher::CipherId;
 use pagevault_core::rekey::life::{
-    self, JobConflict, Load, Outcome, Refused, Submitted, Withdrawn, is_unfinished,
+    self, JobConflict, Outcome, Refused, Submitted, Withdrawn, is_unfinished,
 };
 use pagevault_keystore::job::{JobId, JobState, Request};
 use pagevault_keystore::job_table::{Head, JobTable, Known};
@@ -53,7 +53,7 @@ fn now() -> i64 {
 }
 
 /// For delays: the time of day may be set. Never 0, which means that there is none.
-fn now_seconds() -> u32 {
+pub(super) fn now_seconds() -> u32 {
     clock::since_boot().as_secs() as u32 + 1
 }
 
@@ -92,7 +92,7 @@ fn require(number: i64) -> Result<Known> {
 
 /// Records for jobs whether their requesting transactions have committed, if that is known. True if
 /// some transactions are still in progress.
-fn settle(jobs: &[Known]) -> Result<bool> {
+pub(super) fn settle(jobs: &[Known]) -> Result<bool> {
     let mut any_open = false;
     let mut states: BTreeMap<u32, Vec<(JobId, JobState)>> = BTreeMap::new();
     for known in jobs.iter().filter(|known| known.step == 0) {
@@ -111,11 +111,11 @@ fn settle(jobs: &[Known]) -> Result<bool> {
     Ok(any_open)
 }
 
-/// Number, kind and state of the unfinished job of a relation.
-pub(crate) fn unfinished_of(relation: Oid) -> Result<Option<(i64, JobKind, ShownState)>> {
+/// Whether a relation has an unfinished job that does not give way to another.
+pub(crate) fn is_rekeyed(relation: Oid) -> Result<bool> {
     let relation = relation.to_u32();
     let found = visible(|head| head.relation == relation && is_unfinished(head.state))?;
-    Ok(found.first().map(|known| (number_of(known), known.request.kind, ShownState::of(known))))
+    Ok(found.iter().any(|known| !scheduled::gives_way(known)))
 }
 
 /// Adds a job that workers begin when the transaction commits. If a job of the same kind is
@@ -126,42 +126,19 @@ pub(crate) fn submit(
     kind: JobKind,
     cipher: Option<CipherId>,
 ) -> Result<i64> {
-    submit_by(xact::session_user(), relation, name, kind, cipher)
-}
-
-/// The same, for this role.
-pub(super) fn submit_by(
-    requested_by: Oid,
-    relation: Oid,
-    name: &str,
-    kind: JobKind,
-    cipher: Option<CipherId>,
-) -> Result<i64> {
     xact::require_writable(c"rekeying");
     require_extension()?;
-    let database = process::my_database();
-    let request = Request {
-        relation: relation.to_u32(),
-        kind,
-        cipher: cipher.map_or(0, |cipher| cipher as u8),
-        requested_by: requested_by.to_u32(),
-        at: now(),
-        transaction: xact::number(),
-    };
+    let requested_by = xact::session_user();
     loop {
-        let other = {
-            let lock = KeystoreLock::acquire();
-            match life::submit(&table()?, database, request) {
-                Submitted::Other(other) => other,
-                Submitted::New(job, record) => {
-                    append(&lock, Scope::database(database), &[record])?;
-                    drop(lock);
-                    launcher::wake_at_commit();
-                    fault::point("rekey.requested");
-                    return Ok(job.number as i64);
-                }
-            }
+        let request = request(requested_by, relation, kind, cipher);
+        let other = match try_submit(request)? {
+            Ok(job) => return Ok(job),
+            Err(other) => other,
         };
+        if scheduled::gives_way(&other) {
+            give_way(&other)?;
+            continue;
+        }
         match life::conflict(&other, outcome(&other), &request) {
             JobConflict::Same => return Ok(number_of(&other)),
             JobConflict::Wait => xact::wait_for(other.request.transaction),
@@ -169,6 +146,46 @@ pub(super) fn submit_by(
             JobConflict::InUse => return Err(in_use(name, &other)),
         }
     }
+}
+
+pub(super) fn request(
+    requested_by: Oid,
+    relation: Oid,
+    kind: JobKind,
+    cipher: Option<CipherId>,
+) -> Request {
+    Request {
+        relation: relation.to_u32(),
+        kind,
+        cipher: cipher.map_or(0, |cipher| cipher as u8),
+        requested_by: requested_by.to_u32(),
+        at: now(),
+        transaction: xact::number(),
+    }
+}
+
+/// Adds a job, and returns its number, unless the relation has this other unfinished one.
+pub(super) fn try_submit(request: Request) -> Result<std::result::Result<i64, Known>> {
+    let database = process::my_database();
+    let lock = KeystoreLock::acquire();
+    match life::submit(&table()?, database, request) {
+        Submitted::Other(other) => Ok(Err(other)),
+        Submitted::New(job, record) => {
+            append(&lock, Scope::database(database), &[record])?;
+            drop(lock);
+            launcher::wake_at_commit();
+            fault::point("rekey.requested");
+            Ok(Ok(job.number as i64))
+        }
+    }
+}
+
+/// A job that gives way is not visible any more.
+fn give_way(known: &Known) -> Result<()> {
+    let lock = KeystoreLock::acquire();
+    let Some(known) = table()?.find(known.job).filter(scheduled::gives_way) else { return Ok(()) };
+    let step = life::step(&known, JobState::Void, "", now());
+    append(&lock, known.job.scope(), &[step]).map(|_| ())
 }
 
 fn in_use(name: &str, other: &Known) -> Report {
@@ -401,11 +418,12 @@ pub(crate) fn last_of(relation: Oid) -> Result<Option<i64>> {
     Ok(last_known(relation)?.as_ref().map(number_of))
 }
 
-/// The first unfinished job of any of these relations.
+/// The first unfinished job of any of these relations. Those that give way do.
 pub(crate) fn any_unfinished(relations: &[Oid]) -> Result<Option<i64>> {
     let found =
         visible(|head| is_unfinished(head.state) && relations.contains(&head.relation.into()))?;
-    Ok(found.first().map(number_of))
+    found.iter().filter(|known| scheduled::gives_way(known)).try_for_each(give_way)?;
+    Ok(found.iter().find(|known| !scheduled::gives_way(known)).map(number_of))
 }
 
 /// The last job of each relation, if it is not done.
@@ -464,48 +482,4 @@ pub(crate) fn cancel_all(why: &str) -> Result<()> {
     } else {
         append(&lock, Scope::database(database), &steps).map(|_| ())
     }
-}
-
-/// Jobs as seen by the launcher.
-#[derive(Default)]
-pub(crate) struct Pending {
-    /// Databases with jobs to run.
-    pub(crate) databases: BTreeMap<u32, Load>,
-    /// There are jobs that may become runnable soon without a notification.
-    pub(crate) soon: bool,
-}
-
-/// Updates the table and returns what is to be run. In a transaction of the launcher.
-pub(crate) fn pending() -> Result<Pending> {
-    let jobs = {
-        let _lock = KeystoreLock::acquire();
-        table()?.select(|_| true)
-    };
-    if jobs.is_empty() {
-        return Ok(Pending::default());
-    }
-    // Read after the jobs, so that the database of each job existed before.
-    let databases = catalog::all_databases();
-    let gone: Vec<u32> = {
-        let mut gone: Vec<u32> = jobs.iter().map(|known| known.job.database).collect();
-        gone.dedup();
-        gone.retain(|database| !databases.contains(&(*database).into()));
-        gone
-    };
-    for database in gone {
-        forget_database(database)?;
-    }
-    let unsettled = settle(&jobs)?;
-    let _lock = KeystoreLock::acquire();
-    let table = table()?;
-    let (databases, soon) = life::loads(&table, now_seconds(), scheduled::held(&table));
-    Ok(Pending { databases, soon: soon || unsettled })
-}
-
-/// Forgets the jobs of a dropped database.
-fn forget_database(database: u32) -> Result<()> {
-    let lock = KeystoreLock::acquire();
-    let through = table()?.next_number(database) - 1;
-    let record = Record::JobsForgotten { database, through, all: true };
-    append(&lock, Scope::database(database), &[record]).map(|_| ())
 }

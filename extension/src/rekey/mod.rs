@@ -20,6 +20,7 @@ mod engine;
 pub(crate) mod file;
 pub(crate) mod jobs;
 pub(crate) mod launcher;
+pub(crate) mod pending;
 pub(crate) mod scheduled;
 
 use pagevault_cipher::CipherId;

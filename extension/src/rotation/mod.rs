@@ -22,8 +22,10 @@ pub(crate) enum Task {
     DatabaseKey(Scope),
     /// The WAL key.
     WalKey,
-    /// Data keys of a database (OID), or of files that all databases share.
+    /// Data keys of a database (OID).
     DataKeys(u32),
+    /// Data keys of files that all databases share, seen to by this one.
+    SharedDataKeys(u32),
 }
 
 impl Task {
@@ -34,6 +36,7 @@ impl Task {
             Task::DatabaseKey(scope) => (2, scope.number()),
             Task::WalKey => (3, 0),
             Task::DataKeys(database) => (4, database),
+            Task::SharedDataKeys(database) => (5, database),
         };
         kind << 32 | u64::from(number)
     }
@@ -46,6 +49,7 @@ impl Task {
             2 => Some(Task::DatabaseKey(Scope::database(number))),
             3 => Some(Task::WalKey),
             4 => Some(Task::DataKeys(number)),
+            5 => Some(Task::SharedDataKeys(number)),
             _ => None,
         }
     }

@@ -11,6 +11,7 @@ use crate::audit::{self, Operation};
 use crate::keys::provider::master_keys;
 use crate::keys::store::directory;
 use crate::keys::usage::wal_switch;
+use crate::pg::guc::{self, KeyKind};
 use crate::pg::report::{Report, Result};
 use crate::pg::{catalog, locks, process, relation};
 use crate::rekey::{jobs, scheduled};
@@ -33,20 +34,36 @@ pub(crate) fn perform(task: Task) -> Result<()> {
                 true => "rotate_cluster_master_key",
                 false => "rotate_database_master_key",
             };
-            audited(action, scope, || master_keys::rotate(BY, scope))
+            audited((KeyKind::Master, scope), action, || master_keys::rotate(BY, scope))
         }
-        Task::DatabaseKey(scope) => audited("rotate_database_key", scope, || {
-            master_keys::rotate_database_key(BY, scope.number()).map(number)
-        }),
+        Task::DatabaseKey(scope) => {
+            audited((KeyKind::Database, scope), "rotate_database_key", || {
+                master_keys::rotate_database_key(BY, scope.number()).map(number)
+            })
+        }
         Task::WalKey => {
-            audited("rotate_wal_key", Scope::CLUSTER, || wal_switch::rotate().map(number))
+            let what = (KeyKind::Wal, Scope::CLUSTER);
+            audited(what, "rotate_wal_key", || wal_switch::rotate().map(number))
         }
-        Task::DataKeys(_) => request_jobs(),
+        Task::DataKeys(database) => request_jobs(Scope::database(database)),
+        Task::SharedDataKeys(_) => request_jobs(Scope::CLUSTER),
     }
 }
 
-fn audited(action: &'static str, scope: Scope, work: impl FnOnce() -> Result<i64>) -> Result<()> {
+fn audited(
+    (kind, scope): (KeyKind, Scope),
+    action: &'static str,
+    work: impl FnOnce() -> Result<i64>,
+) -> Result<()> {
     locks::lock_key_management();
+    // Somebody else may have rotated it, or changed the settings, while this waited.
+    let now = process::now();
+    let is_due = ages::of_cluster()?.iter().any(|age| {
+        (age.kind, age.scope) == (kind, scope) && age.due_at().is_some_and(|at| at <= now)
+    });
+    if !is_due || !guc::is_rotation_window_open() {
+        return Ok(());
+    }
     let operation = Operation { action, by: BY, ..Operation::default() };
     let version = audit::audited(operation.on(scope.name()), work)?;
     let message = format!("pagevault: {action} by age: {} has version {version}", scope.name());
@@ -55,9 +72,13 @@ fn audited(action: &'static str, scope: Scope, work: impl FnOnce() -> Result<i64
     Ok(())
 }
 
-/// Requests jobs for relations of this database that have a data key which is due.
-fn request_jobs() -> Result<()> {
+/// Requests jobs for relations of this database that have a data key which is due; `home`: this
+/// database, or the cluster for shared relations.
+fn request_jobs(home: Scope) -> Result<()> {
     if !catalog::has_extension() {
+        if home.is_cluster() {
+            return Ok(()); // another database sees to it
+        }
         return Err(Report::new(
             PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
             format!(
@@ -68,15 +89,9 @@ fn request_jobs() -> Result<()> {
         .hint("CREATE EXTENSION pagevault in this database."));
     }
     let now = process::now();
-    let mut due: BTreeSet<RelFile> = BTreeSet::new();
-    for home in [Scope::database(process::my_database()), Scope::CLUSTER] {
-        let ages = ages::of_files(home)?;
-        due.extend(
-            ages.iter()
-                .filter(|age| age.due_at().is_some_and(|at| at <= now))
-                .filter_map(|age| age.file),
-        );
-    }
+    let ages = ages::of_files(home)?;
+    let due = ages.iter().filter(|age| age.due_at().is_some_and(|at| at <= now));
+    let due: BTreeSet<RelFile> = due.filter_map(|age| age.file).collect();
     let mut requested = 0;
     for facts in relation::all().into_iter().filter_map(relation::facts) {
         let is_due = || {
@@ -90,8 +105,8 @@ fn request_jobs() -> Result<()> {
             && is_due()
             && may_be_requested(facts.oid, now)?
         {
+            let Some(job) = scheduled::submit(facts.oid)? else { continue };
             let name = relation::quoted_name(&facts);
-            let job = scheduled::submit(facts.oid, &name)?;
             let operation = Operation { action: "rotate_data_key", by: BY, ..Operation::default() };
             audit::log_operation(&operation.on(format!("{name}, job {job}")), "ok");
             requested += 1;

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use pagevault_keystore::Scope;
+use pgrx::prelude::PgLogLevel;
 
 use super::Task;
 use super::ages::{self, Age};
@@ -20,6 +21,9 @@ const LOOK: Duration = Duration::from_secs(60);
 /// [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_secs(5);
 const LONGEST_PAUSE: Duration = Duration::from_secs(3600);
+
+/// Seconds before a key log is read again that could not be read.
+const AFTER_ERROR: i64 = 3600;
 
 const KINDS: [KeyKind; 4] = [KeyKind::Master, KeyKind::Database, KeyKind::Wal, KeyKind::Data];
 
@@ -107,21 +111,29 @@ impl Schedule {
         for &database in databases.iter().chain(&[0]) {
             let scope = Scope::database(database);
             let is_later = self.data_keys.get(&database).is_some_and(|at| *at > now);
-            if is_later || !persist::has_keys_of(scope)? || scheduled::any_in(database)? {
+            if is_later
+                || !persist::has_keys_of(scope)?
+                || scheduled::any_in(Some(database).filter(|database| *database != 0))?
+            {
                 continue;
             }
-            let first = first_due(ages::of_files(scope)?);
+            let first = match ages::of_files(scope) {
+                Ok(ages) => first_due(ages),
+                // Others are not to wait for it.
+                Err(report) => {
+                    report.send(PgLogLevel::WARNING);
+                    now + AFTER_ERROR
+                }
+            };
             self.data_keys.insert(database, first);
             if first <= now {
                 due.push(Task::DataKeys(database));
             }
         }
-        // Any worker can see to shared files.
+        // Any database can see to shared files; one is enough.
         if due.contains(&Task::DataKeys(0)) {
             due.retain(|task| *task != Task::DataKeys(0));
-            due.extend(databases.iter().map(|database| Task::DataKeys(*database)));
-            due.sort_unstable();
-            due.dedup();
+            due.extend(databases.iter().map(|database| Task::SharedDataKeys(*database)));
         }
         Ok(due)
     }

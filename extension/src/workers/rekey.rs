@@ -19,7 +19,8 @@ use crate::keys::provider::unlock;
 use crate::keys::usage::withheld;
 use crate::pg::report::{self, OrRaise};
 use crate::pg::{catalog, exit, guc, process, worker};
-use crate::rekey::jobs::{self, End, Pending};
+use crate::rekey::jobs::{self, End};
+use crate::rekey::pending::{Pending, pending};
 use crate::rekey::{self, Job, launcher};
 
 /// How long a worker waits for a lock on a relation before it continues with other jobs: there are
@@ -65,7 +66,7 @@ pub(super) fn launcher_main() {
         let ended = running.extract_if(.., |(_, worker)| dynamic::has_ended(worker));
         let ended: Vec<u32> = ended.map(|(database, _)| database).collect();
         let (pending, open) = BackgroundWorker::transaction(|| {
-            let pending = jobs::pending().or_raise();
+            let pending = pending().or_raise();
             // Most of the time there are no jobs, and no catalog need be read.
             let open = if pending.databases.is_empty() { Vec::new() } else { catalog::databases() };
             (pending, open)

@@ -1,5 +1,6 @@
 //! The worker that rotates a key by age, and how the launcher of rekey workers starts it.
 
+use std::ffi::CStr;
 use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 
@@ -14,6 +15,9 @@ use crate::pg::{catalog, process, worker};
 use crate::rotation::Task;
 use crate::rotation::perform::perform;
 use crate::rotation::schedule::Schedule;
+
+/// How long a worker waits for a lock: whoever has it may be idle, and other keys are due, too.
+const LOCK_WAIT: &CStr = c"5s";
 
 /// Starts workers for what is due, one at a time.
 #[derive(Default)]
@@ -58,10 +62,14 @@ pub(super) fn main(argument: pg_sys::Datum) {
     process::handle_worker_signals();
     let Some(task) = Task::decode(argument.value() as u64) else { return };
     match task {
-        Task::DataKeys(database) => process::connect_to_database_if_exists(database.into()),
+        Task::DataKeys(database) | Task::SharedDataKeys(database) => {
+            process::connect_to_database_if_exists(database.into())
+        }
         _ => process::connect_without_database(),
     }
     worker::restrict();
+    worker::give_way();
+    worker::wait_for_locks_at_most(LOCK_WAIT);
     let failed = |error: CaughtError| {
         let error = report::of_caught(&error);
         let report = Report::new(PgSqlErrorCode::ERRCODE_WARNING, error.message());

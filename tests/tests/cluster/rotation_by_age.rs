@@ -177,3 +177,69 @@ fn windows_are_checked() -> Result<()> {
     ensure!(error.detail.contains("\"nightly\" is neither a day"), "{error:?}");
     cluster.finish()
 }
+
+/// Whoever owns a table can keep it locked, or leave a transaction open that has asked for a job.
+/// Nothing else waits for that, and what users want comes before what is due.
+#[test]
+fn nobody_holds_up_the_rotation_of_other_keys() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.sql(TABLE)?;
+    cluster.sql(
+        "SET pagevault.default_encryption = on;
+         CREATE TABLE asked AS SELECT * FROM t; CREATE TABLE locked AS SELECT * FROM t;
+         CREATE TABLE late AS SELECT * FROM t",
+    )?;
+    let mut asks = cluster.client()?;
+    pagevault_tests::cluster::run_sql(
+        &mut asks,
+        "BEGIN; SELECT pagevault.rotate_data_key('asked')",
+    )?;
+    let mut locks = cluster.client()?;
+    pagevault_tests::cluster::run_sql(&mut locks, "BEGIN; LOCK TABLE locked")?;
+    let rotated = |table: &str| {
+        format!("SELECT version > 1 FROM pagevault.key_ages WHERE relation = '{table}'::regclass")
+    };
+    cluster.set(&[
+        ("pagevault.rotate_data_key_after", "1s"),
+        ("pagevault.rotate_master_key_after", "1s"),
+    ])?;
+    cluster.eventually(&rotated("t"), "t")?;
+    cluster.eventually(&rotated("late"), "t")?;
+    cluster.eventually(&format!("SELECT ({}) > 2", version_of("master")), "t")?;
+    let asked = "SELECT version FROM pagevault.key_ages WHERE relation = 'asked'::regclass";
+    ensure!(cluster.text(asked)? == "1", "its job is not committed");
+
+    // A scheduled job that waits for the window gives way.
+    cluster.set(&[("pagevault.rotation_window", &closed_window(&cluster)?)])?;
+    drop(locks);
+    let waits = "SELECT count(*) > 0 FROM pagevault.rekey_jobs WHERE relation = 'locked'::regclass
+        AND requested_by LIKE 'pagevault%' AND state = 'waiting'";
+    cluster.eventually(waits, "t")?;
+    cluster.sql("SELECT pagevault.rotate_data_key('locked')")?;
+    ensure!(cluster.text("SELECT pagevault.wait_for_rekey('locked')")? == "t", "not done");
+    ensure!(cluster.text(waits)? == "f", "the scheduled job is there");
+    drop(asks);
+    cluster.set(&[
+        ("pagevault.rotate_data_key_after", "0"),
+        ("pagevault.rotate_master_key_after", "0"),
+    ])?;
+    cluster.finish()
+}
+
+/// The catalogs that all databases share are rotated by one of them.
+#[test]
+fn shared_catalogs_are_rotated_by_one_database() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.set(&[("pagevault.shared_catalog_encryption", "on")])?;
+    cluster.sql("SELECT * FROM pagevault.encrypt_catalogs()")?;
+    cluster.sql("CREATE DATABASE other")?;
+    let version = "SELECT version FROM pagevault.key_ages WHERE relation = 'pg_authid'::regclass";
+    ensure!(cluster.text(version)? == "1", "{}", cluster.text(version)?);
+    cluster.set(&[("pagevault.rotate_data_key_after", "1s")])?;
+    cluster.eventually(&format!("SELECT ({version}) > 1"), "t")?;
+    cluster.set(&[("pagevault.rotate_data_key_after", "0")])?;
+    cluster.eventually("SELECT count(*) FROM pagevault.rekey_jobs WHERE state <> 'done'", "0")?;
+    // The other databases, which do not have the extension, are not asked to.
+    ensure!(!cluster.log().contains("is not installed there"), "a database is asked in vain");
+    cluster.finish()
+}
