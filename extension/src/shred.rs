@@ -353,7 +353,8 @@ fn require_directories(database: u32, files: impl Iterator<Item = RelFile>) -> R
     Ok(())
 }
 
-/// What does not exist, and has a relation, is somewhere else: on a file system that is not mounted.
+/// What does not exist, and has a relation, is somewhere else: on a file system that is not
+/// mounted.
 fn require_dropped(found: &[Former]) -> Result<()> {
     let known = survey::files_in_catalog();
     let Some(missing) = found.iter().find(|former| known.contains(&former.file)) else {

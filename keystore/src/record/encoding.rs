@@ -5,9 +5,9 @@
 //!
 //! 1 Provider      programs u8, name text, kind text, options text
 //! 2 DropProvider  name text
-//! 3 DatabaseKey   scope u32, version u32, master_version u64, wrapped at i64, check value 16 bytes,
-//!                 provider text, master_key text, wrapped bytes; in version 2 also made at i64,
-//!                 master key used since i64, which version 1 has if all three times are the same
+//! 3 DatabaseKey   scope u32, version u32, master_version u64, wrapped i64, check value 16 bytes,
+//!                 provider text, master_key text, wrapped bytes; in version 2 also made i64,
+//!                 master key i64 (times), which version 1 has if all three are the same
 //! 4 DataKey       file, version u16, cipher u8, zero u8, scope u32, key_version u32, created i64,
 //!                 wrapped bytes
 //! 5 Current       file, version u16

@@ -88,8 +88,8 @@ pub(crate) fn end_recorded(lock: &KeystoreLock, records: &[Record]) -> Result<()
 /// the keys, and a file that uses such a number again is another one. If it is encrypted, it has a
 /// later key. In memory only: a start from an earlier address needs the key.
 ///
-/// A file with pages that are not in plaintext need not be another one: its primary may be wrong. It
-/// stays encrypted.
+/// A file with pages that are not in plaintext need not be another one: its primary may be wrong.
+/// It stays encrypted.
 fn end(_lock: &KeystoreLock, is_former: impl Fn(RelFile, DataKeyVersion) -> bool) -> Result<()> {
     let directory = &shmem::required()?.directory;
     for info in directory.files()? {

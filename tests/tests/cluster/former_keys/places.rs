@@ -109,9 +109,9 @@ fn drops_another(cluster: &Cluster) -> Result<()> {
     cluster.sql("SECURITY LABEL FOR pagevault ON TABLE gone IS 'encrypted'; DROP TABLE gone")
 }
 
-/// What recovery has made in a mount point stays there, hidden by what is mounted, until that is not
-/// mounted again. The directory of the database in it may be on another file system, too. Nor are
-/// the keys destroyed by whoever destroys those of dropped files.
+/// What recovery has made in a mount point stays there, hidden by what is mounted, until that is
+/// not mounted again. The directory of the database in it may be on another file system, too. Nor
+/// are the keys destroyed by whoever destroys those of dropped files.
 #[test]
 fn keys_of_relations_whose_files_are_elsewhere_are_kept() -> Result<()> {
     let (cluster, _keys) = cluster()?;
