@@ -107,7 +107,7 @@ impl State {
     ///
     /// Redo may repeat, in order and from any record on, what a log already contains: in the end
     /// nothing has changed. A destroyed key does not come back. Among the records of a file, only
-    /// the order of those of keys matters, see [`Phase`].
+    /// the order of those of keys matters, see [`Phase`](crate::rel_file::Phase).
     pub fn apply(&mut self, record: Record) -> Result<(), StateError> {
         match record {
             Record::Provider { name, kind, options, programs } => {

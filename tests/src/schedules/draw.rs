@@ -45,7 +45,7 @@ const POINTS: [&str; 26] = [
 const POINTS_OF_REDO: [&str; 3] = ["redo.keys", "redo.keys_in_file", "redo.keys_in_use"];
 
 /// Of what a schedule has more than others: the first and the last of the numbers in [`operation`].
-const THEMES: [(u64, u64); 7] = [
+const THEMES: [(u64, u64); 8] = [
     (0, 999),
     (0, 999),
     (0, 579),   // statements and transactions
@@ -53,6 +53,7 @@ const THEMES: [(u64, u64); 7] = [
     (615, 756), // jobs and keys
     (775, 889), // crashes and outages
     (890, 962), // standbys and backups
+    (980, 993), // what is copied or destroyed
 ];
 
 /// Setup and operations of a schedule, as they are if all goes as the model foresees it.
