@@ -32,7 +32,7 @@ const DRIFT: &str = "SELECT coalesce(string_agg(concat_ws(' ', relation, expecte
 
 #[test]
 fn a_label_on_a_large_table_creates_a_job() -> Result<()> {
-    let cluster = cluster("pagevault.rekey_rate = 1MB")?;
+    let cluster = cluster("pagevault.rekey_rate = 64kB")?;
     let before = cluster.text(ALL)?;
     cluster.sql(&label("'encrypted'", "small"))?;
     ensure!(cluster.text(JOBS)? == "none", "a job for one page");
