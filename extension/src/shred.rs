@@ -13,6 +13,7 @@
 
 use std::collections::HashSet;
 use std::path::Path;
+use std::time::Duration;
 
 use pagevault_keystore::{DataKeyVersion, RelFile};
 use pgrx::pg_sys::{self, Oid};
@@ -20,17 +21,21 @@ use pgrx::{PgSqlErrorCode as Code, Spi};
 
 use crate::keys::store::directory;
 use crate::keys::usage::destruction::{self, Former, Outcome};
+use crate::keys::usage::dropped;
 use crate::pg::relation::{self, Facts};
 use crate::pg::report::{Report, Result};
 use crate::pg::statistics::Sampled;
 use crate::pg::survey::{self, Survey};
 use crate::pg::text::ServerText;
-use crate::pg::{buffers, catalog, compat, locks, process, session};
+use crate::pg::{buffers, catalog, compat, locks, process, session, xact};
 use crate::rekey::jobs;
 use crate::remnants::{self, Cleared};
 use crate::verify::{self, PageState};
 use crate::writers::{self, Activity};
 use crate::{audit, fault, workers};
+
+/// How long to wait for transactions that may be copying files.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 const LOCK: pg_sys::LOCKMODE = pg_sys::AccessExclusiveLock as pg_sys::LOCKMODE;
 
@@ -308,10 +313,10 @@ pub(crate) fn former_files(by: &str, confirm: &str) -> Result<Shredded> {
     session::as_owner_of_the_cluster(|| Spi::run("CHECKPOINT"))?;
     let mut found = destruction::former_files(database)?;
     require_directories(database, found.iter().map(|former| former.file))?;
-    require_dropped(&found)?;
     // Wait for processes that have created a key and are about to create its file.
     writers::await_others(Activity::Creating, None)?;
     found.retain(Former::is_gone);
+    require_dropped(&found)?;
     if found.is_empty() {
         return Err(Report::new(
             Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
@@ -356,6 +361,15 @@ fn require_directories(database: u32, files: impl Iterator<Item = RelFile>) -> R
 /// What does not exist, and has a relation, is somewhere else: on a file system that is not
 /// mounted.
 fn require_dropped(found: &[Former]) -> Result<()> {
+    // A file that is being copied has no row yet.
+    if !found.is_empty() && !dropped::within(PATIENCE, xact::running_in_database()) {
+        return Err(Report::new(
+            Code::ERRCODE_OBJECT_IN_USE,
+            "transactions in this database do not end",
+        )
+        .detail("They may be copying files, which no relation has yet. Nothing was destroyed.")
+        .hint("Try again when there are no long transactions."));
+    }
     let known = survey::files_in_catalog();
     let Some(missing) = found.iter().find(|former| known.contains(&former.file)) else {
         return Ok(());

@@ -161,8 +161,9 @@ pub(crate) fn all_databases() -> Vec<Oid> {
 
 /// OIDs of all databases, and of those that are being created or dropped.
 pub(crate) fn any_databases() -> Vec<Oid> {
-    let mut all = all_databases();
-    all.extend(scan_uncommitted(pg_sys::DatabaseRelationId, database_of));
+    // First, so that what commits meanwhile is in the snapshot.
+    let mut all = scan_uncommitted(pg_sys::DatabaseRelationId, database_of);
+    all.extend(all_databases());
     all
 }
 

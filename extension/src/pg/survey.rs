@@ -75,9 +75,10 @@ pub(crate) fn files_in_catalog() -> HashSet<RelFile> {
         let class = &*pg_sys::GETSTRUCT(row).cast::<FormData_pg_class>();
         Some(facts_of(class, None).file)
     };
+    // First, so that what commits meanwhile is in the snapshot.
     let mut files: HashSet<RelFile> =
-        catalog::scan(pg_sys::RelationRelationId, file).into_iter().collect();
-    files.extend(catalog::scan_uncommitted(pg_sys::RelationRelationId, file));
+        catalog::scan_uncommitted(pg_sys::RelationRelationId, file).into_iter().collect();
+    files.extend(catalog::scan(pg_sys::RelationRelationId, file));
     files
 }
 

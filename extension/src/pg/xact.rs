@@ -95,3 +95,43 @@ pub(crate) fn session_user() -> Oid {
     // SAFETY: a plain look-up of this session.
     unsafe { pg_sys::GetSessionUserId() }
 }
+
+/// Transactions of other sessions in this database, at one moment; not prepared ones.
+pub(crate) struct Running(Vec<pg_sys::VirtualTransactionId>);
+
+/// Those that run now, whether or not they have written anything.
+pub(crate) fn running_in_database() -> Running {
+    let mut count = 0;
+    // SAFETY: the result is a palloc'd array of so many elements, copied at once
+    // (GetCurrentVirtualXIDs, procarray.c): no limit by xmin, of this database, none excluded.
+    unsafe {
+        let all = pg_sys::GetCurrentVirtualXIDs(
+            pg_sys::InvalidTransactionId,
+            false,
+            false,
+            0,
+            &raw mut count,
+        );
+        let count = usize::try_from(count).unwrap_or(0);
+        Running(if count == 0 {
+            Vec::new()
+        } else {
+            std::slice::from_raw_parts(all, count).to_vec()
+        })
+    }
+}
+
+impl Running {
+    /// Whether all of them have ended, or are prepared: such a one has the same number as the
+    /// session that prepared it had (`MarkAsPreparingGuts`, twophase.c).
+    pub(crate) fn have_ended(&self) -> bool {
+        // SAFETY: both look without waiting whether the transaction still has its lock
+        // (VirtualXactLock, lock.c), or is among those that are prepared (twophase.c).
+        self.0.iter().all(|transaction| unsafe {
+            let mut more = false;
+            pg_sys::VirtualXactLock(*transaction, false)
+                || pg_sys::TwoPhaseGetXidByVirtualXID(*transaction, &raw mut more)
+                    != pg_sys::InvalidTransactionId
+        })
+    }
+}

@@ -24,10 +24,20 @@ impl Dropped {
     }
 
     /// Notes that the file in an entry was dropped, with this last version. A file that uses the
-    /// entry or the number again has another generation or version.
+    /// entry or the number again has another generation or version. For the next round only, and
+    /// until a key of the file is recorded.
     pub(crate) fn note(&self, slot: FileSlot, last: DataKeyVersion) {
         if let Some(word) = self.0.entries.get(slot.index()) {
             word.store(mark(slot, last), Relaxed);
+        }
+    }
+
+    /// The file in an entry may exist again with the same key: databases move and come back.
+    pub(crate) fn clear(&self, slot: FileSlot) {
+        if let Some(word) = self.0.entries.get(slot.index())
+            && word.load(Relaxed) != 0
+        {
+            word.store(0, Relaxed);
         }
     }
 

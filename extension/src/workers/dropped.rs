@@ -1,6 +1,7 @@
 //! The worker that finds out which files of a database were dropped, and how it is started.
 
 use std::panic::AssertUnwindSafe;
+use std::time::Duration;
 
 use pgrx::bgworkers::DynamicBackgroundWorker;
 use pgrx::pg_sys::{self, Oid};
@@ -13,12 +14,21 @@ use crate::keys::usage::forgetting::{ALL_DATABASES, Watch};
 use crate::pg::report::{self, Report, Result};
 use crate::pg::{process, worker};
 
+/// Pause between looks whether a worker has ended.
+const LOOK: Duration = Duration::from_millis(200);
+
 /// The worker that is running, started by the worker that forgets keys.
 #[derive(Default)]
 pub(super) struct Running(Option<DynamicBackgroundWorker>);
 
 impl Running {
-    /// Starts the next worker when the last one has ended; that wakes this process.
+    /// Pause until it is looked whether the worker has ended. That does not wake a process which has
+    /// no database (bgworker.c ignores SIGUSR1 there).
+    pub(super) fn due_in(&self) -> Option<Duration> {
+        self.0.as_ref().map(|_| LOOK)
+    }
+
+    /// Starts the next worker when the last one has ended.
     pub(super) fn go_on(&mut self, forgetting: &mut Watch) {
         if let Some(worker) = &self.0 {
             if !dynamic::has_ended(worker) {
@@ -27,9 +37,14 @@ impl Running {
             self.0 = None;
             forgetting.answered();
         }
-        if let Some(database) = forgetting.next_question() {
+        while let Some(database) = forgetting.next_question() {
             let argument = pg_sys::Datum::from(database);
             self.0 = dynamic::start("pagevault dropped files", "pagevault_dropped_main", argument);
+            if self.0.is_some() {
+                return;
+            }
+            // No free slot: it is asked again later.
+            forgetting.answered();
         }
     }
 }

@@ -49,7 +49,7 @@ pub(super) fn main() {
         dropped.go_on(&mut forgetting);
         let due_in =
             || guc::revalidate_interval().map(|pause| pause.saturating_sub(last.elapsed()));
-        let pauses = [due_in(), withdrawal.due_in(), Some(forgetting.due_in())];
+        let pauses = [due_in(), withdrawal.due_in(), Some(forgetting.due_in()), dropped.due_in()];
         process::wait_in_worker(pauses.into_iter().flatten().fold(SLEEP, Duration::min));
         audit::settings::log_changes();
         conditions.log_change();

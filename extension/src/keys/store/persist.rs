@@ -312,7 +312,12 @@ fn apply_one(record: &Record) -> Result<()> {
         Record::DataKey { file, .. } if wal_keys::is_key_place(*file) => {
             shared.wal.set_has_keys();
         }
-        Record::DataKey { .. } => shared.control.set_sealed(),
+        Record::DataKey { file, .. } => {
+            shared.control.set_sealed();
+            if let Some(slot) = shared.directory.find(*file)? {
+                shared.dropped.clear(slot);
+            }
+        }
         Record::Destroyed { .. } => {
             // Pages sealed under the key still exist, and must be distinguished from plaintext.
             shared.control.set_sealed();

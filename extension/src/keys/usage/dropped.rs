@@ -10,6 +10,7 @@ use pagevault_keystore::{DataKeyVersion, RelFile};
 
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::Result;
+use crate::pg::xact::{self, Running};
 use crate::pg::{catalog, process, relation_files, survey};
 use crate::shmem;
 use crate::writers::{Activity, Others};
@@ -38,11 +39,30 @@ pub(super) fn missing(is_wanted: impl Fn(RelFile) -> bool) -> Result<Missing> {
 }
 
 /// Notes which files of this worker's database, and which shared files, were dropped.
+///
+/// While ALTER TABLE ... SET TABLESPACE copies a file, no row has the new one
+/// (`ATExecSetTableSpace`, tablecmds.c). So transactions that run now must end first. Prepared
+/// ones have their rows.
 pub(crate) fn note_in_database() -> Result<()> {
     let database = process::my_database();
     let missing = gone_for_good(|file| file.database == database || file.database == 0)?;
+    if missing.is_empty() || !within(PATIENCE, xact::running_in_database()) {
+        return Ok(());
+    }
     let known: HashSet<RelFile> = survey::files_in_catalog();
     note(missing, |file| !known.contains(&file))
+}
+
+/// Waits until transactions have ended, for a limited time. False if some have not.
+pub(crate) fn within(patience: Duration, running: Running) -> bool {
+    let end = Instant::now() + patience;
+    while !running.have_ended() {
+        if Instant::now() >= end {
+            return false;
+        }
+        process::sleep(Duration::from_millis(100));
+    }
+    true
 }
 
 /// Notes the files of databases that were dropped.

@@ -65,10 +65,13 @@ pub(crate) struct Watch {
     /// The end of the last round, and how long it has looked for files.
     last_round: Option<(Instant, Duration)>,
     looking: Duration,
+    was_too_early: bool,
     /// Databases about which a worker was asked: when, and when to ask again.
     asked: BTreeMap<u32, (Instant, Duration)>,
     /// Databases about which one is to be asked now.
     wanted: BTreeSet<u32>,
+    /// A worker is running that was asked.
+    is_asking: bool,
 }
 
 impl Watch {
@@ -76,9 +79,10 @@ impl Watch {
     pub(crate) fn due_in(&self) -> Duration {
         let keep = guc::keep_former_keys();
         let pause = match process::in_recovery() {
+            _ if self.was_too_early => SHORTEST,
             true => keep.map_or(ON_STANDBY, |keep| keep.clamp(SHORTEST, ON_STANDBY)),
             // Without a limit: what a former primary has recorded.
-            false => keep.map_or(LONGEST, |keep| (keep / 24).clamp(SHORTEST, LONGEST)),
+            false => keep.map_or(ON_STANDBY, |keep| (keep / 24).clamp(SHORTEST, LONGEST)),
         };
         let due_in = |(end, took): (Instant, Duration)| {
             pause.max(took * PAUSE_PER_ROUND).saturating_sub(end.elapsed())
@@ -88,33 +92,37 @@ impl Watch {
 
     /// In the worker, outside of transactions.
     pub(crate) fn run_if_due(&mut self) {
-        if !self.due_in().is_zero() {
+        // What is noted counts in the round that follows the last answer.
+        if !self.due_in().is_zero() || self.is_asking || !self.wanted.is_empty() {
             return;
         }
-        if let Err(report) = self.run() {
+        let done = self.run().unwrap_or_else(|report| {
             report.send(PgLogLevel::WARNING);
-        }
+            true
+        });
         self.last_round = Some((Instant::now(), self.looking));
+        self.was_too_early = !done;
     }
 
-    fn run(&mut self) -> Result<()> {
+    /// False if it was too early for a round.
+    fn run(&mut self) -> Result<bool> {
         let keep = guc::keep_former_keys();
         if !shmem::anything_sealed() {
-            return Ok(());
+            return Ok(true);
         }
         let in_recovery = process::in_recovery();
         if in_recovery && wal::replayed() == Lsn::INVALID {
-            return Ok(()); // pg_control may still be that of another server
+            return Ok(false); // pg_control may still be that of another server
         }
-        let Some(control) = control_file::read() else { return Ok(()) };
+        let Some(control) = control_file::read() else { return Ok(false) };
         // A backup may have begun before a file was gone, and copy the key file now. One that
         // begins from here on starts at this checkpoint, or a later one.
         if processes::any_base_backup() {
-            return Ok(());
+            return Ok(true);
         }
         // After a power cut the server must not start from an earlier checkpoint.
         if control_file::sync().is_err() {
-            return Ok(());
+            return Ok(true);
         }
         // The primary decides; a standby does not keep what its primary has forgotten.
         if let Some(keep) = keep.filter(|_| !in_recovery) {
@@ -124,7 +132,8 @@ impl Watch {
                 self.record(keep, control.redo)?;
             }
         }
-        forget(control.redo)
+        forget(control.redo)?;
+        Ok(true)
     }
 
     /// Notes which files with keys do not exist: not those that are just being made.
@@ -152,11 +161,14 @@ impl Watch {
     /// A database about whose files a worker is to be asked: whether they were dropped. `None` if
     /// there is none now; 0: which databases were.
     pub(crate) fn next_question(&mut self) -> Option<u32> {
-        self.wanted.pop_first()
+        let next = self.wanted.pop_first();
+        self.is_asking = next.is_some();
+        next
     }
 
     /// A worker has looked at the last database of [`Self::next_question`].
     pub(crate) fn answered(&mut self) {
+        self.is_asking = false;
         if self.wanted.is_empty() {
             self.last_round = None;
         }
@@ -191,7 +203,8 @@ impl Watch {
         // that has moved has files with the same number in several tablespaces.
         let mut due: BTreeMap<u32, BTreeMap<u32, DataKeyVersion>> = BTreeMap::new();
         let mut in_use: HashMap<u32, BTreeSet<u32>> = HashMap::new();
-        let mut wal_end = Lsn::INVALID;
+        // While a file system was not there, WAL may have got more about a file.
+        let wal_end = wal::end();
         for info in directory.files()? {
             let info = info?;
             let last = directory.last_version(info.slot)?;
@@ -199,15 +212,16 @@ impl Watch {
                 gone.since.elapsed() >= keep && gone.wal_end <= redo && Some(gone.last) == last
             });
             let is_dropped = |gone: &&Gone| shared.dropped.is_noted(info.slot, gone.last);
-            if known.is_some_and(|gone| !is_dropped(&gone)) {
+            let asked = known.filter(is_dropped);
+            shared.dropped.clear(info.slot);
+            if known.is_some() && asked.is_none() {
                 doubtful.insert(info.file.database);
             }
-            match known.filter(is_dropped) {
+            match asked {
                 Some(gone) => {
                     let numbers = due.entry(info.file.database).or_default();
                     let through = numbers.entry(info.file.relation).or_insert(gone.last);
                     *through = (*through).max(gone.last);
-                    wal_end = wal_end.max(gone.wal_end);
                 }
                 None => {
                     in_use.entry(info.file.database).or_default().insert(info.file.relation);

@@ -222,3 +222,38 @@ fn what_a_former_primary_has_recorded_is_forgotten() -> Result<()> {
     forgets_all_but(&standby, &left)?;
     Ok(())
 }
+
+/// The files of a database that has moved are dropped in its former place, until it moves back:
+/// with the same numbers, and the same keys.
+#[test]
+fn keys_of_a_database_that_has_moved_back_are_kept() -> Result<()> {
+    let (cluster, _keys) = cluster()?;
+    let first = cluster.make_tablespace("first")?;
+    cluster.make_tablespace("second")?;
+    cluster.sql("CREATE DATABASE moved TEMPLATE postgres TABLESPACE first")?;
+    let sum = cluster.text(SUM)?;
+    for place in ["second", "first"] {
+        cluster.sql(&format!("ALTER DATABASE moved SET TABLESPACE {place}"))?;
+        drops_another(&cluster)?;
+        forgets(&cluster)?;
+    }
+    // In the running server.
+    let away = first.with_extension("away");
+    fs::rename(&first, &away)?;
+    fs::create_dir(&first)?;
+    cluster.installation().give(&first)?;
+    for _ in 0..2 {
+        let left = with_keys(&cluster)?;
+        drops_another(&cluster)?;
+        forgets_all_but(&cluster, &left)?;
+    }
+    fs::remove_dir_all(&first)?;
+    fs::rename(&away, &first)?;
+    let mut moved = cluster.client_to("moved")?;
+    ensure!(text(&mut moved, SUM)? == sum, "rows differ");
+    ensure!(text(&mut moved, "SELECT pagevault.is_encrypted('t')")? == "t", "not encrypted");
+    drop(moved);
+    cluster.restart()?;
+    ensure!(text(&mut cluster.client_to("moved")?, SUM)? == sum, "rows differ after a start");
+    Ok(())
+}
