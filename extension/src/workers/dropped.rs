@@ -22,8 +22,8 @@ const LOOK: Duration = Duration::from_millis(200);
 pub(super) struct Running(Option<DynamicBackgroundWorker>);
 
 impl Running {
-    /// Pause until it is looked whether the worker has ended. That does not wake a process which has
-    /// no database (bgworker.c ignores SIGUSR1 there).
+    /// Pause until it is looked whether the worker has ended. That does not wake a process which
+    /// has no database (bgworker.c ignores SIGUSR1 there).
     pub(super) fn due_in(&self) -> Option<Duration> {
         self.0.as_ref().map(|_| LOOK)
     }
