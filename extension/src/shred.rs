@@ -13,7 +13,6 @@
 
 use std::collections::HashSet;
 use std::path::Path;
-use std::time::Duration;
 
 use pagevault_keystore::{DataKeyVersion, RelFile};
 use pgrx::pg_sys::{self, Oid};
@@ -21,21 +20,17 @@ use pgrx::{PgSqlErrorCode as Code, Spi};
 
 use crate::keys::store::directory;
 use crate::keys::usage::destruction::{self, Former, Outcome};
-use crate::keys::usage::dropped;
 use crate::pg::relation::{self, Facts};
 use crate::pg::report::{Report, Result};
 use crate::pg::statistics::Sampled;
 use crate::pg::survey::{self, Survey};
 use crate::pg::text::ServerText;
-use crate::pg::{buffers, catalog, compat, locks, process, session, xact};
+use crate::pg::{buffers, catalog, compat, locks, process, session};
 use crate::rekey::jobs;
 use crate::remnants::{self, Cleared};
 use crate::verify::{self, PageState};
 use crate::writers::{self, Activity};
 use crate::{audit, fault, workers};
-
-/// How long to wait for transactions that may be copying files.
-const PATIENCE: Duration = Duration::from_secs(10);
 
 const LOCK: pg_sys::LOCKMODE = pg_sys::AccessExclusiveLock as pg_sys::LOCKMODE;
 
@@ -361,15 +356,6 @@ fn require_directories(database: u32, files: impl Iterator<Item = RelFile>) -> R
 /// What does not exist, and has a relation, is somewhere else: on a file system that is not
 /// mounted.
 fn require_dropped(found: &[Former]) -> Result<()> {
-    // A file that is being copied has no row yet.
-    if !found.is_empty() && !dropped::within(PATIENCE, xact::running_in_database()) {
-        return Err(Report::new(
-            Code::ERRCODE_OBJECT_IN_USE,
-            "transactions in this database do not end",
-        )
-        .detail("They may be copying files, which no relation has yet. Nothing was destroyed.")
-        .hint("Try again when there are no long transactions."));
-    }
     let known = survey::files_in_catalog();
     let Some(missing) = found.iter().find(|former| known.contains(&former.file)) else {
         return Ok(());

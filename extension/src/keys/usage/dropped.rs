@@ -54,7 +54,7 @@ pub(crate) fn note_in_database() -> Result<()> {
 }
 
 /// Waits until transactions have ended, for a limited time. False if some have not.
-pub(crate) fn within(patience: Duration, running: Running) -> bool {
+fn within(patience: Duration, running: Running) -> bool {
     let end = Instant::now() + patience;
     while !running.have_ended() {
         if Instant::now() >= end {
