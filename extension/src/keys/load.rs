@@ -7,13 +7,12 @@ use pagevault_keystore::directory::Directory;
 use pagevault_keystore::former;
 use pagevault_keystore::job_table::JobTable;
 use pagevault_keystore::log::{self, Log, LogError, Position, Trust};
-use pagevault_keystore::state::State;
 use pagevault_keystore::storage::FileStorage;
 use pagevault_keystore::{Record, Scope, log::Contents, wrappings};
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
-use super::store::persist::{self, keystore_failure};
+use super::store::persist::{self, keystore_failure, state_of};
 use super::store::{escrow, former as former_files, unsettled};
 use super::usage::authenticated;
 use crate::audit;
@@ -216,11 +215,6 @@ fn replace(
 /// The records of `scope`, without those that later ones supersede.
 fn fold(scope: Scope, records: impl IntoIterator<Item = Record>) -> Result<Vec<Record>> {
     Ok(state_of(records)?.records(scope))
-}
-
-fn state_of(records: impl IntoIterator<Item = Record>) -> Result<State> {
-    State::from_records(records)
-        .map_err(|e| Report::new(PgSqlErrorCode::ERRCODE_DATA_CORRUPTED, format!("keystore: {e}")))
 }
 
 fn cut_off(scope: Scope, bytes: u64) -> Report {

@@ -1,4 +1,5 @@
-//! Workers that the launcher of rekey workers starts, and whose end wakes it.
+//! Workers that other processes start when there is something to do. Their end wakes a process that
+//! has a database connection.
 
 use pgrx::bgworkers::{
     BackgroundWorkerBuilder, BackgroundWorkerStatus, BgWorkerStartTime, DynamicBackgroundWorker,

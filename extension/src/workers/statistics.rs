@@ -1,9 +1,9 @@
 //! Deletes statistics for a session that shreds: in its own transaction, which commits even if the
 //! session's statement fails.
 
-use pgrx::bgworkers::{BackgroundWorkerBuilder, BgWorkerStartTime};
 use pgrx::{PgSqlErrorCode as Code, pg_sys};
 
+use super::dynamic;
 use crate::pg::report::{OrRaise, Report, Result};
 use crate::pg::{process, session, statistics, worker};
 
@@ -15,24 +15,16 @@ use crate::pg::{process, session, statistics, worker};
 pub(crate) fn delete_for_this_session() -> Result<()> {
     let pid = std::process::id();
     let argument = u64::from(pid) << 32 | u64::from(process::my_database());
-    let worker = BackgroundWorkerBuilder::new("pagevault statistics")
-        .set_type("pagevault statistics")
-        .set_library("pagevault")
-        .set_function("pagevault_statistics_main")
-        .enable_spi_access()
-        .set_start_time(BgWorkerStartTime::RecoveryFinished)
-        .set_restart_time(None)
-        .set_argument(Some(pg_sys::Datum::from(argument)))
-        .set_notify_pid(pid as i32)
-        .load_dynamic()
-        .map_err(|_| {
-            Report::new(
-                Code::ERRCODE_CONFIGURATION_LIMIT_EXCEEDED,
-                "no background worker is free to delete statistics",
-            )
-            .detail("Nothing was destroyed.")
-            .hint("Try again later, or raise max_worker_processes.")
-        })?;
+    let argument = pg_sys::Datum::from(argument);
+    let worker = dynamic::start("pagevault statistics", "pagevault_statistics_main", argument);
+    let worker = worker.ok_or_else(|| {
+        Report::new(
+            Code::ERRCODE_CONFIGURATION_LIMIT_EXCEEDED,
+            "no background worker is free to delete statistics",
+        )
+        .detail("Nothing was destroyed.")
+        .hint("Try again later, or raise max_worker_processes.")
+    })?;
     // The caller checks whether statistics are left.
     let _ = worker.wait_for_shutdown();
     Ok(())

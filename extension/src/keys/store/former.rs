@@ -4,7 +4,7 @@
 use std::collections::{HashMap, HashSet};
 
 use pagevault_cipher::page::{self, Page};
-use pagevault_keystore::former::{FormerFiles, Full};
+use pagevault_keystore::former::{FormerFiles, Full, Range};
 use pagevault_keystore::{DataKeyVersion, Lsn, Phase, Record, RelFile, Scope};
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
@@ -37,14 +37,18 @@ fn no_room() -> Report {
 
 /// `None` if nothing is about former files.
 fn known_with(lock: &KeystoreLock, records: &[Record]) -> Result<Option<FormerFiles>> {
-    let mut ranges = records.iter().filter_map(|record| match record {
-        Record::FormerFiles(range) => Some(*range),
-        _ => None,
-    });
+    let mut ranges = ranges_in(records);
     let Some(first) = ranges.next() else { return Ok(None) };
     let mut former = known(lock)?;
     [first].into_iter().chain(ranges).for_each(|range| former.add(range));
     Ok(Some(former))
+}
+
+fn ranges_in(records: &[Record]) -> impl Iterator<Item = Range> + '_ {
+    records.iter().filter_map(|record| match record {
+        Record::FormerFiles(range) => Some(*range),
+        _ => None,
+    })
 }
 
 /// All that is known of former files.
@@ -70,11 +74,7 @@ pub(crate) fn end_all(lock: &KeystoreLock, by: Lsn) -> Result<()> {
 /// The same for the files in records that are replayed, whatever is known of later ones with the
 /// same numbers.
 pub(crate) fn end_recorded(lock: &KeystoreLock, records: &[Record]) -> Result<()> {
-    let ranges = records.iter().filter_map(|record| match record {
-        Record::FormerFiles(range) => Some(*range),
-        _ => None,
-    });
-    let ranges: Vec<_> = ranges.collect();
+    let ranges: Vec<_> = ranges_in(records).collect();
     end(lock, |file, last| {
         ranges.iter().any(|range| {
             range.database == file.database

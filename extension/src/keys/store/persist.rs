@@ -483,7 +483,8 @@ pub(crate) fn log_state(_lock: &KeystoreLock, scope: Scope) -> Result<State> {
     state_at_hand(scope)
 }
 
-fn state_of(records: impl IntoIterator<Item = Record>) -> Result<State> {
+/// The state that these records lead to.
+pub(crate) fn state_of(records: impl IntoIterator<Item = Record>) -> Result<State> {
     State::from_records(records)
         .map_err(|e| Report::new(PgSqlErrorCode::ERRCODE_DATA_CORRUPTED, format!("keystore: {e}")))
 }
