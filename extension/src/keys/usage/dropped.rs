@@ -10,12 +10,11 @@ use pagevault_keystore::{DataKeyVersion, RelFile};
 
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::Result;
-use crate::pg::xact::{self, Running};
-use crate::pg::{catalog, process, relation_files, survey};
+use crate::pg::{catalog, process, relation_files, survey, xact};
 use crate::shmem;
 use crate::writers::{Activity, Others};
 
-/// How long to wait for processes that are making files. Then the next worker tries again.
+/// How long to wait for others. Then the next worker tries again.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Files with keys that do not exist, with their last versions.
@@ -46,23 +45,12 @@ pub(super) fn missing(is_wanted: impl Fn(RelFile) -> bool) -> Result<Missing> {
 pub(crate) fn note_in_database() -> Result<()> {
     let database = process::my_database();
     let missing = gone_for_good(|file| file.database == database || file.database == 0)?;
-    if missing.is_empty() || !within(PATIENCE, xact::running_in_database()) {
+    let running = xact::running_in_database();
+    if missing.is_empty() || !is_soon(|| running.have_ended()) {
         return Ok(());
     }
     let known: HashSet<RelFile> = survey::files_in_catalog();
     note(missing, |file| !known.contains(&file))
-}
-
-/// Waits until transactions have ended, for a limited time. False if some have not.
-fn within(patience: Duration, running: Running) -> bool {
-    let end = Instant::now() + patience;
-    while !running.have_ended() {
-        if Instant::now() >= end {
-            return false;
-        }
-        process::sleep(Duration::from_millis(100));
-    }
-    true
 }
 
 /// Notes the files of databases that were dropped.
@@ -75,12 +63,21 @@ pub(crate) fn note_databases() -> Result<()> {
 
 /// Those that do not exist, and are not being made.
 fn gone_for_good(is_wanted: impl Fn(RelFile) -> bool) -> Result<Missing> {
-    let mut found = missing(&is_wanted)?;
-    if found.is_empty() || !creators_are_done() {
+    let found = missing(&is_wanted)?;
+    still_missing(found, is_wanted)
+}
+
+/// What of `found` is still missing when nobody is making files any more; nothing if that takes
+/// too long. It has been there, or never will be with this key.
+pub(super) fn still_missing(
+    mut found: Missing,
+    is_wanted: impl Fn(RelFile) -> bool,
+) -> Result<Missing> {
+    let mut creators = Others::at(Activity::Creating, None);
+    if found.is_empty() || !is_soon(|| creators.are_done()) {
         return Ok(Missing::new());
     }
-    // What still is not there now has been there, or never will be with this key.
-    let again = missing(&is_wanted)?;
+    let again = missing(is_wanted)?;
     found.retain(|file, known| again.get(file) == Some(known));
     Ok(found)
 }
@@ -96,12 +93,12 @@ fn note(missing: Missing, is_dropped: impl Fn(RelFile) -> bool) -> Result<()> {
     Ok(())
 }
 
-/// Waits until all processes that have made a key for a file that does not exist yet are done.
-pub(super) fn creators_are_done() -> bool {
-    let mut others = Others::at(Activity::Creating, None);
+/// Waits until it is so. False if that takes longer than [`PATIENCE`], or this process is to end:
+/// whoever drops the database waits for this worker.
+fn is_soon(mut is_so: impl FnMut() -> bool) -> bool {
     let end = Instant::now() + PATIENCE;
-    while !others.are_done() {
-        if Instant::now() >= end {
+    while !is_so() {
+        if Instant::now() >= end || process::is_told_to_stop() {
             return false;
         }
         process::sleep(Duration::from_millis(100));

@@ -19,7 +19,7 @@ use pagevault_keystore::{DataKeyVersion, Lsn, Record, RelFile, Scope};
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
-use super::dropped::{creators_are_done, missing};
+use super::dropped::{missing, still_missing};
 use crate::keys::store::{former, persist};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result};
@@ -142,18 +142,13 @@ impl Watch {
         let found = missing(|_| true)?;
         self.looking = start.elapsed();
         self.gone.retain(|file, gone| found.get(file).is_some_and(|(_, last)| *last == gone.last));
-        if found.len() == self.gone.len() || !creators_are_done() {
+        if found.len() == self.gone.len() {
             return Ok(());
         }
-        // What still is not there now has been there, or never will be. Before this, WAL may have
-        // records about it.
-        let again = missing(|_| true)?;
-        let wal_end = wal::end();
-        for (file, known) in found {
-            if again.get(&file) == Some(&known) {
-                let now = Gone { since: Instant::now(), last: known.1, wal_end };
-                self.gone.entry(file).or_insert(now);
-            }
+        let found = still_missing(found, |_| true)?;
+        let (since, wal_end) = (Instant::now(), wal::end());
+        for (file, (_, last)) in found {
+            self.gone.entry(file).or_insert(Gone { since, last, wal_end });
         }
         Ok(())
     }
