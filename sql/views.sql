@@ -46,6 +46,15 @@ CREATE VIEW pagevault.key_ages AS
      WHERE k.filenode IS NULL OR r.relation IS NOT NULL;
 COMMENT ON VIEW pagevault.key_ages IS 'keys in use, and when the server rotates them by itself; data keys of the current database only';
 
+CREATE VIEW pagevault.former_keys AS
+    SELECT k.kind,
+           CASE WHEN k.scope IS NULL THEN 'cluster' ELSE 'database' END AS scope,
+           d.datname AS database,
+           k.first_version, k.last_version, k.keys, k.needed_for
+      FROM pagevault.former_key_rows() k
+      LEFT JOIN pg_catalog.pg_database d ON d.oid = k.scope;
+COMMENT ON VIEW pagevault.former_keys IS 'keys that were replaced by later ones, and why this server still has them';
+
 CREATE VIEW pagevault.relations AS
     SELECT c.oid::pg_catalog.regclass AS relation,
            c.relkind AS kind,
@@ -117,6 +126,13 @@ COMMENT ON COLUMN pagevault.data_keys.is_current IS 'true if new pages are encry
 COMMENT ON COLUMN pagevault.data_keys.scope IS 'owner of the database key that wraps this key: cluster or database';
 COMMENT ON COLUMN pagevault.data_keys.database_key_version IS 'version of that database key';
 
+COMMENT ON COLUMN pagevault.former_keys.kind IS 'database, wal or data; data keys are those of files in use';
+COMMENT ON COLUMN pagevault.former_keys.scope IS 'owner of a database key, or of the file of a data key: cluster or database';
+COMMENT ON COLUMN pagevault.former_keys.database IS 'name of the database; null for the cluster, and if the database was dropped';
+COMMENT ON COLUMN pagevault.former_keys.first_version IS 'lowest version of these keys';
+COMMENT ON COLUMN pagevault.former_keys.last_version IS 'highest version of these keys';
+COMMENT ON COLUMN pagevault.former_keys.keys IS 'number of keys';
+COMMENT ON COLUMN pagevault.former_keys.needed_for IS 'what needs them; null if nothing does: the server forgets them after pagevault.keep_former_keys and a checkpoint';
 COMMENT ON COLUMN pagevault.key_ages.kind IS 'master, database, wal or data';
 COMMENT ON COLUMN pagevault.key_ages.scope IS 'owner of a master key or database key, or of the database key that wraps a data key: cluster or database';
 COMMENT ON COLUMN pagevault.key_ages.database IS 'name of the database; null for the cluster';
@@ -214,6 +230,7 @@ COMMENT ON FUNCTION pagevault.provider_rows() IS 'Serves the view providers.';
 COMMENT ON FUNCTION pagevault.database_key_rows() IS 'Serves the view database_keys.';
 COMMENT ON FUNCTION pagevault.data_key_rows() IS 'Serves the view data_keys.';
 COMMENT ON FUNCTION pagevault.relation_rows() IS 'Serves the view relations.';
+COMMENT ON FUNCTION pagevault.former_key_rows() IS 'Serves the view former_keys.';
 COMMENT ON FUNCTION pagevault.key_age_rows() IS 'Serves the view key_ages.';
 COMMENT ON FUNCTION pagevault.rekey_job_rows() IS 'Serves the view rekey_jobs.';
 
@@ -252,9 +269,10 @@ GRANT EXECUTE ON FUNCTION
     TO PUBLIC;
 
 -- Monitoring: drift, state on disk, cost.
-GRANT SELECT ON pagevault.drift, pagevault.stats, pagevault.key_ages TO pg_monitor, pagevault_admin;
+GRANT SELECT ON pagevault.drift, pagevault.stats, pagevault.key_ages,
+    pagevault.former_keys TO pg_monitor, pagevault_admin;
 GRANT EXECUTE ON FUNCTION pagevault.drift(boolean), pagevault.verify(regclass), pagevault.stats_rows(),
-    pagevault.key_age_rows()
+    pagevault.key_age_rows(), pagevault.former_key_rows()
     TO pg_monitor, pagevault_admin;
 
 -- Key management. Functions that change something check the role again.

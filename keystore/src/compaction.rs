@@ -119,7 +119,10 @@ impl<'a> AboutForgotten<'a> {
                 (file.database, file.relation, file.relation)
             }
             Record::FormerFiles(range) => (range.database, range.first, range.last),
-            Record::KeysForgotten { .. } => return records.append(&mut self.others),
+            // A database key is longer, too.
+            Record::KeysForgotten { .. } | Record::DatabaseKey { .. } => {
+                return records.append(&mut self.others);
+            }
             _ => return,
         };
         let before = self.ranges.range(..=(database, last)).next_back();

@@ -115,6 +115,19 @@ where
     }
 }
 
+/// The highest version of which WAL from `address` on has no page, according to all switches: the
+/// one before the lowest that still applies somewhere.
+pub fn before_all<I>(switches: I, address: Lsn) -> Option<KeyVersion>
+where
+    I: IntoIterator<Item = Switch, IntoIter: Clone>,
+{
+    let switches = switches.into_iter();
+    let there = switches.clone().filter(|switch| switch.start <= address).max()?;
+    let later = switches.filter(|switch| switch.start > address);
+    let lowest = later.chain([there]).map(|switch| switch.phase.version).min()??;
+    KeyVersion::new(lowest.get() - 1)
+}
+
 /// There is no room for another switch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("all {} switches of WAL keys are in use", Switches::CAPACITY)]

@@ -8,7 +8,7 @@
 //! versions. So the logs of a running server keep all wrappings, and a server that is about to
 //! replay uses the newest wrapping that it can unwrap, as if newer ones had not been written yet.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use pagevault_cipher::{DataKeyVersion, KeyVersion};
 
@@ -64,6 +64,44 @@ pub fn leave_out_unknown(records: &mut Vec<Record>, known: &HashSet<(Scope, KeyV
     !others.is_empty()
 }
 
+/// Removes older wrappings by database keys that are forgotten: unknown, although a later version
+/// is known. The first other wrapping of the key takes the place of the first one, because records
+/// about the key follow it.
+pub fn leave_out_forgotten(records: &mut Vec<Record>, known: &HashSet<(Scope, KeyVersion)>) {
+    let mut newest: HashMap<Scope, KeyVersion> = HashMap::new();
+    for &(scope, version) in known {
+        let last = newest.entry(scope).or_insert(version);
+        *last = version.max(*last);
+    }
+    let is_forgotten = |by: &(Scope, KeyVersion)| {
+        !known.contains(by) && newest.get(&by.0).is_some_and(|last| by.1 < *last)
+    };
+    let mut first_other = HashMap::new();
+    let mut any = false;
+    for record in records.iter() {
+        let Some((key, by)) = wrapping(record) else { continue };
+        if is_forgotten(&by) {
+            any = true;
+        } else {
+            first_other.entry(key).or_insert_with(|| record.clone());
+        }
+    }
+    if !any {
+        return;
+    }
+    let mut placed = HashSet::new();
+    records.retain_mut(|record| {
+        let Some((key, by)) = wrapping(record) else { return true };
+        let is_first = placed.insert(key);
+        // Without another one it stays, and whoever needs the key says what is missing.
+        let Some(other) = first_other.get(&key).filter(|_| is_forgotten(&by)) else { return true };
+        if is_first {
+            *record = other.clone();
+        }
+        is_first
+    });
+}
+
 /// Adds to the records of a compacted log the older wrappings that `log` has of the keys in it.
 /// Idempotent. `folded`: in the order of [`State::records`](crate::state::State::records).
 pub fn with_older<'a>(
@@ -93,7 +131,7 @@ pub fn with_older<'a>(
 
 #[cfg(test)]
 mod tests {
-    use super::{database_keys, has_unknown, leave_out_unknown, with_older};
+    use super::{database_keys, has_unknown, leave_out_forgotten, leave_out_unknown, with_older};
     use crate::record::Record;
     use crate::rel_file::{Phase, RelFile};
     use crate::state::State;
@@ -167,6 +205,46 @@ mod tests {
         let mut records = log.to_vec();
         assert!(!leave_out_unknown(&mut records, &all));
         assert_eq!(records, log);
+    }
+
+    #[test]
+    fn wrappings_by_forgotten_database_keys_are_left_out() {
+        let known = database_keys(&[database_key(3)]);
+        let mut records = vec![
+            data_key(1, 1),
+            current(1),
+            data_key(2, 1),
+            data_key(1, 2),
+            current(2),
+            data_key(1, 3),
+            data_key(3, 3),
+            data_key(2, 3),
+            // Not known yet, and lost.
+            data_key(1, 4),
+            data_key(9, 2),
+        ];
+        leave_out_forgotten(&mut records, &known);
+        let left = [
+            data_key(1, 3),
+            current(1),
+            data_key(2, 3),
+            current(2),
+            data_key(1, 3),
+            data_key(3, 3),
+            data_key(2, 3),
+            data_key(1, 4),
+            data_key(9, 2),
+        ];
+        assert_eq!(records, left);
+        leave_out_forgotten(&mut records, &known);
+        assert_eq!(records, left);
+        assert!(leave_out_unknown(&mut records, &known));
+        assert_eq!(records, left[..7]);
+        assert!(State::from_records(records).is_ok());
+        // Another scope, and one without keys.
+        let mut records = vec![data_key(1, 1)];
+        leave_out_forgotten(&mut records, &database_keys(&[]));
+        assert_eq!(records, [data_key(1, 1)]);
     }
 
     #[test]

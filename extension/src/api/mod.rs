@@ -2,6 +2,7 @@
 
 mod drift;
 mod encrypt;
+mod former_keys;
 mod key_ages;
 mod keys;
 mod providers;

@@ -13,6 +13,7 @@ use crate::keys::usage::destruction;
 use crate::page::{placeholders, proven, undecided};
 use crate::pg::report::{Report, Result};
 use crate::pg::{consistency, process, remnants, wal};
+use crate::shmem;
 
 static MANAGER: Manager = Manager(pg_sys::RmgrData {
     rm_name: c"pagevault".as_ptr(),
@@ -103,6 +104,9 @@ fn consistent() {
         placeholders::require_none(smgr::version_on_disk);
         undecided::judge(smgr::is_authentic_on_disk);
         proven::write();
+        if let Some(shared) = shmem::get() {
+            shared.control.set_consistent();
+        }
     });
 }
 

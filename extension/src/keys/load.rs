@@ -92,6 +92,7 @@ fn read_logs(storage: &FileStorage, recovering: bool) -> Result<Vec<Contents>> {
             // Scopes ascend: the cluster's log, which contains the database keys, is first.
             let cluster = logs.first().unwrap_or(&contents);
             let known = wrappings::database_keys(&cluster.records);
+            wrappings::leave_out_forgotten(&mut contents.records, &known);
             let is_ahead = wrappings::has_unknown(&contents.records, &known);
             let whole = is_ahead.then(|| contents.records.clone());
             if is_ahead {

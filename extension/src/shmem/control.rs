@@ -28,6 +28,7 @@ shared_struct! {
         /// Like `images_from`, where it is not known whether a setting has taken effect; 0: it is.
         images_undoubted_from: AtomicU64,
         clean_start: AtomicU64,
+        was_consistent: AtomicBool,
         /// The number of the process that starts rekey workers, plus one.
         launcher: AtomicU32,
         has_id: AtomicBool,
@@ -98,6 +99,17 @@ impl Control {
         // Never 0 again, which means that no key was destroyed.
         let next = self.destructions().wrapping_add(1).max(1);
         self.memory.head.destructions.store(next, Release);
+    }
+
+    /// Notes that recovery has reached consistency, or has ended.
+    pub(crate) fn set_consistent(&self) {
+        self.memory.head.was_consistent.store(true, Release);
+    }
+
+    /// In recovery: whether the data directory was consistent once. Before that, the keystore may
+    /// be of a later time than what was replayed.
+    pub(crate) fn was_consistent(&self) -> bool {
+        self.memory.head.was_consistent.load(Acquire)
     }
 
     /// Which of our functions the server has called since its start, as bits.

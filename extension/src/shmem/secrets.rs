@@ -7,7 +7,7 @@
 //! wiped, neither when that is detected nor when access is refused: it stays here until the server
 //! stops. Dirty pages must still be sealed, or no checkpoint could finish.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*, fence};
 use std::time::Duration;
 
 use pagevault_cipher::KeyVersion;
@@ -58,12 +58,14 @@ pub(crate) fn slots_needed(existing: usize) -> usize {
     SLOTS.max(existing + GROWTH)
 }
 
-/// States of a slot; in states from [`READY`] on the key is unwrapped.
+/// States of a slot; in states from [`READY`] on the key is unwrapped. All slots after the first
+/// free one are free; one that was used and is `GONE` may be used again.
 const FREE: u32 = 0;
-const LOCKED: u32 = 1;
-const READY: u32 = 2;
-const REVOKED: u32 = 3;
-const REFUSED: u32 = 4;
+const GONE: u32 = 1;
+const LOCKED: u32 = 2;
+const READY: u32 = 3;
+const REVOKED: u32 = 4;
+const REFUSED: u32 = 5;
 
 /// Causes of a revocation, by the number in a slot.
 const CAUSES: [ErrorClass; 5] = [
@@ -125,7 +127,13 @@ impl Secrets {
     }
 
     fn slots(&self) -> impl Iterator<Item = &'static Slot> + use<> {
-        self.places().take_while(|slot| slot.state.load(Acquire) != FREE)
+        let used = self.places().take_while(|slot| slot.state.load(Acquire) != FREE);
+        used.filter(|slot| slot.state.load(Acquire) != GONE)
+    }
+
+    /// A slot for another key.
+    fn vacant(&self) -> Option<&'static Slot> {
+        self.places().find(|slot| slot.state.load(Acquire) < LOCKED)
     }
 
     /// All slots, used or free.
@@ -149,8 +157,7 @@ impl Secrets {
 
     /// Whether [`Secrets::announce`] would succeed.
     pub(crate) fn could_announce(&self, scope: Scope, version: KeyVersion) -> bool {
-        self.find(scope, version).is_some()
-            || self.places().any(|slot| slot.state.load(Acquire) == FREE)
+        self.find(scope, version).is_some() || self.vacant().is_some()
     }
 
     /// Adds a database key, locked until [`Secrets::unlock`].
@@ -158,9 +165,9 @@ impl Secrets {
         if self.find(scope, version).is_some() {
             return Ok(());
         }
-        let slot = self.places().find(|s| s.state.load(Acquire) == FREE).ok_or(Full)?;
+        let slot = self.vacant().ok_or(Full)?;
         slot.scope.store(scope.number(), Relaxed);
-        slot.version.store(version.get(), Relaxed);
+        slot.version.store(version.get(), Release);
         slot.state.store(LOCKED, Release);
         self.count();
         Ok(())
@@ -180,6 +187,19 @@ impl Secrets {
             self.count();
         }
         Ok(())
+    }
+
+    /// Wipes a key that nothing needs any more. No process looks for it: it wraps nothing.
+    pub(crate) fn forget(&self, scope: Scope, version: KeyVersion) {
+        if let Some(slot) = self.find(scope, version) {
+            slot.state.store(GONE, Release);
+            slot.version.store(0, Relaxed);
+            // A reader that sees anything of what follows, or of a later key in this slot, also
+            // sees that the version has changed (`identity`).
+            fence(Release);
+            slot.key.iter().for_each(|word| word.store(0, Relaxed));
+            self.count();
+        }
     }
 
     /// The state of a key; `None` if it is unknown.
@@ -202,7 +222,8 @@ impl Secrets {
     /// may be used for.
     pub(crate) fn get(&self, scope: Scope, version: KeyVersion) -> Option<Secret32> {
         let slot = self.find(scope, version).filter(|slot| is_unwrapped(slot))?;
-        Some(Secret32::filled(|key| read_key(slot, key)))
+        let key = Secret32::filled(|key| read_key(slot, key));
+        is_still(slot, scope, version).then_some(key)
     }
 
     /// Calls `f`, which is pure and returns no secret, with an unwrapped key, even if it is
@@ -213,7 +234,8 @@ impl Secrets {
         version: KeyVersion,
         f: impl FnOnce(&[u8; 32]) -> R,
     ) -> Option<R> {
-        self.find(scope, version).and_then(|slot| with_key(slot, f))
+        let slot = self.find(scope, version)?;
+        with_key(slot, |key| is_still(slot, scope, version).then(|| f(key)))?
     }
 
     /// Whether an unwrapped key equals `key`; `None` if there is no such key.
@@ -315,7 +337,17 @@ fn scope_of(slot: &Slot) -> Scope {
 
 /// Scope and version of the key in a slot.
 fn identity(slot: &Slot) -> Option<(Scope, KeyVersion)> {
-    KeyVersion::new(slot.version.load(Relaxed)).map(|version| (scope_of(slot), version))
+    let version = slot.version.load(Acquire);
+    let scope = Scope::database(slot.scope.load(Acquire));
+    // Between two keys of a slot the version is 0.
+    let is_same = slot.version.load(Relaxed) == version;
+    KeyVersion::new(version).filter(|_| is_same).map(|version| (scope, version))
+}
+
+/// Whether what was read of a slot's key is of this key.
+fn is_still(slot: &Slot, scope: Scope, version: KeyVersion) -> bool {
+    fence(Acquire);
+    identity(slot) == Some((scope, version))
 }
 
 fn write_key(slot: &Slot, key: &Secret32) {

@@ -2,7 +2,9 @@
 //!
 //! A line with a valid MAC is proven by it. It proves the line before by that line's hash; the
 //! first line of a run proves the last line of the run before, and so on backwards. A line that is
-//! proven in neither way was not written by the server, or was changed.
+//! proven in neither way was not written by the server, or was changed. A line whose MAC key the
+//! server has forgotten, because a later one was in use for long, can only be proven by later lines,
+//! like one without a MAC.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,7 +27,7 @@ struct Claim {
     time: Box<str>,
     prev: Option<Link>,
     previous: Option<Number>,
-    has_mac: bool,
+    /// By its own MAC.
     is_proven: bool,
 }
 
@@ -94,35 +96,36 @@ impl<'a> Chain<'a> {
     /// Adds a line of a file, given all texts in it that may be a line of the trail.
     pub(super) fn add(&mut self, spot: Spot, candidates: &[String]) -> Result<(), TooMany> {
         let lines: Vec<Line<'_>> = candidates.iter().filter_map(|text| Line::parse(text)).collect();
-        // The log's prefix may contain anything; the real line comes after it.
-        let best = lines
-            .iter()
-            .find(|line| self.proves(line))
-            .or_else(|| lines.iter().find(|line| line.mac_key.is_none()));
-        let Some(line) = best else {
+        // The log's prefix may contain anything, so there may be several. One with a MAC is real.
+        let proven = lines.iter().find(|line| self.proves(line));
+        let claims: Vec<_> = match proven {
+            Some(line) => vec![line],
+            None => lines.iter().filter(|line| self.needs_proof(line)).collect(),
+        };
+        if claims.is_empty() {
             let why = match lines.first() {
                 None => "it does not have the format of an audit line",
                 Some(line) if self.has_key(line) => "its MAC is wrong",
                 Some(_) => "it refers to a MAC key that the cluster does not have",
             };
             self.forged(spot, why);
-            return Ok(());
-        };
-        let number = (line.run, line.seq);
-        let claim = Claim {
-            spot,
-            time: line.time.into(),
-            prev: line.prev,
-            previous: line.previous,
-            has_mac: line.mac_key.is_some(),
-            is_proven: self.proves(line),
-        };
-        if self.found.len() >= MAX_LINES {
-            return Err(TooMany);
         }
-        self.found.push((spot, number, line.link));
-        // The same line may occur again, as in two logs.
-        self.claims.entry(number).or_default().entry(line.link).or_insert(claim);
+        for line in claims {
+            let number = (line.run, line.seq);
+            let claim = Claim {
+                spot,
+                time: line.time.into(),
+                prev: line.prev,
+                previous: line.previous,
+                is_proven: proven.is_some(),
+            };
+            if self.found.len() >= MAX_LINES {
+                return Err(TooMany);
+            }
+            self.found.push((spot, number, line.link));
+            // The same line may occur again, as in two logs.
+            self.claims.entry(number).or_default().entry(line.link).or_insert(claim);
+        }
         Ok(())
     }
 
@@ -132,6 +135,14 @@ impl<'a> Chain<'a> {
         } else {
             self.more_forged += 1;
         }
+    }
+
+    /// Whether only later lines can prove it: it has no MAC, or one with a key from before all that
+    /// are known.
+    fn needs_proof(&self, line: &Line<'_>) -> bool {
+        let Some(version) = line.mac_key else { return true };
+        let first = self.keys.and_then(|keys| keys.first_key_value());
+        first.is_some_and(|(first, _)| version < first.get())
     }
 
     fn has_key(&self, line: &Line<'_>) -> bool {
@@ -160,7 +171,7 @@ impl<'a> Chain<'a> {
         verdict.runs = runs.len();
         for (number, link) in &good {
             let Some(claim) = self.claim(*number, link) else { continue };
-            *(if claim.has_mac { &mut verdict.with_mac } else { &mut verdict.without_mac }) += 1;
+            *(if claim.is_proven { &mut verdict.with_mac } else { &mut verdict.without_mac }) += 1;
         }
         verdict.findings = self.findings;
         verdict.more_forged = self.more_forged;

@@ -34,11 +34,12 @@
 //! key, each during the copy of 100 bytes, so it happens only if a writer misbehaves. Then an
 //! error is right, and plaintext would be wrong.
 //!
-//! The entry of a destroyed key stays, with a length of 0. Its body is overwritten with zeros in
-//! place, after its sequence was changed, so that a reader that is copying it detects the change.
+//! The entry of a key that was destroyed, or forgotten while its file is in use, stays, with a
+//! length of 0. Its body is overwritten with zeros in place, after its sequence was changed, so
+//! that a reader that is copying it detects the change.
 //!
 //! There is one writer at a time: callers of `init`, `apply`, `insert`, `enter`, `destroy`,
-//! `forget` and `replace_wrapping` hold an exclusive lock. If a writer is killed between two
+//! `forget`, `forget_versions` and `replace_wrapping` hold an exclusive lock. If a writer is killed between two
 //! stores, PostgreSQL restarts all processes with new shared memory, and the directory is
 //! initialised and loaded again; nothing in it survives.
 

@@ -34,6 +34,27 @@ impl Directory<'_> {
         Ok(keys)
     }
 
+    /// Wipes these keys of files in use, under which no page is read any more. Their entries are
+    /// used again when the file is forgotten, or after a restart. Returns the number of keys that
+    /// were wiped.
+    pub fn forget_versions<'k>(
+        &self,
+        keys: impl IntoIterator<Item = &'k (RelFile, DataKeyVersion)>,
+    ) -> Result<u32> {
+        let mut wiped = 0;
+        for &(file, version) in keys {
+            let Some(slot) = self.find(file)? else { continue };
+            let Some(entry) = self.find_key(slot, version)? else { continue };
+            let (_, cipher, _) = unpack_meta(entry[key::META].load(Ordering::Relaxed));
+            self.wipe_key(entry, pack_meta(version, cipher, 0))?;
+            wiped += 1;
+        }
+        // As in `forget`.
+        fence(Ordering::Release);
+        self.wipe_body(self.word(head::SPARE)?.load(Ordering::Relaxed))?;
+        Ok(wiped)
+    }
+
     /// Makes the entry of an unlinked file free, with those of its keys. Its link stays: a reader
     /// may stand on it.
     fn free(&self, index: u32) -> Result<u32> {

@@ -6,6 +6,7 @@
 //! change.
 
 mod file;
+mod forgetting;
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,6 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use pagevault_cipher::{DataKeyVersion, KeyVersion, Lsn};
 
 pub use self::file::{DataKey, Destroyed, File};
+pub use self::forgetting::FormerVersions;
 use crate::check_value::CheckValue;
 use crate::former::FormerFiles;
 use crate::job::{JobId, Jobs};
@@ -229,51 +231,6 @@ impl State {
         if let Some(&by) = self.forgotten.get(&database) {
             take(Record::KeysForgotten { database, by });
         }
-    }
-
-    /// Forgets the keys of former files of a database that were gone at the address `by`, from
-    /// which on or from a later one WAL is replayed from now on, if `is_gone` confirms it. Returns
-    /// these files.
-    pub fn forget_keys(
-        &mut self,
-        database: u32,
-        by: Lsn,
-        is_gone: impl Fn(RelFile) -> bool,
-    ) -> Vec<RelFile> {
-        let former = &self.former;
-        let mut files = Vec::new();
-        self.files.retain(|&file, entry| {
-            let gone = file.database == database
-                && former.was_gone(file, entry.last_version(), by)
-                && is_gone(file);
-            if gone {
-                files.push(file);
-            }
-            !gone
-        });
-        if !files.is_empty() {
-            let gone = self.former.ranges_of(database).map(|range| range.gone);
-            let last = gone.filter(|gone| *gone <= by).max().unwrap_or(by);
-            let known = self.forgotten.entry(database).or_default();
-            *known = (*known).max(last);
-        }
-        files
-    }
-
-    /// Takes back what [`State::forgotten`] says.
-    pub fn clear_forgotten(&mut self) {
-        self.forgotten.clear();
-    }
-
-    /// Files that are gone.
-    pub fn former_files(&self) -> &FormerFiles {
-        &self.former
-    }
-
-    /// The address from which on, or from a later one, WAL must be replayed with these keys: keys
-    /// of files that were gone there are forgotten.
-    pub fn forgotten(&self) -> Lsn {
-        self.forgotten.values().copied().max().unwrap_or_default()
     }
 
     fn provider_records(&self) -> impl Iterator<Item = Record> {

@@ -80,6 +80,9 @@ fn move_to(by: &str, state: &State, scope: Scope, spec: &ProviderSpec, key: &str
     let mut questions = Vec::new();
     let mut versions = Vec::new();
     for (_, version, record) in state.database_keys().filter(|(s, _, _)| *s == scope) {
+        if secrets.state(scope, version).is_none() {
+            continue; // forgotten since the state was read
+        }
         let secret = secrets.get(scope, version).ok_or_else(|| data_keys::locked(scope))?;
         proof::require_right(Expects { scope, version, check: record.check }, &secret)?;
         let action = if record.provider == spec.name {
@@ -101,9 +104,13 @@ fn move_to(by: &str, state: &State, scope: Scope, spec: &ProviderSpec, key: &str
     }
     prove(by, scope, spec, &moved)?;
     let newest = moved.last().map_or(0, |(_, _, record)| record.master_version);
-    let records =
-        moved.into_iter().map(|(version, _, record)| database_key_record(scope, version, record));
-    persist::write_cluster(&records.collect::<Vec<_>>())?;
+    let end = {
+        let lock = KeystoreLock::acquire();
+        let known = moved.into_iter().filter(|(v, _, _)| secrets.state(scope, *v).is_some());
+        let records = known.map(|(version, _, key)| database_key_record(scope, version, key));
+        persist::append(&lock, Scope::CLUSTER, &records.collect::<Vec<_>>())?
+    };
+    wal::flush(end);
     // The scope no longer uses the revoked master key.
     revoked::restore(scope)?;
     Ok(newest)
@@ -142,8 +149,8 @@ pub(crate) fn rotate_database_key(by: &str, database: u32) -> Result<KeyVersion>
 fn require_unlocked(state: &State, scope: Scope) -> Result<()> {
     let secrets = &shmem::required()?.secrets;
     let mut versions = state.database_keys().filter(|(s, _, _)| *s == scope);
-    let is_locked = |state: Option<KeyState>| state.is_none_or(|state| state == KeyState::Locked);
-    match versions.any(|(_, version, _)| is_locked(secrets.state(scope, version))) {
+    // One without a state was forgotten since this one was read.
+    match versions.any(|(_, version, _)| secrets.state(scope, version) == Some(KeyState::Locked)) {
         true => Err(data_keys::locked(scope)),
         false => Ok(()),
     }

@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 
 use pagevault_cipher::page::{self, Page};
 use pagevault_keystore::former::{FormerFiles, Full, Range};
+use pagevault_keystore::state::FormerVersions;
 use pagevault_keystore::{DataKeyVersion, Lsn, Phase, Record, RelFile, Scope};
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
@@ -126,23 +127,38 @@ fn still_there(file: RelFile) -> Report {
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Forgotten {
     pub(crate) files: usize,
+    /// Of these files.
     pub(crate) keys: u32,
+    /// Keys that were replaced: see [`FormerVersions`].
+    pub(crate) replaced: usize,
+}
+
+/// What may be forgotten in one log.
+#[derive(Default)]
+pub(crate) struct Candidates {
+    /// Files that were gone, as is known, and do not exist, with their last versions. With the same
+    /// last version they still do not: whoever uses a number again makes another key, or a file in
+    /// plaintext.
+    pub(crate) files: HashMap<RelFile, DataKeyVersion>,
+    pub(crate) replaced: FormerVersions,
 }
 
 /// Forgets the keys of former files that were gone at the address `by`, from which on, or from a
-/// later one, this server replays WAL at every further start: first in the key file, then in
-/// memory. `candidates`: those of [`candidates`], which do not exist. With the same last version
-/// they still do not: whoever uses a number again makes another key, or a file in plaintext.
+/// later one, this server replays WAL at every further start, and keys that were replaced: first in
+/// the key file, then in memory.
 pub(crate) fn forget(
     lock: &KeystoreLock,
     scope: Scope,
     by: Lsn,
-    candidates: &HashMap<RelFile, DataKeyVersion>,
+    candidates: Candidates,
 ) -> Result<Forgotten> {
-    let directory = &shmem::required()?.directory;
+    let Candidates { files: candidates, replaced: mut versions } = candidates;
+    let shared = shmem::required()?;
+    let directory = &shared.directory;
     let is_candidate =
         |file, last: Option<_>| last.is_some() && candidates.get(&file).copied() == last;
     let mut forgotten = HashSet::new();
+    let mut replaced = 0;
     persist::compact_changed(lock, scope, |state| {
         fault::point("forget.decided");
         let files = state.forget_keys(scope.number(), by, |file| {
@@ -150,15 +166,20 @@ pub(crate) fn forget(
             is_candidate(file, last.and_then(|slot| directory.last_version(slot).ok()?))
         });
         forgotten.extend(files);
-        !forgotten.is_empty()
+        replaced = state.forget_versions(scope, &mut versions);
+        !forgotten.is_empty() || replaced > 0
     })?;
     fault::point("forget.compacted");
-    if forgotten.is_empty() {
-        return Ok(Forgotten::default());
+    let mut keys = 0;
+    if !forgotten.is_empty() {
+        keys =
+            directory.forget(|file, last| forgotten.contains(&file) && is_candidate(file, last))?;
     }
-    let keys =
-        directory.forget(|file, last| forgotten.contains(&file) && is_candidate(file, last))?;
-    Ok(Forgotten { files: forgotten.len(), keys })
+    directory.forget_versions(&versions.data_keys)?;
+    for &(scope, version) in &versions.database_keys {
+        shared.secrets.forget(scope, version);
+    }
+    Ok(Forgotten { files: forgotten.len(), keys, replaced })
 }
 
 /// Files with keys that were gone at this address, as is known, and that do not exist, by scope,

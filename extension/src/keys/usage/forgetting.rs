@@ -1,4 +1,5 @@
-//! Forgetting the keys of files that are gone.
+//! Forgetting keys: those of files that are gone, and those that were replaced
+//! ([`super::replaced`]).
 //!
 //! A primary looks for files that have keys and do not exist, and a worker in each such database
 //! confirms that they were dropped ([`super::dropped`]). When one was gone for
@@ -20,7 +21,9 @@ use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
 use super::dropped::{missing, still_missing};
-use crate::keys::store::{former, persist};
+use super::replaced::{self, Unneeded};
+use crate::keys::store::former::{self, Candidates, Forgotten};
+use crate::keys::store::persist;
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result};
 use crate::pg::{control_file, guc, heap, process, processes, wal};
@@ -62,6 +65,7 @@ struct Gone {
 #[derive(Default)]
 pub(crate) struct Watch {
     gone: HashMap<RelFile, Gone>,
+    unneeded: Unneeded,
     /// The end of the last round, and how long it has looked for files.
     last_round: Option<(Instant, Duration)>,
     looking: Duration,
@@ -107,7 +111,7 @@ impl Watch {
     /// False if it was too early for a round.
     fn run(&mut self) -> Result<bool> {
         let keep = guc::keep_former_keys();
-        if !shmem::anything_sealed() {
+        if !shmem::any_database_key() {
             return Ok(true);
         }
         let in_recovery = process::in_recovery();
@@ -124,7 +128,16 @@ impl Watch {
         if control_file::sync().is_err() {
             return Ok(true);
         }
-        // The primary decides; a standby does not keep what its primary has forgotten.
+        let mut candidates = BTreeMap::new();
+        if let Some(keep) = keep {
+            self.unneeded.look(control.redo)?;
+            let due = self.unneeded.due(keep, control.redo);
+            let due = due
+                .into_iter()
+                .map(|(scope, replaced)| (scope, Candidates { replaced, ..Candidates::default() }));
+            candidates.extend(due);
+        }
+        // Of files the primary decides; a standby does not keep what its primary has forgotten.
         if let Some(keep) = keep.filter(|_| !in_recovery) {
             self.look()?;
             let due = |gone: &Gone| gone.since.elapsed() >= keep && gone.wal_end <= control.redo;
@@ -132,7 +145,10 @@ impl Watch {
                 self.record(keep, control.redo)?;
             }
         }
-        forget(control.redo)?;
+        for (scope, files) in former::candidates(control.redo)? {
+            candidates.entry(scope).or_default().files = files;
+        }
+        forget(control.redo, candidates)?;
         Ok(true)
     }
 
@@ -240,24 +256,32 @@ impl Watch {
     }
 }
 
-/// Forgets what is recorded and was gone before the address `redo`, at which every further start of
+/// Forgets what was not needed any more before the address `redo`, at which every further start of
 /// this server begins to replay WAL, or later.
-fn forget(redo: Lsn) -> Result<()> {
-    for (scope, candidates) in former::candidates(redo)? {
-        let forgotten = former::forget(&KeystoreLock::acquire(), scope, redo, &candidates)?;
-        if forgotten.files > 0 {
-            Report::new(
-                PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION,
-                format!(
-                    "pagevault: forgot {} data keys of {} files of {} that are gone",
-                    forgotten.keys,
-                    forgotten.files,
-                    scope.name()
-                ),
-            )
-            .send(PgLogLevel::LOG);
+fn forget(redo: Lsn, candidates: BTreeMap<Scope, Candidates>) -> Result<()> {
+    for (scope, mut candidates) in candidates {
+        let lock = KeystoreLock::acquire();
+        if !candidates.replaced.database_keys.is_empty() {
+            let wrapping = replaced::wrapping()?;
+            candidates.replaced.database_keys.retain(|key| !wrapping.contains(key));
+        }
+        let forgotten = former::forget(&lock, scope, redo, candidates)?;
+        drop(lock);
+        let Forgotten { files, keys, replaced } = forgotten;
+        if files > 0 {
+            log(format!("{keys} data keys of {files} files of {} that are gone", scope.name()));
+        }
+        if replaced > 0 {
+            log(format!("{replaced} keys of {} that were replaced", scope.name()));
+        }
+        if files > 0 || replaced > 0 {
             heap::give_back();
         }
     }
     Ok(())
+}
+
+fn log(what: String) {
+    let message = format!("pagevault: forgot {what}");
+    Report::new(PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION, message).send(PgLogLevel::LOG);
 }

@@ -10,6 +10,7 @@ pub(crate) mod dropped;
 pub(crate) mod forgetting;
 pub(crate) mod key_error;
 pub(crate) mod refused;
+pub(crate) mod replaced;
 pub(crate) mod temporary;
 pub(crate) mod wal;
 pub(crate) mod wal_switch;

@@ -216,3 +216,46 @@ fn many_lines_with_the_same_number_hide_nothing() {
     assert_eq!(verdict.findings.len(), 40, "{:?}", verdict.findings);
     assert_eq!(verdict.with_mac + verdict.without_mac, 9);
 }
+
+/// The first database key is forgotten. What was written under it is proven by later lines only.
+#[test]
+fn lines_under_a_forgotten_key_are_proven_by_later_ones() {
+    let mut keys = keys();
+    keys.remove(&KeyVersion::FIRST);
+    let verdict_of = |lines: &[(u64, &str)]| {
+        let mut chain = Chain::new(Some(&keys));
+        for (number, line) in lines {
+            let candidates: Vec<_> = line.split('\n').map(str::to_owned).collect();
+            chain.add((0, *number), &candidates).unwrap();
+        }
+        chain.conclude(None)
+    };
+    let lines = trail();
+    let numbered = || (1..).zip(lines.iter().map(String::as_str)).collect::<Vec<_>>();
+    let verdict = verdict_of(&numbered());
+    assert_eq!((verdict.findings, verdict.notes), (vec![], vec![]));
+    assert_eq!((verdict.with_mac, verdict.without_mac), (3, 6));
+    // Changed, and with a MAC that nobody can verify any more.
+    let changed = lines[3].replacen("\"action\":\"", "\"action\":\"x", 1);
+    let mut with_changed = numbered();
+    with_changed[3].1 = &changed;
+    let forged = |line| Finding::Forged((0, line), "there is no proof that the server wrote it");
+    let findings = verdict_of(&with_changed).findings;
+    assert!(findings.contains(&Finding::Torn { run: [1; 16], seq: 4 }), "{findings:?}");
+    assert!(findings.contains(&forged(4)), "{findings:?}");
+    // Nothing later proves it.
+    assert_eq!(verdict_of(&numbered()[..4]).findings, [1, 2, 3, 4].map(forged));
+    // A line that somebody has put before it, into the log's prefix, does not hide it.
+    let two = format!("{changed}\n{}", lines[3]);
+    let mut with_two = numbered();
+    with_two[3].1 = &two;
+    let verdict = verdict_of(&with_two);
+    assert_eq!((verdict.with_mac, verdict.without_mac), (3, 6));
+    assert!(!verdict.findings.iter().any(|finding| matches!(finding, Finding::Torn { .. })));
+    // A key that is not older than all others is not a forgotten one.
+    let mut place = Place::before([9; 16]);
+    let unknown = next_line(&mut place, None, 1, "\"a\":1", KeyVersion::new(3).map(key).as_ref());
+    let findings = verdict_of(&[(1, &unknown)]).findings;
+    let why = "it refers to a MAC key that the cluster does not have";
+    assert_eq!(findings, [Finding::Forged((0, 1), why)]);
+}

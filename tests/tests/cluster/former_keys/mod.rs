@@ -3,6 +3,7 @@
 
 mod copies;
 mod places;
+mod versions;
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,0 +1,176 @@
+//! Keys that were replaced by later ones, and what still needs them: older versions of database
+//! keys, of the WAL key, and of the data keys of files in use.
+//!
+//! Nothing has to be agreed between servers. Each one sees in its own memory, on its own disk and
+//! in its own WAL whether it needs a key: a database key wraps data keys; a WAL key has WAL under
+//! it, at addresses that this server replays at its next start or has in `pg_wal`; a data key has
+//! pages under it, unless the file's floor says that no server has any (`File::floor`). When a key
+//! was not needed for `pagevault.keep_former_keys`, and the last checkpoint or restart point began
+//! after that was noted, so that no start replays what came before, the server forgets it. In
+//! recovery nothing is noted before the data directory is consistent: until then the keystore may
+//! be of a later time than what is replayed, which may need what the keystore has replaced.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fs;
+use std::time::{Duration, Instant};
+
+use pagevault_keystore::directory::FileInfo;
+use pagevault_keystore::state::FormerVersions;
+use pagevault_keystore::wal::{before_all, is_key_place, version_at};
+use pagevault_keystore::wal_segments::parse_name;
+use pagevault_keystore::{DataKeyVersion, KeyVersion, Lsn, RelFile, Scope};
+
+use crate::pg::report::Result;
+use crate::pg::{process, wal};
+use crate::shmem;
+
+/// A key that a later one has replaced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Replaced {
+    Database(Scope, KeyVersion),
+    Wal(KeyVersion),
+    Data(RelFile, DataKeyVersion),
+}
+
+/// Why a key is needed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Need {
+    /// It wraps data keys.
+    DataKeys,
+    /// This server replays WAL from this address on, or has it.
+    Wal(Lsn),
+    /// Pages may be under it.
+    Pages,
+}
+
+/// Since when a key is not needed.
+struct Noted {
+    since: Instant,
+    /// End of WAL then, or later.
+    wal_end: Lsn,
+}
+
+/// What the worker remembers.
+#[derive(Default)]
+pub(super) struct Unneeded {
+    noted: HashMap<Replaced, Noted>,
+}
+
+impl Unneeded {
+    /// Notes which keys are not needed. `redo`: from where this server replays WAL.
+    pub(super) fn look(&mut self, redo: Lsn) -> Result<()> {
+        if process::in_recovery() && !shmem::required()?.control.was_consistent() {
+            return Ok(());
+        }
+        let mut found = HashSet::new();
+        each(redo, |key, need| {
+            if need.is_none() {
+                found.insert(key);
+            }
+        })?;
+        let wal_end = if process::in_recovery() { wal::replayed() } else { wal::end() };
+        let since = Instant::now();
+        self.noted.retain(|key, _| found.contains(key));
+        for key in found {
+            self.noted.entry(key).or_insert(Noted { since, wal_end });
+        }
+        Ok(())
+    }
+
+    /// Keys that were not needed for this time, and the server does not replay WAL from before it
+    /// noted that. By log.
+    pub(super) fn due(&self, keep: Duration, redo: Lsn) -> BTreeMap<Scope, FormerVersions> {
+        let mut due: BTreeMap<_, FormerVersions> = BTreeMap::new();
+        for (key, Noted { since, wal_end }) in &self.noted {
+            if since.elapsed() < keep || *wal_end > redo {
+                continue;
+            }
+            let home = match key {
+                Replaced::Data(file, _) => file.scope(),
+                _ => Scope::CLUSTER,
+            };
+            let former = due.entry(home).or_default();
+            former.gone = former.gone.max(*wal_end);
+            match *key {
+                Replaced::Database(scope, version) => {
+                    former.database_keys.insert((scope, version));
+                }
+                // All before it are not needed either.
+                Replaced::Wal(version) => former.wal_keys = former.wal_keys.max(Some(version)),
+                Replaced::Data(file, version) => {
+                    former.data_keys.insert((file, version));
+                }
+            }
+        }
+        due
+    }
+}
+
+/// The database keys that wrap data keys.
+pub(super) fn wrapping() -> Result<HashSet<(Scope, KeyVersion)>> {
+    let directory = &shmem::required()?.directory;
+    let mut wrapping = HashSet::new();
+    for info in directory.files()? {
+        for key in directory.keys(info?.slot)? {
+            let key = key?;
+            wrapping.insert((key.scope, key.key_version));
+        }
+    }
+    Ok(wrapping)
+}
+
+/// Calls `take` with each key that was replaced, and why it is needed. Takes time proportional to
+/// the number of keys.
+pub(crate) fn each(redo: Lsn, mut take: impl FnMut(Replaced, Option<Need>)) -> Result<()> {
+    let shared = shmem::required()?;
+    let directory = &shared.directory;
+    let wrapping = wrapping()?;
+    for (scope, version, _) in shared.secrets.list() {
+        if shared.secrets.newest(scope) > Some(version) {
+            let need = wrapping.contains(&(scope, version)).then_some(Need::DataKeys);
+            take(Replaced::Database(scope, version), need);
+        }
+    }
+    let in_use = shared.wal.switches.newest().and_then(|newest| newest.phase.version);
+    let oldest = oldest_wal().min(redo);
+    // The page at the end of WAL may keep an older key than the switches say.
+    let kept = shared.wal.kept().and_then(|(_, phase)| phase.version);
+    let through = before_all(shared.wal.switches.iter(), oldest)
+        .filter(|through| kept.is_none_or(|kept| *through < kept));
+    for info in directory.files()? {
+        let FileInfo { slot, file, phase, .. } = info?;
+        // It may be forgotten meanwhile.
+        let Ok(floor) = directory.floor(slot) else { continue };
+        for key in directory.keys(slot)? {
+            let version = key?.version;
+            if !is_key_place(file) {
+                if phase.plaintext || phase.version > Some(version) {
+                    let need = (floor <= Some(version)).then_some(Need::Pages);
+                    take(Replaced::Data(file, version), need);
+                }
+            } else if let Some(version) = version_at(file, version)
+                && in_use > Some(version)
+            {
+                let need = (through < Some(version)).then_some(Need::Wal(oldest));
+                take(Replaced::Wal(version), need);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The first address of the segments in `pg_wal`, of any timeline; the lowest address if they
+/// cannot be listed.
+fn oldest_wal() -> Lsn {
+    let Ok(files) = fs::read_dir(process::data_directory().join("pg_wal")) else {
+        return Lsn::INVALID;
+    };
+    let mut oldest = Lsn::MAX;
+    for file in files {
+        let Ok(file) = file else { return Lsn::INVALID };
+        if let Some(name) = parse_name(file.file_name().as_encoded_bytes()) {
+            oldest = oldest.min(name.start(process::wal_segment_size()));
+        }
+    }
+    oldest
+}
