@@ -152,7 +152,7 @@ fn require_keys_for_wal(logs: &[Contents]) -> Result<()> {
             PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
             format!("key file \"{name}\" is of a later time than the data directory"),
         )
-        .detail(format!("The data directory is of {start}, and WAL is replayed from there on. Keys of files that were dropped before {by} are forgotten, and some of these files may still exist. Nothing was changed."))
+        .detail(format!("The data directory is of {start}, and WAL is replayed from there on. Keys that were not needed any more at {by} are forgotten: of files that were dropped, or replaced by later keys. Here they may be needed. Nothing was changed."))
         .hint("Restore the directory pagevault/ of the data directory from the same backup. After pg_rewind, or for a backup that took longer than pagevault.keep_former_keys, make a new copy of the server."));
     }
     Ok(())

@@ -197,7 +197,7 @@ pub(crate) fn define(changed: Changed) -> Result<()> {
     );
     GucRegistry::define_int_guc(
         c"pagevault.keep_former_keys",
-        c"How long data keys of relation files that are gone are kept.",
+        c"How long keys are kept that nothing needs: those of relation files that are gone, and those that were replaced.",
         c"Base backups must not take longer, and pg_rewind must not go back further. -1 keeps them for ever.",
         &KEEP_FORMER_KEYS,
         -1,

@@ -2,9 +2,9 @@
 //!
 //! A line with a valid MAC is proven by it. It proves the line before by that line's hash; the
 //! first line of a run proves the last line of the run before, and so on backwards. A line that is
-//! proven in neither way was not written by the server, or was changed. A line whose MAC key the
-//! server has forgotten, because a later one was in use for long, can only be proven by later lines,
-//! like one without a MAC.
+//! proven in neither way was not written by the server, or was changed. A line whose MAC key is
+//! forgotten, because a later one was in use for long, can only be proven by later lines, like one
+//! without a MAC.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -111,7 +111,7 @@ impl Control {
         let redo = self.redo;
         (forgotten > redo).then(|| {
             format!(
-                "pagevault: of a later time than the data directory, and a server does not start with it: the directory is of {redo}, and keys of files that were dropped before {forgotten} are forgotten"
+                "pagevault: of a later time than the data directory, and a server does not start with it: the directory is of {redo}, and keys that were not needed any more at {forgotten} are forgotten"
             )
         })
     }

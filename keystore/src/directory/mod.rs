@@ -39,9 +39,9 @@
 //! that a reader that is copying it detects the change.
 //!
 //! There is one writer at a time: callers of `init`, `apply`, `insert`, `enter`, `destroy`,
-//! `forget`, `forget_versions` and `replace_wrapping` hold an exclusive lock. If a writer is killed between two
-//! stores, PostgreSQL restarts all processes with new shared memory, and the directory is
-//! initialised and loaded again; nothing in it survives.
+//! `forget`, `forget_versions` and `replace_wrapping` hold an exclusive lock. If a writer is killed
+//! between two stores, PostgreSQL restarts all processes with new shared memory, and the directory
+//! is initialised and loaded again; nothing in it survives.
 
 mod check;
 mod layout;

@@ -20,6 +20,7 @@ mod jobs;
 mod log;
 mod protocol;
 mod redo;
+mod replaced;
 mod reuse;
 mod sealed_only;
 mod settle;

@@ -65,6 +65,7 @@ pub(super) fn schedule(seed: u64, length: usize) -> (Setup, Vec<Operation>) {
         minimal_wal: random.once_in(6),
         tablespace: random.once_in(2),
         logical_wal: random.once_in(4),
+        forgets: random.once_in(2),
     };
     let setup = Setup { logical_wal: setup.logical_wal && !setup.minimal_wal, ..setup };
     let theme = random.one_of(&THEMES);

@@ -50,6 +50,9 @@ pub(super) struct Setup {
     /// `wal_level = logical`.
     #[serde(default)]
     pub(super) logical_wal: bool,
+    /// Keys that nothing needs are forgotten at once.
+    #[serde(default)]
+    pub(super) forgets: bool,
     /// There is another tablespace, `space`.
     pub(super) tablespace: bool,
 }

@@ -84,6 +84,9 @@ impl Player {
         primary.sql("CREATE EXTENSION pagevault; CREATE SCHEMA open; CREATE SCHEMA vault")?;
         primary.sql(&keys.add_provider("local"))?;
         primary.sql("SELECT pagevault.set_cluster_master_key('local', 'main')")?;
+        if setup.forgets {
+            primary.set(&[("pagevault.keep_former_keys", "0")])?;
+        }
         if setup.minimal_wal {
             primary.append_conf("wal_level = minimal\nmax_wal_senders = 0")?;
             primary.restart()?;
