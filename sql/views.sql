@@ -11,7 +11,8 @@ COMMENT ON VIEW pagevault.providers IS 'key providers, their options, and the re
 CREATE VIEW pagevault.database_keys AS
     SELECT CASE WHEN k.scope IS NULL THEN 'cluster' ELSE 'database' END AS scope,
            d.datname AS database,
-           k.version, k.provider, k.master_key, k.master_key_version, k.state, k.wrapped_at
+           k.version, k.provider, k.master_key, k.master_key_version, k.state, k.wrapped_at,
+           k.preference
       FROM pagevault.database_key_rows() k
       LEFT JOIN pg_catalog.pg_database d ON d.oid = k.scope;
 COMMENT ON VIEW pagevault.database_keys IS 'database keys and the master keys that wrap them';
@@ -117,6 +118,7 @@ COMMENT ON COLUMN pagevault.database_keys.master_key IS 'name of the master key 
 COMMENT ON COLUMN pagevault.database_keys.master_key_version IS 'version of the master key that wraps this key';
 COMMENT ON COLUMN pagevault.database_keys.state IS 'unlocked; revoked (still usable, but the provider would no longer unwrap it); or locked';
 COMMENT ON COLUMN pagevault.database_keys.wrapped_at IS 'time when the key was wrapped';
+COMMENT ON COLUMN pagevault.database_keys.preference IS 'order in which the master keys that wrap this key are asked for it: the first is 1';
 
 COMMENT ON COLUMN pagevault.data_keys.relation IS 'relation to which the file belongs; null if the file no longer exists';
 COMMENT ON COLUMN pagevault.data_keys.filenode IS 'file number of the relation';
@@ -192,6 +194,10 @@ COMMENT ON FUNCTION pagevault.set_cluster_master_key(text, text) IS 'Sets or cha
 COMMENT ON FUNCTION pagevault.set_database_master_key(text, text) IS 'Sets or changes the master key of the current database, which otherwise uses that of the cluster.';
 COMMENT ON FUNCTION pagevault.rotate_cluster_master_key() IS 'Moves to a newer version of the cluster''s master key. The provider creates one unless it already has one. Returns the version that now wraps; versions increase, but not always by one.';
 COMMENT ON FUNCTION pagevault.rotate_database_master_key() IS 'Moves to a newer version of the current database''s own master key. Returns the version that now wraps.';
+COMMENT ON FUNCTION pagevault.add_database_master_key(text, text) IS 'Wraps the key of the current database with another master key, too; each of them unlocks it. It is asked last.';
+COMMENT ON FUNCTION pagevault.add_cluster_master_key(text, text) IS 'Wraps the key of the cluster with another master key, too; each of them unlocks it. It is asked last.';
+COMMENT ON FUNCTION pagevault.drop_database_master_key(text, text) IS 'Takes one of several master keys of the current database away. Another one must unlock.';
+COMMENT ON FUNCTION pagevault.drop_cluster_master_key(text, text) IS 'Takes one of several master keys of the cluster away. Another one must unlock.';
 COMMENT ON FUNCTION pagevault.rotate_database_key() IS 'Creates a new database key, for the current database if it has its own master key, else for the cluster, and rewraps its data keys with it. No page is rewritten. Returns the version of the new key.';
 COMMENT ON FUNCTION pagevault.rotate_wal_key() IS 'Creates a new WAL key, which encrypts WAL from the next page on. Returns its version.';
 COMMENT ON FUNCTION pagevault.unlock() IS 'Asks the providers now to unwrap keys that are locked or were revoked. If that fails, the error says why. Available during recovery.';
@@ -282,6 +288,8 @@ GRANT EXECUTE ON FUNCTION
     pagevault.add_provider(text, text, jsonb), pagevault.alter_provider(text, jsonb),
     pagevault.drop_provider(text), pagevault.check_provider(text, text),
     pagevault.set_database_master_key(text, text), pagevault.set_cluster_master_key(text, text),
+    pagevault.add_database_master_key(text, text), pagevault.add_cluster_master_key(text, text),
+    pagevault.drop_database_master_key(text, text), pagevault.drop_cluster_master_key(text, text),
     pagevault.rotate_database_master_key(), pagevault.rotate_cluster_master_key(),
     pagevault.rotate_database_key(), pagevault.rotate_wal_key(), pagevault.unlock()
     TO pagevault_admin;

@@ -16,9 +16,11 @@ use pagevault_cipher::{CipherId, DataKeyVersion, KeyVersion, Secret32};
 use pagevault_keystore::escrow::{self, Restored};
 use pagevault_keystore::log::{self, unsettled};
 use pagevault_keystore::protocol::{Action, Base64, ErrorClass, Operation, Outcome, Request};
-use pagevault_keystore::state::{DataKey, DatabaseKey, State};
+use pagevault_keystore::state::{DataKey, State};
 use pagevault_keystore::wal;
-use pagevault_keystore::{CheckValue, Record, RelFile, Scope, data_key_aad, master_context};
+use pagevault_keystore::{
+    CheckValue, DatabaseKey, Record, RelFile, Scope, Wrapping, data_key_aad, master_context,
+};
 use zeroize::Zeroizing;
 
 use crate::access::{Access, read_trusted, trusted_directories};
@@ -168,17 +170,15 @@ impl Keystore {
     /// # Errors
     /// The first failure.
     pub fn unlock(&self, wanted: &BTreeSet<(Scope, KeyVersion)>) -> Result<DatabaseKeys, Failure> {
-        let mut operations = Vec::new();
-        for &(scope, version) in wanted {
-            operations.push(self.unwrap_operation(scope, version)?);
-        }
-        let mut keys = BTreeMap::new();
-        for (&place, outcome) in wanted.iter().zip(self.ask(operations)) {
-            let key = unwrapped(outcome)?;
-            self.require_matching(place, &key)?;
-            keys.insert(place, key);
-        }
-        Ok(DatabaseKeys { keys })
+        let record = |&(scope, version): &(Scope, KeyVersion)| {
+            let key = self.state.database_key(scope, version).ok_or_else(|| {
+                damaged(format!(
+                    "the keystore has no version {version} of the database key of scope {scope}"
+                ))
+            })?;
+            Ok(((scope, version), key))
+        };
+        self.unlock_all(wanted.iter().map(record).collect::<Result<_, Failure>>()?)
     }
 
     /// Has a provider unwrap a database key whose record is not in the key files; its provider is.
@@ -190,11 +190,42 @@ impl Keystore {
         place: (Scope, KeyVersion),
         key: &DatabaseKey,
     ) -> Result<DatabaseKeys, Failure> {
-        let operations = vec![self.unwrap_recorded(place.0, key)?];
-        let outcome = self.ask(operations).into_iter().next();
-        let plain = unwrapped(outcome.ok_or_else(|| damaged("no reply from a provider"))?)?;
-        self.require_recorded(place, key, &plain)?;
-        Ok(DatabaseKeys { keys: [(place, plain)].into() })
+        self.unlock_all(vec![(place, key)])
+    }
+
+    /// Asks all master keys of these database keys at the same time.
+    fn unlock_all(
+        &self,
+        wanted: Vec<((Scope, KeyVersion), &DatabaseKey)>,
+    ) -> Result<DatabaseKeys, Failure> {
+        let mut operations = Vec::new();
+        for ((scope, _), key) in &wanted {
+            let once = !key.others.is_empty();
+            for wrapping in key.wrappings() {
+                operations.push(self.unwrap_operation(*scope, wrapping, once)?);
+            }
+        }
+        let mut outcomes = self.ask(operations).into_iter();
+        let mut keys = BTreeMap::new();
+        for (place, key) in wanted {
+            let mut found = None;
+            for wrapping in key.wrappings() {
+                let outcome = outcomes.next().ok_or_else(|| damaged("no reply from a provider"))?;
+                let plain = unwrapped(outcome).and_then(|plain| {
+                    self.require_recorded(place, key, wrapping, &plain).map(|()| plain)
+                });
+                // The failure of the first one, if all fail.
+                if found
+                    .as_ref()
+                    .is_none_or(|before: &Result<_, _>| before.is_err() && plain.is_ok())
+                {
+                    found = Some(plain);
+                }
+            }
+            let plain = found.unwrap_or_else(|| Err(damaged("no reply from a provider")))?;
+            keys.insert(place, plain);
+        }
+        Ok(DatabaseKeys { keys })
     }
 
     /// The database keys that wrap data keys, except those of dropped databases.
@@ -222,7 +253,7 @@ impl Keystore {
         key: &Secret32,
     ) -> Result<(), Failure> {
         match self.state.database_key(scope, version) {
-            Some(record) => self.require_recorded((scope, version), record, key),
+            Some(record) => self.require_recorded((scope, version), record, &record.first, key),
             None => Ok(()),
         }
     }
@@ -231,6 +262,7 @@ impl Keystore {
         &self,
         (scope, version): (Scope, KeyVersion),
         record: &DatabaseKey,
+        wrapping: &Wrapping,
         key: &Secret32,
     ) -> Result<(), Failure> {
         if record.check.fits(key, &self.id, scope, version) {
@@ -242,7 +274,7 @@ impl Keystore {
         )
         .with_detail(format!(
             "The key does not match the recorded key check value. According to the keystore, it is wrapped by master key \"{}\" of provider \"{}\". Nothing was changed.",
-            record.master_key, record.provider
+            wrapping.master_key, wrapping.provider
         ))
         .with_hint("Check that the provider or the bundle is the right one. If the key files are damaged, restore the directory pagevault/ of the data directory from a backup."))
     }
@@ -255,26 +287,23 @@ impl Keystore {
         serve::answer(request, Instant::now(), TIME).results
     }
 
-    fn unwrap_operation(&self, scope: Scope, version: KeyVersion) -> Result<Operation, Failure> {
-        let key = self.state.database_key(scope, version).ok_or_else(|| {
-            damaged(format!(
-                "the keystore has no version {version} of the database key of scope {scope}"
-            ))
-        })?;
-        self.unwrap_recorded(scope, key)
-    }
-
-    fn unwrap_recorded(&self, scope: Scope, key: &DatabaseKey) -> Result<Operation, Failure> {
-        let name = &key.provider;
+    fn unwrap_operation(
+        &self,
+        scope: Scope,
+        wrapping: &Wrapping,
+        once: bool,
+    ) -> Result<Operation, Failure> {
+        let name = &wrapping.provider;
         let provider = self
             .state
             .provider(name)
             .ok_or_else(|| damaged(format!("the keystore has no provider \"{name}\"")))?;
         Ok(Operation {
             provider: self.access.spec(name, provider, &self.data_directory)?,
-            key: key.master_key.clone(),
+            key: wrapping.master_key.clone(),
             context: master_context(&self.id, scope),
-            action: Action::Unwrap { wrapped: Base64(key.wrapped.clone()) },
+            action: Action::Unwrap { wrapped: Base64(wrapping.wrapped.clone()) },
+            once,
         })
     }
 }

@@ -231,18 +231,26 @@ impl Batch {
     fn run(self, environment: &Environment, sender: &Sender<(usize, Update)>) {
         let environment = &Environment { programs: self.provider.programs, ..environment.clone() };
         let target = Target::of(&self.provider, environment);
+        let mut out_of_order = None;
         for (index, operation) in self.operations {
             let start = Instant::now();
-            let result = match &target {
-                Ok(target) => retry(
+            let result = match (&target, &out_of_order) {
+                (Err(error), _) => Err(error.clone()),
+                (_, Some(error)) if operation.once => Err(Failure::clone(error)),
+                (Ok(target), _) if operation.once => target.perform(&operation),
+                (Ok(target), _) => retry(
                     Backoff::default(),
                     environment.deadline,
                     // Sending fails if the deadline has passed, which `retry` notices as well.
                     |error| drop(sender.send((index, Update::Retrying(error)))),
                     || target.perform(&operation),
                 ),
-                Err(error) => Err(error.clone()),
             };
+            if let Err(error) = &result
+                && error.retry
+            {
+                out_of_order = Some(error.clone());
+            }
             let done = Done { result, elapsed: start.elapsed() };
             if sender.send((index, Update::Done(done))).is_err() {
                 return; // the deadline has passed

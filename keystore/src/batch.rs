@@ -25,7 +25,7 @@ use pagevault_cipher::{DataKeyVersion, Lsn};
 use crate::error::{FormatError, Problem};
 use crate::former::Range;
 use crate::job::Request;
-use crate::record::{Record, cipher_name};
+use crate::record::{Record, Wrapping, cipher_name};
 use crate::wal::Switch;
 use crate::wire::Reader;
 
@@ -247,11 +247,16 @@ pub fn describe(record: &Record) -> String {
     match record {
         Record::Provider { name, kind, .. } => format!("provider {name} kind {kind}"),
         Record::DropProvider { name } => format!("drop provider {name}"),
-        Record::DatabaseKey { scope, version, provider, master_key, master_version, .. } => {
-            format!(
-                "database key {scope}/{version} provider {provider} master key {master_key} \
-                 version {master_version}"
-            )
+        Record::DatabaseKey { scope, version, key } => {
+            let mut text = format!("database key {scope}/{version}");
+            for Wrapping { provider, master_key, master_version, .. } in key.wrappings() {
+                // Writing to a String does not fail.
+                let _ = write!(
+                    text,
+                    " provider {provider} master key {master_key} version {master_version}"
+                );
+            }
+            text
         }
         Record::DataKey { file, version, cipher, scope, key_version, .. } => {
             let mut text = format!("data key rel {file} version {version} ");

@@ -72,6 +72,6 @@ pub use binding::{data_key_aad, master_context};
 pub use check_value::CheckValue;
 pub use error::{FormatError, Problem};
 pub use pagevault_cipher::{DataKeyVersion, KeyVersion, Lsn};
-pub use record::{KeyTimes, Record};
+pub use record::{DatabaseKey, Record, Wrapping};
 pub use rel_file::{Phase, RelFile};
 pub use scope::Scope;

@@ -93,6 +93,15 @@ pub struct Operation {
     pub context: String,
     /// What to do with the key.
     pub action: Action,
+    /// Try once, because others can do the same: no further attempts, and none at all if another
+    /// such operation has found the provider out of order.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub once: bool,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
+const fn is_false(flag: &bool) -> bool {
+    !*flag
 }
 
 /// A provider as recorded in the keystore.

@@ -135,7 +135,7 @@ mod tests {
     use crate::record::Record;
     use crate::rel_file::{Phase, RelFile};
     use crate::state::State;
-    use crate::{DataKeyVersion, KeyTimes, KeyVersion, Lsn, Scope};
+    use crate::{DataKeyVersion, DatabaseKey, KeyVersion, Lsn, Scope, Wrapping};
 
     fn file(relation: u32) -> RelFile {
         RelFile { tablespace: 1663, database: 5, relation }
@@ -157,12 +157,10 @@ mod tests {
         Record::DatabaseKey {
             scope: Scope::CLUSTER,
             version: KeyVersion::new(version).unwrap(),
-            provider: "local".into(),
-            master_key: "main".into(),
-            master_version: 1,
-            wrapped: vec![1; 60],
-            check: crate::CheckValue::from_bytes([version as u8; 16]),
-            times: KeyTimes::at(7),
+            key: DatabaseKey::new(
+                crate::CheckValue::from_bytes([version as u8; 16]),
+                Wrapping::new(("local", "main"), 1, vec![1; 60], 7),
+            ),
         }
     }
 

@@ -52,6 +52,14 @@ def database_key(scope, version, name, key, key_version, wrapped, check, created
     return record(3, fixed + text(name) + text(key) + blob(wrapped))
 
 
+def database_key_3(scope, version, name, key, key_version, wrapped, check, times, others):
+    record_2 = database_key_2(scope, version, name, key, key_version, wrapped, check, times)
+    payload = record_2[6:] + struct.pack("<B", len(others))
+    for name, key, key_version, wrapped, at, since in others:
+        payload += struct.pack("<Qqq", key_version, at, since) + text(name) + text(key) + blob(wrapped)
+    return record(3, payload, 3)
+
+
 def database_key_2(scope, version, name, key, key_version, wrapped, check, times):
     made, wrapped_at, master_key = times
     fixed = struct.pack("<IIQq", scope, version, key_version, wrapped_at) + check
@@ -213,6 +221,18 @@ born.append(sealed_only(FOURTH, 8191, 0))
 former = Log(10, 0)
 former.append(former_files(10, 16384, 4294967295, 8191, 0x2A0000028))
 former.append(keys_forgotten(10, 0x2A0000028), former_files(10, 1, 1, 1, 1))
+
+several = Log(0, 0)
+several.append(
+    database_key_3(
+        0, 7, "disk", "main", 3, bytes([1, 2, 3]), bytes([0xC3] * 16), (1_700_000_004, 1_700_000_005, 1_700_000_005),
+        [
+            ("Tresor", "schlüssel", 1 << 40, bytes(range(60)), 1_700_000_006, 1_700_000_001),
+            ("kms", "alias/x", 0, bytes([9]), -1, -1),
+        ],
+    )
+)
+(HERE / "several.keys").write_bytes(several.content)
 
 rotated = Log(0, 0)
 rotated.append(

@@ -48,7 +48,8 @@ pub(super) fn write(file: &str, note: &Note, replaces: Option<u64>) -> Result<bo
 
 fn ask(file: &str, action: Action) -> Result<Outcome, Outage> {
     let (key, context) = (String::new(), String::new());
-    let operation = Operation { provider: ProviderSpec::store(file), key, context, action };
+    let operation =
+        Operation { provider: ProviderSpec::store(file), key, context, action, once: false };
     match helper::run(vec![operation], Duration::from_secs(guc::keyring_timeout())) {
         // The reply has one outcome: see `Reply::from_json`.
         Ok(mut reply) => Ok(reply.results.pop().unwrap_or(Outcome::OptionsOk)),

@@ -38,6 +38,60 @@ fn set_cluster_master_key(provider: &[u8], key: &[u8]) {
     .or_raise();
 }
 
+/// Wraps the key of this database with another master key, too.
+#[pg_extern(sql = "
+    CREATE FUNCTION pagevault.add_database_master_key(provider text, master_key text) RETURNS void
+    STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
+")]
+fn add_database_master_key(provider: &[u8], key: &[u8]) {
+    let scope = Scope::database(process::my_database());
+    change("add_database_master_key", scope, (provider, key), master_keys::add).or_raise();
+}
+
+/// Wraps the key of the cluster with another master key, too.
+#[pg_extern(sql = "
+    CREATE FUNCTION pagevault.add_cluster_master_key(provider text, master_key text) RETURNS void
+    STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
+")]
+fn add_cluster_master_key(provider: &[u8], key: &[u8]) {
+    change("add_cluster_master_key", Scope::CLUSTER, (provider, key), master_keys::add).or_raise();
+}
+
+/// Takes one of several master keys of this database away.
+#[pg_extern(sql = "
+    CREATE FUNCTION pagevault.drop_database_master_key(provider text, master_key text) RETURNS void
+    STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
+")]
+fn drop_database_master_key(provider: &[u8], key: &[u8]) {
+    let scope = Scope::database(process::my_database());
+    change("drop_database_master_key", scope, (provider, key), master_keys::remove).or_raise();
+}
+
+/// Takes one of several master keys of the cluster away.
+#[pg_extern(sql = "
+    CREATE FUNCTION pagevault.drop_cluster_master_key(provider text, master_key text) RETURNS void
+    STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
+")]
+fn drop_cluster_master_key(provider: &[u8], key: &[u8]) {
+    let change_it = master_keys::remove;
+    change("drop_cluster_master_key", Scope::CLUSTER, (provider, key), change_it).or_raise();
+}
+
+/// A change of the set of master keys.
+fn change(
+    function: &'static str,
+    scope: Scope,
+    (provider, key): (&[u8], &[u8]),
+    change: fn(&str, Scope, &str, &str) -> Result<()>,
+) -> Result<()> {
+    audited_with(function, provider, key, || {
+        require_key_admin("change the master keys of a database or of the cluster")?;
+        let (provider, key) =
+            (text::require_utf8(PROVIDER, provider)?, text::require_utf8(KEY, key)?);
+        change(function, scope, provider, key)
+    })
+}
+
 fn set(function: &'static str, scope: Scope, provider: &[u8], key: &[u8]) -> Result<()> {
     let (provider, key) = (text::require_utf8(PROVIDER, provider)?, text::require_utf8(KEY, key)?);
     let is_first = !authenticated::has_master_key();

@@ -328,22 +328,23 @@ fn master_key_rows(shredded: &Shredded) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for &(scope, version) in &shredded.outcome.wrapped_by {
         let Some(key) = state.database_key(scope, version) else { continue };
-        let kind = state.provider(&key.provider).map_or("", |provider| provider.kind.as_str());
-        let then = match kind {
-            "vault" => {
-                "in Vault raise min_decryption_version of the Transit key to the new version, and trim it"
-            }
-            "aws_kms" => {
-                "since KMS keeps all versions of a key, move to a new key and schedule the deletion of the old one"
-            }
-            "file" => {
-                "move to a new key of the provider, and remove the old one from the key file and from its backups"
-            }
-            _ => "move to a new master key, and have the program's owner destroy the old one",
-        };
-        let whose = master_keys::scope_name(scope);
-        let object = format!("{}/{}", key.provider, key.master_key);
-        rows.push((
+        for key in key.wrappings() {
+            let kind = state.provider(&key.provider).map_or("", |provider| provider.kind.as_str());
+            let then = match kind {
+                "vault" => {
+                    "in Vault raise min_decryption_version of the Transit key to the new version, and trim it"
+                }
+                "aws_kms" => {
+                    "since KMS keeps all versions of a key, move to a new key and schedule the deletion of the old one"
+                }
+                "file" => {
+                    "move to a new key of the provider, and remove the old one from the key file and from its backups"
+                }
+                _ => "move to a new master key, and have the program's owner destroy the old one",
+            };
+            let whose = master_keys::scope_name(scope);
+            let object = format!("{}/{}", key.provider, key.master_key);
+            rows.push((
             "master key".to_owned(),
             object,
             None,
@@ -352,6 +353,7 @@ fn master_key_rows(shredded: &Shredded) -> Result<Vec<Row>> {
                 "Wrapped copies of the destroyed keys can be unwrapped with version {version} of the key of {whose}, which this master key wraps. To make those in backups useless: rotate the database key with pagevault.rotate_database_key(), rotate the master key, then {then}. Older backups that you want to keep are lost with it. This server keeps that version of the database key, under the new master key."
             ),
         ));
+        }
     }
     Ok(rows)
 }

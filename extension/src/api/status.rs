@@ -180,14 +180,17 @@ fn database_key_rows() -> TableIterator<
         name!(master_key_version, i64),
         name!(state, &'static str),
         name!(wrapped_at, TimestampWithTimeZone),
+        name!(preference, i32),
     ),
 > {
     preload::require_active().or_raise();
     let state = persist::current_cluster_state().or_raise();
     let shared = shmem::required().or_raise();
-    let rows: Vec<_> = state
-        .database_keys()
-        .map(|(scope, version, key)| {
+    let wrappings = state.database_keys().flat_map(|(scope, version, key)| {
+        (1..).zip(key.wrappings()).map(move |(preference, by)| (scope, version, preference, by))
+    });
+    let rows: Vec<_> = wrappings
+        .map(|(scope, version, preference, key)| {
             let usable = match shared.secrets.state(scope, version) {
                 Some(State::Ready) => "unlocked",
                 Some(State::Revoked) => "revoked",
@@ -200,7 +203,8 @@ fn database_key_rows() -> TableIterator<
                 key.master_key.clone(),
                 key.master_version as i64,
                 usable,
-                pgrx::datum::datetime_support::to_timestamp(key.times.wrapped as f64),
+                pgrx::datum::datetime_support::to_timestamp(key.at as f64),
+                preference,
             )
         })
         .collect();

@@ -151,7 +151,7 @@ static CHECK_VALUES: ProcessLocal<Option<HashMap<(Scope, KeyVersion), CheckValue
 /// the log would become unreadable.
 fn require_no_other_database_key(lock: &KeystoreLock, records: &[Record]) -> Result<()> {
     for record in records {
-        let Record::DatabaseKey { scope, version, check, .. } = record else { continue };
+        let Record::DatabaseKey { scope, version, key } = record else { continue };
         let (scope, version) = (*scope, *version);
         if CHECK_VALUES.with(|values| values.is_none()) {
             let state = cluster_state(lock)?;
@@ -161,7 +161,7 @@ fn require_no_other_database_key(lock: &KeystoreLock, records: &[Record]) -> Res
         }
         let is_another = CHECK_VALUES.with(|values| {
             let values = values.get_or_insert_default();
-            *values.entry((scope, version)).or_insert(*check) != *check
+            *values.entry((scope, version)).or_insert(key.check) != key.check
         });
         if is_another {
             let error = StateError::DatabaseKeyReplaced { scope, version };

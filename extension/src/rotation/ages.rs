@@ -40,10 +40,12 @@ pub(crate) fn of_cluster() -> Result<Vec<Age>> {
     let mut ages = Vec::new();
     for scope in scopes {
         let Some((version, key)) = state.current_database_key(scope) else { continue };
-        let master_version = i64::try_from(key.master_version).unwrap_or(i64::MAX);
         let age = |kind, version, since| Age { kind, scope, file: None, version, since };
-        ages.push(age(KeyKind::Master, master_version, key.times.master_key));
-        ages.push(age(KeyKind::Database, number(version), key.times.made));
+        ages.extend(key.wrappings().map(|by| {
+            let version = i64::try_from(by.master_version).unwrap_or(i64::MAX);
+            age(KeyKind::Master, version, by.since)
+        }));
+        ages.push(age(KeyKind::Database, number(version), key.made));
     }
     ages.extend(wal_key(&state)?);
     Ok(ages)

@@ -20,7 +20,7 @@ use pagevault_keystore::protocol::{
     Action, Base64, ErrorClass, Operation, Outcome, ProviderSpec, SecretBytes,
 };
 use pagevault_keystore::storage::{FileStorage, Storage};
-use pagevault_keystore::{KeyTimes, Record, Scope, master_context};
+use pagevault_keystore::{DatabaseKey, Record, Scope, Wrapping, master_context};
 
 use self::bundle::{Bundle, Key};
 pub use self::bundle::{Form, identities, recipients};
@@ -339,6 +339,7 @@ fn wrap(
         key: holder.key.clone(),
         context: master_context(&keystore.id(), scope),
         action,
+        once: false,
     };
     let wraps = known.iter().map(|(scope, _, key)| {
         operation(scope, Action::Wrap { plaintext: SecretBytes::from_slice(key.expose()) })
@@ -376,26 +377,19 @@ fn wrap(
     }];
     let at = now();
     for ((scope, version, key), (wrapped, master_version)) in known.iter().zip(wrapped) {
-        records.push(Record::DatabaseKey {
-            scope,
-            version,
-            provider: provider.name.clone(),
-            master_key: holder.key.clone(),
-            master_version,
-            wrapped,
-            check: keystore.check_value((scope, version), key),
-            times: KeyTimes {
-                made: made_at(keystore, scope, version).unwrap_or(at),
-                ..KeyTimes::at(at)
-            },
-        });
+        let by = (provider.name.as_str(), holder.key.as_str());
+        let check = keystore.check_value((scope, version), key);
+        let new = DatabaseKey::new(check, Wrapping::new(by, master_version, wrapped, at));
+        let made = made_at(keystore, scope, version).unwrap_or(at);
+        let key = DatabaseKey { made, ..new };
+        records.push(Record::DatabaseKey { scope, version, key });
     }
     Ok(records)
 }
 
 /// When a database key was made, if the keystore knows.
 fn made_at(keystore: &Keystore, scope: Scope, version: KeyVersion) -> Option<i64> {
-    keystore.state().database_key(scope, version).map(|key| key.times.made)
+    keystore.state().database_key(scope, version).map(|key| key.made)
 }
 
 /// Seconds since 1970.

@@ -7,10 +7,10 @@ use std::rc::Rc;
 
 use pagevault_cipher::residue::without_trace;
 use pagevault_cipher::{KeyVersion, Lsn, PageKey};
-use pagevault_keystore::state::{DataKey, DatabaseKey};
+use pagevault_keystore::state::DataKey;
 use pagevault_keystore::wal::{WalPhase, is_key_place, key_place, stretch_at, version_at};
 use pagevault_keystore::wal_pages::WalKeys;
-use pagevault_keystore::{Record, Scope};
+use pagevault_keystore::{DatabaseKey, Record, Scope};
 
 use super::key_records::records_of;
 use super::{Context, Findings};
@@ -63,18 +63,7 @@ impl<'a> Keys<'a> {
                         self.learn_key(version, &record);
                     }
                 }
-                Record::DatabaseKey {
-                    scope,
-                    version,
-                    provider,
-                    master_key,
-                    master_version,
-                    wrapped,
-                    check,
-                    times,
-                } => {
-                    let key =
-                        DatabaseKey { provider, master_key, master_version, wrapped, check, times };
+                Record::DatabaseKey { scope, version, key } => {
                     self.learned.wrappings.insert((scope, version), key);
                 }
                 _ => {}

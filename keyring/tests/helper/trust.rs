@@ -10,7 +10,8 @@ use pagevault_cipher::Secret32;
 use pagevault_keystore::log::Log;
 use pagevault_keystore::storage::FileStorage;
 use pagevault_keystore::{
-    CheckValue, DataKeyVersion, KeyTimes, KeyVersion, Record, RelFile, Scope, master_context,
+    CheckValue, DataKeyVersion, DatabaseKey, KeyVersion, Record, RelFile, Scope, Wrapping,
+    master_context,
 };
 use serde_json::{Value, json};
 
@@ -59,12 +60,7 @@ fn keystore_with(
         Record::DatabaseKey {
             scope: Scope::CLUSTER,
             version: KeyVersion::FIRST,
-            provider: "theirs".into(),
-            master_key: "main".into(),
-            master_version: 1,
-            wrapped,
-            check,
-            times: KeyTimes::at(1),
+            key: DatabaseKey::new(check, Wrapping::new(("theirs", "main"), 1, wrapped, 1)),
         },
     ];
     let storage = FileStorage::new(&bench.path("data/pagevault")).unwrap();

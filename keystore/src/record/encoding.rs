@@ -5,9 +5,11 @@
 //!
 //! 1 Provider      programs u8, name text, kind text, options text
 //! 2 DropProvider  name text
-//! 3 DatabaseKey   scope u32, version u32, master_version u64, wrapped i64, check value 16 bytes,
+//! 3 DatabaseKey   scope u32, version u32, master_version u64, at i64, check value 16 bytes,
 //!                 provider text, master_key text, wrapped bytes; in version 2 also made i64,
-//!                 master key i64 (times), which version 1 has if all three are the same
+//!                 since i64, which version 1 has if all three times are the same; in version 3
+//!                 also others u8, then for each: master_version u64, at i64, since i64, provider
+//!                 text, master_key text, wrapped bytes
 //! 4 DataKey       file, version u16, cipher u8, zero u8, scope u32, key_version u32, created i64,
 //!                 wrapped bytes
 //! 5 Current       file, version u16
@@ -34,7 +36,7 @@
 use pagevault_cipher::{DataKeyVersion, KeyVersion, Lsn};
 
 use super::limits::NOT_A_DATA_KEY_VERSION;
-use super::{KeyTimes, Record};
+use super::{DatabaseKey, Record, Wrapping};
 use crate::check_value::CheckValue;
 use crate::error::{FormatError, Problem};
 use crate::former::Range;
@@ -63,10 +65,12 @@ mod kind {
     pub(super) const KEYS_FORGOTTEN: u8 = 16;
 }
 
-/// Version of every record type so far but those with [`TIMES`].
+/// Version of every record type so far, but for the following.
 const VERSION: u8 = 1;
 /// Version of database keys with three times.
 const TIMES: u8 = 2;
+/// Version of database keys with several master keys.
+const OTHERS: u8 = 3;
 
 impl Record {
     fn kind(&self) -> u8 {
@@ -93,7 +97,11 @@ impl Record {
     /// The lowest version that can express it.
     fn version(&self) -> u8 {
         match self {
-            Self::DatabaseKey { times, .. } if *times != KeyTimes::at(times.wrapped) => TIMES,
+            Self::DatabaseKey { key, .. } => match key {
+                DatabaseKey { others, .. } if !others.is_empty() => OTHERS,
+                DatabaseKey { made, first, .. } if [*made, first.since] != [first.at; 2] => TIMES,
+                _ => VERSION,
+            },
             _ => VERSION,
         }
     }
@@ -120,27 +128,23 @@ impl Record {
                 put_bytes(out, options.as_bytes());
             }
             Self::DropProvider { name } => put_bytes(out, name.as_bytes()),
-            Self::DatabaseKey {
-                scope,
-                version,
-                provider,
-                master_key,
-                master_version,
-                wrapped,
-                check,
-                times,
-            } => {
+            Self::DatabaseKey { scope, version, key } => {
+                let DatabaseKey { check, made, first, others } = key;
                 put_u32(out, scope.number());
                 put_u32(out, version.get());
-                put_u64(out, *master_version);
-                put_i64(out, times.wrapped);
+                put_u64(out, first.master_version);
+                put_i64(out, first.at);
                 out.extend_from_slice(check.as_bytes());
-                put_bytes(out, provider.as_bytes());
-                put_bytes(out, master_key.as_bytes());
-                put_bytes(out, wrapped);
-                if self.version() == TIMES {
-                    put_i64(out, times.made);
-                    put_i64(out, times.master_key);
+                put_bytes(out, first.provider.as_bytes());
+                put_bytes(out, first.master_key.as_bytes());
+                put_bytes(out, &first.wrapped);
+                if self.version() >= TIMES {
+                    put_i64(out, *made);
+                    put_i64(out, first.since);
+                }
+                if self.version() >= OTHERS {
+                    put_u8(out, u8::try_from(others.len()).unwrap_or(u8::MAX));
+                    others.iter().for_each(|other| put_wrapping(out, other));
                 }
             }
             Self::DataKey { file, version, cipher, scope, key_version, wrapped, created } => {
@@ -234,7 +238,8 @@ impl Record {
         if !(kind::PROVIDER..=kind::KEYS_FORGOTTEN).contains(&kind) {
             return Err(at(Problem::RecordType(kind)));
         }
-        if version != VERSION && (kind, version) != (kind::DATABASE_KEY, TIMES) {
+        let newest = if kind == kind::DATABASE_KEY { OTHERS } else { VERSION };
+        if !(VERSION..=newest).contains(&version) {
             return Err(at(Problem::RecordVersion { kind, version }));
         }
         let payload = from.bytes()?;
@@ -269,7 +274,7 @@ impl Record {
             }
             kind::DROP_PROVIDER => Self::DropProvider { name: from.text()?.to_owned() },
             kind::DATABASE_KEY => {
-                let has_times = version == TIMES;
+                let layout = version;
                 let scope = Scope::database(from.u32()?);
                 let version = key_version(from, "database key version")?;
                 let master_version = from.u64()?;
@@ -278,20 +283,13 @@ impl Record {
                 let provider = from.text()?.to_owned();
                 let master_key = from.text()?.to_owned();
                 let wrapped = from.bytes()?.to_vec();
-                let times = match has_times {
-                    true => KeyTimes { made: from.i64()?, wrapped: at, master_key: from.i64()? },
-                    false => KeyTimes::at(at),
-                };
-                Self::DatabaseKey {
-                    scope,
-                    version,
-                    provider,
-                    master_key,
-                    master_version,
-                    wrapped,
-                    check,
-                    times,
-                }
+                let (made, since) =
+                    if layout >= TIMES { (from.i64()?, from.i64()?) } else { (at, at) };
+                let first = Wrapping { provider, master_key, master_version, wrapped, at, since };
+                let others = if layout >= OTHERS { from.u8()? } else { 0 };
+                let others = (0..others).map(|_| take_wrapping(from)).collect::<Result<_, _>>()?;
+                let key = DatabaseKey { check, made, first, others };
+                Self::DatabaseKey { scope, version, key }
             }
             kind::DATA_KEY => {
                 let file = take_file(from)?;
@@ -379,6 +377,26 @@ impl Record {
             other => return Err(from.error(Problem::RecordType(other))),
         })
     }
+}
+
+fn put_wrapping(out: &mut Vec<u8>, of: &Wrapping) {
+    put_u64(out, of.master_version);
+    put_i64(out, of.at);
+    put_i64(out, of.since);
+    put_bytes(out, of.provider.as_bytes());
+    put_bytes(out, of.master_key.as_bytes());
+    put_bytes(out, &of.wrapped);
+}
+
+fn take_wrapping(from: &mut Reader<'_>) -> Result<Wrapping, FormatError> {
+    Ok(Wrapping {
+        master_version: from.u64()?,
+        at: from.i64()?,
+        since: from.i64()?,
+        provider: from.text()?.to_owned(),
+        master_key: from.text()?.to_owned(),
+        wrapped: from.bytes()?.to_vec(),
+    })
 }
 
 fn put_file(out: &mut Vec<u8>, file: &RelFile) {

@@ -3,7 +3,8 @@
 use pagevault_cipher::wrap;
 
 use super::{
-    MAX_NAME, MAX_OPTIONS, MAX_WRAPPED_DATA_KEY, MAX_WRAPPED_DATABASE_KEY, Record, wrapped_len,
+    MAX_MASTER_KEYS, MAX_NAME, MAX_OPTIONS, MAX_WRAPPED_DATA_KEY, MAX_WRAPPED_DATABASE_KEY, Record,
+    Wrapping, wrapped_len,
 };
 use crate::error::Problem;
 use crate::former;
@@ -28,11 +29,16 @@ impl Record {
                 check(options.len() <= MAX_OPTIONS, "provider options", "too long")
             }
             Self::DropProvider { name } => check_name("provider name", name),
-            Self::DatabaseKey { provider, master_key, wrapped, .. } => {
-                check_name("provider name", provider)?;
-                check_name("master key name", master_key)?;
-                check(!wrapped.is_empty(), "wrapped database key", "empty")?;
-                check(wrapped.len() <= MAX_WRAPPED_DATABASE_KEY, "wrapped database key", "too long")
+            Self::DatabaseKey { key, .. } => {
+                check(key.others.len() < MAX_MASTER_KEYS, "database key", "too many master keys")?;
+                key.wrappings().try_for_each(check_wrapping)?;
+                let mut others = key.others.iter();
+                while let Some(Wrapping { provider, master_key, .. }) = others.next() {
+                    let is_again = |other: &Wrapping| other.is_by(provider, master_key);
+                    let once = !is_again(&key.first) && !others.clone().any(is_again);
+                    check(once, "database key", "the same master key twice")?;
+                }
+                Ok(())
             }
             Self::DataKey { file, cipher, wrapped, .. } => {
                 check_file(file)?;
@@ -91,6 +97,15 @@ fn check_name(field: &'static str, name: &str) -> Result<(), Problem> {
     check(!name.is_empty(), field, "empty")?;
     check(name.len() <= MAX_NAME, field, "too long")?;
     check(!name.chars().any(char::is_control), field, "has a control character")
+}
+
+fn check_wrapping(
+    Wrapping { provider, master_key, wrapped, .. }: &Wrapping,
+) -> Result<(), Problem> {
+    check_name("provider name", provider)?;
+    check_name("master key name", master_key)?;
+    check(!wrapped.is_empty(), "wrapped database key", "empty")?;
+    check(wrapped.len() <= MAX_WRAPPED_DATABASE_KEY, "wrapped database key", "too long")
 }
 
 fn check_job(job: &JobId) -> Result<(), Problem> {

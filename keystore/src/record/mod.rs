@@ -1,11 +1,12 @@
 //! The records of the keystore.
 
+mod database_key;
 mod encoding;
 mod limits;
 
 use pagevault_cipher::{CipherId, DataKeyVersion, KeyVersion, Lsn, wrap};
 
-use crate::check_value::CheckValue;
+pub use self::database_key::{DatabaseKey, MAX_MASTER_KEYS, Wrapping};
 use crate::former;
 use crate::job::{JobId, Request, Step};
 use crate::rel_file::{Phase, RelFile};
@@ -20,25 +21,6 @@ pub const MAX_OPTIONS: usize = 64 << 10;
 pub const MAX_WRAPPED_DATABASE_KEY: usize = 64 << 10;
 /// Longest wrapped data key, in bytes: 64 bytes of key, 28 of nonce and tag.
 pub const MAX_WRAPPED_DATA_KEY: usize = 92;
-
-/// Since when a database key and its master key are in use. Seconds since 1970.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct KeyTimes {
-    /// The database key was made.
-    pub made: i64,
-    /// It was wrapped as it is now.
-    pub wrapped: i64,
-    /// The version of the master key that wraps it was first used for this scope.
-    pub master_key: i64,
-}
-
-impl KeyTimes {
-    /// Of a new key under a master key that is new here.
-    #[must_use]
-    pub const fn at(time: i64) -> Self {
-        Self { made: time, wrapped: time, master_key: time }
-    }
-}
 
 /// One change of the keystore. Records are added and never edited; [`State`](crate::state::State)
 /// is the result of applying them.
@@ -60,25 +42,15 @@ pub enum Record {
         /// Name in SQL.
         name: String,
     },
-    /// A database key, wrapped by a master key. If scope and version are known, it is the same key
-    /// with a new wrapping.
+    /// A database key, wrapped by master keys. If scope and version are known, it is the same key
+    /// with other wrappings.
     DatabaseKey {
         /// Scope of the key.
         scope: Scope,
         /// The highest version wraps new data keys.
         version: KeyVersion,
-        /// Provider of the master key.
-        provider: String,
-        /// Name of the master key at the provider.
-        master_key: String,
-        /// Version of the master key that wrapped it.
-        master_version: u64,
-        /// Opaque.
-        wrapped: Vec<u8>,
-        /// Key check value of the wrapped key.
-        check: CheckValue,
-        /// When what began.
-        times: KeyTimes,
+        /// The key.
+        key: DatabaseKey,
     },
     /// A data key, wrapped by a database key. If file and version are known, it is the same key
     /// with a new wrapping.

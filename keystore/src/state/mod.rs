@@ -15,10 +15,9 @@ use pagevault_cipher::{DataKeyVersion, KeyVersion, Lsn};
 
 pub use self::file::{DataKey, Destroyed, File};
 pub use self::forgetting::FormerVersions;
-use crate::check_value::CheckValue;
 use crate::former::FormerFiles;
 use crate::job::{JobId, Jobs};
-use crate::record::{KeyTimes, Record};
+use crate::record::{DatabaseKey, Record};
 use crate::rel_file::RelFile;
 use crate::scope::Scope;
 use crate::wal::{self, Switch};
@@ -67,23 +66,6 @@ pub struct Provider {
     pub programs: bool,
 }
 
-/// The present wrapping of a database key.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DatabaseKey {
-    /// Provider of the master key.
-    pub provider: String,
-    /// Name of the master key at the provider.
-    pub master_key: String,
-    /// Version of the master key that wrapped it.
-    pub master_version: u64,
-    /// Opaque.
-    pub wrapped: Vec<u8>,
-    /// Key check value of the wrapped key.
-    pub check: CheckValue,
-    /// When what began.
-    pub times: KeyTimes,
-}
-
 /// The state described by one or several logs.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct State {
@@ -118,25 +100,13 @@ impl State {
             Record::DropProvider { name } => {
                 self.providers.remove(&name);
             }
-            Record::DatabaseKey {
-                scope,
-                version,
-                provider,
-                master_key,
-                master_version,
-                wrapped,
-                check,
-                times,
-            } => {
+            Record::DatabaseKey { scope, version, key } => {
                 let known = self.database_keys.get(&(scope, version));
-                if known.is_some_and(|known| known.check != check) {
+                if known.is_some_and(|known| known.check != key.check) {
                     return Err(StateError::DatabaseKeyReplaced { scope, version });
                 }
-                let made = known.map_or(times.made, |known| known.times.made.min(times.made));
-                let times = KeyTimes { made, ..times };
-                let key =
-                    DatabaseKey { provider, master_key, master_version, wrapped, check, times };
-                self.database_keys.insert((scope, version), key);
+                let made = known.map_or(key.made, |known| known.made.min(key.made));
+                self.database_keys.insert((scope, version), DatabaseKey { made, ..key });
             }
             Record::WalSwitch(switch) => {
                 if let Some(version) = switch.phase.version {
@@ -246,12 +216,7 @@ impl State {
         self.database_keys.iter().map(|(&(scope, version), key)| Record::DatabaseKey {
             scope,
             version,
-            provider: key.provider.clone(),
-            master_key: key.master_key.clone(),
-            master_version: key.master_version,
-            wrapped: key.wrapped.clone(),
-            check: key.check,
-            times: key.times,
+            key: key.clone(),
         })
     }
 
@@ -268,7 +233,8 @@ impl State {
     /// Whether a database key is wrapped by a master key of this provider, which must therefore
     /// stay.
     pub fn uses_provider(&self, name: &str) -> bool {
-        self.database_keys.values().any(|key| key.provider == name)
+        let mut wrappings = self.database_keys.values().flat_map(DatabaseKey::wrappings);
+        wrappings.any(|wrapping| wrapping.provider == name)
     }
 
     /// All database keys with scope and version.

@@ -1,12 +1,14 @@
 //! Records for tests: fixed and random ones.
 
+use std::collections::BTreeSet;
+
 use pagevault_keystore::former::Range;
 use pagevault_keystore::job::{JobId, JobKind, JobState, Request, Step};
 use pagevault_keystore::rel_file::Phase;
 use pagevault_keystore::state::State;
 use pagevault_keystore::wal::{self, Switch, WalPhase};
 use pagevault_keystore::{
-    CheckValue, DataKeyVersion, KeyTimes, KeyVersion, Lsn, Record, RelFile, Scope,
+    CheckValue, DataKeyVersion, DatabaseKey, KeyVersion, Lsn, Record, RelFile, Scope, Wrapping,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -113,25 +115,27 @@ pub(crate) fn any_record() -> impl Strategy<Value = Record> {
     let provider = (name(), name(), "\\PC{0,60}", any::<bool>()).prop_map(
         |(name, kind, options, programs)| Record::Provider { name, kind, options, programs },
     );
-    let times = (any::<i64>(), any::<i64>(), any::<i64>(), any::<bool>()).prop_map(
-        |(made, wrapped, master_key, differ)| match differ {
-            true => KeyTimes { made, wrapped, master_key },
-            false => KeyTimes::at(made),
-        },
-    );
-    let ids = (0..4_u32, 1..4_u32, any::<u64>(), times);
-    let database_key = (ids, name(), name(), vec(any::<u8>(), 1..200)).prop_map(
-        |((scope, version, master_version, times), provider, master_key, wrapped)| {
+    let wrapping = || {
+        let times = (any::<i64>(), prop_oneof![Just(None), any::<i64>().prop_map(Some)]);
+        (name(), name(), any::<u64>(), vec(any::<u8>(), 1..200), times).prop_map(
+            |(provider, master_key, version, wrapped, (at, since))| {
+                let new = Wrapping::new((&provider, &master_key), version, wrapped, at);
+                Wrapping { since: since.unwrap_or(at), ..new }
+            },
+        )
+    };
+    let others = vec(wrapping(), 0..3);
+    let made = prop_oneof![Just(None), any::<i64>().prop_map(Some)];
+    let database_key = (0..4_u32, 1..4_u32, made, wrapping(), others).prop_map(
+        |(scope, version, made, first, mut others)| {
+            let mut known = BTreeSet::from([(first.provider.clone(), first.master_key.clone())]);
+            others.retain(|other| known.insert((other.provider.clone(), other.master_key.clone())));
+            // The same key in each wrapping.
+            let check = CheckValue::from_bytes([(16 * scope + version) as u8; 16]);
             Record::DatabaseKey {
                 scope: Scope::database(scope),
                 version: key_version(version),
-                provider,
-                master_key,
-                master_version,
-                wrapped,
-                // The same key in each wrapping.
-                check: CheckValue::from_bytes([(16 * scope + version) as u8; 16]),
-                times,
+                key: DatabaseKey { check, made: made.unwrap_or(first.at), first, others },
             }
         },
     );

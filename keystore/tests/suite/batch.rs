@@ -2,7 +2,7 @@ use pagevault_keystore::batch::{self, HEADER, describe};
 use pagevault_keystore::record::{MAX_NAME, MAX_OPTIONS};
 use pagevault_keystore::rel_file::Phase;
 use pagevault_keystore::wal::{Switch, WalPhase, key_place};
-use pagevault_keystore::{CheckValue, KeyTimes, Lsn, Problem, Record, Scope};
+use pagevault_keystore::{CheckValue, DatabaseKey, Lsn, Problem, Record, Scope, Wrapping};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -194,12 +194,10 @@ fn numbers_that_are_not_versions_are_refused() {
     let database_key = Record::DatabaseKey {
         scope: DATABASE,
         version: key_version(1),
-        provider: "disk".into(),
-        master_key: "main".into(),
-        master_version: 1,
-        wrapped: vec![1],
-        check: CheckValue::from_bytes([7; 16]),
-        times: KeyTimes::at(0),
+        key: DatabaseKey::new(
+            CheckValue::from_bytes([7; 16]),
+            Wrapping::new(("disk", "main"), 1, vec![1], 0),
+        ),
     };
     let of_data_key = Problem::Field("data key version", "outside 1 to 8191");
     let of_database_key = Problem::Field("database key version", "must not be 0");
@@ -245,12 +243,10 @@ fn descriptions() {
         Record::DatabaseKey {
             scope: DATABASE,
             version: key_version(2),
-            provider: "disk".into(),
-            master_key: "main".into(),
-            master_version: 3,
-            wrapped: vec![1],
-            check: CheckValue::from_bytes([7; 16]),
-            times: KeyTimes::at(0),
+            key: DatabaseKey::new(
+                CheckValue::from_bytes([7; 16]),
+                Wrapping::new(("disk", "main"), 3, vec![1], 0),
+            ),
         },
         data_key(16384, 1, 1, 0),
         Record::DataKey {

@@ -1,7 +1,7 @@
 //! The files of escrow beside the key files.
 
 use pagevault_keystore::escrow::{Mark, Restored};
-use pagevault_keystore::{CheckValue, KeyTimes, Record, Scope};
+use pagevault_keystore::{CheckValue, DatabaseKey, Record, Scope, Wrapping};
 
 use crate::arbitrary::key_version;
 
@@ -56,12 +56,10 @@ fn restored() -> Restored {
         Record::DatabaseKey {
             scope: Scope::CLUSTER,
             version: key_version(2),
-            provider: "new".into(),
-            master_key: "main".into(),
-            master_version: 1,
-            wrapped: (0..60).collect(),
-            check: CheckValue::from_bytes([7; 16]),
-            times: KeyTimes::at(1_767_225_599),
+            key: DatabaseKey::new(
+                CheckValue::from_bytes([7; 16]),
+                Wrapping::new(("new", "main"), 1, (0..60).collect(), 1_767_225_599),
+            ),
         },
     ];
     Restored { keystore: ID, records }

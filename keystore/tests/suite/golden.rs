@@ -7,7 +7,7 @@ use pagevault_keystore::protocol::{Reply, Request};
 use pagevault_keystore::rel_file::Phase;
 use pagevault_keystore::wal::{Switch, WalPhase, key_place};
 use pagevault_keystore::{
-    CheckValue, KeyTimes, Lsn, Record, RelFile, Scope, data_key_aad, master_context,
+    CheckValue, DatabaseKey, Lsn, Record, RelFile, Scope, Wrapping, data_key_aad, master_context,
 };
 
 use crate::arbitrary::{key_version, version};
@@ -22,6 +22,7 @@ const REWRITTEN: &[u8] = include_bytes!("../../vectors/v1/7.keys");
 const JOBS: &[u8] = include_bytes!("../../vectors/v1/8.keys");
 const BORN: &[u8] = include_bytes!("../../vectors/v1/9.keys");
 const FORMER: &[u8] = include_bytes!("../../vectors/v1/10.keys");
+const SEVERAL: &[u8] = include_bytes!("../../vectors/v1/several.keys");
 const ROTATED: &[u8] = include_bytes!("../../vectors/v1/rotated.keys");
 const REQUEST: &[u8] = include_bytes!("../../vectors/v1/request.json");
 const REPLY: &[u8] = include_bytes!("../../vectors/v1/reply.json");
@@ -53,22 +54,18 @@ fn cluster() -> Vec<Vec<Record>> {
             Record::DatabaseKey {
                 scope: Scope::CLUSTER,
                 version: key_version(1),
-                provider: "disk".into(),
-                master_key: "main".into(),
-                master_version: 1,
-                wrapped: vec![1, 2, 3],
-                check: CheckValue::from_bytes([0xC1; 16]),
-                times: KeyTimes::at(1_700_000_000),
+                key: DatabaseKey::new(
+                    CheckValue::from_bytes([0xC1; 16]),
+                    Wrapping::new(("disk", "main"), 1, vec![1, 2, 3], 1_700_000_000),
+                ),
             },
             Record::DatabaseKey {
                 scope: Scope::database(5),
                 version: key_version(2),
-                provider: "disk".into(),
-                master_key: "schlüssel".into(),
-                master_version: (1 << 40) + 7,
-                wrapped: wrapped(0, 60),
-                check: CheckValue::from_bytes(ID),
-                times: KeyTimes::at(-1),
+                key: DatabaseKey::new(
+                    CheckValue::from_bytes(ID),
+                    Wrapping::new(("disk", "schlüssel"), (1 << 40) + 7, wrapped(0, 60), -1),
+                ),
             },
         ],
         vec![Record::DropProvider { name: "Schlüssel".into() }],
@@ -89,26 +86,32 @@ fn cluster() -> Vec<Vec<Record>> {
 
 /// The cluster's log after a rotation of its master key and of its database key.
 fn rotated() -> Vec<Vec<Record>> {
-    let key = |number, master_version, wrapped: &[u8], check, times| Record::DatabaseKey {
-        scope: Scope::CLUSTER,
-        version: key_version(number),
-        provider: "disk".into(),
-        master_key: "main".into(),
-        master_version,
-        wrapped: wrapped.into(),
-        check: CheckValue::from_bytes([check; 16]),
-        times,
+    let key = |number, check, made, first| {
+        let check = CheckValue::from_bytes([check; 16]);
+        let key = DatabaseKey { made, ..DatabaseKey::new(check, first) };
+        Record::DatabaseKey { scope: Scope::CLUSTER, version: key_version(number), key }
     };
-    let times = |made, wrapped, master_key| KeyTimes { made, wrapped, master_key };
-    let first = KeyTimes::at(1_700_000_000);
-    let rewrapped = times(1_700_000_000, 1_700_000_008, 1_700_000_008);
-    let second = times(1_700_000_009, 1_700_000_009, 1_700_000_008);
+    let by = |version, wrapped: &[u8], at| Wrapping::new(MAIN, version, wrapped.into(), at);
+    let second = Wrapping { since: 1_700_000_008, ..by(2, &[5], 1_700_000_009) };
     vec![vec![
-        key(1, 1, &[1, 2, 3], 0xC1, first),
-        key(1, 2, &[4], 0xC1, rewrapped),
-        key(2, 2, &[5], 0xC2, second),
+        key(1, 0xC1, 1_700_000_000, by(1, &[1, 2, 3], 1_700_000_000)),
+        key(1, 0xC1, 1_700_000_000, by(2, &[4], 1_700_000_008)),
+        key(2, 0xC2, 1_700_000_009, second),
     ]]
 }
+
+/// The cluster's log with a database key that three master keys wrap.
+fn several() -> Vec<Vec<Record>> {
+    let first = Wrapping::new(MAIN, 3, vec![1, 2, 3], 1_700_000_005);
+    let vault = Wrapping::new(("Tresor", "schlüssel"), 1 << 40, wrapped(0, 60), 1_700_000_006);
+    let kms = Wrapping::new(("kms", "alias/x"), 0, vec![9], -1);
+    let others = vec![Wrapping { since: 1_700_000_001, ..vault }, kms];
+    let check = CheckValue::from_bytes([0xC3; 16]);
+    let key = DatabaseKey { others, made: 1_700_000_004, ..DatabaseKey::new(check, first) };
+    vec![vec![Record::DatabaseKey { scope: Scope::CLUSTER, version: key_version(7), key }]]
+}
+
+const MAIN: (&str, &str) = ("disk", "main");
 
 /// The batches of the database's log.
 fn database() -> Vec<Vec<Record>> {
@@ -297,6 +300,7 @@ fn golden_logs_are_read() {
         (BORN, 9, 0, born()),
         (FORMER, 10, 0, former()),
         (ROTATED, 0, 0, rotated()),
+        (SEVERAL, 0, 0, several()),
     ] {
         let contents = replay(bytes, Scope::database(scope)).unwrap();
         assert_eq!(contents.records, batches.concat());
@@ -337,6 +341,11 @@ fn golden_logs_are_written() {
     let mut log = Log::create(&storage, ID, Scope::database(0), &[]).unwrap();
     rotated().iter().for_each(|batch| log.append(batch).unwrap());
     assert_eq!(storage.content("cluster.keys"), ROTATED);
+
+    let storage = FaultyStorage::default();
+    let mut log = Log::create(&storage, ID, Scope::database(0), &[]).unwrap();
+    several().iter().for_each(|batch| log.append(batch).unwrap());
+    assert_eq!(storage.content("cluster.keys"), SEVERAL);
 
     let storage = FaultyStorage::default();
     let mut log = Log::create(&storage, ID, Scope::database(0), &[]).unwrap();

@@ -10,7 +10,8 @@ fn spec() -> ProviderSpec {
 }
 
 fn operation(action: Action) -> Operation {
-    Operation { provider: spec(), key: "main".into(), context: "pagevault/1/00/5".into(), action }
+    let (key, context) = ("main".into(), "pagevault/1/00/5".into());
+    Operation { provider: spec(), key, context, action, once: false }
 }
 
 pub(crate) fn request() -> Request {

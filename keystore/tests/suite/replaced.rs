@@ -7,7 +7,7 @@ use pagevault_keystore::record::MAX_WRAPPED_DATA_KEY;
 use pagevault_keystore::state::{FormerVersions, State};
 use pagevault_keystore::wal::{Switch, WalPhase, before_all, key_place, stretch_at};
 use pagevault_keystore::{
-    CheckValue, KeyTimes, KeyVersion, Lsn, Record, Scope, compaction, wrappings,
+    CheckValue, DatabaseKey, KeyVersion, Lsn, Record, Scope, Wrapping, compaction, wrappings,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -21,12 +21,10 @@ fn database_key(scope: Scope, number: u32) -> Record {
     Record::DatabaseKey {
         scope,
         version: key_version(number),
-        provider: "local".into(),
-        master_key: "main".into(),
-        master_version: 1,
-        wrapped: vec![1; 60],
-        check: CheckValue::from_bytes([number as u8; 16]),
-        times: KeyTimes::at(7),
+        key: DatabaseKey::new(
+            CheckValue::from_bytes([number as u8; 16]),
+            Wrapping::new(("local", "main"), 1, vec![1; 60], 7),
+        ),
     }
 }
 

@@ -1,5 +1,7 @@
 use pagevault_keystore::state::{State, StateError};
-use pagevault_keystore::{CheckValue, DataKeyVersion, KeyTimes, Lsn, Record, RelFile, Scope};
+use pagevault_keystore::{
+    CheckValue, DataKeyVersion, DatabaseKey, Lsn, Record, RelFile, Scope, Wrapping,
+};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -13,12 +15,10 @@ fn database_key(scope: u32, number: u32, fill: u8) -> Record {
     Record::DatabaseKey {
         scope: Scope::database(scope),
         version: key_version(number),
-        provider: "disk".into(),
-        master_key: "main".into(),
-        master_version: u64::from(fill),
-        wrapped: vec![fill; 60],
-        check: CheckValue::from_bytes([number as u8; 16]),
-        times: KeyTimes::at(1),
+        key: DatabaseKey::new(
+            CheckValue::from_bytes([number as u8; 16]),
+            Wrapping::new(("disk", "main"), u64::from(fill), vec![fill; 60], 1),
+        ),
     }
 }
 
@@ -216,8 +216,8 @@ fn the_highest_version_is_the_current_database_key() {
         database_key(5, 1, 11),
     ]);
     let (newest, key) = state.current_database_key(DATABASE).unwrap();
-    assert_eq!((newest, key.master_version), (key_version(2), 20));
-    assert_eq!(state.database_key(DATABASE, key_version(1)).unwrap().master_version, 11);
+    assert_eq!((newest, key.first.master_version), (key_version(2), 20));
+    assert_eq!(state.database_key(DATABASE, key_version(1)).unwrap().first.master_version, 11);
     assert_eq!(state.current_database_key(Scope::database(7)), None);
     assert_eq!(state.database_keys().count(), 4);
 }
@@ -226,8 +226,8 @@ fn the_highest_version_is_the_current_database_key() {
 fn a_database_key_is_rewrapped_and_never_replaced() {
     let mut state = fold(&[database_key(5, 1, 1), database_key(5, 1, 2), database_key(0, 1, 1)]);
     let mut other = database_key(5, 1, 3);
-    if let Record::DatabaseKey { check, .. } = &mut other {
-        *check = CheckValue::from_bytes([9; 16]);
+    if let Record::DatabaseKey { key, .. } = &mut other {
+        key.check = CheckValue::from_bytes([9; 16]);
     }
     let before = state.clone();
     let replaced = StateError::DatabaseKeyReplaced { scope: DATABASE, version: key_version(1) };

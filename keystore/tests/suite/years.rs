@@ -20,7 +20,8 @@ use pagevault_keystore::record::MAX_WRAPPED_DATA_KEY;
 use pagevault_keystore::state::{FormerVersions, State};
 use pagevault_keystore::storage::{Storage, SyncError};
 use pagevault_keystore::{
-    CheckValue, DataKeyVersion, KeyTimes, Lsn, Record, Scope, compaction, wal, wrappings,
+    CheckValue, DataKeyVersion, DatabaseKey, Lsn, Record, Scope, Wrapping, compaction, wal,
+    wrappings,
 };
 
 use crate::arbitrary::{DATABASE, current, data_key, file, key_version, sealed_only};
@@ -341,12 +342,10 @@ fn database_key(version: u32, master_version: u32) -> Record {
     Record::DatabaseKey {
         scope: Scope::CLUSTER,
         version: key_version(version),
-        provider: "vault".into(),
-        master_key: "main".into(),
-        master_version: master_version.into(),
-        wrapped: vec![version as u8; 101],
-        check: CheckValue::from_bytes([version as u8; 16]),
-        times: KeyTimes::at(7),
+        key: DatabaseKey::new(
+            CheckValue::from_bytes([version as u8; 16]),
+            Wrapping::new(("vault", "main"), master_version.into(), vec![version as u8; 101], 7),
+        ),
     }
 }
 

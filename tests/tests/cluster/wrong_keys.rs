@@ -251,10 +251,10 @@ fn from_exchanged_wrappings_is_refused() -> Result<()> {
     let (mut log, _) =
         Log::open(&storage, Scope::CLUSTER, Trust::All)?.context("there is no key file")?;
     let mut exchanged = second.clone();
-    if let (Record::DatabaseKey { wrapped, .. }, Record::DatabaseKey { wrapped: other, .. }) =
+    if let (Record::DatabaseKey { key, .. }, Record::DatabaseKey { key: other, .. }) =
         (&mut exchanged, &first)
     {
-        wrapped.clone_from(other);
+        key.first.wrapped.clone_from(&other.first.wrapped);
     }
     log.append(&[exchanged])?;
     log.append_settled(&log.position())?;

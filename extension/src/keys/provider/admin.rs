@@ -2,9 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use pagevault_cipher::KeyVersion;
 use pagevault_keystore::protocol::{Action, ProviderSpec};
-use pagevault_keystore::state::{DatabaseKey, State};
-use pagevault_keystore::{Record, Scope};
+use pagevault_keystore::state::State;
+use pagevault_keystore::{DatabaseKey, Record, Scope, Wrapping};
 use pgrx::PgSqlErrorCode as Code;
 use serde_json::Value;
 
@@ -46,16 +47,15 @@ pub(crate) fn alter(name: &str, options: &Value) -> Result<()> {
     let spec = checked_options(BY, name, &provider.kind, options)?;
     // If a tablespace is not mounted, its databases seem to be dropped.
     let is_known = |scope: Scope| catalog::database_name(scope.number()).is_some();
-    let is_missed =
-        |scope, key: &DatabaseKey| key.provider == name && (!is_gone(scope) || is_known(scope));
-    let wrapped: Vec<_> =
-        state.database_keys().filter(|(scope, _, key)| is_missed(*scope, key)).collect();
+    let mut wrapped: Vec<_> = wrapped_by(&state, name).collect();
+    wrapped.retain(|(scope, ..)| !is_gone(*scope) || is_known(*scope));
     let mut questions = Vec::new();
-    for (scope, version, record) in &wrapped {
-        questions.push(Question::unwrap_by(spec.clone(), *scope, *version, record));
+    for (scope, version, record, wrapping) in &wrapped {
+        let place = (*scope, *version);
+        questions.push(Question::unwrap_by(spec.clone(), place, record.check, wrapping));
     }
     let answers = operations::ask_unrecorded(BY, questions)?;
-    for ((scope, version, _), answer) in wrapped.iter().zip(answers) {
+    for ((scope, version, ..), answer) in wrapped.iter().zip(answers) {
         let proven =
             answer.unwrapped(&format!("unwrap the key of {}", master_keys::scope_name(*scope)))?;
         if shmem::required()?.secrets.is(*scope, *version, &proven) == Some(false) {
@@ -72,11 +72,7 @@ pub(crate) fn drop(name: &str) -> Result<()> {
         return Err(operations::no_such_provider(name, &state));
     }
     if state.uses_provider(name) {
-        let scopes: BTreeSet<Scope> = state
-            .database_keys()
-            .filter(|(_, _, key)| key.provider == name)
-            .map(|(scope, _, _)| scope)
-            .collect();
+        let scopes: BTreeSet<Scope> = wrapped_by(&state, name).map(|(scope, ..)| scope).collect();
         let hint = if scopes.iter().all(|scope| is_gone(*scope)) {
             "These databases are gone. Nobody asks the provider for their keys any more; its name is kept for backups of their time."
         } else {
@@ -144,11 +140,22 @@ pub(crate) fn check(name: &str, key: Option<&str>) -> Result<Vec<Checked>> {
 /// The master keys of a provider that wrap a database key, each with its newest version in use.
 pub(crate) fn master_keys_in_use(state: &State, provider: &str) -> BTreeMap<String, u64> {
     let mut keys = BTreeMap::new();
-    for (_, _, key) in state.database_keys().filter(|(_, _, key)| key.provider == provider) {
+    for (.., key) in wrapped_by(state, provider) {
         let version = keys.entry(key.master_key.clone()).or_insert(key.master_version);
         *version = key.master_version.max(*version);
     }
     keys
+}
+
+/// The database keys that master keys of a provider wrap.
+fn wrapped_by<'a>(
+    state: &'a State,
+    provider: &str,
+) -> impl Iterator<Item = (Scope, KeyVersion, &'a DatabaseKey, &'a Wrapping)> {
+    state.database_keys().flat_map(move |(scope, version, key)| {
+        let by_it = key.wrappings().filter(move |by| by.provider == provider);
+        by_it.map(move |by| (scope, version, key, by))
+    })
 }
 
 fn checked_options(by: &str, name: &str, kind: &str, options: &Value) -> Result<ProviderSpec> {

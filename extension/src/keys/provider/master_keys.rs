@@ -8,8 +8,9 @@ use std::borrow::Borrow;
 
 use pagevault_cipher::{KeyVersion, Secret32};
 use pagevault_keystore::protocol::{Action, Base64, ProviderSpec, SecretBytes};
-use pagevault_keystore::state::{DatabaseKey, State};
-use pagevault_keystore::{CheckValue, KeyTimes, Record, Scope};
+use pagevault_keystore::record::MAX_MASTER_KEYS;
+use pagevault_keystore::state::State;
+use pagevault_keystore::{CheckValue, DatabaseKey, Record, Scope, Wrapping};
 use pgrx::PgSqlErrorCode as Code;
 
 use super::operations::{self, Answer, Question};
@@ -24,20 +25,44 @@ use crate::pg::{catalog, process, wal};
 use crate::shmem;
 use crate::shmem::secrets::State as KeyState;
 
-/// Wraps a scope's database key with a master key; creates the database key if there is none. `by`
-/// is the SQL function that asks.
+/// A master key that is to wrap a scope's database key.
+struct Target {
+    spec: ProviderSpec,
+    key: String,
+    /// It wraps, although it may have wrapped before: with its newest version then.
+    wraps: bool,
+}
+
+/// The master keys that wrap a database key, in their order.
+fn targets(state: &State, key: &DatabaseKey, wraps: bool) -> Result<Vec<Target>> {
+    let target = |by: &Wrapping| {
+        let spec = operations::spec_of(state, &by.provider)?;
+        Ok(Target { spec, key: by.master_key.clone(), wraps })
+    };
+    key.wrappings().map(target).collect()
+}
+
+/// Wraps a scope's database key with a master key, which is asked first from now on, instead of
+/// the one that was; creates the database key if there is none. `by` is the SQL function that asks.
 pub(crate) fn set(by: &str, scope: Scope, provider: &str, key: &str) -> Result<()> {
     check_key_name(key)?;
     let state = persist::current_cluster_state()?;
     let spec = operations::spec_of(&state, provider)?;
     refused::require_usable(scope)?;
-    if state.current_database_key(scope).is_none() {
-        return set_first(by, scope, &spec, key);
+    let Some((_, current)) = state.current_database_key(scope) else {
+        return set_first(by, scope, spec, key);
+    };
+    let mut all = targets(&state, current, false)?;
+    match current.wrappings().position(|known| known.is_by(provider, key)) {
+        // One of several: the others stay.
+        Some(known) => drop(all.remove(known)),
+        None => drop(all.remove(0)),
     }
-    move_to(by, &state, scope, &spec, key).map(|_| ())
+    all.insert(0, Target { spec, key: key.to_owned(), wraps: true });
+    wrap_with(by, &state, scope, &all).map(|_| ())
 }
 
-fn set_first(by: &str, scope: Scope, spec: &ProviderSpec, key: &str) -> Result<()> {
+fn set_first(by: &str, scope: Scope, spec: ProviderSpec, key: &str) -> Result<()> {
     if !scope.is_cluster() {
         refused::require_usable(Scope::CLUSTER)?;
         // The cluster's key is needed to unwrap the data keys that are to be rewrapped.
@@ -45,7 +70,8 @@ fn set_first(by: &str, scope: Scope, spec: &ProviderSpec, key: &str) -> Result<(
     }
     let secret = Secret32::random()?;
     let first = KeyVersion::FIRST;
-    let record = wrap_new(by, (scope, first), spec, key, &secret, None)?;
+    let target = Target { spec, key: key.to_owned(), wraps: true };
+    let record = wrap_new(by, (scope, first), &[target], &secret, None)?;
     write_database_key(record, secret)?;
     if !scope.is_cluster() {
         // Data keys of this database that the cluster's key wraps are rewrapped with its own key.
@@ -54,60 +80,179 @@ fn set_first(by: &str, scope: Scope, spec: &ProviderSpec, key: &str) -> Result<(
     Ok(())
 }
 
-/// Makes the provider create a new version of the scope's master key, and wraps with it. Returns
-/// the version in use.
+/// Wraps a scope's database key with another master key as well, which is asked last.
+pub(crate) fn add(by: &str, scope: Scope, provider: &str, key: &str) -> Result<()> {
+    check_key_name(key)?;
+    let state = persist::current_cluster_state()?;
+    let spec = operations::spec_of(&state, provider)?;
+    refused::require_usable(scope)?;
+    let (_, current) = state.current_database_key(scope).ok_or_else(|| no_master_key(scope))?;
+    if current.wrappings().any(|known| known.is_by(provider, key)) {
+        return Err(Report::new(
+            Code::ERRCODE_DUPLICATE_OBJECT,
+            format!(
+                "master key \"{key}\" of provider \"{provider}\" wraps the key of {} already",
+                scope_name(scope)
+            ),
+        ));
+    }
+    let mut all = targets(&state, current, false)?;
+    if all.len() >= MAX_MASTER_KEYS {
+        return Err(Report::new(
+            Code::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
+            format!("the key of {} has {MAX_MASTER_KEYS} master keys", scope_name(scope)),
+        )
+        .detail("More are not possible."));
+    }
+    all.push(Target { spec, key: key.to_owned(), wraps: true });
+    wrap_with(by, &state, scope, &all).map(|_| ())
+}
+
+/// Takes one of several master keys away, after proving that another one unlocks.
+pub(crate) fn remove(by: &str, scope: Scope, provider: &str, key: &str) -> Result<()> {
+    let state = persist::current_cluster_state()?;
+    refused::require_usable(scope)?;
+    let (_, current) = state.current_database_key(scope).ok_or_else(|| no_master_key(scope))?;
+    let Some(place) = current.wrappings().position(|known| known.is_by(provider, key)) else {
+        let known: Vec<_> =
+            current.wrappings().map(|by| in_words(&by.provider, &by.master_key)).collect();
+        return Err(Report::new(
+            Code::ERRCODE_UNDEFINED_OBJECT,
+            format!("{} does not wrap the key of {}", in_words(provider, key), scope_name(scope)),
+        )
+        .detail(format!("It is wrapped by {}.", known.join(" and "))));
+    };
+    if current.others.is_empty() {
+        return Err(Report::new(
+            Code::ERRCODE_DEPENDENT_OBJECTS_STILL_EXIST,
+            format!("cannot drop the only master key of {}", scope_name(scope)),
+        )
+        .detail("Nothing else would unlock it.")
+        .hint("Replace it with pagevault.set_cluster_master_key() or pagevault.set_database_master_key(), or add another one first."));
+    }
+    let mut all = targets(&state, current, false)?;
+    drop(all.remove(place));
+    require_one_that_unlocks(by, &state, scope, &all)?;
+    wrap_with(by, &state, scope, &all)?;
+    Ok(())
+}
+
+/// Whether one of these master keys unwraps all versions of a scope's database key.
+///
+/// # Errors
+/// The failure of the last one, if none does.
+fn require_one_that_unlocks(by: &str, state: &State, scope: Scope, of: &[Target]) -> Result<()> {
+    let what = format!("unwrap the key of {}", scope_name(scope));
+    let mut failure = None;
+    for target in of {
+        let mut questions = Vec::new();
+        for (_, version, record) in state.database_keys().filter(|(s, ..)| *s == scope) {
+            let wrapping = record.wrappings().find(|by| by.is_by(&target.spec.name, &target.key));
+            let wrapping =
+                wrapping.ok_or_else(|| internal("a master key lacks a version".into()))?;
+            questions.push(Question::unwrap(state, (scope, version), record, wrapping)?.once());
+        }
+        let answers = operations::ask(by, questions)?;
+        match answers.iter().try_for_each(|answer| answer.unwrapped(&what).map(drop)) {
+            Ok(()) => return Ok(()),
+            Err(report) => failure = Some(report),
+        }
+    }
+    failure.map_or(Ok(()), |report: Report| {
+        Err(report.hint("None of the master keys that would be left unlocks. Nothing was changed."))
+    })
+}
+
+/// Makes the providers create new versions of all master keys of a scope, and wraps with them.
+/// Returns the version in use of the one that is asked first.
 pub(crate) fn rotate(by: &str, scope: Scope) -> Result<i64> {
     let state = persist::current_cluster_state()?;
     let (_, current) = state.current_database_key(scope).ok_or_else(|| no_master_key(scope))?;
     refused::require_usable(scope)?;
     require_unlocked(&state, scope)?;
-    let key = current.master_key.clone();
-    let spec = operations::spec_of(&state, &current.provider)?;
-    let action = Action::Rotate { wrapped: Base64(current.wrapped.clone()) };
-    let question = Question::new(spec.clone(), key.clone(), Some(scope), action);
-    operations::ask_one(by, question)?.rotated(&format!("rotate master key \"{key}\""))?;
-    let version = move_to(by, &state, scope, &spec, &key)?;
+    let all = targets(&state, current, true)?;
+    let questions = all.iter().zip(current.wrappings()).map(|(target, wrapping)| {
+        let action = Action::Rotate { wrapped: Base64(wrapping.wrapped.clone()) };
+        Question::new(target.spec.clone(), target.key.clone(), Some(scope), action)
+    });
+    let answers = operations::ask(by, questions.collect())?;
+    for (answer, target) in answers.into_iter().zip(&all) {
+        answer.rotated(&format!("rotate master key \"{}\"", target.key))?;
+    }
+    let version = wrap_with(by, &state, scope, &all)?;
     i64::try_from(version).map_err(|_| internal("master key version out of range".into()))
 }
 
-/// Wraps every live version of a scope's database key with the newest version of a master key,
-/// proves all of them, and records them together. Returns the master key's version.
+/// A wrapping that stays, or is to be made.
+enum Plan<'a> {
+    Stays(&'a Wrapping),
+    New { target: &'a Target, before: Option<&'a Wrapping> },
+}
+
+/// Lets these master keys, and no others, wrap every live version of a scope's database key, proves
+/// what is new, and records everything together. Returns the version of the first master key.
 ///
-/// Keys wrapped by this provider are rewrapped by it. Keys wrapped by another provider are wrapped
-/// from memory, so the old provider need not be reachable.
-fn move_to(by: &str, state: &State, scope: Scope, spec: &ProviderSpec, key: &str) -> Result<u64> {
+/// Keys wrapped by the same provider are rewrapped by it. Others are wrapped from memory, so the
+/// provider that has wrapped them until now need not be reachable.
+fn wrap_with(by: &str, state: &State, scope: Scope, targets: &[Target]) -> Result<u64> {
     let secrets = &shmem::required()?.secrets;
+    let mut plans = Vec::new();
     let mut questions = Vec::new();
-    let mut versions = Vec::new();
     for (_, version, record) in state.database_keys().filter(|(s, _, _)| *s == scope) {
         if secrets.state(scope, version).is_none() {
             continue; // forgotten since the state was read
         }
         let secret = secrets.get(scope, version).ok_or_else(|| data_keys::locked(scope))?;
         proof::require_right(Expects { scope, version, check: record.check }, &secret)?;
-        let action = if record.provider == spec.name {
-            let wrapped = Base64(record.wrapped.clone());
-            Action::Rewrap { from_key: record.master_key.clone(), wrapped }
-        } else {
-            Action::Wrap { plaintext: SecretBytes::from_slice(secret.expose()) }
-        };
-        questions.push(Question::new(spec.clone(), key.to_owned(), Some(scope), action));
-        versions.push((version, secret, record));
+        let mut plan = Vec::new();
+        for target in targets {
+            let name = &target.spec.name;
+            let same = record.wrappings().find(|by| by.is_by(name, &target.key));
+            if let Some(same) = same.filter(|_| !target.wraps) {
+                plan.push(Plan::Stays(same));
+                continue;
+            }
+            let at_provider = same.or(record.wrappings().find(|by| by.provider == *name));
+            let action = match at_provider {
+                Some(known) => {
+                    let wrapped = Base64(known.wrapped.clone());
+                    Action::Rewrap { from_key: known.master_key.clone(), wrapped }
+                }
+                None => Action::Wrap { plaintext: SecretBytes::from_slice(secret.expose()) },
+            };
+            let (spec, key) = (target.spec.clone(), target.key.clone());
+            questions.push(Question::new(spec, key, Some(scope), action));
+            plan.push(Plan::New { target, before: same });
+        }
+        plans.push((version, secret, record, plan));
     }
-    let mut moved = Vec::new();
-    for ((version, secret, before), answer) in
-        versions.into_iter().zip(operations::ask(by, questions)?)
-    {
-        let record = record_of(spec, key, before.check, answer, Some(before))?;
-        let times = KeyTimes { made: before.times.made, ..record.times };
-        moved.push((version, secret, DatabaseKey { times, ..record }));
+    let mut answers = operations::ask(by, questions)?.into_iter();
+    let mut wrapped = Vec::new();
+    let mut to_prove = Vec::new();
+    for (version, secret, record, plan) in &plans {
+        let mut wrappings = Vec::new();
+        for planned in plan {
+            wrappings.push(match planned {
+                Plan::Stays(wrapping) => Wrapping::clone(wrapping),
+                Plan::New { target, before } => {
+                    let answer = answers.next().ok_or_else(|| internal("no answer".to_owned()))?;
+                    let new = wrapping_of(target, answer, *before)?;
+                    to_prove.push((*version, secret, record.check, *target, new.clone()));
+                    new
+                }
+            });
+        }
+        let mut wrappings = wrappings.into_iter();
+        let first = wrappings.next().ok_or_else(|| no_master_key(scope))?;
+        let (check, made) = (record.check, record.made);
+        wrapped.push((*version, DatabaseKey { check, made, first, others: wrappings.collect() }));
     }
-    prove(by, scope, spec, &moved)?;
-    let newest = moved.last().map_or(0, |(_, _, record)| record.master_version);
+    prove(by, scope, &to_prove)?;
+    let newest = wrapped.last().map_or(0, |(_, key)| key.first.master_version);
     let end = {
         let lock = KeystoreLock::acquire();
-        let known = moved.into_iter().filter(|(v, _, _)| secrets.state(scope, *v).is_some());
-        let records = known.map(|(version, _, key)| database_key_record(scope, version, key));
+        let known = wrapped.into_iter().filter(|(v, _)| secrets.state(scope, *v).is_some());
+        let records = known.map(|(version, key)| Record::DatabaseKey { scope, version, key });
         persist::append(&lock, Scope::CLUSTER, &records.collect::<Vec<_>>())?
     };
     wal::flush(end);
@@ -117,7 +262,7 @@ fn move_to(by: &str, state: &State, scope: Scope, spec: &ProviderSpec, key: &str
 }
 
 /// Creates a new database key and wraps data keys with it: those of this database if it has its own
-/// key, otherwise all that the cluster's key wraps.
+/// key, otherwise all that the cluster's key wraps. All master keys of the scope wrap it.
 pub(crate) fn rotate_database_key(by: &str, database: u32) -> Result<KeyVersion> {
     let state = persist::current_cluster_state()?;
     let own = Scope::database(database);
@@ -126,12 +271,12 @@ pub(crate) fn rotate_database_key(by: &str, database: u32) -> Result<KeyVersion>
     let (version, current) = state.current_database_key(scope).ok_or_else(|| no_master_key(own))?;
     refused::require_usable(scope)?;
     require_unlocked(&state, scope)?;
-    let spec = operations::spec_of(&state, &current.provider)?;
+    let targets = targets(&state, current, true)?;
     let new_version = KeyVersion::after(Some(version))
         .ok_or_else(|| internal("database key versions are used up".into()))?;
     let secret = Secret32::random()?;
     let place = (scope, new_version);
-    let record = wrap_new(by, place, &spec, &current.master_key, &secret, Some(current))?;
+    let record = wrap_new(by, place, &targets, &secret, Some(current))?;
     write_database_key(record, secret)?;
     let homes = data_keys::logs_wrapped_by(scope)?;
     for home in homes {
@@ -156,89 +301,65 @@ fn require_unlocked(state: &State, scope: Scope) -> Result<()> {
     }
 }
 
-/// Wraps a new database key and proves that the provider unwraps it. `before`: the scope's key
-/// until now.
+/// Wraps a new database key with all of these master keys, and proves that they unwrap it.
+/// `before`: the scope's key until now.
 fn wrap_new(
     by: &str,
     (scope, version): (Scope, KeyVersion),
-    spec: &ProviderSpec,
-    key: &str,
+    targets: &[Target],
     secret: &Secret32,
     before: Option<&DatabaseKey>,
 ) -> Result<Record> {
-    let plaintext = SecretBytes::from_slice(secret.expose());
-    let action = Action::Wrap { plaintext };
-    let question = Question::new(spec.clone(), key.to_owned(), Some(scope), action);
+    let questions = targets.iter().map(|Target { spec, key, .. }| {
+        let action = Action::Wrap { plaintext: SecretBytes::from_slice(secret.expose()) };
+        Question::new(spec.clone(), key.clone(), Some(scope), action)
+    });
     let check = proof::check_value(scope, version, secret)?;
-    let record = record_of(spec, key, check, operations::ask_one(by, question)?, before)?;
-    let wrapped = [(version, secret, record)];
-    prove(by, scope, spec, &wrapped)?;
-    let [(_, _, record)] = wrapped;
-    Ok(database_key_record(scope, version, record))
+    let mut to_prove = Vec::new();
+    for (answer, target) in operations::ask(by, questions.collect())?.into_iter().zip(targets) {
+        let is_it = |known: &&Wrapping| known.is_by(&target.spec.name, &target.key);
+        let before = before.and_then(|key| key.wrappings().find(is_it));
+        to_prove.push((version, secret, check, target, wrapping_of(target, answer, before)?));
+    }
+    prove(by, scope, &to_prove)?;
+    let mut wrappings = to_prove.into_iter().map(|(.., wrapping)| wrapping);
+    let first = wrappings.next().ok_or_else(|| no_master_key(scope))?;
+    let key = DatabaseKey { others: wrappings.collect(), ..DatabaseKey::new(check, first) };
+    Ok(Record::DatabaseKey { scope, version, key })
 }
 
-/// Proves that the provider unwraps each wrapped key of the given version to its secret. New
+/// Proves that the providers unwrap each wrapped key of the given version to its secret. New
 /// wrappings are recorded only after that; until then the keystore has the old ones.
 fn prove<S: Borrow<Secret32>>(
     by: &str,
     scope: Scope,
-    spec: &ProviderSpec,
-    keys: &[(KeyVersion, S, DatabaseKey)],
+    keys: &[(KeyVersion, S, CheckValue, &Target, Wrapping)],
 ) -> Result<()> {
-    let question = |(version, _, record): &(KeyVersion, S, DatabaseKey)| {
-        Question::unwrap_by(spec.clone(), scope, *version, record)
-    };
-    let answers = operations::ask(by, keys.iter().map(question).collect())?;
+    let questions = keys.iter().map(|(version, _, check, target, wrapping)| {
+        Question::unwrap_by(target.spec.clone(), (scope, *version), *check, wrapping)
+    });
+    let answers = operations::ask(by, questions.collect())?;
     let what = format!("unwrap the key of {}", scope_name(scope));
-    for ((_, secret, _), answer) in keys.iter().zip(answers) {
+    for ((_, secret, _, target, _), answer) in keys.iter().zip(answers) {
         if !secret.borrow().matches(answer.unwrapped(&what)?.expose()) {
-            return Err(operations::unproven(&spec.name));
+            return Err(operations::unproven(&target.spec.name));
         }
     }
     Ok(())
 }
 
-/// The record of a database key that is new and has just been wrapped. `before`: what the scope's
-/// master key has wrapped until now.
-fn record_of(
-    spec: &ProviderSpec,
-    key: &str,
-    check: CheckValue,
-    answer: Answer,
-    before: Option<&DatabaseKey>,
-) -> Result<DatabaseKey> {
+/// The wrapping in an answer. `before`: what the same master key has wrapped until now.
+fn wrapping_of(target: &Target, answer: Answer, before: Option<&Wrapping>) -> Result<Wrapping> {
+    let Target { spec, key, .. } = target;
     let what = format!("wrap a database key with master key \"{key}\"");
     let (wrapped, master_version) = answer.wrapped(&what)?;
-    let is_same = |before: &&DatabaseKey| {
-        before.provider == spec.name
-            && before.master_key == key
-            && before.master_version == master_version
-    };
-    let times = KeyTimes::at(process::now());
-    let since = before.filter(is_same).map(|before| before.times.master_key);
-    let times = KeyTimes { master_key: since.unwrap_or(times.master_key), ..times };
-    Ok(DatabaseKey {
-        provider: spec.name.clone(),
-        master_key: key.to_owned(),
-        master_version,
-        wrapped,
-        check,
-        times,
-    })
+    let new = Wrapping::new((&spec.name, key), master_version, wrapped, process::now());
+    let since = before.filter(|before| before.master_version == master_version);
+    Ok(Wrapping { since: since.map_or(new.since, |before| before.since), ..new })
 }
 
-fn database_key_record(scope: Scope, version: KeyVersion, key: DatabaseKey) -> Record {
-    let DatabaseKey { provider, master_key, master_version, wrapped, check, times } = key;
-    Record::DatabaseKey {
-        scope,
-        version,
-        provider,
-        master_key,
-        master_version,
-        wrapped,
-        check,
-        times,
-    }
+fn in_words(provider: &str, key: &str) -> String {
+    format!("master key \"{key}\" of provider \"{provider}\"")
 }
 
 /// Records a new database key and makes it usable under one lock, so that no process finds it

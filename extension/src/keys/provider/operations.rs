@@ -5,14 +5,15 @@
 //! that may be held is the one of key management, because a request may take
 //! `pagevault.keyring_timeout`.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use pagevault_cipher::{KeyVersion, Secret32};
 use pagevault_keystore::protocol::{
     Action, Base64, Failure, Finding, Operation, Outcome, ProviderSpec,
 };
-use pagevault_keystore::state::{DatabaseKey, State};
-use pagevault_keystore::{Scope, master_context};
+use pagevault_keystore::state::State;
+use pagevault_keystore::{CheckValue, DatabaseKey, Scope, Wrapping, master_context};
 use pgrx::PgSqlErrorCode as Code;
 
 use super::helper;
@@ -36,6 +37,8 @@ pub(crate) struct Question {
     pub(crate) action: Action,
     /// The database key that an unwrapping must return. If `None`, no key is taken from the answer.
     expects: Option<Expects>,
+    /// See [`Operation::once`].
+    once: bool,
 }
 
 impl Question {
@@ -46,34 +49,50 @@ impl Question {
         scope: Option<Scope>,
         action: Action,
     ) -> Question {
-        Question { provider, key, scope, action, expects: None }
+        Question { provider, key, scope, action, expects: None, once: false }
     }
 
-    /// Unwraps a version of a scope's database key, according to its record.
+    /// Unwraps a version of a scope's database key by one of the master keys in its record.
     pub(crate) fn unwrap(
         state: &State,
-        scope: Scope,
-        version: KeyVersion,
+        (scope, version): (Scope, KeyVersion),
         record: &DatabaseKey,
+        wrapping: &Wrapping,
     ) -> Result<Question> {
-        Ok(Question::unwrap_by(spec_of(state, &record.provider)?, scope, version, record))
+        let provider = spec_of(state, &wrapping.provider)?;
+        Ok(Question::unwrap_by(provider, (scope, version), record.check, wrapping))
     }
 
     /// Like [`Question::unwrap`], by a provider whose options are not recorded yet.
     pub(crate) fn unwrap_by(
         provider: ProviderSpec,
-        scope: Scope,
-        version: KeyVersion,
-        record: &DatabaseKey,
+        (scope, version): (Scope, KeyVersion),
+        check: CheckValue,
+        wrapping: &Wrapping,
     ) -> Question {
         Question {
             provider,
-            key: record.master_key.clone(),
+            key: wrapping.master_key.clone(),
             scope: Some(scope),
-            action: Action::Unwrap { wrapped: Base64(record.wrapped.clone()) },
-            expects: Some(Expects { scope, version, check: record.check }),
+            action: Action::Unwrap { wrapped: Base64(wrapping.wrapped.clone()) },
+            expects: Some(Expects { scope, version, check }),
+            once: false,
         }
     }
+
+    fn subject(&self) -> Subject {
+        subject(&self.provider, &self.key)
+    }
+
+    /// Tried once, because another master key can answer as well.
+    pub(crate) fn once(self) -> Question {
+        Question { once: true, ..self }
+    }
+}
+
+fn subject(provider: &ProviderSpec, key: &str) -> Subject {
+    let (name, kind) = (provider.name.clone(), provider.kind.clone());
+    Subject { provider: name, kind, key: key.to_owned() }
 }
 
 /// The answer to a [`Question`].
@@ -193,27 +212,44 @@ struct SentQuestion {
 const BATCH: usize = 64;
 
 fn ask_recording(by: &str, questions: Vec<Question>, note: Recording) -> Result<Vec<Answer>> {
-    let mut answers = Vec::with_capacity(questions.len());
-    let mut questions = questions.into_iter();
-    loop {
-        let some: Vec<_> = questions.by_ref().take(BATCH).collect();
-        if some.is_empty() {
-            return Ok(answers);
+    let mut answers: Vec<Answer> = Vec::with_capacity(questions.len());
+    let mut questions = questions.into_iter().peekable();
+    // Providers that a run has found out of order: later runs do not wait for them again.
+    let mut out_of_order: BTreeMap<String, Failure> = BTreeMap::new();
+    while questions.peek().is_some() {
+        // In the order of the questions: a run, or a question that nobody is asked.
+        let failed = |question: &Question| {
+            out_of_order.get(&question.provider.name).filter(|_| question.once)
+        };
+        if let Some(failure) = questions.peek().and_then(failed) {
+            let outcome = Outcome::Failed(failure.clone());
+            let subject = questions.next().map(|question| question.subject());
+            answers.extend(subject.map(|subject| Answer { subject, outcome }));
+            continue;
         }
-        answers.extend(run_helper(by, some, note)?);
+        let mut some = Vec::new();
+        while some.len() < BATCH
+            && let Some(question) = questions.next_if(|question| failed(question).is_none())
+        {
+            some.push(question);
+        }
+        let new = run_helper(by, some, note)?;
+        for answer in &new {
+            if let Some(failure) = answer.failure().filter(|failure| failure.retry) {
+                out_of_order.insert(answer.subject.provider.clone(), failure.clone());
+            }
+        }
+        answers.extend(new);
     }
+    Ok(answers)
 }
 
 fn run_helper(by: &str, questions: Vec<Question>, note: Recording) -> Result<Vec<Answer>> {
     let mut asked = Vec::with_capacity(questions.len());
     let mut operations = Vec::with_capacity(questions.len());
-    for Question { provider, key, scope, action, expects } in questions {
+    for Question { provider, key, scope, action, expects, once } in questions {
         asked.push(SentQuestion {
-            subject: Subject {
-                provider: provider.name.clone(),
-                kind: provider.kind.clone(),
-                key: key.clone(),
-            },
+            subject: subject(&provider, &key),
             action: action_name(&action),
             from_key: match &action {
                 Action::Rewrap { from_key, .. } if *from_key != key => Some(from_key.clone()),
@@ -223,7 +259,7 @@ fn run_helper(by: &str, questions: Vec<Question>, note: Recording) -> Result<Vec
             expects,
         });
         let context = scope.map(context).transpose()?.unwrap_or_default();
-        operations.push(Operation { provider, key, context, action });
+        operations.push(Operation { provider, key, context, action, once });
     }
     let asking = Requester { by, who: session::identity(), note };
     let started = Instant::now();

@@ -11,15 +11,14 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use pagevault_cipher::KeyVersion;
-use pagevault_keystore::Scope;
 use pagevault_keystore::protocol::ErrorClass;
-use pagevault_keystore::state::DatabaseKey;
+use pagevault_keystore::{DatabaseKey, Scope};
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
 use super::gone::is_gone;
 use super::operations::{self, Answer, Question};
-use super::refusal::{self, Subject};
+use super::refusal;
 use super::revoked::{self, Change};
 use super::unlock;
 use crate::keys::store::persist;
@@ -110,14 +109,19 @@ pub(crate) fn revalidate(logged: &mut Logged) -> Result<()> {
     let mut asked = Vec::new();
     for (scope, version) in scopes {
         let Some(record) = state.database_key(scope, version) else { continue };
-        questions.push(Question::unwrap(&state, scope, version, record)?);
+        for wrapping in record.wrappings() {
+            let question = Question::unwrap(&state, (scope, version), record, wrapping)?;
+            questions.push(if record.others.is_empty() { question } else { question.once() });
+        }
         asked.push(KeyInQuestion { scope, version, record });
     }
     match operations::ask(BY, questions) {
         Ok(answers) => {
             log_end_of_outage(HELPER, logged);
-            for (asked, answer) in asked.iter().zip(answers) {
-                act(asked, &answer.subject, judge(asked, &answer), logged)?;
+            let mut answers = answers.into_iter();
+            for asked in &asked {
+                let of_it = answers.by_ref().take(asked.record.wrappings().count());
+                act(asked, of_it.collect(), logged)?;
             }
         }
         Err(_) if process::is_told_to_stop() => return Ok(()),
@@ -147,36 +151,53 @@ fn judge(asked: &KeyInQuestion<'_>, answer: &Answer) -> Verdict {
     }
 }
 
-fn act(
-    asked: &KeyInQuestion<'_>,
-    subject: &Subject,
-    verdict: Verdict,
-    logged: &mut Logged,
-) -> Result<()> {
-    let provider = format!("key provider \"{}\"", subject.provider);
+/// Acts on the answers of all master keys that wrap a database key. It is revoked if all of them
+/// refuse: one that answers is enough, and one that cannot be reached may be.
+fn act(asked: &KeyInQuestion<'_>, answers: Vec<Answer>, logged: &mut Logged) -> Result<()> {
     let whose = asked.scope.name();
-    match verdict {
-        Verdict::Outage(report) => log_outage(&provider, &report, logged),
-        Verdict::Good => {
-            log_end_of_outage(&provider, logged);
-            logged.is_over(&whose);
-            if revoked::restore(asked.scope)? {
-                unlock::remember(None)?;
+    let (mut is_good, mut refusals, mut others) = (false, Vec::new(), false);
+    for answer in answers {
+        let provider = format!("key provider \"{}\"", answer.subject.provider);
+        match judge(asked, &answer) {
+            Verdict::Outage(report) => {
+                log_outage(&provider, &report, logged);
+                others = true;
+            }
+            Verdict::Good => {
+                log_end_of_outage(&provider, logged);
+                is_good = true;
+            }
+            Verdict::Revoked { cause, text } => {
+                log_end_of_outage(&provider, logged);
+                refusals.push((answer.subject, cause, text));
             }
         }
-        Verdict::Revoked { cause, text } => {
-            log_end_of_outage(&provider, logged);
-            let Some((revocation, is_refused)) = revoke(asked, cause)? else { return Ok(()) };
-            let warning = revoked::warning(asked.scope, subject, revocation, &text);
-            if is_refused {
-                unlock::remember(Some(&warning))?;
-            }
-            if logged
-                .is_due(&whose, if is_refused { LoggedState::Locked } else { LoggedState::Revoked })
-            {
-                warning.send(PgLogLevel::WARNING);
+    }
+    if is_good {
+        logged.is_over(&whose);
+        if revoked::restore(asked.scope)? {
+            unlock::remember(None)?;
+        }
+    }
+    if is_good || others {
+        for (subject, cause, text) in &refusals {
+            let one = format!("{whose} by {}/{}", subject.provider, subject.key);
+            if logged.is_due(&one, LoggedState::Revoked) {
+                revoked::one_of_several(asked.scope, subject, *cause, text, is_good)
+                    .send(PgLogLevel::WARNING);
             }
         }
+        return Ok(());
+    }
+    let Some((subject, cause, text)) = refusals.into_iter().next() else { return Ok(()) };
+    let Some((revocation, is_refused)) = revoke(asked, cause)? else { return Ok(()) };
+    let warning = revoked::warning(asked.scope, &subject, revocation, &text);
+    if is_refused {
+        unlock::remember(Some(&warning))?;
+    }
+    let state = if is_refused { LoggedState::Locked } else { LoggedState::Revoked };
+    if logged.is_due(&whose, state) {
+        warning.send(PgLogLevel::WARNING);
     }
     Ok(())
 }

@@ -67,6 +67,33 @@ pub(crate) fn another_key(scope: Scope) -> Report {
     .hint("Check that the provider holds the key that wrapped it, not another of the same name.")
 }
 
+/// The warning that one of several master keys of a scope is refused.
+pub(crate) fn one_of_several(
+    scope: Scope,
+    subject: &Subject,
+    cause: ErrorClass,
+    text: &str,
+    another_answers: bool,
+) -> Report {
+    let whose = scope.name();
+    let others = if another_answers {
+        "Another master key unlocks it."
+    } else {
+        "The others could not be asked. Nothing is locked before all of them refuse."
+    };
+    Report::new(
+        PgSqlErrorCode::ERRCODE_WARNING,
+        format!(
+            "pagevault: master key \"{}\" of provider \"{}\" was revoked: {}",
+            subject.key,
+            subject.provider,
+            in_words(cause)
+        ),
+    )
+    .detail(format!("It wraps the key of {whose}: {text}. {others}"))
+    .hint("Make the key usable again, or take it away with pagevault.drop_cluster_master_key() or pagevault.drop_database_master_key().")
+}
+
 /// The warning while a scope's master key is revoked: the cause, and the consequence with its time.
 pub(crate) fn warning(
     scope: Scope,

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use pagevault_cipher::{KeyVersion, Secret32};
 use pagevault_keystore::Scope;
 use pagevault_keystore::protocol::{ErrorClass, Failure};
+use pagevault_keystore::record::MAX_MASTER_KEYS;
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
@@ -49,57 +50,70 @@ const CREDENTIALS: Duration = Duration::from_secs(300);
 /// While recovery waits, the warning is repeated after this time.
 const WARN_AGAIN: Duration = Duration::from_secs(300);
 
-/// Asks once, in one batch, for every database key in a `wanted` state, except those of dropped
-/// databases.
+/// Asks once for every database key in a `wanted` state, except those of dropped databases.
 fn attempt(by: &str, wanted: impl Fn(KeyState) -> bool) -> Result<Attempt> {
     let keys = shmem::required()?.secrets.list();
     let keys = keys.into_iter().filter(|(scope, _, state)| wanted(*state) && !is_gone(*scope));
     ask_for(by, keys.map(|(scope, version, _)| (scope, version)).collect())
 }
 
-/// Asks once, in one batch, for these database keys: (scope, version).
+/// Asks once for these database keys, (scope, version): all master keys that come first in one
+/// batch, then those that come second for the keys that are left, and so on.
 fn ask_for(by: &str, keys: Vec<(Scope, KeyVersion)>) -> Result<Attempt> {
     if keys.is_empty() {
         return Ok(Attempt::Unlocked);
     }
     let state = persist::current_cluster_state()?;
-    let mut questions = Vec::new();
-    let mut asked = Vec::new();
-    for (scope, version) in keys {
-        let Some(record) = state.database_key(scope, version) else { continue };
-        questions.push(Question::unwrap(&state, scope, version, record)?);
-        asked.push((scope, version));
-    }
-    let answers = match operations::ask(by, questions) {
-        Ok(answers) => answers,
-        Err(report) => return Ok(Attempt::Locked { report, again: OUTAGE }),
-    };
+    let record = |key: (Scope, KeyVersion)| Some((key, state.database_key(key.0, key.1)?));
+    let asked: Vec<_> = keys.into_iter().filter_map(record).collect();
     let secrets = &shmem::required()?.secrets;
-    let is_locked =
-        |key: &&(Scope, KeyVersion)| secrets.state(key.0, key.1) == Some(KeyState::Locked);
-    let locked = asked.iter().filter(is_locked).count();
+    let locked = || {
+        let states = asked.iter().map(|((scope, version), _)| secrets.state(*scope, *version));
+        states.filter(|state| *state == Some(KeyState::Locked)).count()
+    };
+    let before = locked();
     let mut failure: Option<(Report, Duration)> = None;
-    let mut withheld = BTreeSet::new();
-    for ((scope, version), answer) in asked.iter().zip(&answers) {
-        let what = format!("unwrap the key of {}", scope.name());
-        let accepted = answer.unwrapped(&what).and_then(|key| accept(*scope, *version, &key));
-        if let Err(report) = accepted {
-            withheld.insert(*scope);
-            let again = answer.failure().map_or(REFUSAL, pause_after);
-            // If several providers failed, the one that may recover soonest determines the pause.
-            if failure.as_ref().is_none_or(|(_, earlier)| again <= *earlier) {
-                failure = Some((report, again));
+    let mut left = asked.clone();
+    for preference in 0..MAX_MASTER_KEYS {
+        let mut questions = Vec::new();
+        let mut of_these = Vec::new();
+        for &(place, record) in &left {
+            let Some(wrapping) = record.wrappings().nth(preference) else { continue };
+            let question = Question::unwrap(&state, place, record, wrapping)?;
+            questions.push(if record.others.is_empty() { question } else { question.once() });
+            of_these.push(place);
+        }
+        if questions.is_empty() {
+            break;
+        }
+        let answers = match operations::ask(by, questions) {
+            Ok(answers) => answers,
+            Err(report) => return Ok(Attempt::Locked { report, again: OUTAGE }),
+        };
+        for (place, answer) in of_these.into_iter().zip(&answers) {
+            let what = format!("unwrap the key of {}", place.0.name());
+            match answer.unwrapped(&what).and_then(|key| accept(place.0, place.1, &key)) {
+                Ok(()) => left.retain(|(other, _)| *other != place),
+                Err(report) => {
+                    let again = answer.failure().map_or(REFUSAL, pause_after);
+                    // If several failed, the one that may recover soonest determines the pause.
+                    if failure.as_ref().is_none_or(|(_, earlier)| again <= *earlier) {
+                        failure = Some((report, again));
+                    }
+                }
             }
         }
     }
-    let scopes: BTreeSet<Scope> = asked.iter().map(|(scope, _)| *scope).collect();
+    let withheld: BTreeSet<Scope> = left.iter().map(|((scope, _), _)| *scope).collect();
+    let scopes: BTreeSet<Scope> = asked.iter().map(|((scope, _), _)| *scope).collect();
     for scope in scopes.difference(&withheld) {
         revoked::restore(*scope)?;
     }
-    let still_locked = asked.iter().filter(is_locked).count();
-    if still_locked < locked {
-        audit::unlocked(by, locked - still_locked, still_locked);
+    let still_locked = locked();
+    if still_locked < before {
+        audit::unlocked(by, before - still_locked, still_locked);
     }
+    let failure = failure.filter(|_| !left.is_empty());
     Ok(failure.map_or(Attempt::Unlocked, |(report, again)| Attempt::Locked { report, again }))
 }
 

@@ -48,10 +48,13 @@ fn facts(scope: Scope) -> Option<String> {
         (persist::cluster_state(&lock).ok()?, revocation)
     };
     let (_, record) = state.current_database_key(scope)?;
+    let by: Vec<_> = record
+        .wrappings()
+        .map(|by| format!("master key \"{}\" of provider \"{}\"", by.master_key, by.provider))
+        .collect();
     Some(format!(
-        "Key provider \"{}\" has refused master key \"{}\" since {}: {}.",
-        record.provider,
-        record.master_key,
+        "{} was refused, since {}: {}.",
+        by.join(" and "),
         process::timestamp_text(revocation.since),
         in_words(revocation.cause)
     ))
