@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use pagevault_keystore::Scope;
 use pgrx::prelude::*;
 
-use crate::keys::usage::replaced::{self, Need, Replaced};
+use crate::keys::usage::unneeded::{self, Need, Replaced};
 use crate::pg::control_file;
 use crate::pg::report::{OrRaise, Result, internal};
 use crate::preload;
@@ -48,7 +48,7 @@ fn groups() -> Result<BTreeMap<Group, Versions>> {
     let control = control_file::read_again();
     let control = control.ok_or_else(|| internal("pg_control cannot be read".to_owned()))?;
     let mut groups = BTreeMap::new();
-    replaced::each(control.redo, |key, need| {
+    unneeded::each(control.redo, |key, need| {
         let (kind, scope, version) = match key {
             Replaced::Database(scope, version) => ("database", scope, version.get()),
             Replaced::Wal(version) => ("wal", Scope::CLUSTER, version.get()),

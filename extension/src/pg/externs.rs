@@ -19,6 +19,13 @@ unsafe extern "C-unwind" {
     /// xlog.c: returns `ControlFile->data_checksum_version > 0`; cannot raise.
     pub(crate) fn DataChecksumsEnabled() -> bool;
 
+    /// postgres.c: signal handler
+    pub(crate) fn die(
+        signal: c_int,
+        #[cfg(not(any(feature = "pg15", feature = "pg16", feature = "pg17", feature = "pg18")))]
+        info: *const pg_sys::pg_signal_info,
+    );
+
     /// elog.c
     pub(crate) fn errstart(level: c_int, domain: *const c_char) -> bool;
 

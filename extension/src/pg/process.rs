@@ -285,15 +285,31 @@ pub(crate) fn abort_transaction() {
 /// Connects this background worker to a database, as the bootstrap superuser. If the database was
 /// dropped meanwhile, or DROP DATABASE was interrupted, the worker ends, and no FATAL message is
 /// logged.
+///
+/// The owner of a database can lock it, for ever with a prepared transaction (`RenameDatabase`,
+/// dbcommands.c; `InitPostgres`, postinit.c, waits for the lock). So the worker ends if it has waited
+/// for some seconds; and on SIGTERM as a backend does, because nothing else would end the wait.
 pub(crate) fn connect_to_database_if_exists(database: Oid) {
-    // SAFETY: in a background worker that registered for a database connection, once. The hook
-    // belongs to this process, which has a single thread.
+    const PATIENCE: &std::ffi::CStr = c"5s";
+    // SAFETY: in a background worker that registered for a database connection, once. The hook and
+    // the handlers, which are the server's own, belong to this process, which has a single thread.
     unsafe {
+        pg_sys::SetConfigOption(
+            c"lock_timeout".as_ptr(),
+            PATIENCE.as_ptr(),
+            pg_sys::GucContext::PGC_SUSET,
+            pg_sys::GucSource::PGC_S_OVERRIDE,
+        );
+        compat::set_signal_handler(libc::SIGTERM, externs::die);
+        if pg_sys::ShutdownRequestPending != 0 {
+            pg_sys::proc_exit(1);
+        }
         let others = pg_sys::emit_log_hook;
         PREVIOUS_HOOK.set(others);
         pg_sys::emit_log_hook = Some(suppress_missing_database);
         pg_sys::BackgroundWorkerInitializeConnectionByOid(database, Oid::INVALID, 0);
         pg_sys::emit_log_hook = others;
+        compat::set_signal_handler(libc::SIGTERM, externs::SignalHandlerForShutdownRequest);
     }
 }
 

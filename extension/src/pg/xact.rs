@@ -99,17 +99,18 @@ pub(crate) fn session_user() -> Oid {
 /// Transactions of other sessions in this database, at one moment; not prepared ones.
 pub(crate) struct Running(Vec<pg_sys::VirtualTransactionId>);
 
-/// Those that run now, whether or not they have written anything.
+/// Those that run now, whether or not they have written anything, but for VACUUM, which makes no
+/// files (VACUUM FULL does not count as one).
 pub(crate) fn running_in_database() -> Running {
     let mut count = 0;
     // SAFETY: the result is a palloc'd array of so many elements, copied at once
-    // (GetCurrentVirtualXIDs, procarray.c): no limit by xmin, of this database, none excluded.
+    // (GetCurrentVirtualXIDs, procarray.c): no limit by xmin, of this database.
     unsafe {
         let all = pg_sys::GetCurrentVirtualXIDs(
             pg_sys::InvalidTransactionId,
             false,
             false,
-            0,
+            pg_sys::PROC_IN_VACUUM as i32,
             &raw mut count,
         );
         let count = usize::try_from(count).unwrap_or(0);

@@ -10,7 +10,7 @@ use pgrx::{PgSqlErrorCode, PgTryBuilder};
 
 use super::dynamic;
 use crate::keys::usage::dropped;
-use crate::keys::usage::forgetting::{ALL_DATABASES, Watch};
+use crate::keys::usage::forgetting::{ALL_DATABASES, Question, Watch};
 use crate::pg::report::{self, Report, Result};
 use crate::pg::{process, worker};
 
@@ -37,8 +37,9 @@ impl Running {
             self.0 = None;
             forgetting.answered();
         }
-        while let Some(database) = forgetting.next_question() {
-            let argument = pg_sys::Datum::from(database);
+        while let Some(Question { database, patience }) = forgetting.next_question() {
+            let argument = u64::from(database) | patience.as_secs() << 32;
+            let argument = pg_sys::Datum::from(argument);
             self.0 = dynamic::start("pagevault dropped files", "pagevault_dropped_main", argument);
             if self.0.is_some() {
                 return;
@@ -52,7 +53,8 @@ impl Running {
 /// Main function of the worker.
 pub(super) fn main(argument: pg_sys::Datum) {
     process::handle_worker_signals();
-    let database = argument.value() as u32;
+    let argument = argument.value() as u64;
+    let (database, patience) = (argument as u32, Duration::from_secs(argument >> 32));
     if database == ALL_DATABASES {
         process::connect_without_database();
     } else {
@@ -62,7 +64,7 @@ pub(super) fn main(argument: pg_sys::Datum) {
     worker::give_way();
     let look = || match database {
         ALL_DATABASES => dropped::note_databases(),
-        _ => dropped::note_in_database(),
+        _ => dropped::note_in_database(patience),
     };
     let done: Result<()> = PgTryBuilder::new(AssertUnwindSafe(|| worker::transaction(look)))
         .catch_when(PgSqlErrorCode::ERRCODE_QUERY_CANCELED, |_| Ok(()))

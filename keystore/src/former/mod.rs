@@ -4,9 +4,9 @@
 //! for ever, also when its keys are forgotten. PostgreSQL numbers files in ascending order, so most
 //! former files are next to each other, and a range of numbers with the highest version of any of
 //! them takes their place. A range may contain numbers that no file ever had: the first file with
-//! such a number begins with a higher version than it must, which harms nobody. A range contains no
-//! number of a file that existed when the range was recorded, so there are no more ranges than
-//! files in use.
+//! such a number begins with a higher version than it must, by no more than [`FEW_VERSIONS`]. A
+//! range contains no number of a file that existed when the range was recorded, so there are no more
+//! ranges than files in use and files with many versions.
 //!
 //! Numbers are of a database, whatever the tablespace: a database that moves to another tablespace
 //! takes its files, their numbers, and their versions with it.
@@ -20,6 +20,10 @@ use pagevault_cipher::{DataKeyVersion, Lsn};
 pub use self::table::{Full, Table};
 use crate::rel_file::RelFile;
 use crate::wal;
+
+/// Files with more versions than this are not joined with others: a number that is used again
+/// begins after the highest version of its range, and there are no more than 8191.
+const FEW_VERSIONS: u16 = 256;
 
 /// Former files of a database, by number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -171,7 +175,8 @@ impl FormerFiles {
 
     /// The ranges for files of a database that were gone at the address `gone`, given by number and
     /// last version: one for those between two files in use, with the former files that are known
-    /// there. `in_use`: numbers of all other files of the database that have a record.
+    /// there, and one for each with many versions. `in_use`: numbers of all other files of the
+    /// database that have a record.
     pub fn with(
         &self,
         database: u32,
@@ -182,7 +187,10 @@ impl FormerFiles {
         let mut ranges: Vec<Range> = Vec::new();
         // The number of the file in use behind the last range.
         let mut end = None;
-        for (&number, &through) in files {
+        let has_many = |through: DataKeyVersion| through.get() > FEW_VERSIONS;
+        let (many, few): (Vec<_>, Vec<_>) =
+            files.iter().partition(|(_, through)| has_many(**through));
+        for (&number, &through) in few {
             if let Some(last) = ranges.last_mut()
                 && end.is_none_or(|end| number < end)
             {
@@ -195,12 +203,22 @@ impl FormerFiles {
             end = in_use.range(number..).next().copied();
             let before = end.map_or(u32::MAX, |used| used.saturating_sub(1));
             for known in self.between(database, after, before) {
+                if has_many(known.through) {
+                    continue;
+                }
                 new.first = new.first.min(known.first.max(after));
                 new.last = new.last.max(known.last.min(before));
                 new.through = new.through.max(known.through);
             }
             ranges.push(new);
         }
+        ranges.extend(many.into_iter().map(|(&number, &through)| Range {
+            database,
+            first: number,
+            last: number,
+            through,
+            gone,
+        }));
         ranges
     }
 }

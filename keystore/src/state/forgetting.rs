@@ -33,9 +33,8 @@ impl FormerVersions {
 }
 
 impl State {
-    /// Forgets the keys of former files of a database that were gone at the address `by`, from
-    /// which on or from a later one WAL is replayed from now on, if `is_gone` confirms it. Returns
-    /// these files.
+    /// Forgets the keys of former files of a database, if `is_gone` confirms it: nothing needs them
+    /// where WAL is replayed from the address `by` on, or from a later one. Returns these files.
     pub fn forget_keys(
         &mut self,
         database: u32,
@@ -46,7 +45,7 @@ impl State {
         let mut files = Vec::new();
         self.files.retain(|&file, entry| {
             let gone = file.database == database
-                && former.was_gone(file, entry.last_version(), by)
+                && former.was_gone(file, entry.last_version(), Lsn::MAX)
                 && is_gone(file);
             if gone {
                 files.push(file);
@@ -54,10 +53,8 @@ impl State {
             !gone
         });
         if !files.is_empty() {
-            let gone = self.former.ranges_of(database).map(|range| range.gone);
-            let last = gone.filter(|gone| *gone <= by).max().unwrap_or(by);
             let known = self.forgotten.entry(database).or_default();
-            *known = (*known).max(last);
+            *known = (*known).max(by);
         }
         files
     }

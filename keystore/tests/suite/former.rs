@@ -7,7 +7,7 @@ use pagevault_keystore::former::{FormerFiles, Full, Range, Table};
 use pagevault_keystore::log::{Log, Trust};
 use pagevault_keystore::state::State;
 use pagevault_keystore::wal::key_place;
-use pagevault_keystore::{Lsn, Record, compaction, wrappings};
+use pagevault_keystore::{Lsn, Record, RelFile, compaction, wrappings};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -49,6 +49,23 @@ fn neighbours_are_joined_and_the_highest_version_counts() {
     assert_eq!(former.ranges().count(), 4);
     assert_eq!(former.find(5, 15).unwrap().through, version(3));
     assert_eq!(former.find(6, 2), None);
+}
+
+/// A number in the range of a file with thousands of versions would begin after these.
+#[test]
+fn a_file_with_many_versions_has_a_range_of_its_own() {
+    let known = formers(&[range(5, 8, 4, 1), range(14, 14, 8000, 1)]);
+    let gone: BTreeMap<u32, _> = [(10, 1), (12, 257), (16, 256), (20, 1)]
+        .map(|(number, through)| (number, version(through)))
+        .into();
+    let found = known.with(5, &gone, &BTreeSet::new(), Lsn(9));
+    assert_eq!(found, [of(range(5, 20, 256, 9)), of(range(12, 12, 257, 9))]);
+    let mut all = known;
+    found.into_iter().for_each(|range| all.add(range));
+    let through = |number| all.find(5, number).map(|range| range.through.get());
+    let found = [5, 11, 12, 13, 14, 15, 20, 21].map(through);
+    let few = Some(256);
+    assert_eq!(found, [few, few, Some(257), few, Some(8000), few, few, None]);
 }
 
 #[test]
@@ -154,14 +171,18 @@ fn keys_of_former_files_are_forgotten() {
     ];
     let state = State::from_records(records).unwrap();
     let files = |state: &State| state.files().map(|(file, _)| file.relation).collect::<Vec<_>>();
-    for (by, left) in [(49, vec![1, 1, 2, 3, 9]), (50, vec![1, 2, 3, 9]), (60, vec![1, 2, 9])] {
+    // Without 2, which has a later key than the record names.
+    for (gone, left) in
+        [(9..9, vec![1, 1, 2, 3, 9]), (1..3, vec![1, 2, 3, 9]), (1..9, vec![1, 2, 9])]
+    {
         let mut state = state.clone();
-        assert_eq!(state.forget_keys(5, Lsn(by), |_| true).len(), 5 - left.len());
+        let is_gone = |file: RelFile| gone.contains(&file.relation);
+        assert_eq!(state.forget_keys(5, Lsn(70), is_gone).len(), 5 - left.len());
         assert_eq!(files(&state), left);
-        let forgotten = [Lsn::INVALID, Lsn(50), Lsn(60)][5 - left.len()];
+        let forgotten = if left.len() < 5 { Lsn(70) } else { Lsn::INVALID };
         assert_eq!(state.forgotten(), forgotten);
         // Once is enough.
-        assert_eq!(state.forget_keys(5, Lsn(by), |_| true), []);
+        assert_eq!(state.forget_keys(5, Lsn(80), is_gone), []);
         assert_eq!(state.forgotten(), forgotten);
         let again = State::from_records(state.records(DATABASE)).unwrap();
         assert_eq!(again.records(DATABASE), state.records(DATABASE));

@@ -209,12 +209,18 @@ fn nobody_holds_up_the_rotation_of_other_keys() -> Result<()> {
     let asked = "SELECT version FROM pagevault.key_ages WHERE relation = 'asked'::regclass";
     ensure!(cluster.text(asked)? == "1", "its job is not committed");
 
-    // A scheduled job that waits for the window gives way.
-    cluster.set(&[("pagevault.rotation_window", &closed_window(&cluster)?)])?;
-    drop(locks);
+    // A scheduled job that waits for the window gives way. Workers that have not noticed the window
+    // end first.
+    let window = closed_window(&cluster)?;
+    cluster.set(&[("pagevault.rotation_window", &window), ("pagevault.rekey_workers", "0")])?;
     let waits = "SELECT count(*) > 0 FROM pagevault.rekey_jobs WHERE relation = 'locked'::regclass
         AND requested_by LIKE 'pagevault%' AND state = 'waiting'";
     cluster.eventually(waits, "t")?;
+    let workers = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'pagevault rekey'";
+    cluster.eventually(workers, "0")?;
+    drop(locks);
+    cluster.set(&[("pagevault.rekey_workers", "2")])?;
+    ensure!(cluster.text(waits)? == "t", "it does not wait for the window");
     cluster.sql("SELECT pagevault.rotate_data_key('locked')")?;
     ensure!(cluster.text("SELECT pagevault.wait_for_rekey('locked')")? == "t", "not done");
     ensure!(cluster.text(waits)? == "f", "the scheduled job is there");

@@ -219,12 +219,13 @@ fn wal_is_counted_when_written_and_when_replayed() -> Result<()> {
     cluster.eventually("SELECT wal_encrypted FROM pagevault.status", "t")?;
     cluster.sql("SELECT pg_switch_wal(); CHECKPOINT")?;
     let start = cluster.text("SELECT pg_current_wal_lsn()")?;
+    let mut pages: i64 = 0;
     let written = during(&cluster, "wal", || {
-        cluster.sql("INSERT INTO t SELECT i, repeat('x', 500) FROM generate_series(1, 20000) i")
+        cluster.sql("INSERT INTO t SELECT i, repeat('x', 500) FROM generate_series(1, 20000) i")?;
+        let written = format!("pg_current_wal_flush_lsn() - '{start}'");
+        pages = cluster.text(&format!("SELECT floor(({written}) / 8192)::bigint"))?.parse()?;
+        Ok(())
     })?;
-    let pages: i64 = cluster
-        .text(&format!("SELECT floor((pg_current_wal_lsn() - '{start}') / 8192)::bigint"))?
-        .parse()?;
     ensure!(pages > 1000 && written.sealed >= pages, "{written:?}, {pages} pages of WAL");
     // A page that was not full is written again, but that is never the case for all pages.
     ensure!(written.sealed < pages * 3 / 2, "{written:?}, {pages} pages of WAL");

@@ -191,13 +191,6 @@ pub(crate) fn ask_unrecorded(by: &str, questions: Vec<Question>) -> Result<Vec<A
     ask_recording(by, questions, Recording::Nothing)
 }
 
-/// Like [`ask`], for a single question.
-pub(crate) fn ask_one(by: &str, question: Question) -> Result<Answer> {
-    ask(by, vec![question])?
-        .pop()
-        .ok_or_else(|| internal("the key provider helper gave no result".into()))
-}
-
 /// The properties of a question that are needed for the audit trail, once it is sent.
 struct SentQuestion {
     subject: Subject,

@@ -136,20 +136,19 @@ pub(crate) struct Forgotten {
 /// What may be forgotten in one log.
 #[derive(Default)]
 pub(crate) struct Candidates {
-    /// Files that were gone, as is known, and do not exist, with their last versions. With the same
-    /// last version they still do not: whoever uses a number again makes another key, or a file in
-    /// plaintext.
+    /// Files that are gone, as is recorded, and do not exist, with their last versions. With the
+    /// same last version they still do not: whoever uses a number again makes another key, or a
+    /// file in plaintext.
     pub(crate) files: HashMap<RelFile, DataKeyVersion>,
+    /// Keys that were replaced. `gone` concerns the files, too.
     pub(crate) replaced: FormerVersions,
 }
 
-/// Forgets the keys of former files that were gone at the address `by`, from which on, or from a
-/// later one, this server replays WAL at every further start, and keys that were replaced: first in
-/// the key file, then in memory.
+/// Forgets keys that nothing needs where WAL is replayed from an address of `candidates` on, as at
+/// every further start of this server: first in the key file, then in memory.
 pub(crate) fn forget(
     lock: &KeystoreLock,
     scope: Scope,
-    by: Lsn,
     candidates: Candidates,
 ) -> Result<Forgotten> {
     let Candidates { files: candidates, replaced: mut versions } = candidates;
@@ -161,7 +160,7 @@ pub(crate) fn forget(
     let mut replaced = 0;
     persist::compact_changed(lock, scope, |state| {
         fault::point("forget.decided");
-        let files = state.forget_keys(scope.number(), by, |file| {
+        let files = state.forget_keys(scope.number(), versions.gone, |file| {
             let last = directory.find(file).ok().flatten();
             is_candidate(file, last.and_then(|slot| directory.last_version(slot).ok()?))
         });
@@ -182,23 +181,23 @@ pub(crate) fn forget(
     Ok(Forgotten { files: forgotten.len(), keys, replaced })
 }
 
-/// Files with keys that were gone at this address, as is known, and that do not exist, by scope,
-/// with their last versions. Asks the file system, so the lock is not held meanwhile.
-pub(crate) fn candidates(by: Lsn) -> Result<HashMap<Scope, HashMap<RelFile, DataKeyVersion>>> {
+/// Files with keys that are gone, as is recorded, and do not exist, with their last versions. Asks
+/// the file system, so the lock is not held meanwhile.
+pub(crate) fn missing() -> Result<HashMap<RelFile, DataKeyVersion>> {
     let former = known(&KeystoreLock::acquire())?;
     let directory = &shmem::required()?.directory;
-    let mut candidates: HashMap<_, HashMap<_, _>> = HashMap::new();
+    let mut missing = HashMap::new();
     if former.ranges().next().is_none() {
-        return Ok(candidates);
+        return Ok(missing);
     }
     for info in directory.files()? {
         let info = info?;
         if let Ok(Some(last)) = directory.last_version(info.slot)
-            && former.was_gone(info.file, Some(last), by)
+            && former.was_gone(info.file, Some(last), Lsn::MAX)
             && !relation_files::may_have_any_fork(info.file)
         {
-            candidates.entry(info.file.scope()).or_default().insert(info.file, last);
+            missing.insert(info.file, last);
         }
     }
-    Ok(candidates)
+    Ok(missing)
 }

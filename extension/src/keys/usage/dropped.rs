@@ -14,7 +14,7 @@ use crate::pg::{catalog, process, relation_files, survey, xact};
 use crate::shmem;
 use crate::writers::{Activity, Others};
 
-/// How long to wait for others. Then the next worker tries again.
+/// How long to wait for others, at least. Then the next worker tries again, with more patience.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Files with keys that do not exist, with their last versions.
@@ -42,11 +42,11 @@ pub(super) fn missing(is_wanted: impl Fn(RelFile) -> bool) -> Result<Missing> {
 /// While ALTER TABLE ... SET TABLESPACE copies a file, no row has the new one
 /// (`ATExecSetTableSpace`, tablecmds.c). So transactions that run now must end first. Prepared
 /// ones have their rows.
-pub(crate) fn note_in_database() -> Result<()> {
+pub(crate) fn note_in_database(patience: Duration) -> Result<()> {
     let database = process::my_database();
     let missing = gone_for_good(|file| file.database == database || file.database == 0)?;
     let running = xact::running_in_database();
-    if missing.is_empty() || !is_soon(|| running.have_ended()) {
+    if missing.is_empty() || !is_so_within(patience.max(PATIENCE), || running.have_ended()) {
         return Ok(());
     }
     let known: HashSet<RelFile> = survey::files_in_catalog();
@@ -74,7 +74,7 @@ pub(super) fn still_missing(
     is_wanted: impl Fn(RelFile) -> bool,
 ) -> Result<Missing> {
     let mut creators = Others::at(Activity::Creating, None);
-    if found.is_empty() || !is_soon(|| creators.are_done()) {
+    if found.is_empty() || !is_so_within(PATIENCE, || creators.are_done()) {
         return Ok(Missing::new());
     }
     let again = missing(is_wanted)?;
@@ -93,10 +93,10 @@ fn note(missing: Missing, is_dropped: impl Fn(RelFile) -> bool) -> Result<()> {
     Ok(())
 }
 
-/// Waits until it is so. False if that takes longer than [`PATIENCE`], or this process is to end:
+/// Waits until it is so. False if that takes longer than `patience`, or this process is to end:
 /// whoever drops the database waits for this worker.
-fn is_soon(mut is_so: impl FnMut() -> bool) -> bool {
-    let end = Instant::now() + PATIENCE;
+fn is_so_within(patience: Duration, mut is_so: impl FnMut() -> bool) -> bool {
+    let end = Instant::now() + patience;
     while !is_so() {
         if Instant::now() >= end || process::is_told_to_stop() {
             return false;

@@ -1,12 +1,10 @@
-//! Forgetting keys: those of files that are gone, and those that were replaced
-//! ([`super::replaced`]).
+//! Forgetting keys: those of files that are gone, and those that were replaced.
 //!
 //! A primary looks for files that have keys and do not exist, and a worker in each such database
-//! confirms that they were dropped ([`super::dropped`]). When one was gone for
-//! `pagevault.keep_former_keys`, and the last checkpoint began after it was gone, so that no start
-//! of this server replays anything about it, the primary records that ([`Record::FormerFiles`]).
-//! Each server that has the record forgets the keys as soon as its own last checkpoint or restart
-//! point began after the file was gone.
+//! confirms that they were dropped ([`super::dropped`]). When the last checkpoint began after a file
+//! was gone, so that no start of this server replays anything about it, the primary records that
+//! ([`Record::FormerFiles`]). Each server that has the record forgets the keys when it had it for
+//! `pagevault.keep_former_keys` ([`super::unneeded`]).
 //!
 //! Other copies of the data directory may replay WAL from an earlier address with the keys of now:
 //! base backups that began before, and servers that `pg_rewind` has taken back. They must not be
@@ -21,7 +19,7 @@ use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
 use super::dropped::{missing, still_missing};
-use super::replaced::{self, Unneeded};
+use super::unneeded::{self, Unneeded};
 use crate::keys::store::former::{self, Candidates, Forgotten};
 use crate::keys::store::persist;
 use crate::pg::locks::KeystoreLock;
@@ -33,12 +31,15 @@ use crate::shmem;
 const SHORTEST: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(3600);
 
-/// Pause on a standby, which only does what its primary has recorded.
+/// Pause on a standby.
 const ON_STANDBY: Duration = Duration::from_secs(60);
 
 /// Pause before a database is asked again about files of which it did not say that they were
 /// dropped. It doubles each time, up to [`LONGEST`].
 const FIRST_PAUSE: Duration = Duration::from_secs(2);
+
+/// How long a worker waits for transactions, at most; as long as the pause before, otherwise.
+const MOST_PATIENCE: Duration = Duration::from_secs(600);
 
 /// Instead of a database: which ones exist. Comes first.
 pub(crate) const ALL_DATABASES: u32 = 0;
@@ -54,11 +55,18 @@ const PAUSE_PER_ROUND: u32 = 50;
 /// number again gets another one.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Gone {
-    since: Instant,
     /// Its last key then. With another one, the number is in use again.
     last: DataKeyVersion,
     /// End of WAL then, or later.
     wal_end: Lsn,
+}
+
+/// What a worker is asked: which files of a database were dropped; of [`ALL_DATABASES`], which
+/// databases were.
+pub(crate) struct Question {
+    pub(crate) database: u32,
+    /// How long it waits for transactions that run then.
+    pub(crate) patience: Duration,
 }
 
 /// What the worker remembers.
@@ -85,7 +93,6 @@ impl Watch {
         let pause = match process::in_recovery() {
             _ if self.was_too_early => SHORTEST,
             true => keep.map_or(ON_STANDBY, |keep| keep.clamp(SHORTEST, ON_STANDBY)),
-            // Without a limit: what a former primary has recorded.
             false => keep.map_or(ON_STANDBY, |keep| (keep / 24).clamp(SHORTEST, LONGEST)),
         };
         let due_in = |(end, took): (Instant, Duration)| {
@@ -96,8 +103,7 @@ impl Watch {
 
     /// In the worker, outside of transactions.
     pub(crate) fn run_if_due(&mut self) {
-        // What is noted counts in the round that follows the last answer.
-        if !self.due_in().is_zero() || self.is_asking || !self.wanted.is_empty() {
+        if !self.due_in().is_zero() {
             return;
         }
         let done = self.run().unwrap_or_else(|report| {
@@ -110,17 +116,17 @@ impl Watch {
 
     /// False if it was too early for a round.
     fn run(&mut self) -> Result<bool> {
-        let keep = guc::keep_former_keys();
-        if !shmem::any_database_key() {
+        // `None` keeps everything for ever.
+        let Some(keep) = guc::keep_former_keys().filter(|_| shmem::any_database_key()) else {
             return Ok(true);
-        }
+        };
         let in_recovery = process::in_recovery();
         if in_recovery && wal::replayed() == Lsn::INVALID {
             return Ok(false); // pg_control may still be that of another server
         }
         let Some(control) = control_file::read() else { return Ok(false) };
-        // A backup may have begun before a file was gone, and copy the key file now. One that
-        // begins from here on starts at this checkpoint, or a later one.
+        // A backup may have begun before a key was not needed any more, and copy the key file now.
+        // One that begins from here on starts at this checkpoint, or a later one.
         if processes::any_base_backup() {
             return Ok(true);
         }
@@ -128,27 +134,15 @@ impl Watch {
         if control_file::sync().is_err() {
             return Ok(true);
         }
-        let mut candidates = BTreeMap::new();
-        if let Some(keep) = keep {
-            self.unneeded.look(control.redo)?;
-            let due = self.unneeded.due(keep, control.redo);
-            let due = due
-                .into_iter()
-                .map(|(scope, replaced)| (scope, Candidates { replaced, ..Candidates::default() }));
-            candidates.extend(due);
-        }
-        // Of files the primary decides; a standby does not keep what its primary has forgotten.
-        if let Some(keep) = keep.filter(|_| !in_recovery) {
+        // What is noted counts in the round that follows the last answer.
+        if !in_recovery && !self.is_asking && self.wanted.is_empty() {
             self.look()?;
-            let due = |gone: &Gone| gone.since.elapsed() >= keep && gone.wal_end <= control.redo;
-            if self.gone.values().any(due) {
-                self.record(keep, control.redo)?;
+            if self.gone.values().any(|gone| gone.wal_end <= control.redo) {
+                self.record(control.redo)?;
             }
         }
-        for (scope, files) in former::candidates(control.redo)? {
-            candidates.entry(scope).or_default().files = files;
-        }
-        forget(control.redo, candidates)?;
+        self.unneeded.look(control.redo)?;
+        forget(self.unneeded.due(keep, control.redo))?;
         Ok(true)
     }
 
@@ -162,19 +156,22 @@ impl Watch {
             return Ok(());
         }
         let found = still_missing(found, |_| true)?;
-        let (since, wal_end) = (Instant::now(), wal::end());
+        let wal_end = wal::end();
         for (file, (_, last)) in found {
-            self.gone.entry(file).or_insert(Gone { since, last, wal_end });
+            self.gone.entry(file).or_insert(Gone { last, wal_end });
         }
         Ok(())
     }
 
-    /// A database about whose files a worker is to be asked: whether they were dropped. `None` if
-    /// there is none now; 0: which databases were.
-    pub(crate) fn next_question(&mut self) -> Option<u32> {
+    /// About which database a worker is to be asked now; `None` if there is none.
+    pub(crate) fn next_question(&mut self) -> Option<Question> {
         let next = self.wanted.pop_first();
         self.is_asking = next.is_some();
-        next
+        next.map(|database| {
+            let asked = self.asked.get(&database).map(|(_, pause)| *pause);
+            let patience = asked.unwrap_or_default().min(MOST_PATIENCE);
+            Question { database, patience }
+        })
     }
 
     /// A worker has looked at the last database of [`Self::next_question`].
@@ -203,14 +200,15 @@ impl Watch {
         }
     }
 
-    /// Records former files that are due and known to be dropped. [`Self::look`] has just seen that
-    /// they do not exist. With the same last key they never will.
-    fn record(&mut self, keep: Duration, redo: Lsn) -> Result<()> {
+    /// Records former files that are known to be dropped. [`Self::look`] has just seen that they do
+    /// not exist. With the same last key they never will.
+    fn record(&mut self, redo: Lsn) -> Result<()> {
         let lock = KeystoreLock::acquire();
         let shared = shmem::required()?;
         let directory = &shared.directory;
+        let recorded = former::known(&lock)?;
         let mut doubtful = BTreeSet::new();
-        // By database: numbers that are due, with their last version, and those in use. A database
+        // By database: numbers that are gone, with their last version, and those in use. A database
         // that has moved has files with the same number in several tablespaces.
         let mut due: BTreeMap<u32, BTreeMap<u32, DataKeyVersion>> = BTreeMap::new();
         let mut in_use: HashMap<u32, BTreeSet<u32>> = HashMap::new();
@@ -219,12 +217,14 @@ impl Watch {
         for info in directory.files()? {
             let info = info?;
             let last = directory.last_version(info.slot)?;
-            let known = self.gone.get(&info.file).filter(|gone| {
-                gone.since.elapsed() >= keep && gone.wal_end <= redo && Some(gone.last) == last
-            });
+            let known = self.gone.get(&info.file);
+            let known = known.filter(|gone| gone.wal_end <= redo && Some(gone.last) == last);
             let is_dropped = |gone: &&Gone| shared.dropped.is_noted(info.slot, gone.last);
             let asked = known.filter(is_dropped);
             shared.dropped.clear(info.slot);
+            if known.is_some() && recorded.was_gone(info.file, last, Lsn::MAX) {
+                continue;
+            }
             if known.is_some() && asked.is_none() {
                 doubtful.insert(info.file.database);
             }
@@ -240,11 +240,10 @@ impl Watch {
             }
         }
         self.ask(doubtful);
-        let known = former::known(&lock)?;
         for (database, mut numbers) in due {
             let in_use = in_use.remove(&database).unwrap_or_default();
             numbers.retain(|number, _| !in_use.contains(number));
-            let ranges = known.with(database, &numbers, &in_use, wal_end);
+            let ranges = recorded.with(database, &numbers, &in_use, wal_end);
             let records: Vec<_> = ranges.into_iter().map(Record::FormerFiles).collect();
             if records.is_empty() {
                 continue;
@@ -256,16 +255,15 @@ impl Watch {
     }
 }
 
-/// Forgets what was not needed any more before the address `redo`, at which every further start of
-/// this server begins to replay WAL, or later.
-fn forget(redo: Lsn, candidates: BTreeMap<Scope, Candidates>) -> Result<()> {
+/// Forgets what nothing has needed for long.
+fn forget(candidates: BTreeMap<Scope, Candidates>) -> Result<()> {
     for (scope, mut candidates) in candidates {
         let lock = KeystoreLock::acquire();
         if !candidates.replaced.database_keys.is_empty() {
-            let wrapping = replaced::wrapping()?;
+            let wrapping = unneeded::wrapping()?;
             candidates.replaced.database_keys.retain(|key| !wrapping.contains(key));
         }
-        let forgotten = former::forget(&lock, scope, redo, candidates)?;
+        let forgotten = former::forget(&lock, scope, candidates)?;
         drop(lock);
         let Forgotten { files, keys, replaced } = forgotten;
         if files > 0 {

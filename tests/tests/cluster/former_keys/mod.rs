@@ -4,6 +4,7 @@
 mod copies;
 mod places;
 mod versions;
+mod waiting;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -102,6 +103,20 @@ fn forgets_all_but(cluster: &Cluster, left: &BTreeSet<u32>) -> Result<()> {
         }
         ensure!(found == keys, "{found} keys, not {keys}");
         Ok(())
+    })
+}
+
+/// Waits until a standby has forgotten something: its restart points are checkpoints of its primary.
+fn forgets_when_its_primary_has_checkpoints(
+    standby: &Cluster,
+    primary: &Cluster,
+    has_forgotten: impl Fn() -> Result<()>,
+) -> Result<()> {
+    standby.eventually_that("a standby forgets", || {
+        primary.sql("CHECKPOINT")?;
+        wait_for(standby, primary)?;
+        standby.sql("CHECKPOINT")?;
+        has_forgotten()
     })
 }
 

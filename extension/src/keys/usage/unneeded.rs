@@ -1,25 +1,27 @@
-//! Keys that were replaced by later ones, and what still needs them: older versions of database
-//! keys, of the WAL key, and of the data keys of files in use.
+//! Keys that nothing needs, and what needs the others: keys of files that are gone; older versions
+//! of database keys, of the WAL key, and of the data keys of files in use.
 //!
-//! Nothing has to be agreed between servers. Each one sees in its own memory, on its own disk and
-//! in its own WAL whether it needs a key: a database key wraps data keys; a WAL key has WAL under
-//! it, at addresses that this server replays at its next start or has in `pg_wal`; a data key has
-//! pages under it, unless the file's floor says that no server has any (`File::floor`). When a key
-//! was not needed for `pagevault.keep_former_keys`, and the last checkpoint or restart point began
-//! after that was noted, so that no start replays what came before, the server forgets it. In
-//! recovery nothing is noted before the data directory is consistent: until then the keystore may
-//! be of a later time than what is replayed, which may need what the keystore has replaced.
+//! That a file is gone the primary says in a record ([`super::forgetting`]). All else each server
+//! sees in its own memory, on its own disk and in its own WAL: a database key wraps data keys; a
+//! WAL key has WAL under it, at addresses that this server replays at its next start or has in
+//! `pg_wal`; a data key has pages under it, unless the file's floor says that no server has any
+//! (`File::floor`). A key that was not needed for `pagevault.keep_former_keys` is forgotten if the
+//! last checkpoint or restart point began after that was noted, so that no start replays what came
+//! before. What replays WAL from before, a base backup or a server that was rewound, is that much
+//! older. In recovery nothing is noted before the data directory is consistent: until then the
+//! keystore may be of a later time than what is replayed, which may need what the keystore has
+//! replaced.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs;
 use std::time::{Duration, Instant};
 
 use pagevault_keystore::directory::FileInfo;
-use pagevault_keystore::state::FormerVersions;
 use pagevault_keystore::wal::{before_all, is_key_place, version_at};
 use pagevault_keystore::wal_segments::parse_name;
 use pagevault_keystore::{DataKeyVersion, KeyVersion, Lsn, RelFile, Scope};
 
+use crate::keys::store::former::{self, Candidates};
 use crate::pg::report::Result;
 use crate::pg::{process, wal};
 use crate::shmem;
@@ -43,6 +45,15 @@ pub(crate) enum Need {
     Pages,
 }
 
+/// What is not needed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Key {
+    /// The keys of a file that is gone, as is recorded, with their last version: with another one,
+    /// the number is in use again.
+    Gone(RelFile, DataKeyVersion),
+    Replaced(Replaced),
+}
+
 /// Since when a key is not needed.
 struct Noted {
     since: Instant,
@@ -53,7 +64,7 @@ struct Noted {
 /// What the worker remembers.
 #[derive(Default)]
 pub(super) struct Unneeded {
-    noted: HashMap<Replaced, Noted>,
+    noted: HashMap<Key, Noted>,
 }
 
 impl Unneeded {
@@ -62,10 +73,11 @@ impl Unneeded {
         if process::in_recovery() && !shmem::required()?.control.was_consistent() {
             return Ok(());
         }
-        let mut found = HashSet::new();
+        let gone = former::missing()?.into_iter().map(|(file, last)| Key::Gone(file, last));
+        let mut found: HashSet<_> = gone.collect();
         each(redo, |key, need| {
             if need.is_none() {
-                found.insert(key);
+                found.insert(Key::Replaced(key));
             }
         })?;
         let wal_end = if process::in_recovery() { wal::replayed() } else { wal::end() };
@@ -79,26 +91,31 @@ impl Unneeded {
 
     /// Keys that were not needed for this time, and the server does not replay WAL from before it
     /// noted that. By log.
-    pub(super) fn due(&self, keep: Duration, redo: Lsn) -> BTreeMap<Scope, FormerVersions> {
-        let mut due: BTreeMap<_, FormerVersions> = BTreeMap::new();
+    pub(super) fn due(&self, keep: Duration, redo: Lsn) -> BTreeMap<Scope, Candidates> {
+        let mut due: BTreeMap<_, Candidates> = BTreeMap::new();
         for (key, Noted { since, wal_end }) in &self.noted {
             if since.elapsed() < keep || *wal_end > redo {
                 continue;
             }
             let home = match key {
-                Replaced::Data(file, _) => file.scope(),
-                _ => Scope::CLUSTER,
+                Key::Gone(file, _) | Key::Replaced(Replaced::Data(file, _)) => file.scope(),
+                Key::Replaced(_) => Scope::CLUSTER,
             };
-            let former = due.entry(home).or_default();
-            former.gone = former.gone.max(*wal_end);
+            let Candidates { files, replaced } = due.entry(home).or_default();
+            replaced.gone = replaced.gone.max(*wal_end);
             match *key {
-                Replaced::Database(scope, version) => {
-                    former.database_keys.insert((scope, version));
+                Key::Gone(file, last) => {
+                    files.insert(file, last);
+                }
+                Key::Replaced(Replaced::Database(scope, version)) => {
+                    replaced.database_keys.insert((scope, version));
                 }
                 // All before it are not needed either.
-                Replaced::Wal(version) => former.wal_keys = former.wal_keys.max(Some(version)),
-                Replaced::Data(file, version) => {
-                    former.data_keys.insert((file, version));
+                Key::Replaced(Replaced::Wal(version)) => {
+                    replaced.wal_keys = replaced.wal_keys.max(Some(version));
+                }
+                Key::Replaced(Replaced::Data(file, version)) => {
+                    replaced.data_keys.insert((file, version));
                 }
             }
         }
