@@ -94,6 +94,7 @@ COMMENT ON COLUMN pagevault.status.wal_encrypted IS 'true if WAL is currently wr
 COMMENT ON COLUMN pagevault.status.wal_key_version IS 'version of the current WAL key; null if WAL is not encrypted';
 COMMENT ON COLUMN pagevault.status.wal_error IS 'why WAL encryption differs from pagevault.wal_encryption; null if it does not (visible to pagevault_admin and pg_monitor)';
 COMMENT ON COLUMN pagevault.status.last_escrow_at IS 'time of the newest escrow bundle; null if there is none';
+COMMENT ON COLUMN pagevault.status.one_master_key_left IS 'databases (or cluster, for the cluster''s key) with several master keys, of which no more than one has answered at the latest request (visible to pagevault_admin and pg_monitor)';
 COMMENT ON COLUMN pagevault.status.database_keys_not_in_escrow IS 'number of database keys that the newest escrow bundle does not contain; see pagevault-keyring escrow export';
 COMMENT ON COLUMN pagevault.status.audit_error IS 'why the newest line of the audit trail could not be stored, or not be written to pagevault.audit_destination; null if it was written (visible to pagevault_admin and pg_monitor)';
 

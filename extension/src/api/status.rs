@@ -2,12 +2,14 @@
 
 use pagevault_keystore::directory::Directory;
 use pagevault_keystore::wal::is_key_place;
+use pagevault_keystore::{Scope, Wrapping};
 use pgrx::prelude::*;
 
 use crate::keys::provider::gone::is_gone;
 use crate::keys::provider::{admin, helper};
 use crate::keys::store::{directory, escrow, persist};
 use crate::keys::usage::wal_switch;
+use crate::pg::catalog;
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{OrRaise, Report, Result};
 use crate::pg::survey::Survey;
@@ -37,6 +39,7 @@ fn status_rows() -> TableIterator<
         name!(last_escrow_at, Option<TimestampWithTimeZone>),
         name!(database_keys_not_in_escrow, Option<i64>),
         name!(audit_error, Option<String>),
+        name!(one_master_key_left, Option<Vec<String>>),
     ),
 > {
     if preload::require_active().is_err() {
@@ -48,6 +51,7 @@ fn status_rows() -> TableIterator<
             0,
             0,
             0,
+            None,
             None,
             None,
             None,
@@ -100,6 +104,7 @@ fn status_rows() -> TableIterator<
         escrow.as_ref().map(|mark| pgrx::datum::datetime_support::to_timestamp(mark.made as f64)),
         Some(missing as i64),
         Some(shared.trail.problem()).filter(|text| privileged && !text.is_empty()),
+        privileged.then(|| one_master_key_left().or_raise()),
     ))
 }
 
@@ -110,6 +115,34 @@ fn unreachable_providers() -> Result<Vec<String>> {
     let is_unreachable =
         |name: &&str| health.entry(&lock, name).is_some_and(|known| !known.reachable);
     Ok(state.providers().map(|(name, _)| name).filter(is_unreachable).map(str::to_owned).collect())
+}
+
+/// Scopes with several master keys of which no more than one would unlock them now: the providers of
+/// the others have failed at the last request.
+fn one_master_key_left() -> Result<Vec<String>> {
+    let state = persist::current_cluster_state()?;
+    let health = &shmem::required()?.health;
+    let mut scopes: Vec<_> = state.database_keys().map(|(scope, ..)| scope).collect();
+    scopes.dedup();
+    scopes.retain(|scope| !is_gone(*scope));
+    let lock = KeystoreLock::acquire();
+    let answers =
+        |by: &&Wrapping| health.entry(&lock, &by.provider).is_none_or(|known| known.failures == 0);
+    scopes.retain(|scope| {
+        let newest = state.current_database_key(*scope);
+        newest.is_some_and(|(_, key)| {
+            !key.others.is_empty() && key.wrappings().filter(answers).count() < 2
+        })
+    });
+    drop(lock);
+    let name = |scope: Scope| match scope.is_cluster() {
+        true => "cluster".to_owned(),
+        false => match catalog::database_name(scope.number()) {
+            Some(name) => name.to_string(),
+            None => scope.name(),
+        },
+    };
+    Ok(scopes.into_iter().map(name).collect())
 }
 
 fn timestamp(moment: Moment) -> Option<TimestampWithTimeZone> {

@@ -98,6 +98,27 @@ impl Emulator {
         })
     }
 
+    /// Stops the process with SIGSTOP: connections get no reply, until [`Emulator::wake`].
+    ///
+    /// # Errors
+    /// When it does not run.
+    pub fn freeze(&self) -> Result<()> {
+        self.signal(Signal::STOP)
+    }
+
+    /// Continues the process after [`Emulator::freeze`].
+    ///
+    /// # Errors
+    /// When it does not run.
+    pub fn wake(&self) -> Result<()> {
+        self.signal(Signal::CONT)
+    }
+
+    fn signal(&self, signal: Signal) -> Result<()> {
+        let process = Pid::from_child(&self.process);
+        Ok(kill_process_group(process, signal)?)
+    }
+
     /// Its URL.
     #[must_use]
     pub fn endpoint(&self) -> &str {

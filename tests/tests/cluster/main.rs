@@ -58,6 +58,7 @@ mod sealed_manifest;
 mod sealed_only;
 mod segments;
 mod self_check;
+mod several_master_keys;
 mod shared_labels;
 mod shred;
 mod statistics;

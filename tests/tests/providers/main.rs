@@ -12,6 +12,7 @@ mod outages;
 mod proxies;
 mod routes;
 mod serving;
+mod several;
 mod vault;
 
 use std::process::ExitCode;
@@ -40,6 +41,7 @@ fn main() -> ExitCode {
         routes::tests(),
         command::tests(),
         moving::tests(),
+        several::tests(),
     ]
     .into_iter()
     .flatten()
