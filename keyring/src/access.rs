@@ -80,15 +80,16 @@ impl Access {
                 let what = format!("the options of provider \"{name}\" are not JSON");
                 Failure::new(ErrorClass::Internal, what)
             })?;
-        if recorded.kind == "command" && !self.programs {
-            let program = options.get("unwrap").unwrap_or(&Value::Null).to_string();
+        if let Some(what) = program_of(&recorded.kind, &options)
+            && !self.programs
+        {
             let name = printable(name);
             let message = format!("running the program of provider \"{name}\" is not allowed");
             return Err(insecure(message)
                 .with_detail(format!(
                     "Only the key files in \"{}\" name the program: {}. Nothing was run.",
                     data_directory.display(),
-                    printable(&program)
+                    printable(&what)
                 ))
                 .with_hint("If you trust the origin of the key files, use --allow-command. Otherwise, configure the provider in a file, and use --providers FILE."));
         }
@@ -110,6 +111,16 @@ impl Access {
         let programs = self.programs && recorded.programs;
         Ok(ProviderSpec { name: name.to_owned(), kind: recorded.kind.clone(), options, programs })
     }
+}
+
+/// The program, or the module of PKCS#11, that a provider runs.
+fn program_of(kind: &str, options: &Map<String, Value>) -> Option<String> {
+    let option = match kind {
+        "command" => "unwrap",
+        "pkcs11" => "module",
+        _ => return None,
+    };
+    Some(options.get(option).unwrap_or(&Value::Null).to_string())
 }
 
 /// Reads a file of providers, which only root and the current user may be able to write.

@@ -27,6 +27,13 @@ impl Findings {
         value
     }
 
+    /// Adds findings that were made elsewhere. `None` if the last is a failure.
+    pub fn append(&mut self, findings: Vec<Finding>) -> Option<()> {
+        let well = findings.last().is_none_or(|last| last.failure.is_none());
+        self.0.extend(findings);
+        well.then_some(())
+    }
+
     /// All findings.
     pub fn into_vec(self) -> Vec<Finding> {
         self.0

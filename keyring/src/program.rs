@@ -81,17 +81,13 @@ pub(crate) fn run(
     input: &[u8],
     deadline: Instant,
 ) -> Result<Ended, Stopped> {
-    let kept = |name: &OsStr| {
-        let name = name.to_string_lossy();
-        ENVIRONMENT.contains(&&*name) || name.starts_with("LC_")
-    };
     let mut child = Command::new("/proc/self/exe")
         .arg0("pagevault-keyring")
         .args(["run", "--"])
         .arg(path)
         .args(arguments)
         .env_clear()
-        .envs(std::env::vars_os().filter(|(name, _)| kept(name)))
+        .envs(inherited())
         .current_dir("/")
         .process_group(0)
         .stdin(Stdio::piped())
@@ -104,7 +100,7 @@ pub(crate) fn run(
         output: pipe(child.stdout.take().map(Into::into)),
         errors: pipe(child.stderr.take().map(Into::into)),
     };
-    let mut group = Group { leader: child, reaped: false };
+    let mut group = Group::new(child);
     let mut printed = Printed::new();
     let mut input = input;
     let mut ended = false;
@@ -138,35 +134,48 @@ pub(crate) fn run(
     }
 }
 
+/// The environment variables that a program, or a module, gets.
+pub(crate) fn inherited() -> impl Iterator<Item = (OsString, OsString)> {
+    std::env::vars_os().filter(|(name, _)| {
+        let name = name.to_string_lossy();
+        ENVIRONMENT.contains(&&*name) || name.starts_with("LC_")
+    })
+}
+
 /// The exit status as in a shell.
 fn code_of(status: ExitStatus) -> i32 {
     status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or_default())
 }
 
 /// A process group; killed and reaped on drop.
-struct Group {
+pub(crate) struct Group {
     leader: Child,
     reaped: bool,
 }
 
 impl Group {
+    /// The group that `leader` was started in as its leader.
+    pub(crate) fn new(leader: Child) -> Group {
+        Group { leader, reaped: false }
+    }
+
     fn number(&self) -> Pid {
         Pid::from_raw(self.leader.id().cast_signed())
     }
 
     /// Whether its leader has ended. The leader is not reaped yet: until then, no other group can
     /// get its number.
-    fn has_ended(&self) -> nix::Result<bool> {
+    pub(crate) fn has_ended(&self) -> nix::Result<bool> {
         let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
         Ok(waitid(Id::Pid(self.number()), flags)? != WaitStatus::StillAlive)
     }
 
-    fn kill(&self) {
+    pub(crate) fn kill(&self) {
         // Fails only if all its processes have ended.
         let _ = killpg(self.number(), Signal::SIGKILL);
     }
 
-    fn reap(&mut self) -> io::Result<ExitStatus> {
+    pub(crate) fn reap(&mut self) -> io::Result<ExitStatus> {
         self.reaped = true;
         self.leader.wait()
     }
@@ -318,7 +327,7 @@ fn try_supervise(program: &OsStr, arguments: &[OsString]) -> io::Result<ExitStat
 }
 
 /// Returns when the pipe behind `output` has no reader.
-fn wait_for_hangup(output: BorrowedFd<'_>) {
+pub(crate) fn wait_for_hangup(output: BorrowedFd<'_>) {
     // Without requested events, poll still reports errors and hang-up.
     let mut watched = [PollFd::new(output, PollFlags::empty())];
     while poll(&mut watched, PollTimeout::NONE) == Err(nix::Error::EINTR) {}

@@ -14,6 +14,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
+use crate::providers::pkcs11;
 use crate::visible::visible_lines;
 use crate::{accept_restore, exec, harden, inspect, program, restore_unsettled, serve, verify};
 
@@ -114,6 +115,9 @@ enum Command {
         )]
         line: Vec<OsString>,
     },
+    /// Used by providers of kind "pkcs11" to load the module of a token
+    #[command(hide = true)]
+    Pkcs11,
     /// Used by `serve` and `check` to run programs of the operator
     #[command(hide = true)]
     Run {
@@ -157,6 +161,7 @@ pub fn main() -> ExitCode {
     }
     let done = match Arguments::parse().command {
         Command::Serve => return serve::serve(),
+        Command::Pkcs11 => return pkcs11::worker::serve(),
         Command::Run { program, arguments } => return program::supervise(&program, &arguments),
         Command::Escrow(escrow) => escrow.run(&mut io::stdout().lock()),
         Command::Audit(audit) => audit.run(&mut io::stdout().lock()),

@@ -4,6 +4,7 @@
 pub mod aws_kms;
 pub mod command;
 pub mod file;
+pub mod pkcs11;
 pub mod vault;
 
 use pagevault_keystore::protocol::ErrorClass;
@@ -37,6 +38,13 @@ const KINDS: &[Kind] = &[
         options: aws_kms::OPTIONS,
         credential_options: aws_kms::CREDENTIAL_OPTIONS,
         build: aws_kms::build,
+    },
+    // Its module is permitted separately, see `access`.
+    Kind {
+        name: "pkcs11",
+        options: pkcs11::OPTIONS,
+        credential_options: pkcs11::CREDENTIAL_OPTIONS,
+        build: pkcs11::build,
     },
     // Its programs are permitted separately, see `access`.
     Kind {

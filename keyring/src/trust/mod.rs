@@ -8,6 +8,7 @@
 //! | token of a service account | root, user | 0022 | Kubernetes makes it world-readable |
 //! | trusted file | root, user | 0022 | |
 //! | program | root, user | 0022 | not a symbolic link |
+//! | module of PKCS#11 | root, user | 0022 | |
 //! | keystore, read without its server | root, user | 0022 | |
 //! | socket | root, user | | also the user of the listener (`net::socket`) |
 //!
@@ -43,6 +44,8 @@ pub enum FileKind {
     KeyFile,
     /// A program of the operator.
     Program,
+    /// A shared library that is loaded to use a PKCS#11 token.
+    Module,
     /// A file with credentials.
     Credentials,
     /// The token of this container's Kubernetes service account.
@@ -66,6 +69,7 @@ impl FileKind {
         match self {
             FileKind::KeyFile => "key file",
             FileKind::Program => "program",
+            FileKind::Module => "module",
             FileKind::Credentials => "credentials file",
             FileKind::ServiceAccount => "token file",
             FileKind::Trusted => "file",
@@ -124,7 +128,7 @@ fn judge(what: FileKind, path: &Path, rights: Rights) -> Result<(), Failure> {
     if owner != us && !(owner == 0 && what.may_belong_to_root()) {
         let error = insecure(format!("{name} \"{shown}\" belongs to another user"));
         return Err(match what {
-            FileKind::Program => error
+            FileKind::Program | FileKind::Module => error
                 .with_detail(format!(
                     "It belongs to user ID {owner}, who could change it; the current user ID is {us}."
                 ))

@@ -215,7 +215,7 @@ fn failed(program: &Program, code: i32, said: Option<&str>) -> Failure {
 const TRY_OUT: &str = "Test the provider as the server's operating system user, with: \
                        pagevault-keyring check --provider-kind command";
 
-fn interrupted(program: &Program, stopped: Stopped) -> Failure {
+pub(crate) fn interrupted(program: &Program, stopped: Stopped) -> Failure {
     let path = program.path.display();
     match stopped {
         Stopped::Late => {
