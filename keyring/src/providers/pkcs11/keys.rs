@@ -55,14 +55,19 @@ pub(super) struct Key {
     pub(super) bits: Option<usize>,
     /// Of an RSA key.
     modulus: Option<Vec<u8>>,
-    /// Names of attributes that are true.
-    attributes: Vec<AttributeType>,
+    /// Attributes that the token has told.
+    flags: Vec<(AttributeType, bool)>,
 }
 
 impl Key {
     /// Whether an attribute is known to be true.
     pub(super) fn is(&self, attribute: AttributeType) -> bool {
-        self.attributes.contains(&attribute)
+        self.flags.contains(&(attribute, true))
+    }
+
+    /// Whether an attribute is known to be false.
+    pub(super) fn is_not(&self, attribute: AttributeType) -> bool {
+        self.flags.contains(&(attribute, false))
     }
 
     /// Refuses a key that could leave the token.
@@ -70,11 +75,11 @@ impl Key {
     /// # Errors
     /// `insecure`.
     pub(super) fn stays_in_token(&self, name: &str) -> Result<(), Failure> {
-        let extractable = self.is(AttributeType::Extractable);
-        if self.is(AttributeType::Sensitive) && !extractable {
+        let stays = self.is_not(AttributeType::Extractable);
+        if self.is(AttributeType::Sensitive) && stays {
             return Ok(());
         }
-        let reason = if extractable { "CKA_EXTRACTABLE is true" } else { "CKA_SENSITIVE is false" };
+        let reason = if stays { "CKA_SENSITIVE is false" } else { "CKA_EXTRACTABLE is true" };
         Err(insecure(format!("key \"{}\" can leave the token", printable(name)))
             .with_detail(format!("Its {reason}. Keys that it has wrapped can still be unwrapped."))
             .with_hint("Make a new key that is sensitive and not extractable (docs/pkcs11.md), and move to it with set_cluster_master_key() or set_database_master_key()."))
@@ -105,7 +110,9 @@ impl Key {
 /// `key_missing` if there is none.
 pub(super) fn find(session: &Session, name: &str) -> Result<Vec<Key>, Failure> {
     if name.is_empty() {
-        return Err(Failure::new(ErrorClass::BadRequest, "the name of the key is empty"));
+        return Err(Failure::new(ErrorClass::BadRequest, "the name of the key is empty")
+            .with_detail("Keys without a label cannot be used.")
+            .with_hint("Specify the key's label (CKA_LABEL)."));
     }
     let mut keys = Vec::new();
     for class in [ObjectClass::SECRET_KEY, ObjectClass::PRIVATE_KEY] {
@@ -280,7 +287,7 @@ fn examine(session: &Session, handle: ObjectHandle) -> Result<Option<Key>, Failu
     let read = session.get_attributes(handle, &asked);
     let read = read.map_err(|error| failure::of(&error, Doing::FindKey))?;
     let (mut id, mut kind, mut length, mut modulus) = (Vec::new(), None, None, None);
-    let mut attributes = Vec::new();
+    let mut flags = Vec::new();
     for attribute in read {
         let name = attribute.attribute_type();
         match attribute {
@@ -289,14 +296,14 @@ fn examine(session: &Session, handle: ObjectHandle) -> Result<Option<Key>, Failu
             Attribute::KeyType(KeyType::RSA) => kind = Some(Kind::Rsa),
             Attribute::ValueLen(bytes) => length = usize::try_from(*bytes).ok(),
             Attribute::Modulus(bytes) if !bytes.is_empty() => modulus = Some(bytes),
-            Attribute::Sensitive(true)
-            | Attribute::Extractable(true)
-            | Attribute::AlwaysSensitive(true)
-            | Attribute::NeverExtractable(true)
-            | Attribute::Encrypt(true)
-            | Attribute::Decrypt(true)
-            | Attribute::Wrap(true)
-            | Attribute::Unwrap(true) => attributes.push(name),
+            Attribute::Sensitive(value)
+            | Attribute::Extractable(value)
+            | Attribute::AlwaysSensitive(value)
+            | Attribute::NeverExtractable(value)
+            | Attribute::Encrypt(value)
+            | Attribute::Decrypt(value)
+            | Attribute::Wrap(value)
+            | Attribute::Unwrap(value) => flags.push((name, value)),
             _ => {}
         }
     }
@@ -309,7 +316,7 @@ fn examine(session: &Session, handle: ObjectHandle) -> Result<Option<Key>, Failu
     let usable = id.len() <= usize::from(u8::MAX)
         && (kind != Kind::Rsa || bits.is_none_or(|bits| bits >= RSA_BITS));
     let version = version_of(&id);
-    Ok(usable.then_some(Key { handle, id, version, kind, bits, modulus, attributes }))
+    Ok(usable.then_some(Key { handle, id, version, kind, bits, modulus, flags }))
 }
 
 /// Length of a number in bits.

@@ -92,6 +92,7 @@ pub(super) fn outside_by_name(path: &Path, data_directory: Option<&Path>) -> Res
     match data_directory {
         Some(root) if path.starts_with(root) => {
             Err(insecure(format!("module \"{}\" is inside the data directory", path.display()))
+                .with_detail("Anyone who can restore or write the data directory could replace it.")
                 .with_hint(
                     "Install the module in a directory of the system, for example /usr/lib.",
                 ))

@@ -47,26 +47,23 @@ pub(super) fn choose(token: &Token, key: &Key, name: &str) -> Result<Method, Fai
     };
     let usable = methods.iter().find(|method| calls(token, key, **method).is_some());
     usable.copied().ok_or_else(|| {
-        let shown = printable(name);
-        let has = |attribute| key.is(attribute);
         let permitted = match key.kind {
             Kind::Aes => {
-                has(AttributeType::Encrypt) && has(AttributeType::Decrypt)
-                    || has(AttributeType::Wrap) && has(AttributeType::Unwrap)
+                key.is(AttributeType::Encrypt) && key.is(AttributeType::Decrypt)
+                    || key.is(AttributeType::Wrap) && key.is(AttributeType::Unwrap)
             }
-            Kind::Rsa => has(AttributeType::Decrypt),
+            Kind::Rsa => key.is(AttributeType::Decrypt),
         };
         if !permitted {
-            return Failure::new(
-                ErrorClass::KeyDisabled,
-                format!("key \"{shown}\" may not be used to wrap and unwrap"),
-            )
-            .with_detail("Its attributes CKA_ENCRYPT and CKA_DECRYPT, or CKA_WRAP and CKA_UNWRAP, are not true.")
-            .with_hint("Change the attributes with the tools of the token's vendor, or use another key.");
+            return disabled(
+                name,
+                "attributes CKA_ENCRYPT and CKA_DECRYPT, or CKA_WRAP and CKA_UNWRAP, are not true",
+            );
         }
         Failure::new(ErrorClass::BadOptions, "token has no mechanism for this key")
             .with_detail(format!(
-                "Key \"{shown}\" needs one of: {}.",
+                "Key \"{}\" needs one of: {}.",
+                printable(name),
                 match key.kind {
                     Kind::Aes => "CKM_AES_GCM, CKM_AES_KEY_WRAP, CKM_AES_KEY_WRAP_PAD",
                     Kind::Rsa => "CKM_RSA_PKCS_OAEP",
@@ -74,6 +71,17 @@ pub(super) fn choose(token: &Token, key: &Key, name: &str) -> Result<Method, Fai
             ))
             .with_hint("Use a key of another kind: see docs/pkcs11.md, \"Mechanisms\".")
     })
+}
+
+/// The failure for a key whose attributes forbid its use.
+fn disabled(name: &str, attributes: &str) -> Failure {
+    let name = printable(name);
+    Failure::new(
+        ErrorClass::KeyDisabled,
+        format!("key \"{name}\" may not be used to wrap and unwrap"),
+    )
+    .with_detail(format!("Its {attributes}."))
+    .with_hint("Change the attributes with the tools of the token's vendor, or use another key.")
 }
 
 /// How token and key permit to call the mechanism of a method, if they do.
@@ -150,6 +158,17 @@ impl Use<'_> {
         context: &str,
         parts: &Parts<'_>,
     ) -> Result<Zeroizing<Vec<u8>>, Failure> {
+        let key_wrap = matches!(parts.method, Method::Kw | Method::Kwp);
+        if self.key.is_not(AttributeType::Decrypt)
+            && !(key_wrap && self.key.is(AttributeType::Unwrap))
+        {
+            let attributes = if key_wrap {
+                "attributes CKA_DECRYPT and CKA_UNWRAP are"
+            } else {
+                "attribute CKA_DECRYPT is"
+            };
+            return Err(disabled(self.name, &format!("{attributes} false")));
+        }
         let bound = associated_data(parts.head, self.name, context);
         if parts.method == Method::Gcm {
             return self.decrypt_gcm(&bound, parts.body).map_err(|error| self.judge(&error, parts));
