@@ -52,12 +52,22 @@ impl Provider {
     /// # Errors
     /// When the helper gives no reply.
     pub fn ask(&self, key: &str, context: &str, action: Value) -> Result<Value> {
+        let mut outcomes = self.ask_all(key, context, vec![action])?;
+        outcomes.pop().context("no outcome")
+    }
+
+    /// Performs actions on one key, in one request, and returns their outcomes.
+    ///
+    /// # Errors
+    /// When the helper gives no reply.
+    pub fn ask_all(&self, key: &str, context: &str, actions: Vec<Value>) -> Result<Vec<Value>> {
         let provider = json!({"name": "under-test", "kind": self.kind, "options": self.options,
             "programs": self.programs});
-        let operation =
-            json!({"provider": provider, "key": key, "context": context, "action": action});
+        let operation = |action| json!({"provider": provider, "key": key, "context": context, "action": action});
+        let operations: Vec<Value> = actions.into_iter().map(operation).collect();
+        let expected = operations.len();
         let request = json!({"version": 1, "deadline_ms": self.deadline_ms,
-            "data_directory": self.data_directory, "operations": [operation]});
+            "data_directory": self.data_directory, "operations": operations});
         let mut child = Installation::get()?
             .command("pagevault-keyring")
             .arg("serve")
@@ -74,7 +84,9 @@ impl Provider {
         ensure!(output.status.success(), "{:?}: {response}", output.status);
         ensure!(response.is_empty(), "the helper says: {response}");
         let mut reply: Value = serde_json::from_slice(&output.stdout)?;
-        Ok(reply["results"][0].take())
+        let outcomes: Vec<Value> = serde_json::from_value(reply["results"].take())?;
+        ensure!(outcomes.len() == expected, "{} outcomes", outcomes.len());
+        Ok(outcomes)
     }
 
     /// Wraps `plaintext`; returns the result in base64, with the version of the key.

@@ -1,4 +1,5 @@
-//! Real key servers for tests: Vault or OpenBao, emulators of AWS KMS, a PKCS#11 token in software.
+//! Real key servers for tests: Vault or OpenBao, emulators of AWS KMS, PKCS#11 tokens in
+//! software.
 //!
 //! `tools/key-servers` installs them and puts their paths into the environment. Tests of a missing
 //! server are skipped with a message ([`missing`]).
@@ -7,6 +8,7 @@ pub mod canned;
 pub mod certificates;
 pub mod helper;
 pub mod kms;
+pub mod program;
 pub mod softhsm;
 pub mod vault;
 
@@ -14,10 +16,12 @@ use std::ffi::OsString;
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::Result;
 
 use crate::Installation;
+use crate::installation::run;
 
 /// Programs that a test may need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,4 +92,17 @@ pub fn write_file(path: &Path, content: &str, mode: u32) -> Result<PathBuf> {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))?;
     Installation::get()?.give(path)?;
     Ok(path.to_owned())
+}
+
+/// Writes a program of the server user.
+///
+/// # Errors
+/// When it cannot be written.
+pub fn write_program(path: &Path, content: &str) -> Result<()> {
+    // Not copied by this process: other threads may fork while it has the file open for writing,
+    // and then the file cannot be executed.
+    let draft = path.with_extension("draft");
+    std::fs::write(&draft, content)?;
+    run(Command::new("install").args(["-m", "755"]).args([&draft, path]))?;
+    Installation::get()?.give(path)
 }

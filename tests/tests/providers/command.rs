@@ -1,59 +1,47 @@
-//! `command` with the example program of the user guide: a PKCS#11 token (SoftHSM).
+//! `command` with a program that uses OpenSSL.
 
 use std::fs;
 
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::Installation;
-use pagevault_tests::key_servers::Server;
 use pagevault_tests::key_servers::helper::Provider;
-use pagevault_tests::key_servers::softhsm::{PIN, SoftHsm};
-use serde_json::{Value, json};
+use pagevault_tests::key_servers::program::Program;
+use pagevault_tests::key_servers::write_program;
+use serde_json::json;
 
 use crate::Test;
-
-const CONTEXT: &str = "pagevault/1/00112233445566778899aabbccddeeff/0";
-const OTHER: &str = "pagevault/1/00112233445566778899aabbccddeeff/5";
-/// 32 recognizable bytes, in base64.
-const SECRET: &str = "c2VjcmV0IHNlY3JldCBzZWNyZXQgc2VjcmV0ISEhISE=";
+use crate::bench::{TABLES, add_provider, impatient, readable};
+use crate::pkcs11::{CONTEXT, OTHER, SECRET, says, unwrap, wrap};
 
 pub(crate) fn tests() -> Vec<Test> {
-    let test = |name, run| Test { name, needs: &[Server::SoftHsm], run };
+    let test = |name, run| Test { name, needs: &[], run };
     vec![
-        test("command::a_token_wraps_and_unwraps", a_token_wraps_and_unwraps),
-        test("command::keys_never_leave_the_token", keys_never_leave_the_token),
+        test("command::a_program_wraps_and_unwraps", wraps_and_unwraps),
         test("command::refusals_have_a_class_a_cause_and_advice", refusals),
-        test("command::the_pin_is_in_no_command_line", the_pin_is_in_no_command_line),
+        test("command::keys_are_in_no_command_line", no_command_line),
         test("command::the_operator_can_try_it_out", check),
+        test("command::keys_live_behind_a_program", server),
     ]
 }
 
-fn provider(token: &SoftHsm) -> Provider {
-    let mut provider = Provider::new("command", token.options());
+fn provider(program: &Program) -> Provider {
+    let mut provider = Provider::new("command", program.options());
     // It must exist, because programs may not be in it.
-    provider.data_directory = token.path("data");
+    provider.data_directory = program.path("data");
     provider
 }
 
-fn unwrap(wrapped: &Value) -> Value {
-    json!({"unwrap": {"wrapped": wrapped}})
-}
-
-fn wrap() -> Value {
-    json!({"wrap": {"plaintext": SECRET}})
-}
-
-fn a_token_wraps_and_unwraps() -> Result<()> {
-    let token = SoftHsm::start()?;
-    token.make_key("db other")?;
-    let provider = provider(&token);
+fn wraps_and_unwraps() -> Result<()> {
+    let program = Program::new()?;
+    program.make_key("db other")?;
+    let provider = provider(&program);
     let (wrapped, version) = provider.wrap("db-kek", CONTEXT, SECRET)?;
     ensure!(version == 1 && provider.unwrap("db-kek", CONTEXT, &wrapped)? == SECRET);
     let (again, _) = provider.wrap("db-kek", CONTEXT, SECRET)?;
     ensure!(again != wrapped, "the same secret wrapped to the same bytes");
 
-    // Bound to context and key; the token itself does not do that.
+    // Bound to context and key; the program itself does not do that.
     provider.refused("db-kek", OTHER, unwrap(&wrapped), "wrong_ciphertext")?;
-    provider.refused("db other", CONTEXT, unwrap(&wrapped), "wrong_ciphertext")?;
     provider.refused("db-kek", CONTEXT, unwrap(&json!("AAAA")), "wrong_ciphertext")?;
 
     // Without a program for rotation, a move to another key replaces rotation.
@@ -67,93 +55,59 @@ fn a_token_wraps_and_unwraps() -> Result<()> {
     Ok(())
 }
 
-fn keys_never_leave_the_token() -> Result<()> {
-    let token = SoftHsm::start()?;
-    let made = token.make_key("another")?;
-    ensure!(made.contains("never extractable") && made.contains("always sensitive"), "{made}");
-    let read = token.with_token(&["--read-object", "--type=secrkey", "--label=another"]);
-    ensure!(read.is_err(), "the token gave a key away");
-    Ok(())
-}
-
 fn refusals() -> Result<()> {
-    let token = SoftHsm::start()?;
-    let provider = provider(&token);
+    let program = Program::new()?;
+    let provider = provider(&program);
     let (wrapped, _) = provider.wrap("db-kek", CONTEXT, SECRET)?;
-    let says = |failure: &Value, text: &str| -> Result<()> {
-        let detail = failure["detail"].as_str().context("detail")?;
-        ensure!(detail.contains(text), "{failure}");
-        Ok(())
-    };
-
     let failure = provider.refused("typo", CONTEXT, wrap(), "key_missing")?;
-    says(&failure, "Secret key not found")?;
-
-    token.set_pin("1111")?;
+    says(&failure, "no key typo")?;
+    fs::rename(program.path("keys/credentials"), program.path("good"))?;
     for action in [wrap(), unwrap(&wrapped)] {
         let failure = provider.refused("db-kek", CONTEXT, action, "unauthenticated")?;
-        says(&failure, "CKR_PIN_INCORRECT")?;
+        says(&failure, "cannot log in")?;
     }
-    fs::remove_file(token.path("pin"))?;
-    let failure = provider.refused("db-kek", CONTEXT, wrap(), "unauthenticated")?;
-    says(&failure, "cannot read ")?;
-    token.set_pin(PIN)?;
+    fs::rename(program.path("good"), program.path("keys/credentials"))?;
 
     // A possibly temporary failure is retried until the deadline.
     let mut impatient = provider.clone();
     impatient.deadline_ms = 3000;
-    token.configure("gone", token.module(), "")?;
+    fs::rename(program.path("keys"), program.path("away"))?;
     let failure = impatient.refused("db-kek", CONTEXT, wrap(), "unreachable")?;
-    says(&failure, "No slot with token named")?;
+    says(&failure, "the key server is down")?;
     ensure!(failure["retry"] == true, "{failure}");
-    token.configure("pagevault", "/nowhere.so", "")?;
-    let failure = impatient.refused("db-kek", CONTEXT, wrap(), "unreachable")?;
-    says(&failure, "Failed to load pkcs11 module")?;
-    token.configure("pagevault", token.module(), "")?;
-    fs::rename(token.path("tokens"), token.path("unplugged"))?;
-    impatient.refused("db-kek", CONTEXT, wrap(), "unreachable")?;
-    fs::rename(token.path("unplugged"), token.path("tokens"))?;
+    fs::rename(program.path("away"), program.path("keys"))?;
     ensure!(provider.unwrap("db-kek", CONTEXT, &wrapped)? == SECRET);
 
-    // Another key with the same name.
-    token.with_token(&["--delete-object", "--type=secrkey", "--label=db-kek"])?;
-    provider.refused("db-kek", CONTEXT, unwrap(&wrapped), "key_missing")?;
-    token.make_key("db-kek")?;
-    provider.refused("db-kek", CONTEXT, unwrap(&wrapped), "wrong_ciphertext")?;
+    // Another key with the same name: what it unwraps is garbage.
+    program.make_key("db-kek")?;
+    let outcome = provider.ask("db-kek", CONTEXT, unwrap(&wrapped))?;
+    let class = outcome["failed"]["class"].as_str().context("it was unwrapped")?;
+    ensure!(matches!(class, "wrong_ciphertext" | "unreachable"), "{outcome}");
     Ok(())
 }
 
-fn the_pin_is_in_no_command_line() -> Result<()> {
-    let token = SoftHsm::start()?;
-    // A pkcs11-tool that records its command line and runs the real one.
-    let tool = pagevault_tests::installation::run(
-        std::process::Command::new("sh").args(["-c", "command -v pkcs11-tool"]),
-    )?;
-    fs::create_dir(token.path("bin"))?;
-    Installation::get()?.give(&token.path("bin"))?;
-    let log = token.path("log");
-    let script =
-        format!("#!/bin/sh\necho \"$@\" >> {}\nexec {} \"$@\"\n", log.display(), tool.trim());
-    token.write("bin/pkcs11-tool", &script, 0o755)?;
-    let path = format!("PATH={}:$PATH", token.path("bin").display());
-    token.configure("pagevault", token.module(), &path)?;
-
-    let provider = provider(&token);
+fn no_command_line() -> Result<()> {
+    let program = Program::new()?;
+    let log = program.path("log");
+    let script = fs::read_to_string(program.path("program"))?;
+    let record = format!("#!/bin/sh\ntr '\\0' ' ' < /proc/$$/cmdline >> {}\n", log.display());
+    write_program(&program.path("program"), &script.replacen("#!/bin/sh\n", &record, 1))?;
+    let provider = provider(&program);
     let (wrapped, _) = provider.wrap("db-kek", CONTEXT, SECRET)?;
     provider.unwrap("db-kek", CONTEXT, &wrapped)?;
     let log = fs::read_to_string(log)?;
-    ensure!(log.lines().count() == 2 && log.contains("--decrypt"), "{log}");
-    ensure!(!log.contains(PIN) && !log.contains(SECRET), "{log}");
+    ensure!(log.matches("/keys").count() == 2, "{log}");
+    ensure!(!log.contains(SECRET) && !log.contains("plaintext"), "{log}");
     Ok(())
 }
 
 fn check() -> Result<()> {
-    let token = SoftHsm::start()?;
+    let program = Program::new()?;
     let check = |key: &str| -> Result<(bool, String)> {
         let output = Installation::get()?
             .command("pagevault-keyring")
             .args(["check", "--provider-kind", "command", "--key", key, "--options"])
-            .arg(token.options().to_string())
+            .arg(program.options().to_string())
             .output()?;
         Ok((output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned()))
     };
@@ -162,4 +116,28 @@ fn check() -> Result<()> {
     let (well, response) = check("typo")?;
     ensure!(!well && response.contains("there is no such key"), "{response}");
     Ok(())
+}
+
+fn server() -> Result<()> {
+    let program = Program::new()?;
+    program.make_key("db-next")?;
+    let mut cluster = pagevault_tests::Cluster::start(&impatient())?;
+    cluster.without_witness("at the end the program refuses the credentials");
+    cluster.allow_log("pagevault");
+    cluster.sql("CREATE EXTENSION pagevault")?;
+    cluster.sql(&add_provider("own", "command", &program.options()))?;
+    cluster.sql("SELECT pagevault.set_cluster_master_key('own', 'db-kek')")?;
+    cluster.sql(TABLES)?;
+    // These keys have no versions: rotation is a move to another key.
+    let error = cluster.error("SELECT pagevault.rotate_cluster_master_key()")?;
+    ensure!(error.hint.contains("set_cluster_master_key"), "{error}");
+    cluster.sql("SELECT pagevault.set_cluster_master_key('own', 'db-next')")?;
+    cluster.crash()?;
+    readable(&cluster)?;
+    let error = cluster.error("SELECT pagevault.set_cluster_master_key('own', 'typo')")?;
+    ensure!(error.sqlstate == "42704" && error.text().contains("own"), "{error}");
+    fs::remove_file(program.path("keys/credentials"))?;
+    let error = cluster.error("SELECT pagevault.set_cluster_master_key('own', 'db-kek')")?;
+    ensure!(error.sqlstate == "28000", "{error}");
+    cluster.finish()
 }

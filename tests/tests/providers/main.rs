@@ -9,6 +9,7 @@ mod bench;
 mod command;
 mod moving;
 mod outages;
+mod pkcs11;
 mod proxies;
 mod routes;
 mod serving;
@@ -40,6 +41,7 @@ fn main() -> ExitCode {
         proxies::tests(),
         routes::tests(),
         command::tests(),
+        pkcs11::tests(),
         moving::tests(),
         several::tests(),
     ]

@@ -2,20 +2,14 @@
 
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::key_servers::Server;
-use pagevault_tests::key_servers::softhsm::SoftHsm;
 use pagevault_tests::{Cluster, Settings};
 
 use crate::Test;
-use crate::bench::{TABLES, add_provider, cluster_on_vault, impatient, readable};
+use crate::bench::{cluster_on_vault, impatient, readable};
 
 pub(crate) fn tests() -> Vec<Test> {
     let test = |name, run| Test { name, needs: &[Server::Vault], run };
     vec![
-        Test {
-            name: "serving::keys_live_in_a_token",
-            needs: &[Server::SoftHsm],
-            run: keys_live_in_a_token,
-        },
         test("serving::keys_live_in_vault", keys_live_in_vault),
         test("serving::an_old_backup_opens_after_many_rotations", old_backup),
         test("serving::nothing_secret_is_left_behind", nothing_secret),
@@ -52,30 +46,6 @@ fn keys_live_in_vault() -> Result<()> {
     let checks = cluster.text(checks)?;
     let all: Vec<&str> = checks.split(" of ").collect();
     ensure!(all[0] == all[1] && all[0] != "0", "{checks}");
-    cluster.finish()
-}
-
-fn keys_live_in_a_token() -> Result<()> {
-    let token = SoftHsm::start()?;
-    token.make_key("db-next")?;
-    let mut cluster = Cluster::start(&impatient())?;
-    cluster.without_witness("at the end the token refuses the credentials");
-    cluster.allow_log("pagevault");
-    cluster.sql("CREATE EXTENSION pagevault")?;
-    cluster.sql(&add_provider("hsm", "command", &token.options()))?;
-    cluster.sql("SELECT pagevault.set_cluster_master_key('hsm', 'db-kek')")?;
-    cluster.sql(TABLES)?;
-    // This token's keys have no versions: rotation is a move to another key.
-    let error = cluster.error("SELECT pagevault.rotate_cluster_master_key()")?;
-    ensure!(error.hint.contains("set_cluster_master_key"), "{error}");
-    cluster.sql("SELECT pagevault.set_cluster_master_key('hsm', 'db-next')")?;
-    cluster.crash()?;
-    readable(&cluster)?;
-    let error = cluster.error("SELECT pagevault.set_cluster_master_key('hsm', 'typo')")?;
-    ensure!(error.sqlstate == "42704" && error.text().contains("hsm"), "{error}");
-    token.set_pin("000000")?;
-    let error = cluster.error("SELECT pagevault.set_cluster_master_key('hsm', 'db-kek')")?;
-    ensure!(error.sqlstate == "28000", "{error}");
     cluster.finish()
 }
 
