@@ -10,6 +10,7 @@ import pathlib
 import struct
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.keywrap import aes_key_wrap, aes_key_wrap_with_padding
 
 HERE = pathlib.Path(__file__).parent
 
@@ -93,3 +94,41 @@ aws = [
     for arn, version, ciphertext in zip(arns, (20260105080000, 1), (bytes(range(184)), b"\xff"))
 ]
 (HERE / "aws_kms_wrapped_1.json").write_text(json.dumps(aws, indent=2) + "\n")
+
+
+def wrap_by_token(kek, version, method, identifier, name, context, plaintext, nonce, once):
+    head = b"\x01" + struct.pack(">QBB", version, method, len(identifier)) + identifier
+    secret = kek
+    if method != 1:
+        wrap_once = {2: aes_key_wrap, 3: aes_key_wrap_with_padding}[method]
+        wrapped = wrap_once(kek, once)
+        head += struct.pack(">H", len(wrapped)) + wrapped
+        secret = once
+    bound = b"pagevault pkcs11 provider 1"
+    for part in (head, name.encode(), context.encode()):
+        bound += struct.pack(">Q", len(part)) + part
+    return head + nonce + AESGCM(secret).encrypt(nonce, plaintext, bound)
+
+
+kek = bytes(range(64, 96))
+tokens = [
+    {
+        "kek": kek.hex(),
+        "id": identifier.hex(),
+        "method": method,
+        "key": name,
+        "context": "pagevault/1/0",
+        "key_version": version,
+        "plaintext": text(plaintext),
+        "wrapped": text(
+            wrap_by_token(kek, version, method, identifier, name, "pagevault/1/0", plaintext, bytes([method] * 12), once)
+        ),
+    }
+    for method, version, identifier, name, plaintext in (
+        (1, 1, b"\x01", "main", b"\xa5" * 32),
+        (1, 7, struct.pack(">Q", 7) + b"\x5a" * 8, "b\u00e9 1", b""),
+        (2, 1, b"", "main", b"\xa5" * 32),
+        (3, 258, b"\x01\x02", "main", b"\xa5" * 33),
+    )
+]
+(HERE / "pkcs11_wrapped_1.json").write_text(json.dumps(tokens, indent=2, ensure_ascii=False) + "\n")

@@ -126,6 +126,25 @@ fn programs_that_key_files_name_are_not_run() {
     refused(&askers(&bench)[0], &["--providers", &shown], "is not a valid providers file");
 }
 
+#[test]
+fn modules_that_key_files_name_are_not_loaded() {
+    let bench = Bench::new();
+    let module = bench.path("keys/module.so");
+    fs::write(&module, "no library").unwrap();
+    let options = json!({"module": module, "token": "t", "pin_file": bench.path("keys/pin")});
+    let mut wrapped = vec![1, 0, 0, 0, 0, 0, 0, 0, 1, 1, 0];
+    wrapped.extend([0; 60]);
+    keystore(&bench, "pkcs11", &options, wrapped, CheckValue::from_bytes([0; 16]));
+    for line in askers(&bench) {
+        refused(&line, &[], "running the program of provider \"theirs\" is not allowed");
+        refused(&line, &["--allow-credentials"], "is not allowed");
+        let named = "using the credentials of provider \"theirs\" is not allowed";
+        refused(&line, &["--allow-command"], named);
+        let both = ["--allow-command", "--allow-credentials"];
+        refused(&line, &both, "cannot be loaded");
+    }
+}
+
 /// A server at a port of this machine that never answers, and the number of its connections.
 fn listener() -> (u16, std::sync::Arc<std::sync::atomic::AtomicUsize>) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

@@ -10,6 +10,7 @@ use crate::workspace::Workspace;
 const FENCES: &[&str] = &[
     "interpose",
     "preload",
+    "keyring/token-info",
     "powercut/recorder",
     "injection/injector",
     "extension/src/pg",

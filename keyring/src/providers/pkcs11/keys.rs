@@ -70,6 +70,11 @@ impl Key {
         self.flags.contains(&(attribute, false))
     }
 
+    /// Whether a use is not known to be forbidden. A token that does not tell may still refuse.
+    pub(super) fn may(&self, attribute: AttributeType) -> bool {
+        !self.is_not(attribute)
+    }
+
     /// Refuses a key that could leave the token.
     ///
     /// # Errors

@@ -64,11 +64,7 @@ impl Module {
     /// # Errors
     /// `unreachable` if it is not a PKCS#11 module, or does not initialize.
     pub(super) fn load(&self) -> Result<(Pkcs11, Info), Failure> {
-        let context = if self.pinned {
-            Pkcs11::new(format!("/proc/self/fd/{}", self.file.as_raw_fd()))
-        } else {
-            Pkcs11::new(&self.path)
-        };
+        let context = Pkcs11::new(self.loaded_path());
         let context = context.map_err(|error| self.unusable(&error))?;
         // Threads of the module itself may call it, so it has to lock (PKCS#11 3.0 section 5.4.1).
         context
@@ -77,6 +73,15 @@ impl Module {
         let info = context.get_library_info();
         let info = info.map_err(|error| failure::of(&error, Doing::Initialize))?;
         Ok((context, info))
+    }
+
+    /// The path by which the module is loaded.
+    pub(super) fn loaded_path(&self) -> PathBuf {
+        if self.pinned {
+            PathBuf::from(format!("/proc/self/fd/{}", self.file.as_raw_fd()))
+        } else {
+            self.path.clone()
+        }
     }
 
     fn unusable(&self, error: &cryptoki::error::Error) -> Failure {

@@ -13,7 +13,7 @@ use super::keys::{self, Key, Kind};
 use super::module::Module;
 use super::pin::{read_pin, source};
 use super::settings::Settings;
-use super::token::Token;
+use super::token::{CKF_USER_PIN_COUNT_LOW, Token};
 use super::wrapping::{Use, choose, mechanism_name, refused};
 use crate::failure::Failure;
 use crate::findings::Findings;
@@ -61,13 +61,13 @@ impl Opened {
             )
         });
         let (context, _) = loaded?;
-        let found = Token::find(&context, settings);
+        let found = Token::find(&context, &module.loaded_path(), settings);
         let token = findings.note("the token is present", found, Token::name)?;
         let pin = read_pin(&settings.pin, environment);
         let pin = findings.note("the PIN can be read", pin, |_| source(&settings.pin))?;
         let session = token.open(pin.as_ref().map(|pin| pin.as_str()));
         let session = findings.note(LOGIN, session, |_| {
-            if token.info.user_pin_count_low() {
+            if token.has(CKF_USER_PIN_COUNT_LOW) {
                 "logged in; a wrong PIN had been used since the last login".to_owned()
             } else {
                 "logged in".to_owned()
@@ -148,14 +148,20 @@ impl Opened {
                 .with_hint("Try again; the token may be synchronizing.")
                 .transient()
         })?;
-        made.stays_in_token(name)?;
-        if choose(&self.token, made, name)? != method {
-            return Err(Failure::new(
-                ErrorClass::Internal,
-                "token made a key with other attributes than the one in use",
-            )
-            .with_hint(by_hand(newest, name, version + 1)));
+        let usable = made.stays_in_token(name).and_then(|()| {
+            if choose(&self.token, made, name)? == method {
+                return Ok(());
+            }
+            let message = "token made a key with other attributes than the one in use";
+            Err(Failure::new(ErrorClass::Internal, message)
+                .with_detail("It would wrap by another mechanism.")
+                .with_hint(by_hand(newest, name, version)))
+        });
+        if usable.is_err() {
+            // It must not become the newest version.
+            let _ = session.destroy_object(made.handle);
         }
+        usable?;
         Ok(version)
     }
 
@@ -214,10 +220,10 @@ fn generate(session: &Session, like: &Key, name: &str, id: Vec<u8>) -> cryptoki:
                 Attribute::Class(ObjectClass::SECRET_KEY),
                 Attribute::KeyType(KeyType::AES),
                 Attribute::ValueLen(bytes.into()),
-                Attribute::Encrypt(like.is(AttributeType::Encrypt)),
-                Attribute::Decrypt(like.is(AttributeType::Decrypt)),
-                Attribute::Wrap(like.is(AttributeType::Wrap)),
-                Attribute::Unwrap(like.is(AttributeType::Unwrap)),
+                Attribute::Encrypt(like.may(AttributeType::Encrypt)),
+                Attribute::Decrypt(like.may(AttributeType::Decrypt)),
+                Attribute::Wrap(like.may(AttributeType::Wrap)),
+                Attribute::Unwrap(like.may(AttributeType::Unwrap)),
             ];
             template.extend(common());
             template.extend(protected);

@@ -1,16 +1,26 @@
 //! The token: found by its label, used by a session that is logged in as its normal user.
 
+use std::path::Path;
+
 use cryptoki::context::Pkcs11;
 use cryptoki::error::{Error, RvError};
 use cryptoki::session::{Session, UserType};
-use cryptoki::slot::{Slot, TokenInfo};
+use cryptoki::slot::Slot;
 use cryptoki::types::AuthPin;
 use pagevault_keystore::protocol::ErrorClass;
+use pagevault_token_info::{NoInfo, TokenInfo, token_info};
 
 use super::failure::{self, Doing};
 use super::settings::Settings;
 use crate::failure::Failure;
 use crate::options::{bad, printable};
+
+// Flags of a token (PKCS#11 3.0 section 3.2, `CK_TOKEN_INFO`).
+const CKF_LOGIN_REQUIRED: u64 = 0x4;
+const CKF_TOKEN_INITIALIZED: u64 = 0x400;
+pub(super) const CKF_USER_PIN_COUNT_LOW: u64 = 0x1_0000;
+const CKF_USER_PIN_FINAL_TRY: u64 = 0x2_0000;
+const CKF_USER_PIN_LOCKED: u64 = 0x4_0000;
 
 /// A token in its slot.
 pub(super) struct Token {
@@ -24,23 +34,31 @@ impl Token {
     ///
     /// # Errors
     /// `unreachable` if there is none, `bad_options` if there are several.
-    pub(super) fn find(context: &Pkcs11, settings: &Settings) -> Result<Token, Failure> {
+    pub(super) fn find(
+        context: &Pkcs11,
+        module: &Path,
+        settings: &Settings,
+    ) -> Result<Token, Failure> {
         let slots = context.get_slots_with_token();
         let slots = slots.map_err(|error| failure::of(&error, Doing::FindToken))?;
         let mut present: Vec<(Slot, TokenInfo)> = Vec::new();
         for slot in slots {
-            match context.get_token_info(slot) {
+            match token_info(module, slot.id()) {
                 Ok(info) => present.push((slot, info)),
                 // Removed or replaced at this moment, or in a slot that does not concern us.
-                Err(Error::Pkcs11(..)) => {}
-                Err(error) => return Err(failure::of(&error, Doing::FindToken)),
+                Err(NoInfo::Value(_)) => {}
+                Err(NoInfo::Module(text)) => {
+                    let message = "could not look for the token";
+                    return Err(Failure::new(ErrorClass::Unreachable, message)
+                        .with_detail(format!("{text}."))
+                        .with_hint("The module is probably defective."));
+                }
             }
         }
         let serial = settings.serial.as_deref();
         let is_meant = |info: &TokenInfo| {
-            let is = |text: &str, wanted: &str| text.trim_end_matches(['\0', ' ']) == wanted;
-            is(info.label(), settings.token.trim_end())
-                && serial.is_none_or(|serial| is(info.serial_number(), serial))
+            info.label == settings.token.trim_end()
+                && serial.is_none_or(|serial| info.serial == serial)
         };
         let meant: Vec<&(Slot, TokenInfo)> =
             present.iter().filter(|(_, info)| is_meant(info)).collect();
@@ -51,7 +69,7 @@ impl Token {
             [] => Err(absent(settings, &present)),
             several => {
                 let serials: Vec<String> =
-                    several.iter().map(|(_, info)| quoted(info.serial_number())).collect();
+                    several.iter().map(|(_, info)| quoted(&info.serial)).collect();
                 Err(bad(format!("several tokens have the label \"{}\"", settings.token))
                     .with_detail(format!("Their serial numbers are {}.", serials.join(", ")))
                     .with_hint("Name one of them with the option \"serial\"."))
@@ -67,7 +85,7 @@ impl Token {
         let session = self.context.open_ro_session(self.slot);
         let session = session.map_err(|error| failure::of(&error, Doing::OpenSession))?;
         let Some(pin) = pin else {
-            if self.info.login_required() {
+            if self.has(CKF_LOGIN_REQUIRED) {
                 return Err(bad("the token requires a login")
                     .with_detail("The options name no PIN.")
                     .with_hint("Specify the option \"pin_file\" or \"pin_command\"."));
@@ -89,25 +107,30 @@ impl Token {
     /// be locked.
     fn refused_before(&self) -> Option<Failure> {
         let unauthenticated = |message: &str| Failure::new(ErrorClass::Unauthenticated, message);
-        if self.info.user_pin_locked() {
+        if self.has(CKF_USER_PIN_LOCKED) {
             return Some(unauthenticated("the token's user PIN is locked")
                 .with_detail("Too many wrong PINs were used. No attempt was made.")
                 .with_hint("Correct the PIN where the options say that it is, then have the security officer unlock the token's user PIN."));
         }
-        self.info.user_pin_final_try().then(|| {
+        self.has(CKF_USER_PIN_FINAL_TRY).then(|| {
             unauthenticated("the token permits only one more attempt to log in")
                 .with_detail("Wrong PINs were used before. pagevault does not use the last attempt, after which the token would be locked. No attempt was made.")
                 .with_hint("Correct the PIN where the options say that it is, then log in once with other tools, which resets the token's counter: pkcs11-tool --module MODULE --token-label TOKEN --login --list-objects")
         })
     }
 
+    /// Whether it has a flag.
+    pub(super) fn has(&self, flag: u64) -> bool {
+        self.info.flags & flag != 0
+    }
+
     /// Label, model and serial number, in one line.
     pub(super) fn name(&self) -> String {
         format!(
             "token {} ({}, serial number {})",
-            quoted(self.info.label()),
-            shown(self.info.model()),
-            shown(self.info.serial_number())
+            quoted(&self.info.label),
+            printable(&self.info.model),
+            printable(&self.info.serial)
         )
     }
 }
@@ -120,10 +143,10 @@ fn absent(settings: &Settings, present: &[(Slot, TokenInfo)]) -> Failure {
         .map_or(String::new(), |serial| format!(" and serial number \"{serial}\""));
     let others: Vec<String> = present
         .iter()
-        .filter(|(_, info)| info.token_initialized())
+        .filter(|(_, info)| info.flags & CKF_TOKEN_INITIALIZED != 0)
         .take(10)
         .map(|(_, info)| {
-            format!("{} (serial number {})", quoted(info.label()), quoted(info.serial_number()))
+            format!("{} (serial number {})", quoted(&info.label), quoted(&info.serial))
         })
         .collect();
     let detail = match others.as_slice() {
@@ -138,10 +161,5 @@ fn absent(settings: &Settings, present: &[(Slot, TokenInfo)]) -> Failure {
 }
 
 fn quoted(text: &str) -> String {
-    format!("\"{}\"", shown(text))
-}
-
-/// Some tokens pad their texts with zeros, and not with spaces as the standard says.
-fn shown(text: &str) -> String {
-    printable(text.trim_end_matches(['\0', ' ']))
+    format!("\"{}\"", printable(text))
 }

@@ -49,10 +49,10 @@ pub(super) fn choose(token: &Token, key: &Key, name: &str) -> Result<Method, Fai
     usable.copied().ok_or_else(|| {
         let permitted = match key.kind {
             Kind::Aes => {
-                key.is(AttributeType::Encrypt) && key.is(AttributeType::Decrypt)
-                    || key.is(AttributeType::Wrap) && key.is(AttributeType::Unwrap)
+                key.may(AttributeType::Encrypt) && key.may(AttributeType::Decrypt)
+                    || key.may(AttributeType::Wrap) && key.may(AttributeType::Unwrap)
             }
-            Kind::Rsa => key.is(AttributeType::Decrypt),
+            Kind::Rsa => key.may(AttributeType::Decrypt),
         };
         if !permitted {
             return disabled(
@@ -93,7 +93,7 @@ fn calls(token: &Token, key: &Key, method: Method) -> Option<Calls> {
         Method::Oaep => MechanismType::RSA_PKCS_OAEP,
     };
     let info = token.context.get_mechanism_info(token.slot, mechanism).ok()?;
-    let has = |attribute| key.is(attribute);
+    let has = |attribute| key.may(attribute);
     // The public key encrypts; it is looked up when it is needed.
     let encrypts = has(AttributeType::Encrypt) || key.kind == Kind::Rsa;
     if info.encrypt() && info.decrypt() && encrypts && has(AttributeType::Decrypt) {
@@ -160,7 +160,7 @@ impl Use<'_> {
     ) -> Result<Zeroizing<Vec<u8>>, Failure> {
         let key_wrap = matches!(parts.method, Method::Kw | Method::Kwp);
         if self.key.is_not(AttributeType::Decrypt)
-            && !(key_wrap && self.key.is(AttributeType::Unwrap))
+            && !(key_wrap && self.key.may(AttributeType::Unwrap))
         {
             let attributes = if key_wrap {
                 "attributes CKA_DECRYPT and CKA_UNWRAP are"
@@ -171,10 +171,9 @@ impl Use<'_> {
         }
         let bound = associated_data(parts.head, self.name, context);
         if parts.method == Method::Gcm {
-            return self.decrypt_gcm(&bound, parts.body).map_err(|error| self.judge(&error, parts));
+            return self.surely(parts.method, |key| key.decrypt_gcm(&bound, parts.body));
         }
-        let once = self.unwrap_once(parts.method, parts.once);
-        let once = once.map_err(|error| self.judge(&error, parts))?;
+        let once = self.surely(parts.method, |key| key.unwrap_once(parts.method, parts.once))?;
         let Ok(once) = <&[u8; 32]>::try_from(once.as_slice()) else { return Err(foreign()) };
         let mut plaintext = Zeroizing::new(vec![0; parts.body.len().saturating_sub(OVERHEAD)]);
         wrap::unwrap(&WrapKey::new(once), &bound, parts.body, &mut plaintext)
@@ -182,22 +181,30 @@ impl Use<'_> {
         Ok(plaintext)
     }
 
-    /// The failure for an error of the token while unwrapping. Many tokens return the same general
-    /// error for a wrong tag as for a defect. So the key is tried with something that it wraps now:
-    /// if that works, the fault is in what was to be unwrapped.
-    fn judge(&self, error: &Error, parts: &Parts<'_>) -> Failure {
-        if !is_ambiguous(error) {
-            return failure::of(error, Doing::Unwrap);
-        }
-        // In another session: an operation of this one may still be active.
-        let Ok(session) = self.token.context.open_ro_session(self.token.slot) else {
-            return outage(error);
+    /// Unwraps, and finds out what a failure means. Many tokens return the same general error for a
+    /// wrong tag as for a defect. So the key is tried with something that it wraps now: if that
+    /// works, and unwrapping fails once more, the fault is in what was to be unwrapped.
+    fn surely(
+        &self,
+        method: Method,
+        unwrap: impl Fn(&Use<'_>) -> Result<Zeroizing<Vec<u8>>, Error>,
+    ) -> Result<Zeroizing<Vec<u8>>, Failure> {
+        let error = match unwrap(self) {
+            Ok(plaintext) => return Ok(plaintext),
+            Err(error) if is_ambiguous(&error) => error,
+            Err(error) => return Err(failure::of(&error, Doing::Unwrap)),
         };
-        match (Use { session: &session, ..*self }).works(parts.method) {
-            Some(true) => foreign(),
-            Some(false) => outage(error),
+        // In another session: an operation of this one may still be active.
+        let session = self.token.context.open_ro_session(self.token.slot);
+        let session = session.map_err(|_| outage(&error))?;
+        let again = Use { session: &session, ..*self };
+        match again.works(method) {
+            Some(true) => unwrap(&again).map_err(|error| {
+                if is_ambiguous(&error) { foreign() } else { failure::of(&error, Doing::Unwrap) }
+            }),
+            Some(false) => Err(outage(&error)),
             // The key may unwrap only, as old versions may.
-            None => failure::of(error, Doing::Unwrap),
+            None => Err(failure::of(&error, Doing::Unwrap)),
         }
     }
 
@@ -270,7 +277,7 @@ impl Use<'_> {
         let mechanism = mechanism(method);
         let by_objects = self.key.kind == Kind::Aes
             && calls(self.token, self.key, method) != Some(Calls::Encrypt)
-            && self.key.is(AttributeType::Unwrap);
+            && self.key.may(AttributeType::Unwrap);
         if !by_objects {
             let plaintext = self.session.decrypt(&mechanism, self.key.handle, wrapped);
             return plaintext.map(Zeroizing::new);
