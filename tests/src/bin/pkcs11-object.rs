@@ -1,24 +1,32 @@
 //! Makes, changes and removes keys in a PKCS#11 token, with attributes that `pkcs11-tool` cannot
-//! set: `pkcs11-object MODULE TOKEN make|set|drop LABEL ID [ATTRIBUTE=true|false ...] [value=HEX]`.
+//! set: `pkcs11-object MODULE TOKEN make|pair|set|drop LABEL ID [ATTRIBUTE=true|false ...]
+//! [value=HEX]`. `make` makes an AES key, `pair` an RSA key pair that can never leave the token.
 //! The PIN is in the variable `PIN`; the id is hexadecimal, or `none`.
+
+use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
 use cryptoki::context::{CInitializeArgs, CInitializeFlags, Pkcs11};
 use cryptoki::mechanism::Mechanism;
 use cryptoki::object::{Attribute, KeyType, ObjectClass};
 use cryptoki::session::UserType;
+use cryptoki::slot::Slot;
 use cryptoki::types::AuthPin;
+use pagevault_token_info::token_info;
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [module, token, action, label, id, attributes @ ..] = arguments.as_slice() else {
-        bail!("usage: MODULE TOKEN make|set|drop LABEL ID [ATTRIBUTE=VALUE ...]");
+        bail!("usage: MODULE TOKEN make|pair|set|drop LABEL ID [ATTRIBUTE=VALUE ...]");
     };
     let context = Pkcs11::new(module)?;
     context.initialize(CInitializeArgs::new(CInitializeFlags::OS_LOCKING_OK))?;
     let mut slots = context.get_slots_with_token()?.into_iter();
-    let is_meant = |slot| context.get_token_info(slot).is_ok_and(|info| info.label() == token);
-    let slot = slots.find(|slot| is_meant(*slot)).context("no such token")?;
+    // Not by `cryptoki`, which cannot describe all tokens.
+    let is_meant = |slot: &Slot| {
+        token_info(Path::new(module), slot.id()).is_ok_and(|info| info.label == *token)
+    };
+    let slot = slots.find(is_meant).context("no such token")?;
     let session = context.open_rw_session(slot)?;
     session.login(UserType::User, Some(&AuthPin::new(std::env::var("PIN")?.into())))?;
 
@@ -43,6 +51,18 @@ fn main() -> Result<()> {
                 template.push(Attribute::ValueLen(32.into()));
                 session.generate_key(&Mechanism::AesKeyGen, &template)?;
             }
+        }
+        "pair" => {
+            let common = &name[1..];
+            let mut public = common.to_vec();
+            public.extend([Attribute::Token(true), Attribute::Encrypt(true)]);
+            public.push(Attribute::ModulusBits(2048.into()));
+            public.push(Attribute::PublicExponent(vec![1, 0, 1]));
+            let mut private = common.to_vec();
+            private.extend([Attribute::Token(true), Attribute::Private(true)]);
+            private.extend([Attribute::Sensitive(true), Attribute::Extractable(false)]);
+            private.push(Attribute::Decrypt(true));
+            session.generate_key_pair(&Mechanism::RsaPkcsKeyPairGen, &public, &private)?;
         }
         "set" | "drop" => {
             let found = session.find_objects(&name)?;

@@ -10,6 +10,7 @@ pub mod helper;
 pub mod kms;
 pub mod program;
 pub mod softhsm;
+pub mod tpm;
 pub mod vault;
 
 use std::ffi::OsString;
@@ -37,6 +38,10 @@ pub enum Server {
     AwsCli,
     /// SoftHSM2 and `pkcs11-tool` (OpenSC), in PATH.
     SoftHsm,
+    /// A TPM in software: `swtpm`, libtpm2-pkcs11, and `pkcs11-tool`.
+    Tpm,
+    /// Tokens of this machine, in the file that `PAGEVAULT_TOKENS` names. Never required.
+    Tokens,
 }
 
 impl Server {
@@ -51,8 +56,16 @@ impl Server {
             Server::Moto => named("PAGEVAULT_MOTO").or_else(|| on_path("moto_server")),
             Server::AwsCli => named("PAGEVAULT_AWS_CLI").or_else(|| on_path("aws")),
             Server::SoftHsm => on_path("pkcs11-tool").and_then(|_| on_path("softhsm2-util")),
+            Server::Tpm => on_path("pkcs11-tool").and(tpm::module()).and_then(|_| on_path("swtpm")),
+            Server::Tokens => named("PAGEVAULT_TOKENS"),
         }
     }
+}
+
+/// Whether tests with it run only where somebody has provided it.
+#[must_use]
+pub fn is_optional(needed: &[Server]) -> bool {
+    needed.contains(&Server::Tokens)
 }
 
 /// Names those of `needed` that are not installed; `None` if all are.

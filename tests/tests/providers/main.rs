@@ -20,7 +20,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use libtest_mimic::{Arguments, Failed, Trial};
-use pagevault_tests::key_servers::{Server, missing};
+use pagevault_tests::key_servers::{Server, is_optional, missing};
 
 /// A test: its name, the servers it needs, and the function.
 #[derive(Clone, Copy)]
@@ -55,7 +55,7 @@ fn main() -> ExitCode {
 fn trial(test: Test) -> Trial {
     let required = std::env::var_os("PAGEVAULT_REQUIRE_KEY_SERVERS").is_some();
     let lacking = missing(test.needs);
-    let ignored = lacking.is_some() && !required;
+    let ignored = lacking.is_some() && (!required || is_optional(test.needs));
     if let Some(lacking) = &lacking {
         eprintln!("SKIPPED {}: {lacking} is not on this machine (tools/key-servers)", test.name);
     }

@@ -16,6 +16,7 @@ pub(crate) fn tests() -> Vec<Test> {
         test("pkcs11::a_token_wraps_and_unwraps", wraps_and_unwraps),
         test("pkcs11::each_changed_or_missing_byte_is_refused", changed_bytes),
         test("pkcs11::a_one_time_key_is_wrapped_where_there_is_no_gcm", one_time_key),
+        test("pkcs11::golden_files_can_be_unwrapped", golden),
         test("pkcs11::rotation_adds_a_version_and_old_ones_unwrap", rotation),
         test("pkcs11::two_servers_may_rotate_at_once", two_rotations),
         test("pkcs11::a_key_that_is_gone_or_another_is_refused", gone_or_another),
@@ -120,6 +121,30 @@ fn one_time_key() -> Result<()> {
     // A key that may do both wraps by itself.
     let (wrapped, _) = provider.wrap("db-kek", CONTEXT, SECRET)?;
     ensure!(STANDARD.decode(wrapped.as_str().context("text")?)?[9] == 1);
+    Ok(())
+}
+
+/// A file made by vectors/generate.py, another implementation of the same format.
+fn golden() -> Result<()> {
+    let vectors = include_str!("../../../../keyring/vectors/pkcs11_wrapped_1.json");
+    let vectors: Vec<Value> = serde_json::from_str(vectors)?;
+    ensure!(vectors.len() == 4);
+    for vector in vectors {
+        let text = |name: &str| vector[name].as_str().context("text");
+        let hsm = SoftHsm::start()?;
+        let value = format!("value={}", text("kek")?);
+        let id = Some(text("id")?).filter(|id| !id.is_empty()).unwrap_or("none");
+        let uses: &[&str] = match vector["method"].as_u64() {
+            Some(1) => &["encrypt=true", "decrypt=true"],
+            _ => &["wrap=true", "unwrap=true"],
+        };
+        make(&hsm, text("key")?, id, &[uses, &[&value]].concat())?;
+        let provider = hsm.provider(hsm.options());
+        let outcome = provider.ask(text("key")?, text("context")?, unwrap(&vector["wrapped"]))?;
+        let unwrapped = &outcome["unwrapped"];
+        ensure!(unwrapped["plaintext"] == vector["plaintext"], "{vector} {outcome}");
+        ensure!(unwrapped["key_version"] == vector["key_version"], "{outcome}");
+    }
     Ok(())
 }
 
@@ -252,6 +277,16 @@ fn outage() -> Result<()> {
         provider.deadline_ms = 1000;
         let failure = provider.refused("db-kek", CONTEXT, unwrap(&wrapped), "unreachable")?;
         ensure!(failure["retry"] == true, "{fault}: {failure}");
+    }
+    // It fails once, and then no more: that is no refusal either.
+    let calls = hsm.path("calls");
+    let path = calls.to_str().context("path")?;
+    for fault in ["Decrypt=5", "DecryptInit=30"] {
+        let _ = std::fs::remove_file(&calls);
+        let faults = [("FAULT", fault), ("TIMES", "1"), ("CALLS", path)];
+        let provider = hsm.provider(hsm.faulty(&faults)?);
+        ensure!(provider.unwrap("db-kek", CONTEXT, &wrapped)? == SECRET, "{fault}");
+        ensure!(std::fs::metadata(&calls)?.len() > 2, "the test proves nothing");
     }
     // The token is gone, and comes back during the request.
     std::fs::rename(hsm.path("tokens"), hsm.path("unplugged"))?;

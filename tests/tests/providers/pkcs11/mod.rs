@@ -4,6 +4,7 @@ mod contract;
 mod keys;
 mod login;
 mod modules;
+mod others;
 mod server;
 
 use std::path::Path;
@@ -20,10 +21,17 @@ pub(crate) const OTHER: &str = "pagevault/1/00112233445566778899aabbccddeeff/5";
 pub(crate) const SECRET: &str = "c2VjcmV0IHNlY3JldCBzZWNyZXQgc2VjcmV0ISEhISE=";
 
 pub(crate) fn tests() -> Vec<Test> {
-    [contract::tests(), keys::tests(), login::tests(), modules::tests(), server::tests()]
-        .into_iter()
-        .flatten()
-        .collect()
+    [
+        contract::tests(),
+        keys::tests(),
+        login::tests(),
+        modules::tests(),
+        server::tests(),
+        others::tests(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 pub(crate) fn wrap() -> Value {
