@@ -99,7 +99,7 @@ COMMENT ON COLUMN pagevault.status.database_keys_not_in_escrow IS 'number of dat
 COMMENT ON COLUMN pagevault.status.audit_error IS 'why the newest line of the audit trail could not be stored, or not be written to pagevault.audit_destination; null if it was written (visible to pagevault_admin and pg_monitor)';
 
 COMMENT ON COLUMN pagevault.providers.provider IS 'name of the provider';
-COMMENT ON COLUMN pagevault.providers.kind IS 'file, vault, aws_kms or command';
+COMMENT ON COLUMN pagevault.providers.kind IS 'file, vault, aws_kms, pkcs11 or command';
 COMMENT ON COLUMN pagevault.providers.options IS 'options given to add_provider() or alter_provider()';
 COMMENT ON COLUMN pagevault.providers.in_use IS 'true if the provider wraps a database key';
 COMMENT ON COLUMN pagevault.providers.reachable IS 'true if the provider answered its latest request, even with a refusal; false also if it is sealed or throttles requests; null if it was not asked since the server started';
@@ -187,7 +187,7 @@ COMMENT ON COLUMN pagevault.stats.encrypt_time_ms IS 'time spent on encryption, 
 COMMENT ON COLUMN pagevault.stats.decrypt_time_ms IS 'time spent on decryption, in milliseconds';
 COMMENT ON COLUMN pagevault.stats.decrypt_failures IS 'number of reads refused because the key was locked, revoked, lost, or destroyed, and of pages in plaintext, or under a former key, that were not accepted';
 
-COMMENT ON FUNCTION pagevault.add_provider(text, text, jsonb) IS 'Adds a key provider. Its options are checked, but no request is sent to it yet. The kind command also requires superuser or pg_execute_server_program.';
+COMMENT ON FUNCTION pagevault.add_provider(text, text, jsonb) IS 'Adds a key provider. Its options are checked, but no request is sent to it yet. The kinds command and pkcs11 also require superuser or pg_execute_server_program.';
 COMMENT ON FUNCTION pagevault.alter_provider(text, jsonb) IS 'Changes the options of a provider, after checking that every key it wraps can still be unwrapped. Keys of dropped databases are not checked.';
 COMMENT ON FUNCTION pagevault.drop_provider(text) IS 'Removes a provider that wraps no key.';
 COMMENT ON FUNCTION pagevault.check_provider(text, text) IS 'Checks a provider: its options, the connection, and a round trip with each master key in use, or with the given one. A failed check is a row in which ok is false, not an error. Available during recovery.';

@@ -256,7 +256,7 @@ pub fn options(bytes: &[u8]) {
     let Ok(options) = serde_json::from_slice::<Map<String, Value>>(bytes) else { return };
     let environment =
         Environment { data_directory: Some("/nonexistent".into()), deadline: None, programs: true };
-    for kind in ["file", "vault", "aws_kms", "command"] {
+    for kind in ["file", "vault", "aws_kms", "pkcs11", "command"] {
         let _ = providers::build(kind, &options, &environment);
     }
 }

@@ -117,8 +117,8 @@ fn unreachable_providers() -> Result<Vec<String>> {
     Ok(state.providers().map(|(name, _)| name).filter(is_unreachable).map(str::to_owned).collect())
 }
 
-/// Scopes with several master keys of which no more than one would unlock them now: the providers of
-/// the others have failed at the last request.
+/// Scopes with several master keys of which no more than one would unlock them now: the providers
+/// of the others have failed at the last request.
 fn one_master_key_left() -> Result<Vec<String>> {
     let state = persist::current_cluster_state()?;
     let health = &shmem::required()?.health;

@@ -7,8 +7,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use pagevault_cipher::Lsn;
 pub(crate) use pagevault_interpose::ProcessLocal;
-use pgrx::PgSqlErrorCode;
-use pgrx::pg_sys::{self, Oid};
+use pgrx::pg_sys;
 
 use super::{compat, externs, locks};
 
@@ -280,58 +279,6 @@ pub(crate) fn abort_transaction() {
     // SAFETY: outside any code that belongs to the transaction.
     unsafe { pg_sys::AbortOutOfAnyTransaction() };
     locks::release_session_locks();
-}
-
-/// Connects this background worker to a database, as the bootstrap superuser. If the database was
-/// dropped meanwhile, or DROP DATABASE was interrupted, the worker ends, and no FATAL message is
-/// logged.
-///
-/// The owner of a database can lock it, for ever with a prepared transaction (`RenameDatabase`,
-/// dbcommands.c; `InitPostgres`, postinit.c, waits for the lock). So the worker ends if it has waited
-/// for some seconds; and on SIGTERM as a backend does, because nothing else would end the wait.
-pub(crate) fn connect_to_database_if_exists(database: Oid) {
-    const PATIENCE: &std::ffi::CStr = c"5s";
-    // SAFETY: in a background worker that registered for a database connection, once. The hook and
-    // the handlers, which are the server's own, belong to this process, which has a single thread.
-    unsafe {
-        pg_sys::SetConfigOption(
-            c"lock_timeout".as_ptr(),
-            PATIENCE.as_ptr(),
-            pg_sys::GucContext::PGC_SUSET,
-            pg_sys::GucSource::PGC_S_OVERRIDE,
-        );
-        compat::set_signal_handler(libc::SIGTERM, externs::die);
-        if pg_sys::ShutdownRequestPending != 0 {
-            pg_sys::proc_exit(1);
-        }
-        let others = pg_sys::emit_log_hook;
-        PREVIOUS_HOOK.set(others);
-        pg_sys::emit_log_hook = Some(suppress_missing_database);
-        pg_sys::BackgroundWorkerInitializeConnectionByOid(database, Oid::INVALID, 0);
-        pg_sys::emit_log_hook = others;
-        compat::set_signal_handler(libc::SIGTERM, externs::SignalHandlerForShutdownRequest);
-    }
-}
-
-/// The previous `emit_log_hook`.
-static PREVIOUS_HOOK: ProcessLocal<pg_sys::emit_log_hook_type> = ProcessLocal::new(None);
-
-/// `emit_log_hook` (elog.c): can keep a message out of the log.
-unsafe extern "C-unwind" fn suppress_missing_database(message: *mut pg_sys::ErrorData) {
-    // ERRCODE_UNDEFINED_DATABASE is the same number.
-    let no_database = PgSqlErrorCode::ERRCODE_INVALID_CATALOG_NAME as i32;
-    // An invalid database, or one that accepts no connections any more (CheckMyDatabase,
-    // postinit.c).
-    let not_now = PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE as i32;
-    // SAFETY: the message that is being reported, and the previous hook, called as the server would
-    // call it.
-    unsafe {
-        if [no_database, not_now].contains(&(*message).sqlerrcode) {
-            (*message).output_to_server = false;
-        } else if let Some(hook) = PREVIOUS_HOOK.get() {
-            hook(message);
-        }
-    }
 }
 
 /// Makes the kernel write back early what this background worker writes, as it does for the

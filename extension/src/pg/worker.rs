@@ -3,11 +3,13 @@
 use std::ffi::CStr;
 use std::panic::AssertUnwindSafe;
 
+use pgrx::PgSqlErrorCode;
 use pgrx::bgworkers::BackgroundWorker;
 use pgrx::pg_sys::{self, Oid};
 
 use super::locks::ServerLock;
-use super::{compat, exit};
+use super::process::ProcessLocal;
+use super::{compat, exit, externs};
 
 /// Settings that a worker must not take from `postgresql.conf`, a database or the bootstrap
 /// superuser: those that `AutoVacWorkerMain` sets (autovacuum.c, 15 to 18), and those that would
@@ -44,6 +46,59 @@ macro_rules! entry_points {
     };
 }
 pub(crate) use entry_points;
+
+/// Connects this background worker to a database, as the bootstrap superuser. If the database was
+/// dropped meanwhile, or DROP DATABASE was interrupted, the worker ends, and no FATAL message is
+/// logged.
+///
+/// The owner of a database can lock it, for ever with a prepared transaction (`RenameDatabase`,
+/// dbcommands.c; `InitPostgres`, postinit.c, waits for the lock). So the worker ends if it has
+/// waited for some seconds; and on SIGTERM as a backend does, because nothing else would end the
+/// wait.
+pub(crate) fn connect_to_database_if_exists(database: Oid) {
+    const PATIENCE: &CStr = c"5s";
+    // SAFETY: in a background worker that registered for a database connection, once. The hook and
+    // the handlers, which are the server's own, belong to this process, which has a single thread.
+    unsafe {
+        pg_sys::SetConfigOption(
+            c"lock_timeout".as_ptr(),
+            PATIENCE.as_ptr(),
+            pg_sys::GucContext::PGC_SUSET,
+            pg_sys::GucSource::PGC_S_OVERRIDE,
+        );
+        compat::set_signal_handler(libc::SIGTERM, externs::die);
+        if pg_sys::ShutdownRequestPending != 0 {
+            pg_sys::proc_exit(1);
+        }
+        let others = pg_sys::emit_log_hook;
+        PREVIOUS_HOOK.set(others);
+        pg_sys::emit_log_hook = Some(suppress_missing_database);
+        pg_sys::BackgroundWorkerInitializeConnectionByOid(database, Oid::INVALID, 0);
+        pg_sys::emit_log_hook = others;
+        compat::set_signal_handler(libc::SIGTERM, externs::SignalHandlerForShutdownRequest);
+    }
+}
+
+/// The previous `emit_log_hook`.
+static PREVIOUS_HOOK: ProcessLocal<pg_sys::emit_log_hook_type> = ProcessLocal::new(None);
+
+/// `emit_log_hook` (elog.c): can keep a message out of the log.
+unsafe extern "C-unwind" fn suppress_missing_database(message: *mut pg_sys::ErrorData) {
+    // ERRCODE_UNDEFINED_DATABASE is the same number.
+    let no_database = PgSqlErrorCode::ERRCODE_INVALID_CATALOG_NAME as i32;
+    // An invalid database, or one that accepts no connections any more (CheckMyDatabase,
+    // postinit.c).
+    let not_now = PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE as i32;
+    // SAFETY: the message that is being reported, and the previous hook, called as the server would
+    // call it.
+    unsafe {
+        if [no_database, not_now].contains(&(*message).sqlerrcode) {
+            (*message).output_to_server = false;
+        } else if let Some(hook) = PREVIOUS_HOOK.get() {
+            hook(message);
+        }
+    }
+}
 
 /// Gives this worker settings under which it can work, whatever was set for its database, role or
 /// server. Call once, after connecting.

@@ -58,7 +58,7 @@ pub(super) fn main(argument: pg_sys::Datum) {
     if database == ALL_DATABASES {
         process::connect_without_database();
     } else {
-        process::connect_to_database_if_exists(Oid::from(database));
+        worker::connect_to_database_if_exists(Oid::from(database));
     }
     worker::restrict();
     worker::give_way();

@@ -151,7 +151,7 @@ pub(super) fn main(database: pg_sys::Datum) {
     // Before connecting, which may fail.
     exit::at_exit(jobs::postpone);
     fault::point_of("rekey.worker", database);
-    process::connect_to_database_if_exists(pg_sys::Oid::from(database));
+    worker::connect_to_database_if_exists(pg_sys::Oid::from(database));
     worker::restrict();
     worker::give_way();
     worker::wait_for_locks_at_most(LOCK_WAIT);

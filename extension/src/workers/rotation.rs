@@ -63,7 +63,7 @@ pub(super) fn main(argument: pg_sys::Datum) {
     let Some(task) = Task::decode(argument.value() as u64) else { return };
     match task {
         Task::DataKeys(database) | Task::SharedDataKeys(database) => {
-            process::connect_to_database_if_exists(database.into())
+            worker::connect_to_database_if_exists(database.into())
         }
         _ => process::connect_without_database(),
     }

@@ -35,7 +35,7 @@ pub(super) fn main(argument: pg_sys::Datum) {
     process::handle_worker_signals();
     let argument = argument.value() as u64;
     let (pid, database) = ((argument >> 32) as i32, argument as u32);
-    process::connect_to_database_if_exists(pg_sys::Oid::from(database));
+    worker::connect_to_database_if_exists(pg_sys::Oid::from(database));
     worker::restrict();
     // The holder of a lock may wait for the session, and the deadlock detector does not know that
     // the session waits for this worker.

@@ -5,8 +5,8 @@
 //! former files are next to each other, and a range of numbers with the highest version of any of
 //! them takes their place. A range may contain numbers that no file ever had: the first file with
 //! such a number begins with a higher version than it must, by no more than [`FEW_VERSIONS`]. A
-//! range contains no number of a file that existed when the range was recorded, so there are no more
-//! ranges than files in use and files with many versions.
+//! range contains no number of a file that existed when the range was recorded, so there are no
+//! more ranges than files in use and files with many versions.
 //!
 //! Numbers are of a database, whatever the tablespace: a database that moves to another tablespace
 //! takes its files, their numbers, and their versions with it.

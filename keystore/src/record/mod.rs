@@ -30,7 +30,7 @@ pub enum Record {
     Provider {
         /// Name in SQL.
         name: String,
-        /// `file`, `vault`, `aws_kms`, `command`.
+        /// `file`, `vault`, `aws_kms`, `pkcs11`, `command`.
         kind: String,
         /// JSON object.
         options: String,

@@ -169,9 +169,9 @@ fn checked_options(by: &str, name: &str, kind: &str, options: &Value) -> Result<
     // Recorded, because the permission covers all programs that the provider may run, also those
     // named in a file.
     let programs = roles::may_run_programs();
-    if kind == "command" {
-        // A user who can choose a program and its arguments can act as the server's operating
-        // system user.
+    if matches!(kind, "command" | "pkcs11") {
+        // A user who can choose a program and its arguments, or a library that the helper loads,
+        // can act as the server's operating system user.
         roles::require_program_runner("set the programs of a key provider")?;
     }
     let provider = ProviderSpec {

@@ -1,9 +1,9 @@
 //! Forgetting keys: those of files that are gone, and those that were replaced.
 //!
 //! A primary looks for files that have keys and do not exist, and a worker in each such database
-//! confirms that they were dropped ([`super::dropped`]). When the last checkpoint began after a file
-//! was gone, so that no start of this server replays anything about it, the primary records that
-//! ([`Record::FormerFiles`]). Each server that has the record forgets the keys when it had it for
+//! confirms that they were dropped ([`super::dropped`]). When the last checkpoint began after a
+//! file was gone, so that no start of this server replays anything about it, the primary records
+//! that ([`Record::FormerFiles`]). Each server that has the record forgets the keys when it had it for
 //! `pagevault.keep_former_keys` ([`super::unneeded`]).
 //!
 //! Other copies of the data directory may replay WAL from an earlier address with the keys of now:

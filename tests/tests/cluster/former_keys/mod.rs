@@ -106,7 +106,8 @@ fn forgets_all_but(cluster: &Cluster, left: &BTreeSet<u32>) -> Result<()> {
     })
 }
 
-/// Waits until a standby has forgotten something: its restart points are checkpoints of its primary.
+/// Waits until a standby has forgotten something. Its restart points are checkpoints of its
+/// primary.
 fn forgets_when_its_primary_has_checkpoints(
     standby: &Cluster,
     primary: &Cluster,
