@@ -16,6 +16,21 @@ CREATE VIEW pagevault.rekey_jobs AS
            CASE WHEN j.requested_by IS NULL THEN 'pagevault.rotate_data_key_after'
                 ELSE pg_catalog.pg_get_userbyid(j.requested_by)::text COLLATE pg_catalog."default"
            END AS requested_by,
-           j.requested_at, j.started_at, j.finished_at, j.error
-      FROM pagevault.rekey_job_rows() j;
+           j.requested_at, j.started_at, j.finished_at, j.error,
+           w.waits_for, w.waits_since
+      FROM pagevault.rekey_job_rows() j
+      LEFT JOIN LATERAL (
+            -- Who has what the worker waits for or, between two attempts, locks the relation; 0 is a prepared transaction.
+            SELECT pg_catalog.array_agg(DISTINCT b.pid) AS waits_for,
+                   min(CASE WHEN b.pid = 0 THEN p.prepared ELSE a.xact_start END) AS waits_since
+              FROM (SELECT pg_catalog.unnest(pg_catalog.pg_blocking_pids(j.worker)) AS pid
+                    UNION ALL
+                    SELECT coalesce(l.pid, 0)
+                      FROM pg_catalog.pg_locks l
+                     WHERE j.worker IS NULL AND j.state = 'waiting' AND l.locktype = 'relation' AND l.mode = 'AccessExclusiveLock' AND l.granted
+                       AND l.database = (SELECT d.oid FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database())
+                       AND l.relation = j.relation) b
+              LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = b.pid
+              LEFT JOIN pg_catalog.pg_prepared_xacts p ON b.pid = 0 AND p.database = pg_catalog.current_database()
+           ) w ON true;
 COMMENT ON VIEW pagevault.rekey_jobs IS 'jobs that encrypt, decrypt, or rotate the data keys of relations, and their progress';

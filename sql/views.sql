@@ -176,6 +176,8 @@ COMMENT ON COLUMN pagevault.rekey_jobs.requested_by IS 'session user who request
 COMMENT ON COLUMN pagevault.rekey_jobs.requested_at IS 'time of the request';
 COMMENT ON COLUMN pagevault.rekey_jobs.started_at IS 'time when a worker started the job; for an unfinished job, since the last server start';
 COMMENT ON COLUMN pagevault.rekey_jobs.finished_at IS 'time when the job was done, cancelled, or failed';
+COMMENT ON COLUMN pagevault.rekey_jobs.waits_for IS 'processes that hold up the job by a lock on the relation; 0 is a prepared transaction';
+COMMENT ON COLUMN pagevault.rekey_jobs.waits_since IS 'begin of the oldest of their transactions; null if it may not be seen (pg_read_all_stats)';
 COMMENT ON COLUMN pagevault.rekey_jobs.error IS 'why the job failed, why it was cancelled other than by cancel_rekey(), or for which key it waits';
 
 COMMENT ON COLUMN pagevault.stats.kind IS 'relation; wal; or temporary (temporary relations and files)';

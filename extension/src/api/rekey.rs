@@ -264,7 +264,7 @@ fn require_access(job: i64) -> Result<()> {
     CREATE FUNCTION pagevault.rekey_job_rows()
     RETURNS TABLE (job bigint, relation oid, kind text, state text, pages_done bigint, pages_total bigint,
                    bytes_per_second double precision, requested_by oid, requested_at timestamptz,
-                   started_at timestamptz, finished_at timestamptz, error text)
+                   started_at timestamptz, finished_at timestamptz, error text, worker integer)
     STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
 ")]
 #[allow(clippy::type_complexity, reason = "the row type of the function, spelt once")]
@@ -283,6 +283,7 @@ fn rekey_job_rows() -> TableIterator<
         name!(started_at, Option<TimestampWithTimeZone>),
         name!(finished_at, Option<TimestampWithTimeZone>),
         name!(error, Option<String>),
+        name!(worker, Option<i32>),
     ),
 > {
     let jobs = preload::require_active().and_then(|()| jobs::all()).or_raise();
@@ -300,6 +301,7 @@ fn rekey_job_rows() -> TableIterator<
             timestamp(known.started),
             timestamp(known.ended),
             Some(known.error).filter(|error| !error.is_empty()),
+            i32::try_from(known.process).ok().filter(|process| *process != 0),
         )
     });
     TableIterator::new(rows)

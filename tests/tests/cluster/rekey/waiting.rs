@@ -351,3 +351,47 @@ fn a_job_that_waits_for_keys_says_so_once() -> Result<()> {
     ensure!(said("rekey job 1 waits for keys no longer") == 1, "{log}");
     cluster.finish()
 }
+
+/// Whoever looks for the cause of a job that does not go on finds it in the view.
+#[test]
+fn a_job_says_whom_it_waits_for() -> Result<()> {
+    let settings = Settings::default().conf("max_prepared_transactions = 2");
+    let (cluster, _keys) = Cluster::with_keys(&settings)?;
+    cluster.sql(
+        "CREATE TABLE held AS SELECT 1 AS id; CREATE TABLE prepared AS SELECT 1 AS id;
+         CREATE TABLE free AS SELECT 1 AS id",
+    )?;
+    cluster.set(&[("pagevault.rekey_threshold", "0"), ("pagevault.rekey_workers", "0")])?;
+    for table in ["held", "prepared", "free"] {
+        cluster.sql(&format!("SELECT pagevault.encrypt('{table}')"))?;
+    }
+    let waits = |table: &str| {
+        format!(
+            "SELECT concat(waits_for, ' ', waits_since < now()) FROM pagevault.rekey_jobs
+              WHERE relation = '{table}'::regclass"
+        )
+    };
+    ensure!(cluster.text(&waits("held"))? == " ");
+    let mut holder = cluster.client()?;
+    run_sql(&mut holder, "BEGIN; LOCK TABLE held")?;
+    let pid = text(&mut holder, "SELECT pg_backend_pid()")?;
+    let mut other = cluster.client()?;
+    run_sql(&mut other, "BEGIN; LOCK TABLE prepared; PREPARE TRANSACTION 'p'")?;
+    ensure!(cluster.text(&waits("held"))? == format!("{{{pid}}} t"));
+    ensure!(cluster.text(&waits("prepared"))? == "{0} t");
+    // With workers that try again and again.
+    cluster.set(&[("pagevault.rekey_workers", "2")])?;
+    let done = |table: &str| {
+        format!("SELECT state FROM pagevault.rekey_jobs WHERE relation = '{table}'::regclass")
+    };
+    cluster.eventually(&done("free"), "done")?;
+    ensure!(cluster.text(&waits("free"))? == " ");
+    cluster.eventually(&waits("held"), &format!("{{{pid}}} t"))?;
+    cluster.eventually(&waits("prepared"), "{0} t")?;
+    run_sql(&mut holder, "COMMIT")?;
+    run_sql(&mut other, "ROLLBACK PREPARED 'p'")?;
+    cluster.eventually(&done("held"), "done")?;
+    cluster.eventually(&done("prepared"), "done")?;
+    ensure!(cluster.text(&waits("held"))? == " ");
+    Ok(())
+}
