@@ -47,8 +47,8 @@ pub(crate) const ALL_DATABASES: u32 = 0;
 /// `template1`, which initdb makes (`Template1DbOid`, pg_database.dat).
 const TEMPLATE: u32 = 1;
 
-/// A round asks the file system about each file with keys. A pause is this many times as long as
-/// that took, at least.
+/// A round looks at each key, and asks the file system about each file. A pause is this many times
+/// as long as that took, at least.
 const PAUSE_PER_ROUND: u32 = 50;
 
 /// A file that was found to be gone. It does not come back with this key: a file that uses its
@@ -74,9 +74,8 @@ pub(crate) struct Question {
 pub(crate) struct Watch {
     gone: HashMap<RelFile, Gone>,
     unneeded: Unneeded,
-    /// The end of the last round, and how long it has looked for files.
+    /// The end of the last round, and how long it took.
     last_round: Option<(Instant, Duration)>,
-    looking: Duration,
     was_too_early: bool,
     /// Databases about which a worker was asked: when, and when to ask again.
     asked: BTreeMap<u32, (Instant, Duration)>,
@@ -106,11 +105,12 @@ impl Watch {
         if !self.due_in().is_zero() {
             return;
         }
+        let start = Instant::now();
         let done = self.run().unwrap_or_else(|report| {
             report.send(PgLogLevel::WARNING);
             true
         });
-        self.last_round = Some((Instant::now(), self.looking));
+        self.last_round = Some((Instant::now(), start.elapsed()));
         self.was_too_early = !done;
     }
 
@@ -148,9 +148,7 @@ impl Watch {
 
     /// Notes which files with keys do not exist: not those that are just being made.
     fn look(&mut self) -> Result<()> {
-        let start = Instant::now();
         let found = missing(|_| true)?;
-        self.looking = start.elapsed();
         self.gone.retain(|file, gone| found.get(file).is_some_and(|(_, last)| *last == gone.last));
         if found.len() == self.gone.len() {
             return Ok(());
