@@ -67,6 +67,14 @@ pub(crate) fn another_key(scope: Scope) -> Report {
     .hint("Check that the provider holds the key that wrapped it, not another of the same name.")
 }
 
+fn was_revoked(Subject { provider, key, .. }: &Subject, cause: ErrorClass) -> Report {
+    let why = in_words(cause);
+    Report::new(
+        PgSqlErrorCode::ERRCODE_WARNING,
+        format!("pagevault: master key \"{key}\" of provider \"{provider}\" was revoked: {why}"),
+    )
+}
+
 /// The warning that one of several master keys of a scope is refused.
 pub(crate) fn one_of_several(
     scope: Scope,
@@ -81,15 +89,7 @@ pub(crate) fn one_of_several(
     } else {
         "The others could not be asked. Nothing is locked before all of them refuse."
     };
-    Report::new(
-        PgSqlErrorCode::ERRCODE_WARNING,
-        format!(
-            "pagevault: master key \"{}\" of provider \"{}\" was revoked: {}",
-            subject.key,
-            subject.provider,
-            in_words(cause)
-        ),
-    )
+    was_revoked(subject, cause)
     .detail(format!("It wraps the key of {whose}: {text}. {others}"))
     .hint("Make the key usable again, or take it away with pagevault.drop_cluster_master_key() or pagevault.drop_database_master_key().")
 }
@@ -115,15 +115,7 @@ pub(crate) fn warning(
     } else {
         "Nothing else happens while the server runs, because pagevault.revoked_key_action is \"log\"; after a restart they would be locked.".to_owned()
     };
-    Report::new(
-        PgSqlErrorCode::ERRCODE_WARNING,
-        format!(
-            "pagevault: master key \"{}\" of provider \"{}\" was revoked: {}",
-            subject.key,
-            subject.provider,
-            in_words(revocation.cause)
-        ),
-    )
+    was_revoked(subject, revocation.cause)
     .detail(format!("It wraps the key of {whose} and has been refused since {since}: {cause}. {consequence}"))
     .hint("Make the key usable again, or move to another one with pagevault.set_cluster_master_key() or pagevault.set_database_master_key() before it is locked.")
 }

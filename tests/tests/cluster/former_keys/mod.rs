@@ -175,6 +175,23 @@ fn keys_of_files_that_are_gone_are_forgotten() -> Result<()> {
     Ok(())
 }
 
+/// Kills the server when the worker that forgets has come to this point, and starts it again.
+fn killed_at(cluster: &Cluster, point: &str) -> Result<()> {
+    cluster.stop_at(point)?;
+    // A checkpoint waits for the lock that the stopped worker holds.
+    let mut client = cluster.client()?;
+    let session = thread::spawn(move || {
+        while run_sql(&mut client, "CHECKPOINT").is_ok() {
+            thread::sleep(Duration::from_millis(100));
+        }
+    });
+    cluster.stopped_at(point)?;
+    cluster.kill()?;
+    cluster.resume();
+    let _ = session.join();
+    cluster.start_server().with_context(|| point.to_owned())
+}
+
 /// The server is killed at each step, and forgets all the same.
 #[test]
 fn a_crash_while_keys_are_forgotten_loses_nothing() -> Result<()> {
@@ -184,20 +201,7 @@ fn a_crash_while_keys_are_forgotten_loses_nothing() -> Result<()> {
         ["keys.in_file", "keys.in_wal", "forget.decided", "keys.compaction", "forget.compacted"];
     for point in points {
         cluster.sql("VACUUM FULL t")?;
-        cluster.stop_at(point)?;
-        // A checkpoint waits for the lock that the stopped worker holds.
-        let checkpoints = cluster.client()?;
-        let session = thread::spawn(move || {
-            let mut client = checkpoints;
-            while run_sql(&mut client, "CHECKPOINT").is_ok() {
-                thread::sleep(Duration::from_millis(100));
-            }
-        });
-        cluster.stopped_at(point)?;
-        cluster.kill()?;
-        cluster.resume();
-        let _ = session.join();
-        cluster.start_server().with_context(|| point.to_owned())?;
+        killed_at(&cluster, point)?;
         ensure!(cluster.text(SUM)? == sum, "rows changed after a crash at {point}");
         forgets(&cluster).with_context(|| point.to_owned())?;
     }

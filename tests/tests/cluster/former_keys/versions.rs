@@ -258,20 +258,7 @@ fn a_crash_while_replaced_keys_are_forgotten_loses_nothing() -> Result<()> {
     for point in ["forget.decided", "keys.compaction", "forget.compacted"] {
         cluster.sql("SELECT pagevault.rotate_database_key()")?;
         cluster.sql("SELECT pagevault.rotate_wal_key(); SELECT pg_switch_wal()")?;
-        cluster.stop_at(point)?;
-        // A checkpoint waits for the lock that the stopped worker holds.
-        let checkpoints = cluster.client()?;
-        let session = thread::spawn(move || {
-            let mut client = checkpoints;
-            while run_sql(&mut client, "CHECKPOINT").is_ok() {
-                thread::sleep(Duration::from_millis(100));
-            }
-        });
-        cluster.stopped_at(point)?;
-        cluster.kill()?;
-        cluster.resume();
-        let _ = session.join();
-        cluster.start_server().with_context(|| point.to_owned())?;
+        killed_at(&cluster, point)?;
         survives(&cluster).with_context(|| point.to_owned())?;
         let newest = database_keys(&cluster)?.pop().context("no key")?;
         becomes(&cluster, database_keys, &[newest])?;
