@@ -332,6 +332,55 @@ const HINTS: &[Step] = &[
     step("VACUUM"),
 ];
 
+/// Keys end as soon as nothing needs them: of dropped files, of each kind, of whole databases.
+const FORGETTING: &[Step] = &[
+    step("VACUUM FULL t1;; CHECKPOINT"),
+    step("SELECT pagevault.rotate_database_key();; CHECKPOINT"),
+    step("SELECT pg_sleep(1.1)"),
+    step("SELECT pagevault.rotate_data_key('t2')"),
+    step("SELECT pagevault.wait_for_rekey('t2'::regclass);; CHECKPOINT"),
+    step("SELECT pagevault.rotate_wal_key();; SELECT pg_switch_wal();; CHECKPOINT"),
+    step("SELECT pg_sleep(1.1);; CHECKPOINT"),
+    that(
+        "SET pagevault.default_encryption = on;; CREATE TABLE x AS SELECT i AS v FROM generate_series(1, 3000) i;; CREATE INDEX ON x (v)",
+        "x",
+        "SELECT count(*) = 3000 FROM x",
+    ),
+    step("SELECT pagevault.rotate_database_key();; CHECKPOINT"),
+    that("TRUNCATE x", "x", "SELECT count(*) = 0 FROM x"),
+    that("CREATE DATABASE d TEMPLATE model STRATEGY file_copy", "d", HERE),
+    step("@d SELECT pagevault.rotate_data_key('x');; CHECKPOINT"),
+    step("SELECT pg_sleep(1.1);; CHECKPOINT"),
+    step("REINDEX TABLE t3;; CHECKPOINT"),
+    that("DROP DATABASE d", "d", GONE),
+    step("SELECT pagevault.rotate_database_key();; SELECT pagevault.rotate_cluster_master_key()"),
+    step("SELECT pg_sleep(1.1);; CHECKPOINT"),
+    that("DROP TABLE x", "x", "SELECT to_regclass('x') IS NULL"),
+    step("SELECT pagevault.rotate_all_data_keys();; CHECKPOINT"),
+    step("SELECT pagevault.wait_for_rekey(job) FROM pagevault.rekey_jobs"),
+    step("SELECT pagevault.rotate_wal_key();; SELECT pg_switch_wal();; CHECKPOINT"),
+    step("SELECT pg_sleep(1.1);; CHECKPOINT"),
+    step("SELECT pg_sleep(1.1);; CHECKPOINT"),
+];
+
+/// A database key with several master keys.
+const SEVERAL: &[Step] = &[
+    step("SELECT pagevault.add_provider('other', 'file', '{\"path\": \"DIRECTORY/keys\"}')"),
+    step("SELECT pagevault.add_cluster_master_key('other', 'main')"),
+    step("SELECT pagevault.rotate_cluster_master_key();; CHECKPOINT"),
+    step("SELECT pagevault.rotate_database_key()"),
+    step("SELECT pagevault.drop_cluster_master_key('local', 'main')"),
+    step("SELECT pagevault.add_cluster_master_key('local', 'main');; CHECKPOINT"),
+    step("SELECT pagevault.set_database_master_key('local', 'main')"),
+    step("SELECT pagevault.add_database_master_key('other', 'main')"),
+    step("SELECT pagevault.set_cluster_master_key('local', 'main')"),
+    step("SELECT pagevault.rotate_database_master_key()"),
+    step("SELECT pagevault.rotate_database_key();; CHECKPOINT"),
+    step("SELECT pagevault.drop_database_master_key('local', 'main')"),
+    step("SELECT pagevault.drop_cluster_master_key('other', 'main')"),
+    step("SELECT pagevault.rotate_cluster_master_key()"),
+];
+
 /// What recovery says of a tablespace inside the data directory (`CheckTablespaceDirectory`,
 /// xlogrecovery.c).
 const IN_PLACE: &[&str] = &["found in pg_tblspc"];
@@ -362,6 +411,18 @@ pub const ALL: &[Scenario] = &[
         ..ORDINARY
     },
     Scenario { name: "rotation", before: ENCRYPTED, steps: ROTATION, ..ORDINARY },
+    Scenario {
+        name: "forgetting",
+        before: &[
+            ENCRYPTED[0],
+            "CREATE DATABASE model",
+            "@model CREATE EXTENSION pagevault;; SET pagevault.default_encryption = on;; CREATE TABLE x (id int PRIMARY KEY, name text);; INSERT INTO x SELECT i, 'old' FROM generate_series(1, 500) i",
+        ],
+        steps: FORGETTING,
+        conf: &["pagevault.keep_former_keys = 0", "pagevault.wal_encryption = on"],
+        ..ORDINARY
+    },
+    Scenario { name: "several-master-keys", before: ENCRYPTED, steps: SEVERAL, ..ORDINARY },
     Scenario { name: "wal", before: ENCRYPTED, steps: WAL, ..ORDINARY },
     Scenario {
         name: "wal-without-checksums",
