@@ -6,7 +6,7 @@ use pagevault_keystore::{Scope, Wrapping};
 use pgrx::prelude::*;
 
 use crate::keys::provider::gone::is_gone;
-use crate::keys::provider::{admin, helper};
+use crate::keys::provider::{admin, helper, unlock};
 use crate::keys::store::{directory, escrow, persist};
 use crate::keys::usage::wal_switch;
 use crate::pg::catalog;
@@ -69,8 +69,8 @@ fn status_rows() -> TableIterator<
     let counts = shared.directory.counts().map_err(Report::from).or_raise();
     let mut keys = shared.secrets.list();
     keys.retain(|(scope, _, _)| !is_gone(*scope));
-    let is_locked = |state: State| matches!(state, State::Locked | State::Refused);
-    let locked = keys.iter().filter(|(_, _, state)| is_locked(*state)).count() as i64;
+    let withheld = unlock::withheld_keys().into_iter();
+    let locked = withheld.filter(|(scope, _)| !is_gone(*scope)).count() as i64;
     let (failure, last_revalidation) = {
         let lock = KeystoreLock::acquire();
         let revalidation = shared.health.last_revalidation(&lock);

@@ -14,7 +14,8 @@ use pgrx::prelude::PgLogLevel;
 
 use super::provider::unlock;
 use super::store::persist::{
-    apply_logged, cluster_state, compact, recovery_needs_room, remember, settle_now, stage,
+    apply_logged, cluster_state, compact, make_room_for_database_keys, recovery_needs_room,
+    remember, settle_now, stage,
 };
 use super::store::{directory, former};
 use super::usage::{data_keys, destruction};
@@ -57,6 +58,7 @@ pub(crate) fn replay(
         let is_superseded = is_old && would_replace_later(record);
         !(is_superseded
             || restores_destroyed_key(record)
+            || is_forgotten_database_key(record)
             || is_of_forgotten_key(&lock, record, &brought))
     };
     let records: Vec<Record> = records.iter().filter(counts).cloned().collect();
@@ -113,7 +115,10 @@ fn require_consistent(scope: Scope, id: &[u8; 16], records: &[Record]) -> Result
             Record::DatabaseKey { scope, version, .. }
                 if !shared.secrets.could_announce(*scope, *version) =>
             {
-                return Err(recovery_needs_room("database key"));
+                make_room_for_database_keys()?;
+                if !shared.secrets.could_announce(*scope, *version) {
+                    return Err(recovery_needs_room("database key"));
+                }
             }
             Record::WalSwitch(switch) if !shared.wal.switches.has_room_for(*switch) => {
                 return Err(recovery_needs_room("switch of WAL keys"));
@@ -190,6 +195,15 @@ fn restores_destroyed_key(record: &Record) -> bool {
         Record::DataKey { file, version, .. } => directory::destroyed_at(*file, *version).is_some(),
         _ => false,
     }
+}
+
+/// Whether the record is about a database key that this server has forgotten: it does not have it,
+/// and has a later one of the scope. Its wrapping may be by a master key that is gone.
+fn is_forgotten_database_key(record: &Record) -> bool {
+    let Record::DatabaseKey { scope, version, .. } = record else { return false };
+    shmem::secrets().is_some_and(|keys| {
+        keys.state(*scope, *version).is_none() && keys.newest(*scope) > Some(*version)
+    })
 }
 
 /// Files and versions of the keys in these records.

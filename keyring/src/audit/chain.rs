@@ -137,12 +137,12 @@ impl<'a> Chain<'a> {
         }
     }
 
-    /// Whether only later lines can prove it: it has no MAC, or one with a key from before all that
-    /// are known.
+    /// Whether only later lines can prove it: it has no MAC, or one with an unknown key, although a
+    /// later one is known.
     fn needs_proof(&self, line: &Line<'_>) -> bool {
         let Some(version) = line.mac_key else { return true };
-        let first = self.keys.and_then(|keys| keys.first_key_value());
-        first.is_some_and(|(first, _)| version < first.get())
+        let newest = self.keys.and_then(|keys| keys.last_key_value());
+        newest.is_some_and(|(newest, _)| version < newest.get()) && !self.has_key(line)
     }
 
     fn has_key(&self, line: &Line<'_>) -> bool {

@@ -17,7 +17,7 @@ use super::operations::{self, Answer, Question};
 use super::proof::{self, Expects};
 use super::revoked;
 use crate::keys::names::check_key_name;
-use crate::keys::store::persist;
+use crate::keys::store::{directory, persist};
 use crate::keys::usage::{data_keys, refused};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result, internal};
@@ -137,30 +137,34 @@ pub(crate) fn remove(by: &str, scope: Scope, provider: &str, key: &str) -> Resul
     Ok(())
 }
 
-/// Whether one of these master keys unwraps all versions of a scope's database key.
+/// Whether one of these master keys unwraps all versions of a scope's database key that are in use.
 ///
 /// # Errors
 /// The failure of the last one, if none does.
 fn require_one_that_unlocks(by: &str, state: &State, scope: Scope, of: &[Target]) -> Result<()> {
     let what = format!("unwrap the key of {}", scope_name(scope));
+    let in_use = directory::database_keys_in_use()?;
+    let mut keys: Vec<_> = state.database_keys().filter(|(of, ..)| *of == scope).collect();
+    keys.retain(|(_, version, _)| in_use.contains(&(scope, *version)));
     let mut failure = None;
     for target in of {
-        let mut questions = Vec::new();
-        for (_, version, record) in state.database_keys().filter(|(s, ..)| *s == scope) {
-            let wrapping = record.wrappings().find(|by| by.is_by(&target.spec.name, &target.key));
-            let wrapping =
-                wrapping.ok_or_else(|| internal("a master key lacks a version".into()))?;
-            questions.push(Question::unwrap(state, (scope, version), record, wrapping)?.once());
-        }
-        let answers = operations::ask(by, questions)?;
+        let is_it = |by: &&Wrapping| by.is_by(&target.spec.name, &target.key);
+        let question = |(_, version, record): &(Scope, KeyVersion, &DatabaseKey)| {
+            let wrapping = record.wrappings().find(is_it)?;
+            Some(Question::unwrap(state, (scope, *version), record, wrapping).map(Question::once))
+        };
+        // One that does not wrap all versions does not count.
+        let Some(questions) = keys.iter().map(question).collect::<Option<Result<Vec<_>>>>() else {
+            continue;
+        };
+        let answers = operations::ask(by, questions?)?;
         match answers.iter().try_for_each(|answer| answer.unwrapped(&what).map(drop)) {
             Ok(()) => return Ok(()),
             Err(report) => failure = Some(report),
         }
     }
-    failure.map_or(Ok(()), |report: Report| {
-        Err(report.hint("None of the master keys that would be left unlocks. Nothing was changed."))
-    })
+    let report = failure.unwrap_or_else(|| data_keys::locked(scope));
+    Err(report.hint("None of the master keys that would be left unlocks. Nothing was changed."))
 }
 
 /// Makes the providers create new versions of all master keys of a scope, and wraps with them.
@@ -196,13 +200,16 @@ enum Plan<'a> {
 /// provider that has wrapped them until now need not be reachable.
 fn wrap_with(by: &str, state: &State, scope: Scope, targets: &[Target]) -> Result<u64> {
     let secrets = &shmem::required()?.secrets;
+    let in_use = directory::database_keys_in_use()?;
     let mut plans = Vec::new();
     let mut questions = Vec::new();
     for (_, version, record) in state.database_keys().filter(|(s, _, _)| *s == scope) {
-        if secrets.state(scope, version).is_none() {
-            continue; // forgotten since the state was read
-        }
-        let secret = secrets.get(scope, version).ok_or_else(|| data_keys::locked(scope))?;
+        let secret = match secrets.get(scope, version) {
+            Some(secret) => secret,
+            None if in_use.contains(&(scope, version)) => return Err(data_keys::locked(scope)),
+            // Nothing needs it: forgotten since the state was read, or about to be.
+            None => continue,
+        };
         proof::require_right(Expects { scope, version, check: record.check }, &secret)?;
         let mut plan = Vec::new();
         for target in targets {
@@ -276,7 +283,7 @@ pub(crate) fn rotate_database_key(by: &str, database: u32) -> Result<KeyVersion>
         .ok_or_else(|| internal("database key versions are used up".into()))?;
     let secret = Secret32::random()?;
     let place = (scope, new_version);
-    let record = wrap_new(by, place, &targets, &secret, Some(current))?;
+    let record = wrap_new(by, place, &targets, &secret, Some((version, current)))?;
     write_database_key(record, secret)?;
     let homes = data_keys::logs_wrapped_by(scope)?;
     for home in homes {
@@ -294,8 +301,9 @@ pub(crate) fn rotate_database_key(by: &str, database: u32) -> Result<KeyVersion>
 fn require_unlocked(state: &State, scope: Scope) -> Result<()> {
     let secrets = &shmem::required()?.secrets;
     let mut versions = state.database_keys().filter(|(s, _, _)| *s == scope);
-    // One without a state was forgotten since this one was read.
-    match versions.any(|(_, version, _)| secrets.state(scope, version) == Some(KeyState::Locked)) {
+    let in_use = directory::database_keys_in_use()?;
+    let is_locked = |version| secrets.state(scope, version) == Some(KeyState::Locked);
+    match versions.any(|(_, v, _)| is_locked(v) && in_use.contains(&(scope, v))) {
         true => Err(data_keys::locked(scope)),
         false => Ok(()),
     }
@@ -308,18 +316,34 @@ fn wrap_new(
     (scope, version): (Scope, KeyVersion),
     targets: &[Target],
     secret: &Secret32,
-    before: Option<&DatabaseKey>,
+    before: Option<(KeyVersion, &DatabaseKey)>,
 ) -> Result<Record> {
-    let questions = targets.iter().map(|Target { spec, key, .. }| {
+    let known = |target: &Target| {
+        let (_, key) = before?;
+        key.wrappings().find(|by| by.is_by(&target.spec.name, &target.key))
+    };
+    // A provider with another key of this name would wrap, and prove, as well. It does not unwrap
+    // what the right one has wrapped.
+    let mut questions = Vec::new();
+    for target in targets {
+        if let (Some((version, key)), Some(wrapping)) = (before, known(target)) {
+            let place = (scope, version);
+            questions.push(Question::unwrap_by(target.spec.clone(), place, key.check, wrapping));
+        }
         let action = Action::Wrap { plaintext: SecretBytes::from_slice(secret.expose()) };
-        Question::new(spec.clone(), key.clone(), Some(scope), action)
-    });
+        questions.push(Question::new(target.spec.clone(), target.key.clone(), Some(scope), action));
+    }
+    let what = format!("unwrap the key of {}", scope_name(scope));
     let check = proof::check_value(scope, version, secret)?;
+    let mut answers = operations::ask(by, questions)?.into_iter();
+    let mut answer = || answers.next().ok_or_else(|| internal("no answer".to_owned()));
     let mut to_prove = Vec::new();
-    for (answer, target) in operations::ask(by, questions.collect())?.into_iter().zip(targets) {
-        let is_it = |known: &&Wrapping| known.is_by(&target.spec.name, &target.key);
-        let before = before.and_then(|key| key.wrappings().find(is_it));
-        to_prove.push((version, secret, check, target, wrapping_of(target, answer, before)?));
+    for target in targets {
+        let before = known(target);
+        if before.is_some() {
+            answer()?.unwrapped(&what)?;
+        }
+        to_prove.push((version, secret, check, target, wrapping_of(target, answer()?, before)?));
     }
     prove(by, scope, &to_prove)?;
     let mut wrappings = to_prove.into_iter().map(|(.., wrapping)| wrapping);

@@ -204,6 +204,10 @@ struct SentQuestion {
 /// of a message and of a pipe.
 const BATCH: usize = 64;
 
+/// Time for a run if others can be asked instead: a provider that accepts connections and does not
+/// answer holds up the next one by no more.
+const FOR_OTHERS: Duration = Duration::from_secs(10);
+
 fn ask_recording(by: &str, questions: Vec<Question>, note: Recording) -> Result<Vec<Answer>> {
     let mut answers: Vec<Answer> = Vec::with_capacity(questions.len());
     let mut questions = questions.into_iter().peekable();
@@ -256,7 +260,10 @@ fn run_helper(by: &str, questions: Vec<Question>, note: Recording) -> Result<Vec
     }
     let asking = Requester { by, who: session::identity(), note };
     let started = Instant::now();
-    match helper::run(operations, Duration::from_secs(guc::keyring_timeout())) {
+    let timeout = Duration::from_secs(guc::keyring_timeout());
+    let is_once = operations.iter().all(|operation: &Operation| operation.once);
+    let timeout = if is_once { timeout.min(FOR_OTHERS) } else { timeout };
+    match helper::run(operations, timeout) {
         Ok(reply) => {
             let mut answers = Vec::with_capacity(asked.len());
             for ((asked, outcome), elapsed_us) in

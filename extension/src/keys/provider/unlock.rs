@@ -79,12 +79,19 @@ fn ask_for(by: &str, keys: Vec<(Scope, KeyVersion)>) -> Result<Attempt> {
         let mut of_these = Vec::new();
         for &(place, record) in &left {
             let Some(wrapping) = record.wrappings().nth(preference) else { continue };
-            let question = Question::unwrap(&state, place, record, wrapping)?;
+            let question = match Question::unwrap(&state, place, record, wrapping) {
+                Ok(question) => question,
+                // Its provider was dropped where nothing needed it any more. The others count.
+                Err(report) => {
+                    failure = failure.or(Some((report, REFUSAL)));
+                    continue;
+                }
+            };
             questions.push(if record.others.is_empty() { question } else { question.once() });
             of_these.push(place);
         }
         if questions.is_empty() {
-            break;
+            continue;
         }
         let answers = match operations::ask(by, questions) {
             Ok(answers) => answers,
@@ -104,6 +111,9 @@ fn ask_for(by: &str, keys: Vec<(Scope, KeyVersion)>) -> Result<Attempt> {
             }
         }
     }
+    // What nothing needs may stay locked: its master key may be gone.
+    let in_use = directory::database_keys_in_use()?;
+    left.retain(|(place, _)| in_use.contains(place));
     let withheld: BTreeSet<Scope> = left.iter().map(|((scope, _), _)| *scope).collect();
     let scopes: BTreeSet<Scope> = asked.iter().map(|((scope, _), _)| *scope).collect();
     for scope in scopes.difference(&withheld) {
@@ -130,35 +140,44 @@ fn accept(scope: Scope, version: KeyVersion, key: &Secret32) -> Result<()> {
     }
 }
 
-/// (scope, version) of every locked database key, except those of dropped databases.
+/// (scope, version) of every locked database key that is in use, except those of dropped databases.
 pub(crate) fn locked_keys() -> Vec<(Scope, KeyVersion)> {
     all_locked_keys().into_iter().filter(|(scope, _)| !is_gone(*scope)).collect()
 }
 
 /// Like [`locked_keys`], including those of dropped databases.
 fn all_locked_keys() -> Vec<(Scope, KeyVersion)> {
+    in_states(|state| state == KeyState::Locked)
+}
+
+/// (scope, version) of every database key in use that is locked or refused.
+pub(crate) fn withheld_keys() -> Vec<(Scope, KeyVersion)> {
+    in_states(|state| matches!(state, KeyState::Locked | KeyState::Refused))
+}
+
+fn in_states(wanted: impl Fn(KeyState) -> bool) -> Vec<(Scope, KeyVersion)> {
     let keys = shmem::secrets().map(|s| s.list()).unwrap_or_default();
-    keys.into_iter()
-        .filter(|(_, _, state)| *state == KeyState::Locked)
-        .map(|(scope, version, _)| (scope, version))
-        .collect()
+    let found = keys.into_iter().filter(|(.., state)| wanted(*state));
+    let mut found: Vec<_> = found.map(|(scope, version, _)| (scope, version)).collect();
+    // Which are in use takes longer to find out.
+    if !found.is_empty()
+        && let Ok(in_use) = directory::database_keys_in_use()
+    {
+        found.retain(|key| in_use.contains(key));
+    }
+    found
 }
 
 /// Whether keys of a database, or the cluster's, are locked or refused.
 pub(crate) fn withholds_keys_of(database: u32) -> bool {
-    let keys = shmem::secrets().map(|s| s.list()).unwrap_or_default();
-    keys.iter().any(|(scope, _, state)| {
-        let is_used = scope.is_cluster() || *scope == Scope::database(database);
-        is_used && matches!(state, KeyState::Locked | KeyState::Refused)
-    })
+    let own = Scope::database(database);
+    withheld_keys().iter().any(|(scope, _)| scope.is_cluster() || *scope == own)
 }
 
 /// True while sessions cannot log in: shared catalogs are encrypted, and the cluster's key is
 /// locked or refused.
 pub(crate) fn prevents_connections() -> bool {
-    let keys = shmem::secrets().map(|s| s.list()).unwrap_or_default();
-    let locked = |state| matches!(state, KeyState::Locked | KeyState::Refused);
-    keys.iter().any(|(scope, _, state)| scope.is_cluster() && locked(*state))
+    withheld_keys().iter().any(|(scope, _)| scope.is_cluster())
         && directory::anything_sealed_in(Scope::CLUSTER)
 }
 

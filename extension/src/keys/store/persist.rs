@@ -51,6 +51,9 @@ fn require_room(scope: Scope, records: &[Record]) -> Result<()> {
         _ => false,
     };
     if records.iter().any(is_new) && !shared.secrets.has_room() {
+        make_room_for_database_keys()?;
+    }
+    if records.iter().any(is_new) && !shared.secrets.has_room() {
         return Err(no_room(
             "database keys",
             "Each version of a database key counts, also those of dropped databases: old backups need them.",
@@ -83,6 +86,19 @@ fn require_room(scope: Scope, records: &[Record]) -> Result<()> {
         "Keys of dropped relations count until they are forgotten (pagevault.keep_former_keys).",
     )
     .hint("Raise pagevault.max_data_keys and restart the server."))
+}
+
+/// Takes database keys out of memory that are not in use. They stay in the key file, and at the next
+/// start there is room for them again.
+pub(crate) fn make_room_for_database_keys() -> Result<()> {
+    let in_use = directory::database_keys_in_use()?;
+    let secrets = &shmem::required()?.secrets;
+    for (scope, version, _) in secrets.list() {
+        if !in_use.contains(&(scope, version)) {
+            secrets.forget(scope, version);
+        }
+    }
+    Ok(())
 }
 
 /// Whether the keystore has or had keys of a database: its own database key, or data keys of its

@@ -19,9 +19,9 @@ use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
 use super::dropped::{missing, still_missing};
-use super::unneeded::{self, Unneeded};
+use super::unneeded::Unneeded;
 use crate::keys::store::former::{self, Candidates, Forgotten};
-use crate::keys::store::persist;
+use crate::keys::store::{directory, persist};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result};
 use crate::pg::{control_file, guc, heap, process, processes, wal};
@@ -74,8 +74,9 @@ pub(crate) struct Question {
 pub(crate) struct Watch {
     gone: HashMap<RelFile, Gone>,
     unneeded: Unneeded,
-    /// The end of the last round, and how long it took.
+    /// The end of the last round, and how long it has looked, without what it has waited for.
     last_round: Option<(Instant, Duration)>,
+    looking: Duration,
     was_too_early: bool,
     /// Databases about which a worker was asked: when, and when to ask again.
     asked: BTreeMap<u32, (Instant, Duration)>,
@@ -105,12 +106,12 @@ impl Watch {
         if !self.due_in().is_zero() {
             return;
         }
-        let start = Instant::now();
+        self.looking = Duration::ZERO;
         let done = self.run().unwrap_or_else(|report| {
             report.send(PgLogLevel::WARNING);
             true
         });
-        self.last_round = Some((Instant::now(), start.elapsed()));
+        self.last_round = Some((Instant::now(), self.looking));
         self.was_too_early = !done;
     }
 
@@ -141,14 +142,18 @@ impl Watch {
                 self.record(control.redo)?;
             }
         }
+        let start = Instant::now();
         self.unneeded.look(control.redo)?;
+        self.looking += start.elapsed();
         forget(self.unneeded.due(keep, control.redo))?;
         Ok(true)
     }
 
     /// Notes which files with keys do not exist: not those that are just being made.
     fn look(&mut self) -> Result<()> {
+        let start = Instant::now();
         let found = missing(|_| true)?;
+        self.looking += start.elapsed();
         self.gone.retain(|file, gone| found.get(file).is_some_and(|(_, last)| *last == gone.last));
         if found.len() == self.gone.len() {
             return Ok(());
@@ -258,7 +263,7 @@ fn forget(candidates: BTreeMap<Scope, Candidates>) -> Result<()> {
     for (scope, mut candidates) in candidates {
         let lock = KeystoreLock::acquire();
         if !candidates.replaced.database_keys.is_empty() {
-            let wrapping = unneeded::wrapping()?;
+            let wrapping = directory::wrapping()?;
             candidates.replaced.database_keys.retain(|key| !wrapping.contains(key));
         }
         let forgotten = former::forget(&lock, scope, candidates)?;

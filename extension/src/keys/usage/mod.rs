@@ -13,5 +13,6 @@ pub(crate) mod refused;
 pub(crate) mod temporary;
 pub(crate) mod unneeded;
 pub(crate) mod wal;
+mod wal_on_disk;
 pub(crate) mod wal_switch;
 pub(crate) mod withheld;

@@ -3,8 +3,8 @@
 //!
 //! That a file is gone the primary says in a record ([`super::forgetting`]). All else each server
 //! sees in its own memory, on its own disk and in its own WAL: a database key wraps data keys; a
-//! WAL key has WAL under it, at addresses that this server replays at its next start or has in
-//! `pg_wal`; a data key has pages under it, unless the file's floor says that no server has any
+//! WAL key has WAL under it, at addresses that this server replays at its next start, or in a page
+//! in `pg_wal`; a data key has pages under it, unless the file's floor says that no server has any
 //! (`File::floor`). A key that was not needed for `pagevault.keep_former_keys` is forgotten if the
 //! last checkpoint or restart point began after that was noted, so that no start replays what came
 //! before. What replays WAL from before, a base backup or a server that was rewound, is that much
@@ -13,15 +13,15 @@
 //! replaced.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::fs;
 use std::time::{Duration, Instant};
 
 use pagevault_keystore::directory::FileInfo;
 use pagevault_keystore::wal::{before_all, is_key_place, version_at};
-use pagevault_keystore::wal_segments::parse_name;
 use pagevault_keystore::{DataKeyVersion, KeyVersion, Lsn, RelFile, Scope};
 
-use crate::keys::store::former::{self, Candidates};
+use super::wal_on_disk::{self, OnDisk};
+use crate::keys::store::former::Candidates;
+use crate::keys::store::{self, former};
 use crate::pg::report::Result;
 use crate::pg::{process, wal};
 use crate::shmem;
@@ -123,25 +123,12 @@ impl Unneeded {
     }
 }
 
-/// The database keys that wrap data keys.
-pub(super) fn wrapping() -> Result<HashSet<(Scope, KeyVersion)>> {
-    let directory = &shmem::required()?.directory;
-    let mut wrapping = HashSet::new();
-    for info in directory.files()? {
-        for key in directory.keys(info?.slot)? {
-            let key = key?;
-            wrapping.insert((key.scope, key.key_version));
-        }
-    }
-    Ok(wrapping)
-}
-
 /// Calls `take` with each key that was replaced, and why it is needed. Takes time proportional to
 /// the number of keys.
 pub(crate) fn each(redo: Lsn, mut take: impl FnMut(Replaced, Option<Need>)) -> Result<()> {
     let shared = shmem::required()?;
     let directory = &shared.directory;
-    let wrapping = wrapping()?;
+    let wrapping = store::directory::wrapping()?;
     for (scope, version, _) in shared.secrets.list() {
         if shared.secrets.newest(scope) > Some(version) {
             let need = wrapping.contains(&(scope, version)).then_some(Need::DataKeys);
@@ -149,11 +136,16 @@ pub(crate) fn each(redo: Lsn, mut take: impl FnMut(Replaced, Option<Need>)) -> R
         }
     }
     let in_use = shared.wal.switches.newest().and_then(|newest| newest.phase.version);
-    let oldest = oldest_wal().min(redo);
+    // If the segments cannot be read, all keys are needed.
+    let on_disk = wal_on_disk::look(shared.wal.switches.iter());
+    let on_disk =
+        on_disk.unwrap_or(OnDisk { oldest: Lsn::INVALID, lowest: Some(KeyVersion::FIRST) });
+    let oldest = on_disk.oldest.min(redo);
     // The page at the end of WAL may keep an older key than the switches say.
     let kept = shared.wal.kept().and_then(|(_, phase)| phase.version);
-    let through = before_all(shared.wal.switches.iter(), oldest)
-        .filter(|through| kept.is_none_or(|kept| *through < kept));
+    let lowest = kept.into_iter().chain(on_disk.lowest).min();
+    let through = before_all(shared.wal.switches.iter(), oldest);
+    let through = through.min(lowest.map_or(through, |lowest| KeyVersion::new(lowest.get() - 1)));
     for info in directory.files()? {
         let FileInfo { slot, file, phase, .. } = info?;
         // It may be forgotten meanwhile.
@@ -174,20 +166,4 @@ pub(crate) fn each(redo: Lsn, mut take: impl FnMut(Replaced, Option<Need>)) -> R
         }
     }
     Ok(())
-}
-
-/// The first address of the segments in `pg_wal`, of any timeline; the lowest address if they
-/// cannot be listed.
-fn oldest_wal() -> Lsn {
-    let Ok(files) = fs::read_dir(process::data_directory().join("pg_wal")) else {
-        return Lsn::INVALID;
-    };
-    let mut oldest = Lsn::MAX;
-    for file in files {
-        let Ok(file) = file else { return Lsn::INVALID };
-        if let Some(name) = parse_name(file.file_name().as_encoded_bytes()) {
-            oldest = oldest.min(name.start(process::wal_segment_size()));
-        }
-    }
-    oldest
 }

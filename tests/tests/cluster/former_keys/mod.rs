@@ -2,6 +2,7 @@
 //! nothing else is.
 
 mod copies;
+mod lagging;
 mod places;
 mod versions;
 mod waiting;

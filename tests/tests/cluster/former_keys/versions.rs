@@ -6,13 +6,13 @@ use pagevault_keystore::wal::is_key_place;
 use super::*;
 
 /// Versions of the cluster's database key in the key file.
-fn database_keys(cluster: &Cluster) -> Result<Vec<u32>> {
+pub(super) fn database_keys(cluster: &Cluster) -> Result<Vec<u32>> {
     let state = state_of(cluster, Scope::CLUSTER)?;
     Ok(state.database_keys().map(|(_, version, _)| version.get()).collect())
 }
 
 /// Versions of the WAL key.
-fn wal_keys(cluster: &Cluster) -> Result<Vec<u16>> {
+pub(super) fn wal_keys(cluster: &Cluster) -> Result<Vec<u16>> {
     let state = state_of(cluster, Scope::CLUSTER)?;
     let places = state.files().filter(|(file, _)| is_key_place(*file));
     Ok(places
