@@ -14,10 +14,9 @@ use pgrx::prelude::PgLogLevel;
 
 use super::provider::unlock;
 use super::store::persist::{
-    apply_logged, cluster_state, compact, make_room_for_database_keys, recovery_needs_room,
-    remember, settle_now, stage,
+    apply_logged, cluster_state, compact, recovery_needs_room, remember, settle_now, stage,
 };
-use super::store::{directory, former};
+use super::store::{database_keys, directory, former};
 use super::usage::{data_keys, destruction};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::process::ProcessLocal;
@@ -115,7 +114,7 @@ fn require_consistent(scope: Scope, id: &[u8; 16], records: &[Record]) -> Result
             Record::DatabaseKey { scope, version, .. }
                 if !shared.secrets.could_announce(*scope, *version) =>
             {
-                make_room_for_database_keys()?;
+                database_keys::make_room()?;
                 if !shared.secrets.could_announce(*scope, *version) {
                     return Err(recovery_needs_room("database key"));
                 }

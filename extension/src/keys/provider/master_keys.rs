@@ -17,7 +17,7 @@ use super::operations::{self, Answer, Question};
 use super::proof::{self, Expects};
 use super::revoked;
 use crate::keys::names::check_key_name;
-use crate::keys::store::{directory, persist};
+use crate::keys::store::{database_keys, persist};
 use crate::keys::usage::{data_keys, refused};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result, internal};
@@ -143,7 +143,7 @@ pub(crate) fn remove(by: &str, scope: Scope, provider: &str, key: &str) -> Resul
 /// The failure of the last one, if none does.
 fn require_one_that_unlocks(by: &str, state: &State, scope: Scope, of: &[Target]) -> Result<()> {
     let what = format!("unwrap the key of {}", scope_name(scope));
-    let in_use = directory::database_keys_in_use()?;
+    let in_use = database_keys::in_use()?;
     let mut keys: Vec<_> = state.database_keys().filter(|(of, ..)| *of == scope).collect();
     keys.retain(|(_, version, _)| in_use.contains(&(scope, *version)));
     let mut failure = None;
@@ -200,7 +200,7 @@ enum Plan<'a> {
 /// provider that has wrapped them until now need not be reachable.
 fn wrap_with(by: &str, state: &State, scope: Scope, targets: &[Target]) -> Result<u64> {
     let secrets = &shmem::required()?.secrets;
-    let in_use = directory::database_keys_in_use()?;
+    let in_use = database_keys::in_use()?;
     let mut plans = Vec::new();
     let mut questions = Vec::new();
     for (_, version, record) in state.database_keys().filter(|(s, _, _)| *s == scope) {
@@ -301,7 +301,7 @@ pub(crate) fn rotate_database_key(by: &str, database: u32) -> Result<KeyVersion>
 fn require_unlocked(state: &State, scope: Scope) -> Result<()> {
     let secrets = &shmem::required()?.secrets;
     let mut versions = state.database_keys().filter(|(s, _, _)| *s == scope);
-    let in_use = directory::database_keys_in_use()?;
+    let in_use = database_keys::in_use()?;
     let is_locked = |version| secrets.state(scope, version) == Some(KeyState::Locked);
     match versions.any(|(_, v, _)| is_locked(v) && in_use.contains(&(scope, v))) {
         true => Err(data_keys::locked(scope)),

@@ -13,7 +13,7 @@ use pgrx::prelude::PgLogLevel;
 use super::gone::is_gone;
 use super::operations::{self, Question};
 use super::revoked;
-use crate::keys::store::{directory, persist};
+use crate::keys::store::{database_keys, directory, persist};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result};
 use crate::pg::{guc, process};
@@ -112,7 +112,7 @@ fn ask_for(by: &str, keys: Vec<(Scope, KeyVersion)>) -> Result<Attempt> {
         }
     }
     // What nothing needs may stay locked: its master key may be gone.
-    let in_use = directory::database_keys_in_use()?;
+    let in_use = database_keys::in_use()?;
     left.retain(|(place, _)| in_use.contains(place));
     let withheld: BTreeSet<Scope> = left.iter().map(|((scope, _), _)| *scope).collect();
     let scopes: BTreeSet<Scope> = asked.iter().map(|((scope, _), _)| *scope).collect();
@@ -161,7 +161,7 @@ fn in_states(wanted: impl Fn(KeyState) -> bool) -> Vec<(Scope, KeyVersion)> {
     let mut found: Vec<_> = found.map(|(scope, version, _)| (scope, version)).collect();
     // Which are in use takes longer to find out.
     if !found.is_empty()
-        && let Ok(in_use) = directory::database_keys_in_use()
+        && let Ok(in_use) = database_keys::in_use()
     {
         found.retain(|key| in_use.contains(key));
     }

@@ -1,14 +1,11 @@
 //! Look-ups in the directory of data keys in shared memory. Without a lock.
 
-use std::collections::HashSet;
-
 use pagevault_cipher::{CipherId, DataKeyVersion, KeyVersion, Lsn, PageFormat};
 use pagevault_keystore::directory::{FileInfo, Writing};
 use pagevault_keystore::record::MAX_WRAPPED_DATA_KEY;
 use pagevault_keystore::{RelFile, Scope};
 
-use crate::pg::report::Result;
-use crate::shmem::{anything_destroyed, get, required};
+use crate::shmem::{anything_destroyed, get};
 
 fn current(file: RelFile) -> Option<(DataKeyVersion, u8)> {
     let directory = &get()?.directory;
@@ -173,30 +170,6 @@ pub(crate) fn data_key(
         key_version: info.key_version,
         len: info.length.min(MAX_WRAPPED_DATA_KEY),
     })
-}
-
-/// The database keys that wrap data keys. Reads the entries of all keys of the cluster.
-pub(crate) fn wrapping() -> Result<HashSet<(Scope, KeyVersion)>> {
-    let directory = &required()?.directory;
-    let mut wrapping = HashSet::new();
-    for info in directory.files()? {
-        for key in directory.keys(info?.slot)? {
-            let key = key?;
-            wrapping.insert((key.scope, key.key_version));
-        }
-    }
-    Ok(wrapping)
-}
-
-/// The database keys without which data cannot be read or written: those that wrap data keys, and
-/// the newest of each scope.
-pub(crate) fn database_keys_in_use() -> Result<HashSet<(Scope, KeyVersion)>> {
-    let mut in_use = wrapping()?;
-    let secrets = &required()?.secrets;
-    for (scope, ..) in secrets.list() {
-        in_use.extend(secrets.newest(scope).map(|version| (scope, version)));
-    }
-    Ok(in_use)
 }
 
 /// The scope of the database key behind the file's current data key, if that database key is

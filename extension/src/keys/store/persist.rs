@@ -24,7 +24,7 @@ use pagevault_keystore::{FormatError, Lsn, Problem, Record, Scope, batch, compac
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
-use super::{directory, former};
+use super::{database_keys, directory, former};
 use crate::pg::checkpoint::CheckpointDelay;
 use crate::pg::locks::{KeystoreLock, ServerLock};
 use crate::pg::report::{Report, Result, code_of, internal};
@@ -51,7 +51,7 @@ fn require_room(scope: Scope, records: &[Record]) -> Result<()> {
         _ => false,
     };
     if records.iter().any(is_new) && !shared.secrets.has_room() {
-        make_room_for_database_keys()?;
+        database_keys::make_room()?;
     }
     if records.iter().any(is_new) && !shared.secrets.has_room() {
         return Err(no_room(
@@ -86,19 +86,6 @@ fn require_room(scope: Scope, records: &[Record]) -> Result<()> {
         "Keys of dropped relations count until they are forgotten (pagevault.keep_former_keys).",
     )
     .hint("Raise pagevault.max_data_keys and restart the server."))
-}
-
-/// Takes database keys out of memory that are not in use. They stay in the key file, and at the next
-/// start there is room for them again.
-pub(crate) fn make_room_for_database_keys() -> Result<()> {
-    let in_use = directory::database_keys_in_use()?;
-    let secrets = &shmem::required()?.secrets;
-    for (scope, version, _) in secrets.list() {
-        if !in_use.contains(&(scope, version)) {
-            secrets.forget(scope, version);
-        }
-    }
-    Ok(())
 }
 
 /// Whether the keystore has or had keys of a database: its own database key, or data keys of its

@@ -21,7 +21,7 @@ use pgrx::prelude::PgLogLevel;
 use super::dropped::{missing, still_missing};
 use super::unneeded::Unneeded;
 use crate::keys::store::former::{self, Candidates, Forgotten};
-use crate::keys::store::{directory, persist};
+use crate::keys::store::{database_keys, persist};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result};
 use crate::pg::{control_file, guc, heap, process, processes, wal};
@@ -263,7 +263,7 @@ fn forget(candidates: BTreeMap<Scope, Candidates>) -> Result<()> {
     for (scope, mut candidates) in candidates {
         let lock = KeystoreLock::acquire();
         if !candidates.replaced.database_keys.is_empty() {
-            let wrapping = directory::wrapping()?;
+            let wrapping = database_keys::wrapping()?;
             candidates.replaced.database_keys.retain(|key| !wrapping.contains(key));
         }
         let forgotten = former::forget(&lock, scope, candidates)?;

@@ -21,7 +21,7 @@ use pagevault_keystore::{DataKeyVersion, KeyVersion, Lsn, RelFile, Scope};
 
 use super::wal_on_disk::{self, OnDisk};
 use crate::keys::store::former::Candidates;
-use crate::keys::store::{self, former};
+use crate::keys::store::{database_keys, former};
 use crate::pg::report::Result;
 use crate::pg::{process, wal};
 use crate::shmem;
@@ -128,7 +128,7 @@ impl Unneeded {
 pub(crate) fn each(redo: Lsn, mut take: impl FnMut(Replaced, Option<Need>)) -> Result<()> {
     let shared = shmem::required()?;
     let directory = &shared.directory;
-    let wrapping = store::directory::wrapping()?;
+    let wrapping = database_keys::wrapping()?;
     for (scope, version, _) in shared.secrets.list() {
         if shared.secrets.newest(scope) > Some(version) {
             let need = wrapping.contains(&(scope, version)).then_some(Need::DataKeys);

@@ -1,5 +1,5 @@
-//! Under which WAL keys the segments in `pg_wal` are, by the pages themselves. The list of switches does
-//! not say: a standby writes what it receives under the switches that it has replayed by then.
+//! Under which WAL keys the segments in `pg_wal` are, by the pages themselves. The list of switches
+//! does not say: a standby writes what it receives under the switches that it has replayed by then.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};

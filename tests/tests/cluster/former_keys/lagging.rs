@@ -15,7 +15,7 @@ fn wal_that_a_standby_has_received_but_not_replayed_keeps_its_key() -> Result<()
     standby.sql("SELECT pg_wal_replay_pause()")?;
     standby.eventually("SELECT pg_get_wal_replay_pause_state()", "paused")?;
     cluster.sql("SELECT pagevault.rotate_wal_key()")?;
-    // Behind the switch, in several segments, with checkpoints at which restart points are possible.
+    // Behind the switch, in several segments, with checkpoints for restart points.
     let mut switched = None;
     for round in 0..4 {
         cluster.sql(&format!("UPDATE t SET name = name || '{round}'; SELECT pg_switch_wal()"))?;
