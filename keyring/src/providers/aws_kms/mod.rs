@@ -18,10 +18,7 @@
 //! | file | subject |
 //! |---|---|
 //! | `settings` | the options |
-//! | `files` | configuration and credentials files, and the properties forbidden in them |
-//! | `session` | region, credentials, client: everything before the first request |
-//! | `bounded` | replies of limited size |
-//! | `credentials` | messages about credentials |
+//! | `session` | the client and its requests |
 //! | `key` | a key's state and version |
 //! | `rotation` | new key material |
 //! | `wrapping` | the format of wrapped keys |
@@ -31,10 +28,7 @@
 //! cannot be wiped. The process serves one request only, so its memory is soon returned to the
 //! system.
 
-mod bounded;
-mod credentials;
 mod failure;
-mod files;
 mod key;
 mod rotation;
 mod session;
@@ -48,12 +42,14 @@ use aws_sdk_kms::primitives::Blob;
 use pagevault_keystore::protocol::ErrorClass;
 use zeroize::Zeroizing;
 
+use crate::aws::config::AwsConfig;
+use crate::aws::credentials;
 use crate::failure::Failure;
 use crate::findings::Findings;
 use crate::options::{INSECURE_HTTP, Options};
 use crate::provider::{Environment, KeyInfo, Provider, Unwrapped, Wrapped};
 use failure::is_unsupported;
-use session::{AwsConfig, Session};
+use session::Session;
 use settings::Settings;
 use wrapping::Wrapping;
 
@@ -87,9 +83,9 @@ impl AwsKms {
         if let Some(session) = self.session.get() {
             return Ok(session);
         }
-        let ambient = AwsConfig::find(&self.settings, self.deadline)?;
-        let credentials = ambient.credentials(&self.settings)?;
-        let session = ambient.connect(&self.settings, credentials)?;
+        let ambient = AwsConfig::find(&self.settings.source, self.deadline)?;
+        let credentials = ambient.credentials(&self.settings.source)?;
+        let session = Session::connect(ambient, &self.settings, credentials)?;
         Ok(self.session.get_or_init(|| session))
     }
 }
@@ -164,14 +160,14 @@ impl Provider for AwsKms {
     }
 
     fn examine(&self, findings: &mut Findings) -> Option<()> {
-        let ambient = AwsConfig::find(&self.settings, self.deadline);
+        let ambient = AwsConfig::find(&self.settings.source, self.deadline);
         let ambient = findings
             .note("the AWS region is known", ambient, |ambient| ambient.region.to_string())?;
-        let credentials = ambient.credentials(&self.settings);
+        let credentials = ambient.credentials(&self.settings.source);
         let credentials =
             findings.note("credentials are available", credentials, credentials::describe)?;
         // Later operations use this session.
-        let session = ambient.connect(&self.settings, credentials);
+        let session = Session::connect(ambient, &self.settings, credentials);
         let asked =
             session.map(|session| self.session.get_or_init(|| session)).and_then(|session| {
                 let request = session.client.list_aliases().limit(1).send();

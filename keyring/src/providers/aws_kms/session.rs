@@ -1,186 +1,19 @@
-//! Region, credentials, client: everything before the first request.
-//!
-//! None of the SDK's network defaults is used. Connections go where the options say, without a
-//! proxy, with the same TLS as everywhere in this program, and are attempted once (`retry` repeats
-//! them).
+//! The client of AWS KMS, and its requests.
 
 use std::future::Future;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use aws_config::profile::ProfileFileCredentialsProvider;
-use aws_config::provider_config::ProviderConfig;
 use aws_config::retry::RetryConfig;
-use aws_config::timeout::TimeoutConfig;
-use aws_config::{BehaviorVersion, Region, SdkConfig};
-use aws_credential_types::provider::error::CredentialsError;
-use aws_runtime::env_config::file::EnvConfigFiles;
 use aws_sdk_kms::Client;
-use aws_sdk_kms::config::{Credentials, ProvideCredentials, SharedHttpClient};
+use aws_sdk_kms::config::Credentials;
 use aws_sdk_kms::error::{ProvideErrorMetadata, SdkError};
-use aws_smithy_http_client::Builder;
-use aws_smithy_http_client::tls::rustls_provider::CryptoMode;
-use aws_smithy_http_client::tls::{Provider, TlsContext, TrustStore};
 use pagevault_keystore::protocol::ErrorClass;
 
-use super::bounded::bounded;
-use super::credentials::no_credentials;
 use super::failure::{Refused, Reply};
-use super::settings::{Settings, check_region};
+use super::settings::Settings;
+use crate::aws::config::{AwsConfig, behavior, http_client, in_time, timeouts};
 use crate::failure::Failure;
-use crate::net::{
-    CONNECT_TIME, Network, REQUEST_TIME, Trust, client_config, has_native_roots, pem,
-};
-use crate::options::bad;
-use crate::trust::FileKind;
-
-/// Fixes the SDK's behaviour to that of this date, for all its versions.
-fn behavior() -> BehaviorVersion {
-    BehaviorVersion::v2026_01_12()
-}
-
-/// Requests end this long before the deadline, so that the error can name the server that did not
-/// answer. Less than the first pause of `retry`, which then does not start another attempt.
-const MARGIN: Duration = Duration::from_millis(40);
-
-/// Configuration from the environment and the options.
-pub(super) struct AwsConfig {
-    network: Network,
-    deadline: Option<Instant>,
-    sdk: SdkConfig,
-    files: EnvConfigFiles,
-    http: SharedHttpClient,
-    pub(super) region: Region,
-}
-
-impl AwsConfig {
-    /// Reads the environment, the profile and, if neither names a region, the instance's metadata.
-    pub(super) fn find(
-        settings: &Settings,
-        deadline: Option<Instant>,
-    ) -> Result<AwsConfig, Failure> {
-        let network = Network::new(deadline)?;
-        // For requests for credentials, which go to AWS itself, whatever the endpoint.
-        let http = http_client(None)?;
-        let mut loader = aws_config::defaults(behavior())
-            .http_client(http.clone())
-            .retry_config(RetryConfig::disabled())
-            .timeout_config(timeouts());
-        if let Some(region) = &settings.region {
-            loader = loader.region(Region::new(region.clone()));
-        }
-        if let Some(profile) = &settings.profile {
-            loader = loader.profile_name(profile);
-        }
-        let files = settings.profile_files()?;
-        loader = loader.profile_files(files.clone());
-        let loaded =
-            network.run(async { Ok(in_time(deadline, REQUEST_TIME, loader.load()).await) })?;
-        let sdk = loaded.ok_or_else(|| {
-            Failure::new(ErrorClass::Deadline, "could not determine the AWS region in time")
-                .with_detail("The instance metadata service did not respond.")
-                .with_hint("Set the option \"region\".")
-                .transient()
-        })?;
-        let region = sdk.region().filter(|region| !region.as_ref().is_empty());
-        let Some(region) = region.cloned() else {
-            return Err(bad("no AWS region is set")
-                .with_detail(
-                    "Neither the option \"region\" nor AWS_REGION in the server's environment, a profile or the instance metadata specifies one.",
-                )
-                .with_hint("Set it in the provider's options: {\"region\": \"eu-central-1\"}."));
-        };
-        check_region(region.as_ref())?;
-        Ok(AwsConfig { network, deadline, sdk, files, http, region })
-    }
-
-    /// Requests credentials: from the profile that the options name, else from the standard chain
-    /// (environment, profile, web identity, container, instance).
-    pub(super) fn credentials(&self, settings: &Settings) -> Result<Credentials, Failure> {
-        let named = settings.named_profile();
-        let timed = self.network.run(async {
-            let asked = async {
-                match (&named, self.sdk.credentials_provider()) {
-                    (None, Some(chain)) => chain.provide_credentials().await,
-                    _ => self.profile(settings).provide_credentials().await,
-                }
-            };
-            Ok(in_time(self.deadline, REQUEST_TIME, asked).await)
-        })?;
-        timed
-            .unwrap_or_else(|| Err(CredentialsError::provider_timed_out(REQUEST_TIME)))
-            .map_err(|error| no_credentials(&error, named.as_deref()))
-    }
-
-    fn profile(&self, settings: &Settings) -> ProfileFileCredentialsProvider {
-        let config = ProviderConfig::without_region()
-            .with_behavior_version(Some(behavior()))
-            .with_http_client(self.http.clone())
-            .with_region(Some(self.region.clone()))
-            .with_retry_config(RetryConfig::disabled())
-            .with_timeout_config(timeouts());
-        let mut builder = ProfileFileCredentialsProvider::builder().configure(&config);
-        if let Some(profile) = &settings.profile {
-            builder = builder.profile_name(profile);
-        }
-        builder.profile_files(self.files.clone()).build()
-    }
-
-    /// Creates the client, without sending anything.
-    pub(super) fn connect(
-        self,
-        settings: &Settings,
-        credentials: Credentials,
-    ) -> Result<Session, Failure> {
-        // Built from its parts, so that addresses in the environment (AWS_ENDPOINT_URL) are
-        // ignored.
-        let mut config = aws_sdk_kms::Config::builder()
-            .behavior_version(behavior())
-            .region(self.region.clone())
-            .credentials_provider(credentials)
-            .http_client(http_client(settings.ca_file.clone())?)
-            .retry_config(RetryConfig::disabled())
-            .timeout_config(timeouts());
-        config.set_endpoint_url(settings.endpoint.clone());
-        config.set_use_fips(self.sdk.use_fips());
-        config.set_use_dual_stack(self.sdk.use_dual_stack());
-        Ok(Session {
-            network: self.network,
-            deadline: self.deadline,
-            client: Client::from_conf(config.build()),
-            place: settings.place(&self.region),
-            region: self.region.to_string(),
-        })
-    }
-}
-
-fn timeouts() -> TimeoutConfig {
-    TimeoutConfig::builder()
-        .connect_timeout(CONNECT_TIME)
-        .read_timeout(REQUEST_TIME)
-        .operation_attempt_timeout(REQUEST_TIME)
-        .operation_timeout(REQUEST_TIME)
-        .build()
-}
-
-/// An HTTP client that trusts `ca_file`, or else the system's authorities.
-pub(super) fn http_client(ca_file: Option<PathBuf>) -> Result<SharedHttpClient, Failure> {
-    let trust = match &ca_file {
-        // Without native roots in the system the SDK would report an internal error.
-        None => TrustStore::empty().with_native_roots(has_native_roots()?),
-        Some(path) => {
-            // The SDK panics on files that this refuses.
-            client_config(&Trust { ca_file: ca_file.clone(), identity: None })?;
-            TrustStore::empty().with_pem_certificate(pem(path, FileKind::Trusted)?.to_vec())
-        }
-    };
-    let context = TlsContext::builder().with_trust_store(trust).build().map_err(|error| {
-        Failure::new(ErrorClass::Internal, "could not initialize TLS")
-            .with_detail(format!("{error}."))
-    })?;
-    let builder = Builder::new().tls_provider(Provider::Rustls(CryptoMode::Ring));
-    Ok(bounded(builder.tls_context(context).build_https()))
-}
+use crate::net::{Network, REQUEST_TIME};
 
 /// A client, and the limits of its requests.
 pub(super) struct Session {
@@ -193,6 +26,33 @@ pub(super) struct Session {
 }
 
 impl Session {
+    /// Creates the client, without sending anything.
+    pub(super) fn connect(
+        ambient: AwsConfig,
+        settings: &Settings,
+        credentials: Credentials,
+    ) -> Result<Session, Failure> {
+        // Built from its parts, so that addresses in the environment (AWS_ENDPOINT_URL) are
+        // ignored.
+        let mut config = aws_sdk_kms::Config::builder()
+            .behavior_version(behavior())
+            .region(ambient.region.clone())
+            .credentials_provider(credentials)
+            .http_client(http_client(settings.ca_file.clone())?)
+            .retry_config(RetryConfig::disabled())
+            .timeout_config(timeouts());
+        config.set_endpoint_url(settings.endpoint.clone());
+        config.set_use_fips(ambient.sdk.use_fips());
+        config.set_use_dual_stack(ambient.sdk.use_dual_stack());
+        Ok(Session {
+            network: ambient.network,
+            deadline: ambient.deadline,
+            client: Client::from_conf(config.build()),
+            place: settings.place(&ambient.region),
+            region: ambient.region.to_string(),
+        })
+    }
+
     /// Runs requests on this thread.
     pub(super) fn run<T>(
         &self,
@@ -237,15 +97,4 @@ impl Session {
         .with_hint("Check that the endpoint is AWS KMS, and check proxies and load balancers on the way to it.")
         .transient()
     }
-}
-
-async fn in_time<T>(
-    deadline: Option<Instant>,
-    longest: Duration,
-    work: impl Future<Output = T>,
-) -> Option<T> {
-    let left = deadline
-        .map(|deadline| deadline.saturating_duration_since(Instant::now()).saturating_sub(MARGIN));
-    let time = left.map_or(longest, |left| left.min(longest));
-    tokio::time::timeout(time, work).await.ok()
 }

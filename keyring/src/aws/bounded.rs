@@ -15,7 +15,7 @@ use aws_smithy_types::byte_stream::ByteStream;
 use crate::net::{REPLY_LIMIT, too_long};
 
 /// Wraps `client`; reads at most [`REPLY_LIMIT`] bytes of a reply.
-pub(super) fn bounded(client: SharedHttpClient) -> SharedHttpClient {
+pub(crate) fn bounded(client: SharedHttpClient) -> SharedHttpClient {
     http_client_fn(move |settings: &HttpConnectorSettings, components: &RuntimeComponents| {
         SharedHttpConnector::new(Bounded(client.http_connector(settings, components)))
     })

@@ -13,7 +13,7 @@ use crate::net::{Cause, cause_of};
 use crate::options::printable;
 
 /// The source of credentials and the access key ID, which is public and in AWS's own logs.
-pub(super) fn describe(credentials: &Credentials) -> String {
+pub(crate) fn describe(credentials: &Credentials) -> String {
     let source = credentials
         .get_property::<Vec<AwsCredentialFeature>>()
         .and_then(|features| features.iter().find_map(source))
@@ -41,7 +41,7 @@ fn source(feature: &AwsCredentialFeature) -> Option<&'static str> {
 
 /// Why there are no credentials. `profile` is the one that the options name. Output of a process
 /// and lines of a file are not repeated.
-pub(super) fn no_credentials(error: &CredentialsError, profile: Option<&str>) -> Failure {
+pub(crate) fn no_credentials(error: &CredentialsError, profile: Option<&str>) -> Failure {
     let (message, detail, retry) = match error {
         CredentialsError::ProviderTimedOut(_) => (
             "could not get AWS credentials in time",

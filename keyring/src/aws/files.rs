@@ -15,7 +15,7 @@ use aws_runtime::env_config::file::{EnvConfigFileKind, EnvConfigFiles};
 use pagevault_keystore::protocol::ErrorClass;
 use zeroize::Zeroizing;
 
-use super::settings::Settings;
+use super::source::Source;
 use crate::failure::Failure;
 use crate::options::bad;
 use crate::trust::{FileKind, insecure, read};
@@ -30,13 +30,13 @@ const RESTRICTED: [(&str, &str); 2] = [
 /// files.
 const TOKENS: [&str; 2] = ["AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"];
 
-impl Settings {
+impl Source {
     /// The files with profiles.
     ///
     /// # Errors
     /// `insecure` if another user could have written one of them, or if it has a forbidden
     /// property.
-    pub(super) fn profile_files(&self) -> Result<EnvConfigFiles, Failure> {
+    pub(crate) fn profile_files(&self) -> Result<EnvConfigFiles, Failure> {
         for path in TOKENS.iter().filter_map(env::var_os).map(PathBuf::from) {
             check_token(&path)?;
         }
@@ -56,11 +56,13 @@ impl Settings {
     }
 
     /// Refuses a credentials file that other users can read or write, or that has a forbidden
-    /// property.
-    pub(super) fn check_credentials_file(&self) -> Result<(), Failure> {
-        self.credentials_file
-            .as_ref()
-            .map_or(Ok(()), |path| self.read_file(path, FileKind::Credentials).map(drop))
+    /// property. A missing file may be created later.
+    pub(crate) fn check_file(&self) -> Result<(), Failure> {
+        let path = self.credentials_file.as_ref();
+        match path.map(|path| self.read_file(path, FileKind::Credentials)) {
+            Some(Err(error)) if error.class != ErrorClass::Unreachable => Err(error),
+            _ => Ok(()),
+        }
     }
 
     /// A file that may be missing or unreadable: the SDK continues without it.

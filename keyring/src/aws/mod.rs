@@ -1,0 +1,16 @@
+//! The SDK of AWS without its defaults: credentials, from the environment, profiles, the container
+//! or the instance, and the HTTP client.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `source` | the options |
+//! | `files` | configuration and credentials files, and the properties forbidden in them |
+//! | `config` | region, credentials, HTTP client |
+//! | `bounded` | replies of limited size |
+//! | `credentials` | messages about credentials |
+
+pub(crate) mod bounded;
+pub(crate) mod config;
+pub(crate) mod credentials;
+mod files;
+pub(crate) mod source;
