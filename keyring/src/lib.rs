@@ -39,10 +39,19 @@
 //! | [`cli`] | the command line |
 
 #![forbid(unsafe_code)]
+#![cfg_attr(
+    not(feature = "default"),
+    allow(
+        dead_code,
+        unused_imports,
+        reason = "some parts are used by providers that are not built in"
+    )
+)]
 
 pub mod accept_restore;
 pub mod access;
 pub mod audit;
+#[cfg(feature = "aws_kms")]
 mod aws;
 mod bindir;
 pub mod check;
@@ -55,6 +64,7 @@ pub mod findings;
 pub mod harden;
 pub mod inspect;
 pub mod keyfile;
+#[cfg(feature = "network")]
 mod net;
 pub mod offline;
 pub mod options;

@@ -5,6 +5,7 @@ use crate::failure::Failure;
 use std::path::{Component, Path, PathBuf};
 
 use pagevault_keystore::protocol::ErrorClass;
+#[cfg(feature = "network")]
 use reqwest::Url;
 use serde_json::{Map, Value};
 
@@ -137,6 +138,7 @@ pub(crate) const INSECURE_HTTP: &str = "insecure_loopback_http";
 
 /// Accepts `https://host[:port]` as the value of `option`, and `http` to this machine if
 /// `allow_http` ([`INSECURE_HTTP`]) is set.
+#[cfg(feature = "network")]
 pub(crate) fn server_address(option: &str, text: &str, allow_http: bool) -> Result<Url, Failure> {
     let wrong = |detail: &str| {
         // The value is not repeated: it may contain a credential by mistake.
@@ -221,7 +223,7 @@ pub(crate) fn bad(message: impl Into<String>) -> Failure {
     Failure::new(ErrorClass::BadOptions, message)
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "network"))]
 mod tests {
     use super::*;
 

@@ -8,15 +8,19 @@ mod escrow;
 mod file;
 
 use std::ffi::OsString;
-use std::io;
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
+use crate::failure::{Failure, unprintable};
+#[cfg(feature = "pkcs11")]
 use crate::providers::pkcs11;
 use crate::visible::visible_lines;
-use crate::{accept_restore, exec, harden, inspect, program, restore_unsettled, serve, verify};
+use crate::{
+    accept_restore, exec, harden, inspect, program, providers, restore_unsettled, serve, verify,
+};
 
 /// Wraps and unwraps pagevault's keys with master keys, outside the server process.
 #[derive(Parser)]
@@ -115,7 +119,10 @@ enum Command {
         )]
         line: Vec<OsString>,
     },
+    /// List the kinds of providers, and whether they are built into this program
+    Providers,
     /// Used by providers of kind "pkcs11" to load the module of a token
+    #[cfg(feature = "pkcs11")]
     #[command(hide = true)]
     Pkcs11,
     /// Used by `serve` and `check` to run programs of the operator
@@ -153,6 +160,15 @@ pub fn command() -> clap::Command {
     Arguments::command()
 }
 
+/// Writes the kinds of providers, one a line.
+fn providers(out: &mut impl Write) -> Result<ExitCode, Failure> {
+    for (name, is_built_in) in providers::kinds() {
+        let state = if is_built_in { "built in" } else { "not built in" };
+        writeln!(out, "{name:<8} {state}").map_err(unprintable)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
 /// Runs the program.
 pub fn main() -> ExitCode {
     if let Err(error) = harden::harden() {
@@ -161,6 +177,7 @@ pub fn main() -> ExitCode {
     }
     let done = match Arguments::parse().command {
         Command::Serve => return serve::serve(),
+        #[cfg(feature = "pkcs11")]
         Command::Pkcs11 => return pkcs11::worker::serve(),
         Command::Run { program, arguments } => return program::supervise(&program, &arguments),
         Command::Escrow(escrow) => escrow.run(&mut io::stdout().lock()),
@@ -194,6 +211,7 @@ pub fn main() -> ExitCode {
             let run = |access| exec::exec(keystore.as_deref(), library.as_deref(), access, &line);
             Err(access.access().map_or_else(|error| error, run))
         }
+        Command::Providers => providers(&mut io::stdout().lock()),
         Command::CheckServer(check) => check.run(&mut io::stdout().lock()),
         Command::Check(check) => check.run(&mut io::stdout().lock()),
         Command::File(FileCommand::Create { path, key, data_directory }) => {

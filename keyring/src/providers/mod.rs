@@ -1,10 +1,14 @@
 //! The providers, one module each with the same parts: option names, constructor, [`Provider`]. A
 //! new kind is another module and another row in `KINDS`.
 
+#[cfg(feature = "aws_kms")]
 pub mod aws_kms;
+#[cfg(feature = "command")]
 pub mod command;
 pub mod file;
+#[cfg(feature = "pkcs11")]
 pub mod pkcs11;
+#[cfg(feature = "vault")]
 pub mod vault;
 
 use pagevault_keystore::protocol::ErrorClass;
@@ -27,12 +31,14 @@ type Constructor = fn(&Options<'_>, &Environment) -> Result<Box<dyn Provider>, F
 
 const KINDS: &[Kind] = &[
     Kind { name: "file", options: file::OPTIONS, credential_options: &[], build: file::build },
+    #[cfg(feature = "vault")]
     Kind {
         name: "vault",
         options: vault::OPTIONS,
         credential_options: vault::CREDENTIAL_OPTIONS,
         build: vault::build,
     },
+    #[cfg(feature = "aws_kms")]
     Kind {
         name: "aws_kms",
         options: aws_kms::OPTIONS,
@@ -40,6 +46,7 @@ const KINDS: &[Kind] = &[
         build: aws_kms::build,
     },
     // Its module is permitted separately, see `access`.
+    #[cfg(feature = "pkcs11")]
     Kind {
         name: "pkcs11",
         options: pkcs11::OPTIONS,
@@ -47,6 +54,7 @@ const KINDS: &[Kind] = &[
         build: pkcs11::build,
     },
     // Its programs are permitted separately, see `access`.
+    #[cfg(feature = "command")]
     Kind {
         name: "command",
         options: command::OPTIONS,
@@ -54,6 +62,25 @@ const KINDS: &[Kind] = &[
         build: command::build,
     },
 ];
+
+/// The names of all kinds, built in or not. Each but `file` is also a feature of this crate.
+const NAMES: [&str; 5] = ["file", "vault", "aws_kms", "pkcs11", "command"];
+
+/// All kinds by name, and whether they are built in.
+pub(crate) fn kinds() -> impl Iterator<Item = (&'static str, bool)> {
+    NAMES.iter().map(|name| (*name, KINDS.iter().any(|kind| kind.name == *name)))
+}
+
+/// The failure for something that this program was built without.
+pub(crate) fn not_built_in(what: &str, feature: &str) -> Failure {
+    Failure::new(ErrorClass::BadOptions, format!("{what} is not built in"))
+        .with_detail(format!(
+            "This pagevault-keyring was built without the Cargo feature \"{feature}\"."
+        ))
+        .with_hint(
+            "Use the program of pagevault's packages, which has all features, or build it with this one. \"pagevault-keyring providers\" shows what is built in.",
+        )
+}
 
 /// Those of the given options that decide which credentials are read, and where they are sent.
 pub(crate) fn credential_options(kind: &str, options: &Map<String, Value>) -> Vec<&'static str> {
@@ -65,19 +92,38 @@ pub(crate) fn credential_options(kind: &str, options: &Map<String, Value>) -> Ve
 /// Creates a provider of the given kind, without using network or keys.
 ///
 /// # Errors
-/// `bad_options` for an unknown kind, an unknown option or a value of the wrong form.
+/// `bad_options` for an unknown kind, one that is not built in, an unknown option or a value of the
+/// wrong form.
 pub fn build(
     kind: &str,
     options: &Map<String, Value>,
     environment: &Environment,
 ) -> Result<Box<dyn Provider>, Failure> {
     let Some(known) = KINDS.iter().find(|known| known.name == kind) else {
-        let names: Vec<&str> = KINDS.iter().map(|known| known.name).collect();
+        if NAMES.contains(&kind) {
+            return Err(not_built_in(&format!("provider kind \"{kind}\""), kind));
+        }
         return Err(Failure::new(
             ErrorClass::BadOptions,
             format!("unknown provider kind \"{}\"", printable(kind)),
         )
-        .with_hint(format!("Known kinds: {}.", names.join(", "))));
+        .with_hint(format!("Known kinds: {}.", NAMES.join(", "))));
     };
     (known.build)(&Options::new(known.name, options, known.options)?, environment)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_kind_is_built_in_or_said_to_be_missing() {
+        assert!(KINDS.iter().all(|kind| NAMES.contains(&kind.name)));
+        let environment = Environment { data_directory: None, deadline: None, programs: false };
+        for (name, is_built_in) in kinds() {
+            let error = build(name, &Map::new(), &environment).err().map(|error| error.message);
+            let is_missing = error.is_some_and(|message| message.ends_with("is not built in"));
+            assert_eq!(is_missing, !is_built_in, "{name}");
+        }
+    }
 }

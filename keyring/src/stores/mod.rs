@@ -8,6 +8,7 @@
 //! Not the keystore, because whoever puts back an older data directory would choose the store with
 //! it. A new kind is another module and another row in `KINDS`.
 
+#[cfg(feature = "command")]
 mod command;
 mod file;
 
@@ -24,6 +25,8 @@ use crate::keyfile::place::Place;
 use crate::options::{Options, absolute_path, bad, printable};
 use crate::provider::Environment;
 use crate::providers::file::outside;
+use crate::providers::not_built_in;
+#[cfg(feature = "vault")]
 use crate::providers::vault::kv;
 use crate::store::Store;
 use crate::trust::FileKind;
@@ -39,10 +42,15 @@ struct Kind {
 type Constructor = fn(&Options<'_>, &Environment) -> Result<Box<dyn Store>, Failure>;
 
 const KINDS: &[Kind] = &[
+    #[cfg(feature = "vault")]
     Kind { name: "vault", options: kv::OPTIONS, build: kv::build },
+    #[cfg(feature = "command")]
     Kind { name: "command", options: command::OPTIONS, build: command::build },
     Kind { name: "file", options: file::OPTIONS, build: file::build },
 ];
+
+/// The names of all kinds. Those with features of this crate may not be built in.
+const NAMES: [&str; 3] = ["vault", "command", "file"];
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -67,9 +75,11 @@ pub(crate) fn of_request(
 pub(crate) fn build(path: &Path, environment: &Environment) -> Result<Box<dyn Store>, Failure> {
     let Description { store, options } = read(path, environment)?;
     let Some(kind) = KINDS.iter().find(|kind| kind.name == store) else {
-        let names: Vec<&str> = KINDS.iter().map(|kind| kind.name).collect();
+        if NAMES.contains(&store.as_str()) {
+            return Err(not_built_in(&format!("store kind \"{store}\""), &store));
+        }
         return Err(bad(format!("unknown kind of store \"{}\"", printable(&store)))
-            .with_hint(format!("Known kinds: {}.", names.join(", "))));
+            .with_hint(format!("Known kinds: {}.", NAMES.join(", "))));
     };
     (kind.build)(&Options::of_store(kind.name, &options, kind.options)?, environment)
 }
