@@ -107,6 +107,20 @@ impl<'a> Options<'a> {
         }
     }
 
+    /// An array of strings, if given; each as [`text`](Options::text) requires.
+    pub fn texts(&self, name: &str) -> Result<Option<Vec<&'a str>>, Failure> {
+        let Some(value) = self.values.get(name) else { return Ok(None) };
+        let is_text = |text: &&str| {
+            !text.is_empty() && text.len() < 4096 && !text.chars().any(char::is_control)
+        };
+        let texts: Option<Vec<&str>> = value
+            .as_array()
+            .and_then(|values| values.iter().map(|value| value.as_str().filter(is_text)).collect());
+        texts.map(Some).ok_or_else(|| {
+            bad(format!("option \"{name}\" must be an array of strings without control characters"))
+        })
+    }
+
     /// A boolean; false if not given.
     pub fn flag(&self, name: &str) -> Result<bool, Failure> {
         match self.values.get(name) {

@@ -116,6 +116,14 @@ pub fn build(
 mod tests {
     use super::*;
 
+    #[cfg(feature = "vault")]
+    #[test]
+    fn every_option_with_a_destination_of_credentials_is_known_as_such() {
+        let options = serde_json::json!({"address": "", "addresses": [], "auth": {}, "mount": ""});
+        let named = credential_options("vault", options.as_object().unwrap());
+        assert_eq!(named, ["address", "addresses", "auth"]);
+    }
+
     #[test]
     fn each_kind_is_built_in_or_said_to_be_missing() {
         assert!(KINDS.iter().all(|kind| NAMES.contains(&kind.name)));

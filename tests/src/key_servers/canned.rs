@@ -2,6 +2,8 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -59,10 +61,18 @@ impl Canned {
     /// # Errors
     /// When no port is free.
     pub fn redirect(to: &str) -> Result<Canned> {
+        Canned::redirect_at(0, to)
+    }
+
+    /// The same at a given port.
+    ///
+    /// # Errors
+    /// When the port is not free.
+    pub fn redirect_at(port: u16, to: &str) -> Result<Canned> {
         let answer = format!(
             "HTTP/1.1 307 Canned\r\nlocation: {to}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
         );
-        Canned::start(move |_| Some(answer.clone()))
+        Canned::serve_at(port, move |_| Flow::Whole(answer.clone()))
     }
 
     /// Replies by action: HTTP status and JSON.
@@ -73,6 +83,18 @@ impl Canned {
         Canned::start(move |action| {
             let (status, body) = answers(action);
             Some(http(status, "application/x-amz-json-1.1", &body.to_string()))
+        })
+    }
+
+    /// Passes each request to the server at a Unix socket, with one more header.
+    ///
+    /// # Errors
+    /// When no port is free.
+    pub fn pass_on(socket: &Path, header: &str) -> Result<Canned> {
+        let (socket, header) = (socket.to_owned(), header.to_owned());
+        Canned::serve(move |asked| match exchange(&socket, &header, asked) {
+            Ok(answer) => Flow::Whole(answer),
+            Err(error) => Flow::Whole(http(502, "text/plain", &error.to_string())),
         })
     }
 
@@ -133,7 +155,11 @@ impl Canned {
     }
 
     fn serve(answer: impl Fn(&Request) -> Flow + Send + 'static) -> Result<Canned> {
-        let listener = TcpListener::bind("127.0.0.1:0")?;
+        Canned::serve_at(0, answer)
+    }
+
+    fn serve_at(port: u16, answer: impl Fn(&Request) -> Flow + Send + 'static) -> Result<Canned> {
+        let listener = TcpListener::bind(("127.0.0.1", port))?;
         let endpoint = format!("http://{}", listener.local_addr()?);
         let seen = Arc::new(Mutex::new(Vec::new()));
         let (asked, sent) = (Arc::clone(&seen), Arc::new(AtomicU64::new(0)));
@@ -192,6 +218,24 @@ fn http(status: u16, kind: &str, body: &str) -> String {
         "HTTP/1.1 {status} Canned\r\ncontent-type: {kind}\r\ncontent-length: {length}\r\n\
          x-amzn-requestid: canned-1\r\nconnection: close\r\n\r\n{body}"
     )
+}
+
+/// The reply of the server at `socket` to a request with one more header.
+fn exchange(socket: &Path, header: &str, asked: &Request) -> std::io::Result<String> {
+    let mut stream = UnixStream::connect(socket)?;
+    let body = if asked.body.is_null() { String::new() } else { asked.body.to_string() };
+    let kept = asked.head.lines().filter(|line| {
+        let line = line.to_ascii_lowercase();
+        !line.is_empty() && !line.starts_with("content-length:") && !line.starts_with("connection:")
+    });
+    let head: String = kept.map(|line| format!("{line}\r\n")).collect();
+    let length = body.len();
+    let asked =
+        format!("{head}{header}\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}");
+    stream.write_all(asked.as_bytes())?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    Ok(answer)
 }
 
 /// Reads a request with its body.

@@ -351,6 +351,14 @@ impl Vault {
         self.unseal()
     }
 
+    /// Starts the server again, sealed.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub fn restart_sealed(&mut self) -> Result<()> {
+        self.run_server()
+    }
+
     /// Limits Transit to one request a minute, until [`Vault::allow_requests`].
     ///
     /// # Errors

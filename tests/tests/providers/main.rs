@@ -15,6 +15,7 @@ mod routes;
 mod serving;
 mod several;
 mod vault;
+mod vault_cluster;
 
 use std::process::ExitCode;
 
@@ -36,6 +37,7 @@ fn main() -> ExitCode {
         anchor::tests(),
         aws_kms::tests(),
         vault::tests(),
+        vault_cluster::tests(),
         serving::tests(),
         outages::tests(),
         proxies::tests(),

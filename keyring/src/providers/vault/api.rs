@@ -5,13 +5,17 @@
 //! requests itself, because the crate's client reads replies of any size, and takes settings from
 //! the environment.
 
+use std::rc::Rc;
+
 use reqwest::Url;
+use reqwest::header::LOCATION;
 use rustify::Endpoint;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use vaultrs::api::{AuthInfo, EndpointMiddleware, EndpointResult};
 use zeroize::Zeroizing;
 
+use super::nodes::Nodes;
 use crate::net::{Cause, Unread, cause_of, read_reply};
 
 /// Why a request has no result.
@@ -24,8 +28,12 @@ pub(super) enum NoAnswer {
     Foreign(u16),
     /// The reply is larger than any of Vault's.
     TooLong,
+    /// No connection was established, so nothing was sent.
+    Unconnected(Cause),
     /// There was no reply.
     Lost(Cause),
+    /// A redirection, with its destination if that is a URL.
+    Redirected { status: u16, location: Option<Url> },
     /// The request could not be built.
     Unsent,
 }
@@ -40,16 +48,16 @@ struct Errors {
 /// A client of Vault.
 pub(super) struct Api {
     http: reqwest::Client,
-    base: String,
+    nodes: Rc<Nodes>,
     middle: EndpointMiddleware,
 }
 
 impl Api {
     /// A client without a token.
-    pub(super) fn new(http: reqwest::Client, address: &Url, namespace: Option<String>) -> Api {
+    pub(super) fn new(http: reqwest::Client, nodes: Rc<Nodes>, namespace: Option<String>) -> Api {
         let (token, version) = (String::new(), "v1".to_owned());
         let middle = EndpointMiddleware { token, version, wrap: None, namespace };
-        Api { http, base: address.to_string(), middle }
+        Api { http, nodes, middle }
     }
 
     /// Sets the token of further requests.
@@ -80,13 +88,33 @@ impl Api {
         self.send(endpoint).await.map(drop)
     }
 
-    /// Status and body of a successful reply.
+    /// Status and body of a successful reply, of the first server that serves.
     async fn send<E: Endpoint>(&self, endpoint: E) -> Result<(u16, Zeroizing<Vec<u8>>), NoAnswer> {
-        let request = endpoint.with_middleware(&self.middle).request(&self.base);
-        let request = request.map_err(|_| NoAnswer::Unsent)?;
-        let request = reqwest::Request::try_from(request).map_err(|_| NoAnswer::Unsent)?;
+        let endpoint = endpoint.with_middleware(&self.middle);
+        let mut round = self.nodes.round();
+        loop {
+            let request = endpoint.request(self.nodes.url().as_str());
+            let request = request.map_err(|_| NoAnswer::Unsent)?;
+            let request = reqwest::Request::try_from(request).map_err(|_| NoAnswer::Unsent)?;
+            match self.exchange(request).await {
+                Err(error) if self.nodes.advance(&mut round, &error) => {}
+                answered => return answered,
+            }
+        }
+    }
+
+    /// Sends a request to one server.
+    async fn exchange(
+        &self,
+        request: reqwest::Request,
+    ) -> Result<(u16, Zeroizing<Vec<u8>>), NoAnswer> {
         let response = self.http.execute(request).await.map_err(lost)?;
         let status = response.status();
+        if status.is_redirection() {
+            let location = response.headers().get(LOCATION).and_then(|value| value.to_str().ok());
+            let location = location.and_then(|location| Url::parse(location).ok());
+            return Err(NoAnswer::Redirected { status: status.as_u16(), location });
+        }
         let body = read_reply(response).await.map_err(|unread| match unread {
             Unread::Lost(error) => lost(error),
             Unread::TooLong => NoAnswer::TooLong,
@@ -105,7 +133,8 @@ pub(super) fn built<E, F>(built: Result<E, F>) -> Result<E, NoAnswer> {
 }
 
 fn lost(error: reqwest::Error) -> NoAnswer {
-    NoAnswer::Lost(cause_of(&error))
+    let cause = cause_of(&error);
+    if error.is_connect() { NoAnswer::Unconnected(cause) } else { NoAnswer::Lost(cause) }
 }
 
 fn parse<T: DeserializeOwned>(status: u16, body: &[u8]) -> Result<T, NoAnswer> {

@@ -86,6 +86,19 @@ pub(super) fn is_overtaken(error: &NoAnswer) -> bool {
         if is_said(says, "check-and-set parameter did not match the current version"))
 }
 
+/// True if the server has certainly not processed the request, and another of its cluster may.
+pub(super) fn is_unserved(error: &NoAnswer) -> bool {
+    match error {
+        NoAnswer::Unconnected(_) | NoAnswer::Redirected { .. } => true,
+        NoAnswer::Refused { status, says } => !is_active(says) || is_sealed(*status, says),
+        _ => false,
+    }
+}
+
+fn is_sealed(status: u16, says: &[String]) -> bool {
+    status == 503 && says.iter().any(|said| said.contains("sealed"))
+}
+
 /// True if Vault says that the token is unknown or has no permission.
 pub(super) fn is_denial(error: &NoAnswer) -> bool {
     matches!(error, NoAnswer::Refused { status, says }
@@ -216,10 +229,24 @@ fn missing(server: &Server, text: &str) -> Failure {
 
 /// A failure that says nothing about the key.
 pub(super) fn of_outage(error: NoAnswer, server: &Server) -> Failure {
+    let others = server.nodes.count() - 1;
+    let tried = others > 0 && is_unserved(&error);
+    let failure = of_one(error, server);
+    if !tried {
+        return failure;
+    }
+    let detail = format!(
+        "{} The other addresses ({others}) in the option \"addresses\" were tried too.",
+        failure.detail()
+    );
+    failure.with_detail(detail)
+}
+
+fn of_one(error: NoAnswer, server: &Server) -> Failure {
     let place = server.shown();
     let outage = |message: String| Failure::new(ErrorClass::Unreachable, message);
     match error {
-        NoAnswer::Lost(cause) => cause.about(place),
+        NoAnswer::Lost(cause) | NoAnswer::Unconnected(cause) => cause.about(place),
         NoAnswer::TooLong => outage(format!("reply from {place} is too large"))
             .with_detail(format!("The reply has more than {REPLY_LIMIT} bytes."))
             .with_hint("Check that the address is that of Vault or OpenBao."),
@@ -228,11 +255,14 @@ pub(super) fn of_outage(error: NoAnswer, server: &Server) -> Failure {
             format!("could not build a request to {place}"),
         )
         .with_hint("Check the provider's options."),
-        NoAnswer::Foreign(status @ 300..=399)
-        | NoAnswer::Refused { status: status @ 300..=399, .. } => {
+        NoAnswer::Redirected { status, location } => {
+            let to = location.map(|location| location.origin().ascii_serialization());
+            let to = to.map_or(String::new(), |to| format!(" to {}", printable(&to)));
             outage(format!("{place} redirects to another address"))
-                .with_detail(format!("The HTTP status is {status}."))
-                .with_hint("Use the address of the active server or of the load balancer.")
+                .with_detail(format!(
+                    "The HTTP status is {status}. Redirections{to} are not followed, because credentials would be sent there."
+                ))
+                .with_hint("Use the address of the load balancer, or give the addresses of all servers of the cluster in the option \"addresses\".")
                 // During a change of leaders a server may redirect that would forward the request a
                 // moment later.
                 .transient()
@@ -251,11 +281,7 @@ pub(super) fn of_outage(error: NoAnswer, server: &Server) -> Failure {
                 .with_hint("Check that the address is that of Vault or OpenBao, and check proxies and load balancers on the way to it.")
                 .transient()
         }
-        NoAnswer::Refused { status: 503, says }
-            if says.iter().any(|said| said.contains("sealed")) =>
-        {
-            sealed(server)
-        }
+        NoAnswer::Refused { status, says } if is_sealed(status, &says) => sealed(server),
         NoAnswer::Refused { status, says } if !is_active(&says) => {
             outage(format!("{place} is not active"))
                 .with_detail(format!("The HTTP status is {status}. {}", shown(&says)))

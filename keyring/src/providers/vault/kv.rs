@@ -21,7 +21,7 @@ use crate::store::{Store, StoredNote, Written};
 
 /// Names of all options.
 pub(crate) const OPTIONS: &[&str] =
-    &["address", INSECURE_HTTP, "mount", "path", "namespace", "ca_file", "auth"];
+    &["address", "addresses", INSECURE_HTTP, "mount", "path", "namespace", "ca_file", "auth"];
 
 /// The field of the secret.
 const FIELD: &str = "note";

@@ -4,6 +4,7 @@
 //! | option | meaning |
 //! |---|---|
 //! | `address` | `https://host:port`, or `unix:///path` of a socket of root or the server's user |
+//! | `addresses` | instead of it: `https` addresses of all servers of a cluster |
 //! | `insecure_loopback_http` | accept `http` to this machine, where any user can listen; tests |
 //! | `mount` | mount path of the Transit engine; `transit` if not given |
 //! | `namespace` | in Vault Enterprise or OpenBao |
@@ -23,7 +24,10 @@ mod api;
 mod auth;
 mod failure;
 pub(crate) mod kv;
+mod nodes;
 mod session;
+
+use std::rc::Rc;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -36,16 +40,18 @@ use zeroize::Zeroizing;
 
 use self::api::built;
 use self::auth::Auth;
+use self::nodes::Nodes;
 use self::session::{Server, Session};
 use crate::failure::Failure;
 use crate::findings::Findings;
-use crate::options::{INSECURE_HTTP, Options, absolute_path, bad, printable, server_address};
+use crate::options::{INSECURE_HTTP, Options, bad, printable};
 use crate::provider::{Environment, KeyInfo, Provider, Unwrapped, Wrapped};
 
 /// Names of all options.
-pub const OPTIONS: &[&str] = &["address", INSECURE_HTTP, "mount", "namespace", "ca_file", "auth"];
+pub const OPTIONS: &[&str] =
+    &["address", "addresses", INSECURE_HTTP, "mount", "namespace", "ca_file", "auth"];
 /// Options that decide which credentials are read, and where they are sent.
-pub(super) const CREDENTIAL_OPTIONS: &[&str] = &["address", INSECURE_HTTP, "auth"];
+pub(super) const CREDENTIAL_OPTIONS: &[&str] = &["address", "addresses", INSECURE_HTTP, "auth"];
 
 struct Vault {
     mount: String,
@@ -63,16 +69,8 @@ pub fn build(
 
 /// The session that options describe.
 fn session(options: &Options<'_>, environment: &Environment) -> Result<Session, Failure> {
-    let (address, allow_http) = (options.required_text("address")?, options.flag(INSECURE_HTTP)?);
-    let socket = address.strip_prefix("unix://").map(absolute_path).transpose()?;
     let server = Server {
-        address: match &socket {
-            // For the Host header of requests.
-            Some(_) => server_address("address", "http://localhost", true)?,
-            None => server_address("address", address, allow_http)?,
-        },
-        shown: address.trim_end_matches('/').to_owned(),
-        socket,
+        nodes: Rc::new(Nodes::from_options(options)?),
         namespace: options.text("namespace")?.map(header_text).transpose()?,
         ca_file: options.optional_path("ca_file")?,
     };

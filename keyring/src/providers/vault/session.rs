@@ -2,10 +2,10 @@
 
 use std::cell::OnceCell;
 use std::path::PathBuf;
+use std::rc::Rc;
 use std::time::Instant;
 
 use pagevault_keystore::protocol::ErrorClass;
-use reqwest::Url;
 use reqwest::redirect::Policy;
 use serde::Deserialize;
 use vaultrs::api::token::requests::{
@@ -16,31 +16,29 @@ use vaultrs::api::token::responses::LookupTokenResponse;
 use super::api::{Api, NoAnswer, built};
 use super::auth::Auth;
 use super::failure::{self, Known};
+use super::nodes::Nodes;
 use crate::failure::Failure;
 use crate::findings::Findings;
 use crate::net::{
     CONNECT_TIME, Network, REQUEST_TIME, Trust, Unread, cause_of, client_config, read_reply, socket,
 };
 
-/// Address and trusted authorities of Vault.
+/// Addresses and trusted authorities of Vault.
 pub(super) struct Server {
-    pub(super) address: Url,
-    /// The Unix socket to connect to.
-    pub(super) socket: Option<PathBuf>,
-    /// The address in messages.
-    pub(super) shown: String,
+    pub(super) nodes: Rc<Nodes>,
     pub(super) namespace: Option<String>,
     pub(super) ca_file: Option<PathBuf>,
 }
 
 impl Server {
+    /// The current address, for messages.
     pub(super) fn shown(&self) -> &str {
-        &self.shown
+        self.nodes.shown()
     }
 
     /// A warning about an unprotected connection.
     fn warning(&self) -> &'static str {
-        match (self.address.scheme(), &self.socket) {
+        match (self.nodes.url().scheme(), self.nodes.socket()) {
             ("http", None) => "; UNENCRYPTED, and the server is not authenticated",
             _ => "",
         }
@@ -150,11 +148,11 @@ impl Session {
         Trust { ca_file: self.server.ca_file.clone(), identity: self.auth.identity() }
     }
 
-    /// An HTTP client. It takes nothing from the environment and follows no redirects, which would
-    /// carry the token to another address.
+    /// An HTTP client. It takes nothing from the environment and follows no redirections by itself,
+    /// which would carry the token to any address: see `nodes`.
     fn http(&self) -> Result<reqwest::Client, Failure> {
         let mut builder = reqwest::Client::builder();
-        if let Some(path) = &self.server.socket {
+        if let Some(path) = self.server.nodes.socket() {
             builder = builder.unix_socket(socket::trusted(path)?);
         }
         builder
@@ -167,13 +165,19 @@ impl Session {
             .map_err(|_| Failure::new(ErrorClass::Internal, "could not make an HTTP client"))
     }
 
+    /// A client that has not logged in.
+    fn client(&self) -> Result<Api, Failure> {
+        let nodes = Rc::clone(&self.server.nodes);
+        Ok(Api::new(self.http()?, nodes, self.server.namespace.clone()))
+    }
+
     /// The client, logged in.
     fn api(&self) -> Result<&Api, Failure> {
         if let Some(api) = self.api.get() {
             return Ok(api);
         }
         let credentials = self.auth.read()?;
-        let mut api = Api::new(self.http()?, &self.server.address, self.server.namespace.clone());
+        let mut api = self.client()?;
         self.network.run(async {
             let token = self.auth.token(&api, &credentials).await;
             let token = token.map_err(|e| failure::of_login(e, &self.server, &self.auth))?;
@@ -188,15 +192,19 @@ impl Session {
 
     /// Examines the connection, the server's state and the credentials.
     pub(super) fn examine(&self, findings: &mut Findings) -> Option<()> {
-        let health =
-            findings.note("the server is reachable and trusted", self.health(), |health| {
+        let (health, _) = findings.note(
+            "the server is reachable and trusted",
+            self.health(),
+            |(health, away)| {
                 let (shown, warning) = (self.server.shown(), self.server.warning());
-                format!("{shown} answers, version {}{warning}", health.version)
-            })?;
-        let open = match (health.initialized, health.sealed) {
-            (true, false) => Ok(()),
-            _ => Err(failure::sealed(&self.server)),
-        };
+                let away = match away.as_slice() {
+                    [] => String::new(),
+                    away => format!("; not in service: {}", away.join(", ")),
+                };
+                format!("{shown} answers, version {}{warning}{away}", health.version)
+            },
+        )?;
+        let open = if health.is_open() { Ok(()) } else { Err(failure::sealed(&self.server)) };
         findings.note("the server is unsealed", open, |()| "yes".to_owned())?;
         findings.note("the credentials can be read", self.auth.read(), |_| {
             format!("for {}", self.auth.shown())
@@ -219,11 +227,25 @@ impl Session {
         })
     }
 
-    /// Vault's health information. Not requested through the crate's types, which require fields
-    /// that OpenBao does not send.
-    fn health(&self) -> Result<Health, Failure> {
+    /// The health of the first server that answers and is unsealed, which becomes the current one;
+    /// or else of the last. With it the addresses of those that do not serve.
+    fn health(&self) -> Result<(Health, Vec<String>), Failure> {
         let http = self.http()?;
-        let url = format!("{}v1/sys/health", self.server.address);
+        let mut away = Vec::new();
+        for left in (0..self.server.nodes.count()).rev() {
+            let health = self.health_of(&http);
+            if left == 0 || health.as_ref().is_ok_and(Health::is_open) {
+                return health.map(|health| (health, away));
+            }
+            away.push(self.server.shown().to_owned());
+            self.server.nodes.next();
+        }
+        Err(Failure::new(ErrorClass::Internal, "no address"))
+    }
+
+    /// Not requested through the crate's types, which require fields that OpenBao does not send.
+    fn health_of(&self, http: &reqwest::Client) -> Result<Health, Failure> {
+        let url = format!("{}v1/sys/health", self.server.nodes.url());
         self.network.run(async {
             let unreached = |error: reqwest::Error| cause_of(&error).about(self.server.shown());
             let answer = http.get(url).send().await.map_err(unreached)?;
@@ -244,6 +266,12 @@ struct Health {
     sealed: bool,
     #[serde(default)]
     version: String,
+}
+
+impl Health {
+    fn is_open(&self) -> bool {
+        self.initialized && !self.sealed
+    }
 }
 
 fn describe_token(ttl: u64, renewable: Option<bool>, policies: &[String]) -> String {
