@@ -11,7 +11,7 @@
 //! | [`store`] | the interface of all stores of notes |
 //! | `stores` | one module per store of notes, and reading the file that describes one |
 //! | [`options`] | reading a provider's options; unknown names are refused |
-//! | `aws` | credentials of AWS, and its HTTP client |
+//! | `aws` | credentials of AWS, for its KMS and for logging in to Vault |
 //! | `net` | TLS, deadlines and causes of failures, for providers that use the network |
 //! | [`mod@retry`] | repeating failed operations until the deadline, for all providers |
 //! | [`mod@serve`] | one request, one reply, within the deadline even if a provider hangs |

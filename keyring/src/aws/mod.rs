@@ -1,5 +1,6 @@
 //! The SDK of AWS without its defaults: credentials, from the environment, profiles, the container
-//! or the instance, and the HTTP client.
+//! or the instance, and the HTTP client. For the provider `aws_kms`, and for the login to Vault as
+//! a principal of AWS.
 //!
 //! | file | subject |
 //! |---|---|

@@ -16,6 +16,7 @@ mod serving;
 mod several;
 mod vault;
 mod vault_cluster;
+mod vault_logins;
 
 use std::process::ExitCode;
 
@@ -38,6 +39,7 @@ fn main() -> ExitCode {
         aws_kms::tests(),
         vault::tests(),
         vault_cluster::tests(),
+        vault_logins::tests(),
         serving::tests(),
         outages::tests(),
         proxies::tests(),

@@ -102,27 +102,6 @@ fn each_way_to_log_in() -> Result<()> {
     works(vault.token("token", &token)?)?;
     fails(vault.token("no-token", "hvs.nobody")?)?;
 
-    // Kubernetes issues signed tokens. Vault's JWT method verifies such a token with the public key
-    // of the issuer. Its login is the same as that of the Kubernetes method, which would need a
-    // whole Kubernetes.
-    let (public, jwt) = service_account()?;
-    let key = vault.write("signer.pem", &public, 0o644)?;
-    vault.cli(&["auth", "enable", "-path=kubernetes", "jwt"])?;
-    let keys = format!("jwt_validation_pubkeys=@{}", key.display());
-    vault.cli(&["write", "auth/kubernetes/config", &keys])?;
-    vault.cli(&[
-        "write",
-        "auth/kubernetes/role/postgres",
-        "role_type=jwt",
-        "bound_audiences=vault",
-        "user_claim=sub",
-        "token_policies=db-kek",
-    ])?;
-    let file = vault.write("jwt", &jwt, 0o644)?;
-    let auth = |role: &str| json!({"kubernetes": {"role": role, "jwt_file": file}});
-    works(vault.options(auth("postgres")))?;
-    fails(vault.options(auth("nobody")))?;
-
     let (certificate, key) = vault.client_certificate("postgres")?;
     let cert_file = vault.write("client.pem", &certificate, 0o644)?;
     let key_file = vault.write("client.key", &key, 0o600)?;
@@ -144,30 +123,6 @@ fn each_way_to_log_in() -> Result<()> {
     let key_file = vault.write("stranger.key", &key, 0o600)?;
     fails(auth(&cert_file, &key_file))?;
     Ok(())
-}
-
-/// A public key, and a service account token signed with its private key.
-fn service_account() -> Result<(String, String)> {
-    use base64::Engine;
-    use base64::engine::general_purpose::URL_SAFE_NO_PAD as BASE64;
-    use openssl::bn::BigNumRef;
-    use openssl::ec::{EcGroup, EcKey};
-    use openssl::ecdsa::EcdsaSig;
-    use openssl::hash::{MessageDigest, hash};
-    use openssl::nid::Nid;
-
-    let key = EcKey::generate(EcGroup::from_curve_name(Nid::X9_62_PRIME256V1)?.as_ref())?;
-    let public = String::from_utf8(key.public_key_to_pem()?)?;
-    let part = |value: Value| BASE64.encode(value.to_string());
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_secs();
-    let claims = json!({"sub": "system:serviceaccount:db:postgres", "aud": "vault",
-        "iat": now, "nbf": now, "exp": now + 3600});
-    let signed = format!("{}.{}", part(json!({"alg": "ES256", "typ": "JWT"})), part(claims));
-    let digest = hash(MessageDigest::sha256(), signed.as_bytes())?;
-    let signature = EcdsaSig::sign(&digest, &key)?;
-    let number = |n: &BigNumRef| n.to_vec_padded(32);
-    let raw = [number(signature.r())?, number(signature.s())?].concat();
-    Ok((public, format!("{signed}.{}", BASE64.encode(raw))))
 }
 
 /// For a Unix socket the kernel identifies the listening process; on a local port any user may

@@ -4,20 +4,26 @@
 //! {"token_file": "/run/vault/token"}
 //! {"approle": {"role_id_file": "...", "secret_id_file": "...", "mount": "approle"}}
 //! {"kubernetes": {"role": "postgres", "jwt_file": "...", "mount": "kubernetes"}}
+//! {"jwt": {"role": "postgres", "jwt_file": "...", "mount": "jwt"}}
+//! {"aws": {"role": "postgres", "server_id": "vault.example.com", "mount": "aws"}}
 //! {"cert": {"cert_file": "...", "key_file": "...", "name": "postgres", "mount": "cert"}}
 //! ```
 
 use std::path::{Path, PathBuf};
 
+use pagevault_keystore::protocol::ErrorClass;
 use serde_json::{Map, Value};
 use vaultrs::api::auth::approle::requests::LoginWithApproleRequest;
 use vaultrs::api::auth::cert::requests::LoginRequest;
-use vaultrs::api::auth::kubernetes::requests::LoginWithKubernetesRequest;
+use vaultrs::api::auth::oidc::requests::JWTLoginRequest;
 use zeroize::Zeroizing;
 
 use super::api::{Api, NoAnswer, built};
+#[cfg(feature = "aws_kms")]
+use super::aws_login::{AwsLogin, SignedRequest};
 use crate::failure::Failure;
 use crate::options::{Options, bad};
+use crate::provider::Environment;
 use crate::trust::{FileKind, read};
 
 /// The file in which Kubernetes puts the token of a container's service account.
@@ -32,11 +38,16 @@ pub(super) enum Auth {
         role_id_file: PathBuf,
         secret_id_file: PathBuf,
     },
-    Kubernetes {
+    /// A signed token: of the service account (`kubernetes`), or of another issuer (`jwt`).
+    Jwt {
         mount: String,
         role: String,
         jwt_file: PathBuf,
+        is_kubernetes: bool,
     },
+    /// As a principal of AWS.
+    #[cfg(feature = "aws_kms")]
+    Aws(AwsLogin),
     Cert {
         mount: String,
         name: String,
@@ -48,15 +59,24 @@ pub(super) enum Auth {
 /// The content of the files of [`Auth`].
 pub(super) enum Credentials {
     Token(Zeroizing<String>),
-    AppRole { role_id: Zeroizing<String>, secret_id: Zeroizing<String> },
-    Kubernetes { jwt: Zeroizing<String> },
+    AppRole {
+        role_id: Zeroizing<String>,
+        secret_id: Zeroizing<String>,
+    },
+    Jwt(Zeroizing<String>),
+    #[cfg(feature = "aws_kms")]
+    Aws(SignedRequest),
     Cert,
 }
 
 impl Auth {
-    pub(super) fn from_options(auth: Option<&Map<String, Value>>) -> Result<Auth, Failure> {
-        const METHODS: &[&str] = &["token_file", "approle", "kubernetes", "cert"];
-        let hint = "Specify one of \"token_file\", \"approle\", \"kubernetes\", \"cert\".";
+    /// From the option `auth`.
+    pub(super) fn from_options(
+        auth: Option<&Map<String, Value>>,
+        environment: &Environment,
+    ) -> Result<Auth, Failure> {
+        const METHODS: &[&str] = &["token_file", "approle", "kubernetes", "jwt", "aws", "cert"];
+        let hint = "Specify one of \"token_file\", \"approle\", \"kubernetes\", \"jwt\", \"aws\", \"cert\".";
         let empty = Map::new();
         let auth = auth.unwrap_or(&empty);
         let options = Options::new("vault", auth, METHODS)?;
@@ -79,11 +99,24 @@ impl Auth {
         if let Some(values) = options.object("kubernetes")? {
             let options = Options::new("vault", values, &["role", "jwt_file", "mount"])?;
             let jwt_file = options.optional_path("jwt_file")?;
-            return Ok(Auth::Kubernetes {
+            return Ok(Auth::Jwt {
                 mount: mount(&options, "kubernetes")?,
                 role: options.required_text("role")?.to_owned(),
                 jwt_file: jwt_file.unwrap_or_else(|| SERVICE_ACCOUNT.into()),
+                is_kubernetes: true,
             });
+        }
+        if let Some(values) = options.object("jwt")? {
+            let options = Options::new("vault", values, &["role", "jwt_file", "mount"])?;
+            return Ok(Auth::Jwt {
+                mount: mount(&options, "jwt")?,
+                role: options.required_text("role")?.to_owned(),
+                jwt_file: options.absolute_path("jwt_file")?,
+                is_kubernetes: false,
+            });
+        }
+        if let Some(values) = options.object("aws")? {
+            return aws(values, environment);
         }
         let values = options.object("cert")?.ok_or_else(|| bad("invalid option \"auth\""))?;
         let options = Options::new("vault", values, &["cert_file", "key_file", "name", "mount"])?;
@@ -109,9 +142,14 @@ impl Auth {
         match self {
             Auth::TokenFile(file) => format!("the token in {}", path(file)),
             Auth::AppRole { mount, .. } => format!("AppRole at auth/{mount}"),
-            Auth::Kubernetes { mount, role, .. } => {
+            Auth::Jwt { mount, role, is_kubernetes: true, .. } => {
                 format!("Kubernetes role \"{role}\" at auth/{mount}")
             }
+            Auth::Jwt { mount, role, jwt_file, .. } => {
+                format!("the JWT in {} for role \"{role}\" at auth/{mount}", path(jwt_file))
+            }
+            #[cfg(feature = "aws_kms")]
+            Auth::Aws(login) => login.shown(),
             Auth::Cert { mount, cert_file, .. } => {
                 format!("certificate {} at auth/{mount}", path(cert_file))
             }
@@ -126,11 +164,43 @@ impl Auth {
                 role_id: read::read(role_id_file, FileKind::Trusted)?,
                 secret_id: read::read(secret_id_file, FileKind::Credentials)?,
             },
-            Auth::Kubernetes { jwt_file, .. } => {
-                Credentials::Kubernetes { jwt: read::read(jwt_file, FileKind::ServiceAccount)? }
+            Auth::Jwt { jwt_file, is_kubernetes, .. } => {
+                let kind =
+                    if *is_kubernetes { FileKind::ServiceAccount } else { FileKind::Credentials };
+                Credentials::Jwt(read::read(jwt_file, kind)?)
             }
+            #[cfg(feature = "aws_kms")]
+            Auth::Aws(login) => Credentials::Aws(login.sign()?),
             Auth::Cert { .. } => Credentials::Cert,
         })
+    }
+
+    /// Refuses files that cannot work, without using the network. A missing file may be created
+    /// later.
+    pub(super) fn check_files(&self) -> Result<(), Failure> {
+        let read = match self {
+            #[cfg(feature = "aws_kms")]
+            Auth::Aws(login) => login.check_file(),
+            _ => self.read().map(drop),
+        };
+        match read {
+            Err(error) if error.class == ErrorClass::Unreachable => Ok(()),
+            read => read,
+        }
+    }
+
+    /// What to examine if Vault does not accept the login.
+    pub(super) fn advice(&self) -> &'static str {
+        match self {
+            Auth::Jwt { .. } => {
+                "It may have expired. Renew it, or compare its audience, issuer and claims with what the role requires."
+            }
+            #[cfg(feature = "aws_kms")]
+            Auth::Aws(_) => AwsLogin::ADVICE,
+            _ => {
+                "It may have expired or been revoked. Renew it; nothing needs to be changed in PostgreSQL."
+            }
+        }
     }
 
     /// The token: the credentials themselves, or the one that Vault returns for them.
@@ -146,11 +216,13 @@ impl Auth {
                 request.mount(mount).role_id(role_id.as_str()).secret_id(secret_id.as_str());
                 api.log_in(built(request.build())?).await
             }
-            (Auth::Kubernetes { mount, role, .. }, Credentials::Kubernetes { jwt }) => {
-                let mut request = LoginWithKubernetesRequest::builder();
+            (Auth::Jwt { mount, role, .. }, Credentials::Jwt(jwt)) => {
+                let mut request = JWTLoginRequest::builder();
                 request.mount(mount).role(role).jwt(jwt.as_str());
                 api.log_in(built(request.build())?).await
             }
+            #[cfg(feature = "aws_kms")]
+            (Auth::Aws(login), Credentials::Aws(signed)) => login.token(api, signed).await,
             (Auth::Cert { mount, name, .. }, Credentials::Cert) => {
                 let mut request = LoginRequest::builder();
                 request.mount(mount).cert_name(name);
@@ -166,6 +238,17 @@ impl Auth {
     }
 }
 
+#[cfg(feature = "aws_kms")]
+fn aws(values: &Map<String, Value>, environment: &Environment) -> Result<Auth, Failure> {
+    let options = Options::new("vault", values, AwsLogin::OPTIONS)?;
+    AwsLogin::read(&options, mount(&options, "aws")?, environment).map(Auth::Aws)
+}
+
+#[cfg(not(feature = "aws_kms"))]
+fn aws(_: &Map<String, Value>, _: &Environment) -> Result<Auth, Failure> {
+    Err(crate::providers::not_built_in("login \"aws\" to Vault", "aws_kms"))
+}
+
 fn mount(options: &Options<'_>, default: &str) -> Result<String, Failure> {
     super::path("mount", options.text("mount")?.unwrap_or(default))
 }
@@ -176,7 +259,8 @@ mod tests {
     use serde_json::json;
 
     fn parse(auth: Value) -> Result<Auth, Failure> {
-        Auth::from_options(auth.as_object())
+        let environment = Environment { data_directory: None, deadline: None, programs: false };
+        Auth::from_options(auth.as_object(), &environment)
     }
 
     #[test]
@@ -186,6 +270,10 @@ mod tests {
             json!({"approle":
                 {"role_id_file": "/r", "secret_id_file": "/s", "mount": "team/approle"}}),
             json!({"kubernetes": {"role": "db"}}),
+            json!({"jwt": {"role": "db", "jwt_file": "/j"}}),
+            json!({"aws": {"role": "db"}}),
+            json!({"aws": {"role": "db", "server_id": "vault.example.com", "region": "eu-central-1",
+                "profile": "db", "credentials_file": "/c", "mount": "team/aws"}}),
             json!({"cert": {"cert_file": "/c", "key_file": "/k"}}),
         ] {
             assert!(parse(good.clone()).is_ok(), "{good}");
@@ -200,6 +288,14 @@ mod tests {
             json!({"approle": {"role_id_file": "/r"}}),
             json!({"approle": "hunter2"}),
             json!({"kubernetes": {}}),
+            json!({"jwt": {"role": "db"}}),
+            json!({"jwt": {"role": "db", "jwt": "hunter2"}}),
+            json!({"jwt": {"role": "db\r\nx", "jwt_file": "/j"}}),
+            json!({"aws": {}}),
+            json!({"aws": {"role": "db", "secret_access_key": "hunter2"}}),
+            json!({"aws": {"role": "db", "server_id": "a\r\nx-vault-token: hunter2"}}),
+            json!({"aws": {"role": "db", "server_id": "ä"}}),
+            json!({"aws": {"role": "db", "region": "evil.example.com/"}}),
             json!({"cert": {"cert_file": "/c"}}),
             json!({"cert": {"cert_file": "/c", "key_file": "/k", "mount": "../sys"}}),
         ] {

@@ -214,9 +214,7 @@ fn unauthenticated(server: &Server, auth: &Auth, text: &str) -> Failure {
         format!("{} does not accept the credentials", server.shown()),
     )
     .with_detail(format!("The login used {}. {text}", auth.shown()))
-    .with_hint(
-        "It may have expired or been revoked. Renew it; nothing needs to be changed in PostgreSQL.",
-    )
+    .with_hint(auth.advice())
 }
 
 fn missing(server: &Server, text: &str) -> Failure {

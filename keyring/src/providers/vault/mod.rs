@@ -22,6 +22,8 @@
 
 mod api;
 mod auth;
+#[cfg(feature = "aws_kms")]
+mod aws_login;
 mod failure;
 pub(crate) mod kv;
 mod nodes;
@@ -74,7 +76,7 @@ fn session(options: &Options<'_>, environment: &Environment) -> Result<Session, 
         namespace: options.text("namespace")?.map(header_text).transpose()?,
         ca_file: options.optional_path("ca_file")?,
     };
-    let auth = Auth::from_options(options.object("auth")?)?;
+    let auth = Auth::from_options(options.object("auth")?, environment)?;
     Session::new(server, auth, environment.deadline)
 }
 

@@ -133,11 +133,7 @@ impl Session {
 
     /// Checks the files with credentials and certificates, if they exist.
     pub(super) fn check_files(&self) -> Result<(), Failure> {
-        let later = |error: Failure| match error.class {
-            ErrorClass::Unreachable => Ok(()),
-            _ => Err(error),
-        };
-        self.auth.read().map(drop).or_else(later)?;
+        self.auth.check_files()?;
         let missing = |path: &PathBuf| !path.exists();
         let trust = self.trust();
         let files = trust.ca_file.iter().chain(trust.identity.iter().flat_map(|(c, k)| [c, k]));

@@ -1,0 +1,201 @@
+//! The ways to log in to Vault that need an issuer of their own: signed tokens, signed requests of
+//! AWS.
+
+use std::process::Command;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result, ensure};
+use pagevault_tests::installation::run;
+use pagevault_tests::key_servers::Server;
+use pagevault_tests::key_servers::canned::Canned;
+use pagevault_tests::key_servers::helper::Provider;
+use pagevault_tests::key_servers::kms::{Credentials, ROOT, without_ambient_credentials};
+use pagevault_tests::key_servers::vault::Vault;
+use serde_json::{Map, Value, json};
+
+use crate::Test;
+
+const CONTEXT: &str = "pagevault/1/00112233445566778899aabbccddeeff/0";
+/// 32 recognizable bytes, in base64.
+const SECRET: &str = "c2VjcmV0IHNlY3JldCBzZWNyZXQgc2VjcmV0ISEhISE=";
+
+pub(crate) fn tests() -> Vec<Test> {
+    let test = |name, run| Test { name, needs: &[Server::Vault], run };
+    vec![
+        test("vault_logins::signed_tokens_are_checked_by_vault", signed_tokens),
+        Test {
+            name: "vault_logins::a_signed_request_proves_an_aws_principal",
+            needs: &[Server::Ministack],
+            run: aws,
+        },
+    ]
+}
+
+fn wrap() -> Value {
+    json!({"wrap": {"plaintext": SECRET}})
+}
+
+fn works(options: Value) -> Result<()> {
+    let provider = Provider::new("vault", options);
+    let (wrapped, _) = provider.wrap("db-kek", CONTEXT, SECRET)?;
+    ensure!(provider.unwrap("db-kek", CONTEXT, &wrapped)? == SECRET);
+    Ok(())
+}
+
+fn fails(options: Value, class: &str) -> Result<Value> {
+    Provider::new("vault", options).refused("db-kek", CONTEXT, wrap(), class)
+}
+
+/// Kubernetes issues signed tokens as other issuers do. Vault's JWT method verifies such a token
+/// with the public key of the issuer. Its login is the same as that of the Kubernetes method, which
+/// would need a whole Kubernetes.
+fn signed_tokens() -> Result<()> {
+    let vault = Vault::start()?;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs();
+    let claims = |audience: &str, end: u64| {
+        json!({"sub": "system:serviceaccount:db:postgres", "aud": audience,
+            "iat": now - 3600, "nbf": now - 3600, "exp": end})
+    };
+    for method in ["kubernetes", "jwt"] {
+        let (public, token) = signed(claims("vault", now + 3600))?;
+        let key = vault.write("signer.pem", &public, 0o644)?;
+        vault.cli(&["auth", "enable", &format!("-path={method}"), "jwt"])?;
+        let keys = format!("jwt_validation_pubkeys=@{}", key.display());
+        vault.cli(&["write", &format!("auth/{method}/config"), &keys])?;
+        vault.cli(&[
+            "write",
+            &format!("auth/{method}/role/postgres"),
+            "role_type=jwt",
+            "bound_audiences=vault",
+            "user_claim=sub",
+            "token_policies=db-kek",
+        ])?;
+        let file = vault.write(method, &token, 0o600)?;
+        let auth = |role: &str| vault.options(json!({method: {"role": role, "jwt_file": file}}));
+        works(auth("postgres"))?;
+        fails(auth("nobody"), "unauthenticated")?;
+        // By another issuer.
+        let (_, stranger) = signed(claims("vault", now + 3600))?;
+        vault.write(method, &stranger, 0o600)?;
+        fails(auth("postgres"), "unauthenticated")?;
+        vault.write(method, "no token", 0o600)?;
+        fails(auth("postgres"), "bad_options")?;
+    }
+
+    // A token of the JWT method is a credential like others; Kubernetes makes its own readable.
+    let file = vault.path("jwt");
+    let (public, expired) = signed(claims("vault", now - 1800))?;
+    vault.write("signer.pem", &public, 0o644)?;
+    let keys = format!("jwt_validation_pubkeys=@{}", vault.path("signer.pem").display());
+    vault.cli(&["write", "auth/jwt/config", &keys])?;
+    vault.write("jwt", &expired, 0o600)?;
+    let options = vault.options(json!({"jwt": {"role": "postgres", "jwt_file": file}}));
+    let failure = fails(options.clone(), "unauthenticated")?;
+    ensure!(failure["hint"].as_str().is_some_and(|text| text.contains("audience")), "{failure}");
+    ensure!(!failure.to_string().contains(&expired), "the token is in the message");
+    vault.write("jwt", &expired, 0o644)?;
+    fails(options.clone(), "insecure")?;
+    if rustix::process::geteuid().is_root() {
+        vault.write("jwt", &expired, 0o640)?;
+        std::os::unix::fs::chown(&file, Some(65534), None)?;
+        fails(options, "insecure")?;
+    }
+    Ok(())
+}
+
+/// A public key, and a token with these claims signed with its private key.
+fn signed(claims: Value) -> Result<(String, String)> {
+    use base64::Engine;
+    use base64::engine::general_purpose::URL_SAFE_NO_PAD as BASE64;
+    use openssl::bn::BigNumRef;
+    use openssl::ec::{EcGroup, EcKey};
+    use openssl::ecdsa::EcdsaSig;
+    use openssl::hash::{MessageDigest, hash};
+    use openssl::nid::Nid;
+
+    let key = EcKey::generate(EcGroup::from_curve_name(Nid::X9_62_PRIME256V1)?.as_ref())?;
+    let public = String::from_utf8(key.public_key_to_pem()?)?;
+    let part = |value: Value| BASE64.encode(value.to_string());
+    let signed = format!("{}.{}", part(json!({"alg": "ES256", "typ": "JWT"})), part(claims));
+    let digest = hash(MessageDigest::sha256(), signed.as_bytes())?;
+    let signature = EcdsaSig::sign(&digest, &key)?;
+    let number = |n: &BigNumRef| n.to_vec_padded(32);
+    let raw = [number(signature.r())?, number(signature.s())?].concat();
+    Ok((public, format!("{signed}.{}", BASE64.encode(raw))))
+}
+
+/// Vault's method of AWS is not in OpenBao, nor in the small build of Vault of these tests. So this
+/// test takes the login as Vault receives it, and compares the signature with that of AWS's own
+/// library for Python, which the emulators have.
+fn aws() -> Result<()> {
+    let vault = Canned::paths(|path| {
+        let (status, body) = match path {
+            "/v1/auth/aws/login" => (200, LOGGED_IN),
+            _ => (403, r#"{"errors":["1 error occurred:\n\t* permission denied\n\n"]}"#),
+        };
+        (status, "application/json", body.to_owned())
+    })?;
+    let credentials = Credentials::root()?;
+    let options = |id: &str| {
+        json!({"address": vault.endpoint, "insecure_loopback_http": true, "auth": {"aws": {
+            "role": "db", "server_id": id, "region": "eu-central-1",
+            "credentials_file": credentials.path()}}})
+    };
+    let provider =
+        without_ambient_credentials(Provider::new("vault", options("vault.example.com")));
+    provider.ask("db-kek", CONTEXT, wrap())?;
+    let seen = vault.seen();
+    let login = &seen.first().context("no login")?.body;
+    ensure!(login["role"] == "db" && login["iam_http_request_method"] == "POST", "{login}");
+    let decoded = |name: &str| -> Result<String> {
+        use base64::Engine;
+        let text = login[name].as_str().unwrap_or_default();
+        Ok(String::from_utf8(base64::engine::general_purpose::STANDARD.decode(text)?)?)
+    };
+    let (url, body) = (decoded("iam_request_url")?, decoded("iam_request_body")?);
+    ensure!(url == "https://sts.eu-central-1.amazonaws.com/", "{url}");
+    let mut headers: Map<String, Value> = serde_json::from_str(&decoded("iam_request_headers")?)?;
+    ensure!(headers["X-Vault-AWS-IAM-Server-ID"] == "vault.example.com", "{headers:?}");
+    let authorization = headers["authorization"].as_str().unwrap_or_default();
+    ensure!(authorization.contains("x-vault-aws-iam-server-id"), "{authorization}");
+    let signature = |headers: &Map<String, Value>| {
+        let python = Server::Ministack.program().context("no Python with botocore")?;
+        let headers = Value::from(headers.clone()).to_string();
+        run(Command::new(python).args(["-c", SIGN, &url, &body, &headers, ROOT.0, ROOT.1]))
+    };
+    let expected = signature(&headers)?;
+    ensure!(authorization.ends_with(&format!("Signature={}", expected.trim())), "{expected}");
+    // It is of no use for another server.
+    headers.insert("X-Vault-AWS-IAM-Server-ID".into(), json!("vault.evil.example"));
+    ensure!(signature(&headers)? != expected, "the signature does not cover the server");
+
+    // Without credentials nothing is sent.
+    let before = vault.requests();
+    let mut options = options("vault.example.com");
+    options["auth"]["aws"]["credentials_file"] = json!("/nonexistent/credentials");
+    let provider = without_ambient_credentials(Provider::new("vault", options));
+    provider.refused("db-kek", CONTEXT, wrap(), "unreachable")?;
+    ensure!(vault.requests() == before, "sent without credentials");
+    Ok(())
+}
+
+/// The signature of a request by AWS's library: URL, body, headers, access key.
+const SIGN: &str = "
+import json, sys
+from botocore.auth import SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
+url, body, headers, key_id, secret = sys.argv[1:]
+headers = {name.lower(): value for name, value in json.loads(headers).items()}
+del headers['authorization']
+request = AWSRequest('POST', url, headers=headers, data=body)
+request.context['timestamp'] = headers['x-amz-date']
+signer = SigV4Auth(Credentials(key_id, secret), 'sts', 'eu-central-1')
+canonical = signer.canonical_request(request)
+print(signer.signature(signer.string_to_sign(request, canonical), request))";
+
+/// Vault's reply to a login.
+const LOGGED_IN: &str = r#"{"request_id":"","lease_id":"","renewable":false,"lease_duration":0,
+    "data":null,"wrap_info":null,"warnings":null,"auth":{"client_token":"hvs.token",
+    "accessor":"","policies":[],"token_policies":[],"metadata":null,"lease_duration":60,
+    "renewable":true,"entity_id":"","token_type":"service","orphan":true}}"#;
