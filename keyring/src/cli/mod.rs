@@ -6,6 +6,8 @@ mod check;
 mod check_server;
 mod escrow;
 mod file;
+#[cfg(feature = "vault")]
+mod secret_id;
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -121,6 +123,10 @@ enum Command {
     },
     /// List the kinds of providers, and whether they are built into this program
     Providers,
+    /// Unwrap a response-wrapped secret id of Vault or OpenBao into the file of the option
+    /// "secret_id_file"
+    #[cfg(feature = "vault")]
+    UnwrapSecretId(secret_id::UnwrapSecretId),
     /// Used by providers of kind "pkcs11" to load the module of a token
     #[cfg(feature = "pkcs11")]
     #[command(hide = true)]
@@ -211,6 +217,8 @@ pub fn main() -> ExitCode {
             let run = |access| exec::exec(keystore.as_deref(), library.as_deref(), access, &line);
             Err(access.access().map_or_else(|error| error, run))
         }
+        #[cfg(feature = "vault")]
+        Command::UnwrapSecretId(unwrap) => unwrap.run(&mut io::stdout().lock()),
         Command::Providers => providers(&mut io::stdout().lock()),
         Command::CheckServer(check) => check.run(&mut io::stdout().lock()),
         Command::Check(check) => check.run(&mut io::stdout().lock()),

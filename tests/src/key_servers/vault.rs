@@ -359,6 +359,12 @@ impl Vault {
         self.run_server()
     }
 
+    /// Whether it is OpenBao.
+    #[must_use]
+    pub fn is_openbao(&self) -> bool {
+        self.is_openbao
+    }
+
     /// Limits Transit to one request a minute, until [`Vault::allow_requests`].
     ///
     /// # Errors

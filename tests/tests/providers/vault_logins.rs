@@ -1,10 +1,12 @@
 //! The ways to log in to Vault that need an issuer of their own: signed tokens, signed requests of
-//! AWS.
+//! AWS, wrapped secret ids; and namespaces.
 
-use std::process::Command;
+use std::path::Path;
+use std::process::{Command, Output};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, ensure};
+use pagevault_tests::Installation;
 use pagevault_tests::installation::run;
 use pagevault_tests::key_servers::Server;
 use pagevault_tests::key_servers::canned::Canned;
@@ -23,6 +25,8 @@ pub(crate) fn tests() -> Vec<Test> {
     let test = |name, run| Test { name, needs: &[Server::Vault], run };
     vec![
         test("vault_logins::signed_tokens_are_checked_by_vault", signed_tokens),
+        test("vault_logins::a_wrapped_secret_id_is_unwrapped_once", wrapped_secret_id),
+        test("vault_logins::a_namespace_has_its_own_keys_and_roles", namespaces),
         Test {
             name: "vault_logins::a_signed_request_proves_an_aws_principal",
             needs: &[Server::Ministack],
@@ -122,6 +126,124 @@ fn signed(claims: Value) -> Result<(String, String)> {
     let number = |n: &BigNumRef| n.to_vec_padded(32);
     let raw = [number(signature.r())?, number(signature.s())?].concat();
     Ok((public, format!("{signed}.{}", BASE64.encode(raw))))
+}
+
+fn unwrap_secret_id(options: &Value, token_file: &Path) -> Result<Output> {
+    Ok(Installation::get()?
+        .command("pagevault-keyring")
+        .args(["unwrap-secret-id", "--options", &options.to_string(), "--wrapping-token-file"])
+        .arg(token_file)
+        .output()?)
+}
+
+fn wrapped_secret_id() -> Result<()> {
+    let vault = Vault::start()?;
+    let options = vault.approle()?;
+    let secret_id = vault.path("secret-id");
+    std::fs::remove_file(&secret_id)?;
+    fails(options.clone(), "unreachable")?;
+    let path = "auth/approle/role/db/secret-id";
+    let token =
+        |path: &str| vault.cli(&["write", "-f", "-wrap-ttl=60s", "-field=wrapping_token", path]);
+    let said = |output: &Output| String::from_utf8_lossy(&output.stderr).into_owned();
+
+    let first = token(path)?;
+    let file = vault.write("wrapped", &first, 0o600)?;
+    let output = unwrap_secret_id(&options, &file)?;
+    ensure!(output.status.success(), "{}", said(&output));
+    ensure!(!file.exists(), "the used token is still there");
+    let content = std::fs::read_to_string(&secret_id)?;
+    ensure!(!String::from_utf8_lossy(&output.stdout).contains(&content), "it is printed");
+    works(options.clone())?;
+
+    // Used twice: it may have been stolen. The secret id in use stays.
+    vault.write("wrapped", &first, 0o600)?;
+    let output = unwrap_secret_id(&options, &file)?;
+    let text = said(&output);
+    ensure!(!output.status.success() && text.contains("used already"), "{text}");
+    ensure!(text.contains("destroy") && !text.contains(&first), "{text}");
+    ensure!(std::fs::read_to_string(&secret_id)? == content && file.exists());
+    works(options.clone())?;
+
+    // A token that wraps something else is not used.
+    let other = vault.cli(&[
+        "write",
+        "-f",
+        "-wrap-ttl=60s",
+        "-field=wrapping_token",
+        "auth/token/create",
+    ])?;
+    vault.write("wrapped", &other, 0o600)?;
+    let output = unwrap_secret_id(&options, &file)?;
+    ensure!(said(&output).contains("does not wrap a secret id"), "{}", said(&output));
+    vault.cli(&["unwrap", "-field=token", &other])?;
+
+    // Where the secret id cannot be written, the token is not used either.
+    let mut nowhere = options.clone();
+    nowhere["auth"]["approle"]["secret_id_file"] = json!("/nonexistent/secret-id");
+    let unused = token(path)?;
+    vault.write("wrapped", &unused, 0o600)?;
+    ensure!(!unwrap_secret_id(&nowhere, &file)?.status.success());
+    vault.write("wrapped", &unused, 0o644)?;
+    let output = unwrap_secret_id(&options, &file)?;
+    ensure!(said(&output).contains("accessible to other users"), "{}", said(&output));
+    vault.write("wrapped", &unused, 0o600)?;
+    let output = unwrap_secret_id(&options, &file)?;
+    ensure!(output.status.success(), "{}", said(&output));
+    works(options)
+}
+
+/// Vault has namespaces in its enterprise edition only, which the tests do not have.
+fn namespaces() -> Result<()> {
+    let vault = Vault::start()?;
+    let mut options = vault.approle()?;
+    if !vault.is_openbao() {
+        eprintln!("vault_logins: this Vault has no namespaces");
+        return Ok(());
+    }
+    vault.cli(&["namespace", "create", "team"])?;
+    vault.cli(&["namespace", "create", "-namespace=team", "db"])?;
+    let inside = "-namespace=team/db";
+    vault.cli(&["secrets", "enable", inside, "transit"])?;
+    vault.cli(&["write", inside, "transit/keys/db-kek", "derived=true"])?;
+    let policy = vault.path("db-kek.hcl").display().to_string();
+    vault.cli(&["policy", "write", inside, "db-kek", &policy])?;
+    vault.cli(&["auth", "enable", inside, "approle"])?;
+    vault.cli(&["write", inside, "auth/approle/role/db", "token_policies=db-kek"])?;
+    // Another role, and another key of the same name.
+    works(options.clone())?;
+    options["namespace"] = json!("team/db");
+    fails(options.clone(), "unauthenticated")?;
+    let role = vault.cli(&["read", inside, "-field=role_id", "auth/approle/role/db/role-id"])?;
+    vault.write("role-id", &role, 0o644)?;
+    let wrapped = vault.cli(&[
+        "write",
+        "-f",
+        inside,
+        "-wrap-ttl=60s",
+        "-field=wrapping_token",
+        "auth/approle/role/db/secret-id",
+    ])?;
+    let file = vault.write("wrapped", &wrapped, 0o600)?;
+    let output = unwrap_secret_id(&options, &file)?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    works(options.clone())?;
+    options["namespace"] = json!("/team/db/");
+    works(options.clone())?;
+    options["namespace"] = json!("team/none");
+    let outcome = Provider::new("vault", options.clone()).ask("db-kek", CONTEXT, wrap())?;
+    ensure!(outcome.get("failed").is_some(), "{outcome}");
+    for wrong in ["team//db", "team/../db", "team\r\nX-Vault-Token: x"] {
+        options["namespace"] = json!(wrong);
+        fails_plainly(&options)?;
+    }
+    Ok(())
+}
+
+fn fails_plainly(options: &Value) -> Result<()> {
+    let outcome = Provider::new("vault", options.clone()).ask("db-kek", CONTEXT, wrap())?;
+    ensure!(outcome["failed"]["class"] == "bad_options", "{outcome}");
+    Ok(())
 }
 
 /// Vault's method of AWS is not in OpenBao, nor in the small build of Vault of these tests. So this

@@ -27,6 +27,7 @@ mod aws_login;
 mod failure;
 pub(crate) mod kv;
 mod nodes;
+mod secret_id;
 mod session;
 
 use std::rc::Rc;
@@ -43,6 +44,7 @@ use zeroize::Zeroizing;
 use self::api::built;
 use self::auth::Auth;
 use self::nodes::Nodes;
+pub(crate) use self::secret_id::unwrap_secret_id;
 use self::session::{Server, Session};
 use crate::failure::Failure;
 use crate::findings::Findings;

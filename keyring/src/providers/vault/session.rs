@@ -131,6 +131,22 @@ impl Session {
         })
     }
 
+    /// How to log in.
+    pub(super) fn auth(&self) -> &Auth {
+        &self.auth
+    }
+
+    /// The answer to a request without a login, with this token or none.
+    pub(super) fn without_login<T>(
+        &self,
+        token: Option<&str>,
+        ask: impl AsyncFn(&Api) -> Result<T, NoAnswer>,
+    ) -> Result<Result<T, NoAnswer>, Failure> {
+        let mut api = self.client()?;
+        api.set_token(token.unwrap_or_default());
+        self.network.run(async { Ok(ask(&api).await) })
+    }
+
     /// Checks the files with credentials and certificates, if they exist.
     pub(super) fn check_files(&self) -> Result<(), Failure> {
         self.auth.check_files()?;
