@@ -1,5 +1,4 @@
-# Vault of the demonstration. `setup` turns on its audit log. OpenBao requires it here instead
-# (audit "file" "file" { options { file_path = "/vault/log/audit.log" } }).
+# Vault or OpenBao of the demonstration. `setup` turns on Vault's audit log; that of OpenBao is in openbao.hcl.
 storage "raft" {
   path    = "/vault/data"
   node_id = "one"
