@@ -1,8 +1,9 @@
 //! A cluster with keys in Vault: creation, rotation, restart, restore, status.
 
 use anyhow::{Context, Result, ensure};
+use pagevault_tests::installation::run;
 use pagevault_tests::key_servers::Server;
-use pagevault_tests::{Cluster, Settings};
+use pagevault_tests::{Cluster, Installation, Settings};
 
 use crate::Test;
 use crate::bench::{cluster_on_vault, impatient, readable};
@@ -10,12 +11,24 @@ use crate::bench::{cluster_on_vault, impatient, readable};
 pub(crate) fn tests() -> Vec<Test> {
     let test = |name, run| Test { name, needs: &[Server::Vault], run };
     vec![
+        Test { name: "serving::every_kind_is_built_in", needs: &[], run: every_kind },
         test("serving::keys_live_in_vault", keys_live_in_vault),
         test("serving::an_old_backup_opens_after_many_rotations", old_backup),
         test("serving::nothing_secret_is_left_behind", nothing_secret),
         test("serving::the_helper_is_alone_with_its_request", helper_alone),
         test("serving::a_kill_in_the_middle_of_a_rotation_loses_nothing", killed_rotation),
     ]
+}
+
+/// The program as it is installed. What it says of a kind that is not built in, only other builds
+/// can show (`providers/mod.rs` of the helper).
+fn every_kind() -> Result<()> {
+    let output = run(Installation::get()?.command("pagevault-keyring").arg("providers"))?;
+    let kinds: Vec<&str> =
+        output.lines().filter_map(|line| line.strip_suffix(" built in")).collect();
+    let kinds: Vec<&str> = kinds.iter().map(|kind| kind.trim_end()).collect();
+    ensure!(kinds == ["file", "vault", "aws_kms", "pkcs11", "command"], "{output}");
+    Ok(())
 }
 
 fn keys_live_in_vault() -> Result<()> {
