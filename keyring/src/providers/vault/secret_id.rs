@@ -94,6 +94,9 @@ fn refused(error: NoAnswer, session: &Session, token_file: &Path) -> Failure {
             printable(&says.join("; "))
         ))
         .with_hint("If you have not used it, somebody else may have the secret id: destroy it in Vault, and find out who has handled the token. Then wrap another secret id."),
+        error @ NoAnswer::Lost(_) => super::failure::of_outage(error, &session.server).with_hint(
+            "Try again. If the token counts as used then, the reply with the secret id was lost: wrap another secret id.",
+        ),
         error => super::failure::of_outage(error, &session.server),
     }
 }
