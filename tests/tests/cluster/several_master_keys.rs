@@ -30,7 +30,7 @@ fn with_three(settings: &Settings) -> Result<(Cluster, [KeyFile; 3])> {
     let (cluster, first) = Cluster::with_keys(settings)?;
     cluster.sql(TABLE)?;
     cluster.sql("SELECT pagevault.rotate_database_key()")?;
-    let mut add = |name: &str| -> Result<KeyFile> {
+    let add = |name: &str| -> Result<KeyFile> {
         let file = cluster.key_file(name, "spare")?;
         cluster.sql(&file.add_provider(name))?;
         cluster.sql(&format!("SELECT pagevault.add_cluster_master_key('{name}', 'spare')"))?;

@@ -1,6 +1,6 @@
 //! Which versions of database keys are in use.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use pagevault_cipher::KeyVersion;
 use pagevault_keystore::Scope;
@@ -25,10 +25,12 @@ pub(crate) fn wrapping() -> Result<HashSet<(Scope, KeyVersion)>> {
 /// the newest of each scope.
 pub(crate) fn in_use() -> Result<HashSet<(Scope, KeyVersion)>> {
     let mut found = wrapping()?;
-    let secrets = &shmem::required()?.secrets;
-    for (scope, ..) in secrets.list() {
-        found.extend(secrets.newest(scope).map(|version| (scope, version)));
+    let mut newest = HashMap::new();
+    for (scope, version, _) in shmem::required()?.secrets.list() {
+        let newest = newest.entry(scope).or_insert(version);
+        *newest = version.max(*newest);
     }
+    found.extend(newest);
     Ok(found)
 }
 

@@ -112,7 +112,8 @@ fn owning_the_extensions_objects_gives_no_control_of_jobs() -> Result<()> {
              SELECT pagevault.take_over() AS job, NULL::regclass AS relation, NULL::text AS kind, NULL::text AS state,
                     0::bigint AS pages_done, 0::bigint AS pages_total, 0::numeric AS percent, 0::numeric AS mb_per_second,
                     NULL::interval AS eta, NULL::text AS requested_by, NULL::timestamptz AS requested_at,
-                    NULL::timestamptz AS started_at, NULL::timestamptz AS finished_at, NULL::text AS error",
+                    NULL::timestamptz AS started_at, NULL::timestamptz AS finished_at, NULL::text AS error,
+                    NULL::int[] AS waits_for, NULL::timestamptz AS waits_since",
     )?;
     run_sql(&mut his, TABLE)?;
     run_sql(&mut his, ENCRYPT)?;
