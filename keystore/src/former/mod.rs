@@ -4,7 +4,7 @@
 //! for ever, also when its keys are forgotten. PostgreSQL numbers files in ascending order, so most
 //! former files are next to each other, and a range of numbers with the highest version of any of
 //! them takes their place. A range may contain numbers that no file ever had: the first file with
-//! such a number begins with a higher version than it must, by no more than [`FEW_VERSIONS`]. A
+//! such a number begins with a higher version than it must, by no more than `FEW_VERSIONS`. A
 //! range contains no number of a file that existed when the range was recorded, so there are no
 //! more ranges than files in use and files with many versions.
 //!

@@ -2,8 +2,7 @@
 //!
 //! A module is somebody else's code. It may print to standard output, which carries the answers; it
 //! may wait for ever, and no call of PKCS#11 can be cancelled; it may crash. So it is loaded by a
-//! process of its own, which the provider starts and ends ([`process`](super::process)). This
-//! process
+//! process of its own, which the provider starts and ends (`process`). This process
 //!
 //! - takes the pipe for its answers away from standard output, and collects in memory what the
 //!   module prints;
