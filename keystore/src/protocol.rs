@@ -335,27 +335,38 @@ fn malformed(error: serde_json::Error) -> ProtocolError {
 }
 
 fn write<T: Serialize>(message: &T) -> Result<Zeroizing<Vec<u8>>, ProtocolError> {
-    let mut buffer = WipedBuffer(Zeroizing::new(Vec::with_capacity(4096)));
-    // Only the buffer's limit can cause an error.
-    serde_json::to_writer(&mut buffer, message).map_err(|_| ProtocolError::TooLarge)?;
-    Ok(buffer.0)
+    // Only the limit can cause an error.
+    to_wiped_json(message, SIZE_LIMIT).map_err(|_| ProtocolError::TooLarge)
+}
+
+/// A message as JSON, in memory that is wiped.
+///
+/// # Errors
+/// If it is longer than `limit` bytes.
+pub fn to_wiped_json(message: &impl Serialize, limit: usize) -> io::Result<Zeroizing<Vec<u8>>> {
+    let mut buffer = WipedBuffer { bytes: Zeroizing::new(Vec::with_capacity(4096)), limit };
+    serde_json::to_writer(&mut buffer, message)?;
+    Ok(buffer.bytes)
 }
 
 /// Grows by copying into a new vector and wiping the old one, which `Vec` does not do.
-struct WipedBuffer(Zeroizing<Vec<u8>>);
+struct WipedBuffer {
+    bytes: Zeroizing<Vec<u8>>,
+    limit: usize,
+}
 
 impl io::Write for WipedBuffer {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let needed = self.0.len() + bytes.len();
-        if needed > SIZE_LIMIT {
+        let needed = self.bytes.len() + bytes.len();
+        if needed > self.limit {
             return Err(io::ErrorKind::FileTooLarge.into());
         }
-        if needed > self.0.capacity() {
+        if needed > self.bytes.capacity() {
             let mut larger = Zeroizing::new(Vec::with_capacity(needed.next_power_of_two()));
-            larger.extend_from_slice(&self.0);
-            self.0 = larger;
+            larger.extend_from_slice(&self.bytes);
+            self.bytes = larger;
         }
-        self.0.extend_from_slice(bytes);
+        self.bytes.extend_from_slice(bytes);
         Ok(bytes.len())
     }
 

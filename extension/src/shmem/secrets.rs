@@ -7,6 +7,7 @@
 //! wiped, neither when that is detected nor when access is refused: it stays here until the server
 //! stops. Dirty pages must still be sealed, or no checkpoint could finish.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*, fence};
 use std::time::Duration;
 
@@ -216,6 +217,16 @@ impl Secrets {
     pub(crate) fn newest(&self, scope: Scope) -> Option<KeyVersion> {
         let places = self.slots().filter_map(identity).filter(|(of, _)| *of == scope);
         places.map(|(_, version)| version).max()
+    }
+
+    /// The newest version of each scope's key, in one pass.
+    pub(crate) fn newest_of_each(&self) -> HashMap<Scope, KeyVersion> {
+        let mut newest = HashMap::new();
+        for (scope, version) in self.slots().filter_map(identity) {
+            let newest = newest.entry(scope).or_insert(version);
+            *newest = version.max(*newest);
+        }
+        newest
     }
 
     /// Copies an unwrapped key to the heap, even if it is refused: the caller must check what it

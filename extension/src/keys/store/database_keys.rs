@@ -1,6 +1,6 @@
 //! Which versions of database keys are in use.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 
 use pagevault_cipher::KeyVersion;
 use pagevault_keystore::Scope;
@@ -25,12 +25,7 @@ pub(crate) fn wrapping() -> Result<HashSet<(Scope, KeyVersion)>> {
 /// the newest of each scope.
 pub(crate) fn in_use() -> Result<HashSet<(Scope, KeyVersion)>> {
     let mut found = wrapping()?;
-    let mut newest = HashMap::new();
-    for (scope, version, _) in shmem::required()?.secrets.list() {
-        let newest = newest.entry(scope).or_insert(version);
-        *newest = version.max(*newest);
-    }
-    found.extend(newest);
+    found.extend(shmem::required()?.secrets.newest_of_each());
     Ok(found)
 }
 

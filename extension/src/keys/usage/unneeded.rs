@@ -25,6 +25,7 @@ use crate::keys::store::{database_keys, former};
 use crate::pg::report::Result;
 use crate::pg::{process, wal};
 use crate::shmem;
+use crate::shmem::wal::Wal;
 
 /// A key that a later one has replaced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -129,23 +130,16 @@ pub(crate) fn each(redo: Lsn, mut take: impl FnMut(Replaced, Option<Need>)) -> R
     let shared = shmem::required()?;
     let directory = &shared.directory;
     let wrapping = database_keys::wrapping()?;
+    let newest = shared.secrets.newest_of_each();
     for (scope, version, _) in shared.secrets.list() {
-        if shared.secrets.newest(scope) > Some(version) {
+        if newest.get(&scope) > Some(&version) {
             let need = wrapping.contains(&(scope, version)).then_some(Need::DataKeys);
             take(Replaced::Database(scope, version), need);
         }
     }
     let in_use = shared.wal.switches.newest().and_then(|newest| newest.phase.version);
-    // If the segments cannot be read, all keys are needed.
-    let on_disk = wal_on_disk::look(shared.wal.switches.iter());
-    let on_disk =
-        on_disk.unwrap_or(OnDisk { oldest: Lsn::INVALID, lowest: Some(KeyVersion::FIRST) });
-    let oldest = on_disk.oldest.min(redo);
-    // The page at the end of WAL may keep an older key than the switches say.
-    let kept = shared.wal.kept().and_then(|(_, phase)| phase.version);
-    let lowest = kept.into_iter().chain(on_disk.lowest).min();
-    let through = before_all(shared.wal.switches.iter(), oldest);
-    let through = through.min(lowest.map_or(through, |lowest| KeyVersion::new(lowest.get() - 1)));
+    // Segments are read only if a key was replaced.
+    let wal_needs = (in_use > Some(KeyVersion::FIRST)).then(|| needs_of_wal(&shared.wal, redo));
     for info in directory.files()? {
         let FileInfo { slot, file, phase, .. } = info?;
         // It may be forgotten meanwhile.
@@ -159,6 +153,7 @@ pub(crate) fn each(redo: Lsn, mut take: impl FnMut(Replaced, Option<Need>)) -> R
                 }
             } else if let Some(version) = version_at(file, version)
                 && in_use > Some(version)
+                && let Some((oldest, through)) = wal_needs
             {
                 let need = (through < Some(version)).then_some(Need::Wal(oldest));
                 take(Replaced::Wal(version), need);
@@ -166,4 +161,19 @@ pub(crate) fn each(redo: Lsn, mut take: impl FnMut(Replaced, Option<Need>)) -> R
         }
     }
     Ok(())
+}
+
+/// The oldest address of WAL that this server has or replays, and the version up to which the WAL
+/// keys are not needed.
+fn needs_of_wal(wal: &Wal, redo: Lsn) -> (Lsn, Option<KeyVersion>) {
+    // If the segments cannot be read, all keys are needed.
+    let on_disk = wal_on_disk::look(wal.switches.iter());
+    let on_disk =
+        on_disk.unwrap_or(OnDisk { oldest: Lsn::INVALID, lowest: Some(KeyVersion::FIRST) });
+    let oldest = on_disk.oldest.min(redo);
+    // The page at the end of WAL may keep an older key than the switches say.
+    let kept = wal.kept().and_then(|(_, phase)| phase.version);
+    let lowest = kept.into_iter().chain(on_disk.lowest).min();
+    let through = before_all(wal.switches.iter(), oldest);
+    (oldest, through.min(lowest.map_or(through, |lowest| KeyVersion::new(lowest.get() - 1))))
 }

@@ -3,7 +3,7 @@
 
 use std::io;
 
-use pagevault_keystore::protocol::{Base64, Failure, Finding, SecretBytes};
+use pagevault_keystore::protocol::{Base64, Failure, Finding, SecretBytes, to_wiped_json};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
@@ -64,9 +64,7 @@ impl From<KeyInfo> for Answer {
 
 /// A message as JSON, in memory that is wiped.
 pub(super) fn to_json(message: &impl Serialize) -> io::Result<Zeroizing<Vec<u8>>> {
-    let mut text = Wiped(Zeroizing::new(Vec::with_capacity(4096)));
-    serde_json::to_writer(&mut text, message)?;
-    Ok(text.0)
+    to_wiped_json(message, LIMIT)
 }
 
 /// Reads a message.
@@ -75,27 +73,4 @@ pub(super) fn to_json(message: &impl Serialize) -> io::Result<Zeroizing<Vec<u8>>
 /// Without the text, which may contain a key.
 pub(super) fn from_json<T: DeserializeOwned>(text: &[u8]) -> io::Result<T> {
     serde_json::from_slice(text).map_err(|_| io::ErrorKind::InvalidData.into())
-}
-
-/// Grows by copying into a new vector and wiping the old one, which `Vec` does not do.
-struct Wiped(Zeroizing<Vec<u8>>);
-
-impl io::Write for Wiped {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let needed = self.0.len() + bytes.len();
-        if needed > LIMIT {
-            return Err(io::ErrorKind::FileTooLarge.into());
-        }
-        if needed > self.0.capacity() {
-            let mut larger = Zeroizing::new(Vec::with_capacity(needed.next_power_of_two()));
-            larger.extend_from_slice(&self.0);
-            self.0 = larger;
-        }
-        self.0.extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
 }
