@@ -364,12 +364,6 @@ mod tests {
 
     #[test]
     fn every_kind_of_operation_occurs() {
-        let mut found = BTreeSet::new();
-        for seed in 0..300 {
-            for operation in schedule(seed, 30).1 {
-                kinds(&serde_json::to_value(operation).unwrap(), &mut found);
-            }
-        }
         let all = "run begin savepoint rollback_to commit rollback prepare finish_prepared connect \
             default schema_label jobs crawl wait_for_jobs rotate_cluster_master_key \
             move_cluster_master_key own_master_key rotate_database_master_key rotate_database_key \
@@ -384,8 +378,19 @@ mod tests {
             analyze brin_index cluster gin_index hash_index index index_concurrently logged reindex \
             reindex_concurrently rewrite schema_open schema_vault space_default space_other truncate \
             unlogged vacuum vacuum_full backend bgwriter checkpointer postmaster rekey_worker walwriter";
-        let missing: Vec<_> = all.split_whitespace().filter(|k| !found.contains(*k)).collect();
-        assert!(missing.is_empty(), "{missing:?}");
+        let mut missing: BTreeSet<_> = all.split_whitespace().map(str::to_owned).collect();
+        // Rare kinds take many schedules: the bound is far above what any of them needs.
+        for seed in 0..5000 {
+            let mut found = BTreeSet::new();
+            for operation in schedule(seed, 30).1 {
+                kinds(&serde_json::to_value(operation).unwrap(), &mut found);
+            }
+            missing.retain(|kind| !found.contains(kind));
+            if missing.is_empty() {
+                return;
+            }
+        }
+        panic!("{missing:?} never occur");
     }
 
     #[test]
