@@ -11,7 +11,8 @@ use rustix::thread::{
     CapabilitySet, CapabilitySets, clear_ambient_capability_set, set_capabilities,
 };
 
-/// Enough for 64 providers at once; servers often have a limit of a million.
+/// Enough for everything but many providers at once, for which `serve` allows more; servers often
+/// have a limit of a million.
 const OPEN_FILES: u64 = 1024;
 
 /// No core dumps; no tracing by other processes of the same user; no privileges beyond the user's,

@@ -14,7 +14,7 @@
 //! | `aws` | credentials of AWS, for its KMS and for logging in to Vault |
 //! | `net` | TLS, deadlines and causes of failures, for providers that use the network |
 //! | [`mod@retry`] | repeating failed operations until the deadline, for all providers |
-//! | [`mod@serve`] | one request, one reply, within the deadline even if a provider hangs |
+//! | [`mod@serve`] | one request, one reply, within the deadline even if providers hang |
 //! | `program` | running a program of the operator, and ending all its processes |
 //! | [`failure`] | errors |
 //! | [`findings`] | results of examining a provider |

@@ -2,7 +2,7 @@
 
 use std::env;
 use std::path::{Path, PathBuf};
-use std::sync::Once;
+use std::sync::{Arc, Once, OnceLock};
 
 use pagevault_keystore::protocol::ErrorClass;
 use rustls::pki_types::pem::PemObject;
@@ -58,22 +58,28 @@ pub(crate) fn client_config(trust: &Trust) -> Result<ClientConfig, Failure> {
     })
 }
 
-fn roots(ca_file: Option<&Path>) -> Result<RootCertStore, Failure> {
+fn roots(ca_file: Option<&Path>) -> Result<Arc<RootCertStore>, Failure> {
+    let Some(path) = ca_file else { return native_roots() };
     let mut store = RootCertStore::empty();
-    match ca_file {
-        Some(path) => {
-            for certificate in read_certificates(path)? {
-                store.add(certificate).map_err(|error| unreadable(path, &error))?;
-            }
-        }
+    for certificate in read_certificates(path)? {
+        store.add(certificate).map_err(|error| unreadable(path, &error))?;
+    }
+    Ok(Arc::new(store))
+}
+
+/// The system's authorities. All providers share them: reading some hundred files takes long, and a
+/// request may have a thousand providers.
+fn native_roots() -> Result<Arc<RootCertStore>, Failure> {
+    static ROOTS: OnceLock<Arc<RootCertStore>> = OnceLock::new();
+    check_native()?;
+    let roots = ROOTS.get_or_init(|| {
         // Certificates that cannot be parsed are left out. Without any, no server is trusted, and
         // the error says so.
-        None => {
-            check_native()?;
-            store.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-        }
-    }
-    Ok(store)
+        let mut store = RootCertStore::empty();
+        store.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+        Arc::new(store)
+    });
+    Ok(Arc::clone(roots))
 }
 
 /// Whether the system has trusted authorities.
@@ -81,7 +87,7 @@ fn roots(ca_file: Option<&Path>) -> Result<RootCertStore, Failure> {
 /// # Errors
 /// `insecure` if other users can write them.
 pub(crate) fn has_native_roots() -> Result<bool, Failure> {
-    roots(None).map(|store| !store.is_empty())
+    native_roots().map(|store| !store.is_empty())
 }
 
 /// Refuses authorities in files that the environment names instead of the system's, if other users

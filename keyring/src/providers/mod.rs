@@ -24,18 +24,27 @@ struct Kind {
     options: &'static [&'static str],
     /// Options that decide which credentials are read, and where they are sent.
     credential_options: &'static [&'static str],
+    /// Whether it always runs in a process of its own.
+    has_process: bool,
     build: Constructor,
 }
 
 type Constructor = fn(&Options<'_>, &Environment) -> Result<Box<dyn Provider>, Failure>;
 
 const KINDS: &[Kind] = &[
-    Kind { name: "file", options: file::OPTIONS, credential_options: &[], build: file::build },
+    Kind {
+        name: "file",
+        options: file::OPTIONS,
+        credential_options: &[],
+        has_process: false,
+        build: file::build,
+    },
     #[cfg(feature = "vault")]
     Kind {
         name: "vault",
         options: vault::OPTIONS,
         credential_options: vault::CREDENTIAL_OPTIONS,
+        has_process: false,
         build: vault::build,
     },
     #[cfg(feature = "aws_kms")]
@@ -43,6 +52,7 @@ const KINDS: &[Kind] = &[
         name: "aws_kms",
         options: aws_kms::OPTIONS,
         credential_options: aws_kms::CREDENTIAL_OPTIONS,
+        has_process: false,
         build: aws_kms::build,
     },
     // Its module is permitted separately, see `access`.
@@ -51,6 +61,7 @@ const KINDS: &[Kind] = &[
         name: "pkcs11",
         options: pkcs11::OPTIONS,
         credential_options: pkcs11::CREDENTIAL_OPTIONS,
+        has_process: true,
         build: pkcs11::build,
     },
     // Its programs are permitted separately, see `access`.
@@ -59,6 +70,7 @@ const KINDS: &[Kind] = &[
         name: "command",
         options: command::OPTIONS,
         credential_options: &[],
+        has_process: true,
         build: command::build,
     },
 ];
@@ -87,6 +99,12 @@ pub(crate) fn credential_options(kind: &str, options: &Map<String, Value>) -> Ve
     let known = KINDS.iter().find(|known| known.name == kind);
     let names = known.map_or(&[][..], |known| known.credential_options).iter().copied();
     names.filter(|name| options.contains_key(*name)).collect()
+}
+
+/// Whether providers of this kind run in processes of their own. Others may start programs if they
+/// are permitted to ([`Environment::programs`]).
+pub(crate) fn has_process(kind: &str) -> bool {
+    KINDS.iter().any(|known| known.name == kind && known.has_process)
 }
 
 /// Creates a provider of the given kind, without using network or keys.

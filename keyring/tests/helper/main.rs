@@ -9,6 +9,7 @@ mod command;
 mod command_process;
 mod named_files;
 mod operator;
+mod parallel;
 mod process;
 mod programs;
 mod protocol;

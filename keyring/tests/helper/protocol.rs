@@ -212,27 +212,30 @@ fn unknown_fields_are_refused() {
     }
 }
 
-#[test]
-fn a_reply_that_would_be_too_large_says_so() {
-    let bench = Bench::empty();
-    // A small request with a large reply.
+/// A request as large as possible, of operations that fail, for a provider with this name.
+fn failing(bench: &Bench, name: &str) -> (usize, String) {
     let mut missing = bench.operation(wrap_action(&[1; 32]));
-    missing["provider"] = json!({"name": "p", "kind": "k", "options": {}});
+    missing["provider"] = json!({"name": name, "kind": "k", "options": {}});
     let count = (1 << 20) / (missing.to_string().len() + 1) - 1;
-    let request = bench.request(20_000, vec![missing; count]);
-    assert_eq!(refused(request.to_string().as_bytes()), "reply would be too large");
+    (count, bench.request(20_000, vec![missing; count]).to_string())
 }
 
 #[test]
-fn too_many_providers_are_refused() {
-    let bench = Bench::new();
-    let operations = (0..65)
-        .map(|i| {
-            let mut operation = bench.operation(wrap_action(&[1; 32]));
-            operation["provider"]["name"] = json!(format!("p{i}"));
-            operation
-        })
-        .collect();
-    let request = bench.request(1000, operations).to_string();
-    assert_eq!(refused(request.as_bytes()), "more than 64 providers");
+fn a_reply_that_would_be_too_large_has_short_failures() {
+    let (count, request) = failing(&Bench::empty(), "p");
+    let reply = reply(&serve_text(request.as_bytes()));
+    let results = reply["results"].as_array().unwrap();
+    assert_eq!(results.len(), count);
+    for outcome in results {
+        let failed = failure(outcome, "bad_options");
+        assert!(failed.message.ends_with("unknown provider kind \"k\""), "{failed:?}");
+        assert_eq!((failed.detail.as_str(), failed.hint.as_str()), ("", ""));
+    }
+}
+
+#[test]
+fn a_reply_that_is_too_large_even_so_says_so() {
+    // Each character is longer in messages.
+    let (_, request) = failing(&Bench::empty(), &"\u{7f}".repeat(200));
+    assert_eq!(refused(request.as_bytes()), "reply would be too large");
 }
