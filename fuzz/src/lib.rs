@@ -254,8 +254,12 @@ pub fn key_file(bytes: &[u8]) {
 /// Options of a provider as in SQL, for each kind.
 pub fn options(bytes: &[u8]) {
     let Ok(options) = serde_json::from_slice::<Map<String, Value>>(bytes) else { return };
-    let environment =
-        Environment { data_directory: Some("/nonexistent".into()), deadline: None, programs: true };
+    let environment = Environment {
+        data_directory: Some("/nonexistent".into()),
+        deadline: None,
+        programs: true,
+        repeats_programs: false,
+    };
     for kind in ["file", "vault", "aws_kms", "pkcs11", "command"] {
         let _ = providers::build(kind, &options, &environment);
     }

@@ -60,7 +60,8 @@ pub fn accept_restore(
     let deadline = Some(Instant::now() + TIME);
     let data_directory = Some(keystore.data_directory().to_owned());
     // Whoever names the file here can run programs without this one.
-    let environment = Environment { data_directory, deadline, programs: true };
+    let environment =
+        Environment { data_directory, deadline, programs: true, repeats_programs: false };
     let anchor = std::path::absolute(anchor)
         .map_err(|error| refuse(format!("could not find \"{}\": {error}", anchor.display())))?;
     let store = stores::build(&anchor, &environment)?;

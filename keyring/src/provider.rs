@@ -61,6 +61,9 @@ pub struct Environment {
     pub deadline: Option<Instant>,
     /// Whether this provider may run programs.
     pub programs: bool,
+    /// Whether errors repeat what programs print on standard error: only for a person who tries a
+    /// provider out. It may contain any secret that a program has, and errors reach logs.
+    pub repeats_programs: bool,
 }
 
 /// A wrapped key.

@@ -65,6 +65,7 @@ impl Check {
             deadline: Some(deadline),
             // Whoever gives the options here can run programs without this one.
             programs: true,
+            repeats_programs: true,
         };
         providers::build(&self.provider_kind, &options, &environment)
     }

@@ -36,6 +36,7 @@ impl UnwrapSecretId {
             data_directory: self.data_directory.clone(),
             deadline: Some(Instant::now() + TIME),
             programs: false,
+            repeats_programs: false,
         };
         let token_file = absolute_path(&self.wrapping_token_file)?;
         let file = unwrap_secret_id(&options(&self.options)?, &token_file, &environment)?;

@@ -145,7 +145,12 @@ mod tests {
     #[test]
     fn each_kind_is_built_in_or_said_to_be_missing() {
         assert!(KINDS.iter().all(|kind| NAMES.contains(&kind.name)));
-        let environment = Environment { data_directory: None, deadline: None, programs: false };
+        let environment = Environment {
+            data_directory: None,
+            deadline: None,
+            programs: false,
+            repeats_programs: false,
+        };
         for (name, is_built_in) in kinds() {
             let error = build(name, &Map::new(), &environment).err().map(|error| error.message);
             let is_missing = error.is_some_and(|message| message.ends_with("is not built in"));

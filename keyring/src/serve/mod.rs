@@ -148,6 +148,7 @@ pub(crate) fn answer(request: Request, start: Instant, limit: Duration) -> Reply
         data_directory: Some(PathBuf::from(request.data_directory)),
         deadline: Some(deadline),
         programs: false,
+        repeats_programs: false,
     };
     let titles: Vec<String> = request.operations.iter().map(batch::title).collect();
     let batches = batch::divide(request.operations);

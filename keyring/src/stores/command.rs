@@ -40,7 +40,7 @@ impl Store for Commands {
     fn read(&self) -> Result<Option<StoredNote>, Failure> {
         let ended = self.read.attempt(&self.environment, PROTOCOL, "read", &[])?;
         if ended.code != 0 {
-            return Err(failed(&self.read, &ended, &[]));
+            return Err(self.failed(&self.read, &ended, &[]));
         }
         parse(&ended.output).map_err(|wrong| unusable(&self.read, wrong))
     }
@@ -56,21 +56,23 @@ impl Store for Commands {
                 version.map(Written::Done).ok_or_else(|| unusable(&self.write, wrong))
             }
             OVERTAKEN => Ok(Written::Overtaken),
-            _ => Err(failed(&self.write, &ended, &fields)),
+            _ => Err(self.failed(&self.write, &ended, &fields)),
         }
     }
 }
 
-/// The failure of a program, by its exit status; those of the provider `command` have the same
-/// meaning.
-fn failed(program: &Program, ended: &Ended, fields: &[(&str, &str)]) -> Failure {
-    let failure = program.failure(ended, fields);
-    match failure.class {
-        // Of a status without a meaning the hint is to try the program as a key provider.
-        ErrorClass::Unreachable if !failure.retry => failure.with_hint(
-            "Run the program as the server's operating system user, with a request of this store.",
-        ),
-        _ => failure,
+impl Commands {
+    /// The failure of a program, by its exit status; those of the provider `command` have the same
+    /// meaning.
+    fn failed(&self, program: &Program, ended: &Ended, fields: &[(&str, &str)]) -> Failure {
+        let failure = program.failure(&self.environment, ended, fields);
+        match failure.class {
+            // Of a status without a meaning the hint is to try the program as a key provider.
+            ErrorClass::Unreachable if !failure.retry => failure.with_hint(
+                "Run the program as the server's operating system user, with a request of this store.",
+            ),
+            _ => failure,
+        }
     }
 }
 

@@ -140,7 +140,7 @@ fn exit_statuses_have_meanings() {
         let failed = programs.failed(outcome, class);
         let path = programs.path();
         assert_eq!(failed.message, format!("program \"{}\" reports that {says}", path.display()));
-        let detail = format!("Its exit status was {status}. It printed: \"no\".");
+        let detail = format!("Its exit status was {status}. {NOT_REPEATED}");
         assert!(failed.detail.starts_with(&detail), "{failed:?}");
         assert_eq!(outcome["failed"]["retry"].as_bool().unwrap_or_default(), passes, "{outcome}");
     }
@@ -166,7 +166,6 @@ fn only_transient_failures_are_repeated() {
 fn any_other_end_is_a_failure_of_the_program() {
     for (end, detail) in [
         ("exit 1", "Its exit status was 1. It printed nothing on standard error."),
-        ("echo why >&2; exit 99", "Its exit status was 99. It printed: \"why\"."),
         (
             "kill -KILL $$",
             "It was ended by SIGKILL (exit status 137). It printed nothing on standard error.",
@@ -186,21 +185,63 @@ fn any_other_end_is_a_failure_of_the_program() {
 
 #[test]
 fn a_program_that_cannot_be_started_says_why() {
-    for (text, status, why) in [
-        ("#!/nowhere/sh\n", 127, "No such file or directory"),
-        ("\0\0\0\0", 126, "Exec format error"),
+    for (text, why, cause) in [
+        (
+            "#!/nowhere/sh\n",
+            "127: a program, or the interpreter of a script, does not exist",
+            "No such file",
+        ),
+        (
+            "\0\0\0\0",
+            "126: it, or a program that it starts, cannot be executed",
+            "Exec format error",
+        ),
     ] {
         let programs = Programs::with("");
         crate::programs::install(&programs.path(), text);
         let failed = programs.refused("unreachable");
-        let expected =
-            format!("Its exit status was {status}. It printed: \"could not be run: {why}");
-        assert!(failed.detail.starts_with(&expected), "{failed:?}");
+        assert_eq!(failed.detail, format!("Its exit status was {why}. {NOT_REPEATED}"));
+        let shown = checked(&programs);
+        assert!(shown.contains(&format!("It printed: \"could not be run: {cause}")), "{shown}");
+    }
+}
+
+const NOT_REPEATED: &str =
+    "What it printed on standard error is not repeated here, because it may contain secrets.";
+
+/// What `pagevault-keyring check` prints, which does not succeed.
+fn checked(programs: &Programs) -> String {
+    let options = programs.options().to_string();
+    let output =
+        run(&["check", "--provider-kind", "command", "--options", &options, "--key", "main"]);
+    assert!(!output.status.success());
+    stdout(&output)
+}
+
+/// Whatever it is, and however it is spelled: errors of the server reach its log.
+#[test]
+fn standard_error_is_not_repeated_to_a_server() {
+    let wrapped = Programs::new(PLAIN).wrap(&[1; 32]);
+    let key = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+    for script in [
+        format!("set -ex; key={key}; false; echo \"plaintext $key\""),
+        format!("echo {key} | base64 -d | od -An -tx1 | tr -d ' \\n' >&2; exit 1"),
+        format!("echo 'plaintext {key}'; echo {key} | rev >&2; exit 17"),
+        "echo 'curl: X-Vault-Token: hvs.S3CRET' >&2; exit 12".to_owned(),
+    ] {
+        let programs = Programs::new(&script);
+        let request =
+            programs.bench.request(1500, vec![programs.operation(unwrap_action(&wrapped))]);
+        let outcome = &served(&request)["results"][0]["failed"];
+        let detail = outcome["detail"].as_str().unwrap();
+        assert!(detail.ends_with(NOT_REPEATED), "{script}: {outcome}");
+        assert!(detail.starts_with("Its exit status was 1"), "{script}: {outcome}");
+        assert!(detail.len() < 150, "{script}: {outcome}");
     }
 }
 
 #[test]
-fn only_the_last_line_of_standard_error_is_reported() {
+fn check_shows_the_last_line_of_standard_error() {
     for (script, told) in [
         ("echo first >&2; echo ' last ' >&2; echo >&2; echo '  ' >&2", "last".to_owned()),
         ("printf 'a\\033[31mFATAL\\007\\0b' >&2", "a\\u{1b}[31mFATAL\\u{7}\\u{0}b".to_owned()),
@@ -209,31 +250,23 @@ fn only_the_last_line_of_standard_error_is_reported() {
         ("printf '\\377\\376' >&2", "\u{fffd}\u{fffd}".to_owned()),
     ] {
         let programs = Programs::new(&format!("{script}; exit 13"));
-        let failed = programs.refused("key_missing");
-        assert_eq!(failed.detail, format!("Its exit status was 13. It printed: \"{told}\"."));
+        let shown = checked(&programs);
+        let detail = format!("        Its exit status was 13. It printed: \"{told}\".\n");
+        assert!(shown.contains(&detail), "{shown}");
     }
 }
 
 #[test]
-fn a_key_on_standard_error_is_not_repeated() {
-    let programs = Programs::new("echo \"could not wrap $data\" | tee \"$1\" >&2; exit 1");
-    let failed = programs.refused("unreachable");
-    assert!(failed.detail.contains("which is not repeated here"), "{failed:?}");
-    let key = programs.noted().trim().rsplit_once(' ').unwrap().1.to_owned();
-    assert!(!format!("{failed:?}").contains(&key));
-}
-
-/// `set -x` prints what a shell is about to do; of a long line only the end is kept.
-#[test]
-fn an_unwrapped_key_on_standard_error_is_not_repeated() {
+fn check_does_not_show_a_known_key_on_standard_error() {
     let key = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
-    let traced = format!("echo 'plaintext {key}'; echo \"+ echo 'plaintext {key}'\" >&2; exit 1");
-    let cut = "printf '%s%s' \"$data\" \"$(printf 'x%.0s' $(seq 2006))\" >&2; exit 1".to_owned();
-    let wrapped = Programs::new(PLAIN).wrap(&[1; 32]);
-    for (script, action) in [(traced, unwrap_action(&wrapped)), (cut, wrap_action(&[1; 32]))] {
-        let programs = Programs::new(&script);
-        let failed = programs.failed(&programs.one(action), "unreachable");
-        assert!(failed.detail.contains("which is not repeated here"), "{failed:?}");
+    for script in [
+        "echo \"could not wrap $data\" >&2; exit 1",
+        // `set -x` prints what a shell is about to do; of a long line only the end is kept.
+        &format!("echo 'plaintext {key}'; echo \"+ echo 'plaintext {key}'\" >&2; exit 1"),
+        "printf '%s%s' \"$data\" \"$(printf 'x%.0s' $(seq 2006))\" >&2; exit 1",
+    ] {
+        let shown = checked(&Programs::new(script));
+        assert!(shown.contains(NOT_REPEATED), "{shown}");
     }
 }
 

@@ -79,7 +79,7 @@ impl Program {
         fields: &[(&str, &str)],
     ) -> Result<Ended, Failure> {
         let ended = self.attempt(environment, "pagevault-command 1", operation, fields)?;
-        if ended.code == 0 { Ok(ended) } else { Err(self.failure(&ended, fields)) }
+        if ended.code == 0 { Ok(ended) } else { Err(self.failure(environment, &ended, fields)) }
     }
 
     /// Runs the program with a request, whose first line names protocol and version. Any exit
@@ -116,14 +116,30 @@ impl Program {
     }
 
     /// The failure of a program that has ended with an error.
-    pub(crate) fn failure(&self, ended: &Ended, fields: &[(&str, &str)]) -> Failure {
-        // A careless program may print parts of its input, or of its output as `set -x` does. They
-        // must not reach the log.
+    ///
+    /// A careless program may print parts of its input, of its output as `set -x` does, or its
+    /// credentials, in any spelling. They must not reach a log, so what it prints is repeated to a
+    /// person only, and even there not if it is known to contain a key.
+    pub(crate) fn failure(
+        &self,
+        environment: &Environment,
+        ended: &Ended,
+        fields: &[(&str, &str)],
+    ) -> Failure {
+        if !environment.repeats_programs {
+            let silent = ended.last_error.is_empty();
+            return failed(self, ended.code, if silent { NOTHING } else { NOT_REPEATED });
+        }
         let given = fields.iter().filter(|(name, _)| *name == "plaintext");
         let leaks =
             given.into_iter().any(|(_, secret)| repeats(&ended.last_error, secret.as_bytes()))
                 || reply::opened(&ended.output).any(|secret| repeats(&ended.last_error, secret));
-        failed(self, ended.code, if leaks { None } else { Some(&ended.last_error) })
+        let said = match ended.last_error.as_str() {
+            _ if leaks => NOT_REPEATED.to_owned(),
+            "" => NOTHING.to_owned(),
+            said => format!("It printed: \"{}\".", printable(said)),
+        };
+        failed(self, ended.code, &said)
     }
 }
 
@@ -189,19 +205,22 @@ const STATUSES: &[(i32, ErrorClass, bool, &str, &str)] = &[
     ),
 ];
 
-fn failed(program: &Program, code: i32, said: Option<&str>) -> Failure {
+const NOTHING: &str = "It printed nothing on standard error.";
+const NOT_REPEATED: &str =
+    "What it printed on standard error is not repeated here, because it may contain secrets.";
+
+fn failed(program: &Program, code: i32, said: &str) -> Failure {
     let path = program.path.display();
-    let said = match said {
-        None => "It printed a key on standard error, which is not repeated here.".to_owned(),
-        Some("") => "It printed nothing on standard error.".to_owned(),
-        Some(said) => format!("It printed: \"{}\".", printable(said)),
-    };
     let known = STATUSES.iter().find(|(status, ..)| *status == code);
     let Some((_, class, passes, what, hint)) = known else {
         let signal = Signal::try_from(code - 128);
-        let how = signal.map_or(format!("Its exit status was {code}."), |signal| {
-            format!("It was ended by {signal} (exit status {code}).")
-        });
+        let how = match (signal, code) {
+            (Ok(signal), _) => format!("It was ended by {signal} (exit status {code})."),
+            // As a shell; so does [`program::supervise`].
+            (_, 126) => "Its exit status was 126: it, or a program that it starts, cannot be executed.".to_owned(),
+            (_, 127) => "Its exit status was 127: a program, or the interpreter of a script, does not exist.".to_owned(),
+            _ => format!("Its exit status was {code}."),
+        };
         return Failure::new(ErrorClass::Unreachable, format!("program \"{path}\" failed"))
             .with_detail(format!("{how} {said}"))
             .with_hint(TRY_OUT);

@@ -279,5 +279,6 @@ pub(super) fn environment(
         data_directory: data_directory.map(|path| Path::new(path).to_owned()),
         deadline: Some(deadline),
         programs: true,
+        repeats_programs: false,
     }
 }

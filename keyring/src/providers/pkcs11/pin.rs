@@ -8,7 +8,6 @@ use zeroize::Zeroizing;
 
 use super::settings::Pin;
 use crate::failure::Failure;
-use crate::options::printable;
 use crate::program;
 use crate::provider::Environment;
 use crate::providers::command::program::{Program, interrupted};
@@ -87,19 +86,16 @@ fn run(
         .map_err(|stopped| interrupted(&program, stopped))?;
     let shown = path.display();
     if ended.code != 0 {
-        // A careless program may print the PIN, as `set -x` does.
-        let output = String::from_utf8_lossy(&ended.output);
-        let pin = output.trim();
-        let said = if !pin.is_empty() && ended.last_error.contains(pin) {
-            String::new()
-        } else {
-            format!(" It printed: \"{}\".", printable(&ended.last_error))
-        };
+        // Nothing that it printed is repeated: a careless program may print the PIN, as `set -x`
+        // does, also before it would print it on standard output.
         let message = format!("program \"{shown}\" gives no PIN");
         return Err(Failure::new(ErrorClass::Unreachable, message)
-            .with_detail(format!("Its exit status was {}.{said}", ended.code))
+            .with_detail(format!(
+                "Its exit status was {}. What it printed is not repeated here, because it may contain the PIN.",
+                ended.code
+            ))
             .with_hint(
-                "Run the program as the server's operating system user: it must print the PIN.",
+                "Run the program as the server's operating system user, and read what it prints: it must print the PIN, and exit with status 0.",
             ));
     }
     let text = std::str::from_utf8(&ended.output).unwrap_or_default().trim();

@@ -259,7 +259,12 @@ mod tests {
     use serde_json::json;
 
     fn parse(auth: Value) -> Result<Auth, Failure> {
-        let environment = Environment { data_directory: None, deadline: None, programs: false };
+        let environment = Environment {
+            data_directory: None,
+            deadline: None,
+            programs: false,
+            repeats_programs: false,
+        };
         Auth::from_options(auth.as_object(), &environment)
     }
 

@@ -154,7 +154,12 @@ mod tests {
     fn signed(options: Value, token: Option<&str>) -> (String, Value) {
         let options = options.as_object().unwrap();
         let options = Options::new("vault", options, AwsLogin::OPTIONS).unwrap();
-        let environment = Environment { data_directory: None, deadline: None, programs: false };
+        let environment = Environment {
+            data_directory: None,
+            deadline: None,
+            programs: false,
+            repeats_programs: false,
+        };
         let login = AwsLogin::read(&options, "aws".to_owned(), &environment).unwrap();
         let credentials =
             Credentials::new("AKID", "secret", token.map(str::to_owned), None, "test");
