@@ -135,7 +135,7 @@ COMMENT ON COLUMN pagevault.former_keys.database IS 'name of the database; null 
 COMMENT ON COLUMN pagevault.former_keys.first_version IS 'lowest version of these keys';
 COMMENT ON COLUMN pagevault.former_keys.last_version IS 'highest version of these keys';
 COMMENT ON COLUMN pagevault.former_keys.keys IS 'number of keys';
-COMMENT ON COLUMN pagevault.former_keys.needed_for IS 'what needs them; null if nothing does: the server forgets them after pagevault.keep_former_keys and a checkpoint';
+COMMENT ON COLUMN pagevault.former_keys.needed_for IS 'what needs them; null if nothing does: the server forgets them after pagevault.keep_former_keys (WAL keys: pagevault.keep_former_wal_keys) and a checkpoint';
 COMMENT ON COLUMN pagevault.key_ages.kind IS 'master, database, wal or data';
 COMMENT ON COLUMN pagevault.key_ages.scope IS 'owner of a master key or database key, or of the database key that wraps a data key: cluster or database';
 COMMENT ON COLUMN pagevault.key_ages.database IS 'name of the database; null for the cluster';

@@ -419,7 +419,11 @@ pub const ALL: &[Scenario] = &[
             "@model CREATE EXTENSION pagevault;; SET pagevault.default_encryption = on;; CREATE TABLE x (id int PRIMARY KEY, name text);; INSERT INTO x SELECT i, 'old' FROM generate_series(1, 500) i",
         ],
         steps: FORGETTING,
-        conf: &["pagevault.keep_former_keys = 0", "pagevault.wal_encryption = on"],
+        conf: &[
+            "pagevault.keep_former_keys = 0",
+            "pagevault.keep_former_wal_keys = 0",
+            "pagevault.wal_encryption = on",
+        ],
         ..ORDINARY
     },
     Scenario { name: "several-master-keys", before: ENCRYPTED, steps: SEVERAL, ..ORDINARY },

@@ -7,6 +7,7 @@ use pgrx::prelude::*;
 
 use crate::keys::usage::unneeded::{self, Need, Replaced};
 use crate::pg::control_file;
+use crate::pg::guc::forgetting::Keep;
 use crate::pg::report::{OrRaise, Result, internal};
 use crate::preload;
 
@@ -37,6 +38,9 @@ fn former_key_rows() -> TableIterator<
         let needed_for = need.map(|need| match need {
             Need::DataKeys => "data keys that it wraps".to_owned(),
             Need::Wal(from) => format!("WAL from {from} on, in pg_wal or for the next start"),
+            Need::WalElsewhere => {
+                "WAL outside of this server: pagevault.keep_former_wal_keys is -1".to_owned()
+            }
             Need::Pages => "pages that may be under it".to_owned(),
         });
         (kind, scope.number().into(), first.into(), last.into(), keys, needed_for)
@@ -48,7 +52,7 @@ fn groups() -> Result<BTreeMap<Group, Versions>> {
     let control = control_file::read_again();
     let control = control.ok_or_else(|| internal("pg_control cannot be read".to_owned()))?;
     let mut groups = BTreeMap::new();
-    unneeded::each(control.redo, |key, need| {
+    unneeded::each(control.redo, Keep::now(), |key, need| {
         let (kind, scope, version) = match key {
             Replaced::Database(scope, version) => ("database", scope, version.get()),
             Replaced::Wal(version) => ("wal", Scope::CLUSTER, version.get()),

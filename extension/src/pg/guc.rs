@@ -23,6 +23,7 @@ pub(crate) use self::rotation::{KeyKind, is_rotation_window_open, rotate_after, 
 mod anchor;
 mod audit;
 mod choices;
+pub(crate) mod forgetting;
 pub(crate) mod page_images;
 mod placeholders;
 mod rotation;
@@ -48,8 +49,6 @@ static REKEY_THRESHOLD: GucSetting<i32> = GucSetting::<i32>::new(1024);
 static REKEY_RATE: GucSetting<i32> = GucSetting::<i32>::new(32 * 1024);
 
 static WRITERS_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(60_000);
-
-static KEEP_FORMER_KEYS: GucSetting<i32> = GucSetting::<i32>::new(86_400);
 
 static REVALIDATE_INTERVAL: GucSetting<i32> = GucSetting::<i32>::new(300);
 static REVOKED_KEY_GRACE: GucSetting<i32> = GucSetting::<i32>::new(3600);
@@ -195,16 +194,7 @@ pub(crate) fn define(changed: Changed) -> Result<()> {
         GucContext::Suset,
         GucFlags::UNIT_MS,
     );
-    GucRegistry::define_int_guc(
-        c"pagevault.keep_former_keys",
-        c"How long keys are kept that nothing needs: those of relation files that are gone, and those that were replaced.",
-        c"Base backups must not take longer, and pg_rewind must not go back further. -1 keeps them for ever.",
-        &KEEP_FORMER_KEYS,
-        -1,
-        i32::MAX,
-        GucContext::Sighup,
-        GucFlags::UNIT_S,
-    );
+    forgetting::define();
     GucRegistry::define_int_guc(
         c"pagevault.revalidate_interval",
         c"How often key providers are asked whether they still unwrap the keys in use.",
@@ -459,11 +449,6 @@ pub(crate) fn recovery_waits_for_keys() -> bool {
 #[inline]
 pub(crate) fn temp_encryption() -> TempEncryption {
     TEMP_ENCRYPTION.get()
-}
-
-/// `pagevault.keep_former_keys`; `None`: for ever.
-pub(crate) fn keep_former_keys() -> Option<Duration> {
-    u64::try_from(KEEP_FORMER_KEYS.get()).ok().map(Duration::from_secs)
 }
 
 /// `pagevault.revalidate_interval`, unless it is off.

@@ -3,8 +3,10 @@
 //! A primary looks for files that have keys and do not exist, and a worker in each such database
 //! confirms that they were dropped ([`super::dropped`]). When the last checkpoint began after a
 //! file was gone, so that no start of this server replays anything about it, the primary records
-//! that ([`Record::FormerFiles`]). Each server that has the record forgets the keys when it had it for
-//! `pagevault.keep_former_keys` ([`super::unneeded`]).
+//! that ([`Record::FormerFiles`]). Each server that has the record forgets the keys when it had it
+//! for `pagevault.keep_former_keys` ([`super::unneeded`]). Former WAL keys have a setting of their
+//! own, `pagevault.keep_former_wal_keys`: for ever by default, because this server cannot know who
+//! has WAL under them.
 //!
 //! Other copies of the data directory may replay WAL from an earlier address with the keys of now:
 //! base backups that began before, and servers that `pg_rewind` has taken back. They must not be
@@ -22,9 +24,10 @@ use super::dropped::{missing, still_missing};
 use super::unneeded::Unneeded;
 use crate::keys::store::former::{self, Candidates, Forgotten};
 use crate::keys::store::{database_keys, persist};
+use crate::pg::guc::forgetting::Keep;
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result};
-use crate::pg::{control_file, guc, heap, process, processes, wal};
+use crate::pg::{control_file, heap, process, processes, wal};
 use crate::shmem;
 
 /// Pauses between rounds.
@@ -89,7 +92,7 @@ pub(crate) struct Watch {
 impl Watch {
     /// When the next round is due.
     pub(crate) fn due_in(&self) -> Duration {
-        let keep = guc::keep_former_keys();
+        let keep = Keep::now().shorter();
         let pause = match process::in_recovery() {
             _ if self.was_too_early => SHORTEST,
             true => keep.map_or(ON_STANDBY, |keep| keep.clamp(SHORTEST, ON_STANDBY)),
@@ -117,10 +120,10 @@ impl Watch {
 
     /// False if it was too early for a round.
     fn run(&mut self) -> Result<bool> {
-        // `None` keeps everything for ever.
-        let Some(keep) = guc::keep_former_keys().filter(|_| shmem::any_database_key()) else {
+        let keep = Keep::now();
+        if keep.shorter().is_none() || !shmem::any_database_key() {
             return Ok(true);
-        };
+        }
         let in_recovery = process::in_recovery();
         if in_recovery && wal::replayed() == Lsn::INVALID {
             return Ok(false); // pg_control may still be that of another server
@@ -136,14 +139,14 @@ impl Watch {
             return Ok(true);
         }
         // What is noted counts in the round that follows the last answer.
-        if !in_recovery && !self.is_asking && self.wanted.is_empty() {
+        if keep.others.is_some() && !in_recovery && !self.is_asking && self.wanted.is_empty() {
             self.look()?;
             if self.gone.values().any(|gone| gone.wal_end <= control.redo) {
                 self.record(control.redo)?;
             }
         }
         let start = Instant::now();
-        self.unneeded.look(control.redo)?;
+        self.unneeded.look(control.redo, keep)?;
         self.looking += start.elapsed();
         forget(self.unneeded.due(keep, control.redo))?;
         Ok(true)

@@ -5,7 +5,8 @@
 //! sees in its own memory, on its own disk and in its own WAL: a database key wraps data keys; a
 //! WAL key has WAL under it, at addresses that this server replays at its next start, or in a page
 //! in `pg_wal`; a data key has pages under it, unless the file's floor says that no server has any
-//! (`File::floor`). A key that was not needed for `pagevault.keep_former_keys` is forgotten if the
+//! (`File::floor`). A key that was not needed for `pagevault.keep_former_keys` (a WAL key:
+//! `pagevault.keep_former_wal_keys`) is forgotten if the
 //! last checkpoint or restart point began after that was noted, so that no start replays what came
 //! before. What replays WAL from before, a base backup or a server that was rewound, is that much
 //! older. In recovery nothing is noted before the data directory is consistent: until then the
@@ -13,7 +14,7 @@
 //! replaced.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use pagevault_keystore::directory::FileInfo;
 use pagevault_keystore::wal::{before_all, is_key_place, version_at};
@@ -22,6 +23,7 @@ use pagevault_keystore::{DataKeyVersion, KeyVersion, Lsn, RelFile, Scope};
 use super::wal_on_disk::{self, OnDisk};
 use crate::keys::store::former::Candidates;
 use crate::keys::store::{database_keys, former};
+use crate::pg::guc::forgetting::Keep;
 use crate::pg::report::Result;
 use crate::pg::{process, wal};
 use crate::shmem;
@@ -42,6 +44,8 @@ pub(crate) enum Need {
     DataKeys,
     /// This server replays WAL from this address on, or has it.
     Wal(Lsn),
+    /// Others may have WAL under it: archives, WAL receivers, backups. No server knows.
+    WalElsewhere,
     /// Pages may be under it.
     Pages,
 }
@@ -70,13 +74,13 @@ pub(super) struct Unneeded {
 
 impl Unneeded {
     /// Notes which keys are not needed. `redo`: from where this server replays WAL.
-    pub(super) fn look(&mut self, redo: Lsn) -> Result<()> {
+    pub(super) fn look(&mut self, redo: Lsn, keep: Keep) -> Result<()> {
         if process::in_recovery() && !shmem::required()?.control.was_consistent() {
             return Ok(());
         }
         let gone = former::missing()?.into_iter().map(|(file, last)| Key::Gone(file, last));
         let mut found: HashSet<_> = gone.collect();
-        each(redo, |key, need| {
+        each(redo, keep, |key, need| {
             if need.is_none() {
                 found.insert(Key::Replaced(key));
             }
@@ -92,10 +96,14 @@ impl Unneeded {
 
     /// Keys that were not needed for this time, and the server does not replay WAL from before it
     /// noted that. By log.
-    pub(super) fn due(&self, keep: Duration, redo: Lsn) -> BTreeMap<Scope, Candidates> {
+    pub(super) fn due(&self, keep: Keep, redo: Lsn) -> BTreeMap<Scope, Candidates> {
         let mut due: BTreeMap<_, Candidates> = BTreeMap::new();
         for (key, Noted { since, wal_end }) in &self.noted {
-            if since.elapsed() < keep || *wal_end > redo {
+            let keep = match key {
+                Key::Replaced(Replaced::Wal(_)) => keep.wal,
+                _ => keep.others,
+            };
+            if keep.is_none_or(|keep| since.elapsed() < keep) || *wal_end > redo {
                 continue;
             }
             let home = match key {
@@ -126,7 +134,11 @@ impl Unneeded {
 
 /// Calls `take` with each key that was replaced, and why it is needed. Takes time proportional to
 /// the number of keys.
-pub(crate) fn each(redo: Lsn, mut take: impl FnMut(Replaced, Option<Need>)) -> Result<()> {
+pub(crate) fn each(
+    redo: Lsn,
+    keep: Keep,
+    mut take: impl FnMut(Replaced, Option<Need>),
+) -> Result<()> {
     let shared = shmem::required()?;
     let directory = &shared.directory;
     let wrapping = database_keys::wrapping()?;
@@ -138,8 +150,9 @@ pub(crate) fn each(redo: Lsn, mut take: impl FnMut(Replaced, Option<Need>)) -> R
         }
     }
     let in_use = shared.wal.switches.newest().and_then(|newest| newest.phase.version);
-    // Segments are read only if a key was replaced.
-    let wal_needs = (in_use > Some(KeyVersion::FIRST)).then(|| needs_of_wal(&shared.wal, redo));
+    // Segments are read only if a key was replaced that may be forgotten.
+    let reads_wal = keep.wal.is_some() && in_use > Some(KeyVersion::FIRST);
+    let wal_needs = reads_wal.then(|| needs_of_wal(&shared.wal, redo));
     for info in directory.files()? {
         let FileInfo { slot, file, phase, .. } = info?;
         // It may be forgotten meanwhile.
@@ -153,9 +166,13 @@ pub(crate) fn each(redo: Lsn, mut take: impl FnMut(Replaced, Option<Need>)) -> R
                 }
             } else if let Some(version) = version_at(file, version)
                 && in_use > Some(version)
-                && let Some((oldest, through)) = wal_needs
             {
-                let need = (through < Some(version)).then_some(Need::Wal(oldest));
+                let need = match wal_needs {
+                    Some((oldest, through)) => {
+                        (through < Some(version)).then_some(Need::Wal(oldest))
+                    }
+                    None => Some(Need::WalElsewhere),
+                };
                 take(Replaced::Wal(version), need);
             }
         }

@@ -85,7 +85,10 @@ impl Player {
         primary.sql(&keys.add_provider("local"))?;
         primary.sql("SELECT pagevault.set_cluster_master_key('local', 'main')")?;
         if setup.forgets {
-            primary.set(&[("pagevault.keep_former_keys", "0")])?;
+            primary.set(&[
+                ("pagevault.keep_former_keys", "0"),
+                ("pagevault.keep_former_wal_keys", "0"),
+            ])?;
         }
         if setup.minimal_wal {
             primary.append_conf("wal_level = minimal\nmax_wal_senders = 0")?;

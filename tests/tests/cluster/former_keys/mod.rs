@@ -4,6 +4,7 @@
 mod copies;
 mod lagging;
 mod places;
+mod receivers;
 mod versions;
 mod waiting;
 
@@ -21,6 +22,7 @@ use pagevault_keystore::storage::FileStorage;
 use pagevault_keystore::{Lsn, Record, Scope, log};
 use pagevault_tests::backup::Backup;
 use pagevault_tests::cluster::{run_sql, text};
+use pagevault_tests::installation::run;
 use pagevault_tests::standby::{standby_of, wait_for};
 use pagevault_tests::{Cluster, KeyFile, Settings, StopMode};
 
@@ -38,6 +40,7 @@ fn settings() -> Settings {
         .conf("autovacuum = off")
         .conf("wal_keep_size = 512MB")
         .conf("pagevault.keep_former_keys = 0")
+        .conf("pagevault.keep_former_wal_keys = 0")
 }
 
 /// A cluster with the encrypted table `t`.
