@@ -187,7 +187,9 @@ fn needs_of_wal(wal: &Wal, redo: Lsn) -> (Lsn, Option<KeyVersion>) {
     let on_disk = wal_on_disk::look(wal.switches.iter());
     let on_disk =
         on_disk.unwrap_or(OnDisk { oldest: Lsn::INVALID, lowest: Some(KeyVersion::FIRST) });
-    let oldest = on_disk.oldest.min(redo);
+    // A WAL receiver begins at the begin of a segment (`RequestXLogStreaming`, walreceiverfuncs.c).
+    let received_from = Lsn(redo.0 - redo.offset_in(process::wal_segment_size()));
+    let oldest = on_disk.oldest.min(received_from);
     // The page at the end of WAL may keep an older key than the switches say.
     let kept = wal.kept().and_then(|(_, phase)| phase.version);
     let lowest = kept.into_iter().chain(on_disk.lowest).min();

@@ -46,6 +46,65 @@ fn wal_that_a_standby_has_received_but_not_replayed_keeps_its_key() -> Result<()
     Ok(())
 }
 
+/// Versions do not rise from one segment to the next: complete segments come from the archive
+/// again, under the new key, and the last one, which is not complete, stays as it was received.
+#[test]
+fn a_segment_that_is_not_complete_keeps_its_key() -> Result<()> {
+    let (mut cluster, _keys) = cluster()?;
+    cluster.allow_log("connection to client lost");
+    let archive = cluster.directory().join("archive");
+    fs::create_dir(&archive)?;
+    cluster.installation().give(&archive)?;
+    cluster.append_conf(&format!(
+        "archive_mode = on\narchive_command = 'cp %p {0}/%f.new && mv {0}/%f.new {0}/%f'",
+        archive.display()
+    ))?;
+    cluster.restart()?;
+    cluster.set(&[("pagevault.wal_encryption", "on")])?;
+    cluster.eventually("SELECT wal_encrypted FROM pagevault.status", "t")?;
+    let restore = format!("restore_command = 'cp {}/%f %p'", archive.display());
+    let mut standby = standby_of(&cluster, &["wal_keep_size = 0", &restore])?;
+    standby.allow_log("could not");
+    wait_for(&standby, &cluster)?;
+    standby.sql("SELECT pg_wal_replay_pause()")?;
+    standby.eventually("SELECT pg_get_wal_replay_pause_state()", "paused")?;
+    cluster.sql("SELECT pagevault.rotate_wal_key()")?;
+    let mut switched = None;
+    for round in 0..3 {
+        cluster.sql(&format!("UPDATE t SET name = name || '{round}'; SELECT pg_switch_wal()"))?;
+        cluster.sql("CHECKPOINT")?;
+        switched = switched.or(Some(cluster.text("SELECT pg_current_wal_lsn()")?));
+    }
+    let last = cluster.text("SELECT pg_walfile_name(pg_switch_wal())")?;
+    cluster
+        .eventually(&format!("SELECT last_archived_wal >= '{last}' FROM pg_stat_archiver"), "t")?;
+    cluster.sql("UPDATE t SET name = 'the last rows'")?;
+    let sum = cluster.text(SUM)?;
+    let end = cluster.text("SELECT pg_current_wal_flush_lsn()")?;
+    standby.eventually(&format!("SELECT pg_last_wal_receive_lsn() >= '{end}'"), "t")?;
+    // It replays the switch and more, from the archive.
+    let switched = switched.context("an address")?;
+    standby.append_conf(&format!("recovery_target_lsn = '{switched}'"))?;
+    standby.restart()?;
+    standby.eventually(&format!("SELECT pg_last_wal_replay_lsn() >= '{switched}'"), "t")?;
+    standby.sql("CHECKPOINT")?;
+    let needed =
+        "SELECT needed_for LIKE 'WAL from %' FROM pagevault.former_keys WHERE kind = 'wal'";
+    ensure!(standby.text(needed)? == "t", "the key of the last segment is not needed");
+    // The last rows are nowhere else.
+    cluster.without_witness("its WAL is lost");
+    cluster.kill()?;
+    standby.append_conf("recovery_target_lsn = ''")?;
+    standby.kill()?;
+    standby.start_server()?;
+    standby.eventually_that("the last rows are there", || {
+        ensure!(standby.text(SUM)? == sum, "rows are lost");
+        Ok(())
+    })?;
+    ensure!(wal_keys(&standby)? == [1, 2], "a key is forgotten");
+    Ok(())
+}
+
 /// A database key that wraps nothing may be wrapped by a master key that is gone, on a server that
 /// has not forgotten it: nobody is asked for it in vain.
 #[test]
