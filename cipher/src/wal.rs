@@ -45,6 +45,15 @@ pub const FORMAT_VERSION: u8 = 1;
 /// (src/include/access/xlog_internal.h). The constants below are offsets in it.
 pub const HEADER_SIZE: usize = 16;
 
+/// Bytes of `XLogLongPageHeaderData`, which the first page of a segment begins with.
+const LONG_HEADER: usize = 40;
+/// `XLP_LONG_HEADER`
+const HAS_LONG_HEADER: u16 = 0x0002;
+/// Behind `xlp_rem_len`, up to `SizeOfXLogShortPHD`.
+const PADDING: usize = 20;
+const SEGMENT_SIZE: usize = 32;
+const BLOCK_SIZE: usize = 36;
+
 const INFO: usize = 2;
 const TIMELINE: usize = 4;
 const ADDRESS: usize = 8;
@@ -141,7 +150,8 @@ pub fn seal(page: &mut [u8], key: &PageKey, mark: Mark) -> bool {
 /// Opens a sealed page in place; `key` is the key of its mark. A page without a mark is not
 /// changed.
 ///
-/// There is no error: PostgreSQL checks every record's CRC.
+/// There is no error: [`is_opened`] tells whether the key was the right one, and PostgreSQL checks
+/// every record's CRC.
 pub fn open(page: &mut [u8], key: &PageKey) {
     if mark_of(page).is_none() {
         return;
@@ -149,6 +159,30 @@ pub fn open(page: &mut [u8], key: &PageKey) {
     let Some((header, body)) = page.split_first_chunk_mut::<HEADER_SIZE>() else { return };
     put_mark(header, 0);
     key.schedule.run(Direction::Decrypt, tweak(header), blocks(body));
+}
+
+/// Whether a page is as after [`open`] with the key that it was sealed with: its header has what
+/// every header has. Another key gives random bytes there: it is taken for the right one once in
+/// 2^92 in the first page of a segment, and once in 2^32 in others.
+///
+/// What every header has, from `AdvanceXLInsertBuffer` and `BootStrapXLOG` (xlog.c) and
+/// `WriteEmptyXLOG` (pg_resetwal.c), which fill the page with zeros first: no bytes between
+/// `xlp_rem_len` and the end of the short header; in a long header, the size of segments
+/// (`IsValidWalSegSize`) and of pages. Of a page that has only begun to arrive, all of that may be
+/// zero. The system identifier says nothing about the key, since `pg_upgrade` gives the keys to
+/// another system; PostgreSQL compares it.
+#[must_use]
+pub fn is_opened(page: &[u8]) -> bool {
+    let Some(header) = page.first_chunk::<LONG_HEADER>() else { return false };
+    let number =
+        |at: usize| header[at..].first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes));
+    if number(PADDING) != 0 {
+        return false;
+    }
+    let is_long = header.first_chunk().is_some_and(|header| info(header) & HAS_LONG_HEADER != 0);
+    let (segment, block) = (number(SEGMENT_SIZE), number(BLOCK_SIZE));
+    let is_size = segment.is_power_of_two() && (1 << 20..=1 << 30).contains(&segment);
+    !is_long || (segment, block) == (0, 0) || (is_size && block as usize == page.len())
 }
 
 /// Whether every byte is zero.
@@ -222,6 +256,50 @@ mod tests {
     /// All values of `XLOG_BLCKSZ` that PostgreSQL allows.
     fn any_size() -> impl Strategy<Value = usize> {
         (10..=16_u32).prop_map(|bits| 1 << bits)
+    }
+
+    /// The first page of a segment as `XLogWrite` has it.
+    fn first_page(segment: u32, block: u32) -> Vec<u8> {
+        let mut page = plain_page(8192, &[7], 1, 0x300_0000);
+        page[2] = 0x0002;
+        page[16..24].fill(0);
+        page[32..36].copy_from_slice(&segment.to_le_bytes());
+        page[36..40].copy_from_slice(&block.to_le_bytes());
+        page
+    }
+
+    #[test]
+    fn headers_of_every_server_are_valid() {
+        for megabytes in (0..=10).map(|bits| 1 << bits) {
+            assert!(is_opened(&first_page(megabytes << 20, 8192)), "{megabytes}");
+        }
+        // The first 16 to 32 bytes have arrived.
+        assert!(is_opened(&first_page(0, 0)));
+        for (segment, block) in [(1 << 19, 8192), (3 << 20, 8192), (1 << 24, 4096), (0, 8192)] {
+            assert!(!is_opened(&first_page(segment, block)), "{segment} {block}");
+        }
+        let mut other = first_page(5, 5);
+        other[2] = 0x0001;
+        assert!(is_opened(&other), "a short header has no sizes");
+        other[20] = 1;
+        assert!(!is_opened(&other) && !is_opened(&other[..39]));
+    }
+
+    /// Not by chance: the keys and the page are always the same.
+    #[test]
+    fn another_key_gives_no_valid_header() {
+        for cipher in CipherId::ALL {
+            for info in [0x0002, 0x0000, 0x0001] {
+                let mut page = first_page(1 << 24, 8192);
+                page[2] = info;
+                seal(&mut page, &key(cipher, 1), MARK);
+                let mut other = page.clone();
+                open(&mut page, &key(cipher, 1));
+                assert!(is_opened(&page), "{cipher:?} {info}");
+                open(&mut other, &key(cipher, 2));
+                assert!(!is_opened(&other), "{cipher:?} {info}");
+            }
+        }
     }
 
     #[test]

@@ -25,7 +25,7 @@ pub trait WalKeys {
         f: impl FnOnce(&PageKey) -> R,
     ) -> Result<R, Self::Error>;
 
-    /// Decrypts a page under the key of a version.
+    /// Decrypts a page under the key of a version, be it the right one or not.
     ///
     /// # Errors
     /// Those of [`WalKeys::with_key`].
@@ -65,7 +65,18 @@ pub struct Fault<E> {
     /// Version of the key.
     pub version: KeyVersion,
     /// What is wrong with the key.
-    pub cause: E,
+    pub cause: Cause<E>,
+}
+
+/// What is wrong with a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cause<E> {
+    /// It is not available.
+    Key(E),
+    /// The page is not encrypted with it. There are several keys of one version if a failover or a
+    /// restore has lost a rotation: each history of WAL has its own. A program that encrypts with a
+    /// copy of the keystore of another history uses the other one.
+    OtherKey,
 }
 
 /// Decrypts a page that was read. `belongs` says whether a timeline and an address belong at this
@@ -76,7 +87,8 @@ pub struct Fault<E> {
 /// where a record should continue.
 ///
 /// # Errors
-/// If the key is not available; the page is unchanged.
+/// If the key is not available; the page is unchanged then. If it is another key; a page with
+/// random bytes must not be taken for the end of WAL.
 pub fn open<K: WalKeys>(
     keys: &K,
     page: &mut [u8],
@@ -89,7 +101,16 @@ pub fn open<K: WalKeys>(
         return Ok(());
     }
     let version = keys.version_of(mark, address);
-    keys.open(page, version).map_err(|cause| Fault { address, version, cause })
+    open_under(keys, page, version).map_err(|cause| Fault { address, version, cause })
+}
+
+fn open_under<K: WalKeys>(
+    keys: &K,
+    page: &mut [u8],
+    version: KeyVersion,
+) -> Result<(), Cause<K::Error>> {
+    keys.open(page, version).map_err(Cause::Key)?;
+    if wal::is_opened(page) { Ok(()) } else { Err(Cause::OtherKey) }
 }
 
 /// Encrypts consecutive pages, the first at `address`, with one key.
@@ -105,7 +126,7 @@ pub fn seal<K: WalKeys>(
 ) -> Result<(), Fault<K::Error>> {
     match keys.seal(pages, page_size, version) {
         Ok(_) => Ok(()),
-        Err(cause) => Err(Fault { address, version, cause }),
+        Err(cause) => Err(Fault { address, version, cause: Cause::Key(cause) }),
     }
 }
 
@@ -147,7 +168,7 @@ pub fn complete<K: WalKeys>(
     let mut phase = on_disk.unwrap_or(switched);
     match on_disk.map(WalPhase::sealed) {
         Some(Some(version)) => {
-            match keys.open(page, version) {
+            match open_under(keys, page, version) {
                 Ok(()) => {}
                 // Nothing of the old page is needed.
                 Err(_) if is_all => phase = switched,

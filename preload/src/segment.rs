@@ -4,7 +4,7 @@ use std::cell::UnsafeCell;
 
 use libc::{off_t, ssize_t};
 use pagevault_cipher::{Lsn, wal};
-use pagevault_keystore::wal_pages::Fault;
+use pagevault_keystore::wal_pages::{Cause, Fault};
 use pagevault_keystore::wal_segments;
 
 use crate::begin::{NoKey, Work};
@@ -115,10 +115,17 @@ fn fail(errno: i32) -> ssize_t {
 
 #[cold]
 fn refuse(fault: &Fault<NoKey>) -> ssize_t {
-    let Fault { address, version, .. } = fault;
-    say(&format!(
-        "no WAL key of version {version} for the WAL page at {address}: the keystore does not hold it. \
-         Name a newer one with --keystore."
-    ));
+    let Fault { address, version, cause } = fault;
+    say(&match cause {
+        Cause::Key(NoKey) => format!(
+            "no WAL key of version {version} for the WAL page at {address}: the keystore does not hold it. \
+             Name a newer one with --keystore."
+        ),
+        Cause::OtherKey => format!(
+            "wrong WAL key of version {version} for the WAL page at {address}: the keystore is of another \
+             history, before or after a failover or a restore, or the page is damaged. Name the keystore that \
+             it was written with by --keystore."
+        ),
+    });
     fail(libc::ENOKEY)
 }

@@ -10,13 +10,13 @@ use std::collections::BTreeMap;
 use indicatif::ProgressBar;
 use pagevault_cipher::Lsn;
 use pagevault_cipher::wal::{address_of, is_zero, mark_of, timeline_of};
-use pagevault_keystore::wal_pages;
+use pagevault_keystore::wal_pages::{self, Cause};
 
 use super::headers::{Expected, Header, PAGE, plus};
 use super::pages::fill;
 use super::runs::Run;
 use super::segments::{Histories, Segment};
-use super::wal_keys::{Keys, Learned};
+use super::wal_keys::{Keys, Learned, NoKey};
 use super::wal_record::{HEADER, XLOG, kind};
 use super::{Context, Control, Findings};
 use crate::failure::{Failure, unreadable};
@@ -84,7 +84,13 @@ pub(super) fn verify(
                 }
                 if let Err(fault) = wal_pages::open(&keys, &mut page, |_, found| found == address) {
                     let path = context.show(&segment.path);
-                    findings.damage(format!("{path}, {}", keys.reason(fault.version, address)));
+                    let why = match fault.cause {
+                        Cause::Key(NoKey) => keys.reason(fault.version, address),
+                        Cause::OtherKey => {
+                            format!("{address}: wrong WAL key of version {}", fault.version)
+                        }
+                    };
+                    findings.damage(format!("{path}, {why}"));
                     reader.reset();
                     continue;
                 }

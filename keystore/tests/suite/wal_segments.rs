@@ -7,7 +7,7 @@ use pagevault_cipher::wal::HEADER_SIZE;
 use pagevault_cipher::{CipherId, DataKey, KeyVersion, Lsn, PageKey, wal};
 use pagevault_keystore::transfer::{at_position, each_part};
 use pagevault_keystore::wal::WalPhase;
-use pagevault_keystore::wal_pages::WalKeys;
+use pagevault_keystore::wal_pages::{Cause, WalKeys};
 use pagevault_keystore::wal_segments::{self, Name, Segment, parse_name};
 use pagevault_keystore::wal_timelines;
 use proptest::collection::vec;
@@ -113,6 +113,7 @@ fn plain() -> Vec<u8> {
         page[..2].copy_from_slice(&0xD116_u16.to_le_bytes());
         page[4..8].copy_from_slice(&(1 + u32::from(number > 1)).to_le_bytes());
         page[8..16].copy_from_slice(&(BASE + (number * PAGE) as u64).0.to_le_bytes());
+        page[20..24].fill(0);
     }
     bytes
 }
@@ -216,7 +217,7 @@ fn pages_left_by_a_parent_do_not_count() {
         let got = wal_segments::read(&keys, &file, &mut scratch, PAGE, &mut page, at as u64);
         if number < 2 {
             // Before the fork and in its page, the page counts.
-            assert_eq!(got.unwrap_err().cause, key_version(2));
+            assert_eq!(got.unwrap_err().cause, Cause::Key(key_version(2)));
             continue;
         }
         assert_eq!(got, Ok(PAGE as isize));
@@ -232,6 +233,38 @@ fn pages_left_by_a_parent_do_not_count() {
         assert_eq!(page, plain[at..at + PAGE]);
         assert!(wal::mark_of(&file.bytes.borrow()[at..]).is_some());
     }
+}
+
+/// A page under another key with the same version is not passed on as random bytes, and not written
+/// over in part.
+#[test]
+fn a_page_under_another_key_is_an_error() {
+    let (keys, file, plain) = (keys(), Memory::new(usize::MAX), plain());
+    let bytes = std::array::from_fn::<u8, 64, _>(|at| at as u8 ^ 0x55);
+    let other = DataKey::from_bytes(CipherId::Aes256Xts, &bytes).unwrap();
+    let mut pages = plain.clone();
+    for page in pages.chunks_exact_mut(PAGE) {
+        page[4..8].copy_from_slice(&2_u32.to_le_bytes());
+        wal::seal(page, &PageKey::new(&other), wal::Mark::of_version(KeyVersion::FIRST));
+    }
+    file.bytes.borrow_mut().clone_from(&pages);
+    let mut scratch = vec![0; 2 * PAGE];
+    let mut page = vec![0; PAGE];
+    for at in (0..PAGES).map(|number| (number * PAGE) as u64) {
+        let got = wal_segments::read(&keys, &file, &mut scratch, PAGE, &mut page, at);
+        let fault = got.unwrap_err();
+        assert_eq!((fault.address, fault.cause), (BASE + at, Cause::OtherKey));
+        let part = &plain[at as usize + 50..at as usize + 60];
+        let wrote = wal_segments::write(&keys, &file, &mut scratch, PAGE, part, at + 50);
+        assert_eq!(wrote.unwrap_err().cause, Cause::OtherKey);
+    }
+    assert_eq!(*file.bytes.borrow(), pages);
+    // Of a page that is written as a whole nothing is needed.
+    let wrote = wal_segments::write(&keys, &file, &mut scratch, PAGE, &plain, 0);
+    assert_eq!(wrote.unwrap(), plain.len() as isize);
+    let mut all = vec![0; plain.len()];
+    wal_segments::read(&keys, &file, &mut scratch, PAGE, &mut all, 0).unwrap();
+    assert_eq!(all, plain);
 }
 
 #[test]

@@ -31,6 +31,7 @@ const NOT_OURS: &[&str] = &[
 /// Messages composed of pieces that are not next to each other in the code.
 const COMPOSED: &[&str] = &[
     "no WAL key of version ... for the WAL page at ...",
+    "wrong WAL key of version ... for the WAL page at ...",
     "cannot open the WAL page at ...: the key of the cluster is locked",
     "there is no room for more rekey jobs",
 ];

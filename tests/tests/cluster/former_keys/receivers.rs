@@ -86,3 +86,58 @@ fn wal_keys_are_kept_for_receivers() -> Result<()> {
         Ok(())
     })
 }
+
+/// A rotation that a failover has lost: the new primary makes a key with the same version. What is
+/// written with the keystore of the old one is not taken for the end of WAL.
+#[test]
+fn wal_under_a_key_of_another_history_is_not_the_end_of_wal() -> Result<()> {
+    let (mut lost, _keys) = cluster()?;
+    lost.set(&[("pagevault.wal_encryption", "on")])?;
+    lost.eventually("SELECT wal_encrypted FROM pagevault.status", "t")?;
+    let mut primary = standby_of(&lost, &[])?;
+    wait_for(&primary, &lost)?;
+    primary.stop(StopMode::Fast)?;
+    lost.sql("SELECT pagevault.rotate_wal_key()")?;
+    let copy = copy_of_keystore(&lost)?;
+    for server in [&mut lost, &mut primary] {
+        server.without_witness("its WAL is lost");
+        pagevault_tests::standby::allow_what_failovers_say(server);
+    }
+    lost.kill()?;
+    primary.start_server()?;
+    primary.promote()?;
+    primary.sql("SELECT pg_switch_wal(); CHECKPOINT; SELECT pg_switch_wal(); CHECKPOINT")?;
+    ensure!(primary.text("SELECT pagevault.rotate_wal_key()")? == "2");
+    primary.sql("SELECT pg_create_physical_replication_slot('slot', true)")?;
+    let mut restored = Cluster::from_files(|target| {
+        primary.base_backup_with(target, &["-X", "none", "--no-manifest"])
+    })?;
+    primary.sql("UPDATE t SET name = name || 'x'; SELECT pg_switch_wal()")?;
+    primary.sql("UPDATE t SET name = name || 'y'; SELECT pg_switch_wal()")?;
+    let archive = primary.directory().join("received");
+    fs::create_dir(&archive)?;
+    primary.installation().give(&archive)?;
+    let mut receive = with_copy(&primary, &copy, "pg_receivewal");
+    let end = primary.text("SELECT pg_current_wal_flush_lsn()")?;
+    run(receive.args(["--slot=slot", "--no-loop", "--endpos", &end, "-D"]).arg(&archive))?;
+    let signal = restored.data_directory().join("recovery.signal");
+    fs::write(&signal, "")?;
+    restored.installation().give(&signal)?;
+    restored.append_conf(&format!("restore_command = 'cp {}/%f %p'", archive.display()))?;
+    let message = "wrong WAL key of version 2 for the WAL page at";
+    restored.allow_log(message);
+    ensure!(restored.start_server().is_err(), "it has started");
+    ensure!(restored.log().contains(message), "{}", restored.log());
+
+    let dump = |keystore: &str| -> Result<String> {
+        let segments = pagevault_tests::wal::Segment::all(&archive)?;
+        let last = segments.last().context("no segment")?;
+        let output = with_copy(&primary, keystore, "pg_waldump").arg(&last.path).output()?;
+        Ok(String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
+    };
+    let own = dump(&primary.data_directory().to_string_lossy())?;
+    ensure!(own.contains(message) && !own.contains("UPDATE"), "{own}");
+    let with_the_copy = dump(&copy)?;
+    ensure!(with_the_copy.contains("UPDATE"), "{with_the_copy}");
+    Ok(())
+}

@@ -1,6 +1,8 @@
 //! Errors of WAL pages that cannot be opened or sealed.
 
 use libc::ssize_t;
+use pagevault_keystore::KeyVersion;
+use pagevault_keystore::wal_pages::Cause;
 use pgrx::{PgSqlErrorCode, pg_sys};
 
 use crate::keys::usage::key_error::KeyError;
@@ -27,9 +29,24 @@ pub(super) unsafe fn raise(fault: Fault) -> ! {
     unsafe { pg_sys::panic::pgrx_extern_c_guard(|| report(fault).fatal()) }
 }
 
+/// PostgreSQL's own check of the header (`XLogReaderValidatePageHeader`, xlogreader.c) would end
+/// recovery without an error.
+fn other_key(version: KeyVersion, page: &str) -> Report {
+    Report::new(
+        PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
+        format!("wrong WAL key of version {version} for {page}"),
+    )
+    .detail("The page is encrypted under another key with the same version, or it is damaged. There are several if a failover or a restore has lost a rotation: whatever writes WAL with a copy of the keystore from before, such as pg_receivewal run by pagevault-keyring exec, goes on with the other key.")
+    .hint("Take this WAL from elsewhere: from another archive, or from pg_wal of the server that wrote it. A copy of the keystore with the other key can read it. Do not reset WAL, and give such programs a new copy of the keystore.")
+}
+
 fn report(fault: Fault) -> Report {
     let Fault { address, version, cause } = fault;
     let page = format!("the WAL page at {address}");
+    let cause = match cause {
+        Cause::Key(error) => error,
+        Cause::OtherKey => return other_key(version, &page),
+    };
     match cause {
         KeyError::Locked { .. } | KeyError::Refused { .. } => Report::new(
             PgSqlErrorCode::ERRCODE_CANNOT_CONNECT_NOW,
