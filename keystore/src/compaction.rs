@@ -7,10 +7,18 @@
 //! and no kept record moves away from the beginning. Tombstones move to the place of the first
 //! record of their file, and what is said of forgotten keys takes the place of such keys. Each is
 //! shorter than what it replaces.
+//!
+//! A database key that is wrapped again, and a provider that is set again, take the place of the
+//! first record that they make obsolete. They may be longer. If there is no room, because nothing
+//! before them is left out, the obsolete record stays, too, unless no backup is in progress
+//! ([`Room`]).
+
+mod successors;
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
+use self::successors::Successors;
 use crate::former::Range;
 use crate::log::COMPACT_BATCH;
 use crate::record::Record;
@@ -18,9 +26,31 @@ use crate::rel_file::RelFile;
 use crate::state::State;
 use crate::wal;
 
+/// Whether records may move away from the beginning.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Room {
+    /// No: a backup may be in progress.
+    AsBefore,
+    /// As far as a mark is long. What a backup in progress must have is followed by one: its first
+    /// checkpoint settles each log. Not if `fsync` is off.
+    Mark,
+    /// Yes.
+    Any,
+}
+
 /// Returns the records of `kept` in batches, in the order of `log`, from which they are taken.
-/// Records that `log` does not contain in this form come last.
+/// Empty batches of `log` are marks. Records that `log` does not contain in this form come last.
+/// For lack of room there are obsolete records as well; the state is the same.
 pub fn in_place<'a>(kept: &[&'a Record], log: &'a [Vec<Record>]) -> Vec<Vec<&'a Record>> {
+    arrange(kept, log, Room::AsBefore)
+}
+
+/// Like [`in_place`], with as much room as `room` says.
+pub fn arrange<'a>(
+    kept: &[&'a Record],
+    log: &'a [Vec<Record>],
+    room: Room,
+) -> Vec<Vec<&'a Record>> {
     let (stays, others) = find(kept, log);
     let (about_forgotten, others): (Vec<_>, Vec<_>) = others.into_iter().partition(|record| {
         matches!(record, Record::FormerFiles(_) | Record::KeysForgotten { .. })
@@ -28,7 +58,8 @@ pub fn in_place<'a>(kept: &[&'a Record], log: &'a [Vec<Record>]) -> Vec<Vec<&'a 
     let mut about_forgotten = AboutForgotten::new(about_forgotten);
     let places = log.iter().flatten().zip(stays.iter().copied());
     let tombstones = Tombstones::among(places.chain(others.iter().map(|record| (*record, true))));
-    let mut arranged = Arranged { tombstones, batches: Vec::new() };
+    let successors = Successors::among(log.iter().flatten().zip(stays.iter().copied()), room);
+    let mut arranged = Arranged { tombstones, successors, batches: Vec::new() };
     let mut stays = stays.into_iter();
     for batch in log {
         arranged.batch(batch.iter().zip(stays.by_ref()), &mut about_forgotten);
@@ -37,9 +68,10 @@ pub fn in_place<'a>(kept: &[&'a Record], log: &'a [Vec<Record>]) -> Vec<Vec<&'a 
         let batch = batch.iter().map(|record| (*record, true));
         arranged.batch(batch, &mut about_forgotten);
     }
-    let mut batches = arranged.batches;
+    let Arranged { mut batches, successors, .. } = arranged;
     batches.extend(in_batches(&about_forgotten.rest()));
-    if means_the_same(&batches, kept) { batches } else { in_batches(kept).collect() }
+    let number = kept.len() + successors.obsolete;
+    if means_the_same(&batches, kept, number) { batches } else { in_batches(kept).collect() }
 }
 
 fn in_batches<'r, 'a>(records: &'r [&'a Record]) -> impl Iterator<Item = Vec<&'a Record>> + 'r {
@@ -74,9 +106,10 @@ fn by_file(a: &Record, b: &Record) -> Ordering {
     file(a).cmp(&file(b)).then_with(|| a.cmp(b))
 }
 
-/// Whether records have the same meaning in both orders. Records that correct others depend on the
-/// order, but only on that among the records of a file: other files do not matter to it.
-fn means_the_same(batches: &[Vec<&Record>], kept: &[&Record]) -> bool {
+/// Whether records have the same meaning in both orders, and there are as many. Records that
+/// correct others depend on the order, but only on that among the records of a file: other files do
+/// not matter to it.
+fn means_the_same(batches: &[Vec<&Record>], kept: &[&Record], number: usize) -> bool {
     // Switches of WAL need the keys.
     let part = |record: &Record| file(record).filter(|file| !wal::is_key_place(*file));
     let mut arranged = batches.concat();
@@ -85,7 +118,7 @@ fn means_the_same(batches: &[Vec<&Record>], kept: &[&Record]) -> bool {
         records.sort_by_key(|record| part(record));
     }
     let state = |records: &[&Record]| State::from_records(records.iter().copied().cloned());
-    arranged.len() == kept.len()
+    arranged.len() == number
         && arranged
             .chunk_by(|a, b| part(a) == part(b))
             .zip(kept.chunk_by(|a, b| part(a) == part(b)))
@@ -162,6 +195,7 @@ impl<'a> Tombstones<'a> {
 /// first record of the file, kept or not.
 struct Arranged<'a> {
     tombstones: Tombstones<'a>,
+    successors: Successors<'a>,
     batches: Vec<Vec<&'a Record>>,
 }
 
@@ -172,15 +206,24 @@ impl<'a> Arranged<'a> {
         about_forgotten: &mut AboutForgotten<'a>,
     ) {
         let mut records = Vec::new();
+        let successors = &mut self.successors;
+        successors.begin_batch();
         for (record, stays) in batch {
+            successors.pass(record);
+            let arranged = records.len();
             let first = file(record).and_then(|file| self.tombstones.0.remove(&file));
             records.extend(first.into_iter().flatten());
             if !stays {
-                about_forgotten.put_in_place_of(record, &mut records);
-            } else if !matches!(record, Record::Destroyed { .. }) {
+                match successors.in_place_of(record) {
+                    Some(successor) => records.extend(successor),
+                    None => about_forgotten.put_in_place_of(record, &mut records),
+                }
+            } else if !matches!(record, Record::Destroyed { .. }) && successors.is_here(record) {
                 records.push(record);
             }
+            successors.add(&records[arranged..]);
         }
+        successors.end_batch(records.is_empty());
         if !records.is_empty() {
             self.batches.push(records);
         }
@@ -204,7 +247,7 @@ mod tests {
     use crate::record::Record;
     use crate::rel_file::{Phase, RelFile};
     use crate::state::State;
-    use crate::{DataKeyVersion, KeyVersion, Lsn, Scope};
+    use crate::{CheckValue, DataKeyVersion, DatabaseKey, KeyVersion, Lsn, Scope, Wrapping};
 
     fn file(relation: u32) -> RelFile {
         RelFile { tablespace: 1663, database: 5, relation }
@@ -251,8 +294,12 @@ mod tests {
     }
 
     fn in_place(kept: Vec<Record>, log: &[Vec<Record>]) -> Vec<Vec<Record>> {
+        arrange(kept, log, super::Room::AsBefore)
+    }
+
+    fn arrange(kept: Vec<Record>, log: &[Vec<Record>], room: super::Room) -> Vec<Vec<Record>> {
         let kept: Vec<_> = kept.iter().collect();
-        let batches = super::in_place(&kept, log).into_iter();
+        let batches = super::arrange(&kept, log, room).into_iter();
         batches.map(|batch| batch.into_iter().cloned().collect()).collect()
     }
 
@@ -310,6 +357,69 @@ mod tests {
         let mut expected = log.to_vec();
         expected.push(vec![data_key(2, 1)]);
         assert_eq!(in_place(kept, &log), expected);
+    }
+
+    fn database_key(version: u32, master_key: &str) -> Record {
+        let by = Wrapping::new(("provider", master_key), 1, vec![7; 60], 7);
+        let key = DatabaseKey::new(CheckValue::from_bytes([version as u8; 16]), by);
+        let version = KeyVersion::new(version).unwrap();
+        Record::DatabaseKey { scope: Scope::CLUSTER, version, key }
+    }
+
+    fn provider(options: &str) -> Record {
+        let (name, kind) = ("provider".to_owned(), "file".to_owned());
+        Record::Provider { name, kind, options: options.to_owned(), programs: false }
+    }
+
+    fn cluster_folded(log: &[Vec<Record>]) -> Vec<Record> {
+        State::from_records(log.iter().flatten().cloned()).unwrap().records(Scope::CLUSTER)
+    }
+
+    #[test]
+    fn a_new_wrapping_takes_the_place_of_the_first_one() {
+        let log = [
+            vec![provider("{}")],
+            vec![database_key(1, "old"), database_key(2, "old")],
+            vec![database_key(1, "mid")],
+            vec![provider("{1}"), database_key(3, "new")],
+            vec![database_key(1, "new"), database_key(2, "new")],
+            vec![provider("[]")],
+        ];
+        let batches = in_place(cluster_folded(&log), &log);
+        let expected = [
+            vec![provider("[]")],
+            vec![database_key(1, "new"), database_key(2, "new")],
+            vec![database_key(3, "new")],
+        ];
+        assert_eq!(batches, expected);
+        assert_eq!(in_place(cluster_folded(&batches), &batches), batches);
+    }
+
+    /// A longer one would push others away from the beginning.
+    #[test]
+    fn a_longer_wrapping_waits_for_room() {
+        let log = [
+            vec![database_key(1, "old")],
+            vec![database_key(2, "same")],
+            vec![database_key(1, "longer")],
+        ];
+        assert_eq!(in_place(cluster_folded(&log), &log), log);
+        let packed = vec![vec![database_key(1, "longer")], vec![database_key(2, "same")]];
+        let any = |log: &[_]| arrange(cluster_folded(log), log, super::Room::Any);
+        assert_eq!(any(&log), packed);
+        // What is left out before it makes room.
+        let log = [vec![vec![provider("{}"), provider("{}")]], log.to_vec()].concat();
+        let expected = [vec![vec![provider("{}")]], packed].concat();
+        assert_eq!(in_place(cluster_folded(&log), &log), expected);
+        // Where there was room for a copy between the two, there is one of them.
+        let log = [
+            vec![database_key(1, "old")],
+            vec![database_key(2, "same")],
+            vec![database_key(1, "longer still")],
+            vec![database_key(1, "longer")],
+        ];
+        let expected = [&log[..2], &[log[3].clone()]].concat();
+        assert_eq!(in_place(cluster_folded(&log), &log), expected);
     }
 
     /// Here the order of the log would give another state than `kept`.

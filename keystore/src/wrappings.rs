@@ -12,7 +12,7 @@ use std::collections::{HashMap, HashSet};
 
 use pagevault_cipher::{DataKeyVersion, KeyVersion};
 
-use crate::record::Record;
+use crate::record::{DatabaseKey, Record};
 use crate::rel_file::RelFile;
 use crate::scope::Scope;
 
@@ -102,6 +102,21 @@ pub fn leave_out_forgotten(records: &mut Vec<Record>, known: &HashSet<(Scope, Ke
     });
 }
 
+/// Whether a log has a wrapping of a database key that is not in force any more: whoever can use
+/// the master key that made it can open what is under the database key.
+pub fn has_former_of_database_keys<'a>(log: impl Iterator<Item = &'a Record> + Clone) -> bool {
+    let mut keys = log.filter_map(|record| match record {
+        Record::DatabaseKey { scope, version, key } => Some(((*scope, *version), key)),
+        _ => None,
+    });
+    let now: HashMap<_, _> = keys.clone().collect();
+    let is_former = |(name, key): ((Scope, KeyVersion), &DatabaseKey)| {
+        let now = now.get(&name);
+        key.wrappings().any(|by| now.is_none_or(|now| now.wrappings().all(|other| other != by)))
+    };
+    keys.any(is_former)
+}
+
 /// Adds to the records of a compacted log the older wrappings that `log` has of the keys in it.
 /// Idempotent. `folded`: in the order of [`State::records`](crate::state::State::records).
 pub fn with_older<'a>(
@@ -131,7 +146,10 @@ pub fn with_older<'a>(
 
 #[cfg(test)]
 mod tests {
-    use super::{database_keys, has_unknown, leave_out_forgotten, leave_out_unknown, with_older};
+    use super::{
+        database_keys, has_former_of_database_keys, has_unknown, leave_out_forgotten,
+        leave_out_unknown, with_older,
+    };
     use crate::record::Record;
     use crate::rel_file::{Phase, RelFile};
     use crate::state::State;
@@ -171,6 +189,26 @@ mod tests {
     fn rewriting(relation: u32) -> Record {
         let phase = Phase::under(DataKeyVersion::FIRST);
         Record::Rewriting { file: file(relation), phase, done: false }
+    }
+
+    #[test]
+    fn former_wrappings_of_database_keys_are_noticed() {
+        let with = |version: u32, names: &[&str]| {
+            let Record::DatabaseKey { scope, version, mut key } = database_key(version) else {
+                unreachable!()
+            };
+            let by = |name: &&str| Wrapping::new(("local", name), 1, vec![1; 60], 7);
+            let mut all = names.iter().map(by);
+            key.first = all.next().unwrap();
+            key.others = all.collect();
+            Record::DatabaseKey { scope, version, key }
+        };
+        let notices = |log: &[Record]| has_former_of_database_keys(log.iter());
+        // Others are added, and asked first.
+        let added = [with(1, &["a"]), with(2, &["c"]), with(1, &["a", "b"]), with(1, &["b", "a"])];
+        assert!(!notices(&added) && !notices(&[]) && !notices(&[data_key(1, 1), current(1)]));
+        assert!(notices(&[&added[..], &[with(1, &["b"])]].concat()));
+        assert!(notices(&[with(1, &["a"]), with(1, &["b"]), with(2, &["a"])]));
     }
 
     #[test]

@@ -65,9 +65,9 @@ pub(crate) fn start() -> Result<Loaded> {
     Ok(Loaded { shared, needs_keys, first_start })
 }
 
-/// A log larger than this, in bytes, is rewritten after a clean shutdown too if it has more
-/// obsolete records than that. Each rotation of a database key makes a record obsolete for each
-/// data key, so over years there are more of them than others.
+/// A log is rewritten after a clean shutdown too if it has former wrappings of database keys, or is
+/// larger than this, in bytes, and has more obsolete records than that. Each rotation of a database
+/// key makes a record obsolete for each data key, so over years there are more of them than others.
 const LARGE: u64 = 64 << 10;
 const OBSOLETE: usize = 1000;
 
@@ -99,17 +99,28 @@ fn read_logs(storage: &FileStorage, recovering: bool) -> Result<Vec<Contents>> {
                 wrappings::leave_out_unknown(&mut contents.records, &known);
             }
             rewrite(&mut log, &mut contents, whole.as_deref())?;
-        } else if contents.position.end > LARGE {
-            // No backup is in progress that could need older wrappings, so they are removed.
-            let state = state_of(contents.records.iter().cloned())?;
-            if contents.records.len() > state.count(scope) + OBSOLETE {
-                contents.records = state.records(scope);
-                replace(&mut log, &mut contents.position, &contents.records)?;
-            }
+        } else {
+            leave_out_obsolete(&mut log, &mut contents)?;
         }
         logs.push(contents);
     }
     Ok(logs)
+}
+
+/// After a clean shutdown: no backup is in progress that could need older wrappings, so they are
+/// removed.
+fn leave_out_obsolete(log: &mut Log<'_, FileStorage>, contents: &mut Contents) -> Result<()> {
+    let has_former = wrappings::has_former_of_database_keys(contents.records.iter());
+    if !has_former && contents.position.end <= LARGE {
+        return Ok(());
+    }
+    let (scope, count) = (contents.position.scope, contents.records.len());
+    let state = state_of(contents.records.iter().cloned())?;
+    if has_former || count > state.count(scope) + OBSOLETE {
+        contents.records = state.records(scope);
+        replace(log, &mut contents.position, &contents.records)?;
+    }
+    Ok(())
 }
 
 /// Refuses key files that do not belong together, as after an incomplete restore. If the server

@@ -13,8 +13,9 @@ use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
 use super::provider::unlock;
+use super::store::compact::{compact, remove_former_wrappings};
 use super::store::persist::{
-    apply_logged, cluster_state, compact, recovery_needs_room, remember, settle_now, stage,
+    apply_logged, cluster_state, recovery_needs_room, remember, settle_now, stage,
 };
 use super::store::{database_keys, directory, former};
 use super::usage::{data_keys, destruction};
@@ -80,6 +81,13 @@ pub(crate) fn replay(
     }
     if destroys && let Err(report) = compact(&lock, scope) {
         // The keys are not used any more. Their bytes stay in the file until it is rewritten.
+        report.send(PgLogLevel::WARNING);
+    }
+    let is_wrapped = |record: &Record| matches!(record, Record::DatabaseKey { .. });
+    if records.iter().any(is_wrapped)
+        && let Err(report) = remove_former_wrappings(&lock)
+    {
+        // The worker tries again.
         report.send(PgLogLevel::WARNING);
     }
     drop(lock);

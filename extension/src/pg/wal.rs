@@ -101,6 +101,13 @@ pub(super) unsafe fn insert_page(buffer: pg_sys::Buffer) -> Lsn {
     }
 }
 
+/// What is logged from now on is in a segment of its own, as after `pg_switch_wal()`
+/// (`RequestXLogSwitch`, xlog.c).
+pub(crate) fn begin_segment() {
+    // SAFETY: inserts a record; the caller is not in recovery.
+    unsafe { pg_sys::RequestXLogSwitch(false) };
+}
+
 /// Address of the next record.
 pub(crate) fn end() -> Lsn {
     // SAFETY: reads shared state; the caller is not in recovery.

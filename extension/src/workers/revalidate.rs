@@ -1,5 +1,6 @@
 //! Background worker: asks key providers regularly whether they would still unwrap the keys in use,
-//! evicts pages of locked relations from shared buffers, and forgets keys of files that are gone.
+//! evicts pages of locked relations from shared buffers, forgets keys that nothing needs, and
+//! removes former wrappings of database keys from the key file.
 
 use std::time::{Duration, Instant};
 
@@ -9,6 +10,7 @@ use pgrx::prelude::PgLogLevel;
 use super::dropped::Running;
 use crate::audit;
 use crate::keys::provider::revalidate::{Logged, revalidate};
+use crate::keys::store::compact::Leftovers;
 use crate::keys::store::escrow;
 use crate::keys::usage::authenticated::Conditions;
 use crate::keys::usage::forgetting;
@@ -42,14 +44,22 @@ pub(super) fn main() {
     let mut withdrawal = Withdrawal::default();
     let mut forgetting = forgetting::Watch::default();
     let mut dropped = Running::default();
+    let mut former_wrappings = Leftovers::default();
     let mut last = Instant::now(); // server start has just asked
     loop {
         withdrawal.scan_if_due();
         forgetting.run_if_due();
         dropped.go_on(&mut forgetting);
+        former_wrappings.run_if_due();
         let due_in =
             || guc::revalidate_interval().map(|pause| pause.saturating_sub(last.elapsed()));
-        let pauses = [due_in(), withdrawal.due_in(), Some(forgetting.due_in()), dropped.due_in()];
+        let pauses = [
+            due_in(),
+            withdrawal.due_in(),
+            Some(forgetting.due_in()),
+            dropped.due_in(),
+            Some(former_wrappings.due_in()),
+        ];
         process::wait_in_worker(pauses.into_iter().flatten().fold(SLEEP, Duration::min));
         audit::settings::log_changes();
         conditions.log_change();

@@ -68,10 +68,9 @@ pub(super) fn frames(bytes: &[u8], scope: Scope) -> Result<Vec<Frame>, FormatErr
     Ok(frames)
 }
 
-/// The records of a log in their batches, none of which is empty.
+/// The records of a log in their batches. A mark is an empty one.
 pub fn batches(bytes: &[u8], scope: Scope) -> Result<Vec<Vec<Record>>, FormatError> {
-    let batches = frames(bytes, scope)?.into_iter().map(|frame| frame.records);
-    Ok(batches.filter(|batch| !batch.is_empty()).collect())
+    Ok(frames(bytes, scope)?.into_iter().map(|frame| frame.records).collect())
 }
 
 /// Adds the records of each batch and mark, and passes them to `take` together with the offset of

@@ -1,7 +1,10 @@
 use std::collections::{BTreeSet, HashMap};
 
+use pagevault_keystore::compaction::Room;
 use pagevault_keystore::state::State;
-use pagevault_keystore::{Record, batch, compaction, wrappings};
+use pagevault_keystore::{
+    CheckValue, DatabaseKey, KeyVersion, Record, Scope, Wrapping, batch, compaction, wrappings,
+};
 use proptest::prelude::*;
 
 use crate::redo::any_history;
@@ -56,5 +59,81 @@ proptest! {
                 }
             }
         }
+    }
+}
+
+/// Histories of providers and database keys: names of different lengths, some of them often.
+fn any_wrappings() -> impl Strategy<Value = Vec<Vec<Record>>> {
+    let provider = (0..3_u8, 0..40_usize).prop_map(|(name, length)| Record::Provider {
+        name: format!("p{name}"),
+        kind: "file".to_owned(),
+        options: "x".repeat(length),
+        programs: false,
+    });
+    let dropped = (0..3_u8).prop_map(|name| Record::DropProvider { name: format!("p{name}") });
+    let key = (1..4_u32, 0..3_u8, 1..80_usize).prop_map(|(version, by, length)| {
+        let provider = format!("p{by}");
+        let by = Wrapping::new((&provider, "key"), 1, vec![by; length], 7);
+        Record::DatabaseKey {
+            scope: Scope::CLUSTER,
+            version: KeyVersion::new(version).unwrap(),
+            key: DatabaseKey::new(CheckValue::from_bytes([version as u8; 16]), by),
+        }
+    });
+    let record = prop_oneof![2 => provider, 1 => dropped, 4 => key];
+    // A mark is an empty batch.
+    prop::collection::vec(prop::collection::vec(record, 0..4), 1..12)
+}
+
+proptest! {
+    /// Whatever part of the old log a copy has the length of: each database key and provider that
+    /// it would have had is there, as it was by then or as it is now.
+    #[test]
+    fn a_copy_of_any_length_has_what_it_had(log in any_wrappings(), room: bool) {
+        let (room, mark) = if room { (Room::Mark, batch::HEADER) } else { (Room::AsBefore, 0) };
+        let now = State::from_records(log.concat()).unwrap();
+        let folded = now.records(Scope::CLUSTER);
+        let kept: Vec<_> = folded.iter().collect();
+        let batches: Vec<Vec<Record>> = compaction::arrange(&kept, &log, room)
+            .into_iter()
+            .map(|batch| batch.into_iter().cloned().collect())
+            .collect();
+        prop_assert_eq!(&State::from_records(batches.concat()).unwrap(), &now);
+        let length = |batch: &Vec<Record>| {
+            batch::encode(batch).map_or(batch::HEADER, |bytes| bytes.len())
+        };
+        let all = |log: &[Vec<Record>]| log.iter().map(length).sum::<usize>();
+        prop_assert!(all(&batches) <= all(&log) + mark);
+        for end in 0..=log.len() {
+            let then = State::from_records(log[..end].concat()).unwrap();
+            let mut room = all(&log[..end]) + mark;
+            let copied = batches.iter().take_while(|batch| {
+                let fits = length(batch) <= room;
+                room = room.saturating_sub(length(batch));
+                fits
+            });
+            let copied = State::from_records(copied.flatten().cloned()).unwrap();
+            for (scope, version, key) in then.database_keys() {
+                let found = copied.database_key(scope, version);
+                let is_now = found == now.database_key(scope, version);
+                prop_assert!(found.is_some() && (found == Some(key) || is_now), "{:?}", found);
+            }
+            for (name, provider) in then.providers() {
+                let (found, is) = (copied.provider(name), now.provider(name));
+                prop_assert!(found == Some(provider) || found == is, "{:?}", found);
+            }
+        }
+    }
+
+    /// Without a backup in progress nothing obsolete is left.
+    #[test]
+    fn with_room_nothing_obsolete_is_left(log in any_wrappings()) {
+        let now = State::from_records(log.concat()).unwrap();
+        let folded = now.records(Scope::CLUSTER);
+        let kept: Vec<_> = folded.iter().collect();
+        let batches = compaction::arrange(&kept, &log, Room::Any).concat();
+        prop_assert_eq!(batches.len(), kept.len());
+        let batches = batches.into_iter().cloned();
+        prop_assert_eq!(State::from_records(batches).unwrap(), now);
     }
 }

@@ -88,7 +88,7 @@ impl Server {
         }
     }
 
-    /// What the key log says now, batch by batch.
+    /// What the key log says now, batch by batch; a mark is an empty one.
     pub fn batches(&self) -> Option<Vec<Vec<Record>>> {
         log::batches(self.log_bytes()?, SCOPE).ok()
     }

@@ -19,6 +19,7 @@ mod errors;
 mod escrow;
 mod exec;
 mod former_keys;
+mod former_wrappings;
 mod golden;
 mod health;
 mod hygiene;

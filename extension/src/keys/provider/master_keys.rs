@@ -12,12 +12,13 @@ use pagevault_keystore::record::MAX_MASTER_KEYS;
 use pagevault_keystore::state::State;
 use pagevault_keystore::{CheckValue, DatabaseKey, Record, Scope, Wrapping};
 use pgrx::PgSqlErrorCode as Code;
+use pgrx::prelude::PgLogLevel;
 
 use super::operations::{self, Answer, Question};
 use super::proof::{self, Expects};
 use super::revoked;
 use crate::keys::names::check_key_name;
-use crate::keys::store::{database_keys, persist};
+use crate::keys::store::{compact, database_keys, persist};
 use crate::keys::usage::{data_keys, refused};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result, internal};
@@ -263,9 +264,22 @@ fn wrap_with(by: &str, state: &State, scope: Scope, targets: &[Target]) -> Resul
         persist::append(&lock, Scope::CLUSTER, &records.collect::<Vec<_>>())?
     };
     wal::flush(end);
+    remove_former_wrappings();
     // The scope no longer uses the revoked master key.
     revoked::restore(scope)?;
     Ok(newest)
+}
+
+/// Removes what later base backups must not contain: older wrappings from the key file and, with a
+/// segment of its own for what follows, from the WAL that a backup has. What cannot be removed now
+/// the worker removes later.
+fn remove_former_wrappings() {
+    let removed = compact::remove_former_wrappings(&KeystoreLock::acquire());
+    match removed {
+        Ok(found) if found.were_there => wal::begin_segment(),
+        Ok(_) => {}
+        Err(report) => report.send(PgLogLevel::WARNING),
+    }
 }
 
 /// Creates a new database key and wraps data keys with it: those of this database if it has its own

@@ -10,7 +10,7 @@ use pagevault_keystore::{DataKeyVersion, Lsn, Phase, Record, RelFile, Scope};
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
-use super::persist;
+use super::{compact, persist};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result};
 use crate::pg::{process, relation_files};
@@ -158,7 +158,7 @@ pub(crate) fn forget(
         |file, last: Option<_>| last.is_some() && candidates.get(&file).copied() == last;
     let mut forgotten = HashSet::new();
     let mut replaced = 0;
-    persist::compact_changed(lock, scope, |state| {
+    compact::compact_changed(lock, scope, |state| {
         fault::point("forget.decided");
         let files = state.forget_keys(scope.number(), versions.gone, |file| {
             let last = directory.find(file).ok().flatten();

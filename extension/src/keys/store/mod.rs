@@ -1,5 +1,6 @@
 //! Storage of keys: key files and WAL, and the directory in shared memory that is built from them.
 
+pub(crate) mod compact;
 pub(crate) mod database_keys;
 pub(crate) mod directory;
 pub(crate) mod escrow;

@@ -20,7 +20,7 @@ use pagevault_keystore::log::{self, Contents, Log, LogError, Position, Settle};
 use pagevault_keystore::state::State;
 use pagevault_keystore::storage::{FileStorage, Storage};
 use pagevault_keystore::wal as wal_keys;
-use pagevault_keystore::{FormatError, Lsn, Problem, Record, Scope, batch, compaction, wrappings};
+use pagevault_keystore::{FormatError, Lsn, Problem, Record, Scope, batch};
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
@@ -334,42 +334,6 @@ fn apply_one(record: &Record) -> Result<()> {
     Ok(())
 }
 
-/// Rewrites the log of `scope` with only what is still needed, so that destroyed keys are no longer
-/// in the file. (Remains of the old file on the disk are not erased.) A base backup may be in
-/// progress; so older wrappings, and the order of records, are kept.
-pub(crate) fn compact(lock: &KeystoreLock, scope: Scope) -> Result<()> {
-    compact_changed(lock, scope, |_| true)
-}
-
-/// The same without what `change` takes out of the log's state; nothing is done if it returns
-/// false.
-pub(crate) fn compact_changed(
-    _lock: &KeystoreLock,
-    scope: Scope,
-    change: impl FnOnce(&mut State) -> bool,
-) -> Result<()> {
-    let control = &shmem::required()?.control;
-    let Some(position) = control.position(scope) else { return Ok(()) };
-    let storage = keystore_dir::storage()?;
-    let batches = read(&storage, scope, log::batches)?.unwrap_or_default();
-    let mut state = state_of(batches.iter().flatten().cloned())?;
-    if !change(&mut state) {
-        return Ok(());
-    }
-    let folded = state.records(scope);
-    drop(state);
-    let kept = wrappings::with_older(&folded, batches.iter().flatten());
-    let batches = compaction::in_place(&kept, &batches);
-    // A rewritten log is settled as a whole.
-    wal::flush(control.logged());
-    let mut log = Log::resume(&storage, position);
-    fault::point("keys.compaction");
-    log.compact_to(&batches).map_err(|e| keystore_failure(&e))?;
-    control
-        .set_position(&log.position())
-        .map_err(|_| internal("a key file has lost its place".to_owned()))
-}
-
 fn no_room(what: &str, detail: &str) -> Report {
     let message = format!("there is no room for more {what}");
     Report::new(PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED, message)
@@ -468,7 +432,7 @@ pub(crate) fn read_log(storage: &FileStorage, scope: Scope) -> Result<Option<Con
     read(storage, scope, log::replay)
 }
 
-fn read<T>(
+pub(super) fn read<T>(
     storage: &FileStorage,
     scope: Scope,
     replay: impl Fn(&[u8], Scope) -> std::result::Result<T, FormatError>,

@@ -25,7 +25,7 @@ use pagevault_cipher::{DataKeyVersion, KeyVersion, Lsn};
 use pagevault_keystore::{Record, RelFile, Scope};
 
 use super::data_keys;
-use crate::keys::store::{directory, persist};
+use crate::keys::store::{compact, directory, persist};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result, internal};
 use crate::pg::{buffers, process, relation_files, wal};
@@ -144,7 +144,7 @@ fn destroy_locked(
     let lsn = persist::append_durably(lock, Scope::database(database), &records, None)?;
     wal::flush(lsn);
     fault::point("shred.destroyed");
-    let not_compacted = persist::compact(lock, Scope::database(database)).err();
+    let not_compacted = compact::compact(lock, Scope::database(database)).err();
     fault::point("shred.compacted");
     Ok(Outcome { files: destroyed, former_keys, wrapped_by, lsn, same_keys, not_compacted })
 }
