@@ -9,11 +9,14 @@ CREATE VIEW pagevault.providers AS
 COMMENT ON VIEW pagevault.providers IS 'key providers, their options, and the results of the latest requests to them';
 
 CREATE VIEW pagevault.database_keys AS
-    SELECT CASE WHEN k.scope IS NULL THEN 'cluster' ELSE 'database' END AS scope,
+    SELECT CASE WHEN k.scope IS NULL THEN 'cluster'
+                WHEN k.scope::pg_catalog.int8 BETWEEN 100 AND 11999 THEN 'key group'
+                ELSE 'database' END AS scope,
            d.datname AS database,
            k.version, k.provider, k.master_key, k.master_key_version, k.state, k.wrapped_at,
-           k.preference
+           k.preference, g.key_group
       FROM pagevault.database_key_rows() k
+      LEFT JOIN pagevault.key_group_names() g ON g.number = k.scope
       LEFT JOIN pg_catalog.pg_database d ON d.oid = k.scope;
 COMMENT ON VIEW pagevault.database_keys IS 'database keys and the master keys that wrap them';
 
@@ -22,22 +25,29 @@ CREATE VIEW pagevault.data_keys AS
                CASE WHEN k.tablespace = d.dattablespace THEN 0 ELSE k.tablespace END, k.filenode
            )::pg_catalog.regclass AS relation,
            k.filenode, k.version, k.cipher, k.is_current,
-           CASE WHEN k.scope IS NULL THEN 'cluster' ELSE 'database' END AS scope,
-           k.database_key_version
+           CASE WHEN k.scope IS NULL THEN 'cluster'
+                WHEN k.scope::pg_catalog.int8 BETWEEN 100 AND 11999 THEN 'key group'
+                ELSE 'database' END AS scope,
+           k.database_key_version, g.key_group
       FROM pagevault.data_key_rows() k
+      LEFT JOIN pagevault.key_group_names() g ON g.number = k.scope
       JOIN pg_catalog.pg_database d ON d.datname = pg_catalog.current_database();
 COMMENT ON VIEW pagevault.data_keys IS 'wrapped data keys of the current database; relation is null if the file no longer exists';
 
 CREATE VIEW pagevault.key_ages AS
     SELECT k.kind,
-           CASE WHEN k.scope IS NULL THEN 'cluster' ELSE 'database' END AS scope,
+           CASE WHEN k.scope IS NULL THEN 'cluster'
+                WHEN k.scope::pg_catalog.int8 BETWEEN 100 AND 11999 THEN 'key group'
+                ELSE 'database' END AS scope,
            d.datname AS database,
            r.relation, k.version, k.since,
            pg_catalog.now() - k.since AS age,
            k.due_at - k.since AS rotate_after,
            k.due_at,
-           coalesce(k.due_at <= pg_catalog.now(), false) AS is_due
+           coalesce(k.due_at <= pg_catalog.now(), false) AS is_due,
+           g.key_group
       FROM pagevault.key_age_rows() k
+      LEFT JOIN pagevault.key_group_names() g ON g.number = k.scope
       JOIN pg_catalog.pg_database here ON here.datname = pg_catalog.current_database()
       LEFT JOIN pg_catalog.pg_database d ON d.oid = k.scope
      CROSS JOIN LATERAL (
@@ -49,19 +59,31 @@ COMMENT ON VIEW pagevault.key_ages IS 'keys in use, and when the server rotates 
 
 CREATE VIEW pagevault.former_keys AS
     SELECT k.kind,
-           CASE WHEN k.scope IS NULL THEN 'cluster' ELSE 'database' END AS scope,
+           CASE WHEN k.scope IS NULL THEN 'cluster'
+                WHEN k.scope::pg_catalog.int8 BETWEEN 100 AND 11999 THEN 'key group'
+                ELSE 'database' END AS scope,
            d.datname AS database,
-           k.first_version, k.last_version, k.keys, k.needed_for
+           k.first_version, k.last_version, k.keys, k.needed_for, g.key_group
       FROM pagevault.former_key_rows() k
+      LEFT JOIN pagevault.key_group_names() g ON g.number = k.scope
       LEFT JOIN pg_catalog.pg_database d ON d.oid = k.scope;
 COMMENT ON VIEW pagevault.former_keys IS 'keys that were replaced by later ones, and why this server still has them';
+
+CREATE VIEW pagevault.key_groups AS
+    SELECT k.key_group, k.created_at, k.state, k.key_version,
+           ARRAY(SELECT d.datname::pg_catalog.text FROM pg_catalog.pg_database d
+                  WHERE d.oid = ANY (k.databases) ORDER BY 1) AS databases,
+           k.relation_files, k.data_keys
+      FROM pagevault.key_group_rows() k;
+COMMENT ON VIEW pagevault.key_groups IS 'key groups: relations under a key of their own';
 
 CREATE VIEW pagevault.relations AS
     SELECT c.oid::pg_catalog.regclass AS relation,
            c.relkind AS kind,
            l.label,
            r.data_key_version IS NOT NULL AS encrypted,
-           r.data_key_version, r.cipher, r.sealed_only, r.authenticated, r.bytes
+           r.data_key_version, r.cipher, r.sealed_only, r.authenticated, r.bytes,
+           r.key_group
       FROM pg_catalog.pg_class c
       JOIN pagevault.relation_rows() r ON r.relation = c.oid
       LEFT JOIN pg_catalog.pg_seclabel l
@@ -111,7 +133,8 @@ COMMENT ON COLUMN pagevault.providers.consecutive_failures IS 'number of failed 
 COMMENT ON COLUMN pagevault.providers.latency_ms IS 'duration of the last request, in milliseconds';
 COMMENT ON COLUMN pagevault.providers.master_key_versions IS 'master keys in use, each with the newest version that wraps a key';
 
-COMMENT ON COLUMN pagevault.database_keys.scope IS 'owner of the key: cluster or database';
+COMMENT ON COLUMN pagevault.database_keys.key_group IS 'name of the key group, if the scope is one';
+COMMENT ON COLUMN pagevault.database_keys.scope IS 'owner of the key: cluster, database or key group';
 COMMENT ON COLUMN pagevault.database_keys.database IS 'name of the database; null for the cluster';
 COMMENT ON COLUMN pagevault.database_keys.version IS 'version of the database key';
 COMMENT ON COLUMN pagevault.database_keys.provider IS 'provider that holds the master key';
@@ -126,18 +149,29 @@ COMMENT ON COLUMN pagevault.data_keys.filenode IS 'file number of the relation';
 COMMENT ON COLUMN pagevault.data_keys.version IS 'version of the data key, 1 to 8191; each page contains the version under which it is encrypted';
 COMMENT ON COLUMN pagevault.data_keys.cipher IS 'cipher of the data key';
 COMMENT ON COLUMN pagevault.data_keys.is_current IS 'true if new pages are encrypted with this key';
-COMMENT ON COLUMN pagevault.data_keys.scope IS 'owner of the database key that wraps this key: cluster or database';
+COMMENT ON COLUMN pagevault.data_keys.key_group IS 'name of the key group, if the scope is one';
+COMMENT ON COLUMN pagevault.data_keys.scope IS 'owner of the database key that wraps this key: cluster, database or key group';
 COMMENT ON COLUMN pagevault.data_keys.database_key_version IS 'version of that database key';
 
+COMMENT ON COLUMN pagevault.key_groups.key_group IS 'name of the key group';
+COMMENT ON COLUMN pagevault.key_groups.created_at IS 'time when it was created';
+COMMENT ON COLUMN pagevault.key_groups.state IS 'no_master_key; unlocked; revoked (still usable, but its provider would no longer unwrap its key); or locked: its relations cannot be read or written';
+COMMENT ON COLUMN pagevault.key_groups.key_version IS 'version of its key; null if it has no master key yet';
+COMMENT ON COLUMN pagevault.key_groups.databases IS 'databases with relations in it';
+COMMENT ON COLUMN pagevault.key_groups.relation_files IS 'number of relation files that are written under its key; files that are gone count until their keys are forgotten';
+COMMENT ON COLUMN pagevault.key_groups.data_keys IS 'number of data keys under its key, former ones included';
+
 COMMENT ON COLUMN pagevault.former_keys.kind IS 'database, wal or data; data keys are those of files in use';
-COMMENT ON COLUMN pagevault.former_keys.scope IS 'owner of a database key, or of the file of a data key: cluster or database';
+COMMENT ON COLUMN pagevault.former_keys.key_group IS 'name of the key group, if the scope is one';
+COMMENT ON COLUMN pagevault.former_keys.scope IS 'owner of a database key, or of the file of a data key: cluster, database or key group';
 COMMENT ON COLUMN pagevault.former_keys.database IS 'name of the database; null for the cluster, and if the database was dropped';
 COMMENT ON COLUMN pagevault.former_keys.first_version IS 'lowest version of these keys';
 COMMENT ON COLUMN pagevault.former_keys.last_version IS 'highest version of these keys';
 COMMENT ON COLUMN pagevault.former_keys.keys IS 'number of keys';
 COMMENT ON COLUMN pagevault.former_keys.needed_for IS 'what needs them; null if nothing does: the server forgets them after pagevault.keep_former_keys (WAL keys: pagevault.keep_former_wal_keys) and a checkpoint';
 COMMENT ON COLUMN pagevault.key_ages.kind IS 'master, database, wal or data';
-COMMENT ON COLUMN pagevault.key_ages.scope IS 'owner of a master key or database key, or of the database key that wraps a data key: cluster or database';
+COMMENT ON COLUMN pagevault.key_ages.key_group IS 'name of the key group, if the scope is one';
+COMMENT ON COLUMN pagevault.key_ages.scope IS 'owner of a master key or database key, or of the database key that wraps a data key: cluster, database or key group';
 COMMENT ON COLUMN pagevault.key_ages.database IS 'name of the database; null for the cluster';
 COMMENT ON COLUMN pagevault.key_ages.relation IS 'relation of a data key';
 COMMENT ON COLUMN pagevault.key_ages.version IS 'version of the key in use';
@@ -156,6 +190,7 @@ COMMENT ON COLUMN pagevault.relations.cipher IS 'cipher used for writing';
 COMMENT ON COLUMN pagevault.relations.sealed_only IS 'true if the file is known to have no plaintext page, on any server: it was created encrypted, or a job has proven it. Such a page is refused in it, and so is one under a key from before the last such job';
 COMMENT ON COLUMN pagevault.relations.authenticated IS 'true if every page must have a tag, so that a changed or moved page is refused: sealed_only, and all keys under which pages are accepted are of ciphers that authenticate pages';
 COMMENT ON COLUMN pagevault.relations.bytes IS 'size of the main fork';
+COMMENT ON COLUMN pagevault.relations.key_group IS 'key group whose key wraps the data key used for writing; null if it is in none';
 
 COMMENT ON COLUMN pagevault.drift.relation IS 'name of the relation';
 COMMENT ON COLUMN pagevault.drift.expected IS 'encrypted, with the cipher if the label names one, or plaintext';
@@ -201,6 +236,13 @@ COMMENT ON FUNCTION pagevault.add_database_master_key(text, text) IS 'Wraps the 
 COMMENT ON FUNCTION pagevault.add_cluster_master_key(text, text) IS 'Wraps the key of the cluster with another master key, too; each of them unlocks it. It is asked last.';
 COMMENT ON FUNCTION pagevault.drop_database_master_key(text, text) IS 'Takes one of several master keys of the current database away. Another one must unlock.';
 COMMENT ON FUNCTION pagevault.drop_cluster_master_key(text, text) IS 'Takes one of several master keys of the cluster away. Another one must unlock.';
+COMMENT ON FUNCTION pagevault.create_key_group(text) IS 'Creates a key group: relations under a key of their own, whose master key another party may hold. Labels name it: ''encrypted key_group=NAME''. It cannot be rolled back.';
+COMMENT ON FUNCTION pagevault.drop_key_group(text) IS 'Drops a key group that nothing is encrypted in any more, with its key.';
+COMMENT ON FUNCTION pagevault.set_key_group_master_key(text, text, text) IS 'Sets or changes the master key of a key group.';
+COMMENT ON FUNCTION pagevault.add_key_group_master_key(text, text, text) IS 'Wraps the key of a key group with another master key, too; each of them unlocks it. It is asked last.';
+COMMENT ON FUNCTION pagevault.drop_key_group_master_key(text, text, text) IS 'Takes one of several master keys of a key group away. Another one must unlock.';
+COMMENT ON FUNCTION pagevault.rotate_key_group_master_key(text) IS 'Moves to a newer version of the master key of a key group. Returns the version that now wraps.';
+COMMENT ON FUNCTION pagevault.rotate_key_group_key(text) IS 'Creates a new key of a key group, and rewraps the data keys of the group with it. No page is rewritten. Returns the version of the new key.';
 COMMENT ON FUNCTION pagevault.rotate_database_key() IS 'Creates a new database key, for the current database if it has its own master key, else for the cluster, and rewraps its data keys with it. No page is rewritten. Returns the version of the new key.';
 COMMENT ON FUNCTION pagevault.rotate_wal_key() IS 'Creates a new WAL key, which encrypts WAL from the next page on. Returns its version.';
 COMMENT ON FUNCTION pagevault.unlock() IS 'Asks the providers now to unwrap keys that are locked or were revoked. If that fails, the error says why. Available during recovery.';
@@ -231,6 +273,7 @@ COMMENT ON FUNCTION pagevault.drift(boolean) IS 'The rows of the view drift. Wit
 COMMENT ON FUNCTION pagevault.shred(regclass, text) IS 'Destroys the data keys of a relation and its partitions, with their indexes, TOAST tables and owned sequences. confirm is the schema-qualified name of the relation.';
 COMMENT ON FUNCTION pagevault.shred_schema(regnamespace, text) IS 'Destroys the data keys of every relation in a schema.';
 COMMENT ON FUNCTION pagevault.shred_database(text, text) IS 'Destroys every data key of another database. Nobody may be connected to it.';
+COMMENT ON FUNCTION pagevault.shred_key_group(text, text) IS 'Destroys the key of a key group, and the data keys of its relations in the current database and of its former files. It must have no relation in another database. confirm is its name.';
 COMMENT ON FUNCTION pagevault.shred_former_files(text) IS 'Destroys the data keys of files of the current database that no longer exist: files of dropped relations, and files replaced by TRUNCATE, VACUUM FULL, REINDEX and similar commands. Makes a checkpoint first. confirm is the name of the database.';
 
 COMMENT ON FUNCTION pagevault.stats_rows() IS 'Serves the view stats.';
@@ -241,6 +284,8 @@ COMMENT ON FUNCTION pagevault.data_key_rows() IS 'Serves the view data_keys.';
 COMMENT ON FUNCTION pagevault.relation_rows() IS 'Serves the view relations.';
 COMMENT ON FUNCTION pagevault.former_key_rows() IS 'Serves the view former_keys.';
 COMMENT ON FUNCTION pagevault.key_age_rows() IS 'Serves the view key_ages.';
+COMMENT ON FUNCTION pagevault.key_group_rows() IS 'Serves the view key_groups.';
+COMMENT ON FUNCTION pagevault.key_group_names() IS 'Serves several views.';
 COMMENT ON FUNCTION pagevault.rekey_job_rows() IS 'Serves the view rekey_jobs.';
 
 -- Revoke everything that default privileges granted (ALTER DEFAULT PRIVILEGES), except the grants
@@ -274,14 +319,15 @@ $$;
 GRANT USAGE ON SCHEMA pagevault TO PUBLIC;
 GRANT SELECT ON pagevault.status, pagevault.data_keys, pagevault.relations TO PUBLIC;
 GRANT EXECUTE ON FUNCTION
-    pagevault.status_rows(), pagevault.data_key_rows(), pagevault.relation_rows(), pagevault.is_encrypted(regclass)
+    pagevault.status_rows(), pagevault.data_key_rows(), pagevault.relation_rows(), pagevault.is_encrypted(regclass),
+    pagevault.key_group_names()
     TO PUBLIC;
 
 -- Monitoring: drift, state on disk, cost.
 GRANT SELECT ON pagevault.drift, pagevault.stats, pagevault.key_ages,
-    pagevault.former_keys TO pg_monitor, pagevault_admin;
+    pagevault.former_keys, pagevault.key_groups TO pg_monitor, pagevault_admin;
 GRANT EXECUTE ON FUNCTION pagevault.drift(boolean), pagevault.verify(regclass), pagevault.stats_rows(),
-    pagevault.key_age_rows(), pagevault.former_key_rows()
+    pagevault.key_age_rows(), pagevault.former_key_rows(), pagevault.key_group_rows()
     TO pg_monitor, pagevault_admin;
 
 -- Key management. Functions that change something check the role again.
@@ -294,7 +340,11 @@ GRANT EXECUTE ON FUNCTION
     pagevault.add_database_master_key(text, text), pagevault.add_cluster_master_key(text, text),
     pagevault.drop_database_master_key(text, text), pagevault.drop_cluster_master_key(text, text),
     pagevault.rotate_database_master_key(), pagevault.rotate_cluster_master_key(),
-    pagevault.rotate_database_key(), pagevault.rotate_wal_key(), pagevault.unlock()
+    pagevault.rotate_database_key(), pagevault.rotate_wal_key(), pagevault.unlock(),
+    pagevault.create_key_group(text), pagevault.drop_key_group(text),
+    pagevault.set_key_group_master_key(text, text, text), pagevault.add_key_group_master_key(text, text, text),
+    pagevault.drop_key_group_master_key(text, text, text),
+    pagevault.rotate_key_group_master_key(text), pagevault.rotate_key_group_key(text)
     TO pagevault_admin;
 
 -- Not for PUBLIC, because it writes: owners have SECURITY LABEL, or can be granted this.
@@ -305,7 +355,7 @@ GRANT EXECUTE ON FUNCTION
     pagevault.reconcile(regclass), pagevault.rotate_data_key(regclass), pagevault.rotate_all_data_keys(),
     pagevault.pause_rekey(bigint), pagevault.resume_rekey(bigint), pagevault.cancel_rekey(bigint),
     pagevault.shred(regclass, text), pagevault.shred_schema(regnamespace, text), pagevault.shred_database(text, text),
-    pagevault.shred_former_files(text)
+    pagevault.shred_former_files(text), pagevault.shred_key_group(text, text)
     TO pagevault_admin;
 
 -- Monitoring can see jobs, and owners can wait for them (each function checks the relation's

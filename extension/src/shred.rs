@@ -1,5 +1,5 @@
-//! Shredding: destroying the data keys of relations, of a schema or of a database, so that their
-//! data cannot be read again.
+//! Shredding: destroying the data keys of relations, of a schema, a key group or a database, so
+//! that their data cannot be read again.
 //!
 //! The relations are locked as for DROP. Dirty pages are written, and all pages on disk are
 //! checked, because destroying keys does not destroy plaintext pages. The pages are dropped from
@@ -10,6 +10,8 @@
 //! Nothing of this can be rolled back. Ordinary changes, the deletion of statistics, are committed
 //! by another process before the first key is destroyed. What deleted rows leave in the pages of
 //! statistics is also cleared before that ([`remnants`]).
+
+pub(crate) mod key_group;
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -47,6 +49,22 @@ pub(crate) struct Shredded {
     pub(crate) plaintext_files: usize,
     /// The files do not exist any more.
     pub(crate) are_gone: bool,
+    /// The key group that has ended.
+    pub(crate) key_group: Option<String>,
+}
+
+impl Shredded {
+    fn nothing() -> Shredded {
+        Shredded {
+            names: Vec::new(),
+            outcome: Outcome::nothing(),
+            statistics: None,
+            cleared: Vec::new(),
+            plaintext_files: 0,
+            are_gone: true,
+            key_group: None,
+        }
+    }
 }
 
 /// Shreds a relation and those that follow it.
@@ -138,6 +156,7 @@ fn relations(
         cleared,
         plaintext_files: 0,
         are_gone: false,
+        key_group: None,
     })
 }
 
@@ -295,6 +314,7 @@ pub(crate) fn database(by: &str, name: &ServerText, confirm: &str) -> Result<Shr
         cleared: Vec::new(),
         plaintext_files,
         are_gone: false,
+        key_group: None,
     })
 }
 
@@ -329,6 +349,7 @@ pub(crate) fn former_files(by: &str, confirm: &str) -> Result<Shredded> {
         cleared,
         plaintext_files: 0,
         are_gone: true,
+        key_group: None,
     })
 }
 

@@ -126,7 +126,7 @@ impl Keystore {
     #[must_use]
     pub fn is_gone(&self, scope: Scope) -> bool {
         let found = self.databases.get_or_init(|| databases(&self.data_directory));
-        !scope.is_cluster()
+        scope.is_database()
             && found.as_ref().is_some_and(|databases| !databases.contains(&scope.number()))
     }
 

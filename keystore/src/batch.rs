@@ -307,6 +307,8 @@ pub fn describe(record: &Record) -> String {
         Record::KeysForgotten { database, by } => {
             format!("keys of former rels of {database} gone at {by} forgotten")
         }
+        Record::KeyGroup { group, name, .. } => format!("key group {group} {name}"),
+        Record::EndedKeyGroup { group, .. } => format!("key group {group} ended"),
     }
 }
 

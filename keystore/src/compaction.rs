@@ -5,8 +5,8 @@
 //! lacks its end. WAL contains what was added after the backup began, but nothing older; so older
 //! records must not be in that end. Hence records keep the order and the batches of the old log,
 //! and no kept record moves away from the beginning. Tombstones move to the place of the first
-//! record of their file, and what is said of forgotten keys takes the place of such keys. Each is
-//! shorter than what it replaces.
+//! record of their file or key group, and what is said of forgotten keys takes the place of such
+//! keys. Each is shorter than what it replaces.
 //!
 //! A database key that is wrapped again, and a provider that is set again, take the place of the
 //! first record that they make obsolete. They may be longer. If there is no room, because nothing
@@ -23,6 +23,7 @@ use crate::former::Range;
 use crate::log::COMPACT_BATCH;
 use crate::record::Record;
 use crate::rel_file::RelFile;
+use crate::scope::KeyGroup;
 use crate::state::State;
 use crate::wal;
 
@@ -173,26 +174,50 @@ impl<'a> AboutForgotten<'a> {
     }
 }
 
-/// The tombstones that are kept, by file.
-struct Tombstones<'a>(BTreeMap<RelFile, Vec<&'a Record>>);
+/// The tombstones that are kept, by what they are about.
+struct Tombstones<'a>(BTreeMap<About, Vec<&'a Record>>);
 
 impl<'a> Tombstones<'a> {
     /// Of records, and whether each is kept.
     fn among(records: impl Iterator<Item = (&'a Record, bool)>) -> Self {
-        let mut by_file: BTreeMap<_, Vec<_>> = BTreeMap::new();
+        let mut by_subject: BTreeMap<_, Vec<_>> = BTreeMap::new();
         for (record, stays) in records {
-            if let Record::Destroyed { file, .. } = record
+            if is_tombstone(record)
                 && stays
+                && let Some(about) = About::of(record)
             {
-                by_file.entry(*file).or_default().push(record);
+                by_subject.entry(about).or_default().push(record);
             }
         }
-        Self(by_file)
+        Self(by_subject)
     }
 }
 
-/// The kept records, without empty batches. The tombstone of each file is moved to the place of the
-/// first record of the file, kept or not.
+fn is_tombstone(record: &Record) -> bool {
+    matches!(record, Record::Destroyed { .. } | Record::EndedKeyGroup { .. })
+}
+
+/// What a record is about, if that may get a tombstone.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+enum About {
+    File(RelFile),
+    KeyGroup(KeyGroup),
+}
+
+impl About {
+    fn of(record: &Record) -> Option<Self> {
+        match record {
+            Record::KeyGroup { group, .. } | Record::EndedKeyGroup { group, .. } => {
+                Some(Self::KeyGroup(*group))
+            }
+            Record::DatabaseKey { scope, .. } => scope.key_group().map(Self::KeyGroup),
+            _ => file(record).map(Self::File),
+        }
+    }
+}
+
+/// The kept records, without empty batches. Each tombstone is moved to the place of the first
+/// record about the same file or key group, kept or not.
 struct Arranged<'a> {
     tombstones: Tombstones<'a>,
     successors: Successors<'a>,
@@ -211,14 +236,14 @@ impl<'a> Arranged<'a> {
         for (record, stays) in batch {
             successors.pass(record);
             let arranged = records.len();
-            let first = file(record).and_then(|file| self.tombstones.0.remove(&file));
+            let first = About::of(record).and_then(|about| self.tombstones.0.remove(&about));
             records.extend(first.into_iter().flatten());
             if !stays {
                 match successors.in_place_of(record) {
                     Some(successor) => records.extend(successor),
                     None => about_forgotten.put_in_place_of(record, &mut records),
                 }
-            } else if !matches!(record, Record::Destroyed { .. }) && successors.is_here(record) {
+            } else if !is_tombstone(record) && successors.is_here(record) {
                 records.push(record);
             }
             successors.add(&records[arranged..]);
@@ -287,6 +312,29 @@ mod tests {
     fn rewriting(relation: u32, done: bool) -> Record {
         let phase = Phase::under(version(2));
         Record::Rewriting { file: file(relation), phase, done }
+    }
+
+    /// A copy that ends before the tombstone of a key group would have neither its key nor that.
+    #[test]
+    fn the_tombstone_of_a_key_group_takes_its_place() {
+        let group = |number| crate::KeyGroup::new(number).unwrap();
+        let made = |number| {
+            let name = format!("group{number}");
+            vec![Record::KeyGroup { group: group(number), name, at: 1 }]
+        };
+        let key = |number| {
+            let wrapping = crate::Wrapping::new(("local", "main"), 1, vec![1; 60], 7);
+            let check = crate::CheckValue::from_bytes([1; 16]);
+            let (scope, version) = (group(number).scope(), KeyVersion::FIRST);
+            let key = crate::DatabaseKey::new(check, wrapping);
+            vec![Record::DatabaseKey { scope, version, key }]
+        };
+        let ended = vec![Record::EndedKeyGroup { group: group(101), at: 2 }];
+        let log = [made(101), key(101), made(102), key(102), ended.clone()];
+        let state = State::from_records(log.iter().flatten().cloned()).unwrap();
+        let batches = in_place(state.records(Scope::CLUSTER), &log);
+        assert_eq!(batches, [ended, made(102), key(102)]);
+        assert_eq!(State::from_records(batches.concat()), Ok(state));
     }
 
     fn folded(log: &[Vec<Record>]) -> Vec<Record> {

@@ -83,7 +83,7 @@ impl Mark {
         let made = lines.next()?.strip_prefix("made ")?.parse().ok()?;
         let key = |line: &str| {
             let (scope, version) = line.strip_prefix("key ")?.split_once(' ')?;
-            Some((Scope::database(scope.parse().ok()?), KeyVersion::new(version.parse().ok()?)?))
+            Some((Scope::from_number(scope.parse().ok()?), KeyVersion::new(version.parse().ok()?)?))
         };
         let keys = lines.map(key).collect::<Option<_>>()?;
         Some(Self { keystore, made, keys })

@@ -74,4 +74,4 @@ pub use error::{FormatError, Problem};
 pub use pagevault_cipher::{DataKeyVersion, KeyVersion, Lsn};
 pub use record::{DatabaseKey, Record, Wrapping};
 pub use rel_file::{Phase, RelFile};
-pub use scope::Scope;
+pub use scope::{KeyGroup, Scope};

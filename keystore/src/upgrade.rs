@@ -107,6 +107,7 @@ pub fn is_part_of(state: &State, whole: &State) -> bool {
         .database_keys()
         .all(|(scope, version, key)| whole.database_key(scope, version) == Some(key))
         && state.providers().all(|(name, provider)| whole.provider(name) == Some(provider))
+        && state.key_groups().all(|(group, known)| whole.key_group(group) == Some(known))
         && state.files().all(|(file, entry)| whole.file(file) == Some(entry))
         && state.wal_switches().all(|switch| whole.wal_switches().any(|other| other == switch))
 }

@@ -122,6 +122,14 @@ def keys_forgotten(database, by):
     return record(16, struct.pack("<IQ", database, by))
 
 
+def key_group(group, name, at):
+    return record(17, struct.pack("<Iq", group, at) + text(name))
+
+
+def ended_key_group(group, at):
+    return record(18, struct.pack("<Iq", group, at))
+
+
 def frame(settled, logged, records):
     body = b"".join(records)
     head = b"\xdbpv\xb1" + struct.pack("<HHIIQQ", 1, 0, len(body), crc32c(body), settled, logged)
@@ -240,6 +248,13 @@ rotated.append(
     database_key_2(0, 1, "disk", "main", 2, b"\x04", b"\xc1" * 16, (1700000000, 1700000008, 1700000008)),
     database_key_2(0, 2, "disk", "main", 2, b"\x05", b"\xc2" * 16, (1700000009, 1700000009, 1700000008)),
 )
+
+groups = Log(0, 0)
+groups.append(key_group(100, "acme", 1700000010))
+groups.append(database_key(100, 1, "disk", "acme", 1, b"\x06\x07", b"\xc4" * 16, 1700000011))
+groups.append(key_group(11999, "0_x-9", -1))
+groups.append(ended_key_group(11999, 1700000012))
+(HERE / "groups.keys").write_bytes(groups.content)
 
 (HERE / "rotated.keys").write_bytes(rotated.content)
 (HERE / "10.keys").write_bytes(former.content)

@@ -58,7 +58,8 @@ impl<C: Catalog> Policy<'_, C> {
         let Some(wanted) = self.wanted_or_kept(relation)? else { return Ok(None) };
         let current = self.catalog.cipher_of(relation.file);
         let stray = stray(&wanted)?;
-        let differs = !wanted.is_met_by(current) || stray > 0;
+        let differs =
+            !wanted.is_met_by(current) || stray > 0 || self.is_in_other_key_group(relation)?;
         Ok(differs.then_some(Drift { wanted, current, stray }))
     }
 }

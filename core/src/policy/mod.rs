@@ -10,6 +10,7 @@
 //! | [`relation`] | the facts about a relation that count |
 //! | [`decision`] | the policy for a relation; which relation follows which |
 //! | [`catalogs`] | the policy for system catalogs |
+//! | [`key_group`] | whose key wraps data keys |
 //! | [`storage`] | the cipher for new files, and for files that replace others |
 //! | [`enforcement`] | what is refused, with and without `enforce_encryption` |
 //! | [`drift`] | differences between policy and actual state |
@@ -18,17 +19,19 @@ pub mod catalogs;
 pub mod decision;
 pub mod drift;
 pub mod enforcement;
+pub mod key_group;
 pub mod label;
 pub mod precedence;
 pub mod relation;
 pub mod storage;
 
 pub use decision::{Decision, Policy, Setting, Source};
+pub use key_group::{Named, Sealing};
 pub use label::Label;
 pub use relation::{Labelled, Oid, Relation, RelationKind};
 
 use pagevault_cipher::CipherId;
-use pagevault_keystore::RelFile;
+use pagevault_keystore::{KeyGroup, RelFile};
 
 /// Facts that the policy needs from a server. Methods that read catalogs are called only where the
 /// result matters.
@@ -80,6 +83,18 @@ pub trait Catalog {
 
     /// The cipher of a file for new pages; `None`: plaintext.
     fn cipher_of(&self, file: RelFile) -> Option<CipherId>;
+
+    /// The key group that the label of an object names.
+    ///
+    /// # Errors
+    /// See [`Catalog::label_of`].
+    fn key_group_of_label(&self, object: Labelled) -> Result<Option<Named>, Self::Error>;
+
+    /// The error for a label that names a key group which does not exist.
+    fn no_such_key_group(&self, of: Labelled) -> Self::Error;
+
+    /// The key group whose key wraps the present data key of a file.
+    fn key_group_of(&self, file: RelFile) -> Option<KeyGroup>;
 
     /// Whether any file of this database is encrypted.
     fn is_anything_encrypted_here(&self) -> bool;

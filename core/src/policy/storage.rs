@@ -4,26 +4,38 @@
 //! other commands that replace the storage of a relation have locked that relation. So the policy
 //! of each locked relation is evaluated ([`Policy::asked`]), and the strongest cipher that one of
 //! them requires is taken ([`Policy::for_new_file`]). If the file can belong to none of them, its
-//! tablespace and database decide.
+//! tablespace and database decide. If they are not all in the same key group, whose the file is is
+//! found out when the command has ended.
 
 use pagevault_cipher::CipherId;
 use pagevault_keystore::RelFile;
 
 use super::Catalog;
 use super::catalogs::wanted_of_shared;
-use super::decision::{Decision, Policy};
-use super::relation::{Relation, RelationKind, SHARED};
+use super::decision::{Decision, Policy, Source};
+use super::key_group::{Named, Sealing};
+use super::relation::{Labelled, Oid, Relation, RelationKind, SHARED};
 
 /// The policy of a locked relation for a file that may be its new one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
-    /// It is to be encrypted with this cipher.
-    Encrypted(CipherId),
+    /// It is to be encrypted so.
+    Encrypted(Sealing),
     /// It may be plaintext.
     Plaintext,
     /// The file cannot belong to the relation: it has no permanent storage, or one of the two is
     /// shared and the other belongs to a database.
     NotApplicable,
+}
+
+/// The state of a new file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NewFile {
+    /// How it is encrypted; `None`: plaintext.
+    pub sealing: Option<Sealing>,
+    /// The relations whose file it may be are in different key groups, or one is in a group and
+    /// another is not encrypted.
+    pub in_doubt: bool,
 }
 
 impl<C: Catalog> Policy<'_, C> {
@@ -35,11 +47,11 @@ impl<C: Catalog> Policy<'_, C> {
         if !locked.is_stored() || locked.file.database != file.database {
             return Ok(Answer::NotApplicable);
         }
-        let cipher = self.for_replacement(locked, file)?;
-        Ok(cipher.map_or(Answer::Plaintext, Answer::Encrypted))
+        let sealing = self.for_replacement(locked, file)?;
+        Ok(sealing.map_or(Answer::Plaintext, Answer::Encrypted))
     }
 
-    /// The cipher for a file that replaces that of an existing relation. An encrypted relation
+    /// How a file is encrypted that replaces that of an existing relation. An encrypted relation
     /// stays encrypted unless its own label says `plaintext`.
     ///
     /// # Errors
@@ -48,25 +60,30 @@ impl<C: Catalog> Policy<'_, C> {
         &self,
         replaced: &Relation,
         file: RelFile,
-    ) -> Result<Option<CipherId>, C::Error> {
+    ) -> Result<Option<Sealing>, C::Error> {
         // The table may be moving to the file's tablespace. An index follows its table in any
         // tablespace.
-        let wanted = match replaced.kind {
-            RelationKind::Index => self.wanted(replaced)?,
-            _ => self.wanted_in(replaced, file.tablespace)?,
+        let tablespace = match replaced.kind {
+            RelationKind::Index => replaced.tablespace,
+            _ => file.tablespace,
         };
+        let wanted = self.wanted_in(replaced, tablespace)?;
         let current = self.catalog.cipher_of(replaced.file);
-        match wanted {
+        let (cipher, decision) = match wanted {
             Some(decision) if decision.is_encrypted() => {
-                Ok(Some(decision.cipher(current, self.catalog)))
+                (Some(decision.cipher(current, self.catalog)), Some(decision))
             }
-            Some(decision) if decision.is_plaintext_by_own_label() => Ok(None),
-            _ => Ok(current.map(|cipher| self.inherited(cipher))),
-        }
+            Some(decision) if decision.is_plaintext_by_own_label() => (None, None),
+            _ => (current.map(|cipher| self.inherited(cipher)), None),
+        };
+        let Some(cipher) = cipher else { return Ok(None) };
+        let group = self.key_group_for(replaced, tablespace, decision.as_ref())?;
+        Ok(Some(Sealing { cipher, group }))
     }
 
-    /// The cipher of a new file, from what the locked relations require: the strongest. Otherwise
-    /// who may TRUNCATE a table could weaken its cipher, by locking tables of their own.
+    /// The state of a new file, from what the locked relations require: encrypted if one of them
+    /// is to be, with the strongest cipher. Otherwise who may TRUNCATE a table could weaken its
+    /// cipher, by locking tables of their own.
     ///
     /// # Errors
     /// Those of the catalog, and those in `answers`.
@@ -74,42 +91,99 @@ impl<C: Catalog> Policy<'_, C> {
         &self,
         file: RelFile,
         answers: impl IntoIterator<Item = Result<Answer, C::Error>>,
-    ) -> Result<Option<CipherId>, C::Error> {
+    ) -> Result<NewFile, C::Error> {
         let mut may_be_plaintext = false;
-        let mut required: Option<CipherId> = None;
+        let mut required: Option<Sealing> = None;
+        let mut in_doubt = false;
         for answer in answers {
             match answer? {
-                Answer::Encrypted(cipher) => {
-                    required = required.into_iter().chain([cipher]).max_by_key(|c| c.strength());
+                Answer::Encrypted(sealing) => {
+                    in_doubt |= required.is_some_and(|other| other.group != sealing.group);
+                    let both = required.into_iter().chain([sealing]);
+                    required = both.max_by_key(|sealing| sealing.cipher.strength());
                 }
                 Answer::Plaintext => may_be_plaintext = true,
                 Answer::NotApplicable => {}
             }
         }
         if required.is_some() || may_be_plaintext {
-            return Ok(required);
+            in_doubt |= may_be_plaintext && required.is_some_and(|known| known.group.is_some());
+            return Ok(NewFile { sealing: required, in_doubt });
         }
         let wanted = match file.database {
             SHARED => wanted_of_shared(self.catalog),
             _ => self.wanted_of_place(file.tablespace)?,
         };
-        Ok(self.cipher_by(wanted))
+        let Some(cipher) = self.cipher_by(wanted) else {
+            return Ok(NewFile { sealing: None, in_doubt: false });
+        };
+        let group = match file.database {
+            SHARED => None,
+            _ => self.key_group_at(Labelled::Tablespace(file.tablespace))?,
+        };
+        let group = match group {
+            Some(Named::Group(group)) => Some(group),
+            // Of a relation in another group, perhaps.
+            Some(Named::Missing(_)) | None => None,
+        };
+        Ok(NewFile { sealing: Some(Sealing { cipher, group }), in_doubt: false })
     }
 
-    /// The cipher for the file of a relation that has just been created; until now
+    /// How the file of a relation is encrypted that has just been created; until now
     /// [`Policy::for_new_file`] decided.
     ///
     /// # Errors
     /// Those of the catalog.
-    pub fn for_new_relation(&self, relation: &Relation) -> Result<Option<CipherId>, C::Error> {
-        match self.cipher_by(self.wanted(relation)?) {
+    pub fn for_new_relation(&self, relation: &Relation) -> Result<Option<Sealing>, C::Error> {
+        let wanted = self.wanted(relation)?;
+        let cipher = match self.cipher_by(wanted) {
             // The sequence of a serial column is created before it is owned. Its table was locked
             // meanwhile, and has decided on the cipher.
             None if relation.kind == RelationKind::Sequence => {
-                Ok(self.catalog.cipher_of(relation.file))
+                let Some(cipher) = self.catalog.cipher_of(relation.file) else { return Ok(None) };
+                let group = self.catalog.key_group_of(relation.file);
+                return Ok(Some(Sealing { cipher, group }));
             }
-            wanted => Ok(wanted),
-        }
+            wanted => wanted,
+        };
+        self.in_its_group(relation, cipher, wanted.as_ref())
+    }
+
+    /// How the file of a new partition of `parent` is encrypted: the catalogs do not show it yet.
+    ///
+    /// # Errors
+    /// Those of the catalog.
+    pub fn for_new_partition(
+        &self,
+        parent: Oid,
+        partition: &Relation,
+    ) -> Result<Option<Sealing>, C::Error> {
+        let wanted = self.wanted_below(Some(parent), partition, partition.tablespace)?;
+        let Some(cipher) = self.cipher_by(wanted) else { return Ok(None) };
+        let named = self.key_group_below(Some(parent), partition, partition.tablespace)?;
+        let group = named.map(|named| self.existing(named)).transpose()?;
+        Ok(Some(Sealing { cipher, group }))
+    }
+
+    /// A cipher, in the key group of a relation that is new, or was attached to another one.
+    fn in_its_group(
+        &self,
+        relation: &Relation,
+        cipher: Option<CipherId>,
+        wanted: Option<&Decision>,
+    ) -> Result<Option<Sealing>, C::Error> {
+        let Some(cipher) = cipher else { return Ok(None) };
+        let group = match wanted.map(|decision| decision.source) {
+            // Its file has the group of whatever was locked when it was made.
+            Some(Source::Setting(_)) => {
+                match self.named_key_group(relation, relation.tablespace)? {
+                    Some(_) => self.key_group_for(relation, relation.tablespace, wanted)?,
+                    None => None,
+                }
+            }
+            _ => self.key_group_for(relation, relation.tablespace, wanted)?,
+        };
+        Ok(Some(Sealing { cipher, group }))
     }
 
     /// The cipher for the file of a new relation with this decision.
@@ -119,14 +193,30 @@ impl<C: Catalog> Policy<'_, C> {
         wanted.map(|decision| decision.cipher(None, self.catalog))
     }
 
-    /// The cipher for an existing relation with few pages or none, if its file does not meet the
-    /// policy. (It now follows another relation, or was attached to one.)
+    /// How an existing relation with few pages or none is to be encrypted, if its file does not
+    /// meet the policy. (It now follows another relation, or was attached to one.)
     ///
     /// # Errors
     /// Those of the catalog.
-    pub fn for_altered(&self, relation: &Relation) -> Result<Option<CipherId>, C::Error> {
+    pub fn for_altered(&self, relation: &Relation) -> Result<Option<Sealing>, C::Error> {
         let current = self.catalog.cipher_of(relation.file);
-        let wanted = self.wanted(relation)?;
-        Ok(self.cipher_by(wanted.filter(|decision| !decision.is_met_by(current))))
+        let Some(wanted) = self.wanted(relation)?.filter(Decision::is_encrypted) else {
+            return Ok(None);
+        };
+        if wanted.is_met_by(current) && !self.is_in_other_key_group(relation)? {
+            return Ok(None);
+        }
+        let cipher = Some(wanted.cipher(current, self.catalog));
+        self.in_its_group(relation, cipher, Some(&wanted))
+    }
+
+    /// How a relation is to be encrypted anew, with this cipher.
+    ///
+    /// # Errors
+    /// Those of the catalog.
+    pub fn for_rekeying(&self, relation: &Relation, cipher: CipherId) -> Result<Sealing, C::Error> {
+        let wanted = self.wanted(relation)?.filter(Decision::is_encrypted);
+        let group = self.key_group_for(relation, relation.tablespace, wanted.as_ref())?;
+        Ok(Sealing { cipher, group })
     }
 }

@@ -30,6 +30,12 @@ pub trait PlanFacts {
     /// If it cannot be determined.
     fn wanted_cipher(&self) -> Result<CipherId, Self::Error>;
 
+    /// Whether the file's data key is under another key group than that of the relation.
+    ///
+    /// # Errors
+    /// If it cannot be determined.
+    fn is_in_other_key_group(&self) -> Result<bool, Self::Error>;
+
     /// Whether the job has already given the relation a new key.
     ///
     /// # Errors
@@ -50,7 +56,8 @@ pub fn plan<A: PlanFacts>(
     Ok(match (kind, current) {
         (JobKind::Encrypt, _) => {
             let wanted = named.or(current).map_or_else(|| asked.wanted_cipher(), Ok)?;
-            if current == Some(wanted) { Plan::Keep } else { Plan::NewKey(wanted) }
+            let is_right = current == Some(wanted) && !asked.is_in_other_key_group()?;
+            if is_right { Plan::Keep } else { Plan::NewKey(wanted) }
         }
         (JobKind::Rotate, None) => Plan::Nothing,
         // A file that was created after the job has a key that is new enough.

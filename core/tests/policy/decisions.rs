@@ -118,7 +118,7 @@ fn copies_of_others_are_at_least_as_encrypted_as_their_place() {
             continue;
         }
         let policy = Policy::of(&world);
-        let Ok(place) = policy.wanted_of_place(TABLESPACE);
+        let place = policy.wanted_of_place(TABLESPACE).unwrap();
         if place.is_some_and(|place| place.is_encrypted()) {
             assert!(world.wants_encryption(COPY_OF_OTHER), "{world:?}");
         }
@@ -170,8 +170,8 @@ fn changed_labels_are_foreseen() {
             (OF_DATABASE, Labelled::Database(DATABASE)),
         ] {
             for label in LABELS {
-                let Ok(foreseen) =
-                    Policy::if_labelled(&world, object, label).wanted(&world.get(TABLE));
+                let foreseen =
+                    Policy::if_labelled(&world, object, label).wanted(&world.get(TABLE)).unwrap();
                 assert_eq!(foreseen, world.with_label(place, label).wanted(TABLE));
             }
         }
@@ -183,11 +183,11 @@ fn indexes_and_toast_tables_belong_to_their_table() {
     let world = World::default();
     let policy = Policy::of(&world);
     for oid in [TABLE, INDEX, NEW_INDEX, TOAST, TOAST_INDEX] {
-        let Ok(root) = policy.root_of(&world.get(oid));
+        let root = policy.root_of(&world.get(oid)).unwrap();
         assert_eq!(root.oid, TABLE);
     }
     for oid in [SEQUENCE, TRANSIENT, COPY, VIEW] {
-        let Ok(root) = policy.root_of(&world.get(oid));
+        let root = policy.root_of(&world.get(oid)).unwrap();
         assert_eq!(root.oid, oid);
     }
 }
@@ -199,9 +199,9 @@ fn a_leader_that_does_not_exist() {
     let policy = Policy::of(&world);
     let mut orphan = world.get(TOAST);
     orphan.named_for = Some(0);
-    let Ok(wanted) = policy.wanted(&orphan);
+    let wanted = policy.wanted(&orphan).unwrap();
     assert_eq!(wanted, None);
-    let Ok(root) = policy.root_of(&orphan);
+    let root = policy.root_of(&orphan).unwrap();
     assert_eq!(root, orphan);
 }
 
@@ -237,8 +237,8 @@ fn a_namesake_follows_nothing() {
     assert_eq!(world.wanted(NAMESAKE), None);
     assert_eq!(world.wanted(SQUEEZED_OF_OTHER), None);
     let default = world.default_cipher();
-    let Ok(wanted) = Policy::of(&world).cipher_wanted_of(&world.get(NAMESAKE));
+    let wanted = Policy::of(&world).cipher_wanted_of(&world.get(NAMESAKE)).unwrap();
     assert_eq!(wanted, default);
-    let Ok(like) = Policy::of(&world).cipher_wanted_of(&world.get(COPY));
+    let like = Policy::of(&world).cipher_wanted_of(&world.get(COPY)).unwrap();
     assert_eq!(like, AES_128);
 }

@@ -9,7 +9,7 @@ use crate::world::*;
 fn differs(world: &World, oid: u32, pages: &[PageState]) -> bool {
     let stray =
         |wanted: &Decision| Ok(pages.iter().filter(|page| wanted.is_stray(**page)).count() as i64);
-    let Ok(drift) = Policy::of(world).drift_of(&world.get(oid), stray);
+    let drift = Policy::of(world).drift_of(&world.get(oid), stray).unwrap();
     drift.is_some()
 }
 
@@ -53,10 +53,10 @@ fn pages_in_the_other_state_are_drift() {
 #[test]
 fn an_encrypted_relation_without_policy_stays_encrypted() {
     let world = World { table: Some(AES_128), ..World::default() };
-    let Ok(wanted) = Policy::of(&world).wanted_or_kept(&world.get(TABLE));
+    let wanted = Policy::of(&world).wanted_or_kept(&world.get(TABLE)).unwrap();
     let wanted = wanted.unwrap();
     assert_eq!(wanted.source, Source::Own(TABLE));
     assert!(wanted.is_encrypted() && wanted.is_met_by(Some(AES_128)));
-    let Ok(nothing) = Policy::of(&World::default()).wanted_or_kept(&world.get(TABLE));
+    let nothing = Policy::of(&World::default()).wanted_or_kept(&world.get(TABLE)).unwrap();
     assert_eq!(nothing, None);
 }

@@ -19,7 +19,7 @@ fn plaintext_is_refused_exactly_where_encryption_is_wanted() {
         for enforces in [false, true] {
             world.enforces = enforces;
             for oid in USERS {
-                let Ok(refused) = Policy::of(&world).against_plaintext(&world.get(oid));
+                let refused = Policy::of(&world).against_plaintext(&world.get(oid)).unwrap();
                 let is_plaintext = if oid == TABLE { world.table } else { world.others }.is_none();
                 let lasts = oid != TEMPORARY;
                 let expected = enforces && lasts && is_plaintext && world.wants_encryption(oid);
@@ -41,7 +41,8 @@ fn labels_of_relations_take_nothing_away() {
                 for enforces in [false, true] {
                     world.enforces = enforces;
                     let relations = [world.get(TABLE)];
-                    let Ok(refused) = Policy::of(&world).against_label(labelled, label, &relations);
+                    let refused =
+                        Policy::of(&world).against_label(labelled, label, &relations).unwrap();
                     assert_eq!(refused.is_some(), enforces && loses, "{label:?} in {world:?}");
                     assert!(refused.is_none_or(|because| because.is_encrypted()));
                 }
@@ -188,10 +189,10 @@ fn nothing_is_decrypted_that_a_label_wants_encrypted() {
                 let by_leader =
                     wanted.is_some_and(|wanted| matches!(wanted.source, Source::Leader(_)));
                 let policy = Policy::of(&world);
-                let Ok(refused) = policy.against_decrypting(&relation);
+                let refused = policy.against_decrypting(&relation).unwrap();
                 let enforced = by_setting && enforces;
                 assert_eq!(refused.is_some(), by_label || (enforced && relation.user_made));
-                let Ok(refused) = policy.against_resuming_decryption(&relation);
+                let refused = policy.against_resuming_decryption(&relation).unwrap();
                 assert_eq!(refused.is_some(), by_label || enforced || by_leader);
             }
         }

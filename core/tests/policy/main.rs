@@ -10,6 +10,7 @@
 mod decisions;
 mod drift;
 mod enforcement;
+mod key_groups;
 mod rule;
 mod storage;
 mod world;

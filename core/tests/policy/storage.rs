@@ -1,9 +1,15 @@
 //! The cipher of new files.
 
-use pagevault_core::policy::storage::Answer;
-use pagevault_core::policy::{Catalog, Label, Policy};
+use pagevault_cipher::CipherId;
+use pagevault_core::policy::storage::{Answer, NewFile};
+use pagevault_core::policy::{Catalog, Label, Policy, Sealing};
 
 use crate::world::*;
+
+/// In no key group.
+fn plain(cipher: CipherId) -> Sealing {
+    Sealing { cipher, group: None }
+}
 
 /// A file that replaces another keeps its cipher, unless the policy requires encryption, or the own
 /// label of the relation (or of the one it follows) says `plaintext`.
@@ -15,7 +21,7 @@ fn a_replacement_keeps_its_cipher_unless_more_is_required_or_it_is_labelled_plai
             for oid in USERS {
                 let relation = world.get(oid);
                 let current = world.cipher_of(relation.file);
-                let Ok(new) = Policy::of(&world).for_replacement(&relation, relation.file);
+                let new = Policy::of(&world).for_replacement(&relation, relation.file).unwrap();
                 let wanted = world.wanted(oid);
                 let expected = match wanted {
                     Some(wanted) => match wanted.label {
@@ -29,6 +35,7 @@ fn a_replacement_keeps_its_cipher_unless_more_is_required_or_it_is_labelled_plai
                     },
                     None => current,
                 };
+                let new = new.map(|sealing| sealing.cipher);
                 assert_eq!(new, expected, "{oid} in {world:?}");
                 if current.is_some() && new.is_none() {
                     let is_said = world.label(OF_TABLE) == Some(Label::Plaintext)
@@ -59,9 +66,9 @@ fn an_unusable_cipher_is_not_inherited() {
         let policy = Policy::of(&world);
         for oid in [TABLE, INDEX] {
             let relation = world.get(oid);
-            let Ok(new) = policy.for_replacement(&relation, relation.file);
+            let new = policy.for_replacement(&relation, relation.file).unwrap();
             let new = if oid == TABLE { new } else { policy.for_new_relation(&relation).unwrap() };
-            assert_eq!(new, Some(expected), "{oid} in {world:?}");
+            assert_eq!(new, Some(plain(expected)), "{oid} in {world:?}");
         }
     }
 }
@@ -74,9 +81,9 @@ fn a_moving_relation_follows_its_new_tablespace() {
         for oid in [TABLE, TOAST, TRANSIENT, INDEX] {
             let relation = world.get(oid);
             let target = file(900, ELSEWHERE, DATABASE);
-            let Ok(new) = policy.for_replacement(&relation, target);
+            let new = policy.for_replacement(&relation, target).unwrap();
             let place = if oid == INDEX { TABLESPACE } else { ELSEWHERE };
-            let Ok(wanted) = policy.wanted_of_place(place);
+            let wanted = policy.wanted_of_place(place).unwrap();
             let wanted = wanted.is_some_and(|wanted| wanted.is_encrypted());
             let follows = oid != TABLE && world.table.is_some();
             let was = oid == TABLE && world.table.is_some();
@@ -90,20 +97,21 @@ fn the_strongest_cipher_that_a_locked_relation_requires() {
     let answers = [
         Answer::NotApplicable,
         Answer::Plaintext,
-        Answer::Encrypted(AES_256),
-        Answer::Encrypted(AES_128),
+        Answer::Encrypted(plain(AES_256)),
+        Answer::Encrypted(plain(AES_128)),
     ];
     for world in World::all(&[OF_TABLESPACE, OF_DATABASE], 0) {
         let policy = Policy::of(&world);
         let new = file(900, TABLESPACE, DATABASE);
-        let Ok(place) = policy.wanted_of_place(TABLESPACE);
+        let place = policy.wanted_of_place(TABLESPACE).unwrap();
         let by_place = policy.cipher_by(place);
         for number in 0..4usize.pow(3) * 4 {
             let all = [number % 4, number / 4 % 4, number / 16 % 4].map(|at| answers[at]);
             let given = &all[..number / 64];
-            let Ok(cipher) = policy.for_new_file(new, given.iter().map(|answer| Ok(*answer)));
+            let new_file =
+                policy.for_new_file(new, given.iter().map(|answer| Ok(*answer))).unwrap();
             let required = given.iter().filter_map(|answer| match answer {
-                Answer::Encrypted(cipher) => Some(*cipher),
+                Answer::Encrypted(sealing) => Some(sealing.cipher),
                 _ => None,
             });
             // AES-128 only if nobody requires AES-256.
@@ -113,7 +121,8 @@ fn the_strongest_cipher_that_a_locked_relation_requires() {
                 None if given.contains(&Answer::Plaintext) => None,
                 None => by_place,
             };
-            assert_eq!(cipher, expected, "{given:?} in {world:?}");
+            let expected = NewFile { sealing: expected.map(plain), in_doubt: false };
+            assert_eq!(new_file, expected, "{given:?} in {world:?}");
         }
     }
 }
@@ -124,13 +133,13 @@ fn shared_files_and_files_of_a_database_are_kept_apart() {
     let policy = Policy::of(&world);
     let (here, shared) = (file(900, TABLESPACE, DATABASE), file(900, TABLESPACE, 0));
     for (oid, own, not_own) in [(TABLE, here, shared), (SHARED_CATALOG, shared, here)] {
-        let Ok(answer) = policy.asked(&world.get(oid), own);
-        assert_eq!(answer, Answer::Encrypted(AES_256));
-        let Ok(answer) = policy.asked(&world.get(oid), not_own);
+        let answer = policy.asked(&world.get(oid), own).unwrap();
+        assert_eq!(answer, Answer::Encrypted(plain(AES_256)));
+        let answer = policy.asked(&world.get(oid), not_own).unwrap();
         assert_eq!(answer, Answer::NotApplicable);
     }
     for oid in [TEMPORARY, PARENT] {
-        let Ok(answer) = policy.asked(&world.get(oid), here);
+        let answer = policy.asked(&world.get(oid), here).unwrap();
         assert_eq!(answer, Answer::NotApplicable, "{oid} has no storage that lasts");
     }
 }
@@ -141,8 +150,9 @@ fn shared_files_follow_their_setting_alone() {
         for protected in [false, true] {
             world.shared_catalog_encryption = protected;
             let new = file(900, TABLESPACE, 0);
-            let Ok(cipher) = Policy::of(&world).for_new_file(new, []);
-            assert_eq!(cipher, protected.then_some(AES_256));
+            let new_file = Policy::of(&world).for_new_file(new, []).unwrap();
+            let sealing = protected.then_some(plain(AES_256));
+            assert_eq!(new_file, NewFile { sealing, in_doubt: false });
         }
     }
 }
@@ -154,7 +164,8 @@ fn new_relations() {
             world.others = others;
             for oid in USERS {
                 let relation = world.get(oid);
-                let Ok(cipher) = Policy::of(&world).for_new_relation(&relation);
+                let sealing = Policy::of(&world).for_new_relation(&relation).unwrap();
+                let cipher = sealing.map(|sealing| sealing.cipher);
                 let wanted = world.wanted(oid).filter(|wanted| wanted.is_encrypted());
                 match wanted {
                     Some(wanted) => {
@@ -178,7 +189,7 @@ fn altered_relations_are_never_decrypted() {
             world.others = others;
             for oid in USERS {
                 let relation = world.get(oid);
-                let Ok(cipher) = Policy::of(&world).for_altered(&relation);
+                let cipher = Policy::of(&world).for_altered(&relation).unwrap();
                 let current = world.cipher_of(relation.file);
                 let wanted = world.wanted(oid).filter(|wanted| wanted.is_encrypted());
                 let met = wanted.is_none_or(|wanted| wanted.is_met_by(current));

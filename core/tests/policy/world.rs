@@ -1,13 +1,12 @@
 //! A model of a database with one relation of each kind and any combination of labels.
 
 use std::cell::Cell;
-use std::convert::Infallible;
 
 use pagevault_cipher::CipherId;
 use pagevault_core::policy::{
-    Catalog, Decision, Label, Labelled, Oid, Policy, Relation, RelationKind, catalogs,
+    Catalog, Decision, Label, Labelled, Named, Oid, Policy, Relation, RelationKind, catalogs,
 };
-use pagevault_keystore::RelFile;
+use pagevault_keystore::{KeyGroup, RelFile};
 
 pub(crate) const AES_256: CipherId = CipherId::Aes256Xts;
 pub(crate) const AES_128: CipherId = CipherId::Aes128Xts;
@@ -66,6 +65,10 @@ pub(crate) const SQUEEZED_OF_OTHER: Oid = 117;
 pub(crate) const CATALOG: Oid = 1259;
 pub(crate) const SHARED_CATALOG: Oid = 1260;
 
+/// A label of this object names a key group that does not exist.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Missing(pub(crate) Labelled);
+
 /// The model: labels, settings, and the state of all files.
 #[derive(Clone, Debug)]
 pub(crate) struct World {
@@ -76,6 +79,10 @@ pub(crate) struct World {
     pub(crate) data_catalog_encryption: bool,
     pub(crate) shared_catalog_encryption: bool,
     pub(crate) enforces: bool,
+    /// The key groups that labels name, at the indexes of [`World::labels`].
+    pub(crate) groups: [Option<Named>; 8],
+    /// The key group of the table's file.
+    pub(crate) table_group: Option<KeyGroup>,
     /// The cipher of the table.
     pub(crate) table: Option<CipherId>,
     /// The cipher of all other files.
@@ -103,6 +110,8 @@ impl Default for World {
         World {
             levels: 0,
             labels: [None; 8],
+            groups: [None; 8],
+            table_group: None,
             default_encryption: false,
             data_catalog_encryption: true,
             shared_catalog_encryption: false,
@@ -146,8 +155,7 @@ impl World {
     }
 
     pub(crate) fn wanted(&self, oid: Oid) -> Option<Decision> {
-        let Ok(wanted) = Policy::of(self).wanted(&self.get(oid));
-        wanted
+        Policy::of(self).wanted(&self.get(oid)).unwrap()
     }
 
     /// True if a relation is to be encrypted.
@@ -156,8 +164,7 @@ impl World {
     }
 
     pub(crate) fn get(&self, oid: Oid) -> Relation {
-        let Ok(found) = self.relation(oid);
-        found.unwrap()
+        self.relation(oid).unwrap().unwrap()
     }
 
     pub(crate) fn label(&self, place: usize) -> Option<Label> {
@@ -195,10 +202,25 @@ pub(crate) fn file(relation: Oid, tablespace: Oid, database: u32) -> RelFile {
     RelFile { tablespace, database, relation }
 }
 
-impl Catalog for World {
-    type Error = Infallible;
+/// The index in [`World::labels`] of an object's label.
+fn place_of(object: Labelled) -> Option<usize> {
+    Some(match object {
+        Labelled::Relation(TABLE) => OF_TABLE,
+        Labelled::Relation(PARENT) => OF_PARENT,
+        Labelled::Relation(GRANDPARENT) => OF_GRANDPARENT,
+        Labelled::Relation(_) => OF_OTHERS,
+        Labelled::Schema(SCHEMA) => OF_SCHEMA,
+        Labelled::Tablespace(TABLESPACE) => OF_TABLESPACE,
+        Labelled::Tablespace(_) => OF_ELSEWHERE,
+        Labelled::Database(DATABASE) => OF_DATABASE,
+        Labelled::Schema(_) | Labelled::Database(_) => return None,
+    })
+}
 
-    fn relation(&self, oid: Oid) -> Result<Option<Relation>, Infallible> {
+impl Catalog for World {
+    type Error = Missing;
+
+    fn relation(&self, oid: Oid) -> Result<Option<Relation>, Missing> {
         use RelationKind::{Index, MaterializedView, PartitionedTable, Sequence, Table, Toast};
         let kind = match oid {
             PARENT | GRANDPARENT => PartitionedTable,
@@ -246,44 +268,46 @@ impl Catalog for World {
         }))
     }
 
-    fn label_of(&self, object: Labelled) -> Result<Option<Label>, Infallible> {
+    fn label_of(&self, object: Labelled) -> Result<Option<Label>, Missing> {
         self.asked.set(self.asked.get() + 1);
-        Ok(match object {
-            Labelled::Relation(TABLE) => self.label(OF_TABLE),
-            Labelled::Relation(PARENT) => self.label(OF_PARENT),
-            Labelled::Relation(GRANDPARENT) => self.label(OF_GRANDPARENT),
-            Labelled::Relation(oid) => {
-                assert!(self.get(oid).kind.takes_labels(), "a label of {oid} is asked for");
-                self.label(OF_OTHERS)
-            }
-            Labelled::Schema(SCHEMA) => self.label(OF_SCHEMA),
-            Labelled::Schema(_) => None,
-            Labelled::Tablespace(TABLESPACE) => self.label(OF_TABLESPACE),
-            Labelled::Tablespace(_) => self.label(OF_ELSEWHERE),
-            Labelled::Database(DATABASE) => self.label(OF_DATABASE),
-            Labelled::Database(_) => None,
-        })
+        if let Labelled::Relation(oid) = object {
+            let takes_labels = self.get(oid).kind.takes_labels();
+            assert!(takes_labels, "a label of {oid} is asked for");
+        }
+        Ok(place_of(object).and_then(|place| self.label(place)))
     }
 
-    fn parent_of(&self, partition: Oid) -> Result<Option<Oid>, Infallible> {
+    fn key_group_of_label(&self, object: Labelled) -> Result<Option<Named>, Missing> {
+        Ok(place_of(object).and_then(|place| self.groups[place]))
+    }
+
+    fn no_such_key_group(&self, of: Labelled) -> Missing {
+        Missing(of)
+    }
+
+    fn key_group_of(&self, file: RelFile) -> Option<KeyGroup> {
+        self.table_group.filter(|_| file.relation == TABLE)
+    }
+
+    fn parent_of(&self, partition: Oid) -> Result<Option<Oid>, Missing> {
         assert!(self.get(partition).is_partition, "{partition} is no partition");
         Ok(Some(if partition == TABLE { PARENT } else { GRANDPARENT }))
     }
 
-    fn table_of_index(&self, index: Oid) -> Result<Option<Oid>, Infallible> {
+    fn table_of_index(&self, index: Oid) -> Result<Option<Oid>, Missing> {
         assert_eq!(index, NEW_INDEX);
         Ok(Some(TABLE))
     }
 
-    fn owner_of_sequence(&self, sequence: Oid) -> Result<Option<Oid>, Infallible> {
+    fn owner_of_sequence(&self, sequence: Oid) -> Result<Option<Oid>, Missing> {
         Ok((sequence == SEQUENCE).then_some(TABLE))
     }
 
-    fn is_schema_of_pg_repack(&self, schema: Oid) -> Result<bool, Infallible> {
+    fn is_schema_of_pg_repack(&self, schema: Oid) -> Result<bool, Missing> {
         Ok(schema == SCHEMA_OF_PG_REPACK)
     }
 
-    fn is_superuser(&self, role: Oid) -> Result<bool, Infallible> {
+    fn is_superuser(&self, role: Oid) -> Result<bool, Missing> {
         Ok(role == SUPERUSER)
     }
 

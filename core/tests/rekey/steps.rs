@@ -256,6 +256,7 @@ fn a_file_that_grows() {
 struct Facts {
     current: Option<CipherId>,
     wanted: CipherId,
+    other_group: bool,
     begun: bool,
 }
 
@@ -268,6 +269,10 @@ impl PlanFacts for Facts {
 
     fn wanted_cipher(&self) -> Result<CipherId, Self::Error> {
         Ok(self.wanted)
+    }
+
+    fn is_in_other_key_group(&self) -> Result<bool, Self::Error> {
+        Ok(self.other_group)
     }
 
     fn has_begun(&self) -> Result<bool, Self::Error> {
@@ -283,13 +288,18 @@ fn plans() {
     for current in ciphers {
         for named in ciphers {
             for wanted in [aes_256, aes_128] {
-                for begun in [false, true] {
-                    let facts = Facts { current, wanted, begun };
+                for (begun, other_group) in
+                    [(false, false), (true, false), (false, true), (true, true)]
+                {
+                    let facts = Facts { current, wanted, other_group, begun };
                     let plan = |kind| plan(kind, named, &facts).unwrap();
                     let encrypt = match (named, current) {
                         (None, None) => Plan::NewKey(wanted),
+                        (None, Some(cipher)) if other_group => Plan::NewKey(cipher),
                         (None, Some(_)) => Plan::Keep,
-                        (Some(named), current) if current == Some(named) => Plan::Keep,
+                        (Some(named), current) if current == Some(named) && !other_group => {
+                            Plan::Keep
+                        }
                         (Some(named), _) => Plan::NewKey(named),
                     };
                     assert_eq!(plan(JobKind::Encrypt), encrypt);

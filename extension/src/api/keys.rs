@@ -5,7 +5,7 @@ use pgrx::prelude::*;
 
 use super::{KEY, PROVIDER, audited, audited_with, require_key_admin};
 use crate::keys::provider::{master_keys, unlock as unlocking};
-use crate::keys::usage::{authenticated, wal_switch};
+use crate::keys::usage::{authenticated, data_keys, wal_switch};
 use crate::pg::report::{OrRaise, Result};
 use crate::pg::{process, text};
 use crate::{preload, roles};
@@ -92,7 +92,7 @@ fn change(
     })
 }
 
-fn set(function: &'static str, scope: Scope, provider: &[u8], key: &[u8]) -> Result<()> {
+pub(super) fn set(function: &'static str, scope: Scope, provider: &[u8], key: &[u8]) -> Result<()> {
     let (provider, key) = (text::require_utf8(PROVIDER, provider)?, text::require_utf8(KEY, key)?);
     let is_first = !authenticated::has_master_key();
     master_keys::set(function, scope, provider, key)?;
@@ -128,7 +128,8 @@ fn rotate_cluster_master_key() -> i64 {
 fn rotate_database_key() -> i64 {
     audited("rotate_database_key", || {
         require_key_admin("rotate a database key")?;
-        master_keys::rotate_database_key("rotate_database_key", process::my_database())
+        let scope = data_keys::wrapping_scope(process::my_database())?;
+        master_keys::rotate_database_key("rotate_database_key", scope)
             .map(|version| version.get().into())
     })
     .or_raise()

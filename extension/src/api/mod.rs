@@ -4,6 +4,7 @@ mod drift;
 mod encrypt;
 mod former_keys;
 mod key_ages;
+mod key_groups;
 mod keys;
 mod providers;
 mod rekey;

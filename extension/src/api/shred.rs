@@ -97,6 +97,33 @@ fn shred_database(
     .or_raise()
 }
 
+/// Destroys a key group: its key, and the data keys of its relations.
+#[pg_extern(sql = "
+    CREATE FUNCTION pagevault.shred_key_group(key_group text, confirm text)
+    RETURNS TABLE (item text, object text, file text, data_keys integer, detail text)
+    STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
+")]
+#[allow(clippy::type_complexity, reason = "the row type of the function, spelt once")]
+fn shred_key_group(
+    key_group: &[u8],
+    confirm: &[u8],
+    call: Call,
+) -> TableIterator<
+    'static,
+    (
+        name!(item, String),
+        name!(object, String),
+        name!(file, Option<String>),
+        name!(data_keys, Option<i32>),
+        name!(detail, String),
+    ),
+> {
+    rows("shred_key_group", confirm, call, || {
+        shred::key_group::shred("shred_key_group", &shown(key_group), &shown(confirm))
+    })
+    .or_raise()
+}
+
 /// Destroys the data keys of files of this database that no longer exist.
 #[pg_extern(sql = "
     CREATE FUNCTION pagevault.shred_former_files(confirm text)
@@ -162,6 +189,10 @@ fn report_rows(shredded: &Shredded) -> Result<Vec<Row>> {
     let note = |item: &str, object: &str, detail: String| -> Row {
         (item.to_owned(), object.to_owned(), None, None, detail)
     };
+    if let Some(name) = &shredded.key_group {
+        let detail = "The key of the group is destroyed, here and on standbys when they have replayed that. Base backups and WAL from before hold it wrapped by its master key: whoever disables or destroys that at its provider makes these copies useless. Labels that name the group stay, and nothing can be created where they apply: change them, or drop what has them.";
+        rows.push(note("key group", name, detail.to_owned()));
+    }
     rows.extend(statistics(shredded));
     if shredded.plaintext_files > 0 {
         rows.push(note(

@@ -7,7 +7,7 @@ use pgrx::prelude::*;
 
 use crate::keys::provider::gone::is_gone;
 use crate::keys::provider::{admin, helper, unlock};
-use crate::keys::store::{directory, escrow, persist};
+use crate::keys::store::{directory, escrow, key_groups, persist};
 use crate::keys::usage::wal_switch;
 use crate::pg::catalog;
 use crate::pg::locks::KeystoreLock;
@@ -86,7 +86,9 @@ fn status_rows() -> TableIterator<
     let escrow = escrow::mark();
     let in_escrow =
         |scope, version| escrow.as_ref().is_some_and(|mark| mark.keys.contains(&(scope, version)));
-    let missing = keys.iter().filter(|(scope, version, _)| !in_escrow(*scope, *version)).count();
+    // Keys of key groups are not in bundles.
+    let of_ours = keys.iter().filter(|(scope, ..)| scope.key_group().is_none());
+    let missing = of_ours.filter(|(scope, version, _)| !in_escrow(*scope, *version)).count();
     TableIterator::once((
         true,
         state,
@@ -138,8 +140,8 @@ fn one_master_key_left() -> Result<Vec<String>> {
     let name = |scope: Scope| match scope.is_cluster() {
         true => "cluster".to_owned(),
         false => match catalog::database_name(scope.number()) {
-            Some(name) => name.to_string(),
-            None => scope.name(),
+            Some(name) if scope.is_database() => name.to_string(),
+            _ => key_groups::describe(scope),
         },
     };
     Ok(scopes.into_iter().map(name).collect())
@@ -305,6 +307,7 @@ fn relation_rows() -> TableIterator<
         name!(sealed_only, bool),
         name!(authenticated, bool),
         name!(bytes, i64),
+        name!(key_group, Option<String>),
     ),
 > {
     preload::require_active().or_raise();
@@ -319,7 +322,9 @@ fn relation_rows() -> TableIterator<
             let sealed_only = directory::is_sealed_only(facts.file);
             let authenticated = directory::is_authenticated(facts.file);
             let bytes = verify::main_fork_bytes(facts.file)?;
-            Ok((facts.oid, version, cipher, sealed_only, authenticated, bytes))
+            let group = directory::current_scope(facts.file).and_then(Scope::key_group);
+            let group = group.and_then(key_groups::name_of);
+            Ok((facts.oid, version, cipher, sealed_only, authenticated, bytes, group))
         })
         .collect();
     TableIterator::new(rows.or_raise())

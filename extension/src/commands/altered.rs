@@ -15,15 +15,20 @@
 //! For a new partition, the parent is known before its file has a block, and the decision is made
 //! at once.
 
+use pagevault_core::policy::Named;
+use pagevault_keystore::RelFile;
+use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::Oid;
 
-use super::enforce;
-use super::storage::set_cipher_of_empty_file;
+use super::storage::set_sealing_of_empty_file;
+use super::{enforce, requests};
+use crate::keys::store::directory;
 use crate::pg::guc;
+use crate::pg::locks;
 use crate::pg::nesting::{Mark, Notes};
 use crate::pg::process::{self, ProcessLocal};
 use crate::pg::relation::{self, Facts, RelationKind};
-use crate::pg::report::Result;
+use crate::pg::report::{Report, Result};
 use crate::policy::{described, memo, policy};
 use crate::rekey::at_once;
 
@@ -34,6 +39,10 @@ pub(crate) enum Altered {
     Attached(Oid),
     /// With the schema in which it was before.
     Relation(Oid, Oid),
+    /// A new file that may belong to relations of different key groups.
+    InDoubt(RelFile),
+    /// Its label puts it into another key group.
+    Relabelled(Oid),
 }
 
 static ALTERED: ProcessLocal<Notes<Altered>> = ProcessLocal::new(Notes::new());
@@ -69,9 +78,8 @@ pub(crate) fn parent_changed(child: Oid, parent: Oid) -> Result<()> {
     match relation::facts(child) {
         Some(facts) if is_new(&facts) => {
             let (policy, relation) = (policy(), described(&facts));
-            let wanted =
-                policy.wanted_below(Some(parent.to_u32()), &relation, relation.tablespace)?;
-            set_cipher_of_empty_file(facts.file, policy.cipher_by(wanted))
+            let wanted = policy.for_new_partition(parent.to_u32(), &relation)?;
+            set_sealing_of_empty_file(facts.file, wanted)
         }
         _ => {
             note(Altered::Attached(child));
@@ -86,6 +94,16 @@ fn is_new(facts: &Facts) -> bool {
         && facts.is_stored()
         && facts.toast.is_none()
         && relation::is_empty(facts.oid)
+}
+
+/// The label of a relation is about to put it into another key group.
+pub(super) fn note_relabelled(oid: Oid) {
+    note(Altered::Relabelled(oid));
+}
+
+/// A file was created, and it is not known which of several locked relations gets it.
+pub(super) fn note_doubt(file: RelFile) {
+    note(Altered::InDoubt(file));
 }
 
 fn note(altered: Altered) {
@@ -134,6 +152,13 @@ pub(crate) fn follow(mark: Mark) -> Result<()> {
                     enforce::refuse_plaintext(partition)?;
                 }
             }
+            Altered::InDoubt(file) => require_right_key_group(file)?,
+            Altered::Relabelled(oid) => {
+                memo::forget();
+                if let Some(facts) = relation::facts_after_command(oid) {
+                    requests::reconcile(&facts)?;
+                }
+            }
             Altered::Relation(oid, schema) => {
                 if let Some(relation) = relation::facts_after_command(oid)
                     && relation.schema != schema
@@ -147,7 +172,30 @@ pub(crate) fn follow(mark: Mark) -> Result<()> {
 }
 
 pub(super) fn encrypt_if_required(facts: &Facts) -> Result<()> {
-    let Some(cipher) = policy().for_altered(&described(facts))? else { return Ok(()) };
+    let Some(sealing) = policy().for_altered(&described(facts))? else { return Ok(()) };
     memo::forget_answers();
-    at_once::encrypt(facts.oid, Some(cipher))
+    at_once::encrypt(facts.oid, Some(sealing.cipher))
+}
+
+/// Refuses new storage under the key of another key group than that of its relation: a file whose
+/// relation was not known when it was created.
+fn require_right_key_group(file: RelFile) -> Result<()> {
+    let locked = locks::relations_locked_for_rewrite().into_iter();
+    let found = locked.filter_map(relation::facts_after_command).find(|facts| facts.file == file);
+    let Some(facts) = found else { return Ok(()) };
+    let (policy, relation) = (policy(), described(&facts));
+    let wanted = policy.named_key_group(&relation, relation.tablespace)?;
+    let has = directory::current_sealing(file).and_then(|sealing| sealing.group);
+    if wanted == has.map(Named::Group) {
+        return Ok(());
+    }
+    Err(Report::new(
+        PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
+        format!(
+            "new storage of {} cannot be told from that of another key group",
+            relation::quoted_name(&facts)
+        ),
+    )
+    .detail("This transaction has locked relations that are not all in the same key group, and gives them new storage.")
+    .hint("Truncate or rewrite the relations of each key group in a transaction of their own."))
 }

@@ -4,9 +4,12 @@
 use std::fmt;
 
 use pagevault_cipher::CipherId;
+use pagevault_core::policy::Named;
+use pagevault_keystore::KeyGroup;
 use pagevault_keystore::job::{JobKind, JobState};
 use pgrx::pg_sys::Oid;
 
+use crate::keys::store::{directory, key_groups};
 use crate::pg::relation::{self, Facts};
 use crate::pg::report::Result;
 use crate::pg::statement;
@@ -29,10 +32,10 @@ pub(crate) struct Drift {
 }
 
 /// The required state of a relation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Expected {
-    /// The state that a label or setting requires.
-    Labelled(Label),
+    /// The state that a label or setting requires, and the name of the key group.
+    Labelled(Label, Option<String>),
     /// The state that a requested job will produce.
     ByJob(JobKind),
 }
@@ -40,7 +43,10 @@ pub(crate) enum Expected {
 impl fmt::Display for Expected {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Expected::Labelled(label) => label.fmt(f),
+            Expected::Labelled(label, group) => {
+                label.fmt(f)?;
+                group.iter().try_for_each(|group| write!(f, " key_group={group}"))
+            }
             Expected::ByJob(JobKind::Encrypt) => f.write_str("encrypted"),
             Expected::ByJob(JobKind::Decrypt) => f.write_str("plaintext"),
             Expected::ByJob(JobKind::Rotate) => f.write_str("encrypted with a new data key"),
@@ -49,10 +55,16 @@ impl fmt::Display for Expected {
 }
 
 /// The actual state of a relation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Actual {
     /// Written in this state, except for `stray` pages in the opposite state.
-    Written { cipher: Option<CipherId>, stray: i64, stray_are_plaintext: bool },
+    Written {
+        cipher: Option<CipherId>,
+        /// The name of its key group.
+        group: Option<String>,
+        stray: i64,
+        stray_are_plaintext: bool,
+    },
     /// Being rekeyed, or stopped before the end.
     Rekeyed { state: ShownState, pages_done: i64, pages_total: i64 },
 }
@@ -60,11 +72,12 @@ pub(crate) enum Actual {
 impl fmt::Display for Actual {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Actual::Written { cipher, stray, stray_are_plaintext } => {
+            Actual::Written { cipher, group, stray, stray_are_plaintext } => {
                 match cipher {
                     None => f.write_str("plaintext")?,
                     Some(cipher) => write!(f, "encrypted {cipher}")?,
                 }
+                group.iter().try_for_each(|group| write!(f, " key_group={group}"))?;
                 let kind = if *stray_are_plaintext { "plaintext" } else { "encrypted" };
                 if *stray > 0 { write!(f, ", {stray} {kind} pages") } else { Ok(()) }
             }
@@ -78,7 +91,7 @@ impl fmt::Display for Actual {
 impl Drift {
     /// True if encryption is required and missing or incomplete, and no job is to do it.
     pub(crate) fn wants_encryption(&self) -> bool {
-        matches!(self.expected, Expected::Labelled(Label::Encrypted(_)))
+        matches!(self.expected, Expected::Labelled(Label::Encrypted(_), _))
     }
 }
 
@@ -141,12 +154,21 @@ fn drift_of(facts: &Facts, check_files: bool) -> Result<Option<Drift>> {
     let stray = |wanted: &Decision| if check_files { stray_pages(facts, wanted) } else { Ok(0) };
     let Some(found) = policy().drift_of(&described(facts), stray)? else { return Ok(None) };
     let wanted = found.wanted;
+    let name =
+        |group: KeyGroup| key_groups::name_of(group).unwrap_or_else(|| format!("(number {group})"));
+    let expected = match policy().named_key_group(&described(facts), facts.tablespace.to_u32())? {
+        Some(Named::Group(group)) => Some(name(group)),
+        Some(Named::Missing(_)) => Some("(missing)".to_owned()),
+        None => None,
+    };
+    let group = directory::current_sealing(facts.file).and_then(|sealing| sealing.group);
     Ok(Some(Drift {
         relation: facts.oid,
-        expected: Expected::Labelled(wanted.label),
+        expected: Expected::Labelled(wanted.label, expected.filter(|_| wanted.is_encrypted())),
         reason: describe(wanted.source),
         actual: Actual::Written {
             cipher: found.current,
+            group: group.map(name),
             stray: found.stray,
             stray_are_plaintext: wanted.is_encrypted(),
         },

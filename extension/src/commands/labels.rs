@@ -6,8 +6,9 @@ use pagevault_core::policy::precedence::Change;
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys;
 
-use super::{enforce, requests, shared_labels};
+use super::{altered, enforce, requests, shared_labels};
 use crate::audit::statements;
+use crate::keys::store::key_groups;
 use crate::keys::usage::data_keys;
 use crate::pg::labels::Object;
 use crate::pg::nesting::{Mark, Notes};
@@ -17,7 +18,7 @@ use crate::pg::report::{Report, Result};
 use crate::pg::statement;
 use crate::pg::text::ServerText;
 use crate::policy::label::{self, Label};
-use crate::policy::{labelled, memo, pending};
+use crate::policy::{key_group_missing, labelled, memo, pending};
 use crate::roles;
 use crate::shmem;
 
@@ -119,9 +120,10 @@ pub(crate) fn relabelled(object: Object, column: i32, text: Option<ServerText>) 
     let name = name.unwrap_or_else(|| object.describe().to_string());
     statements::is_about(name, object.label().map(|label| label.to_string()));
     let label = text.as_ref().map(label::of_text).transpose()?;
+    let changes_group = changes_key_group(object, text.as_ref())?;
     let outcome = match object.class {
         pg_sys::RelationRelationId => match relation::facts(object.oid) {
-            Some(facts) => apply_to_relation(&facts, label).map(note_job),
+            Some(facts) => apply_to_relation(&facts, label, changes_group).map(note_job),
             None => Ok(()),
         },
         _ => apply_to_surroundings(object, label),
@@ -129,6 +131,37 @@ pub(crate) fn relabelled(object: Object, column: i32, text: Option<ServerText>) 
     memo::forget();
     CHANGED.with(|changed| *changed = true);
     outcome
+}
+
+/// Whether a label puts an object into a key group, or takes it out of one. Only administrators
+/// may: who holds the master key of a group can lock what is in it, and destroys it with the group.
+fn changes_key_group(object: Object, text: Option<&ServerText>) -> Result<bool> {
+    let to = text.map(label::key_group_in).transpose()?.flatten();
+    let from = object.label().as_ref().map(label::key_group_in).transpose()?.flatten();
+    if to == from {
+        return Ok(false);
+    }
+    if process::is_binary_upgrade() {
+        return Ok(true);
+    }
+    if to.is_some() && object.class == pg_sys::DatabaseRelationId {
+        return Err(Report::new(
+            PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
+            "the label of a database cannot name a key group",
+        )
+        .hint("A database can have a key of its own: pagevault.set_database_master_key()."));
+    }
+    let name = object.describe();
+    roles::require_admin(&match to {
+        Some(_) => format!("put {name} into a key group"),
+        None => format!("take {name} out of its key group"),
+    })?;
+    let Some(to) = to else { return Ok(true) };
+    let group = key_groups::named(&to)?.ok_or_else(|| {
+        key_group_missing(&to).hint("Create it with pagevault.create_key_group().")
+    })?;
+    data_keys::require_group_key(group)?;
+    Ok(true)
 }
 
 /// Notes the rekey job that the label in progress needs.
@@ -157,8 +190,13 @@ pub(crate) fn database_is_labelled_encrypted() -> Result<bool> {
     Ok(matches!(label, Some(Label::Encrypted(_))))
 }
 
-/// Returns the number of the rekey job, if one is needed.
-fn apply_to_relation(facts: &Facts, label: Option<Label>) -> Result<Option<i64>> {
+/// Returns the number of the rekey job, if one is needed. Where the key group changes, the relation
+/// is encrypted when the command has ended: until then the catalogs show the former label.
+fn apply_to_relation(
+    facts: &Facts,
+    label: Option<Label>,
+    changes_group: bool,
+) -> Result<Option<i64>> {
     let name = relation::qualified_name(facts.oid);
     if label.is_some() {
         check_relation(facts, &name)?;
@@ -180,6 +218,10 @@ fn apply_to_relation(facts: &Facts, label: Option<Label>) -> Result<Option<i64>>
             Ok(None)
         }
         Some(Label::Plaintext) if facts.kind == RelationKind::PartitionedTable => Ok(None),
+        Some(Label::Encrypted(_)) if changes_group => {
+            altered::note_relabelled(facts.oid);
+            Ok(None)
+        }
         Some(Label::Encrypted(cipher)) => requests::encrypt(facts, cipher),
         Some(Label::Plaintext) => requests::decrypt(facts),
     }

@@ -9,7 +9,7 @@
 //!    Its kind, name and table are known, and the first decision is corrected if necessary. The
 //!    parent of a partition is known a little later ([`super::altered`]).
 
-use pagevault_cipher::CipherId;
+use pagevault_core::policy::Sealing;
 use pagevault_core::policy::relation::SHARED;
 use pagevault_core::policy::storage::Answer;
 use pagevault_keystore::RelFile;
@@ -30,17 +30,17 @@ use crate::shmem;
 /// Called before a file of a permanent relation is created.
 pub(crate) fn creating_storage(file: RelFile) -> Result<()> {
     // Also if the file is known: a number that is used again must not inherit the old file's key.
-    begin(file, cipher_for_new_storage(file)?)
+    begin(file, sealing_for_new_storage(file)?)
 }
 
-/// Starts writing a file with this cipher and a new key, or as plaintext.
+/// Starts writing a file encrypted so under a new key, or as plaintext.
 ///
 /// The file is new, except that of an index which ALTER TABLE builds again although nothing in it
 /// changes: it gets the file of the former index (`TryReuseIndex`, tablecmds.c).
-fn begin(file: RelFile, cipher: Option<CipherId>) -> Result<()> {
+fn begin(file: RelFile, sealing: Option<Sealing>) -> Result<()> {
     let pages = if relation_files::is_empty(file) { Pages::None } else { Pages::Logged };
-    match cipher {
-        Some(cipher) => {
+    match sealing {
+        Some(sealing) => {
             // No answer depends on a new file, which is no relation's yet. Clearing the answers for
             // each would take a time that grows with the square of their number.
             if pages != Pages::None {
@@ -50,28 +50,32 @@ fn begin(file: RelFile, cipher: Option<CipherId>) -> Result<()> {
                 pending::note_encryption();
             }
             match pages {
-                Pages::None => data_keys::new_version(file, cipher).map(|_| ()),
-                _ => data_keys::next_version(file, cipher, pages),
+                Pages::None => data_keys::new_version(file, sealing).map(|_| ()),
+                _ => data_keys::next_version(file, sealing, pages),
             }
         }
         None => data_keys::write_plaintext(file, pages),
     }
 }
 
-fn cipher_for_new_storage(file: RelFile) -> Result<Option<CipherId>> {
+fn sealing_for_new_storage(file: RelFile) -> Result<Option<Sealing>> {
     if file.database != process::my_database() && file.database != SHARED {
-        return Ok(match databases::original_of(file) {
-            Some(original) => directory::current_cipher(original),
-            None => directory::cipher_of_namesake(file),
-        }
-        .map(|cipher| policy().inherited(cipher)));
+        let original = databases::original_of(file).or_else(|| directory::namesake(file));
+        let sealing = original.and_then(directory::current_sealing);
+        let inherited =
+            |known: Sealing| Sealing { cipher: policy().inherited(known.cipher), ..known };
+        return Ok(sealing.map(inherited));
     }
     if process::creates_us() {
         return Ok(None); // `relation_created` decides: there may be neither key nor label yet
     }
     let locked = locks::relations_locked_for_rewrite().into_iter();
     let answers = locked.filter_map(|oid| answer_of(oid, file).transpose());
-    policy().for_new_file(file, answers)
+    let new = policy().for_new_file(file, answers)?;
+    if new.in_doubt {
+        altered::note_doubt(file);
+    }
+    Ok(new.sealing)
 }
 
 /// The answer of a locked relation for a new file. It is remembered, because the question is
@@ -106,7 +110,7 @@ pub(crate) fn relation_created(oid: Oid) -> Result<()> {
     if wanted.is_none() {
         IN_PLAINTEXT.with(|notes| notes.push(Created { oid, label_changes }));
     }
-    set_cipher_of_empty_file(facts.file, wanted)
+    set_sealing_of_empty_file(facts.file, wanted)
 }
 
 /// A relation that this transaction has created in plaintext, and the number of changes of labels
@@ -178,9 +182,9 @@ pub(crate) fn relation_reserved(oid: Oid) {
     }
 }
 
-/// Starts writing the file of a new relation with this cipher, or as plaintext.
-pub(super) fn set_cipher_of_empty_file(file: RelFile, wanted: Option<CipherId>) -> Result<()> {
-    if wanted == directory::current_cipher(file) {
+/// Starts writing the file of a new relation encrypted so, or as plaintext.
+pub(super) fn set_sealing_of_empty_file(file: RelFile, wanted: Option<Sealing>) -> Result<()> {
+    if wanted == directory::current_sealing(file) {
         return Ok(());
     }
     memo::forget_answers();

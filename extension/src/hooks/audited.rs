@@ -209,14 +209,22 @@ unsafe fn denied(message: *mut pg_sys::ErrorData) -> Option<Operation> {
 }
 
 /// Functions that change what is protected, or who can read it.
-pub(super) const FUNCTIONS: [&str; 28] = [
+pub(super) const FUNCTIONS: [&str; 40] = [
+    "add_cluster_master_key",
+    "add_database_master_key",
+    "add_key_group_master_key",
     "add_provider",
     "alter_provider",
     "cancel_rekey",
     "check_provider",
+    "create_key_group",
     "database_key_rows",
     "decrypt",
     "decrypt_database",
+    "drop_cluster_master_key",
+    "drop_database_master_key",
+    "drop_key_group",
+    "drop_key_group_master_key",
     "drop_provider",
     "encrypt",
     "encrypt_catalogs",
@@ -230,12 +238,16 @@ pub(super) const FUNCTIONS: [&str; 28] = [
     "rotate_data_key",
     "rotate_database_key",
     "rotate_database_master_key",
+    "rotate_key_group_key",
+    "rotate_key_group_master_key",
     "rotate_wal_key",
     "set_cluster_master_key",
     "set_database_master_key",
+    "set_key_group_master_key",
     "shred",
     "shred_database",
     "shred_former_files",
+    "shred_key_group",
     "shred_schema",
     "unlock",
 ];

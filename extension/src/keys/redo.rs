@@ -43,6 +43,7 @@ pub(crate) fn replay(
     if destroys {
         destruction::before_redo(records);
     }
+    let ends = records.iter().any(|record| matches!(record, Record::EndedKeyGroup { .. }));
     fault::point("redo.keys");
     let lock = KeystoreLock::acquire();
     let are_gone = records.iter().any(|record| matches!(record, Record::FormerFiles(_)));
@@ -54,10 +55,22 @@ pub(crate) fn replay(
     // Later records that this server already has take precedence.
     let is_old = shmem::required()?.control.position(scope).is_some_and(|log| start < log.logged);
     let brought = keys_in(records);
+    let of_group = |record: &Record| match record {
+        Record::DatabaseKey { scope, .. } => scope.key_group().is_some(),
+        _ => false,
+    };
+    let cluster = records.iter().any(of_group).then(|| cluster_state(&lock)).transpose()?;
+    let is_of_ended_group = |record: &Record| match record {
+        Record::DatabaseKey { scope, .. } => {
+            cluster.as_ref().is_some_and(|known| known.has_ended(*scope))
+        }
+        _ => false,
+    };
     let counts = |record: &&Record| {
         let is_superseded = is_old && would_replace_later(record);
         !(is_superseded
             || restores_destroyed_key(record)
+            || is_of_ended_group(record)
             || is_forgotten_database_key(record)
             || is_of_forgotten_key(&lock, record, &brought))
     };
@@ -79,7 +92,9 @@ pub(crate) fn replay(
     if are_gone {
         former::end_recorded(&lock, &records)?;
     }
-    if destroys && let Err(report) = compact(&lock, scope) {
+    if (destroys || ends)
+        && let Err(report) = compact(&lock, scope)
+    {
         // The keys are not used any more. Their bytes stay in the file until it is rewritten.
         report.send(PgLogLevel::WARNING);
     }
@@ -191,7 +206,10 @@ fn would_replace_later(record: &Record) -> bool {
         Record::DatabaseKey { scope, version, .. } => {
             shmem::secrets().is_some_and(|keys| keys.state(*scope, *version).is_some())
         }
-        Record::Provider { .. } | Record::DropProvider { .. } => true,
+        Record::Provider { .. }
+        | Record::DropProvider { .. }
+        | Record::KeyGroup { .. }
+        | Record::EndedKeyGroup { .. } => true,
         _ => false,
     }
 }

@@ -7,7 +7,7 @@ use pgrx::pg_sys::ForkNumber;
 use super::io::{Cause, PageFault};
 use super::names::{self, Name};
 use super::placeholders;
-use crate::keys::store::unsettled;
+use crate::keys::store::{key_groups, unsettled};
 use crate::keys::usage::key_error::KeyError;
 use crate::keys::usage::{refused, withheld};
 use crate::pg::compat;
@@ -104,7 +104,7 @@ pub(crate) fn report(fault: PageFault, block: u32) -> Report {
     };
     match error {
         KeyError::Locked { scope } => {
-            let whose = scope.name();
+            let whose = key_groups::describe(scope);
             withheld::note();
             Report::new(
                 PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,

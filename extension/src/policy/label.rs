@@ -12,9 +12,19 @@ pub(crate) use pagevault_core::policy::label::Label;
 const KNOWN_CIPHERS: &str =
     "Known ciphers are aes-256-xts, aes-128-xts, aes-256-xts-auth and aes-256-xts-hmac.";
 
+/// A HINT about names of key groups.
+pub(crate) const KEY_GROUP_NAMES: &str = "A name has 1 to 63 lower-case letters, digits, \"_\" and \"-\", and begins with a letter or digit.";
+
 /// Parses a label in the server's encoding. All labels are ASCII.
 pub(crate) fn of_text(text: &ServerText) -> Result<Label> {
     parse(&text.to_string())
+}
+
+/// The name of the key group in a label.
+pub(crate) fn key_group_in(text: &ServerText) -> Result<Option<String>> {
+    let text = text.to_string();
+    let (_, name) = Label::parse(&text).map_err(invalid)?;
+    Ok(name.map(str::to_owned))
 }
 
 /// Parses a label.
@@ -22,14 +32,16 @@ pub(crate) fn of_text(text: &ServerText) -> Result<Label> {
 /// # Errors
 /// INVALID_PARAMETER_VALUE for anything but the three forms.
 pub(crate) fn parse(text: &str) -> Result<Label> {
-    text.parse().map_err(|error: LabelError| {
-        Report::new(PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE, error.to_string()).hint(
-            match error {
-                LabelError::UnknownCipher(_) => KNOWN_CIPHERS,
-                LabelError::Malformed(_) => {
-                    "Labels are 'encrypted', 'encrypted aes-128-xts' and 'plaintext'."
-                }
-            },
-        )
-    })
+    text.parse().map_err(invalid)
+}
+
+fn invalid(error: LabelError) -> Report {
+    let hint = match error {
+        LabelError::UnknownCipher(_) => KNOWN_CIPHERS,
+        LabelError::KeyGroupName(_) => KEY_GROUP_NAMES,
+        LabelError::Malformed(_) => {
+            "Labels are 'encrypted', 'encrypted aes-128-xts', 'encrypted key_group=NAME' and 'plaintext'."
+        }
+    };
+    Report::new(PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE, error.to_string()).hint(hint)
 }

@@ -11,10 +11,11 @@ use std::collections::HashMap;
 
 use pagevault_cipher::CipherId;
 use pagevault_core::policy::storage::Answer;
-use pagevault_keystore::RelFile;
+use pagevault_keystore::{KeyGroup, RelFile};
 use pgrx::pg_sys::Oid;
 
 use super::label::{self, Label};
+use crate::keys::store::key_groups;
 use crate::pg::guc;
 use crate::pg::labels::Object;
 use crate::pg::process::{self, ProcessLocal};
@@ -35,6 +36,8 @@ pub(crate) fn moment() -> Moment {
 struct Memo {
     of: Moment,
     labels: HashMap<Object, Option<Label>>,
+    /// The key groups that labels name; `Some(None)`: one that does not exist.
+    key_groups: HashMap<Object, Option<Option<KeyGroup>>>,
     parents: HashMap<Oid, Option<Oid>>,
     owners: HashMap<Oid, Option<Oid>>,
     /// Answers of locked relations about new files in a tablespace, with the file of the relation.
@@ -95,6 +98,18 @@ pub(crate) fn label_of(object: Object) -> Result<Option<Label>> {
         |memo| memo.labels.get(&object).copied(),
         || object.label().as_ref().map(label::of_text).transpose(),
         |memo, label| memo.labels.insert(object, label),
+    )
+}
+
+/// The key group that the label of an object names; `Some(None)` if there is none of that name.
+pub(crate) fn key_group_at(object: Object) -> Result<Option<Option<KeyGroup>>> {
+    remember(
+        |memo| memo.key_groups.get(&object).copied(),
+        || {
+            let name = object.label().as_ref().map(label::key_group_in).transpose()?.flatten();
+            name.map(|name| key_groups::named(&name)).transpose()
+        },
+        |memo, group| memo.key_groups.insert(object, group),
     )
 }
 

@@ -3,11 +3,12 @@
 
 use pagevault_cipher::CipherId;
 use pagevault_core::policy::relation::{named_for, squeezes};
-use pagevault_core::policy::{Catalog, Labelled, Policy, Relation};
-use pagevault_keystore::{RelFile, Scope};
+use pagevault_core::policy::{Catalog, Labelled, Named, Policy, Relation, Sealing};
+use pagevault_keystore::{KeyGroup, RelFile, Scope};
+use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::{self, Oid};
 
-use super::label::Label;
+use super::label::{self, Label};
 use super::memo;
 use crate::keys::store::directory;
 use crate::keys::usage::authenticated;
@@ -59,6 +60,23 @@ impl Catalog for Server {
 
     fn label_of(&self, object: Labelled) -> Result<Option<Label>> {
         memo::label_of(object_of(object))
+    }
+
+    fn key_group_of_label(&self, object: Labelled) -> Result<Option<Named>> {
+        let named = memo::key_group_at(object_of(object))?;
+        Ok(named.map(|group| group.map_or(Named::Missing(object), Named::Group)))
+    }
+
+    fn no_such_key_group(&self, of: Labelled) -> Report {
+        let object = object_of(of);
+        let name = object.label().and_then(|text| label::key_group_in(&text).ok().flatten());
+        key_group_missing(&name.unwrap_or_default())
+            .detail(format!("The label of {} names it.", object.describe()))
+            .hint("Change the label, or create the key group again with pagevault.create_key_group().")
+    }
+
+    fn key_group_of(&self, file: RelFile) -> Option<KeyGroup> {
+        directory::current_scope(file).and_then(Scope::key_group)
     }
 
     fn parent_of(&self, partition: u32) -> Result<Option<u32>> {
@@ -168,4 +186,22 @@ pub(crate) fn root_of(facts: &Facts) -> Result<Facts> {
 /// The cipher for a relation where the command names none: that of its label, or the default.
 pub(crate) fn cipher_wanted_of(facts: &Facts) -> Result<CipherId> {
     policy().cipher_wanted_of(&described(facts))
+}
+
+/// How a relation is to be encrypted that gets a new key with this cipher.
+pub(crate) fn sealing_with(facts: &Facts, cipher: CipherId) -> Result<Sealing> {
+    policy().for_rekeying(&described(facts), cipher)
+}
+
+/// Whether a relation that is encrypted has a key of another key group than it should.
+pub(crate) fn is_in_other_key_group(facts: &Facts) -> Result<bool> {
+    policy().is_in_other_key_group(&described(facts))
+}
+
+/// The error for the name of a key group that does not exist.
+pub(crate) fn key_group_missing(name: &str) -> Report {
+    Report::new(
+        PgSqlErrorCode::ERRCODE_UNDEFINED_OBJECT,
+        format!("key group \"{name}\" does not exist"),
+    )
 }

@@ -62,10 +62,12 @@ fn begin_version(held: &Held, cipher: Option<CipherId>) -> Result<Option<Target>
     let file = held.file();
     verify::refuse_destroyed(file)?;
     let current = directory::current_cipher(file);
-    if current.is_some() && cipher.is_none_or(|cipher| current == Some(cipher)) {
+    let is_right = current.is_some() && cipher.is_none_or(|cipher| current == Some(cipher));
+    if is_right && !policy::is_in_other_key_group(&relation::require(held.oid())?)? {
         return Ok(None);
     }
-    file::seal(held, cipher.unwrap_or_else(authenticated::default_cipher)).map(Some)
+    let cipher = cipher.or(current).unwrap_or_else(authenticated::default_cipher);
+    file::seal(held, cipher).map(Some)
 }
 
 /// Encrypts new writes to a catalog, and leaves its old pages and its indexes alone.

@@ -361,6 +361,10 @@ impl PlanFacts for JobFacts<'_> {
         policy::cipher_wanted_of(&relation::require(self.oid)?)
     }
 
+    fn is_in_other_key_group(&self) -> Result<bool> {
+        policy::is_in_other_key_group(&relation::require(self.oid)?)
+    }
+
     fn has_begun(&self) -> Result<bool> {
         jobs::has_begun(self.job, self.oid)
     }

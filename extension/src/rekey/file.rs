@@ -19,6 +19,7 @@ use crate::keys::usage::data_keys::{self, Pages};
 use crate::pg::pages::{Held, Ring};
 use crate::pg::report::{Report, Result};
 use crate::pg::{process, relation};
+use crate::policy;
 use crate::verify;
 use crate::writers::{self, Activity};
 
@@ -53,7 +54,8 @@ pub(crate) fn seal(held: &Held, cipher: CipherId) -> Result<Target> {
 /// the relation has another file by now, the caller has not checked that one.
 pub(super) fn seal_checked(held: &Held, cipher: CipherId) -> Result<Target> {
     let file = held.file();
-    data_keys::next_version(file, cipher, pages_of(held))?;
+    let sealing = policy::sealing_with(&relation::require(held.oid())?, cipher)?;
+    data_keys::next_version(file, sealing, pages_of(held))?;
     fault::point("rekey.switched");
     Ok(present(file))
 }

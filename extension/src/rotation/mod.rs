@@ -45,8 +45,8 @@ impl Task {
     pub(crate) fn decode(argument: u64) -> Option<Task> {
         let number = argument as u32;
         match argument >> 32 {
-            1 => Some(Task::MasterKey(Scope::database(number))),
-            2 => Some(Task::DatabaseKey(Scope::database(number))),
+            1 => Some(Task::MasterKey(Scope::from_number(number))),
+            2 => Some(Task::DatabaseKey(Scope::from_number(number))),
             3 => Some(Task::WalKey),
             4 => Some(Task::DataKeys(number)),
             5 => Some(Task::SharedDataKeys(number)),

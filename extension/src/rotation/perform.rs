@@ -9,7 +9,7 @@ use pgrx::PgSqlErrorCode;
 use super::{Task, ages, number};
 use crate::audit::{self, Operation};
 use crate::keys::provider::master_keys;
-use crate::keys::store::directory;
+use crate::keys::store::{directory, key_groups};
 use crate::keys::usage::wal_switch;
 use crate::pg::guc::{self, KeyKind};
 use crate::pg::report::{Report, Result};
@@ -30,15 +30,20 @@ const AFTER_FAILURE: i64 = 86_400;
 pub(crate) fn perform(task: Task) -> Result<()> {
     match task {
         Task::MasterKey(scope) => {
-            let action = match scope.is_cluster() {
-                true => "rotate_cluster_master_key",
-                false => "rotate_database_master_key",
+            let action = match scope.key_group() {
+                _ if scope.is_cluster() => "rotate_cluster_master_key",
+                Some(_) => "rotate_key_group_master_key",
+                None => "rotate_database_master_key",
             };
             audited((KeyKind::Master, scope), action, || master_keys::rotate(BY, scope))
         }
         Task::DatabaseKey(scope) => {
-            audited((KeyKind::Database, scope), "rotate_database_key", || {
-                master_keys::rotate_database_key(BY, scope.number()).map(number)
+            let action = match scope.key_group() {
+                Some(_) => "rotate_key_group_key",
+                None => "rotate_database_key",
+            };
+            audited((KeyKind::Database, scope), action, || {
+                master_keys::rotate_database_key(BY, scope).map(number)
             })
         }
         Task::WalKey => {
@@ -65,8 +70,11 @@ fn audited(
         return Ok(());
     }
     let operation = Operation { action, by: BY, ..Operation::default() };
-    let version = audit::audited(operation.on(scope.name()), work)?;
-    let message = format!("pagevault: {action} by age: {} has version {version}", scope.name());
+    let version = audit::audited(operation.on(key_groups::describe(scope)), work)?;
+    let message = format!(
+        "pagevault: {action} by age: {} has version {version}",
+        key_groups::describe(scope)
+    );
     Report::new(PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION, message)
         .send(pgrx::prelude::PgLogLevel::LOG);
     Ok(())

@@ -203,6 +203,13 @@ impl Secrets {
         }
     }
 
+    /// Wipes all versions of a scope's key: they are destroyed.
+    pub(crate) fn forget_scope(&self, scope: Scope) {
+        for (_, version, _) in self.list().into_iter().filter(|(of, ..)| *of == scope) {
+            self.forget(scope, version);
+        }
+    }
+
     /// The state of a key; `None` if it is unknown.
     pub(crate) fn state(&self, scope: Scope, version: KeyVersion) -> Option<State> {
         self.find(scope, version).map(|slot| State::of(slot.state.load(Acquire)))
@@ -343,13 +350,13 @@ impl Secrets {
 }
 
 fn scope_of(slot: &Slot) -> Scope {
-    Scope::database(slot.scope.load(Relaxed))
+    Scope::from_number(slot.scope.load(Relaxed))
 }
 
 /// Scope and version of the key in a slot.
 fn identity(slot: &Slot) -> Option<(Scope, KeyVersion)> {
     let version = slot.version.load(Acquire);
-    let scope = Scope::database(slot.scope.load(Acquire));
+    let scope = Scope::from_number(slot.scope.load(Acquire));
     // Between two keys of a slot the version is 0.
     let is_same = slot.version.load(Relaxed) == version;
     KeyVersion::new(version).filter(|_| is_same).map(|version| (scope, version))

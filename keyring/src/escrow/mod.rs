@@ -45,8 +45,13 @@ pub fn export(
     let keystore = Keystore::read(data_directory, access)?;
     require_owner(&keystore)?;
     bundle::require_place(&keystore, output)?;
-    let all: BTreeSet<_> =
-        keystore.state().database_keys().map(|(scope, version, _)| (scope, version)).collect();
+    // Whoever holds the master key of a key group decides on its data: that is what a group is for.
+    let all: BTreeSet<_> = keystore
+        .state()
+        .database_keys()
+        .map(|(scope, version, _)| (scope, version))
+        .filter(|(scope, _)| scope.key_group().is_none())
+        .collect();
     if all.is_empty() {
         return Err(refuse("the keystore does not contain any database key yet"));
     }
@@ -259,7 +264,7 @@ fn open(
         let bytes = key.expose().try_into().map_err(|_| bundle::damaged(path))?;
         let key = Secret32::from_bytes(bytes);
         let version = KeyVersion::new(*version).ok_or_else(|| bundle::damaged(path))?;
-        let place = (Scope::database(*scope), version);
+        let place = (Scope::from_number(*scope), version);
         keystore.require_matching(place, &key)?;
         if known.insert(place, key).is_some() {
             return Err(bundle::damaged(path));
@@ -276,7 +281,10 @@ fn prove(keystore: &Keystore, known: &DatabaseKeys, source: &str) -> Result<usiz
     let missing: Vec<_> = state
         .database_keys()
         .map(|(scope, version, _)| (scope, version))
-        .filter(|key| !have.contains(key) && !keystore.is_gone(key.0))
+        .filter(|key| {
+            let is_of_group = key.0.key_group().is_some();
+            !have.contains(key) && !is_of_group && !keystore.is_gone(key.0)
+        })
         .collect();
     if !missing.is_empty() {
         return Err(too_old(keystore, &missing));
@@ -285,7 +293,7 @@ fn prove(keystore: &Keystore, known: &DatabaseKeys, source: &str) -> Result<usiz
     for (file, entry) in state.files() {
         for (version, record) in &entry.keys {
             let has_key = have.contains(&(record.scope, record.key_version));
-            if !has_key && keystore.is_gone(record.scope) {
+            if !has_key && (record.scope.key_group().is_some() || keystore.is_gone(record.scope)) {
                 continue;
             }
             if known.data_key(file, *version, record).is_none() {
@@ -323,7 +331,7 @@ fn name(scope: Scope, version: KeyVersion) -> String {
     if scope.is_cluster() {
         format!("version {version} of the cluster's database key")
     } else {
-        format!("version {version} of the key of database {scope}")
+        format!("version {version} of the key of {}", scope.name())
     }
 }
 

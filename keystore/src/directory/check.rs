@@ -60,7 +60,9 @@ impl Directory<'_> {
                 | Record::JobBegun { .. }
                 | Record::JobsForgotten { .. }
                 | Record::FormerFiles(_)
-                | Record::KeysForgotten { .. } => {}
+                | Record::KeysForgotten { .. }
+                | Record::KeyGroup { .. }
+                | Record::EndedKeyGroup { .. } => {}
             }
         }
         let counts = self.counts()?;

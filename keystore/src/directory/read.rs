@@ -235,7 +235,7 @@ impl<'a> Directory<'a> {
             let (version, cipher, length) = unpack_meta(meta);
             let body = entry[key::BODY].load(Ordering::Acquire);
             let [scope, key_version, words @ ..] = self.body(body)?;
-            let scope = Scope::database(scope.load(Ordering::Relaxed));
+            let scope = Scope::from_number(scope.load(Ordering::Relaxed));
             let key_version = KeyVersion::new(key_version.load(Ordering::Relaxed));
             for (bytes, word) in wrapped.as_chunks_mut::<4>().0.iter_mut().zip(words) {
                 *bytes = word.load(Ordering::Relaxed).to_le_bytes();

@@ -76,7 +76,9 @@ impl Directory<'_> {
             | Record::JobBegun { .. }
             | Record::JobsForgotten { .. }
             | Record::FormerFiles(_)
-            | Record::KeysForgotten { .. } => {}
+            | Record::KeysForgotten { .. }
+            | Record::KeyGroup { .. }
+            | Record::EndedKeyGroup { .. } => {}
         }
         Ok(())
     }
@@ -121,6 +123,8 @@ impl Directory<'_> {
             | Record::JobsForgotten { .. }
             | Record::FormerFiles(_)
             | Record::KeysForgotten { .. }
+            | Record::KeyGroup { .. }
+            | Record::EndedKeyGroup { .. }
             | Record::WalSwitch(_) => Ok(true),
         }
     }

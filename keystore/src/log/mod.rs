@@ -175,6 +175,9 @@ pub fn scope_of(name: &str) -> Option<Scope> {
         "cluster" => Scope::CLUSTER,
         database => Scope::database(database.parse().ok()?),
     };
+    if scope.key_group().is_some() {
+        return None; // files belong to databases
+    }
     // "007.keys" and "0.keys" are not pagevault's.
     (file_name(scope) == name).then_some(scope)
 }

@@ -95,8 +95,18 @@ pub fn missing(state: &State, beside: Vec<Record>) -> Vec<Record> {
             | Record::Rewriting { file, .. }
             | Record::SealedOnly { file, .. }
             | Record::Destroyed { file, .. } => Some(*file),
+            Record::KeyGroup { group, .. } | Record::EndedKeyGroup { group, .. } => {
+                let before = (known.key_group(*group).cloned(), known.has_ended(group.scope()));
+                let group = *group;
+                if known.apply(record.clone()).is_ok()
+                    && (known.key_group(group).cloned(), known.has_ended(group.scope())) != before
+                {
+                    missing.push(record);
+                }
+                continue;
+            }
             Record::DatabaseKey { scope, version, .. } => {
-                if known.database_key(*scope, *version).is_none() {
+                if known.database_key(*scope, *version).is_none() && !known.has_ended(*scope) {
                     missing.push(record);
                 }
                 continue;

@@ -24,6 +24,8 @@
 //! 14 SealedOnly   file, version u16, plaintext u8
 //! 15 FormerFiles  database u32, first u32, last u32, through u16, gone u64
 //! 16 KeysForgotten database u32, by u64
+//! 17 KeyGroup     group u32, at i64, name text
+//! 18 EndedKeyGroup group u32, at i64
 //!
 //! text, bytes: length u32, then as many bytes; text is UTF-8
 //! file: tablespace, database, relation u32        job: database u32, number u64
@@ -42,7 +44,7 @@ use crate::error::{FormatError, Problem};
 use crate::former::Range;
 use crate::job::{JobId, JobKind, JobState, Request, Step};
 use crate::rel_file::{Phase, RelFile};
-use crate::scope::Scope;
+use crate::scope::{KeyGroup, Scope};
 use crate::wal::{Switch, WalPhase};
 use crate::wire::{Reader, put_bytes, put_i64, put_u8, put_u16, put_u32, put_u64};
 
@@ -63,6 +65,8 @@ mod kind {
     pub(super) const SEALED_ONLY: u8 = 14;
     pub(super) const FORMER_FILES: u8 = 15;
     pub(super) const KEYS_FORGOTTEN: u8 = 16;
+    pub(super) const KEY_GROUP: u8 = 17;
+    pub(super) const ENDED_KEY_GROUP: u8 = 18;
 }
 
 /// Version of every record type so far, but for the following.
@@ -91,6 +95,8 @@ impl Record {
             Self::SealedOnly { .. } => kind::SEALED_ONLY,
             Self::FormerFiles(_) => kind::FORMER_FILES,
             Self::KeysForgotten { .. } => kind::KEYS_FORGOTTEN,
+            Self::KeyGroup { .. } => kind::KEY_GROUP,
+            Self::EndedKeyGroup { .. } => kind::ENDED_KEY_GROUP,
         }
     }
 
@@ -226,6 +232,15 @@ impl Record {
                 put_u32(out, *database);
                 put_u64(out, by.0);
             }
+            Self::KeyGroup { group, name, at } => {
+                put_u32(out, group.number());
+                put_i64(out, *at);
+                put_bytes(out, name.as_bytes());
+            }
+            Self::EndedKeyGroup { group, at } => {
+                put_u32(out, group.number());
+                put_i64(out, *at);
+            }
         }
     }
 
@@ -235,7 +250,7 @@ impl Record {
         let at = |problem| FormatError { offset, problem };
         let kind = from.u8()?;
         let version = from.u8()?;
-        if !(kind::PROVIDER..=kind::KEYS_FORGOTTEN).contains(&kind) {
+        if !(kind::PROVIDER..=kind::ENDED_KEY_GROUP).contains(&kind) {
             return Err(at(Problem::RecordType(kind)));
         }
         let newest = if kind == kind::DATABASE_KEY { OTHERS } else { VERSION };
@@ -275,7 +290,7 @@ impl Record {
             kind::DROP_PROVIDER => Self::DropProvider { name: from.text()?.to_owned() },
             kind::DATABASE_KEY => {
                 let layout = version;
-                let scope = Scope::database(from.u32()?);
+                let scope = Scope::from_number(from.u32()?);
                 let version = key_version(from, "database key version")?;
                 let master_version = from.u64()?;
                 let at = from.i64()?;
@@ -298,7 +313,7 @@ impl Record {
                 if from.u8()? != 0 {
                     return Err(from.error(Problem::Field("data key", "reserved byte is set")));
                 }
-                let scope = Scope::database(from.u32()?);
+                let scope = Scope::from_number(from.u32()?);
                 let key_version = key_version(from, "database key version")?;
                 let created = from.i64()?;
                 let wrapped = from.bytes()?.to_vec();
@@ -374,6 +389,13 @@ impl Record {
             kind::KEYS_FORGOTTEN => {
                 Self::KeysForgotten { database: from.u32()?, by: Lsn(from.u64()?) }
             }
+            kind::KEY_GROUP => {
+                let (group, at) = (take_key_group(from)?, from.i64()?);
+                Self::KeyGroup { group, name: from.text()?.to_owned(), at }
+            }
+            kind::ENDED_KEY_GROUP => {
+                Self::EndedKeyGroup { group: take_key_group(from)?, at: from.i64()? }
+            }
             other => return Err(from.error(Problem::RecordType(other))),
         })
     }
@@ -416,6 +438,12 @@ fn put_job(out: &mut Vec<u8>, job: &JobId) {
 
 fn take_job(from: &mut Reader<'_>) -> Result<JobId, FormatError> {
     Ok(JobId { database: from.u32()?, number: from.u64()? })
+}
+
+fn take_key_group(from: &mut Reader<'_>) -> Result<KeyGroup, FormatError> {
+    let number = from.u32()?;
+    KeyGroup::new(number)
+        .ok_or_else(|| from.error(Problem::Field("key group", "not the number of one")))
 }
 
 fn take_bool(from: &mut Reader<'_>, field: &'static str) -> Result<bool, FormatError> {

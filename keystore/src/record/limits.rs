@@ -3,8 +3,8 @@
 use pagevault_cipher::wrap;
 
 use super::{
-    MAX_MASTER_KEYS, MAX_NAME, MAX_OPTIONS, MAX_WRAPPED_DATA_KEY, MAX_WRAPPED_DATABASE_KEY, Record,
-    Wrapping, wrapped_len,
+    MAX_KEY_GROUP_NAME, MAX_MASTER_KEYS, MAX_NAME, MAX_OPTIONS, MAX_WRAPPED_DATA_KEY,
+    MAX_WRAPPED_DATABASE_KEY, Record, Wrapping, wrapped_len,
 };
 use crate::error::Problem;
 use crate::former;
@@ -18,6 +18,16 @@ const MIN_WRAPPED_DATA_KEY: usize = wrap::OVERHEAD + 1;
 /// A number that is not a version of a data key.
 pub(super) const NOT_A_DATA_KEY_VERSION: Problem =
     Problem::Field("data key version", "outside 1 to 8191");
+
+/// Whether a text can be the name of a key group: lower-case ASCII letters, digits, `_` and `-`,
+/// beginning with a letter or a digit. So it is one word of a label in every encoding.
+pub fn is_key_group_name(text: &str) -> bool {
+    let is_plain = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit();
+    let first = text.bytes().next();
+    text.len() <= MAX_KEY_GROUP_NAME
+        && first.is_some_and(is_plain)
+        && text.bytes().all(|c| is_plain(c) || c == b'_' || c == b'-')
+}
 
 impl Record {
     /// Checks all limits. A record that passes can be encoded, and decodes to the same record.
@@ -81,6 +91,10 @@ impl Record {
                 check(gone.0 > 0, "address", "must not be 0")
             }
             Self::KeysForgotten { by, .. } => check(by.0 > 0, "address", "must not be 0"),
+            Self::KeyGroup { name, .. } => {
+                check(is_key_group_name(name), "key group name", "not of the required form")
+            }
+            Self::EndedKeyGroup { .. } => Ok(()),
             Self::JobsForgotten { database, through, .. } => {
                 check_job(&JobId { database: *database, number: *through })
             }

@@ -7,14 +7,17 @@ mod limits;
 use pagevault_cipher::{CipherId, DataKeyVersion, KeyVersion, Lsn, wrap};
 
 pub use self::database_key::{DatabaseKey, MAX_MASTER_KEYS, Wrapping};
+pub use self::limits::is_key_group_name;
 use crate::former;
 use crate::job::{JobId, Request, Step};
 use crate::rel_file::{Phase, RelFile};
-use crate::scope::Scope;
+use crate::scope::{KeyGroup, Scope};
 use crate::wal::Switch;
 
 /// Longest provider name, provider kind and master key name, in bytes.
 pub const MAX_NAME: usize = 255;
+/// Longest name of a key group, in bytes.
+pub const MAX_KEY_GROUP_NAME: usize = 63;
 /// Longest provider options, in bytes of JSON text.
 pub const MAX_OPTIONS: usize = 64 << 10;
 /// Longest wrapped database key, in bytes.
@@ -166,6 +169,23 @@ pub enum Record {
         /// The last address of files whose keys may be missing.
         by: Lsn,
     },
+    /// A new key group. Its database key has records of its own.
+    KeyGroup {
+        /// Its number.
+        group: KeyGroup,
+        /// Its name in SQL and in labels.
+        name: String,
+        /// Time, in seconds since 1970.
+        at: i64,
+    },
+    /// A key group has ended, and all versions of its database key are destroyed. Records about
+    /// them, for example from older WAL, are ignored from now on.
+    EndedKeyGroup {
+        /// Its number.
+        group: KeyGroup,
+        /// Time, in seconds since 1970.
+        at: i64,
+    },
 }
 
 impl Record {
@@ -176,6 +196,8 @@ impl Record {
             Self::Provider { .. }
             | Self::DropProvider { .. }
             | Self::DatabaseKey { .. }
+            | Self::KeyGroup { .. }
+            | Self::EndedKeyGroup { .. }
             | Self::WalSwitch(_) => Scope::CLUSTER,
             Self::DataKey { file, .. }
             | Self::Current { file, .. }

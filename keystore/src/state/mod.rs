@@ -19,7 +19,7 @@ use crate::former::FormerFiles;
 use crate::job::{JobId, Jobs};
 use crate::record::{DatabaseKey, Record};
 use crate::rel_file::RelFile;
-use crate::scope::Scope;
+use crate::scope::{KeyGroup, Scope};
 use crate::wal::{self, Switch};
 
 /// A record that contradicts an earlier one.
@@ -66,11 +66,23 @@ pub struct Provider {
     pub programs: bool,
 }
 
+/// A key group.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Group {
+    /// Its name in SQL and in labels.
+    pub name: String,
+    /// When it was created, in seconds since 1970.
+    pub at: i64,
+}
+
 /// The state described by one or several logs.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct State {
     providers: BTreeMap<String, Provider>,
     database_keys: BTreeMap<(Scope, KeyVersion), DatabaseKey>,
+    key_groups: BTreeMap<KeyGroup, Group>,
+    /// Those that have ended, and when.
+    ended_key_groups: BTreeMap<KeyGroup, i64>,
     files: BTreeMap<RelFile, File>,
     wal_switches: BTreeSet<Switch>,
     jobs: BTreeMap<u32, Jobs>,
@@ -100,7 +112,16 @@ impl State {
             Record::DropProvider { name } => {
                 self.providers.remove(&name);
             }
+            Record::KeyGroup { group, name, at } => {
+                if !self.ended_key_groups.contains_key(&group) {
+                    self.key_groups.insert(group, Group { name, at });
+                }
+            }
+            Record::EndedKeyGroup { group, at } => self.end_key_group(group, at),
             Record::DatabaseKey { scope, version, key } => {
+                if self.has_ended(scope) {
+                    return Ok(());
+                }
                 let known = self.database_keys.get(&(scope, version));
                 if known.is_some_and(|known| known.check != key.check) {
                     return Err(StateError::DatabaseKeyReplaced { scope, version });
@@ -187,6 +208,7 @@ impl State {
         let database = home.number();
         if home.is_cluster() {
             self.provider_records().for_each(&mut take);
+            self.key_group_records().for_each(&mut take);
             self.database_key_records().for_each(&mut take);
         }
         let files = self.files.iter().filter(|(file, _)| file.scope() == home);
@@ -201,6 +223,16 @@ impl State {
         if let Some(&by) = self.forgotten.get(&database) {
             take(Record::KeysForgotten { database, by });
         }
+    }
+
+    fn key_group_records(&self) -> impl Iterator<Item = Record> {
+        let groups = self.key_groups.iter().map(|(&group, known)| Record::KeyGroup {
+            group,
+            name: known.name.clone(),
+            at: known.at,
+        });
+        let ended = self.ended_key_groups.iter();
+        groups.chain(ended.map(|(&group, &at)| Record::EndedKeyGroup { group, at }))
     }
 
     fn provider_records(&self) -> impl Iterator<Item = Record> {
@@ -252,6 +284,38 @@ impl State {
         let all = (scope, KeyVersion::FIRST)..=(scope, KeyVersion::LAST);
         let mut versions = self.database_keys.range(all);
         versions.next_back().map(|(&(_, version), key)| (version, key))
+    }
+
+    /// All key groups.
+    pub fn key_groups(&self) -> impl Iterator<Item = (KeyGroup, &Group)> {
+        self.key_groups.iter().map(|(group, known)| (*group, known))
+    }
+
+    /// A key group.
+    pub fn key_group(&self, group: KeyGroup) -> Option<&Group> {
+        self.key_groups.get(&group)
+    }
+
+    /// The key group of this name.
+    pub fn key_group_named(&self, name: &str) -> Option<KeyGroup> {
+        self.key_groups().find(|(_, known)| known.name == name).map(|(group, _)| group)
+    }
+
+    /// Whether it is a key group that has ended.
+    pub fn has_ended(&self, scope: Scope) -> bool {
+        scope.key_group().is_some_and(|group| self.ended_key_groups.contains_key(&group))
+    }
+
+    /// The number for another key group; `None` if there is none left.
+    pub fn next_key_group(&self) -> Option<KeyGroup> {
+        let last = self.key_groups.keys().chain(self.ended_key_groups.keys()).max();
+        KeyGroup::after(last.copied())
+    }
+
+    fn end_key_group(&mut self, group: KeyGroup, at: i64) {
+        self.ended_key_groups.entry(group).or_insert(at);
+        self.key_groups.remove(&group);
+        self.database_keys.retain(|(scope, _), _| *scope != group.scope());
     }
 
     /// All WAL switches.

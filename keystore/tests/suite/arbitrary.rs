@@ -8,7 +8,8 @@ use pagevault_keystore::rel_file::Phase;
 use pagevault_keystore::state::State;
 use pagevault_keystore::wal::{self, Switch, WalPhase};
 use pagevault_keystore::{
-    CheckValue, DataKeyVersion, DatabaseKey, KeyVersion, Lsn, Record, RelFile, Scope, Wrapping,
+    CheckValue, DataKeyVersion, DatabaseKey, KeyGroup, KeyVersion, Lsn, Record, RelFile, Scope,
+    Wrapping,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -174,6 +175,7 @@ pub(crate) fn any_record() -> impl Strategy<Value = Record> {
         destroyed,
         any_job(),
         any_former(),
+        any_key_group(),
     ]
 }
 
@@ -219,6 +221,15 @@ fn any_former() -> impl Strategy<Value = Record> {
     let forgotten = (0..6_u32, 1..9_u64)
         .prop_map(|(database, by)| Record::KeysForgotten { database, by: Lsn(by) });
     prop_oneof![former, forgotten]
+}
+
+/// Key groups, and their keys.
+fn any_key_group() -> impl Strategy<Value = Record> {
+    let group = || (100..104_u32).prop_map(|number| KeyGroup::new(number).unwrap());
+    let made = (group(), "[a-z0-9][a-z0-9_-]{0,20}", any::<i64>())
+        .prop_map(|(group, name, at)| Record::KeyGroup { group, name, at });
+    let ended = (group(), any::<i64>()).prop_map(|(group, at)| Record::EndedKeyGroup { group, at });
+    prop_oneof![made, ended]
 }
 
 /// A version of the WAL key, in one of the two files of the first 16,382 versions.

@@ -7,7 +7,8 @@ use pagevault_keystore::protocol::{Reply, Request};
 use pagevault_keystore::rel_file::Phase;
 use pagevault_keystore::wal::{Switch, WalPhase, key_place};
 use pagevault_keystore::{
-    CheckValue, DatabaseKey, Lsn, Record, RelFile, Scope, Wrapping, data_key_aad, master_context,
+    CheckValue, DatabaseKey, KeyGroup, Lsn, Record, RelFile, Scope, Wrapping, data_key_aad,
+    master_context,
 };
 
 use crate::arbitrary::{key_version, version};
@@ -22,6 +23,7 @@ const REWRITTEN: &[u8] = include_bytes!("../../vectors/v1/7.keys");
 const JOBS: &[u8] = include_bytes!("../../vectors/v1/8.keys");
 const BORN: &[u8] = include_bytes!("../../vectors/v1/9.keys");
 const FORMER: &[u8] = include_bytes!("../../vectors/v1/10.keys");
+const GROUPS: &[u8] = include_bytes!("../../vectors/v1/groups.keys");
 const SEVERAL: &[u8] = include_bytes!("../../vectors/v1/several.keys");
 const ROTATED: &[u8] = include_bytes!("../../vectors/v1/rotated.keys");
 const REQUEST: &[u8] = include_bytes!("../../vectors/v1/request.json");
@@ -268,6 +270,21 @@ fn former() -> Vec<Vec<Record>> {
     ]
 }
 
+/// The batches of a cluster's log with key groups.
+fn groups() -> Vec<Vec<Record>> {
+    let group = |number| KeyGroup::new(number).unwrap();
+    let key = DatabaseKey::new(
+        CheckValue::from_bytes([0xC4; 16]),
+        Wrapping::new(("disk", "acme"), 1, vec![6, 7], 1_700_000_011),
+    );
+    vec![
+        vec![Record::KeyGroup { group: group(100), name: "acme".into(), at: 1_700_000_010 }],
+        vec![Record::DatabaseKey { scope: group(100).scope(), version: key_version(1), key }],
+        vec![Record::KeyGroup { group: group(11_999), name: "0_x-9".into(), at: -1 }],
+        vec![Record::EndedKeyGroup { group: group(11_999), at: 1_700_000_012 }],
+    ]
+}
+
 /// The batches of a cluster's log with WAL keys.
 fn wal() -> Vec<Vec<Record>> {
     let key = |number, cipher, wrapped, created| {
@@ -301,6 +318,7 @@ fn golden_logs_are_read() {
         (FORMER, 10, 0, former()),
         (ROTATED, 0, 0, rotated()),
         (SEVERAL, 0, 0, several()),
+        (GROUPS, 0, 0, groups()),
     ] {
         let contents = replay(bytes, Scope::database(scope)).unwrap();
         assert_eq!(contents.records, batches.concat());
@@ -346,6 +364,11 @@ fn golden_logs_are_written() {
     let mut log = Log::create(&storage, ID, Scope::database(0), &[]).unwrap();
     several().iter().for_each(|batch| log.append(batch).unwrap());
     assert_eq!(storage.content("cluster.keys"), SEVERAL);
+
+    let storage = FaultyStorage::default();
+    let mut log = Log::create(&storage, ID, Scope::database(0), &[]).unwrap();
+    groups().iter().for_each(|batch| log.append(batch).unwrap());
+    assert_eq!(storage.content("cluster.keys"), GROUPS);
 
     let storage = FaultyStorage::default();
     let mut log = Log::create(&storage, ID, Scope::database(0), &[]).unwrap();

@@ -24,6 +24,7 @@ mod golden;
 mod health;
 mod hygiene;
 mod io_methods;
+mod key_groups;
 mod key_log;
 mod keys;
 mod labels;

@@ -31,6 +31,10 @@ impl PlanFacts for Wanted<'_> {
         self.2
     }
 
+    fn is_in_other_key_group(&self) -> Result<bool, Stop> {
+        Ok(false)
+    }
+
     fn wanted_cipher(&self) -> Result<CipherId, Stop> {
         Ok(AES_256)
     }

@@ -15,7 +15,7 @@ const DEFAULT_TABLESPACE: u32 = 1663;
 /// Whether no tablespace has a directory of the scope's database. Recovery may create it later;
 /// pg_upgrade will, because keys are transferred before databases.
 pub(crate) fn is_gone(scope: Scope) -> bool {
-    !scope.is_cluster()
+    scope.is_database()
         && !process::is_binary_upgrade()
         && !has_directory(scope.number(), DEFAULT_TABLESPACE)
         && !tablespaces().any(|tablespace| has_directory(scope.number(), tablespace))

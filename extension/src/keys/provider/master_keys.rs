@@ -18,7 +18,7 @@ use super::operations::{self, Answer, Question};
 use super::proof::{self, Expects};
 use super::revoked;
 use crate::keys::names::check_key_name;
-use crate::keys::store::{compact, database_keys, persist};
+use crate::keys::store::{compact, database_keys, key_groups, persist};
 use crate::keys::usage::{data_keys, refused};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result, internal};
@@ -64,7 +64,7 @@ pub(crate) fn set(by: &str, scope: Scope, provider: &str, key: &str) -> Result<(
 }
 
 fn set_first(by: &str, scope: Scope, spec: ProviderSpec, key: &str) -> Result<()> {
-    if !scope.is_cluster() {
+    if scope.is_database() {
         refused::require_usable(Scope::CLUSTER)?;
         // The cluster's key is needed to unwrap the data keys that are to be rewrapped.
         require_unlocked(&persist::current_cluster_state()?, Scope::CLUSTER)?;
@@ -74,9 +74,9 @@ fn set_first(by: &str, scope: Scope, spec: ProviderSpec, key: &str) -> Result<()
     let target = Target { spec, key: key.to_owned(), wraps: true };
     let record = wrap_new(by, (scope, first), &[target], &secret, None)?;
     write_database_key(record, secret)?;
-    if !scope.is_cluster() {
+    if scope.is_database() {
         // Data keys of this database that the cluster's key wraps are rewrapped with its own key.
-        data_keys::rewrap_data_keys(scope, |by, _| by != scope, (scope, first))?;
+        data_keys::rewrap_data_keys(scope, |by, _| by.is_cluster(), (scope, first))?;
     }
     Ok(())
 }
@@ -129,7 +129,7 @@ pub(crate) fn remove(by: &str, scope: Scope, provider: &str, key: &str) -> Resul
             format!("cannot drop the only master key of {}", scope_name(scope)),
         )
         .detail("Nothing else would unlock it.")
-        .hint("Replace it with pagevault.set_cluster_master_key() or pagevault.set_database_master_key(), or add another one first."));
+        .hint("Replace it with pagevault.set_cluster_master_key(), pagevault.set_database_master_key() or pagevault.set_key_group_master_key(), or add another one first."));
     }
     let mut all = targets(&state, current, false)?;
     drop(all.remove(place));
@@ -282,14 +282,12 @@ fn remove_former_wrappings() {
     }
 }
 
-/// Creates a new database key and wraps data keys with it: those of this database if it has its own
-/// key, otherwise all that the cluster's key wraps. All master keys of the scope wrap it.
-pub(crate) fn rotate_database_key(by: &str, database: u32) -> Result<KeyVersion> {
+/// Creates a new database key and wraps all data keys with it that the present one of this scope
+/// wraps. All master keys of the scope wrap it.
+pub(crate) fn rotate_database_key(by: &str, scope: Scope) -> Result<KeyVersion> {
     let state = persist::current_cluster_state()?;
-    let own = Scope::database(database);
-    let has_own = state.current_database_key(own).is_some();
-    let scope = if has_own { own } else { Scope::CLUSTER };
-    let (version, current) = state.current_database_key(scope).ok_or_else(|| no_master_key(own))?;
+    let (version, current) =
+        state.current_database_key(scope).ok_or_else(|| no_master_key(scope))?;
     refused::require_usable(scope)?;
     require_unlocked(&state, scope)?;
     let targets = targets(&state, current, true)?;
@@ -420,9 +418,10 @@ fn write_database_key(record: Record, secret: Secret32) -> Result<()> {
 
 /// [`Scope::name`] with the database's name; only where catalogs can be read.
 pub(crate) fn scope_name(scope: Scope) -> String {
-    match catalog::database_name(scope.number()) {
+    let database = Some(scope).filter(|scope| scope.is_database());
+    match database.and_then(|scope| catalog::database_name(scope.number())) {
         Some(name) => format!("database \"{name}\""),
-        None => scope.name(),
+        None => key_groups::describe(scope),
     }
 }
 
@@ -433,6 +432,8 @@ fn no_master_key(scope: Scope) -> Report {
     );
     if scope.is_cluster() {
         report.hint("Set one with pagevault.set_cluster_master_key().")
+    } else if scope.key_group().is_some() {
+        report.hint("Set one with pagevault.set_key_group_master_key().")
     } else {
         report.hint("Set one with pagevault.set_database_master_key(), or rotate the cluster's with pagevault.rotate_cluster_master_key().")
     }

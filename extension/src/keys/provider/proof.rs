@@ -8,6 +8,7 @@ use pagevault_keystore::{CheckValue, Scope};
 use pgrx::PgSqlErrorCode;
 
 use super::refusal::{self, Subject};
+use crate::keys::store::key_groups;
 use crate::pg::report::{Report, Result, internal};
 use crate::shmem;
 
@@ -39,7 +40,7 @@ pub(crate) fn proven(outcome: Outcome, subject: &Subject, expects: Option<Expect
     let whose = expects.map_or_else(
         || "a database key".to_owned(),
         |Expects { scope, version, .. }| {
-            format!("version {version} of the key of {}", scope.name())
+            format!("version {version} of the key of {}", key_groups::describe(scope))
         },
     );
     Outcome::Failed(Failure {
@@ -63,7 +64,10 @@ pub(crate) fn require_right(expects: Expects, key: &Secret32) -> Result<()> {
     }
     Err(Report::new(
         PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
-        format!("version {version} of the key of {} is not the right one in memory", scope.name()),
+        format!(
+            "version {version} of the key of {} is not the right one in memory",
+            key_groups::describe(scope)
+        ),
     )
     .detail("It does not fit its check value. Nothing was changed.")
     .hint(refusal::hint(ErrorClass::WrongKey)))

@@ -21,7 +21,7 @@ use super::operations::{self, Answer, Question};
 use super::refusal;
 use super::revoked::{self, Change};
 use super::unlock;
-use crate::keys::store::persist;
+use crate::keys::store::{key_groups, persist};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result};
 use crate::pg::{clock, guc, process};
@@ -133,7 +133,7 @@ pub(crate) fn revalidate(logged: &mut Logged) -> Result<()> {
 
 fn judge(asked: &KeyInQuestion<'_>, answer: &Answer) -> Verdict {
     let KeyInQuestion { scope, version, .. } = *asked;
-    let what = format!("revalidate the key of {}", scope.name());
+    let what = format!("revalidate the key of {}", key_groups::describe(scope));
     match (answer.unwrapped(&what), answer.failure()) {
         (Ok(secret), _) => {
             let is_known = crate::shmem::secrets().and_then(|s| s.is(scope, version, &secret));
@@ -154,7 +154,7 @@ fn judge(asked: &KeyInQuestion<'_>, answer: &Answer) -> Verdict {
 /// Acts on the answers of all master keys that wrap a database key. It is revoked if all of them
 /// refuse: one that answers is enough, and one that cannot be reached may be.
 fn act(asked: &KeyInQuestion<'_>, answers: Vec<Answer>, logged: &mut Logged) -> Result<()> {
-    let whose = asked.scope.name();
+    let whose = key_groups::describe(asked.scope);
     let (mut is_good, mut refusals, mut others) = (false, Vec::new(), false);
     for answer in answers {
         let provider = format!("key provider \"{}\"", answer.subject.provider);

@@ -7,6 +7,7 @@ use pgrx::prelude::PgLogLevel;
 
 use super::refusal::Subject;
 use crate::audit::{Operation, log_operation};
+use crate::keys::store::key_groups;
 use crate::keys::usage::refused::in_words;
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result};
@@ -26,7 +27,7 @@ pub(crate) fn restore(scope: Scope) -> Result<bool> {
         audit(Change::Restored, scope, None);
         Report::new(
             PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION,
-            format!("pagevault: the master key of {} is usable again", scope.name()),
+            format!("pagevault: the master key of {} is usable again", key_groups::describe(scope)),
         )
         .send(PgLogLevel::LOG);
     }
@@ -46,7 +47,7 @@ pub(crate) fn audit(change: Change, scope: Scope, cause: Option<ErrorClass>) {
     let operation = Operation {
         action: "revocation",
         by: "revalidation",
-        object: Some(scope.name()),
+        object: Some(key_groups::describe(scope)),
         from: cause.map(|cause| cause.name().to_owned()),
         ..Operation::default()
     };
@@ -62,7 +63,10 @@ pub(crate) fn audit(change: Change, scope: Scope, cause: Option<ErrorClass>) {
 pub(crate) fn another_key(scope: Scope) -> Report {
     Report::new(
         PgSqlErrorCode::ERRCODE_DATA_EXCEPTION,
-        format!("the key of {} unwraps to another key than the one in use", scope.name()),
+        format!(
+            "the key of {} unwraps to another key than the one in use",
+            key_groups::describe(scope)
+        ),
     )
     .hint("Check that the provider holds the key that wrapped it, not another of the same name.")
 }
@@ -83,7 +87,7 @@ pub(crate) fn one_of_several(
     text: &str,
     another_answers: bool,
 ) -> Report {
-    let whose = scope.name();
+    let whose = key_groups::describe(scope);
     let others = if another_answers {
         "Another master key unlocks it."
     } else {
@@ -101,7 +105,7 @@ pub(crate) fn warning(
     revocation: Revocation,
     cause: &str,
 ) -> Report {
-    let whose = scope.name();
+    let whose = key_groups::describe(scope);
     let since = process::timestamp_text(revocation.since);
     let is_refused = shmem::secrets().is_some_and(|secrets| secrets.is_refused(scope));
     let consequence = if is_refused {

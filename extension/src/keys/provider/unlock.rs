@@ -13,7 +13,7 @@ use pgrx::prelude::PgLogLevel;
 use super::gone::is_gone;
 use super::operations::{self, Question};
 use super::revoked;
-use crate::keys::store::{database_keys, directory, persist};
+use crate::keys::store::{database_keys, directory, key_groups, persist};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result};
 use crate::pg::{guc, process};
@@ -50,16 +50,26 @@ const CREDENTIALS: Duration = Duration::from_secs(300);
 /// While recovery waits, the warning is repeated after this time.
 const WARN_AGAIN: Duration = Duration::from_secs(300);
 
+/// How long one attempt may take.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Patience {
+    /// As long as a provider may take.
+    Full,
+    /// As where another provider can be asked instead: the server goes on without these keys.
+    Little,
+}
+
 /// Asks once for every database key in a `wanted` state, except those of dropped databases.
-fn attempt(by: &str, wanted: impl Fn(KeyState) -> bool) -> Result<Attempt> {
+fn attempt(by: &str, wanted: impl Fn(Scope, KeyState) -> bool) -> Result<Attempt> {
     let keys = shmem::required()?.secrets.list();
-    let keys = keys.into_iter().filter(|(scope, _, state)| wanted(*state) && !is_gone(*scope));
-    ask_for(by, keys.map(|(scope, version, _)| (scope, version)).collect())
+    let keys =
+        keys.into_iter().filter(|&(scope, _, state)| wanted(scope, state) && !is_gone(scope));
+    ask_for(by, keys.map(|(scope, version, _)| (scope, version)).collect(), Patience::Full)
 }
 
 /// Asks once for these database keys, (scope, version): all master keys that come first in one
 /// batch, then those that come second for the keys that are left, and so on.
-fn ask_for(by: &str, keys: Vec<(Scope, KeyVersion)>) -> Result<Attempt> {
+fn ask_for(by: &str, keys: Vec<(Scope, KeyVersion)>, patience: Patience) -> Result<Attempt> {
     if keys.is_empty() {
         return Ok(Attempt::Unlocked);
     }
@@ -87,7 +97,8 @@ fn ask_for(by: &str, keys: Vec<(Scope, KeyVersion)>) -> Result<Attempt> {
                     continue;
                 }
             };
-            questions.push(if record.others.is_empty() { question } else { question.once() });
+            let is_patient = record.others.is_empty() && patience == Patience::Full;
+            questions.push(if is_patient { question } else { question.once() });
             of_these.push(place);
         }
         if questions.is_empty() {
@@ -98,7 +109,7 @@ fn ask_for(by: &str, keys: Vec<(Scope, KeyVersion)>) -> Result<Attempt> {
             Err(report) => return Ok(Attempt::Locked { report, again: OUTAGE }),
         };
         for (place, answer) in of_these.into_iter().zip(&answers) {
-            let what = format!("unwrap the key of {}", place.0.name());
+            let what = format!("unwrap the key of {}", key_groups::describe(place.0));
             match answer.unwrapped(&what).and_then(|key| accept(place.0, place.1, &key)) {
                 Ok(()) => left.retain(|(other, _)| *other != place),
                 Err(report) => {
@@ -193,7 +204,7 @@ pub(crate) fn remember(failure: Option<&Report>) -> Result<()> {
 }
 
 /// One attempt, whose outcome is stored for the status.
-fn attempt_and_remember(by: &str, wanted: impl Fn(KeyState) -> bool) -> Result<Attempt> {
+fn attempt_and_remember(by: &str, wanted: impl Fn(Scope, KeyState) -> bool) -> Result<Attempt> {
     let attempt = attempt(by, wanted)?;
     remember(match &attempt {
         Attempt::Unlocked => None,
@@ -205,7 +216,7 @@ fn attempt_and_remember(by: &str, wanted: impl Fn(KeyState) -> bool) -> Result<A
 /// `pagevault.unlock()`: asks for locked keys, and for keys that were revoked meanwhile. Returns an
 /// error if keys stay locked.
 pub(crate) fn unlock_now() -> Result<()> {
-    match attempt_and_remember("unlock", |state| state != KeyState::Ready)? {
+    match attempt_and_remember("unlock", |_, state| state != KeyState::Ready)? {
         Attempt::Unlocked => Ok(()),
         Attempt::Locked { report, .. } => Err(report),
     }
@@ -224,7 +235,7 @@ pub(crate) fn unlock_in_recovery(new: &[(Scope, KeyVersion)]) {
     };
     let mut logged: Option<(String, Instant)> = None;
     loop {
-        let (report, again) = match ask_for("recovery", locked()) {
+        let (report, again) = match ask_for("recovery", locked(), Patience::Full) {
             Ok(Attempt::Locked { report, again }) => (report, again),
             Ok(Attempt::Unlocked) => break,
             Err(report) => return report.send(PgLogLevel::WARNING),
@@ -275,13 +286,16 @@ fn recovery_continues() -> Report {
 /// An attempt by a background worker. Returns the pause before the next attempt, if keys are still
 /// locked.
 pub(crate) fn unlock_quietly(by: &str) -> Duration {
-    match attempt_and_remember(by, |state| state == KeyState::Locked) {
+    match attempt_and_remember(by, |_, state| state == KeyState::Locked) {
         Ok(Attempt::Locked { again, .. }) => again,
         Ok(Attempt::Unlocked) | Err(_) => OUTAGE,
     }
 }
 
-/// At server start, in the postmaster: asks until `pagevault.unlock_timeout` has passed.
+/// At server start, in the postmaster: asks until `pagevault.unlock_timeout` has passed. Keys of
+/// key groups are asked for once, after all others: their providers are many, and none of them is
+/// to hold up the rest. Without such a key, recovery ends at the first page that needs it. There is
+/// none if the relations of the group were not changed since the last checkpoint.
 ///
 /// # Errors
 /// If keys stay locked and the start needs them: for crash recovery, or to read sealed WAL.
@@ -290,15 +304,16 @@ pub(crate) fn at_start(recovery_needs_keys: bool) -> Result<()> {
     gone.retain(|(scope, _)| is_gone(*scope));
     if process::was_not_shut_down() && !gone.is_empty() {
         // Replay may create these databases again. If not, their keys are not needed.
-        if let Attempt::Locked { report, .. } = ask_for("start", gone)? {
+        if let Attempt::Locked { report, .. } = ask_for("start", gone, Patience::Full)? {
             key_of_dropped_database(&report).send(PgLogLevel::LOG);
         }
     }
     let deadline = Instant::now() + Duration::from_secs(guc::unlock_timeout());
     let mut pause = Duration::from_millis(200);
     loop {
-        let (report, again) = match attempt_and_remember("start", |s| s == KeyState::Locked)? {
-            Attempt::Unlocked => return Ok(()),
+        let wanted = |scope: Scope, state| state == KeyState::Locked && scope.key_group().is_none();
+        let (report, again) = match attempt_and_remember("start", wanted)? {
+            Attempt::Unlocked => return key_groups_at_start(),
             Attempt::Locked { report, again } => (report, again),
         };
         if again == OUTAGE && Instant::now() + pause < deadline {
@@ -312,6 +327,16 @@ pub(crate) fn at_start(recovery_needs_keys: bool) -> Result<()> {
         starts_locked(&report).send(PgLogLevel::WARNING);
         return Ok(());
     }
+}
+
+fn key_groups_at_start() -> Result<()> {
+    let mut keys = all_locked_keys();
+    keys.retain(|(scope, _)| scope.key_group().is_some());
+    if let Attempt::Locked { report, .. } = ask_for("start", keys, Patience::Little)? {
+        remember(Some(&report))?;
+        starts_without_groups(&report).send(PgLogLevel::WARNING);
+    }
+    Ok(())
 }
 
 fn key_of_dropped_database(cause: &Report) -> Report {
@@ -334,6 +359,15 @@ fn cannot_recover(cause: &Report) -> Report {
     )
     .detail(format!("{} {}", need, cause.detail_text()))
     .hint("Make the key provider reachable and start the server again. Nothing was changed.")
+}
+
+fn starts_without_groups(cause: &Report) -> Report {
+    Report::new(
+        PgSqlErrorCode::ERRCODE_WARNING,
+        format!("server starts with relations of key groups locked: {}", cause.message()),
+    )
+    .detail(cause.detail_text().to_owned())
+    .hint("All other relations are usable. The server keeps trying and unlocks without a restart. See pagevault.key_groups.")
 }
 
 fn starts_locked(cause: &Report) -> Report {

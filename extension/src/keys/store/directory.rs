@@ -1,6 +1,7 @@
 //! Look-ups in the directory of data keys in shared memory. Without a lock.
 
 use pagevault_cipher::{CipherId, DataKeyVersion, KeyVersion, Lsn, PageFormat};
+use pagevault_core::policy::Sealing;
 use pagevault_keystore::directory::{FileInfo, Writing};
 use pagevault_keystore::record::MAX_WRAPPED_DATA_KEY;
 use pagevault_keystore::{RelFile, Scope};
@@ -21,6 +22,18 @@ pub(crate) fn current_version(file: RelFile) -> Option<DataKeyVersion> {
 /// The cipher that pages of this file are written with now; `None` for plaintext.
 pub(crate) fn current_cipher(file: RelFile) -> Option<CipherId> {
     current(file).and_then(|(_, cipher)| CipherId::try_from(cipher).ok())
+}
+
+/// The scope of the database key that wraps the data key under which this file is written now.
+pub(crate) fn current_scope(file: RelFile) -> Option<Scope> {
+    let (version, _) = current(file)?;
+    data_key(file, version, &mut [0; MAX_WRAPPED_DATA_KEY]).map(|found| found.scope)
+}
+
+/// How pages of this file are encrypted when they are written; `None` for plaintext.
+pub(crate) fn current_sealing(file: RelFile) -> Option<Sealing> {
+    let cipher = current_cipher(file)?;
+    Some(Sealing { cipher, group: current_scope(file).and_then(Scope::key_group) })
 }
 
 /// True if any file, even one that was dropped, is written with a cipher of this page format. Reads
@@ -189,15 +202,14 @@ pub(crate) fn refused_scope(file: RelFile) -> Option<Scope> {
     keys.filter_map(|key| Some(key.ok()?.scope)).find(is_refused)
 }
 
-/// The cipher of an encrypted file with the same number in another database: CREATE DATABASE copies
-/// its template's files under their old numbers.
-pub(crate) fn cipher_of_namesake(file: RelFile) -> Option<CipherId> {
+/// An encrypted file with the same number in another database: CREATE DATABASE copies its
+/// template's files under their old numbers.
+pub(crate) fn namesake(file: RelFile) -> Option<RelFile> {
     let files = get()?.directory.files().ok()?;
-    files
-        .flatten()
-        .filter(|other| {
-            other.file.relation == file.relation && other.file.database != file.database
-        })
-        .find_map(|other| other.current)
-        .and_then(|(_, cipher)| CipherId::try_from(cipher).ok())
+    let is_one = |other: &FileInfo| {
+        other.file.relation == file.relation
+            && other.file.database != file.database
+            && other.current.is_some()
+    };
+    files.flatten().find(is_one).map(|found| found.file)
 }

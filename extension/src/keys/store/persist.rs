@@ -326,6 +326,11 @@ fn apply_one(record: &Record) -> Result<()> {
             shared.control.set_sealed();
             shared.control.count_destruction();
         }
+        Record::KeyGroup { .. } => shmem::count_label_change(),
+        Record::EndedKeyGroup { group, .. } => {
+            shared.secrets.forget_scope(group.scope());
+            shmem::count_label_change();
+        }
         Record::WalSwitch(switch) => {
             shared.wal.switches.add(*switch).map_err(|full| internal(full.to_string()))?;
         }

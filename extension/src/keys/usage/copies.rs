@@ -13,7 +13,9 @@ use pagevault_keystore::state::{Destroyed, File};
 use pagevault_keystore::{Record, RelFile, Scope};
 use pgrx::PgSqlErrorCode;
 
-use super::data_keys::{require_master_key, unwrap_record, with_wrap_key, wrap_data_key};
+use super::data_keys::{
+    require_group_key, require_master_key, unwrap_record, with_wrap_key, wrap_data_key,
+};
 use crate::keys::store::persist::{self, append};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::relation_files;
@@ -64,7 +66,7 @@ fn add_records(
     known: Option<&File>,
     records: &mut Vec<Record>,
 ) -> Result<()> {
-    let (scope, key_version) = require_master_key(copy.database)?;
+    let of_database = require_master_key(copy.database);
     if let Some(known) = known
         && let Some(version) = destroyed_in_one(entry, known)
     {
@@ -76,6 +78,15 @@ fn add_records(
     }));
     for (&version, key) in &entry.keys {
         let other = known.and_then(|known| known.keys.get(&version));
+        // A copy stays in the key group of its original.
+        let (scope, key_version) = match key.scope.key_group() {
+            None => of_database.clone()?,
+            Some(group) => match require_group_key(group) {
+                Ok(by) => by,
+                // The group has ended: nothing is left under this key, and nobody can unwrap it.
+                Err(_) => continue,
+            },
+        };
         let wrapped = with_wrap_key(scope, key_version, |wrap_key| {
             let data_key = unwrap_record(file, version, key)?;
             if let Some(other) = other

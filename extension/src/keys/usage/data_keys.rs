@@ -3,14 +3,15 @@
 use pagevault_cipher::residue::without_trace;
 use pagevault_cipher::wrap::{self, WrapError, WrapKey};
 use pagevault_cipher::{CipherId, DataKey, DataKeyVersion, KeyVersion, Lsn};
+use pagevault_core::policy::Sealing;
 use pagevault_keystore::record::MAX_WRAPPED_DATA_KEY;
 use pagevault_keystore::rel_file::Phase;
-use pagevault_keystore::{Record, RelFile, Scope, data_key_aad, log, state};
+use pagevault_keystore::{KeyGroup, Record, RelFile, Scope, data_key_aad, log, state};
 use pgrx::PgSqlErrorCode;
 
 use super::{authenticated, cache, refused, withheld};
 use crate::keys::store::persist::{self, append, append_durably};
-use crate::keys::store::{directory, former};
+use crate::keys::store::{directory, former, key_groups};
 use crate::pg::checkpoint::CheckpointDelay;
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result, internal};
@@ -20,7 +21,7 @@ use crate::{keystore_dir, shmem};
 
 /// The scope whose database key wraps new data keys of a database: the database itself if it has a
 /// key, otherwise the cluster.
-fn wrapping_scope(database: u32) -> Result<Scope> {
+pub(crate) fn wrapping_scope(database: u32) -> Result<Scope> {
     let own = Scope::database(database);
     let has_own = shmem::required()?.secrets.newest(own).is_some();
     Ok(if has_own { own } else { Scope::CLUSTER })
@@ -41,6 +42,27 @@ pub(crate) fn require_master_key(database: u32) -> Result<(Scope, KeyVersion)> {
     })
 }
 
+/// The database key that wraps new data keys of a key group. An error if it has no master key.
+pub(crate) fn require_group_key(group: KeyGroup) -> Result<(Scope, KeyVersion)> {
+    let scope = group.scope();
+    let newest = shmem::required()?.secrets.newest(scope);
+    newest.map(|version| (scope, version)).ok_or_else(|| {
+        Report::new(
+            PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+            format!("cannot encrypt: {} has no master key", key_groups::describe(scope)),
+        )
+        .hint("Set one with pagevault.set_key_group_master_key().")
+    })
+}
+
+/// The scope whose database key wraps a data key of a file that is encrypted so.
+fn scope_for(file: RelFile, sealing: Sealing) -> Result<Scope> {
+    match sealing.group {
+        Some(group) => Ok(group.scope()),
+        None => wrapping_scope(file.database),
+    }
+}
+
 /// Calls `f` with an expanded database key; see
 /// [`Secrets::with`](crate::shmem::secrets::Secrets::with).
 pub(crate) fn with_wrap_key<R>(
@@ -57,7 +79,7 @@ pub(crate) fn locked(scope: Scope) -> Report {
     withheld::note();
     Report::new(
         PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
-        format!("the key of {} is locked", scope.name()),
+        format!("the key of {} is locked", key_groups::describe(scope)),
     )
     .detail("Its key provider did not answer or refused when the server started.")
     .hint("See pagevault.status for the cause. The server keeps trying; pagevault.unlock() tries again now.")
@@ -83,8 +105,8 @@ pub(crate) fn wrap_data_key(
 /// Creates a data key of a new version for a file and writes its pages under it from now on.
 /// Returns the end of the WAL record. Pages without an LSN (free space map, unlogged relations) do
 /// not wait for that record, so a file that already has pages needs [`next_version`].
-pub(crate) fn new_version(file: RelFile, cipher: CipherId) -> Result<Lsn> {
-    make_version(file, cipher, Pages::None, |lock, scope, records, _| append(lock, scope, records))
+pub(crate) fn new_version(file: RelFile, sealing: Sealing) -> Result<Lsn> {
+    make_version(file, sealing, Pages::None, |lock, scope, records, _| append(lock, scope, records))
 }
 
 /// The pages of a file whose key changes.
@@ -132,13 +154,18 @@ impl Pages {
 }
 
 /// Like [`new_version`], for a file in use: the key is durable before any page is written under it.
-pub(crate) fn next_version(file: RelFile, cipher: CipherId, pages: Pages) -> Result<()> {
-    make_version(file, cipher, pages, append_durably).map(wal::flush)
+pub(crate) fn next_version(file: RelFile, sealing: Sealing, pages: Pages) -> Result<()> {
+    make_version(file, sealing, pages, append_durably).map(wal::flush)
 }
 
-/// The record of a new random data key, wrapped by the newest database key of its database.
-pub(crate) fn make_key(file: RelFile, version: DataKeyVersion, cipher: CipherId) -> Result<Record> {
-    let (scope, key_version) = require_master_key(file.database)?;
+/// The record of a new random data key, wrapped by the newest database key of its key group or
+/// database.
+pub(crate) fn make_key(file: RelFile, version: DataKeyVersion, sealing: Sealing) -> Result<Record> {
+    let (scope, key_version) = match sealing.group {
+        Some(group) => require_group_key(group)?,
+        None => require_master_key(file.database)?,
+    };
+    let cipher = sealing.cipher;
     let wrapped = with_wrap_key(scope, key_version, |wrap_key| {
         wrap_data_key(&DataKey::random(cipher)?, wrap_key, file, version)
     })?;
@@ -149,12 +176,12 @@ pub(crate) fn make_key(file: RelFile, version: DataKeyVersion, cipher: CipherId)
 
 fn make_version(
     file: RelFile,
-    cipher: CipherId,
+    sealing: Sealing,
     pages: Pages,
     append: impl FnOnce(&KeystoreLock, Scope, &[Record], Option<CheckpointDelay>) -> Result<Lsn>,
 ) -> Result<Lsn> {
-    authenticated::require_untorn_pages(cipher, pages == Pages::Logged)?;
-    refused::require_usable(wrapping_scope(file.database)?)?;
+    authenticated::require_untorn_pages(sealing.cipher, pages == Pages::Logged)?;
+    refused::require_usable(scope_for(file, sealing)?)?;
     let delay = pages.before_switch(file)?;
     let lock = KeystoreLock::acquire();
     let directory = &shmem::required()?.directory;
@@ -169,7 +196,7 @@ fn make_version(
     })?;
     // The record of the rewriting precedes that of the phase, so that no process sees the phase
     // without it.
-    let mut records = vec![make_key(file, version, cipher)?];
+    let mut records = vec![make_key(file, version, sealing)?];
     records.extend(pages.rewriting(file, Phase::under(version)));
     records.push(Record::Current { file, version });
     if pages == Pages::None {
@@ -341,9 +368,9 @@ pub(crate) fn is_another_key(record: &Record) -> bool {
 }
 
 /// The logs that may contain data keys wrapped by a scope's key: the database's own log, or for the
-/// cluster every log.
+/// cluster and key groups every log.
 pub(crate) fn logs_wrapped_by(scope: Scope) -> Result<Vec<Scope>> {
-    if !scope.is_cluster() {
+    if scope.is_database() {
         return Ok(vec![scope]);
     }
     log::scopes(&keystore_dir::storage()?).map_err(|e| persist::keystore_failure(&e))

@@ -64,6 +64,20 @@ pub(crate) struct Outcome {
     pub(crate) not_compacted: Option<Report>,
 }
 
+impl Outcome {
+    /// Nothing was destroyed.
+    pub(crate) fn nothing() -> Outcome {
+        Outcome {
+            files: Vec::new(),
+            former_keys: Vec::new(),
+            wrapped_by: BTreeSet::new(),
+            lsn: wal::end(),
+            same_keys: Vec::new(),
+            not_compacted: None,
+        }
+    }
+}
+
 /// Destroys all keys of `files`, which belong to one database. No process uses the files, and none
 /// of their pages is in shared buffers. Of the files `living`, destroys the keys up to the given
 /// version: see the module's description.
@@ -76,6 +90,12 @@ pub(crate) fn destroy(
     whole: bool,
 ) -> Result<Outcome> {
     destroy_locked(&KeystoreLock::acquire(), database, files, living, whole)
+}
+
+/// Like [`destroy`], under a lock that the caller holds. The files do not exist any more.
+pub(super) fn destroy_with(lock: &KeystoreLock, database: u32, files: &[RelFile]) -> Result<()> {
+    let outcome = destroy_locked(lock, database, files, &[], false)?;
+    outcome.not_compacted.map_or(Ok(()), Err)
 }
 
 /// Like [`destroy`], for files that no longer exist. Files that got a new key after they were found
@@ -234,6 +254,23 @@ pub(crate) fn former_files(database: u32) -> Result<Vec<Former>> {
     former(database, relation_files::exists)
 }
 
+/// Those of these files that no longer exist.
+///
+/// # Errors
+/// As for [`former_files`].
+pub(crate) fn former_among<'a>(files: impl Iterator<Item = &'a RelFile>) -> Result<Vec<Former>> {
+    let directory = &shmem::required()?.directory;
+    let mut former = Vec::new();
+    for &file in files {
+        if let Some(slot) = directory.find(file)?
+            && !relation_files::exists(file)?
+        {
+            former.push(Former { file, last_version: directory.last_version(slot)? });
+        }
+    }
+    Ok(former)
+}
+
 fn former(database: u32, is_there: impl Fn(RelFile) -> Result<bool>) -> Result<Vec<Former>> {
     let directory = &shmem::required()?.directory;
     let mut former = Vec::new();
@@ -251,6 +288,15 @@ fn former(database: u32, is_there: impl Fn(RelFile) -> Result<bool>) -> Result<V
 }
 
 impl Former {
+    /// Whether it has got no other key since it was found.
+    pub(super) fn has_no_later_key(&self) -> bool {
+        let found = || {
+            let directory = &shmem::required().ok()?.directory;
+            directory.last_version(directory.find(self.file).ok()??).ok()?
+        };
+        found() == self.last_version
+    }
+
     /// False if the file exists meanwhile, or if that can no longer be determined.
     pub(crate) fn is_gone(&self) -> bool {
         !relation_files::may_exist(self.file)

@@ -6,7 +6,7 @@ use pagevault_keystore::protocol::ErrorClass;
 use pgrx::PgSqlErrorCode;
 
 use super::withheld;
-use crate::keys::store::persist;
+use crate::keys::store::{key_groups, persist};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::process;
 use crate::pg::report::{Report, Result};
@@ -17,7 +17,7 @@ use crate::shmem;
 pub(crate) fn require_usable(scope: Scope) -> Result<()> {
     match shmem::secrets() {
         Some(secrets) if secrets.is_refused(scope) => {
-            Err(refuses(&format!("the key of {}", scope.name()), "", scope))
+            Err(refuses(&format!("the key of {}", key_groups::describe(scope)), "", scope))
         }
         _ => Ok(()),
     }

@@ -31,6 +31,7 @@
 //! barrier does no harm.
 
 use pagevault_cipher::{CipherId, KeyVersion, Lsn};
+use pagevault_core::policy::Sealing;
 use pagevault_keystore::wal::{Switch, Switches, WalPhase, key_place};
 use pagevault_keystore::{Record, Scope, batch};
 use pgrx::PgSqlErrorCode;
@@ -258,7 +259,7 @@ fn new_key(version: KeyVersion, cipher: CipherId) -> Result<Record> {
         .hint("Set one with pagevault.set_cluster_master_key()."));
     }
     let (file, data_key_version) = key_place(version);
-    data_keys::make_key(file, data_key_version, cipher)
+    data_keys::make_key(file, data_key_version, Sealing { cipher, group: None })
 }
 
 /// Steps 3 and 4 up to the record: the switch begins at `behind` or later. Returns its address,

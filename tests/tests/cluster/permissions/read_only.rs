@@ -5,8 +5,15 @@ use pagevault_tests::cluster::{column, expect_error, run_sql};
 use pagevault_tests::{Cluster, Settings};
 
 /// Functions that change nothing in the keystore.
-const READERS: [&str; 6] =
-    ["is_encrypted", "verify", "drift", "check_provider", "wait_for_rekey", "unlock"];
+const READERS: [&str; 7] = [
+    "is_encrypted",
+    "verify",
+    "drift",
+    "check_provider",
+    "wait_for_rekey",
+    "unlock",
+    "key_group_names",
+];
 
 #[test]
 fn a_read_only_transaction_changes_no_key() -> Result<()> {
@@ -32,6 +39,14 @@ fn a_read_only_transaction_changes_no_key() -> Result<()> {
         "SELECT pagevault.add_database_master_key('keys', 'other')",
         "SELECT pagevault.drop_cluster_master_key('keys', 'main')",
         "SELECT pagevault.drop_database_master_key('keys', 'main')",
+        "SELECT pagevault.create_key_group('acme')",
+        "SELECT pagevault.drop_key_group('acme')",
+        "SELECT pagevault.set_key_group_master_key('acme', 'keys', 'other')",
+        "SELECT pagevault.add_key_group_master_key('acme', 'keys', 'other')",
+        "SELECT pagevault.drop_key_group_master_key('acme', 'keys', 'other')",
+        "SELECT pagevault.rotate_key_group_master_key('acme')",
+        "SELECT pagevault.rotate_key_group_key('acme')",
+        "SELECT * FROM pagevault.shred_key_group('acme', 'acme')",
         "SELECT pagevault.rotate_cluster_master_key()",
         "SELECT pagevault.rotate_database_master_key()",
         "SELECT pagevault.rotate_database_key()",

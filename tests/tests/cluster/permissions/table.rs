@@ -93,6 +93,17 @@ const CALLS: &[Row] = &[
     ("SELECT * FROM pagevault.shred_schema('app', 'ap')",              "x x x 22023 22023 x 22023"),
     ("SELECT * FROM pagevault.shred_database('theirs', 'their')",      "x x x 22023 22023 x 22023"),
     ("SELECT * FROM pagevault.shred_former_files('postgre')",          "x x x 22023 22023 x 22023"),
+    ("SELECT * FROM pagevault.shred_key_group('none', 'none')",        "x x x 42704 42704 x 42704"),
+    ("SELECT pagevault.create_key_group('of_{who}')",                       "x x x . . x ."),
+    ("SELECT pagevault.set_key_group_master_key('of_{who}', 'local', 'main')", "x x x . . x ."),
+    ("SELECT pagevault.add_key_group_master_key('none', 'local', 'main')", "x x x 42704 42704 x 42704"),
+    ("SELECT pagevault.drop_key_group_master_key('none', 'local', 'main')", "x x x 42704 42704 x 42704"),
+    ("SELECT pagevault.rotate_key_group_master_key('of_{who}')",            "x x x . . x ."),
+    ("SELECT pagevault.rotate_key_group_key('of_{who}')",                   "x x x . . x ."),
+    ("SELECT pagevault.drop_key_group('of_{who}')",                         "x x x . . x ."),
+    ("SELECT * FROM pagevault.key_groups",                                  "x x x . . . ."),
+    ("SELECT * FROM pagevault.key_group_rows()",                            "x x x . . . ."),
+    ("SELECT * FROM pagevault.key_group_names()",                           ". . . . . . ."),
     ("SELECT pagevault.pause_rekey(999)",                              "x x x 42704 42704 x 42704"),
     ("SELECT pagevault.resume_rekey(999)",                             "x x x 42704 42704 x 42704"),
     ("SELECT pagevault.cancel_rekey(999)",                             "x x x 42704 42704 x 42704"),
@@ -200,9 +211,10 @@ fn of_functions_views_and_settings() -> Result<()> {
 }
 
 /// Functions that PUBLIC may execute; all are read-only.
-const PUBLIC: [&str; 8] = [
+const PUBLIC: [&str; 9] = [
     "data_key_rows()",
     "is_encrypted(relation regclass)",
+    "key_group_names()",
     "relation_rows()",
     "status_rows()",
     "wait_for_rekey(job bigint, timeout interval)",

@@ -1,0 +1,149 @@
+//! Labels that name a key group, and groups themselves: names, rights, errors.
+
+use pagevault_tests::installation::run;
+
+use super::*;
+
+#[test]
+fn groups_are_made_and_dropped() -> Result<()> {
+    let (cluster, _keys) = with_groups(&Settings::default())?;
+    let code = |call: &str| -> Result<String> {
+        Ok(cluster.error(&format!("SELECT pagevault.{call}"))?.sqlstate)
+    };
+    for name in ["", "Acme", "a b", "-a", "a.b", &"a".repeat(64)] {
+        ensure!(code(&format!("create_key_group('{name}')"))? == "42602", "{name}");
+    }
+    ensure!(code("create_key_group('acme')")? == "42710");
+    ensure!(code("set_key_group_master_key('none', 'local', 'main')")? == "42704");
+    ensure!(code("set_key_group_master_key('acme', 'none', 'main')")? == "42704");
+    ensure!(code("rotate_key_group_key('none')")? == "42704");
+    ensure!(code("drop_key_group('none')")? == "42704");
+    // No key yet.
+    cluster.sql("SELECT pagevault.create_key_group('new'); CREATE SCHEMA new")?;
+    let label = "SECURITY LABEL FOR pagevault ON SCHEMA new IS 'encrypted key_group=new'";
+    let error = cluster.error(label)?;
+    ensure!(
+        error.sqlstate == "55000" && error.hint.contains("set_key_group_master_key"),
+        "{error}"
+    );
+    ensure!(code("rotate_key_group_key('new')")? == "55000");
+    cluster.sql("SELECT pagevault.drop_key_group('new')")?;
+    ensure!(cluster.error(label)?.sqlstate == "42704");
+    // One in use is not dropped; it is when its keys are forgotten.
+    cluster.sql("CREATE TABLE acme.t (id int)")?;
+    ensure!(code("drop_key_group('acme')")? == "2BP01");
+    cluster.set(&[("pagevault.keep_former_keys", "0")])?;
+    cluster.sql("DROP TABLE acme.t")?;
+    let kept = "SELECT data_keys FROM pagevault.key_groups WHERE key_group = 'acme'";
+    after_checkpoints(&cluster, kept, "0")?;
+    cluster.sql("SELECT pagevault.drop_key_group('acme')")?;
+    // Its label stays, and says so.
+    let error = cluster.error("CREATE TABLE acme.t (id int)")?;
+    ensure!(error.sqlstate == "42704" && error.text().contains("acme"), "{error}");
+    ensure!(cluster.text("SELECT count(*) FROM pagevault.drift")? == "0");
+    // A group of the same name is another one.
+    cluster.sql(
+        "SELECT pagevault.create_key_group('acme');
+         SELECT pagevault.set_key_group_master_key('acme', 'of_acme', 'main'); CREATE TABLE acme.t (id int)",
+    )?;
+    let numbers =
+        "SELECT string_agg(number::text, ',' ORDER BY number) FROM pagevault.key_group_names()";
+    ensure!(cluster.text(numbers)? == "101,103", "{}", cluster.text(numbers)?);
+    cluster.crash()?;
+    ensure!(cluster.text(numbers)? == "101,103");
+    cluster.finish()
+}
+
+/// Whoever holds the master key can lock what is in the group. So owners cannot choose it.
+#[test]
+fn only_administrators_change_groups() -> Result<()> {
+    let (cluster, _keys) = with_groups(&Settings::default())?;
+    cluster.sql(
+        "CREATE ROLE tenant LOGIN; GRANT ALL ON SCHEMA acme, public TO tenant; SET ROLE tenant;
+         CREATE TABLE acme.t (id int); CREATE TABLE public.t (id int)",
+    )?;
+    for (statement, code) in [
+        ("ON TABLE public.t IS 'encrypted key_group=acme'", "42501"),
+        ("ON TABLE acme.t IS 'encrypted key_group=umbrella'", "42501"),
+        ("ON TABLE acme.t IS 'plaintext'", "42501"),
+        ("ON TABLE acme.t IS 'encrypted key_group=Acme'", "22023"),
+        ("ON TABLE acme.t IS 'plaintext key_group=acme'", "22023"),
+    ] {
+        let statement = format!("SET ROLE tenant; SECURITY LABEL FOR pagevault {statement}");
+        let error = cluster.error(&statement)?;
+        ensure!(error.sqlstate == code, "{statement}: {error}");
+    }
+    // A label of the table's own leaves it in the group of its schema.
+    cluster.sql(
+        "SET ROLE tenant; SECURITY LABEL FOR pagevault ON TABLE acme.t IS 'encrypted aes-128-xts'",
+    )?;
+    ensure!(groups_in(&cluster, "acme")? == "acme 1");
+    cluster
+        .sql("SECURITY LABEL FOR pagevault ON TABLE public.t IS 'encrypted key_group=umbrella'")?;
+    ensure!(groups_in(&cluster, "public")? == "umbrella 1");
+    let error = cluster
+        .error("SET ROLE tenant; SECURITY LABEL FOR pagevault ON TABLE public.t IS 'encrypted'")?;
+    ensure!(error.sqlstate == "42501", "{error}");
+    let error = cluster
+        .error("SECURITY LABEL FOR pagevault ON DATABASE postgres IS 'encrypted key_group=acme'")?;
+    ensure!(error.sqlstate == "0A000" && !error.hint.is_empty(), "{error}");
+    cluster.finish()
+}
+
+/// A new file does not say whose it is, if several relations are locked.
+#[test]
+fn storage_of_several_groups_is_not_mixed_up() -> Result<()> {
+    let (cluster, _keys) = with_groups(&Settings::default())?;
+    tables(&cluster)?;
+    cluster.sql("CREATE TABLE public.plain (id int)")?;
+    let all = count(&cluster, "acme.t")?;
+    for statements in [
+        "TRUNCATE acme.t, umbrella.t",
+        "BEGIN; TRUNCATE acme.t; TRUNCATE umbrella.t; COMMIT",
+        "BEGIN; TRUNCATE public.t; TRUNCATE acme.t; COMMIT",
+        "BEGIN; TRUNCATE acme.t; TRUNCATE public.plain; COMMIT",
+    ] {
+        let error = cluster.error(statements)?;
+        ensure!(error.sqlstate == "0A000" && !error.hint.is_empty(), "{statements}: {error}");
+    }
+    for schema in ["acme", "umbrella", "public"] {
+        ensure!(count(&cluster, &format!("{schema}.t"))? == all, "{schema}");
+    }
+    // New relations, and such as are filled anew, are told apart.
+    cluster.sql(
+        "BEGIN; LOCK acme.t, umbrella.t; CREATE TABLE acme.u AS SELECT * FROM umbrella.t;
+         CREATE TABLE umbrella.u AS SELECT * FROM acme.t; CREATE TABLE public.u AS SELECT 1 AS id;
+         ALTER TABLE acme.t ALTER id TYPE bigint; COMMIT;
+         BEGIN; TRUNCATE acme.t; TRUNCATE acme.u; COMMIT",
+    )?;
+    ensure!(groups_in(&cluster, "acme")? == "acme 4", "{}", groups_in(&cluster, "acme")?);
+    ensure!(groups_in(&cluster, "umbrella")? == "umbrella 4");
+    ensure!(groups_in(&cluster, "public")? == "- 3", "{}", groups_in(&cluster, "public")?);
+    ensure!(cluster.text("SELECT count(*) FROM pagevault.drift(true)")? == "0");
+    cluster.finish()
+}
+
+/// A dump has the names of groups, and is restored where they exist.
+#[test]
+fn dumps_name_the_group() -> Result<()> {
+    let (cluster, _keys) = with_groups(&Settings::default())?;
+    tables(&cluster)?;
+    cluster.sql("CREATE DATABASE other")?;
+    let file = cluster.directory().join("dump.sql");
+    run(cluster.program("pg_dump").args(["--dbname=postgres", "--file"]).arg(&file))?;
+    let script = std::fs::read_to_string(&file)?;
+    ensure!(script.contains("encrypted key_group=acme"), "the dump does not name it");
+    let mut client = cluster.client_to("other")?;
+    run_sql(&mut client, "CREATE EXTENSION pagevault; CREATE SCHEMA acme;
+        SECURITY LABEL FOR pagevault ON SCHEMA acme IS 'encrypted key_group=acme'; CREATE TABLE acme.t (id int)")?;
+    let databases =
+        "SELECT array_to_string(databases, ',') FROM pagevault.key_groups WHERE key_group = 'acme'";
+    ensure!(text(&mut client, databases)? == "other,postgres");
+    let error = expect_error(
+        &mut client,
+        "CREATE SCHEMA x; SECURITY LABEL FOR pagevault ON SCHEMA x IS 'encrypted key_group=none'",
+    )?;
+    ensure!(error.sqlstate == "42704", "{error}");
+    drop(client);
+    cluster.finish()
+}

@@ -1,0 +1,185 @@
+//! Relations that move into a group, out of it, and between groups; copies of databases.
+
+use pagevault_tests::datafile::{PageState, assert_sealed};
+
+use super::*;
+
+/// Data that is there already moves by labels and by jobs, and gets another data key.
+#[test]
+fn relations_move_between_groups_online() -> Result<()> {
+    let settings = Settings::default().conf("pagevault.rekey_threshold = 0");
+    let (mut cluster, keys) = with_groups(&settings)?;
+    cluster.allow_log("key group");
+    cluster
+        .sql(&format!("CREATE TABLE t (id serial PRIMARY KEY, name text); INSERT INTO t {ROWS}"))?;
+    let all = count(&cluster, "t")?;
+    let moved_to = |group: &str, version: u16| -> Result<()> {
+        cluster
+            .eventually("SELECT count(*) FROM pagevault.rekey_jobs WHERE state <> 'done'", "0")?;
+        ensure!(
+            groups_in(&cluster, "public")? == format!("{group} 3"),
+            "{}",
+            groups_in(&cluster, "public")?
+        );
+        ensure!(cluster.text("SELECT count(*) FROM pagevault.drift(true)")? == "0");
+        cluster.sql("CHECKPOINT")?;
+        for file in cluster.family_files("t")? {
+            for state in file.states()? {
+                ensure!(
+                    [PageState::Zero, PageState::Sealed(version)].contains(&state),
+                    "{state:?}"
+                );
+            }
+        }
+        ensure!(count(&cluster, "t")? == all);
+        Ok(())
+    };
+    let label =
+        |label: &str| cluster.sql(&format!("SECURITY LABEL FOR pagevault ON TABLE t IS {label}"));
+    // From plaintext into a group; between groups; out of all.
+    label("'encrypted key_group=acme'")?;
+    moved_to("acme", 1)?;
+    label("'encrypted key_group=umbrella'")?;
+    moved_to("umbrella", 2)?;
+    label("'encrypted'")?;
+    moved_to("-", 3)?;
+    // The label of the schema decides about what comes, and what is there moves on request.
+    label("NULL")?;
+    cluster.sql("SECURITY LABEL FOR pagevault ON SCHEMA public IS 'encrypted key_group=acme'")?;
+    ensure!(groups_in(&cluster, "public")? == "- 3");
+    let drift =
+        "SELECT DISTINCT expected || '; ' || actual FROM pagevault.drift ORDER BY 1 LIMIT 1";
+    let drift = cluster.text(drift)?;
+    ensure!(drift.starts_with("encrypted key_group=acme; encrypted aes-256-xts"), "{drift}");
+    cluster.sql("SELECT pagevault.reconcile('t')")?;
+    moved_to("acme", 4)?;
+    // Without any label it stays where it is, and its new storage, too.
+    cluster.sql("SECURITY LABEL FOR pagevault ON SCHEMA public IS NULL")?;
+    cluster.sql("VACUUM FULL t")?;
+    ensure!(groups_in(&cluster, "public")? == "acme 3");
+    ensure!(cluster.text("SELECT count(*) FROM pagevault.drift")? == "0");
+    cluster.sql("SELECT pagevault.rotate_data_key('t')")?;
+    cluster.eventually("SELECT count(*) FROM pagevault.rekey_jobs WHERE state <> 'done'", "0")?;
+    ensure!(groups_in(&cluster, "public")? == "acme 3");
+    // It needs the key of this group alone.
+    cluster.stop(StopMode::Fast)?;
+    keys[2].take_away()?;
+    cluster.start_server()?;
+    ensure!(count(&cluster, "t")? == all);
+    cluster.stop(StopMode::Fast)?;
+    keys[2].bring_back()?;
+    keys[1].take_away()?;
+    cluster.start_server()?;
+    is_locked(&cluster, "t", "acme")?;
+    keys[1].bring_back()?;
+    cluster.finish()
+}
+
+/// Tables that are small are moved by the statement itself, and never under another key before.
+#[test]
+fn a_small_table_goes_into_its_group_at_once() -> Result<()> {
+    let (cluster, _keys) = with_groups(&Settings::default())?;
+    cluster
+        .sql(&format!("CREATE TABLE t (id serial PRIMARY KEY, name text); INSERT INTO t {ROWS}"))?;
+    cluster
+        .sql("SECURITY LABEL FOR pagevault ON TABLE t IS 'encrypted aes-128-xts key_group=acme'")?;
+    ensure!(groups_in(&cluster, "public")? == "acme 3");
+    let keys = "SELECT string_agg(DISTINCT version || ' ' || cipher || ' ' || coalesce(key_group, scope), ', ')
+        FROM pagevault.data_keys WHERE relation = 't'::regclass";
+    ensure!(cluster.text(keys)? == "1 aes-128-xts acme", "{}", cluster.text(keys)?);
+    cluster.sql("CHECKPOINT")?;
+    assert_sealed(&cluster.family_files("t")?)?;
+    // A table that is attached follows the partitioned table.
+    cluster.sql(
+        "CREATE TABLE p (id int, name text) PARTITION BY RANGE (id);
+         SECURITY LABEL FOR pagevault ON TABLE p IS 'encrypted key_group=umbrella';
+         CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (10);
+         CREATE TABLE p2 (id int, name text); ALTER TABLE p ATTACH PARTITION p2 FOR VALUES FROM (10) TO (20)",
+    )?;
+    ensure!(
+        groups_in(&cluster, "public")? == "acme 3, umbrella 2",
+        "{}",
+        groups_in(&cluster, "public")?
+    );
+    cluster.finish()
+}
+
+/// A kill at any step of a move leaves every row readable, and the move goes on.
+#[test]
+fn a_kill_at_any_step_of_a_move_loses_nothing() -> Result<()> {
+    let settings = Settings::default().conf("pagevault.rekey_threshold = 0");
+    let (cluster, _keys) = with_groups(&settings)?;
+    cluster.sql(&format!(
+        "CREATE TABLE acme.t (id serial PRIMARY KEY, name text); INSERT INTO acme.t {ROWS}"
+    ))?;
+    let all = count(&cluster, "acme.t")?;
+    let mut group = "acme";
+    for point in
+        ["rekey.switched", "rekey.page_done", "rekey.flushed", "rekey.proved", "rekey.rewritten"]
+    {
+        group = if group == "acme" { "umbrella" } else { "acme" };
+        cluster.stop_at(point)?;
+        cluster.restart()?;
+        cluster.sql(&format!(
+            "SECURITY LABEL FOR pagevault ON TABLE acme.t IS 'encrypted key_group={group}'"
+        ))?;
+        cluster.stopped_at(point)?;
+        cluster.kill()?;
+        cluster.resume();
+        cluster.start_server()?;
+        ensure!(count(&cluster, "acme.t")? == all, "{point}");
+        cluster
+            .eventually("SELECT count(*) FROM pagevault.rekey_jobs WHERE state <> 'done'", "0")?;
+        ensure!(groups_in(&cluster, "acme")? == format!("{group} 3"), "{point}");
+        ensure!(cluster.text("SELECT count(*) FROM pagevault.drift(true)")? == "0", "{point}");
+    }
+    cluster.finish()
+}
+
+/// Both ways of copying a database keep relations in their groups.
+#[test]
+fn copies_of_databases_stay_in_the_group() -> Result<()> {
+    let (mut cluster, keys) = with_groups(&Settings::default())?;
+    cluster.allow_log("key group");
+    tables(&cluster)?;
+    let all = count(&cluster, "acme.t")?;
+    for strategy in ["file_copy", "wal_log"] {
+        cluster
+            .sql(&format!("CREATE DATABASE {strategy} TEMPLATE postgres STRATEGY {strategy}"))
+            .or_else(|_| copy(&cluster, strategy))?;
+    }
+    let databases =
+        "SELECT array_to_string(databases, ',') FROM pagevault.key_groups WHERE key_group = 'acme'";
+    ensure!(
+        cluster.text(databases)? == "file_copy,postgres,wal_log",
+        "{}",
+        cluster.text(databases)?
+    );
+    cluster.crash()?;
+    cluster.stop(StopMode::Fast)?;
+    keys[1].take_away()?;
+    cluster.start_server()?;
+    for database in ["file_copy", "wal_log"] {
+        let mut client = cluster.client_to(database)?;
+        let error = expect_error(&mut client, &format!("{COUNT} acme.t"))?;
+        ensure!(error.text().contains("key group \"acme\""), "{error}");
+        ensure!(text(&mut client, &format!("{COUNT} umbrella.t"))? == all);
+    }
+    keys[1].bring_back()?;
+    cluster.sql("SELECT pagevault.unlock()")?;
+    for database in ["file_copy", "wal_log"] {
+        ensure!(text(&mut cluster.client_to(database)?, &format!("{COUNT} acme.t"))? == all);
+    }
+    cluster.finish()
+}
+
+/// Nobody else may be connected to the template, so from another database.
+fn copy(cluster: &Cluster, strategy: &str) -> Result<()> {
+    let mut client = cluster.client_to("template1")?;
+    let connected = "SELECT count(*) FROM pg_stat_activity WHERE datname = 'postgres'";
+    while text(&mut client, connected)? != "0" {}
+    run_sql(
+        &mut client,
+        &format!("CREATE DATABASE {strategy} TEMPLATE postgres STRATEGY {strategy}"),
+    )
+}

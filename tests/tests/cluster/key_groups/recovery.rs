@@ -1,0 +1,86 @@
+//! Key groups in crash recovery, on standbys and in backups.
+
+use pagevault_tests::backup::Backup;
+
+use super::*;
+
+/// WAL about a locked group cannot be replayed. The server says which group, starts when its key is
+/// back, and has lost nothing.
+#[test]
+fn recovery_needs_the_key_of_a_group_that_was_changed() -> Result<()> {
+    let (mut cluster, keys) =
+        with_groups(&Settings::default().conf("pagevault.unlock_timeout = 0"))?;
+    cluster.allow_log("key group");
+    cluster.allow_log("FATAL");
+    cluster.allow_log("startup process");
+    tables(&cluster)?;
+    cluster.sql("CHECKPOINT")?;
+    cluster.sql("INSERT INTO acme.t (name) VALUES ('late')")?;
+    let all = count(&cluster, "acme.t")?;
+    cluster.kill()?;
+    keys[1].take_away()?;
+    ensure!(cluster.start_server().is_err(), "it has started without the key");
+    ensure!(cluster.log().contains("key group \"acme\""), "the log does not name the group");
+    keys[1].bring_back()?;
+    cluster.start_server()?;
+    ensure!(count(&cluster, "acme.t")? == all);
+    cluster.finish()
+}
+
+/// A standby follows new groups, their rotation and their end; and is promoted.
+#[test]
+fn a_standby_follows() -> Result<()> {
+    let (cluster, _keys) = with_groups(&Settings::default())?;
+    let standby = standby_of(&cluster, &[])?;
+    tables(&cluster)?;
+    let third = cluster.key_file("third", "main")?;
+    cluster.sql(&third.add_provider("third"))?;
+    cluster.sql(
+        "SELECT pagevault.create_key_group('third');
+         SELECT pagevault.set_key_group_master_key('third', 'third', 'main');
+         CREATE TABLE public.moving AS SELECT generate_series(1, 100) AS id;
+         SECURITY LABEL FOR pagevault ON TABLE moving IS 'encrypted key_group=third';
+         SELECT pagevault.rotate_key_group_key('third'), pagevault.rotate_key_group_master_key('acme')",
+    )?;
+    wait_for(&standby, &cluster)?;
+    let state = "SELECT string_agg(key_group || ' ' || state || ' ' || key_version || ' ' || relation_files, ', ' ORDER BY 1)
+        FROM pagevault.key_groups";
+    ensure!(standby.text(state)? == cluster.text(state)?, "{}", standby.text(state)?);
+    ensure!(standby.text("SELECT sum(id) FROM moving")? == "5050");
+    let all = count(&cluster, "acme.t")?;
+    cluster.kill()?;
+    standby.promote()?;
+    ensure!(count(&standby, "acme.t")? == all);
+    standby.sql("SELECT * FROM pagevault.shred_key_group('third', 'third')")?;
+    standby.sql("SELECT pagevault.create_key_group('fourth')")?;
+    let numbers =
+        "SELECT string_agg(number::text, ',' ORDER BY number) FROM pagevault.key_group_names()";
+    ensure!(standby.text(numbers)? == "100,101,103", "{}", standby.text(numbers)?);
+    standby.finish()
+}
+
+/// A base backup that began before a group was made, or ends after it was shredded.
+#[test]
+fn backups_around_a_group() -> Result<()> {
+    let (cluster, _keys) = with_groups(&Settings::default())?;
+    tables(&cluster)?;
+    let all = count(&cluster, "umbrella.t")?;
+    let backup = Backup::begin_with_files(&cluster)?;
+    let late = cluster.key_file("late", "main")?;
+    cluster.sql(&late.add_provider("late"))?;
+    cluster.sql(
+        "SELECT pagevault.create_key_group('late');
+         SELECT pagevault.set_key_group_master_key('late', 'late', 'main');
+         CREATE TABLE l AS SELECT 7 AS id; SECURITY LABEL FOR pagevault ON TABLE l IS 'encrypted key_group=late'",
+    )?;
+    cluster.sql("SELECT * FROM pagevault.shred_key_group('acme', 'acme')")?;
+    let mut restored = backup.end()?;
+    restored.allow_log("were destroyed");
+    restored.start_server()?;
+    ensure!(restored.text("SELECT id FROM l")? == "7");
+    ensure!(count(&restored, "umbrella.t")? == all);
+    let error = restored.error(&format!("{COUNT} acme.t"))?;
+    ensure!(error.text().contains("were destroyed"), "{error}");
+    restored.finish()?;
+    cluster.finish()
+}

@@ -1,0 +1,184 @@
+//! `shred_key_group()`: everything of a tenant is gone, here, on standbys, and in what comes later.
+
+use std::fs;
+
+use super::*;
+
+const SHRED: &str =
+    "SELECT item || ' ' || object FROM pagevault.shred_key_group('acme', confirm => 'acme')";
+
+fn is_destroyed(cluster: &Cluster, table: &str) -> Result<()> {
+    let error = cluster.error(&format!("{COUNT} {table}"))?;
+    ensure!(error.text().contains("were destroyed"), "{error}");
+    Ok(())
+}
+
+/// The wrapped key of the group, and its wrapped data keys, are in no file of the keystore.
+fn ensure_no_keys_of(cluster: &Cluster, wrapped: &[Vec<u8>]) -> Result<()> {
+    for entry in fs::read_dir(cluster.data_directory().join("pagevault"))? {
+        let path = entry?.path();
+        let bytes = if path.is_file() { fs::read(&path)? } else { Vec::new() };
+        for key in wrapped {
+            let found = bytes.windows(key.len()).any(|part| part == key);
+            ensure!(!found, "a destroyed key is in {}", path.display());
+        }
+    }
+    Ok(())
+}
+
+/// The wrapped keys of a group: its own, and the data keys under it.
+fn wrapped_keys_of(cluster: &Cluster, number: u32) -> Result<Vec<Vec<u8>>> {
+    use pagevault_keystore::{Record, Scope, log};
+    let directory = cluster.data_directory().join("pagevault");
+    let mut keys = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        let path = entry?.path();
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let Some(home) = log::scope_of(name) else { continue };
+        for record in log::replay(&fs::read(&path)?, home)?.records {
+            match record {
+                Record::DatabaseKey { scope, key, .. } if scope == Scope::from_number(number) => {
+                    keys.push(key.first.wrapped);
+                }
+                Record::DataKey { scope, wrapped, .. } if scope == Scope::from_number(number) => {
+                    keys.push(wrapped);
+                }
+                _ => {}
+            }
+        }
+    }
+    Ok(keys)
+}
+
+#[test]
+fn a_group_is_shredded_here_and_on_standbys() -> Result<()> {
+    let (cluster, keys) = with_groups(&Settings::default())?;
+    tables(&cluster)?;
+    cluster.sql("CREATE TABLE acme.old AS SELECT 1 AS id; ANALYZE acme.t; DROP TABLE acme.old")?;
+    let all = count(&cluster, "umbrella.t")?;
+    let mut standby = standby_of(&cluster, &[])?;
+    standby.allow_log("terminating connection due to conflict with recovery");
+    wait_for(&standby, &cluster)?;
+    let wrapped = wrapped_keys_of(&cluster, 100)?;
+    ensure!(wrapped.len() >= 7, "{} keys", wrapped.len());
+    // The server does not need the provider for that.
+    keys[1].take_away()?;
+    let error = cluster.error("SELECT * FROM pagevault.shred_key_group('acme', 'acm')")?;
+    ensure!(error.sqlstate == "22023", "{error}");
+    let error = cluster.error("BEGIN; SELECT * FROM pagevault.shred_key_group('acme', 'acme')")?;
+    ensure!(error.sqlstate == "25001", "{error}");
+    let rows = column(&mut cluster.client()?, SHRED)?;
+    // A restore from before would need it.
+    keys[1].bring_back()?;
+    for item in ["destroyed acme.t", "destroyed acme.t_pkey", "key group acme"] {
+        ensure!(rows.iter().any(|row| row == item), "{item} is not in {rows:?}");
+    }
+    ensure_no_keys_of(&cluster, &wrapped)?;
+    let check = |server: &Cluster| -> Result<()> {
+        is_destroyed(server, "acme.t")?;
+        ensure!(count(server, "umbrella.t")? == all && count(server, "public.t")? == all);
+        let groups = "SELECT string_agg(key_group, ',') FROM pagevault.key_groups";
+        ensure!(server.text(groups)? == "umbrella");
+        let statistics = "SELECT count(*) FROM pg_statistic WHERE starelid = 'acme.t'::regclass";
+        ensure!(server.text(statistics)? == "0");
+        Ok(())
+    };
+    check(&cluster)?;
+    wait_for(&standby, &cluster)?;
+    check(&standby)?;
+    ensure_no_keys_of(&standby, &wrapped)?;
+    // Neither a crash nor older WAL brings the key back.
+    cluster.crash()?;
+    check(&cluster)?;
+    standby.kill()?;
+    standby.start_server()?;
+    check(&standby)?;
+    cluster.sql("DROP SCHEMA acme CASCADE")?;
+    wait_for(&standby, &cluster)?;
+    standby.stop(StopMode::Fast)?;
+    standby.start_server()?;
+    ensure!(count(&standby, "umbrella.t")? == all);
+    standby.finish()?;
+    cluster.finish()
+}
+
+/// A kill at each step: nothing is destroyed, or the relations are, or all is; and it can be called
+/// again.
+#[test]
+fn a_kill_while_a_group_is_shredded() -> Result<()> {
+    for point in [
+        "shred.decided",
+        "shred.destroyed",
+        "shred.compacted",
+        "shred.group_relations_destroyed",
+        "key_group.files_destroyed",
+        "key_group.ended",
+    ] {
+        let (cluster, _keys) = with_groups(&Settings::default())?;
+        tables(&cluster)?;
+        cluster.sql("CREATE TABLE acme.old AS SELECT 1 AS id; DROP TABLE acme.old")?;
+        let all = count(&cluster, "umbrella.t")?;
+        cluster.stop_at(point)?;
+        cluster.restart()?;
+        let mut client = cluster.client()?;
+        let shredding = std::thread::spawn(move || client.batch_execute(SHRED).is_err());
+        cluster.stopped_at(point)?;
+        cluster.kill()?;
+        cluster.resume();
+        ensure!(shredding.join().is_ok_and(|failed| failed), "{point}: it was not stopped");
+        cluster.start_server()?;
+        ensure!(
+            count(&cluster, "umbrella.t")? == all && count(&cluster, "public.t")? == all,
+            "{point}"
+        );
+        if point == "shred.decided" {
+            ensure!(count(&cluster, "acme.t")? == all, "{point}");
+        } else {
+            is_destroyed(&cluster, "acme.t")?;
+        }
+        let left =
+            cluster.text("SELECT count(*) FROM pagevault.key_groups WHERE key_group = 'acme'")?;
+        if left == "1" {
+            cluster.sql(SHRED)?;
+        }
+        is_destroyed(&cluster, "acme.t")?;
+        ensure!(cluster.text("SELECT count(*) FROM pagevault.key_groups")? == "1", "{point}");
+        cluster.crash()?;
+        ensure!(count(&cluster, "umbrella.t")? == all, "{point}");
+        cluster.finish()?;
+    }
+    Ok(())
+}
+
+/// What would stay readable, or be lost with the group, prevents it.
+#[test]
+fn what_is_not_destroyed_is_said() -> Result<()> {
+    let (cluster, _keys) = with_groups(&Settings::default())?;
+    tables(&cluster)?;
+    let all = count(&cluster, "acme.t")?;
+    // Relations in another database.
+    cluster.sql("CREATE DATABASE other")?;
+    let mut other = cluster.client_to("other")?;
+    run_sql(&mut other, "CREATE EXTENSION pagevault; CREATE SCHEMA acme;
+        SECURITY LABEL FOR pagevault ON SCHEMA acme IS 'encrypted key_group=acme'; CREATE TABLE acme.t (id int)")?;
+    let error = cluster.error(SHRED)?;
+    ensure!(error.sqlstate == "55006" && error.text().contains("\"other\""), "{error}");
+    run_sql(&mut other, "DROP SCHEMA acme CASCADE")?;
+    drop(other);
+    // One that has left the group, and whose former key standbys may need.
+    cluster.sql(
+        "CREATE TABLE moved AS SELECT 1 AS id;
+        SECURITY LABEL FOR pagevault ON TABLE moved IS 'encrypted key_group=acme';
+        SECURITY LABEL FOR pagevault ON TABLE moved IS 'encrypted'",
+    )?;
+    ensure!(count(&cluster, "acme.t")? == all);
+    let error = cluster.error(SHRED)?;
+    ensure!(error.sqlstate == "55000" && error.text().contains("keep_former_keys"), "{error}");
+    cluster.set(&[("pagevault.keep_former_keys", "0")])?;
+    let left = "SELECT count(*) FROM pagevault.data_keys WHERE key_group = 'acme' AND relation = 'moved'::regclass";
+    after_checkpoints(&cluster, left, "0")?;
+    cluster.sql(SHRED)?;
+    is_destroyed(&cluster, "acme.t")?;
+    ensure!(cluster.text("SELECT id FROM moved")? == "1");
+    cluster.finish()
+}
