@@ -9,7 +9,10 @@ import json
 import pathlib
 import struct
 
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.keywrap import aes_key_wrap, aes_key_wrap_with_padding
 
 HERE = pathlib.Path(__file__).parent
@@ -132,3 +135,46 @@ tokens = [
     )
 ]
 (HERE / "pkcs11_wrapped_1.json").write_text(json.dumps(tokens, indent=2, ensure_ascii=False) + "\n")
+
+
+def bind(head, name, context):
+    bound = b"pagevault kmip provider 1"
+    for part in (head, name.encode(), context.encode()):
+        bound += struct.pack(">Q", len(part)) + part
+    return bound
+
+
+def wrap_by_server(kek, version, method, identifier, name, context, plaintext, nonce, iv, once):
+    head = b"\x01" + struct.pack(">QBB", version, method, len(identifier)) + identifier
+    if method == 1:
+        wrapped = AESGCM(kek).encrypt(iv, once, bind(head, name, context))
+    else:
+        cipher = Cipher(algorithms.AES(kek), modes.CBC(iv)).encryptor()
+        wrapped = cipher.update(once) + cipher.finalize()
+    head += struct.pack(">B", len(iv)) + iv + struct.pack(">H", len(wrapped)) + wrapped
+    purpose = b"pagevault kmip provider 1"
+    info = struct.pack("<Q", len(purpose)) + purpose + struct.pack("<Q", 0)
+    secret = HKDF(hashes.SHA256(), 32, None, info).derive(once)
+    return head + nonce + AESGCM(secret).encrypt(nonce, plaintext, bind(head, name, context))
+
+
+servers = [
+    {
+        "kek": kek.hex(),
+        "id": "1",
+        "method": method,
+        "key": name,
+        "context": "pagevault/1/0",
+        "key_version": version,
+        "plaintext": text(plaintext),
+        "wrapped": text(
+            wrap_by_server(kek, version, method, b"1", name, "pagevault/1/0", plaintext, bytes([method] * 12), iv, once)
+        ),
+    }
+    for method, version, name, plaintext, iv in (
+        (1, 20261127070809, "main", b"\xa5" * 32, b"\x5a" * 12),
+        (1, 20261127070809, "b\u00e9 1", b"", b"\x5b" * 16),
+        (2, 99991231235959, "id:1", b"\xa5" * 33, b"\x5c" * 16),
+    )
+]
+(HERE / "kmip_wrapped_1.json").write_text(json.dumps(servers, indent=2, ensure_ascii=False) + "\n")

@@ -6,6 +6,8 @@ pub mod aws_kms;
 #[cfg(feature = "command")]
 pub mod command;
 pub mod file;
+#[cfg(feature = "kmip")]
+pub mod kmip;
 #[cfg(feature = "pkcs11")]
 pub mod pkcs11;
 #[cfg(feature = "vault")]
@@ -64,6 +66,13 @@ const KINDS: &[Kind] = &[
         has_process: true,
         build: pkcs11::build,
     },
+    #[cfg(feature = "kmip")]
+    Kind {
+        name: "kmip",
+        options: kmip::OPTIONS,
+        credential_options: kmip::CREDENTIAL_OPTIONS,
+        build: kmip::build,
+    },
     // Its programs are permitted separately, see `access`.
     #[cfg(feature = "command")]
     Kind {
@@ -76,7 +85,7 @@ const KINDS: &[Kind] = &[
 ];
 
 /// The names of all kinds, built in or not. Each but `file` is also a feature of this crate.
-const NAMES: [&str; 5] = ["file", "vault", "aws_kms", "pkcs11", "command"];
+const NAMES: [&str; 6] = ["file", "vault", "aws_kms", "pkcs11", "kmip", "command"];
 
 /// All kinds by name, and whether they are built in.
 pub(crate) fn kinds() -> impl Iterator<Item = (&'static str, bool)> {
@@ -140,6 +149,15 @@ mod tests {
         let options = serde_json::json!({"address": "", "addresses": [], "auth": {}, "mount": ""});
         let named = credential_options("vault", options.as_object().unwrap());
         assert_eq!(named, ["address", "addresses", "auth"]);
+    }
+
+    #[cfg(feature = "kmip")]
+    #[test]
+    fn credentials_of_kmip_are_known_as_such() {
+        let options = serde_json::json!({"address": "", "cert_file": "", "key_file": "",
+            "username": "", "password_file": "", "ca_file": "", "version": ""});
+        let named = credential_options("kmip", options.as_object().unwrap());
+        assert_eq!(named, ["address", "cert_file", "key_file", "username", "password_file"]);
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! Real key servers for tests: Vault or OpenBao, emulators of AWS KMS, PKCS#11 tokens in
-//! software.
+//! software, a server of KMIP.
 //!
 //! `tools/key-servers` installs them and puts their paths into the environment. Tests of a missing
 //! server are skipped with a message ([`missing`]).
@@ -9,6 +9,7 @@ pub mod certificates;
 pub mod helper;
 pub mod kms;
 pub mod program;
+pub mod pykmip;
 pub mod softhsm;
 pub mod tpm;
 pub mod vault;
@@ -40,6 +41,8 @@ pub enum Server {
     SoftHsm,
     /// A TPM in software: `swtpm`, libtpm2-pkcs11, and `pkcs11-tool`.
     Tpm,
+    /// PyKMIP, a server of KMIP: `PAGEVAULT_PYKMIP` is the Python of its environment.
+    PyKmip,
     /// Tokens of this machine, in the file that `PAGEVAULT_TOKENS` names. Never required.
     Tokens,
 }
@@ -57,6 +60,7 @@ impl Server {
             Server::AwsCli => named("PAGEVAULT_AWS_CLI").or_else(|| on_path("aws")),
             Server::SoftHsm => on_path("pkcs11-tool").and_then(|_| on_path("softhsm2-util")),
             Server::Tpm => on_path("pkcs11-tool").and(tpm::module()).and_then(|_| on_path("swtpm")),
+            Server::PyKmip => named("PAGEVAULT_PYKMIP"),
             Server::Tokens => named("PAGEVAULT_TOKENS"),
         }
     }

@@ -19,7 +19,7 @@
 //! | `<!-- test: sql`, newline, statements `-->`; also `sh`, `conf` | runs them |
 //! | `<!-- test: fails with TEXT -->` | the next block must fail, with TEXT in its output |
 //! | `<!-- test: starts with STATE -->` | server: `nothing`, `extension`, `keys` (default) |
-//! | `<!-- test: needs SERVER -->` | a key server: `vault`, `kms`, `token` |
+//! | `<!-- test: needs SERVER -->` | a key server: `vault`, `kms`, `token`, `kmip` |
 //! | `<!-- test: reads A as B -->` | replaces A by B in the page's blocks |
 
 use std::path::Path;
@@ -193,6 +193,7 @@ impl Page {
                     "vault" => vec![Server::Vault],
                     "kms" => vec![Server::Moto, Server::AwsCli],
                     "token" => vec![Server::SoftHsm],
+                    "kmip" => vec![Server::PyKmip],
                     _ => return None,
                 });
                 return Some(());

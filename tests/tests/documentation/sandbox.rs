@@ -10,6 +10,7 @@ use age::secrecy::ExposeSecret;
 use anyhow::{Context, Result, bail, ensure};
 use pagevault_tests::installation::run as run_command;
 use pagevault_tests::key_servers::kms::{Emulator, REGION, ROOT};
+use pagevault_tests::key_servers::pykmip::PyKmip;
 use pagevault_tests::key_servers::vault::Vault;
 use pagevault_tests::key_servers::{Server, write_file};
 use pagevault_tests::{Cluster, Settings, process};
@@ -27,6 +28,7 @@ const PLACES: &[(&str, &str)] = &[
     ("/etc/patroni", "{dir}/etc/patroni"),
     ("primary.example.com", "{dir}"),
     ("https://vault.example.com:8200", "{vault}"),
+    ("kmip.example.com:5696", "{kmip}"),
 ];
 
 /// Replacements for commands that need rights the test lacks; they run as the server user.
@@ -64,6 +66,7 @@ struct Sandbox {
     cluster: Cluster,
     vault: Option<Vault>,
     kms: Option<Emulator>,
+    kmip: Option<PyKmip>,
     /// Text in blocks, and its replacement here.
     read_as: Vec<(String, String)>,
 }
@@ -83,8 +86,9 @@ impl Sandbox {
         // Chapters also show failures.
         cluster.allow_log("");
         let strays = Strays(cluster.directory().join("var"));
+        let (vault, kms, kmip) = (None, None, None);
         let mut sandbox =
-            Sandbox { _strays: strays, cluster, vault: None, kms: None, read_as: Vec::new() };
+            Sandbox { _strays: strays, cluster, vault, kms, kmip, read_as: Vec::new() };
         for directory in ["bin", "etc", "home", "home/docs", "var"] {
             sandbox.make_directory(directory)?;
         }
@@ -164,6 +168,15 @@ impl Sandbox {
             write_file(&self.path("etc/pagevault/aws-credentials"), &credentials, 0o600)?;
             self.kms = Some(kms);
         }
+        if needs.contains(&Server::PyKmip) {
+            let kmip = PyKmip::start()?;
+            self.make_directory("var/kmip")?;
+            for name in ["client.pem", "client.key", "ca.pem"] {
+                let content = fs::read_to_string(kmip.path(name))?;
+                write_file(&self.path("var/kmip").join(name), &content, 0o600)?;
+            }
+            self.kmip = Some(kmip);
+        }
         Ok(())
     }
 
@@ -176,6 +189,7 @@ impl Sandbox {
             ("{dir}", self.cluster.directory().display().to_string()),
             ("{bindir}", bindir.display().to_string().trim_end_matches('/').to_owned()),
             ("{vault}", self.vault.as_ref().map(Vault::address).unwrap_or_default()),
+            ("{kmip}", self.kmip.as_ref().map(PyKmip::address).unwrap_or_default()),
             ("{kms}", self.kms.as_ref().map(|kms| kms.endpoint().to_owned()).unwrap_or_default()),
         ];
         for (_, meaning) in &mut read_as {

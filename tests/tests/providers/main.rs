@@ -7,6 +7,7 @@ mod anchor;
 mod aws_kms;
 mod bench;
 mod command;
+mod kmip;
 mod moving;
 mod outages;
 mod pkcs11;
@@ -46,6 +47,7 @@ fn main() -> ExitCode {
         routes::tests(),
         command::tests(),
         pkcs11::tests(),
+        kmip::tests(),
         moving::tests(),
         several::tests(),
     ]
