@@ -23,6 +23,7 @@ use pagevault_keyring::keyfile::format::KeyFile;
 use pagevault_keyring::provider::Environment;
 use pagevault_keyring::providers;
 use pagevault_keyring::providers::command::reply::{self, Reply};
+use pagevault_keyring::providers::kmip::{operations, ttlv};
 use pagevault_keyring::verify::manifest::Manifest;
 use pagevault_keystore::audit::{self, AuditKey};
 use pagevault_keystore::directory::Directory;
@@ -49,6 +50,7 @@ pub const TARGETS: &[Target] = &[
     ("key_file", key_file),
     ("options", options),
     ("command_reply", command_reply),
+    ("kmip_reply", kmip_reply),
     ("audit_line", audit_line),
     ("manifest", manifest),
     ("label", label),
@@ -263,6 +265,23 @@ pub fn options(bytes: &[u8]) {
     for kind in ["file", "vault", "aws_kms", "pkcs11", "command"] {
         let _ = providers::build(kind, &options, &environment);
     }
+}
+
+/// A reply of a KMIP server. What is well formed is written again with the same values. Whatever it
+/// is, it can be read as the answer to each operation in each version.
+pub fn kmip_reply(bytes: &[u8]) {
+    operations::read_anything(bytes);
+    let Ok(message) = ttlv::parse(bytes) else { return };
+    let write = |item: ttlv::Item<'_>| {
+        let mut writer = ttlv::Writer::default();
+        writer.put(item.tag, item.value);
+        writer.into_bytes()
+    };
+    // The padding of what was received may be anything.
+    let written = write(message);
+    assert_eq!(written.len(), bytes.len(), "written again it has another length");
+    let again = ttlv::parse(&written).map(write);
+    assert!(again.is_ok_and(|again| *again == *written), "written again it is another message");
 }
 
 /// The output of a program of the `command` provider. Parsed values have the promised forms, and

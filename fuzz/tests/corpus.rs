@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use pagevault_fuzz::{TARGETS, Target};
+use pagevault_keyring::providers::kmip::ttlv::{Tag, Value, Writer};
 use pagevault_keystore::{KeyVersion, Record, Scope, escrow};
 use proptest::prelude::*;
 
@@ -49,8 +50,65 @@ fn seeds() -> Vec<Vec<u8>> {
     for folder in ["cipher/vectors", "keystore/vectors", "keystore/vectors/v1", "keyring/vectors"] {
         seeds.extend(files(&root.join(folder)).into_iter().filter(|seed| seed.len() <= 64 << 10));
     }
+    seeds.extend(kmip_replies());
     assert!(seeds.len() > 20, "the golden files are not where they were");
     seeds
+}
+
+/// Replies as a KMIP server writes them, in two versions, to Get Attributes, Locate and Encrypt.
+fn kmip_replies() -> Vec<Vec<u8>> {
+    let attribute = |payload: &mut Writer, fields: bool, tag, name, value| {
+        if fields {
+            return payload.put(tag, value);
+        }
+        payload.structure(Tag(0x42_0008), |attribute| {
+            attribute.put(Tag(0x42_000A), Value::Text(name));
+            attribute.put(Tag(0x42_000B), value);
+        });
+    };
+    let attributes = |payload: &mut Writer, fields: bool| {
+        attribute(payload, fields, Tag(0x42_0057), "Object Type", Value::Enumeration(2));
+        attribute(payload, fields, Tag(0x42_002A), "Cryptographic Length", Value::Integer(256));
+        attribute(payload, fields, Tag(0x42_008D), "State", Value::Enumeration(2));
+        let made = Value::DateTime(1_800_000_000);
+        attribute(payload, fields, Tag(0x42_0039), "Initial Date", made);
+        attribute(payload, fields, Tag(0x42_0122), "Extractable", Value::Boolean(false));
+    };
+    let mut replies = Vec::new();
+    for ((major, minor), operation) in [(1, 4), (2, 0)]
+        .into_iter()
+        .flat_map(|version| [0x0B, 0x08, 0x1F].map(|one| (version, one)))
+    {
+        let mut writer = Writer::default();
+        writer.structure(Tag(0x42_007B), |message| {
+            message.structure(Tag(0x42_007A), |header| {
+                header.structure(Tag(0x42_0069), |version| {
+                    version.put(Tag(0x42_006A), Value::Integer(major));
+                    version.put(Tag(0x42_006B), Value::Integer(minor));
+                });
+                header.put(Tag(0x42_0092), Value::DateTime(1_800_000_000));
+                header.put(Tag(0x42_000D), Value::Integer(1));
+            });
+            message.structure(Tag(0x42_000F), |item| {
+                item.put(Tag(0x42_005C), Value::Enumeration(operation));
+                item.put(Tag(0x42_007F), Value::Enumeration(0));
+                item.structure(Tag(0x42_007C), |payload| {
+                    payload.put(Tag(0x42_0094), Value::Text("1"));
+                    match operation {
+                        0x0B if major == 1 => attributes(payload, false),
+                        0x0B => payload.structure(Tag(0x42_0125), |all| attributes(all, true)),
+                        0x1F => {
+                            payload.put(Tag(0x42_00C2), Value::Bytes(&[7; 32]));
+                            payload.put(Tag(0x42_00FF), Value::Bytes(&[9; 16]));
+                        }
+                        _ => payload.put(Tag(0x42_0094), Value::Text("2")),
+                    }
+                });
+            });
+        });
+        replies.push(writer.into_bytes().to_vec());
+    }
+    replies
 }
 
 fn files(folder: &Path) -> Vec<Vec<u8>> {
