@@ -71,6 +71,7 @@ const KINDS: &[Kind] = &[
         name: "kmip",
         options: kmip::OPTIONS,
         credential_options: kmip::CREDENTIAL_OPTIONS,
+        has_process: false,
         build: kmip::build,
     },
     // Its programs are permitted separately, see `access`.
