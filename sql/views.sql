@@ -121,7 +121,7 @@ COMMENT ON COLUMN pagevault.status.database_keys_not_in_escrow IS 'number of dat
 COMMENT ON COLUMN pagevault.status.audit_error IS 'why the newest line of the audit trail could not be stored, or not be written to pagevault.audit_destination; null if it was written (visible to pagevault_admin and pg_monitor)';
 
 COMMENT ON COLUMN pagevault.providers.provider IS 'name of the provider';
-COMMENT ON COLUMN pagevault.providers.kind IS 'file, vault, aws_kms, pkcs11, kmip or command';
+COMMENT ON COLUMN pagevault.providers.kind IS 'file, vault, aws_kms, gcp_kms, azure_key_vault, pkcs11, kmip or command';
 COMMENT ON COLUMN pagevault.providers.options IS 'options given to add_provider() or alter_provider()';
 COMMENT ON COLUMN pagevault.providers.in_use IS 'true if the provider wraps a database key';
 COMMENT ON COLUMN pagevault.providers.reachable IS 'true if the provider answered its latest request, even with a refusal; false also if it is sealed or throttles requests; null if it was not asked since the server started';

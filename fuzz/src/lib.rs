@@ -19,10 +19,12 @@ use pagevault_cipher::{
 };
 use pagevault_core::policy::label::Label;
 use pagevault_interpose::elf::Elf;
+use pagevault_keyring::envelope::{self, Parts};
 use pagevault_keyring::keyfile::format::KeyFile;
 use pagevault_keyring::provider::Environment;
 use pagevault_keyring::providers;
 use pagevault_keyring::providers::command::reply::{self, Reply};
+use pagevault_keyring::providers::gcp_kms::wrapping::Wrapping;
 use pagevault_keyring::providers::kmip::{operations, ttlv};
 use pagevault_keyring::verify::manifest::Manifest;
 use pagevault_keystore::audit::{self, AuditKey};
@@ -48,6 +50,7 @@ pub const TARGETS: &[Target] = &[
     ("request", request),
     ("reply", reply),
     ("key_file", key_file),
+    ("wrapped_key", wrapped_key),
     ("options", options),
     ("command_reply", command_reply),
     ("kmip_reply", kmip_reply),
@@ -253,6 +256,20 @@ pub fn key_file(bytes: &[u8]) {
     }
 }
 
+/// A wrapped key of a provider with a format of its own. Writing what was read gives the same
+/// bytes.
+pub fn wrapped_key(bytes: &[u8]) {
+    if let Ok(wrapping) = Wrapping::parse(bytes) {
+        assert_eq!(wrapping.to_bytes().as_deref(), Some(bytes));
+    }
+    if let Some(parts) = Parts::of(bytes) {
+        let head = envelope::head(parts.key_version, parts.method, parts.id, parts.once);
+        assert_eq!(head.as_deref(), Some(parts.head));
+        assert_eq!([parts.head, parts.body].concat(), bytes);
+        assert!(envelope::open(&[7; 32], parts.head, parts.body).is_none());
+    }
+}
+
 /// Options of a provider as in SQL, for each kind.
 pub fn options(bytes: &[u8]) {
     let Ok(options) = serde_json::from_slice::<Map<String, Value>>(bytes) else { return };
@@ -262,7 +279,9 @@ pub fn options(bytes: &[u8]) {
         programs: true,
         repeats_programs: false,
     };
-    for kind in ["file", "vault", "aws_kms", "pkcs11", "command"] {
+    for kind in
+        ["file", "vault", "aws_kms", "gcp_kms", "azure_key_vault", "pkcs11", "kmip", "command"]
+    {
         let _ = providers::build(kind, &options, &environment);
     }
 }

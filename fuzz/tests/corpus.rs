@@ -3,10 +3,13 @@
 
 use std::path::Path;
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use pagevault_fuzz::{TARGETS, Target};
 use pagevault_keyring::providers::kmip::ttlv::{Tag, Value, Writer};
 use pagevault_keystore::{KeyVersion, Record, Scope, escrow};
 use proptest::prelude::*;
+use serde_json::Value;
 
 /// Golden files of the formats. Each target gets all of them, although most are of another format.
 fn seeds() -> Vec<Vec<u8>> {
@@ -17,6 +20,10 @@ fn seeds() -> Vec<Vec<u8>> {
              "auth": {"approle": {"role_id_file": "/r", "secret_id_file": "/s"}}}"#
             .to_vec(),
         br#"{"region": "eu-central-1", "endpoint": "https://127.0.0.1:4566"}"#.to_vec(),
+        br#"{"vault": "https://db.vault.azure.net", "auth": {"client_secret":
+             {"tenant": "t", "client_id": "c", "secret_file": "/s"}}}"#
+            .to_vec(),
+        br#"{"key_ring": "projects/p/locations/l/keyRings/r", "credentials_file": "/c"}"#.to_vec(),
         br#"{"wrap": ["/bin/true", "a"], "unwrap": ["/bin/true"]}"#.to_vec(),
         b"wrapped vault:v1:ab+/=\nkey_version 7\n".to_vec(),
         b"plaintext AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=\n".to_vec(),
@@ -49,6 +56,12 @@ fn seeds() -> Vec<Vec<u8>> {
     }
     for folder in ["cipher/vectors", "keystore/vectors", "keystore/vectors/v1", "keyring/vectors"] {
         seeds.extend(files(&root.join(folder)).into_iter().filter(|seed| seed.len() <= 64 << 10));
+    }
+    // Wrapped keys are in base64 there.
+    for file in files(&root.join("keyring/vectors")) {
+        let vectors = serde_json::from_slice::<Vec<Value>>(&file).unwrap_or_default();
+        let wrapped = vectors.iter().filter_map(|vector| vector["wrapped"].as_str());
+        seeds.extend(wrapped.filter_map(|text| STANDARD.decode(text).ok()));
     }
     seeds.extend(kmip_replies());
     assert!(seeds.len() > 20, "the golden files are not where they were");

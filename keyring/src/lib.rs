@@ -12,6 +12,8 @@
 //! | `stores` | one module per store of notes, and reading the file that describes one |
 //! | [`options`] | reading a provider's options; unknown names are refused |
 //! | `aws` | credentials of AWS, for its KMS and for logging in to Vault |
+//! | [`envelope`] | one-time keys that wrap here, for providers that cannot bind |
+//! | `rest` | JSON over HTTPS and access tokens, for Google Cloud KMS, Azure and logins of AWS |
 //! | `net` | TLS, deadlines and causes of failures, for providers that use the network |
 //! | [`mod@retry`] | repeating failed operations until the deadline, for all providers |
 //! | [`mod@serve`] | one request, one reply, within the deadline even if providers hang |
@@ -57,6 +59,7 @@ mod bindir;
 pub mod check;
 pub mod cli;
 mod clock;
+pub mod envelope;
 pub mod escrow;
 pub mod exec;
 pub mod failure;
@@ -72,6 +75,8 @@ mod program;
 pub mod provider;
 pub mod providers;
 mod regular;
+#[cfg(feature = "rest")]
+mod rest;
 pub mod restore_unsettled;
 pub mod retry;
 pub mod serve;

@@ -98,6 +98,21 @@ aws = [
 ]
 (HERE / "aws_kms_wrapped_1.json").write_text(json.dumps(aws, indent=2) + "\n")
 
+ring = "projects/example.com:db/locations/europe-west3/keyRings/db"
+gcp = [
+    {
+        "key": name,
+        "key_version": version,
+        "ciphertext": text(ciphertext),
+        "wrapped": text(b"\x01" + struct.pack(">H", len(name)) + name.encode() + struct.pack(">Q", version) + ciphertext),
+    }
+    for name, version, ciphertext in (
+        (f"{ring}/cryptoKeys/db-kek", 1, bytes(range(113))),
+        ("projects/p/locations/global/keyRings/r_1/cryptoKeys/K", 2**33, b"\xff"),
+    )
+]
+(HERE / "gcp_kms_wrapped_1.json").write_text(json.dumps(gcp, indent=2) + "\n")
+
 
 def wrap_by_token(kek, version, method, identifier, name, context, plaintext, nonce, once):
     head = b"\x01" + struct.pack(">QBB", version, method, len(identifier)) + identifier
@@ -113,7 +128,40 @@ def wrap_by_token(kek, version, method, identifier, name, context, plaintext, no
     return head + nonce + AESGCM(secret).encrypt(nonce, plaintext, bound)
 
 
+def wrap_by_azure(version, method, identifier, once, wrapped, name, context, plaintext, nonce):
+    head = b"\x01" + struct.pack(">QBB", version, method, len(identifier)) + identifier
+    head += struct.pack(">H", len(wrapped)) + wrapped
+    bound = b"pagevault azure_key_vault provider 1"
+    for part in (head, name.lower().encode(), context.encode()):
+        bound += struct.pack(">Q", len(part)) + part
+    return head + nonce + AESGCM(once).encrypt(nonce, plaintext, bound)
+
+
 kek = bytes(range(64, 96))
+# What RSA wraps is random; the provider does not look at it.
+azure = [
+    {
+        "key": name,
+        "version": identifier,
+        "method": method,
+        "context": "pagevault/1/0",
+        "key_version": version,
+        "once": text(once),
+        "wrapped_once": text(wrapped),
+        "plaintext": text(plaintext),
+        "wrapped": text(
+            wrap_by_azure(
+                version, method, identifier.encode(), once, wrapped, name, "pagevault/1/0", plaintext, bytes([method] * 12)
+            )
+        ),
+    }
+    for method, version, identifier, name, wrapped, plaintext in (
+        (2, 20260105080000, "0123456789abcdef0123456789abcdef", "db-kek", aes_key_wrap(kek, once), b"\xa5" * 32),
+        (4, 20271231235959, "f" * 32, "DB-Kek", bytes(range(256)), b""),
+    )
+]
+(HERE / "azure_key_vault_wrapped_1.json").write_text(json.dumps(azure, indent=2) + "\n")
+
 tokens = [
     {
         "kek": kek.hex(),

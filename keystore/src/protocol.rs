@@ -110,7 +110,7 @@ const fn is_false(flag: &bool) -> bool {
 pub struct ProviderSpec {
     /// Name in SQL; for messages.
     pub name: String,
-    /// `file`, `vault`, `aws_kms`, `pkcs11`, `kmip` or `command`.
+    /// `file`, `vault`, `aws_kms`, `gcp_kms`, `azure_key_vault`, `pkcs11`, `kmip` or `command`.
     pub kind: String,
     /// Options of this kind. The helper refuses unknown names.
     pub options: serde_json::Map<String, serde_json::Value>,

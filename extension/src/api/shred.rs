@@ -368,6 +368,12 @@ fn master_key_rows(shredded: &Shredded) -> Result<Vec<Row>> {
                 "aws_kms" => {
                     "since KMS keeps all versions of a key, move to a new key and schedule the deletion of the old one"
                 }
+                "gcp_kms" => {
+                    "in Cloud KMS destroy the version of the key that wrapped it, after all keys are wrapped by a newer one"
+                }
+                "azure_key_vault" => {
+                    "since Key Vault keeps all versions of a key, move to a new key, then delete and purge the old one"
+                }
                 "file" => {
                     "move to a new key of the provider, and remove the old one from the key file and from its backups"
                 }

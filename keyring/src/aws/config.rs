@@ -4,9 +4,8 @@
 //! proxy, with the same TLS as everywhere in this program, and are attempted once (`retry` repeats
 //! them).
 
-use std::future::Future;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use aws_config::profile::ProfileFileCredentialsProvider;
 use aws_config::provider_config::ProviderConfig;
@@ -24,9 +23,10 @@ use pagevault_keystore::protocol::ErrorClass;
 use super::bounded::bounded;
 use super::credentials::no_credentials;
 use super::source::{Source, check_region};
+use super::sso::Sso;
 use crate::failure::Failure;
 use crate::net::{
-    CONNECT_TIME, Network, REQUEST_TIME, Trust, client_config, has_native_roots, pem,
+    CONNECT_TIME, Network, REQUEST_TIME, Trust, client_config, has_native_roots, in_time, pem,
 };
 use crate::options::bad;
 use crate::trust::FileKind;
@@ -35,10 +35,6 @@ use crate::trust::FileKind;
 pub(crate) fn behavior() -> BehaviorVersion {
     BehaviorVersion::v2026_01_12()
 }
-
-/// Requests end this long before the deadline, so that the error can name the server that did not
-/// answer. Less than the first pause of `retry`, which then does not start another attempt.
-const MARGIN: Duration = Duration::from_millis(40);
 
 /// Configuration from the environment and the options.
 pub(crate) struct AwsConfig {
@@ -91,6 +87,9 @@ impl AwsConfig {
     /// Requests credentials: from the profile that the options name, else from the standard chain
     /// (environment, profile, web identity, container, instance).
     pub(crate) fn credentials(&self, source: &Source) -> Result<Credentials, Failure> {
+        if let Some(sso) = self.sso(source)? {
+            return sso.credentials(self.deadline);
+        }
         let named = source.named_profile();
         let timed = self.network.run(async {
             let asked = async {
@@ -104,6 +103,15 @@ impl AwsConfig {
         timed
             .unwrap_or_else(|| Err(CredentialsError::provider_timed_out(REQUEST_TIME)))
             .map_err(|error| no_credentials(&error, named.as_deref()))
+    }
+
+    /// The selected profile, if it is one of SSO, and nothing takes precedence over profiles.
+    fn sso(&self, source: &Source) -> Result<Option<Sso>, Failure> {
+        let is_set = std::env::var_os("AWS_ACCESS_KEY_ID").is_some_and(|id| !id.is_empty());
+        if source.named_profile().is_none() && is_set {
+            return Ok(None);
+        }
+        self.network.run(Sso::find(&self.files, source.profile.clone()))
     }
 
     fn profile(&self, source: &Source) -> ProfileFileCredentialsProvider {
@@ -148,16 +156,4 @@ pub(crate) fn http_client(ca_file: Option<PathBuf>) -> Result<SharedHttpClient, 
     })?;
     let builder = Builder::new().tls_provider(Provider::Rustls(CryptoMode::Ring));
     Ok(bounded(builder.tls_context(context).build_https()))
-}
-
-/// The result of `work`; `None` if it takes longer than `longest` or until the deadline.
-pub(crate) async fn in_time<T>(
-    deadline: Option<Instant>,
-    longest: Duration,
-    work: impl Future<Output = T>,
-) -> Option<T> {
-    let left = deadline
-        .map(|deadline| deadline.saturating_duration_since(Instant::now()).saturating_sub(MARGIN));
-    let time = left.map_or(longest, |left| left.min(longest));
-    tokio::time::timeout(time, work).await.ok()
 }

@@ -1,7 +1,7 @@
 //! Messages about credentials: where they come from, or why there are none.
 
 use std::error::Error;
-use std::io;
+use std::{env, io};
 
 use aws_credential_types::credential_feature::AwsCredentialFeature;
 use aws_credential_types::provider::error::CredentialsError;
@@ -17,8 +17,17 @@ pub(crate) fn describe(credentials: &Credentials) -> String {
     let source = credentials
         .get_property::<Vec<AwsCredentialFeature>>()
         .and_then(|features| features.iter().find_map(source))
-        .unwrap_or("the default credential provider chain");
+        .unwrap_or_else(unmarked);
     format!("from {source}, access key ID {}", printable(credentials.access_key_id()))
+}
+
+/// The source of credentials that the SDK does not mark. It marks a web identity only if a profile
+/// has it.
+fn unmarked() -> &'static str {
+    match env::var_os("AWS_WEB_IDENTITY_TOKEN_FILE") {
+        Some(path) if !path.is_empty() => "a web identity",
+        _ => "the default credential provider chain",
+    }
 }
 
 fn source(feature: &AwsCredentialFeature) -> Option<&'static str> {
@@ -26,13 +35,14 @@ fn source(feature: &AwsCredentialFeature) -> Option<&'static str> {
     Some(match feature {
         From::CredentialsEnvVars => "the environment",
         From::CredentialsStsAssumeRole => "an assumed role",
-        From::CredentialsStsAssumeRoleWebId | From::CredentialsEnvVarsStsWebIdToken => {
-            "a web identity"
-        }
+        From::CredentialsStsAssumeRoleWebId
+        | From::CredentialsEnvVarsStsWebIdToken
+        | From::CredentialsProfileStsWebIdToken => "a web identity",
         From::CredentialsProfile | From::CredentialsProfileSourceProfile => "a profile",
         From::CredentialsProfileProcess | From::CredentialsProcess => {
             "the credential_process of a profile"
         }
+        From::CredentialsSso => "IAM Identity Center",
         From::CredentialsHttp => "the container",
         From::CredentialsImds => "the instance metadata",
         _ => return None,

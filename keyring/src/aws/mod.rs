@@ -8,6 +8,7 @@
 //! | `files` | configuration and credentials files, and the properties forbidden in them |
 //! | `config` | region, credentials, HTTP client |
 //! | `bounded` | replies of limited size |
+//! | `sso` | profiles of IAM Identity Center |
 //! | `credentials` | messages about credentials |
 
 pub(crate) mod bounded;
@@ -15,3 +16,4 @@ pub(crate) mod config;
 pub(crate) mod credentials;
 mod files;
 pub(crate) mod source;
+mod sso;

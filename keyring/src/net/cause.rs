@@ -21,6 +21,12 @@ pub(crate) struct Cause {
 }
 
 impl Cause {
+    /// There was no reply in time.
+    pub(crate) fn too_late() -> Cause {
+        let detail = "There was no reply before the time limit.".to_owned();
+        Cause { class: ErrorClass::Deadline, detail, retry: true }
+    }
+
     /// The failure to reach `server`, an address.
     pub(crate) fn about(self, server: &str) -> Failure {
         let (message, hint) = match self.class {
@@ -52,11 +58,7 @@ pub(crate) fn cause_of(error: &(dyn Error + 'static)) -> Cause {
             return refused(error);
         }
         if error.downcast_ref::<reqwest::Error>().is_some_and(reqwest::Error::is_timeout) {
-            return Cause {
-                class: ErrorClass::Deadline,
-                detail: "There was no reply before the time limit.".to_owned(),
-                retry: true,
-            };
+            return Cause::too_late();
         }
         if let Some(error) = error.downcast_ref::<io::Error>() {
             found = Some(broken(error));

@@ -23,6 +23,22 @@ pub(crate) const CONNECT_TIME: Duration = Duration::from_secs(5);
 /// Time limit for a request, including the connection. It is repeated until the deadline.
 pub(crate) const REQUEST_TIME: Duration = Duration::from_secs(20);
 
+/// Requests end this long before the deadline, so that the error can name the server that did not
+/// answer. Less than the first pause of `retry`, which then does not start another attempt.
+const MARGIN: Duration = Duration::from_millis(40);
+
+/// The result of `work`; `None` if it takes longer than `longest` or until the deadline.
+pub(crate) async fn in_time<T>(
+    deadline: Option<Instant>,
+    longest: Duration,
+    work: impl Future<Output = T>,
+) -> Option<T> {
+    let left = deadline
+        .map(|deadline| deadline.saturating_duration_since(Instant::now()).saturating_sub(MARGIN));
+    let time = left.map_or(longest, |left| left.min(longest));
+    tokio::time::timeout(time, work).await.ok()
+}
+
 /// Performs a provider's requests, one at a time, on the calling thread.
 pub(crate) struct Network {
     runtime: Runtime,

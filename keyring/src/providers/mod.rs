@@ -3,9 +3,13 @@
 
 #[cfg(feature = "aws_kms")]
 pub mod aws_kms;
+#[cfg(feature = "azure_key_vault")]
+pub mod azure_key_vault;
 #[cfg(feature = "command")]
 pub mod command;
 pub mod file;
+#[cfg(feature = "gcp_kms")]
+pub mod gcp_kms;
 #[cfg(feature = "kmip")]
 pub mod kmip;
 #[cfg(feature = "pkcs11")]
@@ -57,6 +61,22 @@ const KINDS: &[Kind] = &[
         has_process: false,
         build: aws_kms::build,
     },
+    #[cfg(feature = "gcp_kms")]
+    Kind {
+        name: "gcp_kms",
+        options: gcp_kms::OPTIONS,
+        credential_options: gcp_kms::CREDENTIAL_OPTIONS,
+        has_process: false,
+        build: gcp_kms::build,
+    },
+    #[cfg(feature = "azure_key_vault")]
+    Kind {
+        name: "azure_key_vault",
+        options: azure_key_vault::OPTIONS,
+        credential_options: azure_key_vault::CREDENTIAL_OPTIONS,
+        has_process: false,
+        build: azure_key_vault::build,
+    },
     // Its module is permitted separately, see `access`.
     #[cfg(feature = "pkcs11")]
     Kind {
@@ -86,7 +106,8 @@ const KINDS: &[Kind] = &[
 ];
 
 /// The names of all kinds, built in or not. Each but `file` is also a feature of this crate.
-const NAMES: [&str; 6] = ["file", "vault", "aws_kms", "pkcs11", "kmip", "command"];
+const NAMES: [&str; 8] =
+    ["file", "vault", "aws_kms", "gcp_kms", "azure_key_vault", "pkcs11", "kmip", "command"];
 
 /// All kinds by name, and whether they are built in.
 pub(crate) fn kinds() -> impl Iterator<Item = (&'static str, bool)> {
@@ -150,6 +171,19 @@ mod tests {
         let options = serde_json::json!({"address": "", "addresses": [], "auth": {}, "mount": ""});
         let named = credential_options("vault", options.as_object().unwrap());
         assert_eq!(named, ["address", "addresses", "auth"]);
+    }
+
+    #[cfg(all(feature = "gcp_kms", feature = "azure_key_vault"))]
+    #[test]
+    fn so_it_is_with_providers_of_clouds() {
+        let options = serde_json::json!({"vault": "", "auth": {}, "ca_file": "", "key_ring": "",
+            "credentials_file": "", "endpoint": "", "insecure_loopback_http": true});
+        for (kind, expected) in [
+            ("azure_key_vault", ["vault", "auth", "insecure_loopback_http"]),
+            ("gcp_kms", ["credentials_file", "endpoint", "insecure_loopback_http"]),
+        ] {
+            assert_eq!(credential_options(kind, options.as_object().unwrap()), expected, "{kind}");
+        }
     }
 
     #[cfg(feature = "kmip")]

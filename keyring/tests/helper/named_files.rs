@@ -1,5 +1,7 @@
 //! All options, variables and arguments that name files: the same rules apply to each.
 
+mod names;
+
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::{chown, lchown, symlink};
@@ -14,6 +16,7 @@ use pagevault_keystore::storage::FileStorage;
 use serde_json::{Value, json};
 
 use crate::bench::{Bench, CONTEXT, chmod, command, reply, run, stderr, wrap_action};
+use names::NAMED;
 
 /// Nobody listens at this address.
 const NOWHERE: &str = "https://127.0.0.1:9";
@@ -56,211 +59,6 @@ struct Named {
 /// Whether the file was refused because another user could have read or changed it, and the
 /// message.
 type Outcome = (bool, String);
-
-const NAMED: &[Named] = &[
-    Named {
-        place: "file: path",
-        kind: Kind::KeyFile,
-        content: "",
-        ask: |bench, path| options(bench, "file", &json!({"path": path})),
-    },
-    Named {
-        place: "command: unwrap",
-        kind: Kind::Program,
-        content: "#!/bin/sh\n",
-        ask: |bench, path| {
-            options(bench, "command", &json!({"wrap": ["/bin/true"], "unwrap": [path]}))
-        },
-    },
-    Named {
-        place: "command: wrap",
-        kind: Kind::Program,
-        content: "#!/bin/sh\n",
-        ask: |bench, path| {
-            options(bench, "command", &json!({"wrap": [path], "unwrap": ["/bin/true"]}))
-        },
-    },
-    Named {
-        place: "command: rotate",
-        kind: Kind::Program,
-        content: "#!/bin/sh\n",
-        ask: |bench, path| {
-            options(
-                bench,
-                "command",
-                &json!({"wrap": ["/bin/true"], "unwrap": ["/bin/true"], "rotate": [path]}),
-            )
-        },
-    },
-    Named {
-        place: "vault: ca_file",
-        kind: Kind::Public,
-        content: CERTIFICATE,
-        ask: |bench, path| {
-            let auth = json!({"token_file": word(bench)});
-            options(bench, "vault", &json!({"address": NOWHERE, "ca_file": path, "auth": auth}))
-        },
-    },
-    Named {
-        place: "vault: token_file",
-        kind: Kind::Secret,
-        content: "x",
-        ask: |bench, path| vault(bench, &json!({"token_file": path})),
-    },
-    Named {
-        place: "vault: role_id_file",
-        kind: Kind::Public,
-        content: "x",
-        ask: |bench, path| {
-            vault(bench, &json!({"approle": {"role_id_file": path, "secret_id_file": word(bench)}}))
-        },
-    },
-    Named {
-        place: "vault: secret_id_file",
-        kind: Kind::Secret,
-        content: "x",
-        ask: |bench, path| {
-            vault(bench, &json!({"approle": {"role_id_file": word(bench), "secret_id_file": path}}))
-        },
-    },
-    Named {
-        place: "vault: jwt_file",
-        kind: Kind::Public,
-        content: "x",
-        ask: |bench, path| vault(bench, &json!({"kubernetes": {"role": "db", "jwt_file": path}})),
-    },
-    Named {
-        place: "vault: cert_file",
-        kind: Kind::Public,
-        content: CERTIFICATE,
-        ask: |bench, path| {
-            vault(bench, &json!({"cert": {"cert_file": path, "key_file": word(bench)}}))
-        },
-    },
-    Named {
-        place: "vault: key_file",
-        kind: Kind::Secret,
-        content: "x",
-        ask: |bench, path| {
-            let certificate = bench.path("keys/certificate");
-            fs::write(&certificate, CERTIFICATE).unwrap();
-            vault(bench, &json!({"cert": {"cert_file": certificate, "key_file": path}}))
-        },
-    },
-    Named {
-        place: "aws_kms: ca_file",
-        kind: Kind::Public,
-        content: CERTIFICATE,
-        ask: |bench, path| options(bench, "aws_kms", &json!({"ca_file": path})),
-    },
-    Named {
-        place: "aws_kms: credentials_file",
-        kind: Kind::Secret,
-        content: "",
-        ask: |bench, path| options(bench, "aws_kms", &json!({"credentials_file": path})),
-    },
-    Named {
-        place: "AWS_CONFIG_FILE",
-        kind: Kind::Public,
-        content: "",
-        ask: |bench, path| aws(bench, "AWS_CONFIG_FILE", path),
-    },
-    Named {
-        place: "AWS_SHARED_CREDENTIALS_FILE",
-        kind: Kind::Secret,
-        content: "",
-        ask: |bench, path| aws(bench, "AWS_SHARED_CREDENTIALS_FILE", path),
-    },
-    Named {
-        place: "AWS_WEB_IDENTITY_TOKEN_FILE",
-        kind: Kind::Public,
-        content: "x",
-        ask: |bench, path| aws(bench, "AWS_WEB_IDENTITY_TOKEN_FILE", path),
-    },
-    Named {
-        place: "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
-        kind: Kind::Public,
-        content: "x",
-        ask: |bench, path| aws(bench, "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", path),
-    },
-    Named {
-        place: "web_identity_token_file of a profile",
-        kind: Kind::Public,
-        content: "x",
-        ask: |bench, path| {
-            let profile = bench.path("keys/profile");
-            let text =
-                format!("[default]\nrole_arn = r\nweb_identity_token_file = {}\n", path.display());
-            fs::write(&profile, text).unwrap();
-            chmod(&profile, 0o600);
-            options(bench, "aws_kms", &json!({"credentials_file": profile}))
-        },
-    },
-    Named {
-        place: "SSL_CERT_FILE to Vault",
-        kind: Kind::Public,
-        content: CERTIFICATE,
-        ask: |bench, path| {
-            let options = json!({"address": NOWHERE, "auth": {"token_file": word(bench)}});
-            serve(bench, "vault", &options, json!("check_options"), &[("SSL_CERT_FILE", path)])
-        },
-    },
-    Named {
-        place: "SSL_CERT_FILE to AWS",
-        kind: Kind::Public,
-        content: CERTIFICATE,
-        ask: |bench, path| aws(bench, "SSL_CERT_FILE", path),
-    },
-    Named {
-        place: "--providers",
-        kind: Kind::Public,
-        content: "{}",
-        ask: |bench, path| {
-            program(&["verify", text(&bench.path("data")), "--providers", text(path)])
-        },
-    },
-    Named {
-        place: "--identity",
-        kind: Kind::Secret,
-        content: "x",
-        ask: |bench, path| {
-            let data = bench.path("data");
-            program(&[
-                "escrow",
-                "check",
-                text(path),
-                "--identity",
-                text(path),
-                "--data-directory",
-                text(&data),
-            ])
-        },
-    },
-    Named {
-        place: "an escrow bundle",
-        kind: Kind::Public,
-        content: "x",
-        ask: |bench, path| {
-            let identity = bench.path("keys/identity");
-            fs::write(
-                &identity,
-                "AGE-SECRET-KEY-1GFPYYSJZGFPYYSJZGFPYYSJZGFPYYSJZGFPYYSJZGFPYYSJZGFPQ4EGAEX\n",
-            )
-            .unwrap();
-            chmod(&identity, 0o600);
-            let data = keystore(bench);
-            program(&[
-                "escrow",
-                "check",
-                text(path),
-                "--identity",
-                text(&identity),
-                "--data-directory",
-                text(&data),
-            ])
-        },
-    },
-];
 
 fn text(path: &Path) -> &str {
     path.to_str().unwrap()

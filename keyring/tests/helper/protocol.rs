@@ -93,7 +93,10 @@ fn one_bad_operation_spoils_no_other() {
         refused.message,
         "master key \"main\" of provider \"disk\": unknown provider kind \"tape\""
     );
-    assert_eq!(refused.hint, "Known kinds: file, vault, aws_kms, pkcs11, kmip, command.");
+    assert_eq!(
+        refused.hint,
+        "Known kinds: file, vault, aws_kms, gcp_kms, azure_key_vault, pkcs11, kmip, command."
+    );
     failure(&results[1], "key_missing");
     assert_eq!(results[2]["wrapped"]["key_version"], 1);
 }

@@ -33,7 +33,7 @@ pub enum Record {
     Provider {
         /// Name in SQL.
         name: String,
-        /// `file`, `vault`, `aws_kms`, `pkcs11`, `kmip`, `command`.
+        /// `file`, `vault`, `aws_kms`, `gcp_kms`, `azure_key_vault`, `pkcs11`, `kmip`, `command`.
         kind: String,
         /// JSON object.
         options: String,

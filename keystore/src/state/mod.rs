@@ -58,7 +58,7 @@ pub enum StateError {
 /// Configuration of a provider.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Provider {
-    /// `file`, `vault`, `aws_kms`, `pkcs11`, `kmip`, `command`.
+    /// `file`, `vault`, `aws_kms`, `gcp_kms`, `azure_key_vault`, `pkcs11`, `kmip`, `command`.
     pub kind: String,
     /// JSON object.
     pub options: String,

@@ -34,10 +34,19 @@ const COMPOSED: &[&str] = &[
     "wrong WAL key of version ... for the WAL page at ...",
     "cannot open the WAL page at ...: the key of the cluster is locked",
     "there is no room for more rekey jobs",
+    "reply from ... is not a Cloud KMS reply",
+    "reply from ... is not a Key Vault reply",
 ];
 
 /// In these pages the first column of a table contains messages.
-const PAGES: &[&str] = &["troubleshooting.md", "aws-kms.md", "vault.md", "escrow.md"];
+const PAGES: &[&str] = &[
+    "troubleshooting.md",
+    "aws-kms.md",
+    "azure-key-vault.md",
+    "gcp-kms.md",
+    "vault.md",
+    "escrow.md",
+];
 
 /// Every message in a table under a heading about errors occurs in the code, except for omitted
 /// parts.

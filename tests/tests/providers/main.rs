@@ -5,8 +5,12 @@
 
 mod anchor;
 mod aws_kms;
+mod azure_key_vault;
 mod bench;
+mod cloud_tls;
 mod command;
+mod contract;
+mod gcp_kms;
 mod kmip;
 mod moving;
 mod outages;
@@ -38,6 +42,9 @@ fn main() -> ExitCode {
     let tests: Vec<Test> = [
         anchor::tests(),
         aws_kms::tests(),
+        gcp_kms::tests(),
+        azure_key_vault::tests(),
+        cloud_tls::tests(),
         vault::tests(),
         vault_cluster::tests(),
         vault_logins::tests(),

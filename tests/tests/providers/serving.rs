@@ -27,7 +27,20 @@ fn every_kind() -> Result<()> {
     let kinds: Vec<&str> =
         output.lines().filter_map(|line| line.strip_suffix(" built in")).collect();
     let kinds: Vec<&str> = kinds.iter().map(|kind| kind.trim_end()).collect();
-    ensure!(kinds == ["file", "vault", "aws_kms", "pkcs11", "kmip", "command"], "{output}");
+    ensure!(
+        kinds
+            == [
+                "file",
+                "vault",
+                "aws_kms",
+                "gcp_kms",
+                "azure_key_vault",
+                "pkcs11",
+                "kmip",
+                "command"
+            ],
+        "{output}"
+    );
     Ok(())
 }
 

@@ -79,9 +79,8 @@ impl Refused {
 
     /// There was no reply in time.
     pub(super) fn too_late(place: &str) -> Refused {
-        let detail = "There was no reply before the time limit.".to_owned();
-        let cause = Cause { class: ErrorClass::Deadline, detail, retry: true };
-        Refused { code: String::new(), answered: false, error: cause.about(place) }
+        let error = Cause::too_late().about(place);
+        Refused { code: String::new(), answered: false, error }
     }
 }
 

@@ -11,9 +11,9 @@ use pagevault_keystore::protocol::ErrorClass;
 
 use super::failure::{Refused, Reply};
 use super::settings::Settings;
-use crate::aws::config::{AwsConfig, behavior, http_client, in_time, timeouts};
+use crate::aws::config::{AwsConfig, behavior, http_client, timeouts};
 use crate::failure::Failure;
-use crate::net::{Network, REQUEST_TIME};
+use crate::net::{Network, REQUEST_TIME, in_time};
 
 /// A client, and the limits of its requests.
 pub(super) struct Session {

@@ -13,7 +13,6 @@
 
 mod calls;
 mod failure;
-mod format;
 mod keys;
 mod module;
 mod operations;

@@ -8,13 +8,13 @@ use cryptoki::session::Session;
 use pagevault_keystore::protocol::ErrorClass;
 
 use super::failure::{self, Doing};
-use super::format::Parts;
 use super::keys::{self, Key, Kind};
 use super::module::Module;
 use super::pin::{read_pin, source};
 use super::settings::Settings;
 use super::token::{CKF_USER_PIN_COUNT_LOW, Token};
 use super::wrapping::{Use, choose, mechanism_name, refused};
+use crate::envelope::Parts;
 use crate::failure::Failure;
 use crate::findings::Findings;
 use crate::options::printable;
@@ -197,7 +197,7 @@ impl Opened {
 
 fn kind_of(parts: &Parts<'_>) -> Kind {
     match parts.method {
-        super::format::Method::Oaep => Kind::Rsa,
+        crate::envelope::Method::Oaep => Kind::Rsa,
         _ => Kind::Aes,
     }
 }

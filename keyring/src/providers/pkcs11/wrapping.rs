@@ -8,16 +8,18 @@ use cryptoki::mechanism::{Mechanism, MechanismType};
 use cryptoki::object::{Attribute, AttributeType, KeyType, ObjectClass};
 use cryptoki::session::Session;
 use pagevault_cipher::Secret32;
-use pagevault_cipher::wrap::{self, OVERHEAD, WrapKey};
 use pagevault_keystore::protocol::ErrorClass;
 use zeroize::Zeroizing;
 
 use super::failure::{self, Doing, is_ambiguous};
-use super::format::{Method, NONCE, Parts, TAG, associated_data, head};
 use super::keys::{Key, Kind, public_key};
 use super::token::Token;
+use crate::envelope::{self, Method, NONCE, Parts, TAG, associated_data, head};
 use crate::failure::Failure;
 use crate::options::printable;
+
+/// The beginning of associated data.
+const BOUND: &str = "pagevault pkcs11 provider 1";
 
 /// How a mechanism is called: by `C_Encrypt` and `C_Decrypt`, or by `C_WrapKey` and `C_UnwrapKey`
 /// on objects that exist only in this session. Both give the same bytes.
@@ -128,7 +130,7 @@ impl Use<'_> {
         let too_long = || internal("The token returned too much.");
         if method == Method::Gcm {
             let mut wrapped = head(*version, method, id, &[]).ok_or_else(too_long)?;
-            let bound = associated_data(&wrapped, self.name, context);
+            let bound = associated_data(BOUND, &wrapped, self.name, context);
             let (nonce, ciphertext) = self.encrypt_gcm(&bound, plaintext)?;
             if ciphertext.len() != plaintext.len() + TAG {
                 return Err(internal("The token returned a ciphertext of another length."));
@@ -140,10 +142,8 @@ impl Use<'_> {
         let secret = Secret32::random().map_err(|error| internal(&format!("{error}.")))?;
         let once = self.wrap_once(method, secret.expose())?;
         let mut wrapped = head(*version, method, id, &once).ok_or_else(too_long)?;
-        let bound = associated_data(&wrapped, self.name, context);
-        let start = wrapped.len();
-        wrapped.resize(start + plaintext.len() + OVERHEAD, 0);
-        wrap::wrap(&WrapKey::new(secret.expose()), &bound, plaintext, &mut wrapped[start..])
+        let bound = associated_data(BOUND, &wrapped, self.name, context);
+        envelope::seal(&secret, &bound, plaintext, &mut wrapped)
             .map_err(|error| internal(&format!("{error}.")))?;
         Ok(wrapped)
     }
@@ -169,16 +169,12 @@ impl Use<'_> {
             };
             return Err(disabled(self.name, &format!("{attributes} false")));
         }
-        let bound = associated_data(parts.head, self.name, context);
+        let bound = associated_data(BOUND, parts.head, self.name, context);
         if parts.method == Method::Gcm {
             return self.surely(parts.method, |key| key.decrypt_gcm(&bound, parts.body));
         }
         let once = self.surely(parts.method, |key| key.unwrap_once(parts.method, parts.once))?;
-        let Ok(once) = <&[u8; 32]>::try_from(once.as_slice()) else { return Err(foreign()) };
-        let mut plaintext = Zeroizing::new(vec![0; parts.body.len().saturating_sub(OVERHEAD)]);
-        wrap::unwrap(&WrapKey::new(once), &bound, parts.body, &mut plaintext)
-            .map_err(|_| foreign())?;
-        Ok(plaintext)
+        envelope::open(&once, &bound, parts.body).ok_or_else(foreign)
     }
 
     /// Unwraps, and finds out what a failure means. Many tokens return the same general error for a

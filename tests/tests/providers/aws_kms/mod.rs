@@ -5,6 +5,7 @@ mod access;
 mod faults;
 mod keys;
 mod rotation;
+mod sources;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -19,7 +20,7 @@ const OTHER_CONTEXT: &str = "pagevault/1/00112233445566778899aabbccddeeff/6";
 const SECRET: &str = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
 
 pub(crate) fn tests() -> Vec<Test> {
-    [keys::TESTS, rotation::TESTS, access::TESTS, faults::TESTS].concat()
+    [keys::TESTS, rotation::TESTS, access::TESTS, faults::TESTS, sources::TESTS].concat()
 }
 
 /// The provider's stored form (`keyring/src/providers/aws_kms/wrapping.rs`), in base64.
