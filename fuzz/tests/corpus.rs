@@ -9,7 +9,7 @@ use pagevault_fuzz::{TARGETS, Target};
 use pagevault_keyring::providers::kmip::ttlv::{Tag, Value, Writer};
 use pagevault_keystore::{KeyVersion, Record, Scope, escrow};
 use proptest::prelude::*;
-use serde_json::Value;
+use serde_json::Value as Json;
 
 /// Golden files of the formats. Each target gets all of them, although most are of another format.
 fn seeds() -> Vec<Vec<u8>> {
@@ -59,7 +59,7 @@ fn seeds() -> Vec<Vec<u8>> {
     }
     // Wrapped keys are in base64 there.
     for file in files(&root.join("keyring/vectors")) {
-        let vectors = serde_json::from_slice::<Vec<Value>>(&file).unwrap_or_default();
+        let vectors = serde_json::from_slice::<Vec<Json>>(&file).unwrap_or_default();
         let wrapped = vectors.iter().filter_map(|vector| vector["wrapped"].as_str());
         seeds.extend(wrapped.filter_map(|text| STANDARD.decode(text).ok()));
     }
