@@ -1,6 +1,6 @@
-//! Real key servers for tests: Vault or OpenBao, emulators of AWS KMS, PKCS#11 tokens in
-//! software, a server of KMIP. For Google's and Azure's services there are none: [`gcp`] and [`azure`] are written
-//! after the published descriptions of their REST interfaces.
+//! Real key servers for tests: Vault or OpenBao, emulators of AWS KMS, PKCS#11 tokens in software,
+//! a server of KMIP. For Google's and Azure's services there are none: [`gcp`] and [`azure`] are
+//! written after the published descriptions of their REST interfaces.
 //!
 //! `tools/key-servers` installs them and puts their paths into the environment. Tests of a missing
 //! server are skipped with a message ([`missing`]).
