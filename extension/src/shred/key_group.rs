@@ -9,7 +9,7 @@ use pgrx::{PgSqlErrorCode as Code, Spi};
 use super::{Shredded, relations, require_confirmation, require_directories, require_dropped};
 use crate::keys::usage::destruction::{self, Former};
 use crate::keys::usage::key_groups as groups;
-use crate::pg::relation::{self, Facts};
+use crate::pg::relation::{self, Facts, RelationKind};
 use crate::pg::report::{Report, Result};
 use crate::pg::{catalog, process, relation_files, session};
 use crate::writers::{self, Activity};
@@ -81,7 +81,11 @@ fn roots_in(group: KeyGroup) -> Result<Vec<Oid>> {
         if !facts.is_stored() || groups::of_file(facts.file) != Some(group) {
             continue;
         }
-        let root = match relation::owner_of_sequence(facts.oid) {
+        let owner = match facts.kind {
+            RelationKind::Sequence => relation::owner_of_sequence(facts.oid),
+            _ => None,
+        };
+        let root = match owner {
             Some(owner) => owner,
             None => policy::root_of(&facts)?.oid,
         };

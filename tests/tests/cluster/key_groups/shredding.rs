@@ -1,5 +1,6 @@
 //! `shred_key_group()`: everything of a tenant is gone, here, on standbys, and in what comes later.
 
+use std::collections::BTreeSet;
 use std::fs;
 
 use super::*;
@@ -73,6 +74,9 @@ fn a_group_is_shredded_here_and_on_standbys() -> Result<()> {
     for item in ["destroyed acme.t", "destroyed acme.t_pkey", "key group acme"] {
         ensure!(rows.iter().any(|row| row == item), "{item} is not in {rows:?}");
     }
+    let destroyed = || rows.iter().filter(|row| row.starts_with("destroyed"));
+    let each: BTreeSet<_> = destroyed().collect();
+    ensure!(each.len() == destroyed().count(), "a file is there twice: {rows:?}");
     ensure_no_keys_of(&cluster, &wrapped)?;
     let check = |server: &Cluster| -> Result<()> {
         is_destroyed(server, "acme.t")?;
