@@ -44,11 +44,13 @@ pub(crate) fn shred(by: &str, name: &str, confirm: &str) -> Result<Shredded> {
         .hint("Shred or drop them there first: pagevault.shred_schema() or pagevault.shred_database()."));
     }
     let roots = roots_in(group)?;
+    require_whole(&roots, group, name)?;
+    groups::require_none_kept(group)?;
     let object = format!("key group \"{name}\"");
     let mut shredded = if roots.is_empty() {
         Shredded::nothing()
     } else {
-        let is_meant = |facts: &Facts| has_storage_in(facts, group);
+        let is_meant = |facts: &Facts| stranger_in(facts, group).is_none();
         relations(by, &object, &roots, is_meant)?
     };
     fault::point("shred.group_relations_destroyed");
@@ -96,8 +98,26 @@ fn roots_in(group: KeyGroup) -> Result<Vec<Oid>> {
     Ok(roots)
 }
 
-/// Whether any file of a relation and of those that follow it is under the key of a group.
-fn has_storage_in(facts: &Facts, group: KeyGroup) -> bool {
-    let family = relation::family_unlocked(facts.oid);
-    family.iter().any(|member| member.is_stored() && groups::of_file(member.file) == Some(group))
+/// A relation that is not in a key group, among this one and those that follow it. It would be
+/// destroyed together with them.
+fn stranger_in(facts: &Facts, group: KeyGroup) -> Option<Facts> {
+    let family = relation::family_unlocked(facts.oid).into_iter();
+    let mut stored = family.filter(Facts::is_stored);
+    stored.find(|member| groups::of_file(member.file) != Some(group))
+}
+
+/// Refuses to destroy what is not in the group, and what cannot be destroyed wholly. Labels may have
+/// changed, or a relation has moved, and those that follow it are where they were.
+fn require_whole(roots: &[Oid], group: KeyGroup, name: &str) -> Result<()> {
+    for facts in roots.iter().copied().filter_map(relation::facts) {
+        let Some(stranger) = stranger_in(&facts, group) else { continue };
+        let (root, stranger) = (relation::quoted_name(&facts), relation::quoted_name(&stranger));
+        return Err(Report::new(
+            Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+            format!("{root} is partly in key group \"{name}\""),
+        )
+        .detail(format!("{stranger} is not in it, and would be destroyed as well. Nothing was destroyed."))
+        .hint("Bring all of it into one key group first: see pagevault.drift, and use pagevault.reconcile()."));
+    }
+    Ok(())
 }

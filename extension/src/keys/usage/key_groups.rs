@@ -80,6 +80,15 @@ pub(crate) fn contents_of(group: KeyGroup) -> Result<Contents> {
     Ok(contents()?.remove(&group).unwrap_or_default())
 }
 
+/// Refuses to end a group while a former key under it is kept for a file that exists.
+pub(crate) fn require_none_kept(group: KeyGroup) -> Result<()> {
+    let contents = contents_of(group)?;
+    match contents.left.iter().find(|file| relation_files::may_exist(**file)) {
+        Some(file) => Err(still_kept(group, *file)),
+        None => Ok(()),
+    }
+}
+
 /// Ends a group: destroys the keys of these files, which do not exist any more, and then the key of
 /// the group.
 ///
@@ -134,7 +143,7 @@ fn still_kept(group: KeyGroup, file: RelFile) -> Report {
         format!("keys of {whose} are still kept for a relation that has left it"),
     )
     .detail(format!("Relation file {file} has a later key, but standbys and backups may need the former one."))
-    .hint("Try again when the rekey job of the relation has ended, and the server has forgotten the former key: after pagevault.keep_former_keys and a checkpoint, and not while a base backup is in progress. pagevault.former_keys shows it.")
+    .hint("Try again when the rekey job of the relation has ended, and the server has forgotten the former key: after pagevault.keep_former_keys and a checkpoint, and not while a base backup is in progress; pagevault.former_keys shows it. VACUUM FULL of the relation, and a checkpoint, also end it.")
 }
 
 /// The group of this name.
