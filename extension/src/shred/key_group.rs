@@ -106,8 +106,8 @@ fn stranger_in(facts: &Facts, group: KeyGroup) -> Option<Facts> {
     stored.find(|member| groups::of_file(member.file) != Some(group))
 }
 
-/// Refuses to destroy what is not in the group, and what cannot be destroyed wholly. Labels may have
-/// changed, or a relation has moved, and those that follow it are where they were.
+/// Refuses to destroy what is not in the group, and what cannot be destroyed wholly. Labels may
+/// have changed, or a relation has moved, and those that follow it are where they were.
 fn require_whole(roots: &[Oid], group: KeyGroup, name: &str) -> Result<()> {
     for facts in roots.iter().copied().filter_map(relation::facts) {
         let Some(stranger) = stranger_in(&facts, group) else { continue };
