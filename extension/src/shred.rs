@@ -79,7 +79,7 @@ pub(crate) fn relation(by: &str, oid: Oid, confirm: &str) -> Result<Shredded> {
         return Err(not_supported(&name, "goes along with another relation, or holds nothing")
             .hint("Shred the table that it belongs to."));
     }
-    relations(by, &name, &[oid], |facts| relation::quoted_name(facts) == name)
+    relations(by, &name, &[oid], |facts| relation::quoted_name(facts) == name, |_| Ok(()))
 }
 
 /// Shreds all relations of a schema.
@@ -109,15 +109,17 @@ pub(crate) fn schema(by: &str, oid: Oid, confirm: &str) -> Result<Shredded> {
     }
     let is_there =
         |root: &Facts| root.schema == oid && catalog::schema_name(oid).as_ref() == Some(&name);
-    relations(by, &format!("schema {name}"), &roots, is_there)
+    relations(by, &format!("schema {name}"), &roots, is_there, |_| Ok(()))
 }
 
-/// `is_meant` checks, under the lock, whether one of the `roots` is still what was confirmed.
+/// `is_meant` checks, under the lock, whether one of the `roots` is still what was confirmed;
+/// `require` whether each of them, and what follows it, may be destroyed.
 fn relations(
     by: &str,
     object: &str,
     roots: &[Oid],
     is_meant: impl Fn(&Facts) -> bool,
+    require: impl Fn(&Facts) -> Result<()>,
 ) -> Result<Shredded> {
     let members = lock_members(roots)?;
     let is_other = |facts: &&Facts| roots.contains(&facts.oid) && !is_meant(facts);
@@ -137,6 +139,7 @@ fn relations(
     if stored.is_empty() {
         return Err(not_supported(object, "holds nothing"));
     }
+    stored.iter().try_for_each(|facts| require(facts))?;
     for facts in &stored {
         buffers::flush_relation(facts.oid);
         require_sealed(facts)?;

@@ -51,7 +51,11 @@ pub(crate) fn shred(by: &str, name: &str, confirm: &str) -> Result<Shredded> {
         Shredded::nothing()
     } else {
         let is_meant = |facts: &Facts| stranger_in(facts, group).is_none();
-        relations(by, &object, &roots, is_meant)?
+        let require = |member: &Facts| match groups::of_file(member.file) {
+            Some(its) if its == group => Ok(()),
+            _ => Err(partly(&object, &relation::quoted_name(member))),
+        };
+        relations(by, &object, &roots, is_meant, require)?
     };
     fault::point("shred.group_relations_destroyed");
     let contents = groups::contents_of(group)?;
@@ -83,10 +87,16 @@ fn roots_in(group: KeyGroup) -> Result<Vec<Oid>> {
         if !facts.is_stored() || groups::of_file(facts.file) != Some(group) {
             continue;
         }
+        // That of a partitioned table goes alone: its partitions may be in other groups.
         let owner = match facts.kind {
             RelationKind::Sequence => relation::owner_of_sequence(facts.oid),
             _ => None,
         };
+        let is_partitioned = |owner: &Oid| {
+            let facts = relation::facts(*owner);
+            facts.is_some_and(|facts| facts.kind == RelationKind::PartitionedTable)
+        };
+        let owner = owner.map(|owner| if is_partitioned(&owner) { facts.oid } else { owner });
         let root = match owner {
             Some(owner) => owner,
             None => policy::root_of(&facts)?.oid,
@@ -112,12 +122,16 @@ fn require_whole(roots: &[Oid], group: KeyGroup, name: &str) -> Result<()> {
     for facts in roots.iter().copied().filter_map(relation::facts) {
         let Some(stranger) = stranger_in(&facts, group) else { continue };
         let (root, stranger) = (relation::quoted_name(&facts), relation::quoted_name(&stranger));
-        return Err(Report::new(
-            Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
-            format!("{root} is partly in key group \"{name}\""),
-        )
-        .detail(format!("{stranger} is not in it, and would be destroyed as well. Nothing was destroyed."))
-        .hint("Bring all of it into one key group first: see pagevault.drift, and use pagevault.reconcile()."));
+        return Err(partly(&format!("{root}, in key group \"{name}\","), &stranger));
     }
     Ok(())
+}
+
+fn partly(what: &str, stranger: &str) -> Report {
+    Report::new(
+        Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+        format!("{what} is partly outside of it"),
+    )
+    .detail(format!("{stranger} is not, and would be destroyed as well. Nothing was destroyed."))
+    .hint("Bring all of it into one key group first: see pagevault.drift, and use pagevault.reconcile().")
 }

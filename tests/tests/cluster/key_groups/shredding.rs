@@ -182,6 +182,14 @@ fn what_is_not_destroyed_is_said() -> Result<()> {
     ensure!(error.sqlstate == "55000" && error.text().contains("partly"), "{error}");
     ensure!(cluster.text("SELECT name FROM beside")? == "x" && count(&cluster, "acme.t")? == all);
     cluster.sql("DROP SEQUENCE public.s")?;
+    // A partition in another group stays, and the sequence of the partitioned table does not.
+    cluster.sql(
+        "CREATE TABLE acme.ev (id serial, kind int) PARTITION BY LIST (kind);
+         CREATE TABLE acme.ev1 PARTITION OF acme.ev FOR VALUES IN (1);
+         CREATE TABLE umbrella.ev2 PARTITION OF acme.ev FOR VALUES IN (2);
+         SECURITY LABEL FOR pagevault ON TABLE umbrella.ev2 IS 'encrypted key_group=umbrella'",
+    )?;
+    cluster.sql("INSERT INTO acme.ev (kind) SELECT 1 + i % 2 FROM generate_series(1, 10) i")?;
     // One that has left the group, and whose former key standbys may need.
     cluster.sql(
         "CREATE TABLE moved AS SELECT 1 AS id;
@@ -198,5 +206,7 @@ fn what_is_not_destroyed_is_said() -> Result<()> {
     cluster.sql(SHRED)?;
     is_destroyed(&cluster, "acme.t")?;
     ensure!(cluster.text("SELECT id FROM moved")? == "1");
+    ensure!(cluster.text("SELECT count(*) FROM umbrella.ev2")? == "5");
+    is_destroyed(&cluster, "(SELECT kind::text AS name FROM acme.ev1) x")?;
     cluster.finish()
 }
