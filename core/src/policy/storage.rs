@@ -141,8 +141,8 @@ impl<C: Catalog> Policy<'_, C> {
             // meanwhile, and has decided on the cipher.
             None if relation.kind == RelationKind::Sequence => {
                 let Some(cipher) = self.catalog.cipher_of(relation.file) else { return Ok(None) };
-                let group = self.catalog.key_group_of(relation.file);
-                return Ok(Some(Sealing { cipher, group }));
+                // Which table that was is not known: it gets the group of its owner with the owner.
+                return Ok(Some(Sealing { cipher, group: None }));
             }
             wanted => wanted,
         };

@@ -116,7 +116,12 @@ fn storage_of_several_groups_is_not_mixed_up() -> Result<()> {
          ALTER TABLE acme.t ALTER id TYPE bigint; COMMIT;
          BEGIN; TRUNCATE acme.t; TRUNCATE acme.u; COMMIT",
     )?;
-    ensure!(groups_in(&cluster, "acme")? == "acme 4", "{}", groups_in(&cluster, "acme")?);
+    cluster.sql("BEGIN; TRUNCATE acme.u; CREATE SEQUENCE public.lone; COMMIT")?;
+    let lone = "SELECT count(*) FROM pagevault.relations
+        WHERE relation = 'public.lone'::regclass AND key_group IS NOT NULL";
+    ensure!(cluster.text(lone)? == "0");
+    cluster.sql("DROP SEQUENCE public.lone; ALTER TABLE acme.u ADD number serial")?;
+    ensure!(groups_in(&cluster, "acme")? == "acme 5", "{}", groups_in(&cluster, "acme")?);
     ensure!(groups_in(&cluster, "umbrella")? == "umbrella 4");
     ensure!(groups_in(&cluster, "public")? == "- 3", "{}", groups_in(&cluster, "public")?);
     ensure!(cluster.text("SELECT count(*) FROM pagevault.drift(true)")? == "0");
