@@ -322,8 +322,7 @@ fn relation_rows() -> TableIterator<
             let sealed_only = directory::is_sealed_only(facts.file);
             let authenticated = directory::is_authenticated(facts.file);
             let bytes = verify::main_fork_bytes(facts.file)?;
-            let group = directory::current_scope(facts.file).and_then(Scope::key_group);
-            let group = group.and_then(key_groups::name_of);
+            let group = directory::current_key_group(facts.file).and_then(key_groups::name_of);
             Ok((facts.oid, version, cipher, sealed_only, authenticated, bytes, group))
         })
         .collect();

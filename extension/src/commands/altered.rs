@@ -185,7 +185,7 @@ fn require_right_key_group(file: RelFile) -> Result<()> {
     let Some(facts) = found else { return Ok(()) };
     let (policy, relation) = (policy(), described(&facts));
     let wanted = policy.named_key_group(&relation, relation.tablespace)?;
-    let has = directory::current_sealing(file).and_then(|sealing| sealing.group);
+    let has = directory::current_key_group(file);
     if wanted == has.map(Named::Group) {
         return Ok(());
     }

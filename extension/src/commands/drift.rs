@@ -161,7 +161,7 @@ fn drift_of(facts: &Facts, check_files: bool) -> Result<Option<Drift>> {
         Some(Named::Missing(_)) => Some("(missing)".to_owned()),
         None => None,
     };
-    let group = directory::current_sealing(facts.file).and_then(|sealing| sealing.group);
+    let group = directory::current_key_group(facts.file);
     Ok(Some(Drift {
         relation: facts.oid,
         expected: Expected::Labelled(wanted.label, expected.filter(|_| wanted.is_encrypted())),

@@ -18,7 +18,7 @@ use crate::pg::report::{Report, Result};
 use crate::pg::statement;
 use crate::pg::text::ServerText;
 use crate::policy::label::{self, Label};
-use crate::policy::{key_group_missing, labelled, memo, pending};
+use crate::policy::{labelled, memo, pending};
 use crate::roles;
 use crate::shmem;
 
@@ -158,7 +158,7 @@ fn changes_key_group(object: Object, text: Option<&ServerText>) -> Result<bool> 
     })?;
     let Some(to) = to else { return Ok(true) };
     let group = key_groups::named(&to)?.ok_or_else(|| {
-        key_group_missing(&to).hint("Create it with pagevault.create_key_group().")
+        key_groups::missing(&to).hint("Create it with pagevault.create_key_group().")
     })?;
     data_keys::require_group_key(group)?;
     Ok(true)

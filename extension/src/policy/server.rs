@@ -5,12 +5,11 @@ use pagevault_cipher::CipherId;
 use pagevault_core::policy::relation::{named_for, squeezes};
 use pagevault_core::policy::{Catalog, Labelled, Named, Policy, Relation, Sealing};
 use pagevault_keystore::{KeyGroup, RelFile, Scope};
-use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::{self, Oid};
 
 use super::label::{self, Label};
 use super::memo;
-use crate::keys::store::directory;
+use crate::keys::store::{directory, key_groups};
 use crate::keys::usage::authenticated;
 use crate::pg::labels::Object;
 use crate::pg::relation::{self, Facts};
@@ -70,13 +69,13 @@ impl Catalog for Server {
     fn no_such_key_group(&self, of: Labelled) -> Report {
         let object = object_of(of);
         let name = object.label().and_then(|text| label::key_group_in(&text).ok().flatten());
-        key_group_missing(&name.unwrap_or_default())
+        key_groups::missing(&name.unwrap_or_default())
             .detail(format!("The label of {} names it.", object.describe()))
             .hint("Change the label, or create the key group again with pagevault.create_key_group().")
     }
 
     fn key_group_of(&self, file: RelFile) -> Option<KeyGroup> {
-        directory::current_scope(file).and_then(Scope::key_group)
+        directory::current_key_group(file)
     }
 
     fn parent_of(&self, partition: u32) -> Result<Option<u32>> {
@@ -196,12 +195,4 @@ pub(crate) fn sealing_with(facts: &Facts, cipher: CipherId) -> Result<Sealing> {
 /// Whether a relation that is encrypted has a key of another key group than it should.
 pub(crate) fn is_in_other_key_group(facts: &Facts) -> Result<bool> {
     policy().is_in_other_key_group(&described(facts))
-}
-
-/// The error for the name of a key group that does not exist.
-pub(crate) fn key_group_missing(name: &str) -> Report {
-    Report::new(
-        PgSqlErrorCode::ERRCODE_UNDEFINED_OBJECT,
-        format!("key group \"{name}\" does not exist"),
-    )
 }

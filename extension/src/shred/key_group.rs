@@ -7,6 +7,7 @@ use pgrx::pg_sys::Oid;
 use pgrx::{PgSqlErrorCode as Code, Spi};
 
 use super::{Shredded, relations, require_confirmation, require_directories, require_dropped};
+use crate::keys::store::directory;
 use crate::keys::usage::destruction::{self, Former};
 use crate::keys::usage::key_groups as groups;
 use crate::pg::relation::{self, Facts, RelationKind};
@@ -44,18 +45,18 @@ pub(crate) fn shred(by: &str, name: &str, confirm: &str) -> Result<Shredded> {
         .hint("Shred or drop them there first: pagevault.shred_schema() or pagevault.shred_database()."));
     }
     let roots = roots_in(group)?;
-    require_whole(&roots, group, name)?;
     groups::require_none_kept(group)?;
     let object = format!("key group \"{name}\"");
     let mut shredded = if roots.is_empty() {
         Shredded::nothing()
     } else {
-        let is_meant = |facts: &Facts| stranger_in(facts, group).is_none();
-        let require = |member: &Facts| match groups::of_file(member.file) {
+        // Labels may have changed, or a relation has moved, and those that follow it are where they
+        // were.
+        let require = |member: &Facts| match directory::current_key_group(member.file) {
             Some(its) if its == group => Ok(()),
             _ => Err(partly(&object, &relation::quoted_name(member))),
         };
-        relations(by, &object, &roots, is_meant, require)?
+        relations(by, &object, &roots, |_| true, require)?
     };
     fault::point("shred.group_relations_destroyed");
     let contents = groups::contents_of(group)?;
@@ -84,21 +85,17 @@ pub(crate) fn shred(by: &str, name: &str, confirm: &str) -> Result<Shredded> {
 fn roots_in(group: KeyGroup) -> Result<Vec<Oid>> {
     let mut roots = Vec::new();
     for facts in relation::all().into_iter().filter_map(relation::facts) {
-        if !facts.is_stored() || groups::of_file(facts.file) != Some(group) {
+        if !facts.is_stored() || directory::current_key_group(facts.file) != Some(group) {
             continue;
         }
-        // That of a partitioned table goes alone: its partitions may be in other groups.
         let owner = match facts.kind {
             RelationKind::Sequence => relation::owner_of_sequence(facts.oid),
             _ => None,
         };
-        let is_partitioned = |owner: &Oid| {
-            let facts = relation::facts(*owner);
-            facts.is_some_and(|facts| facts.kind == RelationKind::PartitionedTable)
-        };
-        let owner = owner.map(|owner| if is_partitioned(&owner) { facts.oid } else { owner });
-        let root = match owner {
-            Some(owner) => owner,
+        let root = match owner.and_then(relation::facts) {
+            // Its partitions may be in other groups.
+            Some(owner) if owner.kind == RelationKind::PartitionedTable => facts.oid,
+            Some(owner) => owner.oid,
             None => policy::root_of(&facts)?.oid,
         };
         if !roots.contains(&root) {
@@ -108,30 +105,12 @@ fn roots_in(group: KeyGroup) -> Result<Vec<Oid>> {
     Ok(roots)
 }
 
-/// A relation that is not in a key group, among this one and those that follow it. It would be
-/// destroyed together with them.
-fn stranger_in(facts: &Facts, group: KeyGroup) -> Option<Facts> {
-    let family = relation::family_unlocked(facts.oid).into_iter();
-    let mut stored = family.filter(Facts::is_stored);
-    stored.find(|member| groups::of_file(member.file) != Some(group))
-}
-
-/// Refuses to destroy what is not in the group, and what cannot be destroyed wholly. Labels may
-/// have changed, or a relation has moved, and those that follow it are where they were.
-fn require_whole(roots: &[Oid], group: KeyGroup, name: &str) -> Result<()> {
-    for facts in roots.iter().copied().filter_map(relation::facts) {
-        let Some(stranger) = stranger_in(&facts, group) else { continue };
-        let (root, stranger) = (relation::quoted_name(&facts), relation::quoted_name(&stranger));
-        return Err(partly(&format!("{root}, in key group \"{name}\","), &stranger));
-    }
-    Ok(())
-}
-
-fn partly(what: &str, stranger: &str) -> Report {
+/// The error for what would be destroyed together with relations of a key group.
+fn partly(group: &str, stranger: &str) -> Report {
     Report::new(
         Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
-        format!("{what} is partly outside of it"),
+        format!("relations of {group} are partly outside of it"),
     )
-    .detail(format!("{stranger} is not, and would be destroyed as well. Nothing was destroyed."))
+    .detail(format!("{stranger} is not in it, and would be destroyed as well. Nothing was destroyed."))
     .hint("Bring all of it into one key group first: see pagevault.drift, and use pagevault.reconcile().")
 }

@@ -4,7 +4,7 @@ use pagevault_cipher::{CipherId, DataKeyVersion, KeyVersion, Lsn, PageFormat};
 use pagevault_core::policy::Sealing;
 use pagevault_keystore::directory::{FileInfo, Writing};
 use pagevault_keystore::record::MAX_WRAPPED_DATA_KEY;
-use pagevault_keystore::{RelFile, Scope};
+use pagevault_keystore::{KeyGroup, RelFile, Scope};
 
 use crate::shmem::{anything_destroyed, get};
 
@@ -25,15 +25,19 @@ pub(crate) fn current_cipher(file: RelFile) -> Option<CipherId> {
 }
 
 /// The scope of the database key that wraps the data key under which this file is written now.
-pub(crate) fn current_scope(file: RelFile) -> Option<Scope> {
+fn current_scope(file: RelFile) -> Option<Scope> {
     let (version, _) = current(file)?;
     data_key(file, version, &mut [0; MAX_WRAPPED_DATA_KEY]).map(|found| found.scope)
 }
 
+/// The key group under whose key this file is written now.
+pub(crate) fn current_key_group(file: RelFile) -> Option<KeyGroup> {
+    current_scope(file).and_then(Scope::key_group)
+}
+
 /// How pages of this file are encrypted when they are written; `None` for plaintext.
 pub(crate) fn current_sealing(file: RelFile) -> Option<Sealing> {
-    let cipher = current_cipher(file)?;
-    Some(Sealing { cipher, group: current_scope(file).and_then(Scope::key_group) })
+    Some(Sealing { cipher: current_cipher(file)?, group: current_key_group(file) })
 }
 
 /// True if any file, even one that was dropped, is written with a cipher of this page format. Reads

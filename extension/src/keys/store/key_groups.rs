@@ -3,10 +3,11 @@
 use std::collections::HashMap;
 
 use pagevault_keystore::{KeyGroup, Scope};
+use pgrx::PgSqlErrorCode;
 
 use super::persist;
 use crate::pg::process::ProcessLocal;
-use crate::pg::report::Result;
+use crate::pg::report::{Report, Result};
 use crate::shmem;
 
 /// The groups that exist, as this process knows them since a number of changes.
@@ -27,6 +28,12 @@ fn with_all<R>(f: impl FnOnce(&HashMap<String, KeyGroup>) -> R) -> Result<R> {
 /// The group of this name.
 pub(crate) fn named(name: &str) -> Result<Option<KeyGroup>> {
     with_all(|groups| groups.get(name).copied())
+}
+
+/// The error for the name of a group that does not exist.
+pub(crate) fn missing(name: &str) -> Report {
+    let message = format!("key group \"{name}\" does not exist");
+    Report::new(PgSqlErrorCode::ERRCODE_UNDEFINED_OBJECT, message)
 }
 
 /// The name of a group.

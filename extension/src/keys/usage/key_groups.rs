@@ -11,7 +11,7 @@ use pagevault_keystore::{KeyGroup, Record, RelFile, Scope};
 use pgrx::PgSqlErrorCode as Code;
 
 use super::destruction::{self, Former};
-use crate::keys::store::{compact, directory, key_groups, persist};
+use crate::keys::store::{compact, key_groups, persist};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result};
 use crate::pg::{process, relation_files, wal};
@@ -151,16 +151,6 @@ fn still_kept(group: KeyGroup, file: RelFile) -> Report {
 /// # Errors
 /// If there is none.
 pub(crate) fn require(name: &str) -> Result<KeyGroup> {
-    key_groups::named(name)?.ok_or_else(|| {
-        let report = Report::new(
-            Code::ERRCODE_UNDEFINED_OBJECT,
-            format!("key group \"{name}\" does not exist"),
-        );
-        report.hint("See pagevault.key_groups.")
-    })
-}
-
-/// The group in which a file is written.
-pub(crate) fn of_file(file: RelFile) -> Option<KeyGroup> {
-    directory::current_scope(file).and_then(Scope::key_group)
+    key_groups::named(name)?
+        .ok_or_else(|| key_groups::missing(name).hint("See pagevault.key_groups."))
 }
