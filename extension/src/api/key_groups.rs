@@ -4,8 +4,8 @@ use pagevault_keystore::Scope;
 use pagevault_keystore::record::is_key_group_name;
 use pgrx::prelude::*;
 
-use super::keys::set;
-use super::{KEY, PROVIDER, require_key_admin};
+use super::keys::{set, texts};
+use super::require_key_admin;
 use crate::audit::{self, Operation};
 use crate::keys::provider::master_keys;
 use crate::keys::store::persist;
@@ -57,8 +57,7 @@ fn drop_key_group(name: &[u8]) {
     RETURNS void STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
 ")]
 fn set_key_group_master_key(name: &[u8], provider: &[u8], key: &[u8]) {
-    const BY: &str = "set_key_group_master_key";
-    change(BY, name, (provider, key), |scope| set(BY, scope, provider, key)).or_raise();
+    change("set_key_group_master_key", name, (provider, key), set).or_raise();
 }
 
 /// Wraps the key of a key group with another master key, too.
@@ -67,9 +66,7 @@ fn set_key_group_master_key(name: &[u8], provider: &[u8], key: &[u8]) {
     RETURNS void STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
 ")]
 fn add_key_group_master_key(name: &[u8], provider: &[u8], key: &[u8]) {
-    const BY: &str = "add_key_group_master_key";
-    let add = |scope| with_texts(provider, key, |p, k| master_keys::add(BY, scope, p, k));
-    change(BY, name, (provider, key), add).or_raise();
+    change("add_key_group_master_key", name, (provider, key), master_keys::add).or_raise();
 }
 
 /// Takes one of several master keys of a key group away.
@@ -78,9 +75,7 @@ fn add_key_group_master_key(name: &[u8], provider: &[u8], key: &[u8]) {
     RETURNS void STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
 ")]
 fn drop_key_group_master_key(name: &[u8], provider: &[u8], key: &[u8]) {
-    const BY: &str = "drop_key_group_master_key";
-    let remove = |scope| with_texts(provider, key, |p, k| master_keys::remove(BY, scope, p, k));
-    change(BY, name, (provider, key), remove).or_raise();
+    change("drop_key_group_master_key", name, (provider, key), master_keys::remove).or_raise();
 }
 
 /// Creates a new version of a key group's master key, and wraps the group's key with it.
@@ -127,7 +122,7 @@ fn change(
     function: &'static str,
     name: &[u8],
     (provider, key): (&[u8], &[u8]),
-    work: impl FnOnce(Scope) -> Result<()>,
+    change: fn(&str, Scope, &str, &str) -> Result<()>,
 ) -> Result<()> {
     let name = text::require_utf8(NAME, name)?;
     let shown = |name: &[u8]| Some(String::from_utf8_lossy(name).into_owned());
@@ -135,16 +130,10 @@ fn change(
     let operation = Operation { provider: shown(provider), master_key: shown(key), ..operation };
     audit::audited(operation, || {
         require_key_admin("change the master keys of a key group")?;
-        work(groups::require(name)?.scope())
+        let scope = groups::require(name)?.scope();
+        let (provider, key) = texts(provider, key)?;
+        change(function, scope, provider, key)
     })
-}
-
-fn with_texts(
-    provider: &[u8],
-    key: &[u8],
-    work: impl FnOnce(&str, &str) -> Result<()>,
-) -> Result<()> {
-    work(text::require_utf8(PROVIDER, provider)?, text::require_utf8(KEY, key)?)
 }
 
 /// Rows of the view `pagevault.key_groups`.

@@ -19,6 +19,7 @@ fn set_database_master_key(provider: &[u8], key: &[u8]) {
     let scope = Scope::database(process::my_database());
     audited_with("set_database_master_key", provider, key, || {
         require_key_admin("set the master key of a database")?;
+        let (provider, key) = texts(provider, key)?;
         set("set_database_master_key", scope, provider, key)
     })
     .or_raise();
@@ -33,6 +34,7 @@ fn set_database_master_key(provider: &[u8], key: &[u8]) {
 fn set_cluster_master_key(provider: &[u8], key: &[u8]) {
     audited_with("set_cluster_master_key", provider, key, || {
         require_key_admin("set the master key of the cluster")?;
+        let (provider, key) = texts(provider, key)?;
         set("set_cluster_master_key", Scope::CLUSTER, provider, key)
     })
     .or_raise();
@@ -86,14 +88,17 @@ fn change(
 ) -> Result<()> {
     audited_with(function, provider, key, || {
         require_key_admin("change the master keys of a database or of the cluster")?;
-        let (provider, key) =
-            (text::require_utf8(PROVIDER, provider)?, text::require_utf8(KEY, key)?);
+        let (provider, key) = texts(provider, key)?;
         change(function, scope, provider, key)
     })
 }
 
-pub(super) fn set(function: &'static str, scope: Scope, provider: &[u8], key: &[u8]) -> Result<()> {
-    let (provider, key) = (text::require_utf8(PROVIDER, provider)?, text::require_utf8(KEY, key)?);
+/// The names of a provider and of a master key.
+pub(super) fn texts<'a>(provider: &'a [u8], key: &'a [u8]) -> Result<(&'a str, &'a str)> {
+    Ok((text::require_utf8(PROVIDER, provider)?, text::require_utf8(KEY, key)?))
+}
+
+pub(super) fn set(function: &str, scope: Scope, provider: &str, key: &str) -> Result<()> {
     let is_first = !authenticated::has_master_key();
     master_keys::set(function, scope, provider, key)?;
     if is_first {
