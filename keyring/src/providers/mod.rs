@@ -14,6 +14,8 @@ pub mod gcp_kms;
 pub mod kmip;
 #[cfg(feature = "pkcs11")]
 pub mod pkcs11;
+#[cfg(any(feature = "aws_kms", feature = "gcp_kms"))]
+mod service_wrapping;
 #[cfg(feature = "vault")]
 pub mod vault;
 

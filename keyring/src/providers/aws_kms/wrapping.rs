@@ -1,22 +1,13 @@
 //! The format of keys that this provider has wrapped, and ARNs in it.
 //!
-//! ```text
-//! byte   0        1            3           3 + n           11 + n
-//!        +--------+------------+-----------+---------------+--------------------+
-//!        | format | ARN length | ARN of    | key version,  | ciphertext blob of |
-//!        | = 1    | n, 2 bytes | the key   | 8 bytes       | AWS KMS            |
-//!        +--------+------------+-----------+---------------+--------------------+
-//! ```
-//!
-//! Big-endian. AWS KMS decrypts the blob only with the key of that ARN, so an exchanged ARN is
-//! detected. The version is information about the key material; it has no effect on decryption.
+//! Its layout is in `service_wrapping.rs`. AWS KMS decrypts the
+//! blob only with the key of that ARN, so an exchanged ARN is detected. The version is information
+//! about the key material; it has no effect on decryption.
 
-use crate::failure::Failure;
 use std::borrow::Cow;
 
-use pagevault_keystore::protocol::ErrorClass;
-
-const FORMAT: u8 = 1;
+use super::super::service_wrapping::Service;
+use crate::failure::Failure;
 
 /// AWS's limits in bytes, for a key name in requests and for a ciphertext.
 pub(super) const KEY_LIMIT: usize = 2048;
@@ -33,50 +24,28 @@ pub(super) struct Wrapping<'a> {
     pub(super) ciphertext: &'a [u8],
 }
 
+const SERVICE: Service = Service {
+    kind: "aws_kms",
+    name: "AWS KMS",
+    key: "the ARN of an AWS KMS key",
+    is_key: is_key_arn,
+    ciphertext_limit: CIPHERTEXT_LIMIT,
+};
+
 impl<'a> Wrapping<'a> {
     /// Parses a wrapped key that was read from disk.
     ///
     /// # Errors
     /// `wrong_ciphertext` for everything but results of [`Wrapping::to_bytes`].
     pub(super) fn parse(wrapped: &'a [u8]) -> Result<Wrapping<'a>, Failure> {
-        let foreign = "It was not wrapped by a provider of kind \"aws_kms\", or by a newer version of pagevault.";
-        let (&format, rest) = wrapped.split_first().ok_or_else(|| damaged("It is empty."))?;
-        if format != FORMAT {
-            return Err(damaged(foreign));
-        }
-        let short = || damaged("It is too short.");
-        let (length, rest) = rest.split_first_chunk::<2>().ok_or_else(short)?;
-        let length = usize::from(u16::from_be_bytes(*length));
-        let (arn, rest) = rest.split_at_checked(length).ok_or_else(short)?;
-        let (key_version, ciphertext) = rest.split_first_chunk::<8>().ok_or_else(short)?;
-        let arn = str::from_utf8(arn).ok().filter(|arn| is_key_arn(arn));
-        let arn = arn.ok_or_else(|| damaged("It does not contain the ARN of an AWS KMS key."))?;
-        if ciphertext.is_empty() || ciphertext.len() > CIPHERTEXT_LIMIT {
-            return Err(damaged("The size of its ciphertext is not possible in AWS KMS."));
-        }
-        Ok(Wrapping { arn, key_version: u64::from_be_bytes(*key_version), ciphertext })
+        let (arn, key_version, ciphertext) = SERVICE.parse(wrapped)?;
+        Ok(Wrapping { arn, key_version, ciphertext })
     }
 
-    /// The format above; `None` if the reply of AWS KMS does not fit it.
+    /// The bytes of it; `None` if the reply of AWS KMS does not fit the format.
     pub(super) fn to_bytes(&self) -> Option<Vec<u8>> {
-        let length = u16::try_from(self.arn.len()).ok()?;
-        let mut bytes = vec![FORMAT];
-        bytes.extend_from_slice(&length.to_be_bytes());
-        bytes.extend_from_slice(self.arn.as_bytes());
-        bytes.extend_from_slice(&self.key_version.to_be_bytes());
-        bytes.extend_from_slice(self.ciphertext);
-        // Only what can be parsed again is returned.
-        Wrapping::parse(&bytes).is_ok().then_some(bytes)
+        SERVICE.encode((self.arn, self.key_version, self.ciphertext))
     }
-}
-
-fn damaged(cause: &str) -> Failure {
-    Failure::new(ErrorClass::WrongCiphertext, "wrapped key cannot be read")
-        .with_detail(cause)
-        .with_hint(
-            "Check that the provider is the one that wrapped it. If it is damaged, restore the \
-             keystore from a backup.",
-        )
 }
 
 /// `arn:<partition>:kms:<region>:<account>:key/<id>`.
@@ -108,6 +77,8 @@ pub(super) fn in_region<'a>(key: &'a str, region: &str) -> Result<Cow<'a, str>, 
 
 #[cfg(test)]
 mod tests {
+    use pagevault_keystore::protocol::ErrorClass;
+
     use super::*;
 
     const ARN: &str =

@@ -1,22 +1,12 @@
 //! The format of keys that this provider has wrapped.
 //!
-//! ```text
-//! byte   0        1             3           3 + n           11 + n
-//!        +--------+-------------+-----------+---------------+---------------+
-//!        | format | name length | name of   | key version,  | ciphertext of |
-//!        | = 1    | n, 2 bytes  | the key   | 8 bytes       | Cloud KMS     |
-//!        +--------+-------------+-----------+---------------+---------------+
-//! ```
-//!
-//! Big-endian. The name is the complete one. Cloud KMS finds the version by the ciphertext; its
-//! number here says whether there is a newer one.
+//! Its layout is in `service_wrapping.rs`. The name is the
+//! complete one. Cloud KMS finds the version by the ciphertext; its number here says whether there
+//! is a newer one.
 
-use pagevault_keystore::protocol::ErrorClass;
-
+use super::super::service_wrapping::Service;
 use super::names::is_key;
 use crate::failure::Failure;
-
-const FORMAT: u8 = 1;
 
 /// Cloud KMS encrypts at most 64 KiB, and adds a header.
 const CIPHERTEXT_LIMIT: usize = 65 * 1024;
@@ -32,54 +22,34 @@ pub struct Wrapping<'a> {
     pub ciphertext: &'a [u8],
 }
 
+const SERVICE: Service = Service {
+    kind: "gcp_kms",
+    name: "Cloud KMS",
+    key: "the name of a Cloud KMS key",
+    is_key,
+    ciphertext_limit: CIPHERTEXT_LIMIT,
+};
+
 impl<'a> Wrapping<'a> {
     /// Parses a wrapped key that was read from disk.
     ///
     /// # Errors
     /// `wrong_ciphertext` for everything but results of [`Wrapping::to_bytes`].
     pub fn parse(wrapped: &'a [u8]) -> Result<Wrapping<'a>, Failure> {
-        let short = || damaged("It is too short.");
-        let (&format, rest) = wrapped.split_first().ok_or_else(short)?;
-        if format != FORMAT {
-            return Err(damaged(
-                "It was not wrapped by a provider of kind \"gcp_kms\", or by a newer version of pagevault.",
-            ));
-        }
-        let (length, rest) = rest.split_first_chunk::<2>().ok_or_else(short)?;
-        let length = usize::from(u16::from_be_bytes(*length));
-        let (key, rest) = rest.split_at_checked(length).ok_or_else(short)?;
-        let (key_version, ciphertext) = rest.split_first_chunk::<8>().ok_or_else(short)?;
-        let key = str::from_utf8(key).ok().filter(|key| is_key(key));
-        let key = key.ok_or_else(|| damaged("It does not contain the name of a Cloud KMS key."))?;
-        if ciphertext.is_empty() || ciphertext.len() > CIPHERTEXT_LIMIT {
-            return Err(damaged("The size of its ciphertext is not possible in Cloud KMS."));
-        }
-        Ok(Wrapping { key, key_version: u64::from_be_bytes(*key_version), ciphertext })
+        let (key, key_version, ciphertext) = SERVICE.parse(wrapped)?;
+        Ok(Wrapping { key, key_version, ciphertext })
     }
 
-    /// The format above; `None` if the reply of Cloud KMS does not fit it.
+    /// The bytes of it; `None` if the reply of Cloud KMS does not fit the format.
     pub fn to_bytes(&self) -> Option<Vec<u8>> {
-        let mut bytes = vec![FORMAT];
-        bytes.extend_from_slice(&u16::try_from(self.key.len()).ok()?.to_be_bytes());
-        bytes.extend_from_slice(self.key.as_bytes());
-        bytes.extend_from_slice(&self.key_version.to_be_bytes());
-        bytes.extend_from_slice(self.ciphertext);
-        // Only what can be parsed again is returned.
-        Wrapping::parse(&bytes).is_ok().then_some(bytes)
+        SERVICE.encode((self.key, self.key_version, self.ciphertext))
     }
-}
-
-fn damaged(cause: &str) -> Failure {
-    Failure::new(ErrorClass::WrongCiphertext, "wrapped key cannot be read")
-        .with_detail(cause)
-        .with_hint(
-            "Check that the provider is the one that wrapped it. If it is damaged, restore the \
-             keystore from a backup.",
-        )
 }
 
 #[cfg(test)]
 mod tests {
+    use pagevault_keystore::protocol::ErrorClass;
+
     use super::*;
 
     const KEY: &str = "projects/p/locations/europe-west3/keyRings/r/cryptoKeys/k";
