@@ -4,12 +4,11 @@ use anyhow::{Context, Result, ensure};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use pagevault_tests::key_servers::Server;
-use pagevault_tests::key_servers::helper::Provider;
 use pagevault_tests::key_servers::pykmip::PyKmip;
 use serde_json::{Value, json};
 
 use crate::Test;
-use crate::pkcs11::{CONTEXT, OTHER, SECRET, findings, says, unwrap, wrap};
+use crate::pkcs11::{CONTEXT, OTHER, SECRET, all_refused, damaged, findings, says, unwrap, wrap};
 
 pub(crate) fn tests() -> Vec<Test> {
     let test = |name, run| Test { name, needs: &[Server::PyKmip], run };
@@ -68,19 +67,6 @@ fn wraps_and_unwraps() -> Result<()> {
     says(&failure, "Invalid Message")
 }
 
-/// Unwraps all of these in one request; each must be refused.
-fn all_refused(provider: &Provider, wrapped: Vec<Vec<u8>>) -> Result<()> {
-    let actions = wrapped.iter().map(|bytes| unwrap(&json!(STANDARD.encode(bytes)))).collect();
-    for (outcome, bytes) in provider.ask_all("db-kek", CONTEXT, actions)?.iter().zip(&wrapped) {
-        let class = outcome["failed"]["class"].as_str();
-        // Another identifier is that of a key that the server does not have.
-        let refused = matches!(class, Some("wrong_ciphertext" | "key_missing"));
-        let begin = &bytes[..bytes.len().min(20)];
-        ensure!(refused, "{} bytes, {begin:02x?}: {outcome}", bytes.len());
-    }
-    Ok(())
-}
-
 fn changed_bytes() -> Result<()> {
     let server = PyKmip::start()?;
     for more in [json!({}), json!({"no_gcm": true})] {
@@ -89,16 +75,7 @@ fn changed_bytes() -> Result<()> {
         provider.deadline_ms = 300_000;
         let (wrapped, _) = provider.wrap("db-kek", CONTEXT, SECRET)?;
         let wrapped = STANDARD.decode(wrapped.as_str().context("text")?)?;
-        let mut wrong: Vec<Vec<u8>> = (0..wrapped.len()).map(|n| wrapped[..n].to_vec()).collect();
-        for (at, bit) in (0..wrapped.len()).flat_map(|at| [(at, 1), (at, 0x80)]) {
-            let mut changed = wrapped.clone();
-            changed[at] ^= bit;
-            wrong.push(changed);
-        }
-        wrong.push([&wrapped[..], &[0]].concat());
-        wrong.push([&wrapped[..], &[0; 100_000]].concat());
-        wrong.extend([vec![0xff; 32], b"vault:v1:abcd".to_vec()]);
-        all_refused(&provider, wrong)?;
+        all_refused(&provider, damaged(&wrapped))?;
     }
     Ok(())
 }

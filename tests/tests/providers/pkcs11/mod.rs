@@ -11,6 +11,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use pagevault_tests::key_servers::helper::Provider;
 use serde_json::{Value, json};
 
 use crate::Test;
@@ -72,4 +75,32 @@ pub(crate) fn written(file: &Path) -> Result<String> {
             _ => std::thread::sleep(Duration::from_millis(10)),
         }
     }
+}
+
+/// A wrapped key in every shortened form, with two changes of each byte, with more behind it, and
+/// what is none.
+pub(crate) fn damaged(wrapped: &[u8]) -> Vec<Vec<u8>> {
+    let mut wrong: Vec<Vec<u8>> = (0..wrapped.len()).map(|n| wrapped[..n].to_vec()).collect();
+    for (at, bit) in (0..wrapped.len()).flat_map(|at| [(at, 1), (at, 0x80)]) {
+        let mut changed = wrapped.to_vec();
+        changed[at] ^= bit;
+        wrong.push(changed);
+    }
+    wrong.push([wrapped, &[0]].concat());
+    wrong.push([wrapped, &[0; 100_000]].concat());
+    wrong.extend([vec![0xff; 32], b"vault:v1:abcd".to_vec()]);
+    wrong
+}
+
+/// Unwraps all of these in one request; each must be refused.
+pub(crate) fn all_refused(provider: &Provider, wrapped: Vec<Vec<u8>>) -> Result<()> {
+    let actions = wrapped.iter().map(|bytes| unwrap(&json!(STANDARD.encode(bytes)))).collect();
+    for (outcome, bytes) in provider.ask_all("db-kek", CONTEXT, actions)?.iter().zip(&wrapped) {
+        let class = outcome["failed"]["class"].as_str();
+        // Another identifier is that of a key that the server or token does not have.
+        let refused = matches!(class, Some("wrong_ciphertext" | "key_missing"));
+        let begin = &bytes[..bytes.len().min(20)];
+        ensure!(refused, "{} bytes, {begin:02x?}: {outcome}", bytes.len());
+    }
+    Ok(())
 }
