@@ -83,7 +83,7 @@ mod tests {
         assert_eq!(
             open.as_deref(),
             Some(
-                "data_key_rows, is_encrypted, relation_rows, status_rows, wait_for_rekey, wait_for_rekey, wait_for_rekey, wait_for_rekey"
+                "data_key_rows, is_encrypted, key_group_names, relation_rows, status_rows, wait_for_rekey, wait_for_rekey, wait_for_rekey, wait_for_rekey"
             )
         );
         Ok(())
