@@ -5,7 +5,8 @@
 //! of each locked relation is evaluated ([`Policy::asked`]), and the strongest cipher that one of
 //! them requires is taken ([`Policy::for_new_file`]). If the file can belong to none of them, its
 //! tablespace and database decide. If they are not all in the same key group, whose the file is is
-//! found out when the command has ended.
+//! found out when the command has ended. A command that only makes new relations leaves key groups
+//! to [`Policy::for_new_relation`].
 
 use pagevault_cipher::CipherId;
 use pagevault_keystore::RelFile;
@@ -36,6 +37,15 @@ pub struct NewFile {
     /// The relations whose file it may be are in different key groups, or one is in a group and
     /// another is not encrypted.
     pub in_doubt: bool,
+}
+
+/// Whose new files a command makes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Makes {
+    /// New relations only, as CREATE TABLE does.
+    Relations,
+    /// Perhaps those of relations that exist, as TRUNCATE does.
+    Storage,
 }
 
 impl<C: Catalog> Policy<'_, C> {
@@ -85,11 +95,16 @@ impl<C: Catalog> Policy<'_, C> {
     /// is to be, with the strongest cipher. Otherwise who may TRUNCATE a table could weaken its
     /// cipher, by locking tables of their own.
     ///
+    /// A new relation of a command that [`Makes::Relations`] gets no key of a group for which the
+    /// transaction has locked another relation: the key would never be used, and would be kept as
+    /// long as the file.
+    ///
     /// # Errors
     /// Those of the catalog, and those in `answers`.
     pub fn for_new_file(
         &self,
         file: RelFile,
+        makes: Makes,
         answers: impl IntoIterator<Item = Result<Answer, C::Error>>,
     ) -> Result<NewFile, C::Error> {
         let mut may_be_plaintext = false;
@@ -105,6 +120,11 @@ impl<C: Catalog> Policy<'_, C> {
                 Answer::Plaintext => may_be_plaintext = true,
                 Answer::NotApplicable => {}
             }
+        }
+        if let Some(Sealing { cipher, group: Some(_) }) = required
+            && makes == Makes::Relations
+        {
+            return Ok(NewFile { sealing: Some(Sealing { cipher, group: None }), in_doubt: true });
         }
         if required.is_some() || may_be_plaintext {
             in_doubt |= may_be_plaintext && required.is_some_and(|known| known.group.is_some());

@@ -1,6 +1,6 @@
 //! Whose key wraps the data keys of relations.
 
-use pagevault_core::policy::storage::{Answer, NewFile};
+use pagevault_core::policy::storage::{Answer, Makes, NewFile};
 use pagevault_core::policy::{Label, Labelled, Named, Policy, Sealing};
 use pagevault_keystore::KeyGroup;
 
@@ -125,18 +125,26 @@ fn a_file_between_groups_is_in_doubt() {
         (vec![of(None), Answer::Plaintext], None, false),
         (vec![of(Some(100)), Answer::Plaintext], Some(100), true),
     ] {
-        let new = policy.for_new_file(file(900, TABLESPACE, DATABASE), answers.into_iter().map(Ok));
+        let place = file(900, TABLESPACE, DATABASE);
+        let new =
+            |makes| policy.for_new_file(place, makes, answers.iter().map(|answer| Ok(*answer)));
         let sealing = Some(Sealing { cipher: AES_256, group: expected.map(group) });
-        assert_eq!(new, Ok(NewFile { sealing, in_doubt }));
+        assert_eq!(new(Makes::Storage), Ok(NewFile { sealing, in_doubt }));
+        // A new relation is none of them, and gets its group when it is known.
+        let sealing = Some(Sealing { cipher: AES_256, group: None });
+        let in_doubt = expected.is_some();
+        assert_eq!(new(Makes::Relations), Ok(NewFile { sealing, in_doubt }));
     }
     for answers in [[of(Some(100)), of(Some(101))], [of(None), of(Some(101))]] {
-        let new = policy.for_new_file(file(900, TABLESPACE, DATABASE), answers.into_iter().map(Ok));
+        let place = file(900, TABLESPACE, DATABASE);
+        let new = policy.for_new_file(place, Makes::Storage, answers.into_iter().map(Ok));
         assert!(new.unwrap().in_doubt);
     }
     // Nothing is locked: the label of the tablespace.
     let mut world = World::default();
     world.labels[OF_TABLESPACE] = ENCRYPTED;
     world.groups[OF_TABLESPACE] = named(102);
-    let new = Policy::of(&world).for_new_file(file(900, TABLESPACE, DATABASE), []).unwrap();
+    let place = file(900, TABLESPACE, DATABASE);
+    let new = Policy::of(&world).for_new_file(place, Makes::Storage, []).unwrap();
     assert_eq!(new.sealing.and_then(|sealing| sealing.group), Some(group(102)));
 }

@@ -1,7 +1,7 @@
 //! The cipher of new files.
 
 use pagevault_cipher::CipherId;
-use pagevault_core::policy::storage::{Answer, NewFile};
+use pagevault_core::policy::storage::{Answer, Makes, NewFile};
 use pagevault_core::policy::{Catalog, Label, Policy, Sealing};
 
 use crate::world::*;
@@ -108,8 +108,9 @@ fn the_strongest_cipher_that_a_locked_relation_requires() {
         for number in 0..4usize.pow(3) * 4 {
             let all = [number % 4, number / 4 % 4, number / 16 % 4].map(|at| answers[at]);
             let given = &all[..number / 64];
-            let new_file =
-                policy.for_new_file(new, given.iter().map(|answer| Ok(*answer))).unwrap();
+            let new_file = policy
+                .for_new_file(new, Makes::Storage, given.iter().map(|answer| Ok(*answer)))
+                .unwrap();
             let required = given.iter().filter_map(|answer| match answer {
                 Answer::Encrypted(sealing) => Some(sealing.cipher),
                 _ => None,
@@ -150,7 +151,7 @@ fn shared_files_follow_their_setting_alone() {
         for protected in [false, true] {
             world.shared_catalog_encryption = protected;
             let new = file(900, TABLESPACE, 0);
-            let new_file = Policy::of(&world).for_new_file(new, []).unwrap();
+            let new_file = Policy::of(&world).for_new_file(new, Makes::Storage, []).unwrap();
             let sealing = protected.then_some(plain(AES_256));
             assert_eq!(new_file, NewFile { sealing, in_doubt: false });
         }

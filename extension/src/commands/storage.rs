@@ -11,7 +11,7 @@
 
 use pagevault_core::policy::Sealing;
 use pagevault_core::policy::relation::SHARED;
-use pagevault_core::policy::storage::Answer;
+use pagevault_core::policy::storage::{Answer, Makes};
 use pagevault_keystore::RelFile;
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::Oid;
@@ -58,6 +58,35 @@ fn begin(file: RelFile, sealing: Option<Sealing>) -> Result<()> {
     }
 }
 
+/// What the commands under way make, the innermost last. Those before the first that makes new
+/// relations are left out.
+static COMMANDS: ProcessLocal<Notes<Makes>> = ProcessLocal::new(Notes::new());
+
+/// A utility command begins.
+pub(crate) fn command_begins(makes: Makes) -> Mark {
+    COMMANDS.with(|commands| {
+        let mark = commands.mark();
+        if makes == Makes::Relations || commands.any_since(Mark::START) {
+            commands.push(makes);
+        }
+        mark
+    })
+}
+
+/// The command that began at `mark` has ended.
+pub(crate) fn command_ends(mark: Mark) {
+    COMMANDS.with(|commands| {
+        if commands.any_since(mark) {
+            commands.drain_since(mark);
+        }
+    });
+}
+
+/// Called when a (sub)transaction is rolled back.
+pub(crate) fn with_commands(at_end: impl FnOnce(&mut Notes<Makes>)) {
+    COMMANDS.with(at_end);
+}
+
 fn sealing_for_new_storage(file: RelFile) -> Result<Option<Sealing>> {
     if file.database != process::my_database() && file.database != SHARED {
         let original = databases::original_of(file).or_else(|| directory::namesake(file));
@@ -71,7 +100,8 @@ fn sealing_for_new_storage(file: RelFile) -> Result<Option<Sealing>> {
     }
     let locked = locks::relations_locked_for_rewrite().into_iter();
     let answers = locked.filter_map(|oid| answer_of(oid, file).transpose());
-    let new = policy().for_new_file(file, answers)?;
+    let makes = COMMANDS.with(|commands| commands.last().copied()).unwrap_or(Makes::Storage);
+    let new = policy().for_new_file(file, makes, answers)?;
     if new.in_doubt {
         altered::note_doubt(file);
     }

@@ -41,12 +41,14 @@ unsafe extern "C-unwind" fn subtransaction_event(
             labels::with_notes(Notes::subtransaction_aborts);
             altered::with_notes(Notes::subtransaction_aborts);
             storage::with_notes(Notes::subtransaction_aborts);
+            storage::with_commands(Notes::subtransaction_aborts);
             statements::subtransaction_aborted(own);
         }
         SUBXACT_EVENT_COMMIT_SUB => {
             labels::with_notes(Notes::subtransaction_commits);
             altered::with_notes(Notes::subtransaction_commits);
             storage::with_notes(Notes::subtransaction_commits);
+            storage::with_commands(Notes::subtransaction_commits);
             statements::subtransaction_ended(own, parent);
         }
         _ => {}
@@ -74,6 +76,7 @@ unsafe extern "C-unwind" fn transaction_event(
         writers::end_all();
         labels::with_notes(Notes::clear);
         altered::with_notes(Notes::clear);
+        storage::with_commands(Notes::clear);
     }
     if event == XACT_EVENT_COMMIT {
         writers::end(Activity::Creating);

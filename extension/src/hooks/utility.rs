@@ -7,12 +7,13 @@
 
 use std::ffi::{CStr, c_char};
 
+use pagevault_core::policy::storage::Makes;
 use pgrx::PgList;
 use pgrx::pg_sys::{self, DefElem};
 
 use super::{audited, ddl, granted, naming};
 use crate::audit;
-use crate::commands::{altered, catalogs, databases, labels};
+use crate::commands::{altered, catalogs, databases, labels, storage};
 use crate::page;
 use crate::pg::externs;
 use crate::pg::labels::PROVIDER;
@@ -53,6 +54,7 @@ unsafe extern "C-unwind" fn process_utility(
     unsafe {
         let node = (*statement).utilityStmt;
         let (labellings, altered) = (labels::mark(), altered::mark());
+        let making = storage::command_begins(makes((*node).type_));
         let audited = if concerns_us((*node).type_) {
             pg_sys::panic::pgrx_extern_c_guard(|| prepare(node))
         } else {
@@ -66,6 +68,7 @@ unsafe extern "C-unwind" fn process_utility(
         if named {
             page::names::forget();
         }
+        storage::command_ends(making);
         labels::command_ends(labellings);
         if commits_prepared {
             shmem::count_label_change(); // other sessions have not seen its changes yet
@@ -96,6 +99,15 @@ fn concerns_us(tag: pg_sys::NodeTag) -> bool {
             | T_AlterDatabaseSetStmt
             | T_CreateExtensionStmt
     ) || granted::concerns_us(tag)
+}
+
+/// Whose files a command makes by itself; what it runs are commands of their own.
+fn makes(tag: pg_sys::NodeTag) -> Makes {
+    use pg_sys::NodeTag::*;
+    match tag {
+        T_CreateStmt | T_CreateTableAsStmt | T_CreateSeqStmt | T_IndexStmt => Makes::Relations,
+        _ => Makes::Storage,
+    }
 }
 
 /// # Safety

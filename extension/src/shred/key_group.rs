@@ -3,16 +3,18 @@
 use std::collections::BTreeSet;
 
 use pagevault_keystore::{KeyGroup, RelFile};
-use pgrx::pg_sys::Oid;
+use pgrx::pg_sys::{ForkNumber, Oid};
 use pgrx::{PgSqlErrorCode as Code, Spi};
 
-use super::{Shredded, relations, require_confirmation, require_directories, require_dropped};
+use super::{
+    Shredded, left_behind, relations, require_confirmation, require_directories, require_dropped,
+};
 use crate::keys::store::directory;
 use crate::keys::usage::destruction::{self, Former};
 use crate::keys::usage::key_groups as groups;
 use crate::pg::relation::{self, Facts, RelationKind};
 use crate::pg::report::{Report, Result};
-use crate::pg::{catalog, process, relation_files, session};
+use crate::pg::{catalog, compat, process, relation_files, session};
 use crate::writers::{self, Activity};
 use crate::{audit, fault, policy};
 
@@ -44,6 +46,7 @@ pub(crate) fn shred(by: &str, name: &str, confirm: &str) -> Result<Shredded> {
         .detail(format!("Databases: {}. Nothing was destroyed.", databases.join(", ")))
         .hint("Shred or drop them there first: pagevault.shred_schema() or pagevault.shred_database()."));
     }
+    require_owned(name, &contents)?;
     let roots = roots_in(group)?;
     groups::require_none_kept(group)?;
     let object = format!("key group \"{name}\"");
@@ -78,6 +81,20 @@ pub(crate) fn shred(by: &str, name: &str, confirm: &str) -> Result<Shredded> {
     ended?;
     shredded.key_group = Some(name.to_owned());
     Ok(shredded)
+}
+
+/// Refuses to destroy a part: the group could not end while a file is under its key that no
+/// relation has.
+fn require_owned(name: &str, contents: &groups::Contents) -> Result<()> {
+    let is_under = |file: &RelFile| contents.files.contains(file) || contents.left.contains(file);
+    let Some(file) = left_behind()?.into_iter().find(is_under) else { return Ok(()) };
+    let path = compat::relation_path(file, ForkNumber::MAIN_FORKNUM);
+    Err(Report::new(
+        Code::ERRCODE_OBJECT_IN_USE,
+        format!("key group \"{name}\" has a file that no relation has"),
+    )
+    .detail(format!("A transaction that has not ended is making {path}, or a crash has left it. Nothing was destroyed."))
+    .hint("Try again when other transactions have ended. If none has the file, remove it while the server is down."))
 }
 
 /// The relations of this database that have files under the key of a group, without those that

@@ -143,7 +143,7 @@ fn still_kept(group: KeyGroup, file: RelFile) -> Report {
         format!("keys of {whose} are still kept for a relation that has left it"),
     )
     .detail(format!("Relation file {file} has a later key, but standbys and backups may need the former one."))
-    .hint("Try again when the rekey job of the relation has ended, and the server has forgotten the former key: after pagevault.keep_former_keys and a checkpoint, and not while a base backup is in progress; pagevault.former_keys shows it. VACUUM FULL of the relation, and a checkpoint, also end it.")
+    .hint("Try again when its rekey job has ended and the server has forgotten the former key: after pagevault.keep_former_keys and a checkpoint, and not while a base backup is in progress; pagevault.former_keys shows it. A relation in plaintext keeps its keys until it has a new file: use VACUUM FULL.")
 }
 
 /// The group of this name.

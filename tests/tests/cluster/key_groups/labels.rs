@@ -152,3 +152,39 @@ fn dumps_name_the_group() -> Result<()> {
     drop(client);
     cluster.finish()
 }
+
+/// A new relation of a transaction that has locked relations of a group gets no key of that group:
+/// in plaintext it would keep it for ever, and the group could not end.
+#[test]
+fn new_relations_get_no_key_of_a_group_that_others_are_in() -> Result<()> {
+    let (cluster, _keys) = with_groups(&Settings::default())?;
+    tables(&cluster)?;
+    // Inner commands, and such as fail, do not change what an outer one is.
+    cluster.sql(
+        "CREATE FUNCTION inner_commands() RETURNS int LANGUAGE plpgsql AS $$ BEGIN
+            CREATE TABLE public.from_inside (id int);
+            TRUNCATE acme.t;
+            BEGIN CREATE TABLE public.from_inside (id int); EXCEPTION WHEN duplicate_table THEN NULL; END;
+            REINDEX TABLE acme.t;
+            RETURN 1; END $$;
+         BEGIN; TRUNCATE acme.t;
+         CREATE TABLE public.plain (id int, name text);
+         CREATE TABLE public.filled AS SELECT inner_commands() AS id;
+         CREATE INDEX ON public.plain (id);
+         CREATE MATERIALIZED VIEW public.view AS SELECT 1 AS id;
+         CREATE TABLE public.numbered (id serial);
+         CREATE TABLE acme.also (id serial PRIMARY KEY, name text);
+         CREATE INDEX ON acme.t (name);
+         INSERT INTO acme.t (name) VALUES ('x'); COMMIT",
+    )?;
+    let strangers =
+        "SELECT count(*) FROM pagevault.data_keys k JOIN pg_class c ON c.oid = k.relation
+         WHERE k.key_group = 'acme' AND c.relnamespace = 'public'::regnamespace";
+    ensure!(cluster.text(strangers)? == "0", "{}", cluster.text(strangers)?);
+    ensure!(groups_in(&cluster, "acme")? == "acme 7", "{}", groups_in(&cluster, "acme")?);
+    ensure!(cluster.text("SELECT count(*) FROM pagevault.drift(true)")? == "0");
+    cluster.sql("DROP SCHEMA acme CASCADE")?;
+    cluster.sql("SELECT pagevault.shred_key_group('acme', 'acme')")?;
+    ensure!(cluster.text("SELECT count(*) FROM public.numbered")? == "0");
+    cluster.finish()
+}

@@ -182,6 +182,13 @@ fn what_is_not_destroyed_is_said() -> Result<()> {
     ensure!(error.sqlstate == "55000" && error.text().contains("partly"), "{error}");
     ensure!(cluster.text("SELECT name FROM beside")? == "x" && count(&cluster, "acme.t")? == all);
     cluster.sql("DROP SEQUENCE public.s")?;
+    // A table that another transaction is making.
+    let mut maker = cluster.client()?;
+    run_sql(&mut maker, "BEGIN; CREATE TABLE acme.coming (id int)")?;
+    let error = cluster.error(SHRED)?;
+    ensure!(error.sqlstate == "55006" && error.text().contains("no relation has"), "{error}");
+    ensure!(!error.hint.is_empty() && count(&cluster, "acme.t")? == all, "{error}");
+    run_sql(&mut maker, "ROLLBACK")?;
     // A partition in another group stays, and the sequence of the partitioned table does not.
     cluster.sql(
         "CREATE TABLE acme.ev (id serial, kind int) PARTITION BY LIST (kind);
