@@ -42,10 +42,30 @@ fn isolate(server: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// Waits for data from a child, at most `tick`; a signal ends the wait early.
-pub(crate) fn wait_readable(pipe: BorrowedFd<'_>, tick: Duration) -> bool {
-    let mut poll = libc::pollfd { fd: pipe.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    // SAFETY: the kernel reads and writes one structure, which exists.
-    let ready = unsafe { libc::poll(&raw mut poll, 1, tick.as_millis() as i32) };
-    ready > 0
+/// Makes writes to a child return at once when its pipe is full.
+pub(crate) fn do_not_block(pipe: BorrowedFd<'_>) -> io::Result<()> {
+    let fd = pipe.as_raw_fd();
+    // SAFETY: system calls on numbers.
+    let done = unsafe {
+        let flags = libc::fcntl(fd, libc::F_GETFL);
+        flags >= 0 && libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) >= 0
+    };
+    if done { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Waits until a child has written to `from`, or can read from `to`, at most `tick`; a signal ends
+/// the wait early. Whether there is something to read.
+pub(crate) fn wait_for_pipes(
+    from: BorrowedFd<'_>,
+    to: Option<BorrowedFd<'_>>,
+    tick: Duration,
+) -> bool {
+    let entry = |fd, events| libc::pollfd { fd, events, revents: 0 };
+    // The kernel leaves out negative numbers.
+    let to = to.map_or(-1, |pipe| pipe.as_raw_fd());
+    let mut polled = [entry(from.as_raw_fd(), libc::POLLIN), entry(to, libc::POLLOUT)];
+    let count = polled.len() as libc::nfds_t;
+    // SAFETY: the kernel reads and writes these structures, which exist.
+    let ready = unsafe { libc::poll(polled.as_mut_ptr(), count, tick.as_millis() as i32) };
+    ready > 0 && polled[0].revents != 0
 }

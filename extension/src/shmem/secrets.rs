@@ -54,9 +54,9 @@ const GROWTH: usize = 256;
 const RESERVED: usize = 64;
 
 /// Number of slots that [`Secrets`] needs if there are this many database keys: versions of all
-/// scopes.
+/// scopes. There may be twice as many before the next start.
 pub(crate) fn slots_needed(existing: usize) -> usize {
-    SLOTS.max(existing + GROWTH)
+    SLOTS.max(existing + existing.max(GROWTH))
 }
 
 /// States of a slot; in states from [`READY`] on the key is unwrapped. All slots after the first

@@ -138,22 +138,31 @@ fn spawn() -> Result<(Helper, ChildStdin, ChildStdout), HelperError> {
 
 fn exchange(request: &[u8], timeout: Duration) -> Result<Zeroizing<Vec<u8>>, HelperError> {
     let started = Instant::now();
-    let (mut helper, mut stdin, mut stdout) = spawn()?;
-    // A request is much smaller than a pipe's buffer, so this does not block if the helper hangs.
-    stdin.write_all(request).map_err(|e| match process::is_told_to_stop() {
-        // As below.
-        true => HelperError::Cancelled,
-        false => broken(format!("It took no request: {e}.")),
-    })?;
-    drop(stdin);
-
+    let (mut helper, stdin, mut stdout) = spawn()?;
+    child::do_not_block(stdin.as_fd())
+        .map_err(|e| broken(format!("Its pipe could not be used: {e}.")))?;
+    let mut stdin = Some(stdin);
+    let mut left = request;
     let mut reply = Zeroizing::new(Vec::with_capacity(64 * 1024));
     let mut chunk = Zeroizing::new([0u8; 4096]);
     loop {
         if started.elapsed() > timeout + GRACE {
             return Err(HelperError::TooLate(timeout));
         }
-        if !child::wait_readable(stdout.as_fd(), TICK) {
+        // A request may be larger than the pipe's buffer.
+        if let Some(pipe) = &mut stdin {
+            match pipe.write(left) {
+                Ok(n) => left = &left[n..],
+                Err(e) if is_passing(&e) => {}
+                // As below.
+                Err(_) if process::is_told_to_stop() => return Err(HelperError::Cancelled),
+                Err(e) => return Err(broken(format!("It took no request: {e}."))),
+            }
+            if left.is_empty() {
+                stdin = None;
+            }
+        }
+        if !child::wait_for_pipes(stdout.as_fd(), stdin.as_ref().map(AsFd::as_fd), TICK) {
             if process::is_told_to_stop() {
                 return Err(HelperError::Cancelled);
             }
@@ -166,7 +175,7 @@ fn exchange(request: &[u8], timeout: Duration) -> Result<Zeroizing<Vec<u8>>, Hel
                 return Err(broken("Its reply is too long.".into()));
             }
             Ok(n) => reply.extend_from_slice(&chunk[..n]),
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) if is_passing(&e) => {}
             Err(e) => return Err(broken(format!("Its reply could not be read: {e}."))),
         }
     }
@@ -180,6 +189,11 @@ fn exchange(request: &[u8], timeout: Duration) -> Result<Zeroizing<Vec<u8>>, Hel
     }
     let status = helper.0.wait().map(|s| s.to_string()).unwrap_or_default();
     Err(broken(format!("It ended without a reply ({status}).")))
+}
+
+/// Whether a read or a write can be repeated.
+fn is_passing(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock)
 }
 
 fn broken(detail: String) -> HelperError {

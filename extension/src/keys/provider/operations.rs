@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use pagevault_cipher::{KeyVersion, Secret32};
 use pagevault_keystore::protocol::{
-    Action, Base64, Failure, Finding, Operation, Outcome, ProviderSpec,
+    self, Action, Base64, Failure, Finding, Operation, Outcome, ProviderSpec, SIZE_LIMIT,
 };
 use pagevault_keystore::state::State;
 use pagevault_keystore::{CheckValue, DatabaseKey, Scope, Wrapping, master_context};
@@ -78,10 +78,6 @@ impl Question {
             expects: Some(Expects { scope, version, check }),
             once: false,
         }
-    }
-
-    fn subject(&self) -> Subject {
-        subject(&self.provider, &self.key)
     }
 
     /// Tried once, because another master key can answer as well.
@@ -183,12 +179,21 @@ enum Recording {
 /// # Errors
 /// If the helper cannot be run or does not answer. Failures of single operations are answers.
 pub(crate) fn ask(by: &str, questions: Vec<Question>) -> Result<Vec<Answer>> {
-    ask_recording(by, questions, Recording::Health)
+    ask_recording(by, questions, Recording::Health, None)
+}
+
+/// Like [`ask`], for at most this time: there is no answer from those that take longer.
+pub(crate) fn ask_within(
+    by: &str,
+    questions: Vec<Question>,
+    limit: Duration,
+) -> Result<Vec<Answer>> {
+    ask_recording(by, questions, Recording::Health, Some(limit))
 }
 
 /// Like [`ask`], with options that the provider does not have yet.
 pub(crate) fn ask_unrecorded(by: &str, questions: Vec<Question>) -> Result<Vec<Answer>> {
-    ask_recording(by, questions, Recording::Nothing)
+    ask_recording(by, questions, Recording::Nothing, None)
 }
 
 /// The properties of a question that are needed for the audit trail, once it is sent.
@@ -200,37 +205,78 @@ struct SentQuestion {
     expects: Option<Expects>,
 }
 
-/// Maximum number of questions in one run of the helper, limited by its deadline, and by the size
-/// of a message and of a pipe.
-const BATCH: usize = 64;
+/// A question that can be sent.
+struct Prepared {
+    asked: SentQuestion,
+    operation: Operation,
+    /// Its length in a request, in bytes.
+    length: usize,
+}
+
+impl Prepared {
+    fn new(question: Question) -> Result<Prepared> {
+        let Question { provider, key, scope, action, expects, once } = question;
+        let asked = SentQuestion {
+            subject: subject(&provider, &key),
+            action: action_name(&action),
+            from_key: match &action {
+                Action::Rewrap { from_key, .. } if *from_key != key => Some(from_key.clone()),
+                _ => None,
+            },
+            scope,
+            expects,
+        };
+        let context = scope.map(context).transpose()?.unwrap_or_default();
+        let operation = Operation { provider, key, context, action, once };
+        let text = protocol::to_wiped_json(&operation, SIZE_LIMIT)
+            .map_err(|e| internal(format!("a request to a key provider is too long: {e}")))?;
+        Ok(Prepared { asked, operation, length: text.len() })
+    }
+
+    /// Why a provider is not asked again that an earlier run has found out of order.
+    fn known_failure<'a>(&self, known: &'a BTreeMap<String, Failure>) -> Option<&'a Failure> {
+        known.get(&self.operation.provider.name).filter(|_| self.operation.once)
+    }
+}
+
+/// Maximum number of questions in one run of the helper. It asks as many providers at a time.
+const BATCH: usize = 1024;
+
+/// Maximum length of the questions of one run. Answers may be longer than questions.
+const ROOM: usize = SIZE_LIMIT / 2;
 
 /// Time for a run if others can be asked instead: a provider that accepts connections and does not
 /// answer holds up the next one by no more.
 const FOR_OTHERS: Duration = Duration::from_secs(10);
 
-fn ask_recording(by: &str, questions: Vec<Question>, note: Recording) -> Result<Vec<Answer>> {
+fn ask_recording(
+    by: &str,
+    questions: Vec<Question>,
+    note: Recording,
+    limit: Option<Duration>,
+) -> Result<Vec<Answer>> {
     let mut answers: Vec<Answer> = Vec::with_capacity(questions.len());
-    let mut questions = questions.into_iter().peekable();
+    let prepared: Result<Vec<_>> = questions.into_iter().map(Prepared::new).collect();
+    let mut questions = prepared?.into_iter().peekable();
     // Providers that a run has found out of order: later runs do not wait for them again.
     let mut out_of_order: BTreeMap<String, Failure> = BTreeMap::new();
-    while questions.peek().is_some() {
+    while let Some(next) = questions.peek() {
         // In the order of the questions: a run, or a question that nobody is asked.
-        let failed = |question: &Question| {
-            out_of_order.get(&question.provider.name).filter(|_| question.once)
-        };
-        if let Some(failure) = questions.peek().and_then(failed) {
+        if let Some(failure) = next.known_failure(&out_of_order) {
             let outcome = Outcome::Failed(failure.clone());
-            let subject = questions.next().map(|question| question.subject());
+            let subject = questions.next().map(|question| question.asked.subject);
             answers.extend(subject.map(|subject| Answer { subject, outcome }));
             continue;
         }
-        let mut some = Vec::new();
-        while some.len() < BATCH
-            && let Some(question) = questions.next_if(|question| failed(question).is_none())
-        {
+        let (mut some, mut length) = (Vec::new(), 0);
+        while let Some(question) = questions.next_if(|question| {
+            let fits = some.len() < BATCH && length + question.length <= ROOM;
+            question.known_failure(&out_of_order).is_none() && (fits || some.is_empty())
+        }) {
+            length += question.length;
             some.push(question);
         }
-        let new = run_helper(by, some, note)?;
+        let new = run_helper(by, some, note, limit)?;
         for answer in &new {
             if let Some(failure) = answer.failure().filter(|failure| failure.retry) {
                 out_of_order.insert(answer.subject.provider.clone(), failure.clone());
@@ -241,28 +287,20 @@ fn ask_recording(by: &str, questions: Vec<Question>, note: Recording) -> Result<
     Ok(answers)
 }
 
-fn run_helper(by: &str, questions: Vec<Question>, note: Recording) -> Result<Vec<Answer>> {
-    let mut asked = Vec::with_capacity(questions.len());
-    let mut operations = Vec::with_capacity(questions.len());
-    for Question { provider, key, scope, action, expects, once } in questions {
-        asked.push(SentQuestion {
-            subject: subject(&provider, &key),
-            action: action_name(&action),
-            from_key: match &action {
-                Action::Rewrap { from_key, .. } if *from_key != key => Some(from_key.clone()),
-                _ => None,
-            },
-            scope,
-            expects,
-        });
-        let context = scope.map(context).transpose()?.unwrap_or_default();
-        operations.push(Operation { provider, key, context, action, once });
-    }
+fn run_helper(
+    by: &str,
+    questions: Vec<Prepared>,
+    note: Recording,
+    limit: Option<Duration>,
+) -> Result<Vec<Answer>> {
+    let (asked, operations): (Vec<_>, Vec<_>) =
+        questions.into_iter().map(|question| (question.asked, question.operation)).unzip();
     let asking = Requester { by, who: session::identity(), note };
     let started = Instant::now();
     let timeout = Duration::from_secs(guc::keyring_timeout());
-    let is_once = operations.iter().all(|operation: &Operation| operation.once);
-    let timeout = if is_once { timeout.min(FOR_OTHERS) } else { timeout };
+    let is_once = operations.iter().all(|operation| operation.once);
+    let limit = limit.or(is_once.then_some(FOR_OTHERS));
+    let timeout = limit.map_or(timeout, |limit| timeout.min(limit));
     match helper::run(operations, timeout) {
         Ok(reply) => {
             let mut answers = Vec::with_capacity(asked.len());

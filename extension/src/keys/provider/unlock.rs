@@ -55,9 +55,16 @@ const WARN_AGAIN: Duration = Duration::from_secs(300);
 enum Patience {
     /// As long as a provider may take.
     Full,
-    /// As where another provider can be asked instead: the server goes on without these keys.
-    Little,
+    /// This time: the server goes on without these keys.
+    Limited(Duration),
 }
+
+/// How long the start of the server waits for the keys of key groups. Providers answer within a
+/// second; a worker goes on asking the others.
+const GROUPS_AT_START: Duration = Duration::from_secs(3);
+
+/// The same if WAL is to be replayed: a page of a locked group ends the start.
+const GROUPS_BEFORE_REDO: Duration = Duration::from_secs(10);
 
 /// Asks once for every database key in a `wanted` state, except those of dropped databases.
 fn attempt(by: &str, wanted: impl Fn(Scope, KeyState) -> bool) -> Result<Attempt> {
@@ -104,7 +111,11 @@ fn ask_for(by: &str, keys: Vec<(Scope, KeyVersion)>, patience: Patience) -> Resu
         if questions.is_empty() {
             continue;
         }
-        let answers = match operations::ask(by, questions) {
+        let answers = match patience {
+            Patience::Full => operations::ask(by, questions),
+            Patience::Limited(limit) => operations::ask_within(by, questions, limit),
+        };
+        let answers = match answers {
             Ok(answers) => answers,
             Err(report) => return Ok(Attempt::Locked { report, again: OUTAGE }),
         };
@@ -332,7 +343,11 @@ pub(crate) fn at_start(recovery_needs_keys: bool) -> Result<()> {
 fn key_groups_at_start() -> Result<()> {
     let mut keys = all_locked_keys();
     keys.retain(|(scope, _)| scope.key_group().is_some());
-    if let Attempt::Locked { report, .. } = ask_for("start", keys, Patience::Little)? {
+    let limit = match process::was_not_shut_down() {
+        true => GROUPS_BEFORE_REDO,
+        false => GROUPS_AT_START,
+    };
+    if let Attempt::Locked { report, .. } = ask_for("start", keys, Patience::Limited(limit))? {
         remember(Some(&report))?;
         starts_without_groups(&report).send(PgLogLevel::WARNING);
     }
