@@ -38,7 +38,7 @@ fn main() -> Result<()> {
     let made = Instant::now();
     for number in 1..=count {
         group(&cluster, number, &options)?;
-        if number % 500 == 0 {
+        if number % 250 == 0 {
             // A start reserves room for more.
             stop(&cluster)?;
             cluster.start_server()?;

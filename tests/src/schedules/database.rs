@@ -22,13 +22,16 @@ pub(super) enum Label {
 }
 
 impl Label {
-    /// As SQL writes it behind `IS`.
-    pub(super) fn sql(label: Option<Label>) -> &'static str {
-        match label {
-            None => "NULL",
-            Some(Label::Encrypted) => "'encrypted'",
-            Some(Label::Plaintext) => "'plaintext'",
+    pub(super) fn text(self) -> &'static str {
+        match self {
+            Label::Encrypted => "encrypted",
+            Label::Plaintext => "plaintext",
         }
+    }
+
+    /// As SQL writes it behind `IS`.
+    pub(super) fn sql(label: Option<Label>) -> String {
+        label.map_or_else(|| "NULL".to_owned(), |label| format!("'{}'", label.text()))
     }
 }
 
@@ -235,6 +238,8 @@ impl Database {
             table.job = match label {
                 _ if table.kind == Kind::Partitioned => None,
                 Some(Label::Plaintext) if before => Some(Job::Decrypt),
+                // A job looks at what is encrypted already, too.
+                Some(Label::Encrypted) if !at_once => Some(Job::Encrypt),
                 _ if wanted && !table.sealed => Some(Job::Encrypt),
                 _ => None,
             };

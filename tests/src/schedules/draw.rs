@@ -2,7 +2,7 @@
 
 use super::database::{Kind, Label};
 use super::operation::{Operation, Order, Process, Setup, Target};
-use super::statement::{Asked, Catalog, Change, Statement};
+use super::statement::{Asked, Catalog, Change, GROUPS, Statement};
 use super::world::{MAIN, SESSIONS, World};
 use pagevault_powercut_disk::Random;
 
@@ -66,6 +66,7 @@ pub(super) fn schedule(seed: u64, length: usize) -> (Setup, Vec<Operation>) {
         tablespace: random.once_in(2),
         logical_wal: random.once_in(4),
         forgets: random.once_in(2),
+        key_groups: random.once_in(3),
     };
     let setup = Setup { logical_wal: setup.logical_wal && !setup.minimal_wal, ..setup };
     let theme = random.one_of(&THEMES);
@@ -231,6 +232,13 @@ fn operation(random: &mut Random, world: &World, theme: (u64, u64)) -> Operation
         705..712 => Operation::MoveClusterMasterKey,
         712..720 => Operation::OwnMasterKey { database },
         720..727 => Operation::RotateDatabaseMasterKey { database },
+        740..747 if world.setup.key_groups => {
+            let group = 1 + small(random, u64::from(GROUPS));
+            match random.below(2) {
+                0 => Operation::RotateKeyGroupMasterKey { group },
+                _ => Operation::RotateKeyGroupKey { group },
+            }
+        }
         727..747 => Operation::RotateDatabaseKey { database },
         747..753 => Operation::RotateWalKey,
         753..757 => Operation::WalEncryption { on: random.once_in(2) },
@@ -367,7 +375,7 @@ mod tests {
         let all = "run begin savepoint rollback_to commit rollback prepare finish_prepared connect \
             default schema_label jobs crawl wait_for_jobs rotate_cluster_master_key \
             move_cluster_master_key own_master_key rotate_database_master_key rotate_database_key \
-            rotate_wal_key shred_former_files checkpoint restart stop_immediately crash kill crash_at crash_in_recovery together \
+            rotate_wal_key rotate_key_group_master_key rotate_key_group_key shred_former_files checkpoint restart stop_immediately crash kill crash_at crash_in_recovery together \
             keys_away keys_back make_standby crash_standby promote back_up restore create_database \
             move_database drop_database drop_extension judge \
             make_slot decode order pause resume cancel rotate_all_data_keys encrypt_database forbidden wal_encryption dump \

@@ -7,6 +7,7 @@ use anyhow::{Context, Result, bail, ensure};
 use postgres::Client;
 
 use super::database::{Database, Kind, Label, SCHEMAS, SECRET, Table};
+use super::statement::Context as Surroundings;
 use super::world::{World, database_name};
 use crate::cluster::{column, expect_error, run_sql, text};
 use crate::datafile::PageState;
@@ -36,7 +37,8 @@ pub(super) fn judge(cluster: &Cluster, world: &World, server: Server) -> Result<
             refuses(&mut client, database).with_context(|| name.clone())?;
             continue;
         }
-        agrees(&mut client, database, server, &held).with_context(|| name.clone())?;
+        agrees(&mut client, database, &world.context, server, &held)
+            .with_context(|| name.clone())?;
         run_sql(&mut client, "CHECKPOINT")?;
         seals(cluster, &mut client, database, server, &held).with_context(|| name.clone())?;
         if server == Server::Primary && world.is_quiet() {
@@ -89,6 +91,7 @@ fn expected(rows: &BTreeMap<i64, i64>) -> String {
 pub(super) fn agrees(
     client: &mut Client,
     database: &Database,
+    context: &Surroundings,
     server: Server,
     held: &dyn Fn(u8) -> bool,
 ) -> Result<()> {
@@ -108,11 +111,7 @@ pub(super) fn agrees(
             Kind::Partitioned => "p",
             Kind::View(_) => "m",
         };
-        let label = match table.label {
-            None => "-",
-            Some(Label::Encrypted) => "encrypted",
-            Some(Label::Plaintext) => "plaintext",
-        };
+        let label = context.label(*number, table.label).unwrap_or_else(|| "-".to_owned());
         let logged = if table.logged { "p" } else { "u" };
         let wanted = format!("t{number} {} {kind} {logged} {label}", SCHEMAS[table.schema]);
         ensure!(found.contains(&wanted), "{wanted} is not there, but {found:?}");
@@ -238,7 +237,8 @@ fn claims(client: &mut Client, database: &Database, world: &World) -> Result<()>
                 rest.strip_prefix(&name).is_some_and(|rest| rest.starts_with([' ', '_']))
             };
             let mut found = drift.iter().find(drifts).cloned();
-            if found.is_some() && table.in_doubt {
+            // A table follows the label of another one into its key group when it is told to.
+            if found.is_some() && (table.in_doubt || world.setup.key_groups) {
                 if world.crawling || world.paused || world.keys_away {
                     continue;
                 }

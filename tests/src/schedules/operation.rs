@@ -53,6 +53,9 @@ pub(super) struct Setup {
     /// Keys that nothing needs are forgotten at once.
     #[serde(default)]
     pub(super) forgets: bool,
+    /// Labels on tables name key groups, by the numbers of the tables.
+    #[serde(default)]
+    pub(super) key_groups: bool,
     /// There is another tablespace, `space`.
     pub(super) tablespace: bool,
 }
@@ -140,6 +143,12 @@ pub(super) enum Operation {
     },
     RotateDatabaseKey {
         database: u8,
+    },
+    RotateKeyGroupMasterKey {
+        group: u8,
+    },
+    RotateKeyGroupKey {
+        group: u8,
     },
     RotateWalKey,
     WalEncryption {

@@ -241,7 +241,13 @@ impl Player {
         let mut client = judge::connect(&self.primary, "postgres")?;
         let (mut is, mut is_not) = (None::<Database>, String::new());
         for database in &possible {
-            match judge::agrees(&mut client, database, Server::Primary, &|_| false) {
+            match judge::agrees(
+                &mut client,
+                database,
+                &self.world.context,
+                Server::Primary,
+                &|_| false,
+            ) {
                 Ok(()) => {
                     is = Some(is.map_or_else(|| database.clone(), |other| other.or(database)));
                 }

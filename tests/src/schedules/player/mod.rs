@@ -15,7 +15,7 @@ use tempfile::TempDir;
 use super::database::{Database, Label, SCHEMAS};
 use super::judge::{self, Server};
 use super::operation::{Operation, Order, Setup};
-use super::statement::Statement;
+use super::statement::{GROUPS, Statement, group_name};
 use super::world::{MAIN, SESSIONS, World, database_name};
 use crate::cluster::{column, expect_error, run_sql, text};
 use crate::standby::wait_for;
@@ -84,6 +84,13 @@ impl Player {
         primary.sql("CREATE EXTENSION pagevault; CREATE SCHEMA open; CREATE SCHEMA vault")?;
         primary.sql(&keys.add_provider("local"))?;
         primary.sql("SELECT pagevault.set_cluster_master_key('local', 'main')")?;
+        for group in (1..=GROUPS).filter(|_| setup.key_groups).map(group_name) {
+            keys.add_key(&group)?;
+            primary.sql(&format!(
+                "SELECT pagevault.create_key_group('{group}');
+                 SELECT pagevault.set_key_group_master_key('{group}', 'local', '{group}')"
+            ))?;
+        }
         if setup.forgets {
             primary.set(&[
                 ("pagevault.keep_former_keys", "0"),
@@ -243,6 +250,8 @@ impl Player {
             | Operation::OwnMasterKey { .. }
             | Operation::RotateDatabaseMasterKey { .. }
             | Operation::RotateDatabaseKey { .. }
+            | Operation::RotateKeyGroupMasterKey { .. }
+            | Operation::RotateKeyGroupKey { .. }
             | Operation::RotateWalKey
             | Operation::ShredFormerFiles { .. }
             | Operation::MoveDatabase { .. }
@@ -315,6 +324,12 @@ impl Player {
                 call(*database, "rotate_database_master_key()")
             }
             Operation::RotateDatabaseKey { database } => call(*database, "rotate_database_key()"),
+            Operation::RotateKeyGroupMasterKey { group } => {
+                call(MAIN, &format!("rotate_key_group_master_key('{}')", group_name(*group)))
+            }
+            Operation::RotateKeyGroupKey { group } => {
+                call(MAIN, &format!("rotate_key_group_key('{}')", group_name(*group)))
+            }
             Operation::RotateWalKey => call(MAIN, "rotate_wal_key()"),
             Operation::RotateAllDataKeys { database } => call(*database, "rotate_all_data_keys()"),
             Operation::EncryptDatabase { database } => call(*database, "encrypt_database()"),

@@ -144,6 +144,34 @@ pub(super) struct Context {
     pub(super) default: bool,
     /// Whether small relations are encrypted at once.
     pub(super) at_once: bool,
+    /// See `Setup`.
+    pub(super) key_groups: bool,
+}
+
+impl Context {
+    /// The text of a label on a table.
+    pub(super) fn label(&self, table: u8, label: Option<Label>) -> Option<String> {
+        let label = label?;
+        let group = table % (GROUPS + 1);
+        let text = label.text();
+        Some(match label {
+            Label::Encrypted if self.key_groups && group > 0 => {
+                format!("{text} key_group={}", group_name(group))
+            }
+            _ => text.to_owned(),
+        })
+    }
+
+    fn label_sql(&self, table: u8, label: Option<Label>) -> String {
+        self.label(table, label).map_or_else(|| "NULL".to_owned(), |label| format!("'{label}'"))
+    }
+}
+
+/// Key groups have the numbers from one on. Every third table is in none.
+pub(super) const GROUPS: u8 = 2;
+
+pub(super) fn group_name(group: u8) -> String {
+    format!("tenant{group}")
 }
 
 impl Statement {

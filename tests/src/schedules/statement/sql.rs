@@ -6,10 +6,11 @@ use crate::schedules::database::{Database, Label, SCHEMAS, Table};
 const COLUMNS: &str = "id bigint, n bigint, mark text, wide text, part int";
 
 /// `SECURITY LABEL` if that was asked, or nothing.
-fn labelled(asked: Asked, keyword: &str, table: u8) -> String {
+fn labelled(asked: Asked, keyword: &str, table: u8, context: &Context) -> String {
     match asked {
         Asked::ByLabel => {
-            format!("; SECURITY LABEL FOR pagevault ON {keyword} t{table} IS 'encrypted'")
+            let label = context.label_sql(table, Some(Label::Encrypted));
+            format!("; SECURITY LABEL FOR pagevault ON {keyword} t{table} IS {label}")
         }
         Asked::Not | Asked::BySetting => String::new(),
     }
@@ -36,14 +37,14 @@ impl Statement {
                 let create = format!(
                     "CREATE {unlogged}TABLE {schema}.t{table} ({COLUMNS} DEFAULT {table}, PRIMARY KEY (id)); \
                      ALTER TABLE t{table} ALTER wide SET STORAGE EXTERNAL{}",
-                    labelled(*asked, "TABLE", *table)
+                    labelled(*asked, "TABLE", *table, context)
                 );
                 under_setting(*asked, create)
             }
             Statement::CreatePartitioned { table, asked, schema } => format!(
                 "CREATE TABLE {}.t{table} ({COLUMNS}) PARTITION BY LIST (part){}",
                 schema_of(schema),
-                labelled(*asked, "TABLE", *table)
+                labelled(*asked, "TABLE", *table, context)
             ),
             Statement::CreatePartition { table, of, asked } => {
                 let schema = table_of(of).map_or(0, |of| of.schema);
@@ -51,7 +52,7 @@ impl Statement {
                     "CREATE TABLE {}.t{table} PARTITION OF t{of} (part DEFAULT {table}) FOR VALUES IN ({table}); \
                      ALTER TABLE t{table} ADD PRIMARY KEY (id), ALTER wide SET STORAGE EXTERNAL{}",
                     SCHEMAS[schema],
-                    labelled(*asked, "TABLE", *table)
+                    labelled(*asked, "TABLE", *table, context)
                 );
                 under_setting(*asked, create)
             }
@@ -60,7 +61,7 @@ impl Statement {
                     "CREATE TABLE {}.t{table} AS SELECT id, n, mark, wide, {table} AS part FROM t{of}; \
                      ALTER TABLE t{table} ADD PRIMARY KEY (id), ALTER part SET DEFAULT {table}{}",
                     schema_of(schema),
-                    labelled(*asked, "TABLE", *table)
+                    labelled(*asked, "TABLE", *table, context)
                 );
                 under_setting(*asked, create)
             }
@@ -69,7 +70,7 @@ impl Statement {
                     "CREATE MATERIALIZED VIEW {}.t{table} AS SELECT id, n, mark, wide FROM t{of}; \
                      CREATE UNIQUE INDEX t{table}_pkey ON t{table} (id){}",
                     schema_of(schema),
-                    labelled(*asked, "MATERIALIZED VIEW", *table)
+                    labelled(*asked, "MATERIALIZED VIEW", *table, context)
                 );
                 under_setting(*asked, create)
             }
@@ -119,7 +120,7 @@ impl Statement {
             ),
             Statement::Label { table, label } => {
                 let keyword = table_of(table).map_or("TABLE", Table::keyword);
-                let label = Label::sql(*label);
+                let label = context.label_sql(*table, *label);
                 format!("SECURITY LABEL FOR pagevault ON {keyword} t{table} IS {label}")
             }
             Statement::RotateDataKey { table } => {

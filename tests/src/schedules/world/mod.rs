@@ -112,7 +112,12 @@ impl World {
             databases: BTreeMap::from([(MAIN, Database::default())]),
             sessions: vec![Session::default(); usize::from(SESSIONS)],
             prepared: None,
-            context: Context { first: 1, default: false, at_once: true },
+            context: Context {
+                first: 1,
+                default: false,
+                at_once: true,
+                key_groups: setup.key_groups,
+            },
             crawling: false,
             paused: false,
             wal_encryption: setup.wal_encryption,
@@ -417,6 +422,8 @@ impl World {
             Operation::RotateClusterMasterKey
             | Operation::RotateDatabaseMasterKey { .. }
             | Operation::RotateDatabaseKey { .. }
+            | Operation::RotateKeyGroupMasterKey { .. }
+            | Operation::RotateKeyGroupKey { .. }
             | Operation::RotateWalKey
             | Operation::ShredFormerFiles { .. }
             | Operation::Checkpoint

@@ -25,6 +25,8 @@ impl World {
         statement.suits(&seen, &self.context)
             && (self.setup.tablespace || !statement.wants_tablespace())
             && !(in_transaction && statement.is_alone())
+            // Refused if the transaction has locked tables of other key groups.
+            && !(in_transaction && self.setup.key_groups && statement.replaces().is_some())
             && (!statement.wants_quiet() || self.is_quiet())
             && self.others(database, session).all(|other| other.lets(shared, &owned))
             && !self.makes_twice(database, session, statement, &seen)
@@ -119,6 +121,9 @@ impl World {
             }
             Operation::RotateClusterMasterKey | Operation::MoveClusterMasterKey => {
                 unlocked && reachable
+            }
+            Operation::RotateKeyGroupMasterKey { .. } | Operation::RotateKeyGroupKey { .. } => {
+                self.setup.key_groups && unlocked && reachable
             }
             Operation::RotateWalKey => unlocked && reachable && self.wal_encryption,
             Operation::WalEncryption { on } => unlocked && reachable && *on != self.wal_encryption,
