@@ -13,6 +13,7 @@
 mod anchor;
 mod api;
 mod audit;
+mod backups;
 mod commands;
 mod fault;
 mod hooks;

@@ -32,9 +32,6 @@ use crate::wal;
 pub enum Room {
     /// No: a backup may be in progress.
     AsBefore,
-    /// As far as a mark is long. What a backup in progress must have is followed by one: its first
-    /// checkpoint settles each log. Not if `fsync` is off.
-    Mark,
     /// Yes.
     Any,
 }

@@ -10,7 +10,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use pagevault_cipher::{DataKeyVersion, KeyVersion};
+use pagevault_cipher::{DataKeyVersion, KeyVersion, Lsn};
 
 use crate::record::{DatabaseKey, Record};
 use crate::rel_file::RelFile;
@@ -62,6 +62,38 @@ pub fn leave_out_unknown(records: &mut Vec<Record>, known: &HashSet<(Scope, KeyV
         _ => true,
     });
     !others.is_empty()
+}
+
+/// The key groups that have ended, as these records of the cluster's log say, and when.
+pub fn ended_key_groups(records: &[Record]) -> HashMap<Scope, i64> {
+    let ended = records.iter().filter_map(|record| match record {
+        Record::EndedKeyGroup { group, at } => Some((group.scope(), *at)),
+        _ => None,
+    });
+    ended.collect()
+}
+
+/// Puts tombstones in the place of data keys that are wrapped by keys of ended key groups. A backup
+/// that copies a database's log, and the cluster's log after a group has ended, has such keys. What
+/// is replayed until then is about pages that nobody can open any more. Without a tombstone they
+/// would have no key at all, and be written in plaintext.
+///
+/// `lsn`: the address of the last record of the cluster's log. The records that destroyed these
+/// keys are before that.
+pub fn bury(records: &mut [Record], ended: &HashMap<Scope, i64>, lsn: Lsn) {
+    for record in records {
+        if let Some(tombstone) = tombstone(record, ended, lsn) {
+            *record = tombstone;
+        }
+    }
+}
+
+/// The tombstone of a data key that is wrapped by the key of an ended key group.
+pub fn tombstone(record: &Record, ended: &HashMap<Scope, i64>, lsn: Lsn) -> Option<Record> {
+    let Record::DataKey { file, version, cipher, scope, .. } = record else { return None };
+    let at = *ended.get(scope)?;
+    let (file, through, cipher) = (*file, *version, *cipher);
+    Some(Record::Destroyed { file, through, cipher, whole: false, lsn, at })
 }
 
 /// Removes older wrappings by database keys that are forgotten: unknown, although a later version
@@ -147,13 +179,13 @@ pub fn with_older<'a>(
 #[cfg(test)]
 mod tests {
     use super::{
-        database_keys, has_former_of_database_keys, has_unknown, leave_out_forgotten,
-        leave_out_unknown, with_older,
+        bury, database_keys, ended_key_groups, has_former_of_database_keys, has_unknown,
+        leave_out_forgotten, leave_out_unknown, with_older,
     };
     use crate::record::Record;
     use crate::rel_file::{Phase, RelFile};
     use crate::state::State;
-    use crate::{DataKeyVersion, DatabaseKey, KeyVersion, Lsn, Scope, Wrapping};
+    use crate::{DataKeyVersion, DatabaseKey, KeyGroup, KeyVersion, Lsn, Scope, Wrapping};
 
     fn file(relation: u32) -> RelFile {
         RelFile { tablespace: 1663, database: 5, relation }
@@ -189,6 +221,39 @@ mod tests {
     fn rewriting(relation: u32) -> Record {
         let phase = Phase::under(DataKeyVersion::FIRST);
         Record::Rewriting { file: file(relation), phase, done: false }
+    }
+
+    #[test]
+    fn keys_of_ended_groups_are_buried() {
+        let group = KeyGroup::new(100).unwrap();
+        let cluster = [
+            Record::KeyGroup { group: KeyGroup::new(101).unwrap(), name: "b".into(), at: 1 },
+            Record::EndedKeyGroup { group, at: 9 },
+        ];
+        let under = |relation: u32, of: Scope| {
+            let mut record = data_key(relation, 1);
+            if let Record::DataKey { scope, .. } = &mut record {
+                *scope = of;
+            }
+            record
+        };
+        let destroyed = |relation: u32| Record::Destroyed {
+            file: file(relation),
+            through: DataKeyVersion::FIRST,
+            cipher: 1,
+            whole: false,
+            lsn: Lsn(70),
+            at: 9,
+        };
+        let alive = under(2, KeyGroup::new(101).unwrap().scope());
+        let mut records =
+            vec![under(1, group.scope()), current(1), alive.clone(), current(2), data_key(3, 1)];
+        bury(&mut records, &ended_key_groups(&cluster), Lsn(70));
+        assert_eq!(records, [destroyed(1), current(1), alive, current(2), data_key(3, 1)]);
+        let state = State::from_records(records).unwrap();
+        let buried = state.file(file(1)).unwrap();
+        assert!(buried.keys.is_empty() && buried.is_destroyed(DataKeyVersion::FIRST));
+        assert_eq!(buried.phase, Phase::under(DataKeyVersion::FIRST));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use pgrx::pg_sys;
 
 use super::{altered, enforce, requests, shared_labels};
 use crate::audit::statements;
-use crate::keys::store::key_groups;
+use crate::keys::store::{directory, key_groups};
 use crate::keys::usage::data_keys;
 use crate::pg::labels::Object;
 use crate::pg::nesting::{Mark, Notes};
@@ -18,7 +18,7 @@ use crate::pg::report::{Report, Result};
 use crate::pg::statement;
 use crate::pg::text::ServerText;
 use crate::policy::label::{self, Label};
-use crate::policy::{labelled, memo, pending};
+use crate::policy::{described, labelled, memo, pending, policy};
 use crate::roles;
 use crate::shmem;
 
@@ -138,11 +138,14 @@ pub(crate) fn relabelled(object: Object, column: i32, text: Option<ServerText>) 
 fn changes_key_group(object: Object, text: Option<&ServerText>) -> Result<bool> {
     let to = text.map(label::key_group_in).transpose()?.flatten();
     let from = object.label().as_ref().map(label::key_group_in).transpose()?.flatten();
-    if to == from {
-        return Ok(false);
-    }
     if process::is_binary_upgrade() {
-        return Ok(true);
+        return Ok(to != from);
+    }
+    if to == from {
+        if to.is_none() && text.is_some() && !roles::is_admin() {
+            refuse_leaving(object)?;
+        }
+        return Ok(false);
     }
     if to.is_some() && object.class == pg_sys::DatabaseRelationId {
         return Err(Report::new(
@@ -162,6 +165,30 @@ fn changes_key_group(object: Object, text: Option<&ServerText>) -> Result<bool> 
     })?;
     data_keys::require_group_key(group)?;
     Ok(true)
+}
+
+/// Relations that no label puts into a group stay in that in which they are, until a label says that
+/// they are encrypted and names no group. Only administrators may set it.
+fn refuse_leaving(object: Object) -> Result<()> {
+    let members = match object.class {
+        pg_sys::RelationRelationId => relation::with_partitions(object.oid),
+        _ => relation::all().into_iter().filter_map(relation::facts).collect(),
+    };
+    for facts in members {
+        let is_below = match object.class {
+            pg_sys::NamespaceRelationId => facts.schema == object.oid,
+            pg_sys::TableSpaceRelationId => facts.file.tablespace == object.oid.to_u32(),
+            _ => true,
+        };
+        if !is_below || !facts.is_stored() || directory::current_key_group(facts.file).is_none() {
+            continue;
+        }
+        if policy().named_key_group(&described(&facts), facts.file.tablespace)?.is_none() {
+            let name = relation::quoted_name(&facts);
+            return roles::require_admin(&format!("take {name} out of its key group"));
+        }
+    }
+    Ok(())
 }
 
 /// Notes the rekey job that the label in progress needs.

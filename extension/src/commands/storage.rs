@@ -218,5 +218,11 @@ pub(super) fn set_sealing_of_empty_file(file: RelFile, wanted: Option<Sealing>) 
         return Ok(());
     }
     memo::forget_answers();
-    begin(file, wanted)
+    let guessed = directory::current_version(file);
+    let guessed = guessed.filter(|_| directory::current_key_group(file).is_some());
+    begin(file, wanted)?;
+    match guessed {
+        Some(version) if relation_files::is_empty(file) => data_keys::discard_unused(file, version),
+        _ => Ok(()),
+    }
 }

@@ -7,6 +7,7 @@ use pgrx::pg_guard;
 use pgrx::pg_sys;
 
 use crate::audit::statements;
+use crate::backups;
 use crate::commands::{altered, databases, labels, removal, storage};
 use crate::pg::labels::{Object, PROVIDER};
 use crate::pg::process::{self, ProcessLocal};
@@ -47,8 +48,8 @@ pub(super) fn label_provider_is_registered() -> bool {
 
 /// Contract: called by the server after a catalog row was created, or before one is removed, in a
 /// transaction, catalogs readable, not in a critical section; may raise errors. Also called for
-/// each function in a query and each search of a namespace, which are not relevant and cost two
-/// tests here.
+/// each function in a query, of which two concern us, and each search of a namespace; these cost
+/// two or three tests here.
 unsafe extern "C-unwind" fn object_access(
     access: pg_sys::ObjectAccessType::Type,
     class: pg_sys::Oid,
@@ -60,7 +61,16 @@ unsafe extern "C-unwind" fn object_access(
         // SAFETY: the previous hook, with the server's own arguments.
         unsafe { previous(access, class, object, sub_id, argument) };
     }
-    use pg_sys::ObjectAccessType::{OAT_DROP, OAT_POST_ALTER, OAT_POST_CREATE};
+    use pg_sys::ObjectAccessType::{
+        OAT_DROP, OAT_FUNCTION_EXECUTE, OAT_POST_ALTER, OAT_POST_CREATE,
+    };
+    if access == OAT_FUNCTION_EXECUTE {
+        if backups::is_about_backups(object) {
+            // SAFETY: there are no values with destructors here.
+            unsafe { pg_sys::panic::pgrx_extern_c_guard(|| backups::called(object)) };
+        }
+        return;
+    }
     let changes = matches!(access, OAT_POST_CREATE | OAT_POST_ALTER);
     let is_role = changes && class == pg_sys::AuthIdRelationId;
     let drops_extension = access == OAT_DROP && class == pg_sys::ExtensionRelationId;

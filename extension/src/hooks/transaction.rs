@@ -8,6 +8,7 @@ use pgrx::pg_sys;
 
 use super::proof;
 use crate::audit::statements;
+use crate::backups;
 use crate::commands::{altered, catalogs, labels, storage};
 use crate::page::names;
 use crate::pg::nesting::{Mark, Notes};
@@ -84,6 +85,7 @@ unsafe extern "C-unwind" fn transaction_event(
     if matches!(event, XACT_EVENT_COMMIT | XACT_EVENT_PREPARE | XACT_EVENT_ABORT) {
         storage::with_notes(Notes::clear);
         labels::transaction_ended(event == XACT_EVENT_COMMIT);
+        backups::transaction_ended(event == XACT_EVENT_COMMIT);
     }
     if event == XACT_EVENT_PRE_COMMIT && process::is_single_user() {
         // SAFETY: the guarded function has the callback's own contract.

@@ -92,7 +92,10 @@ fn read_logs(storage: &FileStorage, recovering: bool) -> Result<Vec<Contents>> {
             // Scopes ascend: the cluster's log, which contains the database keys, is first.
             let cluster = logs.first().unwrap_or(&contents);
             let known = wrappings::database_keys(&cluster.records);
+            let ended = wrappings::ended_key_groups(&cluster.records);
+            let last = cluster.position.logged;
             wrappings::leave_out_forgotten(&mut contents.records, &known);
+            wrappings::bury(&mut contents.records, &ended, last);
             let is_ahead = wrappings::has_unknown(&contents.records, &known);
             let whole = is_ahead.then(|| contents.records.clone());
             if is_ahead {

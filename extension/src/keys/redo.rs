@@ -8,7 +8,7 @@ use pagevault_keystore::directory::DirectoryError;
 use pagevault_keystore::former::FormerFiles;
 use pagevault_keystore::log::Settle;
 use pagevault_keystore::state::StateError;
-use pagevault_keystore::{CheckValue, Record, RelFile, Scope, batch};
+use pagevault_keystore::{CheckValue, Record, RelFile, Scope, batch, wrappings};
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
@@ -55,15 +55,9 @@ pub(crate) fn replay(
     // Later records that this server already has take precedence.
     let is_old = shmem::required()?.control.position(scope).is_some_and(|log| start < log.logged);
     let brought = keys_in(records);
-    let of_group = |record: &Record| match record {
-        Record::DatabaseKey { scope, .. } => scope.key_group().is_some(),
-        _ => false,
-    };
-    let cluster = records.iter().any(of_group).then(|| cluster_state(&lock)).transpose()?;
+    let ended = ended_key_groups(&lock, records)?;
     let is_of_ended_group = |record: &Record| match record {
-        Record::DatabaseKey { scope, .. } => {
-            cluster.as_ref().is_some_and(|known| known.has_ended(*scope))
-        }
+        Record::DatabaseKey { scope, .. } => ended.contains_key(scope),
         _ => false,
     };
     let counts = |record: &&Record| {
@@ -74,7 +68,12 @@ pub(crate) fn replay(
             || is_forgotten_database_key(record)
             || is_of_forgotten_key(&lock, record, &brought))
     };
-    let records: Vec<Record> = records.iter().filter(counts).cloned().collect();
+    let last = shmem::required()?.control.position(Scope::CLUSTER).map(|log| log.logged);
+    let buried = |record: &Record| {
+        wrappings::tombstone(record, &ended, last.unwrap_or_default())
+            .unwrap_or_else(|| record.clone())
+    };
+    let records: Vec<Record> = records.iter().filter(counts).map(buried).collect();
     if records.is_empty() {
         return Ok(());
     }
@@ -212,6 +211,23 @@ fn would_replace_later(record: &Record) -> bool {
         | Record::EndedKeyGroup { .. } => true,
         _ => false,
     }
+}
+
+/// The key groups that have ended, and when, if records have a key of a group that is not known: the
+/// keystore may be of a later time than what is replayed.
+fn ended_key_groups(lock: &KeystoreLock, records: &[Record]) -> Result<HashMap<Scope, i64>> {
+    let is_unknown = |record: &Record| match record {
+        Record::DatabaseKey { scope, version, .. }
+        | Record::DataKey { scope, key_version: version, .. } => {
+            scope.key_group().is_some()
+                && shmem::secrets().is_none_or(|keys| keys.state(*scope, *version).is_none())
+        }
+        _ => false,
+    };
+    if !records.iter().any(is_unknown) {
+        return Ok(HashMap::new());
+    }
+    Ok(cluster_state(lock)?.ended_key_groups().collect())
 }
 
 /// Whether the record would bring back a destroyed key.

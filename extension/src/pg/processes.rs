@@ -49,9 +49,18 @@ pub(crate) fn has_left_its_work(process: usize, then: u32) -> bool {
     {
         return true;
     }
+    !exists(then)
+}
+
+/// Whether the process that had PID `then` still has this entry, as far as can be known.
+pub(crate) fn is_there(process: usize, then: u32) -> bool {
+    pid(process) == then && exists(then)
+}
+
+fn exists(pid: u32) -> bool {
     // SAFETY: signal 0 sends nothing; the call only checks whether the process exists.
-    let asked = unsafe { libc::kill(then as libc::pid_t, 0) };
-    asked != 0 && std::io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH)
+    let asked = unsafe { libc::kill(pid as libc::pid_t, 0) };
+    asked == 0 || std::io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH)
 }
 
 /// Whether a WAL sender runs BASE_BACKUP.

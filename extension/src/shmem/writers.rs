@@ -15,6 +15,8 @@ shared_struct! {
     pub(crate) struct Slot {
         pub(crate) writing: WriterMark,
         pub(crate) creating: WriterMark,
+        /// The PID of this process, if it has called `pg_backup_start()`; see [`crate::backups`].
+        pub(crate) backup: AtomicU32,
     }
 }
 

@@ -35,9 +35,8 @@ pub(super) struct Successors<'a> {
     /// Those that have no place yet.
     waiting: BTreeMap<Name<'a>, &'a Record>,
     moved: BTreeSet<Name<'a>>,
-    /// How many bytes longer than the log up to here that which takes its place may be; `None`: as
-    /// long as it is.
-    spare: Option<usize>,
+    /// Whether what takes the place of the log up to here must not be longer.
+    is_tight: bool,
     /// Length in bytes of the log up to here.
     before: usize,
     /// Length in bytes of what was arranged so far.
@@ -57,13 +56,8 @@ impl<'a> Successors<'a> {
             named.clone().filter(|(.., stays)| !stays).map(|(name, ..)| name).collect();
         let waiting = named.filter(|(name, _, stays)| *stays && obsolete.contains(name));
         let waiting: BTreeMap<_, _> = waiting.map(|(name, record, _)| (name, record)).collect();
-        let spare = match room {
-            Room::AsBefore => Some(0),
-            Room::Mark => Some(batch::HEADER),
-            Room::Any => None,
-        };
-        let spare = spare.filter(|_| !waiting.is_empty());
-        Self { waiting, moved: BTreeSet::new(), spare, before: 0, now: 0, obsolete: 0 }
+        let is_tight = room == Room::AsBefore && !waiting.is_empty();
+        Self { waiting, moved: BTreeSet::new(), is_tight, before: 0, now: 0, obsolete: 0 }
     }
 
     /// A batch of the log, or a mark, and what takes its place, begin.
@@ -94,8 +88,7 @@ impl<'a> Successors<'a> {
         let Some(successor) = self.waiting.get(&name).copied() else {
             return self.moved.contains(&name).then_some(None);
         };
-        let length = self.now + self.length(successor);
-        if self.spare.is_some_and(|spare| length > self.before + spare) {
+        if self.is_tight && self.now + self.length(successor) > self.before {
             self.obsolete += 1;
             return Some(Some(obsolete));
         }
@@ -113,7 +106,7 @@ impl<'a> Successors<'a> {
     }
 
     fn length(&self, record: &Record) -> usize {
-        if self.spare.is_none() {
+        if !self.is_tight {
             return 0;
         }
         // Nothing is longer than a record that cannot be encoded.

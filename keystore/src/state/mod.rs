@@ -301,6 +301,11 @@ impl State {
         self.key_groups().find(|(_, known)| known.name == name).map(|(group, _)| group)
     }
 
+    /// The scopes of the key groups that have ended, and when.
+    pub fn ended_key_groups(&self) -> impl Iterator<Item = (Scope, i64)> {
+        self.ended_key_groups.iter().map(|(group, at)| (group.scope(), *at))
+    }
+
     /// Whether it is a key group that has ended.
     pub fn has_ended(&self, scope: Scope) -> bool {
         scope.key_group().is_some_and(|group| self.ended_key_groups.contains_key(&group))

@@ -10,9 +10,10 @@ use std::thread;
 
 use anyhow::{Context, Result, ensure};
 use pagevault_keystore::{Record, Scope, log};
+use pagevault_tests::cluster::{run_sql, text};
 use pagevault_tests::datafile::holds;
 use pagevault_tests::standby::{standby_of, wait_for};
-use pagevault_tests::{Cluster, KeyFile, Settings, StopMode};
+use pagevault_tests::{Cluster, KeyFile, Settings};
 
 const SUM: &str = "SELECT count(*) || ' ' || sum(hashtext(name)) FROM t";
 
@@ -147,33 +148,75 @@ fn a_crash_before_they_are_removed_removes_them() -> Result<()> {
     Ok(())
 }
 
-/// A much longer wrapping has no room in the place of a shorter one: a backup by
-/// `pg_backup_start()` may be copying the file. It waits for as long as such backups may take, or
-/// for a restart.
+/// A program that has called `pg_backup_start()` copies as many bytes of the key file as it had
+/// then. So these stay what they are until it has called `pg_backup_stop()`, or its session ends.
 #[test]
-fn a_longer_wrapping_waits() -> Result<()> {
-    let (cluster, _keys) = cluster(&Settings::default().conf("pagevault.keep_former_keys = 1d"))?;
-    // Much longer each time.
-    let change = |name: &str, length: usize| -> Result<KeyFile> {
-        let key = "k".repeat(length);
-        let file = cluster.key_file(name, &key)?;
-        cluster.sql(&file.add_provider(name))?;
-        cluster.sql(&format!("SELECT pagevault.set_cluster_master_key('{name}', '{key}')"))?;
-        Ok(file)
+fn a_backup_by_functions_delays_it() -> Result<()> {
+    let (cluster, _keys) = cluster(&Settings::default())?;
+    let databases = ["d1", "d2", "d3", "d4"];
+    for name in databases {
+        cluster.sql(&format!("CREATE DATABASE {name}"))?;
+        let mut client = cluster.client_to(name)?;
+        run_sql(
+            &mut client,
+            "CREATE EXTENSION pagevault; SELECT pagevault.set_database_master_key('local', 'main');
+             SET pagevault.default_encryption = on; CREATE TABLE t AS SELECT 1 AS id",
+        )?;
+    }
+    // A start after a crash leaves the least that the file can be.
+    cluster.crash()?;
+    let path = cluster.data_directory().join("pagevault").join(log::file_name(Scope::CLUSTER));
+    let rotate = || -> Result<()> {
+        for name in databases {
+            let mut client = cluster.client_to(name)?;
+            run_sql(&mut client, "SELECT pagevault.rotate_database_master_key()")?;
+        }
+        let longer = "k".repeat(60);
+        let other = cluster.key_file(&format!("other{}", fs::metadata(&path)?.len()), &longer)?;
+        let name = format!("other{}", fs::metadata(&path)?.len());
+        cluster.sql(&other.add_provider(&name))?;
+        cluster.sql(&format!("SELECT pagevault.set_cluster_master_key('{name}', '{longer}')"))
     };
-    let _file = change("second", 120)?;
-    expect(&cluster, &["local 1", "second 1"])?;
-    cluster.stop(StopMode::Fast)?;
-    cluster.start_server()?;
-    expect(&cluster, &["second 1"])?;
-    let _other = change("third", 240)?;
-    expect(&cluster, &["second 1", "third 1"])?;
-    cluster.set(&[("pagevault.keep_former_keys", "0")])?;
-    cluster.eventually_that("the former wrapping is removed", || expect(&cluster, &["third 1"]))?;
-    ensure!(cluster.text("SELECT count(*) FROM t")? == "1000");
-    cluster.kill()?;
-    cluster.start_server()?;
-    ensure!(cluster.text("SELECT count(*) FROM t")? == "1000");
+    let in_force = || -> Result<()> {
+        let bytes = fs::read(&path)?;
+        let mut known = BTreeSet::new();
+        for record in log::replay(&bytes, Scope::CLUSTER)?.records {
+            let Record::DatabaseKey { scope, version, .. } = record else { continue };
+            ensure!(known.insert((scope, version)), "two wrappings of the key of {scope:?}");
+        }
+        Ok(())
+    };
+    let ends = ["SELECT pg_backup_stop()", "", "BEGIN; SELECT pg_backup_stop(); ROLLBACK"];
+    for end in ends {
+        let mut session = cluster.client()?;
+        run_sql(&mut session, "SELECT pg_backup_start('a backup', true)")?;
+        let listed = fs::read(&path)?;
+        rotate()?;
+        let stays = |when: &str| -> Result<()> {
+            ensure!(fs::read(&path)?.starts_with(&listed), "the file was rewritten {when}");
+            Ok(())
+        };
+        stays("during a backup")?;
+        match end {
+            "" => drop(session),
+            _ => {
+                run_sql(&mut session, end)?;
+                if end.contains("ROLLBACK") {
+                    rotate()?;
+                    stays("although its end was rolled back")?;
+                    drop(session);
+                }
+            }
+        }
+        cluster.eventually_that("the former wrappings are removed", in_force)?;
+    }
+    // Without a backup they are removed at once.
+    rotate()?;
+    in_force()?;
+    for name in databases {
+        let mut client = cluster.client_to(name)?;
+        ensure!(text(&mut client, "SELECT id FROM t")? == "1");
+    }
     Ok(())
 }
 

@@ -9,11 +9,10 @@ use pagevault_keystore::{Record, Scope, wrappings};
 use pgrx::prelude::PgLogLevel;
 
 use super::persist::{keystore_failure, read, state_of};
-use crate::pg::guc::forgetting::Keep;
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Result, internal};
-use crate::pg::{process, processes, wal};
-use crate::{fault, keystore_dir, shmem};
+use crate::pg::{process, wal};
+use crate::{backups, fault, keystore_dir, shmem};
 
 /// Rewrites the log of `scope` with only what is still needed, so that destroyed keys are no longer
 /// in the file. (Remains of the old file on the disk are not erased.) A base backup may be in
@@ -73,26 +72,22 @@ pub(crate) struct FormerWrappings {
 }
 
 /// Takes wrappings of database keys that are not in force any more out of the cluster's key file:
-/// the master keys that made them would open later copies of it. Some are left if a base backup is
-/// in progress, if the data directory is not consistent yet, or if there is no room.
+/// the master keys that made them would open later copies of it. They are left if a base backup is
+/// in progress, or if the data directory is not consistent yet.
 ///
 /// A server that replays WAL from before needs none of them: it unlocks with what is in force, and
 /// redo does not bring back older records ([`crate::keys::redo`]), because the log keeps the
 /// address of its last one ([`Log::compact_to`]).
 pub(crate) fn remove_former_wrappings(lock: &KeystoreLock) -> Result<FormerWrappings> {
-    remove_with(lock, if process::fsync() { Room::Mark } else { Room::AsBefore })
-}
-
-fn remove_with(lock: &KeystoreLock, room: Room) -> Result<FormerWrappings> {
-    let must_wait = processes::any_base_backup()
-        || process::in_recovery() && !shmem::required()?.control.was_consistent();
+    let must_wait =
+        backups::any() || process::in_recovery() && !shmem::required()?.control.was_consistent();
     let mut found = FormerWrappings::default();
     let mut are_left = false;
     let wanted = |batches: &[Vec<Record>], _: &mut State| {
         found.were_there = wrappings::has_former_of_database_keys(batches.iter().flatten());
         found.were_there && !must_wait
     };
-    rewrite(lock, Scope::CLUSTER, room, wanted, |batches| {
+    rewrite(lock, Scope::CLUSTER, Room::Any, wanted, |batches| {
         let written = batches.iter().flatten().copied();
         are_left = wrappings::has_former_of_database_keys(written);
     })?;
@@ -109,8 +104,6 @@ pub(crate) struct Leftovers {
     last_look: Option<Instant>,
     /// The end of the log, as of a look that found nothing.
     clean: Option<(u32, u64)>,
-    /// Since when there are some.
-    since: Option<Instant>,
 }
 
 impl Leftovers {
@@ -137,14 +130,7 @@ impl Leftovers {
         if end() == self.clean {
             return Ok(());
         }
-        // A backup that has begun before must not take longer, as for keys that are forgotten.
-        let is_old =
-            |since: Instant| Keep::now().others.is_some_and(|keep| since.elapsed() >= keep);
-        let found = match self.since {
-            Some(since) if is_old(since) => remove_with(&lock, Room::Any)?,
-            _ => remove_former_wrappings(&lock)?,
-        };
-        self.since = found.are_left.then(|| self.since.unwrap_or_else(Instant::now));
+        let found = remove_former_wrappings(&lock)?;
         self.clean = if found.are_left { None } else { end() };
         Ok(())
     }

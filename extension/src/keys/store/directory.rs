@@ -4,7 +4,7 @@ use pagevault_cipher::{CipherId, DataKeyVersion, KeyVersion, Lsn, PageFormat};
 use pagevault_core::policy::Sealing;
 use pagevault_keystore::directory::{FileInfo, Writing};
 use pagevault_keystore::record::MAX_WRAPPED_DATA_KEY;
-use pagevault_keystore::{KeyGroup, RelFile, Scope};
+use pagevault_keystore::{KeyGroup, Phase, RelFile, Scope};
 
 use crate::shmem::{anything_destroyed, get};
 
@@ -131,7 +131,7 @@ pub(crate) fn is_destroyed(file: RelFile) -> bool {
 /// True if the file is written under a later key than that of this version, or in plaintext since
 /// then.
 pub(crate) fn has_outlived(file: RelFile, version: DataKeyVersion) -> bool {
-    info(file).is_some_and(|info| info.phase.version > Some(version))
+    info(file).is_some_and(|info| info.phase > Phase::under(version))
 }
 
 fn info(file: RelFile) -> Option<FileInfo> {

@@ -230,6 +230,16 @@ pub(crate) fn write_plaintext(file: RelFile, pages: Pages) -> Result<()> {
     Ok(())
 }
 
+/// Destroys the keys of a new file up to this version: no page was written under them. Otherwise the
+/// key group whose key wraps them could not end as long as there is the file.
+pub(crate) fn discard_unused(file: RelFile, through: DataKeyVersion) -> Result<()> {
+    let lock = KeystoreLock::acquire();
+    let cipher = directory::current_cipher(file).map_or(0, |cipher| cipher as u8);
+    let (lsn, at) = (wal::end(), process::now());
+    let record = Record::Destroyed { file, through, cipher, whole: false, lsn, at };
+    append(&lock, file.scope(), &[record]).map(drop)
+}
+
 /// Records that all pages of a file on disk are under version `proven`; `None`: that all are
 /// plaintext. `everywhere`: also on all servers that replay WAL up to now; a page in plaintext, or
 /// under an earlier version, is refused from then on. False if the file is now written under

@@ -27,8 +27,8 @@ use crate::keys::store::{database_keys, persist};
 use crate::pg::guc::forgetting::Keep;
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result};
-use crate::pg::{control_file, heap, process, processes, wal};
-use crate::shmem;
+use crate::pg::{control_file, heap, process, wal};
+use crate::{backups, shmem};
 
 /// Pauses between rounds.
 const SHORTEST: Duration = Duration::from_secs(1);
@@ -131,7 +131,7 @@ impl Watch {
         let Some(control) = control_file::read() else { return Ok(false) };
         // A backup may have begun before a key was not needed any more, and copy the key file now.
         // One that begins from here on starts at this checkpoint, or a later one.
-        if processes::any_base_backup() {
+        if backups::any() {
             return Ok(true);
         }
         // After a power cut the server must not start from an earlier checkpoint.

@@ -84,6 +84,18 @@ fn only_administrators_change_groups() -> Result<()> {
     let error = cluster
         .error("SET ROLE tenant; SECURITY LABEL FOR pagevault ON TABLE public.t IS 'encrypted'")?;
     ensure!(error.sqlstate == "42501", "{error}");
+    // Without any label that names a group it stays where it is, and its owner cannot change that.
+    cluster.sql(
+        "SECURITY LABEL FOR pagevault ON TABLE acme.t IS NULL;
+         SECURITY LABEL FOR pagevault ON SCHEMA acme IS NULL; ALTER SCHEMA acme OWNER TO tenant",
+    )?;
+    for object in ["TABLE acme.t", "SCHEMA acme"] {
+        let label = format!("SECURITY LABEL FOR pagevault ON {object} IS 'encrypted'");
+        let error = cluster.error(&format!("SET ROLE tenant; {label}"))?;
+        ensure!(error.sqlstate == "42501", "{object}: {error}");
+        cluster.sql("SET ROLE tenant; TRUNCATE acme.t")?;
+        ensure!(groups_in(&cluster, "acme")? == "acme 1");
+    }
     let error = cluster
         .error("SECURITY LABEL FOR pagevault ON DATABASE postgres IS 'encrypted key_group=acme'")?;
     ensure!(error.sqlstate == "0A000" && !error.hint.is_empty(), "{error}");
@@ -175,7 +187,9 @@ fn new_relations_get_no_key_of_a_group_that_others_are_in() -> Result<()> {
          CREATE TABLE public.numbered (id serial);
          CREATE TABLE acme.also (id serial PRIMARY KEY, name text);
          CREATE INDEX ON acme.t (name);
-         INSERT INTO acme.t (name) VALUES ('x'); COMMIT",
+         INSERT INTO acme.t (name) VALUES ('x'); COMMIT;
+         BEGIN; LOCK acme.t; ALTER TABLE public.plain ADD PRIMARY KEY (id); REFRESH MATERIALIZED VIEW public.view;
+         ALTER TABLE public.numbered ALTER id TYPE bigint; COMMIT",
     )?;
     let strangers =
         "SELECT count(*) FROM pagevault.data_keys k JOIN pg_class c ON c.oid = k.relation

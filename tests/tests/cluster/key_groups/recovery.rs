@@ -1,6 +1,11 @@
 //! Key groups in crash recovery, on standbys and in backups.
 
+use std::fs;
+use std::path::Path;
+
+use pagevault_keystore::{Scope, log};
 use pagevault_tests::backup::Backup;
+use pagevault_tests::datafile::holds;
 
 use super::*;
 
@@ -83,4 +88,67 @@ fn backups_around_a_group() -> Result<()> {
     ensure!(error.text().contains("were destroyed"), "{error}");
     restored.finish()?;
     cluster.finish()
+}
+
+/// A backup whose copy of the database's log is from before the end of a group, and that of the
+/// cluster's log from after it. Files of the group are changed and made in between.
+#[test]
+fn a_backup_that_copies_the_end_of_a_group_before_its_files() -> Result<()> {
+    const MARK: &str = "secret-of-a-tenant";
+    for files_first in [true, false] {
+        let (cluster, _keys) = with_groups(&Settings::default())?;
+        tables(&cluster)?;
+        let all = count(&cluster, "umbrella.t")?;
+        let database: u32 =
+            cluster.text("SELECT oid FROM pg_database WHERE datname = 'postgres'")?.parse()?;
+        let name = log::file_name(Scope::database(database));
+        let of_database = fs::read(cluster.data_directory().join("pagevault").join(&name))?;
+        let backup = match files_first {
+            true => Backup::begin_with_files(&cluster)?,
+            false => Backup::begin(&cluster)?,
+        };
+        cluster.sql(&format!(
+            "UPDATE acme.t SET name = '{MARK}' || name; INSERT INTO acme.t (name) SELECT '{MARK}' || i FROM generate_series(1, 5000) i;
+             CREATE TABLE acme.coming AS SELECT '{MARK}' AS name FROM generate_series(1, 1000);
+             CREATE INDEX ON acme.coming (name)"
+        ))?;
+        cluster.sql("SELECT * FROM pagevault.shred_key_group('acme', 'acme')")?;
+        let of_cluster = fs::read(
+            cluster.data_directory().join("pagevault").join(log::file_name(Scope::CLUSTER)),
+        )?;
+        let mut restored = backup.end()?;
+        restored.allow_log("were destroyed");
+        let keystore = restored.data_directory().join("pagevault");
+        fs::write(keystore.join(&name), &of_database)?;
+        fs::write(keystore.join(log::file_name(Scope::CLUSTER)), &of_cluster)?;
+        restored.start_server()?;
+        for table in ["acme.t", "acme.coming"] {
+            let error = restored.error(&format!("{COUNT} {table}"))?;
+            ensure!(error.text().contains("were destroyed"), "{table}: {error}");
+        }
+        ensure!(count(&restored, "umbrella.t")? == all);
+        restored.sql("CHECKPOINT")?;
+        ensure!(!is_below(&restored.data_directory().join("base"), MARK)?, "{MARK} is on disk");
+        restored.crash()?;
+        ensure!(count(&restored, "umbrella.t")? == all);
+        restored.sql("DROP TABLE acme.t, acme.coming")?;
+        restored.finish()?;
+        cluster.finish()?;
+    }
+    Ok(())
+}
+
+/// Whether a file in a directory, or below, has this text.
+fn is_below(directory: &Path, text: &str) -> Result<bool> {
+    for entry in fs::read_dir(directory)? {
+        let path = entry?.path();
+        let found = match path.is_dir() {
+            true => is_below(&path, text)?,
+            false => holds(&fs::read(&path)?, text.as_bytes()),
+        };
+        if found {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
