@@ -4,9 +4,9 @@
 //! other commands that replace the storage of a relation have locked that relation. So the policy
 //! of each locked relation is evaluated ([`Policy::asked`]), and the strongest cipher that one of
 //! them requires is taken ([`Policy::for_new_file`]). If the file can belong to none of them, its
-//! tablespace and database decide. If they are not all in the same key group, whose the file is is
-//! found out when the command has ended. A command that only makes new relations leaves key groups
-//! to [`Policy::for_new_relation`].
+//! tablespace and database decide. If they are not all in the same key group, the file is in none at
+//! first, and whose it is is found out when the command has ended. A command that only makes new
+//! relations leaves key groups to [`Policy::for_new_relation`].
 
 use pagevault_cipher::CipherId;
 use pagevault_keystore::RelFile;
@@ -95,9 +95,8 @@ impl<C: Catalog> Policy<'_, C> {
     /// is to be, with the strongest cipher. Otherwise who may TRUNCATE a table could weaken its
     /// cipher, by locking tables of their own.
     ///
-    /// A new relation of a command that [`Makes::Relations`] gets no key of a group for which the
-    /// transaction has locked another relation: the key would never be used, and would be kept as
-    /// long as the file.
+    /// In doubt, and in a command that [`Makes::Relations`], it is in no key group: of a group that is
+    /// not its relation's it would have a key that is never used, and is kept as long as the file.
     ///
     /// # Errors
     /// Those of the catalog, and those in `answers`.
@@ -121,13 +120,12 @@ impl<C: Catalog> Policy<'_, C> {
                 Answer::NotApplicable => {}
             }
         }
-        if let Some(Sealing { cipher, group: Some(_) }) = required
-            && makes == Makes::Relations
-        {
-            return Ok(NewFile { sealing: Some(Sealing { cipher, group: None }), in_doubt: true });
+        let in_any = required.is_some_and(|known| known.group.is_some());
+        in_doubt |= in_any && (may_be_plaintext || makes == Makes::Relations);
+        if let Some(Sealing { cipher, .. }) = required.filter(|_| in_doubt) {
+            return Ok(NewFile { sealing: Some(Sealing { cipher, group: None }), in_doubt });
         }
         if required.is_some() || may_be_plaintext {
-            in_doubt |= may_be_plaintext && required.is_some_and(|known| known.group.is_some());
             return Ok(NewFile { sealing: required, in_doubt });
         }
         let wanted = match file.database {

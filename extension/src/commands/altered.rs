@@ -15,8 +15,8 @@
 //! For a new partition, the parent is known before its file has a block, and the decision is made
 //! at once.
 
-use pagevault_core::policy::Named;
-use pagevault_keystore::RelFile;
+use pagevault_core::policy::Sealing;
+use pagevault_keystore::{KeyGroup, RelFile};
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::Oid;
 
@@ -24,12 +24,12 @@ use super::storage::set_sealing_of_empty_file;
 use super::{enforce, requests};
 use crate::keys::store::directory;
 use crate::pg::guc;
-use crate::pg::locks;
 use crate::pg::nesting::{Mark, Notes};
 use crate::pg::process::{self, ProcessLocal};
 use crate::pg::relation::{self, Facts, RelationKind};
+use crate::pg::relation_files;
 use crate::pg::report::{Report, Result};
-use crate::policy::{described, memo, policy};
+use crate::policy::{self, described, memo};
 use crate::rekey::at_once;
 
 /// A relation to handle, and the reason.
@@ -39,8 +39,9 @@ pub(crate) enum Altered {
     Attached(Oid),
     /// With the schema in which it was before.
     Relation(Oid, Oid),
-    /// A new file that may belong to relations of different key groups.
-    InDoubt(RelFile),
+    /// A new file that may belong to relations of different key groups: to this one, which is in this
+    /// group. It is in none.
+    InDoubt(RelFile, Oid, Option<KeyGroup>),
     /// Its label puts it into another key group.
     Relabelled(Oid),
 }
@@ -77,7 +78,7 @@ pub(crate) fn parent_changed(child: Oid, parent: Oid) -> Result<()> {
     }
     match relation::facts(child) {
         Some(facts) if is_new(&facts) => {
-            let (policy, relation) = (policy(), described(&facts));
+            let (policy, relation) = (policy::policy(), described(&facts));
             let wanted = policy.for_new_partition(parent.to_u32(), &relation)?;
             set_sealing_of_empty_file(facts.file, wanted)
         }
@@ -101,9 +102,10 @@ pub(super) fn note_relabelled(oid: Oid) {
     note(Altered::Relabelled(oid));
 }
 
-/// A file was created, and it is not known which of several locked relations gets it.
-pub(super) fn note_doubt(file: RelFile) {
-    note(Altered::InDoubt(file));
+/// A file was created, and it is not known which of several locked relations gets it. One of them,
+/// and its key group.
+pub(super) fn note_doubt(file: RelFile, oid: Oid, group: Option<KeyGroup>) {
+    note(Altered::InDoubt(file, oid, group));
 }
 
 fn note(altered: Altered) {
@@ -131,6 +133,11 @@ pub(crate) fn follow(mark: Mark) -> Result<()> {
     if !process::runs_transactions() {
         return Ok(());
     }
+    for altered in &list {
+        if let Altered::InDoubt(file, oid, group) = *altered {
+            into_its_group(file, oid, group)?;
+        }
+    }
     for altered in list {
         match altered {
             Altered::Sequence(oid) => {
@@ -152,7 +159,7 @@ pub(crate) fn follow(mark: Mark) -> Result<()> {
                     enforce::refuse_plaintext(partition)?;
                 }
             }
-            Altered::InDoubt(file) => require_right_key_group(file)?,
+            Altered::InDoubt(file, oid, group) => require_right_key_group(file, oid, group)?,
             Altered::Relabelled(oid) => {
                 memo::forget();
                 if let Some(facts) = relation::facts_after_command(oid) {
@@ -172,23 +179,34 @@ pub(crate) fn follow(mark: Mark) -> Result<()> {
 }
 
 pub(super) fn encrypt_if_required(facts: &Facts) -> Result<()> {
-    let Some(sealing) = policy().for_altered(&described(facts))? else { return Ok(()) };
+    let Some(sealing) = policy::policy().for_altered(&described(facts))? else { return Ok(()) };
     memo::forget_answers();
     at_once::encrypt(facts.oid, Some(sealing.cipher))
 }
 
-/// Refuses new storage under the key of another key group than that of its relation: a file whose
-/// relation was not known when it was created.
-fn require_right_key_group(file: RelFile) -> Result<()> {
-    let locked = locks::relations_locked_for_rewrite().into_iter();
-    let found = locked.filter_map(relation::facts_after_command).find(|facts| facts.file == file);
-    let Some(facts) = found else { return Ok(()) };
-    let (policy, relation) = (policy(), described(&facts));
-    let wanted = policy.named_key_group(&relation, relation.tablespace)?;
-    let has = directory::current_key_group(file);
-    if wanted == has.map(Named::Group) {
-        return Ok(());
+/// The relation, if it got the file in doubt and is in another key group than the file.
+fn misplaced(file: RelFile, oid: Oid, group: Option<KeyGroup>) -> Option<Facts> {
+    let facts = relation::facts_after_command(oid).filter(|facts| facts.file == file)?;
+    (directory::current_key_group(file) != group).then_some(facts)
+}
+
+/// Brings new storage of a relation into its key group. Until then it was under the key of the
+/// database, as changes are in WAL anyway.
+fn into_its_group(file: RelFile, oid: Oid, group: Option<KeyGroup>) -> Result<()> {
+    let Some(facts) = misplaced(file, oid, group) else { return Ok(()) };
+    let root = policy::root_of(&facts)?;
+    if relation_files::is_empty(file)
+        && let Some(sealing) = directory::current_sealing(file)
+    {
+        set_sealing_of_empty_file(file, Some(Sealing { group, ..sealing }))?;
     }
+    at_once::encrypt(root.oid, None)
+}
+
+/// Refuses new storage that is still not in the key group of its relation: no label says that it is
+/// to be encrypted, and the relation was in the group because its former file was.
+fn require_right_key_group(file: RelFile, oid: Oid, group: Option<KeyGroup>) -> Result<()> {
+    let Some(facts) = misplaced(file, oid, group) else { return Ok(()) };
     Err(Report::new(
         PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
         format!(
@@ -197,5 +215,5 @@ fn require_right_key_group(file: RelFile) -> Result<()> {
         ),
     )
     .detail("This transaction has locked relations that are not all in the same key group, and gives them new storage.")
-    .hint("Truncate or rewrite the relations of each key group in a transaction of their own."))
+    .hint("Rewrite the relations of each key group in a transaction of their own."))
 }

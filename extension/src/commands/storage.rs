@@ -98,12 +98,21 @@ fn sealing_for_new_storage(file: RelFile) -> Result<Option<Sealing>> {
     if process::creates_us() {
         return Ok(None); // `relation_created` decides: there may be neither key nor label yet
     }
-    let locked = locks::relations_locked_for_rewrite().into_iter();
-    let answers = locked.filter_map(|oid| answer_of(oid, file).transpose());
+    let mut answers = Vec::new();
+    for oid in locks::relations_locked_for_rewrite() {
+        answers.extend(answer_of(oid, file)?.map(|answer| (oid, answer)));
+    }
     let makes = COMMANDS.with(|commands| commands.last().copied()).unwrap_or(Makes::Storage);
-    let new = policy().for_new_file(file, makes, answers)?;
+    let given = answers.iter().map(|(_, answer)| Ok(*answer));
+    let new = policy().for_new_file(file, makes, given)?;
     if new.in_doubt {
-        altered::note_doubt(file);
+        for (oid, answer) in answers {
+            match answer {
+                Answer::Encrypted(sealing) => altered::note_doubt(file, oid, sealing.group),
+                Answer::Plaintext => altered::note_doubt(file, oid, None),
+                Answer::NotApplicable => {}
+            }
+        }
     }
     Ok(new.sealing)
 }

@@ -109,18 +109,49 @@ fn storage_of_several_groups_is_not_mixed_up() -> Result<()> {
     tables(&cluster)?;
     cluster.sql("CREATE TABLE public.plain (id int)")?;
     let all = count(&cluster, "acme.t")?;
+    // It goes where it belongs.
+    let (acme, umbrella, public) = (
+        groups_in(&cluster, "acme")?,
+        groups_in(&cluster, "umbrella")?,
+        groups_in(&cluster, "public")?,
+    );
+    cluster.sql("CREATE TABLE public.with_key (id serial PRIMARY KEY, name text)")?;
     for statements in [
-        "TRUNCATE acme.t, umbrella.t",
+        "TRUNCATE acme.t, umbrella.t, public.t, public.with_key RESTART IDENTITY",
         "BEGIN; TRUNCATE acme.t; TRUNCATE umbrella.t; COMMIT",
         "BEGIN; TRUNCATE public.t; TRUNCATE acme.t; COMMIT",
         "BEGIN; TRUNCATE acme.t; TRUNCATE public.plain; COMMIT",
+        "BEGIN; REINDEX TABLE acme.t; REINDEX TABLE umbrella.t; COMMIT",
+        "BEGIN; LOCK umbrella.t; REINDEX TABLE acme.t; COMMIT",
+        "BEGIN; LOCK public.plain; ALTER SEQUENCE acme.t_id_seq RESTART; COMMIT",
+        "BEGIN; ALTER TABLE acme.t ALTER id TYPE bigint; ALTER TABLE umbrella.t ALTER id TYPE bigint; COMMIT",
+        "BEGIN; ALTER TABLE acme.t ALTER id TYPE int; CLUSTER public.t USING t_pkey; CLUSTER umbrella.t USING t_pkey; COMMIT",
     ] {
-        let error = cluster.error(statements)?;
-        ensure!(error.sqlstate == "0A000" && !error.hint.is_empty(), "{statements}: {error}");
+        let inside = statements.trim_start_matches("BEGIN; ").trim_end_matches("; COMMIT");
+        cluster.sql(&format!("BEGIN; {inside}; ROLLBACK"))?;
+        for schema in ["acme", "umbrella", "public"] {
+            ensure!(count(&cluster, &format!("{schema}.t"))? == all, "{schema}: {statements}");
+        }
+        cluster.sql(statements)?;
+        ensure!(
+            groups_in(&cluster, "acme")? == acme,
+            "{statements}: {}",
+            groups_in(&cluster, "acme")?
+        );
+        ensure!(groups_in(&cluster, "umbrella")? == umbrella, "{statements}");
+        let strangers =
+            "SELECT count(*) FROM pagevault.relations r JOIN pg_class c ON c.oid = r.relation
+            WHERE c.relnamespace = 'public'::regnamespace AND r.key_group IS NOT NULL";
+        ensure!(cluster.text(strangers)? == "0", "{statements}");
+        for schema in ["acme", "umbrella", "public"] {
+            cluster.sql(&format!(
+                "DELETE FROM {schema}.t; INSERT INTO {schema}.t (name) SELECT name FROM ({ROWS}) r (i, name)"
+            ))?;
+        }
     }
-    for schema in ["acme", "umbrella", "public"] {
-        ensure!(count(&cluster, &format!("{schema}.t"))? == all, "{schema}");
-    }
+    // What was plaintext may be encrypted, as beside any encrypted relation (docs/policy.md).
+    cluster.sql("DROP TABLE public.with_key; DROP TABLE public.plain")?;
+    ensure!(groups_in(&cluster, "public")? == public);
     // New relations, and such as are filled anew, are told apart.
     cluster.sql(
         "BEGIN; LOCK acme.t, umbrella.t; CREATE TABLE acme.u AS SELECT * FROM umbrella.t;
@@ -137,6 +168,15 @@ fn storage_of_several_groups_is_not_mixed_up() -> Result<()> {
     ensure!(groups_in(&cluster, "umbrella")? == "umbrella 4");
     ensure!(groups_in(&cluster, "public")? == "- 3", "{}", groups_in(&cluster, "public")?);
     ensure!(cluster.text("SELECT count(*) FROM pagevault.drift(true)")? == "0");
+    // Without a label an index follows its table. Of a table only the former file says in which
+    // group it is.
+    cluster.sql("SECURITY LABEL FOR pagevault ON SCHEMA acme IS NULL")?;
+    cluster.sql("BEGIN; LOCK umbrella.t; REINDEX TABLE acme.t; COMMIT")?;
+    cluster.make_tablespace("other")?;
+    let move_it = "BEGIN; LOCK umbrella.t; ALTER TABLE acme.t SET TABLESPACE other; COMMIT";
+    let error = cluster.error(move_it)?;
+    ensure!(error.sqlstate == "0A000" && !error.hint.is_empty(), "{error}");
+    ensure!(groups_in(&cluster, "acme")? == "acme 5", "{}", groups_in(&cluster, "acme")?);
     cluster.finish()
 }
 
