@@ -1,6 +1,7 @@
 //! Requests of users: small relations are encrypted at once, everything else is done by a job.
 
 use pagevault_cipher::CipherId;
+use pagevault_core::policy::Named;
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::Oid;
 use pgrx::prelude::PgLogLevel;
@@ -11,6 +12,7 @@ use crate::page;
 use crate::pg::guc;
 use crate::pg::relation::{self, Facts};
 use crate::pg::report::{Report, Result};
+use crate::pg::session;
 use crate::policy::{self, pending};
 use crate::rekey::{JobKind, at_once, jobs};
 
@@ -20,7 +22,7 @@ pub(crate) fn encrypt(facts: &Facts, cipher: Option<CipherId>) -> Result<Option<
     refuse_destroyed(facts)?;
     refuse_repacked(facts)?;
     jobs::cancel_decryption(facts.oid)?;
-    if takes_a_job(facts) {
+    if takes_a_job(facts) || moves_revocably(facts)? {
         pending::note_encryption();
         return submit(facts, JobKind::Encrypt, cipher).map(Some);
     }
@@ -117,6 +119,23 @@ fn takes_a_job(facts: &Facts) -> bool {
     let members = members(facts);
     let blocks: u64 = members.iter().map(|member| u64::from(relation::blocks(member.oid))).sum();
     blocks > guc::rekey_threshold() && !relation::is_new_here(facts.oid)
+}
+
+/// Whether a relation may be put into a key group, or taken out of one, by a statement that is rolled
+/// back later. Keys are not rolled back, and a key group ends with what is in it; jobs are.
+fn moves_revocably(facts: &Facts) -> Result<bool> {
+    if relation::is_new_here(facts.oid) || !session::may_be_rolled_back() {
+        return Ok(false);
+    }
+    for member in members(facts) {
+        let has = directory::current_key_group(member.file);
+        let named = policy::policy()
+            .named_key_group(&policy::described(&member), member.file.tablespace)?;
+        if named != has.map(Named::Group) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// The files of a relation and of those that follow it, including partitions, without locks.

@@ -19,6 +19,7 @@ use crate::pg::externs;
 use crate::pg::labels::PROVIDER;
 use crate::pg::process::ProcessLocal;
 use crate::pg::report::OrRaise;
+use crate::pg::session;
 use crate::pg::text::ServerText;
 use crate::policy;
 use crate::shmem;
@@ -54,6 +55,8 @@ unsafe extern "C-unwind" fn process_utility(
     unsafe {
         let node = (*statement).utilityStmt;
         let (labellings, altered) = (labels::mark(), altered::mark());
+        let is_outermost = context == pg_sys::ProcessUtilityContext::PROCESS_UTILITY_TOPLEVEL;
+        let outer = session::command_begins(is_outermost);
         let making = storage::command_begins(makes((*node).type_));
         let audited = if concerns_us((*node).type_) {
             pg_sys::panic::pgrx_extern_c_guard(|| prepare(node))
@@ -79,6 +82,7 @@ unsafe extern "C-unwind" fn process_utility(
         if policy::pending::any() {
             pg_sys::panic::pgrx_extern_c_guard(|| catalogs::follow().or_raise());
         }
+        session::command_ends(outer);
         if audited != NOT_AUDITED {
             audit::statements::done(audited);
         }

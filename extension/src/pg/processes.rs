@@ -63,7 +63,8 @@ fn exists(pid: u32) -> bool {
     asked == 0 || std::io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH)
 }
 
-/// Whether a WAL sender runs BASE_BACKUP.
+/// Whether a WAL sender runs BASE_BACKUP. Its state says so until the next command
+/// (`exec_replication_command`, walsender.c); one that waits for a command has ended it.
 pub(crate) fn any_base_backup() -> bool {
     // SAFETY: the array is allocated at server start, with `max_wal_senders` entries; pid and
     // state are words that their owner writes (`WalSndSetState`, walsender.c).
@@ -75,10 +76,24 @@ pub(crate) fn any_base_backup() -> bool {
         let senders = (&raw const (*all).walsnds).cast::<pg_sys::WalSnd>();
         (0..pg_sys::max_wal_senders as usize).map(|sender| senders.add(sender)).any(|sender| {
             // The state of one that has ended stays (`WalSndKill`).
-            (&raw const (*sender).pid).read_volatile() != 0
+            let pid = (&raw const (*sender).pid).read_volatile();
+            pid != 0
                 && (&raw const (*sender).state).read_volatile()
                     == pg_sys::WalSndState::WALSNDSTATE_BACKUP
+                && !waits_for_a_command(pid)
         })
+    }
+}
+
+/// Whether a backend reads from its client, as it does between commands.
+fn waits_for_a_command(pid: i32) -> bool {
+    // SAFETY: takes and releases a lock of the server. The entry stays where it is; its word is
+    // aligned, and any process may read it (pgstat_report_wait_start).
+    unsafe {
+        let entry = pg_sys::BackendPidGetProc(pid);
+        !entry.is_null()
+            && AtomicU32::from_ptr(&raw mut (*entry).wait_event_info).load(Acquire)
+                == pg_sys::WaitEventClient::WAIT_EVENT_CLIENT_READ
     }
 }
 

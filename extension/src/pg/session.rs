@@ -9,6 +9,7 @@ use pgrx::pgrx_sql_entity_graph::metadata::{
 };
 use pgrx::spi::SpiError;
 
+use super::process::ProcessLocal;
 use super::report::{Report, internal};
 use super::text::ServerText;
 use super::{catalog, guc, process};
@@ -112,6 +113,35 @@ impl Call {
             let ours = (*(*result).econtext).ecxt_estate == (*(*portal).queryDesc).estate;
             ours && !name.starts_with(b"<unnamed portal")
         }
+    }
+}
+
+/// Whether the utility command under way was sent by the client, and not by a function or a DO block.
+static IS_OUTERMOST: ProcessLocal<bool> = ProcessLocal::new(false);
+
+/// A utility command begins. Returns what [`command_ends`] is to be told.
+pub(crate) fn command_begins(is_outermost: bool) -> bool {
+    IS_OUTERMOST.with(|flag| std::mem::replace(flag, is_outermost))
+}
+
+/// The command has ended. An ERROR skips this; then less is known to be outermost.
+pub(crate) fn command_ends(before: bool) {
+    IS_OUTERMOST.set(before);
+}
+
+/// Whether what this utility command has done may be rolled back after it has ended: it is in a
+/// transaction block or a pipeline, or was run by a function. In a query: true.
+pub(crate) fn may_be_rolled_back() -> bool {
+    // SAFETY: state of this process; the portal lives while a statement of it runs. That of a
+    // utility command has no query.
+    unsafe {
+        let portal = pg_sys::ActivePortal;
+        pg_sys::IsTransactionBlock()
+            || pg_sys::IsSubTransaction()
+            || pg_sys::MyXactFlags as u32 & pg_sys::XACT_FLAGS_PIPELINING != 0
+            || !IS_OUTERMOST.get()
+            || portal.is_null()
+            || !(*portal).queryDesc.is_null()
     }
 }
 

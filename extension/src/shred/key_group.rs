@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use pagevault_core::policy::Named;
 use pagevault_keystore::{KeyGroup, RelFile};
 use pgrx::pg_sys::{ForkNumber, Oid};
 use pgrx::{PgSqlErrorCode as Code, Spi};
@@ -9,7 +10,7 @@ use pgrx::{PgSqlErrorCode as Code, Spi};
 use super::{
     Shredded, left_behind, relations, require_confirmation, require_directories, require_dropped,
 };
-use crate::keys::store::directory;
+use crate::keys::store::{directory, former};
 use crate::keys::usage::destruction::{self, Former};
 use crate::keys::usage::key_groups as groups;
 use crate::pg::relation::{self, Facts, RelationKind};
@@ -30,7 +31,13 @@ pub(crate) fn shred(by: &str, name: &str, confirm: &str) -> Result<Shredded> {
     session::as_owner_of_the_cluster(|| Spi::run("CHECKPOINT"))?;
     let contents = groups::contents_of(group)?;
     let here = process::my_database();
-    let elsewhere = |file: &&RelFile| file.database != here && relation_files::may_exist(**file);
+    let is_dropped = former::recorded()?;
+    // What does not exist may be on a file system that is not mounted. Here the catalog is asked.
+    let elsewhere = |file: &&RelFile| {
+        file.database != here
+            && (relation_files::may_exist(**file)
+                || catalog::database_name(file.database).is_some() && !is_dropped(**file))
+    };
     let elsewhere: BTreeSet<u32> =
         contents.files.iter().filter(elsewhere).map(|file| file.database).collect();
     if !elsewhere.is_empty() {
@@ -44,9 +51,10 @@ pub(crate) fn shred(by: &str, name: &str, confirm: &str) -> Result<Shredded> {
             format!("key group \"{name}\" has relations in other databases"),
         )
         .detail(format!("Databases: {}. Nothing was destroyed.", databases.join(", ")))
-        .hint("Shred or drop them there first: pagevault.shred_schema() or pagevault.shred_database()."));
+        .hint("Shred or drop them there first: pagevault.shred_schema() or pagevault.shred_database(). After DROP, use pagevault.shred_former_files() there."));
     }
     require_owned(name, &contents)?;
+    require_as_labelled(group, name)?;
     let roots = roots_in(group)?;
     groups::require_none_kept(group)?;
     let object = format!("key group \"{name}\"");
@@ -95,6 +103,41 @@ fn require_owned(name: &str, contents: &groups::Contents) -> Result<()> {
     )
     .detail(format!("A transaction that has not ended is making {path}, or a crash has left it. Nothing was destroyed."))
     .hint("Try again when other transactions have ended. If none has the file, remove it while the server is down."))
+}
+
+/// Refuses to destroy what no label puts into the group, and to leave what labels put into it and is
+/// somewhere else. The first may be in it by a label that was removed, the second has not been moved.
+fn require_as_labelled(group: KeyGroup, name: &str) -> Result<()> {
+    for facts in relation::all().into_iter().filter_map(relation::facts) {
+        if !facts.is_stored() || facts.temporary || directory::is_destroyed(facts.file) {
+            continue;
+        }
+        let is_in_it = directory::current_key_group(facts.file) == Some(group);
+        let described = policy::described(&facts);
+        let named = policy::policy().named_key_group(&described, facts.file.tablespace)?;
+        let is_named = named == Some(Named::Group(group));
+        let is_wanted = || -> Result<bool> {
+            Ok(policy::policy().wanted(&described)?.is_some_and(|wanted| wanted.is_encrypted()))
+        };
+        let (problem, hint) = match (is_in_it, is_named) {
+            (true, false) => (
+                "is in it, and no label says so",
+                "If it is to be destroyed, say so by a label with the key group on the relation or its schema. If not, bring it out of the group: SECURITY LABEL ... IS 'encrypted'.",
+            ),
+            (false, true) if is_wanted()? => (
+                "is not in it yet, though a label says that it is to be",
+                "Bring it into the group first: see pagevault.drift, and use pagevault.reconcile(). Or change the label.",
+            ),
+            _ => continue,
+        };
+        return Err(Report::new(
+            Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+            format!("key group \"{name}\" is not what labels say"),
+        )
+        .detail(format!("{} {problem}. Nothing was destroyed.", relation::quoted_name(&facts)))
+        .hint(hint));
+    }
+    Ok(())
 }
 
 /// The relations of this database that have files under the key of a group, without those that

@@ -62,6 +62,14 @@ pub(crate) fn last_version(_lock: &KeystoreLock, file: RelFile) -> Option<DataKe
     shmem::get()?.former.through(file.database, file.relation)
 }
 
+/// Whether it is recorded of a file that it is gone.
+pub(crate) fn recorded() -> Result<impl Fn(RelFile) -> bool> {
+    let directory = &shmem::required()?.directory;
+    let former = known(&KeystoreLock::acquire())?;
+    let last = |file| directory.last_version(directory.find(file).ok()??).ok()?;
+    Ok(move |file| former.was_gone(file, last(file), Lsn::MAX))
+}
+
 /// From now on, files with numbers of former files that were gone at the address `by` are written
 /// in plaintext: see [`end`].
 pub(crate) fn end_all(lock: &KeystoreLock, by: Lsn) -> Result<()> {

@@ -25,8 +25,10 @@ impl World {
         statement.suits(&seen, &self.context)
             && (self.setup.tablespace || !statement.wants_tablespace())
             && !(in_transaction && statement.is_alone())
-            // Refused if the transaction has locked tables of other key groups.
-            && !(in_transaction && self.setup.key_groups && statement.replaces().is_some())
+            // A job moves a table into its key group then.
+            && !(in_transaction
+                && self.setup.key_groups
+                && matches!(statement, Statement::Label { .. }))
             && (!statement.wants_quiet() || self.is_quiet())
             && self.others(database, session).all(|other| other.lets(shared, &owned))
             && !self.makes_twice(database, session, statement, &seen)

@@ -104,6 +104,30 @@ fn a_small_table_goes_into_its_group_at_once() -> Result<()> {
     cluster.finish()
 }
 
+/// A label that is rolled back moves nothing: who holds the key of the group could lock the table,
+/// and it would end with the group.
+#[test]
+fn a_label_that_is_rolled_back_moves_nothing() -> Result<()> {
+    let (cluster, _keys) = with_groups(&Settings::default())?;
+    cluster.sql("CREATE TABLE t AS SELECT 1 AS id; CREATE TABLE u AS SELECT 1 AS id")?;
+    cluster.sql("SECURITY LABEL FOR pagevault ON TABLE u IS 'encrypted'")?;
+    let label = |table: &str| {
+        format!("SECURITY LABEL FOR pagevault ON TABLE {table} IS 'encrypted key_group=acme'")
+    };
+    let (t, u) = (label("t"), label("u"));
+    cluster.sql(&format!("BEGIN; {t}; {u}; ROLLBACK"))?;
+    cluster.sql(&format!("BEGIN; SAVEPOINT s; {t}; {u}; ROLLBACK TO s; COMMIT"))?;
+    let quoted = u.replace('\'', "''");
+    cluster.error(&format!("DO 'BEGIN {quoted}; PERFORM 1 / 0; END'"))?;
+    cluster.error(&format!("{t}; {u}; SELECT 1 / 0"))?;
+    ensure!(groups_in(&cluster, "public")? == "- 1", "{}", groups_in(&cluster, "public")?);
+    // In a transaction that is committed a job moves them; a new table is moved at once.
+    cluster.sql(&format!("BEGIN; {t}; {u}; CREATE TABLE v (id int); {}; COMMIT", label("v")))?;
+    cluster.eventually("SELECT count(*) FROM pagevault.rekey_jobs WHERE state <> 'done'", "0")?;
+    ensure!(groups_in(&cluster, "public")? == "acme 3", "{}", groups_in(&cluster, "public")?);
+    cluster.finish()
+}
+
 /// A kill at any step of a move leaves every row readable, and the move goes on.
 #[test]
 fn a_kill_at_any_step_of_a_move_loses_nothing() -> Result<()> {

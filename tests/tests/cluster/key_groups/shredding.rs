@@ -167,7 +167,18 @@ fn what_is_not_destroyed_is_said() -> Result<()> {
         SECURITY LABEL FOR pagevault ON SCHEMA acme IS 'encrypted key_group=acme'; CREATE TABLE acme.t (id int)")?;
     let error = cluster.error(SHRED)?;
     ensure!(error.sqlstate == "55006" && error.text().contains("\"other\""), "{error}");
+    // Not there, as if a file system were not mounted.
+    drop(other);
+    let oid = cluster.text("SELECT oid FROM pg_database WHERE datname = 'other'")?;
+    let base = cluster.data_directory().join("base");
+    cluster.sql("CHECKPOINT")?;
+    fs::rename(base.join(&oid), base.join("away"))?;
+    let error = cluster.error(SHRED)?;
+    fs::rename(base.join("away"), base.join(&oid))?;
+    ensure!(error.sqlstate == "55006" && error.text().contains("\"other\""), "{error}");
+    let mut other = cluster.client_to("other")?;
     run_sql(&mut other, "DROP SCHEMA acme CASCADE")?;
+    run_sql(&mut other, "SELECT * FROM pagevault.shred_former_files('other')")?;
     drop(other);
     // Tables outside with a sequence or an index in it.
     cluster.sql(
@@ -189,6 +200,25 @@ fn what_is_not_destroyed_is_said() -> Result<()> {
     ensure!(error.sqlstate == "55006" && error.text().contains("no relation has"), "{error}");
     ensure!(!error.hint.is_empty() && count(&cluster, "acme.t")? == all, "{error}");
     run_sql(&mut maker, "ROLLBACK")?;
+    // One that a label puts into the group, and that was not moved.
+    cluster.sql("CREATE TABLE before (id int)")?;
+    cluster.sql("SECURITY LABEL FOR pagevault ON TABLE before IS 'encrypted'")?;
+    cluster.sql("ALTER TABLE before SET SCHEMA acme")?;
+    let is_said = |problem: &str| -> Result<()> {
+        let error = cluster.error(SHRED)?;
+        ensure!(error.sqlstate == "55000" && error.text().contains(problem), "{error}");
+        ensure!(!error.hint.is_empty() && count(&cluster, "acme.t")? == all, "{error}");
+        Ok(())
+    };
+    is_said("acme.before is not in it yet")?;
+    cluster.sql("ALTER TABLE acme.before SET SCHEMA public")?;
+    // One that is in the group, and no label says so.
+    cluster.sql("CREATE TABLE unsaid (id int)")?;
+    let label = "SECURITY LABEL FOR pagevault ON TABLE unsaid IS";
+    cluster.sql(&format!("{label} 'encrypted key_group=acme'"))?;
+    cluster.sql(&format!("{label} NULL"))?;
+    is_said("public.unsaid is in it")?;
+    cluster.sql("DROP TABLE unsaid")?;
     // A partition in another group stays, and the sequence of the partitioned table does not.
     cluster.sql(
         "CREATE TABLE acme.ev (id serial, kind int) PARTITION BY LIST (kind);
