@@ -59,9 +59,10 @@ enum Patience {
     Limited(Duration),
 }
 
-/// How long the start of the server waits for the keys of key groups. Providers answer within a
-/// second; a worker goes on asking the others.
+/// How long the start of the server waits for the keys of key groups, and how much longer for each of
+/// them. Providers answer within a second; a worker goes on asking the others.
 const GROUPS_AT_START: Duration = Duration::from_secs(3);
+const EACH_GROUP: Duration = Duration::from_millis(2);
 
 /// The same if WAL is to be replayed: a page of a locked group ends the start.
 const GROUPS_BEFORE_REDO: Duration = Duration::from_secs(10);
@@ -352,6 +353,7 @@ fn key_groups_at_start() -> Result<()> {
         true => GROUPS_BEFORE_REDO,
         false => GROUPS_AT_START,
     };
+    let limit = limit + EACH_GROUP * u32::try_from(keys.len()).unwrap_or_default();
     if let Attempt::Locked { report, .. } = ask_for("start", keys, Patience::Limited(limit))? {
         remember(Some(&report))?;
         starts_without_groups(&report).send(PgLogLevel::WARNING);
