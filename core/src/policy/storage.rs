@@ -4,8 +4,8 @@
 //! other commands that replace the storage of a relation have locked that relation. So the policy
 //! of each locked relation is evaluated ([`Policy::asked`]), and the strongest cipher that one of
 //! them requires is taken ([`Policy::for_new_file`]). If the file can belong to none of them, its
-//! tablespace and database decide. If they are not all in the same key group, the file is in none at
-//! first, and whose it is is found out when the command has ended. A command that only makes new
+//! tablespace and database decide. If they are not all in the same key group, the file is in none
+//! at first, and whose it is is found out when the command has ended. A command that only makes new
 //! relations leaves key groups to [`Policy::for_new_relation`].
 
 use pagevault_cipher::CipherId;
@@ -95,8 +95,9 @@ impl<C: Catalog> Policy<'_, C> {
     /// is to be, with the strongest cipher. Otherwise who may TRUNCATE a table could weaken its
     /// cipher, by locking tables of their own.
     ///
-    /// In doubt, and in a command that [`Makes::Relations`], it is in no key group: of a group that is
-    /// not its relation's it would have a key that is never used, and is kept as long as the file.
+    /// In doubt, and in a command that [`Makes::Relations`], it is in no key group: of a group that
+    /// is not its relation's it would have a key that is never used, and is kept as long as the
+    /// file.
     ///
     /// # Errors
     /// Those of the catalog, and those in `answers`.

@@ -39,8 +39,8 @@ pub(crate) enum Altered {
     Attached(Oid),
     /// With the schema in which it was before.
     Relation(Oid, Oid),
-    /// A new file that may belong to relations of different key groups: to this one, which is in this
-    /// group. It is in none.
+    /// A new file that may belong to relations of different key groups: to this one, which is in
+    /// this group. It is in none.
     InDoubt(RelFile, Oid, Option<KeyGroup>),
     /// Its label puts it into another key group.
     Relabelled(Oid),

@@ -167,8 +167,8 @@ fn changes_key_group(object: Object, text: Option<&ServerText>) -> Result<bool> 
     Ok(true)
 }
 
-/// Relations that no label puts into a group stay in that in which they are, until a label says that
-/// they are encrypted and names no group. Only administrators may set it.
+/// Relations that no label puts into a group stay in that in which they are, until a label says
+/// that they are encrypted and names no group. Only administrators may set it.
 fn refuse_leaving(object: Object) -> Result<()> {
     let members = match object.class {
         pg_sys::RelationRelationId => relation::with_partitions(object.oid),

@@ -213,8 +213,8 @@ fn would_replace_later(record: &Record) -> bool {
     }
 }
 
-/// The key groups that have ended, and when, if records have a key of a group that is not known: the
-/// keystore may be of a later time than what is replayed.
+/// The key groups that have ended, and when, if records have a key of a group that is not known:
+/// the keystore may be of a later time than what is replayed.
 fn ended_key_groups(lock: &KeystoreLock, records: &[Record]) -> Result<HashMap<Scope, i64>> {
     let is_unknown = |record: &Record| match record {
         Record::DatabaseKey { scope, version, .. }

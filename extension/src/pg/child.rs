@@ -45,7 +45,8 @@ fn isolate(server: u32) -> io::Result<()> {
 /// Makes writes to a child return at once when its pipe is full.
 pub(crate) fn do_not_block(pipe: BorrowedFd<'_>) -> io::Result<()> {
     let fd = pipe.as_raw_fd();
-    // SAFETY: system calls on numbers.
+    // SAFETY: system calls on numbers; they write no memory of this process, and the borrowed
+    // descriptor is open.
     let done = unsafe {
         let flags = libc::fcntl(fd, libc::F_GETFL);
         flags >= 0 && libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) >= 0

@@ -116,7 +116,8 @@ impl Call {
     }
 }
 
-/// Whether the utility command under way was sent by the client, and not by a function or a DO block.
+/// Whether the utility command under way was sent by the client, and not by a function or a DO
+/// block.
 static IS_OUTERMOST: ProcessLocal<bool> = ProcessLocal::new(false);
 
 /// A utility command begins. Returns what [`command_ends`] is to be told.

@@ -105,8 +105,9 @@ fn require_owned(name: &str, contents: &groups::Contents) -> Result<()> {
     .hint("Try again when other transactions have ended. If none has the file, remove it while the server is down."))
 }
 
-/// Refuses to destroy what no label puts into the group, and to leave what labels put into it and is
-/// somewhere else. The first may be in it by a label that was removed, the second has not been moved.
+/// Refuses to destroy what no label puts into the group, and to leave what labels put into it and
+/// is somewhere else. The first may be in it by a label that was removed, the second has not been
+/// moved.
 fn require_as_labelled(group: KeyGroup, name: &str) -> Result<()> {
     for facts in relation::all().into_iter().filter_map(relation::facts) {
         if !facts.is_stored() || facts.temporary || directory::is_destroyed(facts.file) {

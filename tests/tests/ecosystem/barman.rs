@@ -166,8 +166,8 @@ fn by_rsync() -> Result<()> {
     barman.run(&["backup", "--wait", "main"])?;
     let then = content(&cluster)?;
     let time = now(&cluster)?;
-    // Of WAL after that time Barman copies one segment, and recovery needs a commit in it. Rotations
-    // commit nothing, and may begin another segment.
+    // Of WAL after that time Barman copies one segment, and recovery needs a commit in it.
+    // Rotations commit nothing, and may begin another segment.
     insert(&cluster, "second", 500)?;
     rotate_all(&cluster)?;
     barman.run(&["backup", "--wait", "main"])?;

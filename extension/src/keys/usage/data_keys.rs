@@ -230,8 +230,8 @@ pub(crate) fn write_plaintext(file: RelFile, pages: Pages) -> Result<()> {
     Ok(())
 }
 
-/// Destroys the keys of a new file up to this version: no page was written under them. Otherwise the
-/// key group whose key wraps them could not end as long as there is the file.
+/// Destroys the keys of a new file up to this version: no page was written under them. Otherwise
+/// the key group whose key wraps them could not end as long as there is the file.
 pub(crate) fn discard_unused(file: RelFile, through: DataKeyVersion) -> Result<()> {
     let lock = KeystoreLock::acquire();
     let cipher = directory::current_cipher(file).map_or(0, |cipher| cipher as u8);
