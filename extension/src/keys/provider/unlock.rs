@@ -59,8 +59,8 @@ enum Patience {
     Limited(Duration),
 }
 
-/// How long the start of the server waits for the keys of key groups, and how much longer for each of
-/// them. Providers answer within a second; a worker goes on asking the others.
+/// How long the start of the server waits for the keys of key groups, and how much longer for each
+/// of them. Providers answer within a second; a worker goes on asking the others.
 const GROUPS_AT_START: Duration = Duration::from_secs(3);
 const EACH_GROUP: Duration = Duration::from_millis(2);
 
