@@ -40,8 +40,12 @@ impl<'a> Backup<'a> {
     /// # Errors
     /// When the server returns an error, or files cannot be copied.
     pub fn begin(server: &'a Cluster) -> Result<Backup<'a>> {
+        Backup::begin_by(server, "pg_backup_start")
+    }
+
+    fn begin_by(server: &'a Cluster, function: &str) -> Result<Backup<'a>> {
         let mut session = server.client()?;
-        run_sql(&mut session, "SELECT pg_backup_start('a backup', true)")?;
+        run_sql(&mut session, &format!("SELECT {function}('a backup', true)"))?;
         let kept = tempfile::tempdir_in(server.directory())?;
         copy(&server.data_directory().join(KEYSTORE), &kept.path().join(KEYSTORE), &[])?;
         Ok(Backup { server, session, kept, keystore_last: false })
@@ -52,8 +56,32 @@ impl<'a> Backup<'a> {
     /// # Errors
     /// As [`Backup::begin`].
     pub fn begin_with_files(server: &'a Cluster) -> Result<Backup<'a>> {
-        let backup = Backup { keystore_last: true, ..Backup::begin(server)? };
-        copy(&server.data_directory(), &backup.kept.path().join(FILES), &LEFT_OUT)?;
+        Backup::begin(server)?.with_files()
+    }
+
+    /// Like [`Backup::begin`], and pagevault does not see that a backup is in progress: as if this
+    /// were a standby, and the functions had been called on its primary.
+    ///
+    /// # Errors
+    /// As [`Backup::begin`].
+    pub fn begin_unseen(server: &'a Cluster) -> Result<Backup<'a>> {
+        const UNSEEN: &str = "CREATE OR REPLACE FUNCTION public.unseen_backup_start(text, boolean)
+            RETURNS pg_lsn LANGUAGE internal AS 'pg_backup_start'";
+        server.sql(UNSEEN)?;
+        Backup::begin_by(server, "public.unseen_backup_start")
+    }
+
+    /// Like [`Backup::begin_unseen`], and copies everything but the keystore now.
+    ///
+    /// # Errors
+    /// As [`Backup::begin`].
+    pub fn begin_unseen_with_files(server: &'a Cluster) -> Result<Backup<'a>> {
+        Backup::begin_unseen(server)?.with_files()
+    }
+
+    fn with_files(self) -> Result<Backup<'a>> {
+        let backup = Backup { keystore_last: true, ..self };
+        copy(&backup.server.data_directory(), &backup.kept.path().join(FILES), &LEFT_OUT)?;
         Ok(backup)
     }
 

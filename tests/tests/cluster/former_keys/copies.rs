@@ -45,7 +45,7 @@ fn a_backup_that_took_longer_is_refused() -> Result<()> {
     let (cluster, _keys) = cluster()?;
     cluster.sql("CREATE TABLE early AS SELECT * FROM t")?;
     cluster.sql("SECURITY LABEL FOR pagevault ON TABLE early IS 'encrypted'")?;
-    let backup = Backup::begin_with_files(&cluster)?;
+    let backup = Backup::begin_unseen_with_files(&cluster)?;
     cluster.sql("UPDATE early SET name = name; DROP TABLE early")?;
     forgets(&cluster)?;
     let mut restored = backup.end()?;
@@ -63,6 +63,28 @@ fn a_backup_that_took_longer_is_refused() -> Result<()> {
     restored.sql(SUM)?;
     ensure!(restored.text(SUM)? == cluster.text(SUM)?, "rows differ");
     Ok(())
+}
+
+/// Of a backup that the server sees: nothing is forgotten meanwhile.
+#[test]
+fn a_backup_is_waited_for() -> Result<()> {
+    let (cluster, _keys) = cluster()?;
+    cluster.sql("CREATE TABLE early AS SELECT * FROM t")?;
+    cluster.sql("SECURITY LABEL FOR pagevault ON TABLE early IS 'encrypted'")?;
+    let before = state(&cluster)?;
+    let backup = Backup::begin_with_files(&cluster)?;
+    cluster.sql("UPDATE early SET name = name; DROP TABLE early; CHECKPOINT")?;
+    thread::sleep(TWO_ROUNDS);
+    cluster.sql("CHECKPOINT")?;
+    thread::sleep(TWO_ROUNDS);
+    ensure!(
+        before.files().all(|(file, _)| state(&cluster).is_ok_and(|now| now.file(file).is_some()))
+    );
+    let restored = backup.end()?;
+    restored.start_server()?;
+    restored.sql(SUM)?;
+    ensure!(restored.text(SUM)? == cluster.text(SUM)?, "rows differ");
+    forgets(&cluster)
 }
 
 /// The time that keys are kept runs between the address at which their files are known to be gone

@@ -228,8 +228,8 @@ fn backups_have_the_keys_of_their_time() -> Result<()> {
         cluster.sql("SELECT pagevault.rotate_data_key('t')")?;
         cluster.sql("SELECT pagevault.wait_for_rekey('t')")
     };
-    let early = Backup::begin(&cluster)?;
-    let long = Backup::begin_with_files(&cluster)?;
+    let early = Backup::begin_unseen(&cluster)?;
+    let long = Backup::begin_unseen_with_files(&cluster)?;
     change(1)?;
     becomes(&cluster, database_keys, &[2])?;
     becomes(&cluster, data_keys, &[2])?;
