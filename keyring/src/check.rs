@@ -26,9 +26,12 @@ pub fn check(provider: &dyn Provider, key: Option<&str>) -> Vec<Finding> {
 
 fn use_key(provider: &dyn Provider, key: &str, findings: &mut Findings) -> Option<()> {
     findings.note("the key exists", provider.describe(key), |info| {
+        let oldest = info.oldest_version.map(|n| format!(", unwraps versions from {n} on"));
         format!(
-            "wraps with version {}, unwraps versions from {} on; {}",
-            info.key_version, info.oldest_version, info.summary
+            "wraps with version {}{}; {}",
+            info.key_version,
+            oldest.unwrap_or_default(),
+            info.summary
         )
     })?;
     let wrapped = findings.note("the key wraps and unwraps", round_trip(provider, key), |_| {

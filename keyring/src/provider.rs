@@ -87,8 +87,8 @@ pub struct Unwrapped {
 pub struct KeyInfo {
     /// The version that is used for wrapping.
     pub key_version: u64,
-    /// The oldest version that can still unwrap.
-    pub oldest_version: u64,
+    /// The oldest version that can still unwrap, if the service tells.
+    pub oldest_version: Option<u64>,
     /// Where the key is and what protects it, in one line.
     pub summary: String,
 }

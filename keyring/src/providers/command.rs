@@ -138,7 +138,7 @@ impl Provider for CommandProvider {
         let tried = self.wrap(key, "pagevault/1/describe", &[])?;
         Ok(KeyInfo {
             key_version: tried.key_version,
-            oldest_version: 1,
+            oldest_version: None,
             summary: format!("wrapped by program {}", self.wrap.path.display()),
         })
     }

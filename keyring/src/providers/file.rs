@@ -160,7 +160,7 @@ impl Provider for FileProvider {
         let versions = self.find(&file, key)?.versions();
         Ok(KeyInfo {
             key_version: newest,
-            oldest_version: versions.first().map_or(newest, |oldest| oldest.version),
+            oldest_version: versions.first().map(|oldest| oldest.version),
             summary: format!(
                 "key file {} on this machine, readable by its owner only",
                 self.path.display()

@@ -178,7 +178,7 @@ fn answers_and_the_operations_of_a_provider_are_in_order() {
     // Each program of p0 waits for the others, so that p0 ends last.
     let programs = Programs::with(&format!(
         "{READ}
-         [ \"$2\" != p0 ] || until grep -q 'p9 k4' \"$1\"; do sleep 0.02; done
+         [ \"$2\" != p0 ] || until [ \"$(grep -c 'p[1-9] k4' \"$1\")\" = 9 ]; do sleep 0.02; done
          echo \"$2 $key\" >> \"$1\"
          case $operation in wrap) echo \"wrapped $2-$key\" ;; esac"
     ));

@@ -24,6 +24,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use super::clock::Clock;
 use super::helper::Provider;
 use super::{Server, free_port};
 use crate::Installation;
@@ -42,6 +43,8 @@ pub struct Emulator {
     python: PathBuf,
     endpoint: String,
     ca_file: Option<PathBuf>,
+    /// Environment variables of its clients.
+    variables: Vec<(&'static str, String)>,
 }
 
 impl Emulator {
@@ -50,7 +53,7 @@ impl Emulator {
     /// # Errors
     /// When it does not start.
     pub fn ministack() -> Result<Emulator> {
-        Emulator::start_ministack("false")
+        Emulator::start_ministack("false", &[])
     }
 
     /// ministack with verification of signatures and policies.
@@ -58,15 +61,26 @@ impl Emulator {
     /// # Errors
     /// When it does not start.
     pub fn ministack_with_iam() -> Result<Emulator> {
-        Emulator::start_ministack("true")
+        Emulator::start_ministack("true", &[])
     }
 
-    fn start_ministack(auth: &str) -> Result<Emulator> {
+    /// The same with a clock that a test can set.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub fn ministack_with_clock(clock: &Clock) -> Result<Emulator> {
+        let mut emulator = Emulator::start_ministack("true", &clock.variables())?;
+        emulator.variables = clock.variables().into();
+        Ok(emulator)
+    }
+
+    fn start_ministack(auth: &str, variables: &[(&str, String)]) -> Result<Emulator> {
         let python = Server::Ministack.program().context("no ministack")?;
         start(&python, None, |port| {
             let mut command = Command::new(&python);
             command.args(["-m", "hypercorn", "ministack.app:app", "--bind"]);
             command.arg(format!("127.0.0.1:{port}")).env("AUTH", auth);
+            command.envs(variables.iter().map(|(name, value)| (name, value)));
             command
         })
     }
@@ -154,6 +168,7 @@ print(json.dumps(getattr(client, operation)(**json.loads(parameters)), default=s
         let mut command = Command::new(&self.python);
         command.args(["-c", CALL, service, operation, &parameters.to_string(), region]);
         command.arg(&self.endpoint).arg(ca_file);
+        command.envs(self.variables.iter().map(|(name, value)| (name, value)));
         command.env("AWS_ACCESS_KEY_ID", ROOT.0).env("AWS_SECRET_ACCESS_KEY", ROOT.1);
         serde_json::from_str(&run(&mut command)?).context("understand AWS's reply")
     }
@@ -217,6 +232,7 @@ fn start(
             python: python.to_owned(),
             endpoint: format!("{scheme}://127.0.0.1:{port}"),
             ca_file: ca_file.clone(),
+            variables: Vec::new(),
         };
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {

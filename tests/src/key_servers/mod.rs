@@ -8,6 +8,8 @@
 pub mod azure;
 pub mod canned;
 pub mod certificates;
+pub mod clock;
+pub mod forward;
 pub mod gcp;
 pub mod helper;
 pub mod kms;
@@ -34,6 +36,8 @@ use crate::installation::run;
 pub enum Server {
     /// HashiCorp Vault or OpenBao: `PAGEVAULT_VAULT`, else `bao` or `vault` in PATH.
     Vault,
+    /// The first, if it is HashiCorp's Vault. Never required: `tools/key-servers vault` builds it.
+    HashiCorpVault,
     /// ministack, an emulator of AWS with key states: `PAGEVAULT_MINISTACK` is the Python of its
     /// environment.
     Ministack,
@@ -59,6 +63,9 @@ impl Server {
             Server::Vault => {
                 named("PAGEVAULT_VAULT").or_else(|| on_path("bao")).or_else(|| on_path("vault"))
             }
+            Server::HashiCorpVault => {
+                Server::Vault.program().filter(|program| program.ends_with("vault"))
+            }
             Server::Ministack => named("PAGEVAULT_MINISTACK"),
             Server::Moto => named("PAGEVAULT_MOTO").or_else(|| on_path("moto_server")),
             Server::AwsCli => named("PAGEVAULT_AWS_CLI").or_else(|| on_path("aws")),
@@ -73,7 +80,7 @@ impl Server {
 /// Whether tests with it run only where somebody has provided it.
 #[must_use]
 pub fn is_optional(needed: &[Server]) -> bool {
-    needed.contains(&Server::Tokens)
+    needed.contains(&Server::Tokens) || needed.contains(&Server::HashiCorpVault)
 }
 
 /// Names those of `needed` that are not installed; `None` if all are.

@@ -261,6 +261,15 @@ impl PyKmip {
         Installation::get()?.give(&self.path(name))
     }
 
+    /// Number of operations of this name since its start, also refused ones.
+    ///
+    /// # Errors
+    /// When there was none at all.
+    pub fn count(&self, operation: &str) -> Result<usize> {
+        let operations = std::fs::read_to_string(self.path("operations"))?;
+        Ok(operations.lines().filter(|name| *name == operation).count())
+    }
+
     /// What it has logged.
     ///
     /// # Errors

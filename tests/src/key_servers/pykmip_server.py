@@ -106,6 +106,8 @@ class Engine(engine.KmipEngine):
     def _process_operation(self, operation, payload):
         self.behaviour = behaviour = stored("behaviour.json")
         name = named(operation)
+        with open(path("operations"), "a") as file:
+            print(name, file=file)
         refuse = behaviour.get("refuse", {})
         if name in refuse and refuse[name][1] > 0:
             refuse[name][1] -= 1

@@ -222,9 +222,10 @@ impl<S: Service> RestServer<S> {
         *lock(&self.shared.rename) = Some(rename);
     }
 
-    /// No more faults.
+    /// No more faults, and paths as they are.
     pub fn repair(&self) {
         lock(&self.shared.faults).clear();
+        *lock(&self.shared.rename) = None;
     }
 
     /// The requests since the last call.

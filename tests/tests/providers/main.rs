@@ -7,6 +7,7 @@ mod anchor;
 mod aws_kms;
 mod azure_key_vault;
 mod bench;
+mod checks;
 mod cloud_tls;
 mod command;
 mod contract;
@@ -20,6 +21,7 @@ mod routes;
 mod serving;
 mod several;
 mod vault;
+mod vault_aws;
 mod vault_cluster;
 mod vault_logins;
 
@@ -41,12 +43,15 @@ fn main() -> ExitCode {
     let arguments = Arguments::from_args();
     let tests: Vec<Test> = [
         anchor::tests(),
+        checks::tests(),
+        contract::tests(),
         aws_kms::tests(),
         gcp_kms::tests(),
         azure_key_vault::tests(),
         cloud_tls::tests(),
         vault::tests(),
         vault_cluster::tests(),
+        vault_aws::tests(),
         vault_logins::tests(),
         serving::tests(),
         outages::tests(),

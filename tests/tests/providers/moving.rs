@@ -5,11 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::key_servers::Server;
-use pagevault_tests::key_servers::azure::KeyVault;
-use pagevault_tests::key_servers::gcp::Gcp;
 use pagevault_tests::key_servers::kms::{Credentials, Emulator};
-use pagevault_tests::key_servers::program::Program;
-use pagevault_tests::key_servers::softhsm::SoftHsm;
 use pagevault_tests::key_servers::vault::Vault;
 use pagevault_tests::{Cluster, Settings, StopMode};
 
@@ -22,11 +18,6 @@ pub(crate) fn tests() -> Vec<Test> {
             name: "moving::file_to_vault_to_kms_under_load",
             needs: &[Server::Vault, Server::Moto],
             run: under_load,
-        },
-        Test {
-            name: "moving::from_each_kind_of_provider_to_each_other",
-            needs: &[Server::Vault, Server::Moto, Server::SoftHsm],
-            run: everywhere,
         },
         Test {
             name: "moving::killed_at_any_moment_it_is_wholly_here_or_there",
@@ -108,51 +99,6 @@ fn under_load() -> Result<()> {
     cluster.crash()?;
     readable(&cluster)?;
     ensure!(cluster.text(balance)? == before, "balances differ after recovery");
-    cluster.finish()
-}
-
-/// From each kind of provider to each other one. A circle for every distance in a list of seven,
-/// which is a prime number, so that each circle passes all of them.
-fn everywhere() -> Result<()> {
-    let cluster = on_file(&Settings::default())?;
-    let (vault, kms, credentials) = (Vault::start()?, Emulator::moto()?, Credentials::root()?);
-    let (program, hsm) = (Program::new()?, SoftHsm::start()?);
-    let (gcp, azure) = (Gcp::start()?, KeyVault::start("RSA")?);
-    let key = kms.create_key()?;
-    for (name, kind, options) in [
-        ("vault", "vault", vault.approle()?),
-        ("kms", "aws_kms", kms.provider(&credentials).options),
-        ("program", "command", program.options()),
-        ("hsm", "pkcs11", hsm.options()),
-        ("gcp", "gcp_kms", gcp.options()),
-        ("azure", "azure_key_vault", azure.options()),
-    ] {
-        cluster.sql(&add_provider(name, kind, &options))?;
-    }
-    let homes = [
-        ("local", "main"),
-        ("vault", "db-kek"),
-        ("kms", key.as_str()),
-        ("program", "db-kek"),
-        ("hsm", "db-kek"),
-        ("gcp", "db-kek"),
-        ("azure", "db-kek"),
-    ];
-    for distance in 1..homes.len() {
-        for step in 1..=homes.len() {
-            let (provider, key) = homes[step * distance % homes.len()];
-            cluster
-                .sql(&format!("SELECT pagevault.set_cluster_master_key('{provider}', '{key}')"))?;
-            ensure!(provider_in_use(&cluster)? == provider, "not at {provider}");
-        }
-        cluster.sql("SELECT pagevault.rotate_database_key()")?;
-    }
-    // Each of them unlocks a start.
-    for (provider, key) in homes {
-        cluster.sql(&format!("SELECT pagevault.set_cluster_master_key('{provider}', '{key}')"))?;
-        cluster.restart()?;
-        readable(&cluster)?;
-    }
     cluster.finish()
 }
 

@@ -12,14 +12,12 @@ use serde_json::{Value, json};
 use crate::Test;
 
 const CONTEXT: &str = "pagevault/1/00112233445566778899aabbccddeeff/0";
-const OTHER: &str = "pagevault/1/00112233445566778899aabbccddeeff/5";
 /// 32 recognizable bytes, in base64.
 const SECRET: &str = "c2VjcmV0IHNlY3JldCBzZWNyZXQgc2VjcmV0ISEhISE=";
 
 pub(crate) fn tests() -> Vec<Test> {
     let test = |name, run| Test { name, needs: &[Server::Vault], run };
     vec![
-        test("vault::keys_wrap_rotate_and_rewrap", keys_wrap_rotate_and_rewrap),
         test("vault::each_way_to_log_in", each_way_to_log_in),
         test("vault::a_socket_is_spoken_to_if_it_is_ours", a_socket_is_spoken_to_if_it_is_ours),
         test("vault::refusals_have_a_class_a_cause_and_advice", refusals),
@@ -36,46 +34,6 @@ pub(crate) fn tests() -> Vec<Test> {
 
 fn provider(options: Value) -> Provider {
     Provider::new("vault", options)
-}
-
-fn keys_wrap_rotate_and_rewrap() -> Result<()> {
-    let vault = Vault::start()?;
-    vault.make_key("db-other")?;
-    let provider = provider(vault.approle()?);
-    let (old, version) = provider.wrap("db-kek", CONTEXT, SECRET)?;
-    ensure!(version == 1 && provider.unwrap("db-kek", CONTEXT, &old)? == SECRET);
-
-    // Bound to context and key.
-    let unwrap = |wrapped: &Value| json!({"unwrap": {"wrapped": wrapped}});
-    provider.refused("db-kek", OTHER, unwrap(&old), "wrong_ciphertext")?;
-    provider.refused("db-other", CONTEXT, unwrap(&old), "wrong_ciphertext")?;
-    provider.refused("db-kek", CONTEXT, unwrap(&json!("AAAA")), "wrong_ciphertext")?;
-
-    // Rotation adds a version. Old wrappings can be opened, and rewrapped under the new version.
-    ensure!(provider.rotate("db-kek", &old)? == 2);
-    ensure!(provider.unwrap("db-kek", CONTEXT, &old)? == SECRET);
-    // Interrupted before the rewrap, it continues there.
-    ensure!(provider.rotate("db-kek", &old)? == 2, "rotated twice for one wrapping");
-    let (new, version) = provider.rewrap("db-kek", "db-kek", CONTEXT, &old)?;
-    ensure!(version == 2 && provider.unwrap("db-kek", CONTEXT, &new)? == SECRET);
-    provider.refused(
-        "db-kek",
-        OTHER,
-        json!({"rewrap": {"from_key": "db-kek", "wrapped": old}}),
-        "wrong_ciphertext",
-    )?;
-    let (moved, version) = provider.rewrap("db-kek", "db-other", CONTEXT, &new)?;
-    ensure!(version == 1 && provider.unwrap("db-other", CONTEXT, &moved)? == SECRET);
-
-    // After many rotations the first wrapping can still be opened, until Vault is configured
-    // otherwise.
-    for _ in 0..10 {
-        vault.cli(&["write", "-f", "transit/keys/db-kek/rotate"])?;
-    }
-    ensure!(provider.unwrap("db-kek", CONTEXT, &old)? == SECRET);
-    vault.cli(&["write", "transit/keys/db-kek/config", "min_decryption_version=12"])?;
-    provider.refused("db-kek", CONTEXT, unwrap(&old), "key_disabled")?;
-    Ok(())
 }
 
 fn wrap() -> Value {
@@ -208,13 +166,6 @@ fn refusals() -> Result<()> {
         wrap(),
         "insecure",
     )?;
-    // A key that can be deleted while wrappings need it.
-    vault.make_key("db-gone")?;
-    let (lost, _) = good.wrap("db-gone", CONTEXT, SECRET)?;
-    vault.cli(&["write", "transit/keys/db-gone/config", "deletion_allowed=true"])?;
-    vault.cli(&["delete", "transit/keys/db-gone"])?;
-    good.refused("db-gone", CONTEXT, json!({"unwrap": {"wrapped": lost}}), "key_missing")?;
-
     // tls: an untrusted authority, a name that is not the server's.
     let stranger = pagevault_tests::key_servers::certificates::Authority::new()?;
     let ca = vault.write("stranger-ca.pem", stranger.pem(), 0o644)?;

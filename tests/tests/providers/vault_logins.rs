@@ -1,19 +1,16 @@
-//! The ways to log in to Vault that need an issuer of their own: signed tokens, signed requests of
-//! AWS, wrapped secret ids; and namespaces.
+//! The ways to log in to Vault that need an issuer of their own: signed tokens, wrapped secret ids; and
+//! namespaces.
 
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Output;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use pagevault_tests::Installation;
-use pagevault_tests::installation::run;
 use pagevault_tests::key_servers::Server;
-use pagevault_tests::key_servers::canned::Canned;
 use pagevault_tests::key_servers::helper::Provider;
-use pagevault_tests::key_servers::kms::{Credentials, ROOT, without_ambient_credentials};
 use pagevault_tests::key_servers::vault::Vault;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use crate::Test;
 
@@ -27,11 +24,6 @@ pub(crate) fn tests() -> Vec<Test> {
         test("vault_logins::signed_tokens_are_checked_by_vault", signed_tokens),
         test("vault_logins::a_wrapped_secret_id_is_unwrapped_once", wrapped_secret_id),
         test("vault_logins::a_namespace_has_its_own_keys_and_roles", namespaces),
-        Test {
-            name: "vault_logins::a_signed_request_proves_an_aws_principal",
-            needs: &[Server::Ministack],
-            run: aws,
-        },
     ]
 }
 
@@ -245,79 +237,3 @@ fn fails_plainly(options: &Value) -> Result<()> {
     ensure!(outcome["failed"]["class"] == "bad_options", "{outcome}");
     Ok(())
 }
-
-/// Vault's method of AWS is not in OpenBao, nor in the small build of Vault of these tests. So this
-/// test takes the login as Vault receives it, and compares the signature with that of AWS's own
-/// library for Python, which the emulators have.
-fn aws() -> Result<()> {
-    let vault = Canned::paths(|path| {
-        let (status, body) = match path {
-            "/v1/auth/aws/login" => (200, LOGGED_IN),
-            _ => (403, r#"{"errors":["1 error occurred:\n\t* permission denied\n\n"]}"#),
-        };
-        (status, "application/json", body.to_owned())
-    })?;
-    let credentials = Credentials::root()?;
-    let options = |id: &str| {
-        json!({"address": vault.endpoint, "insecure_loopback_http": true, "auth": {"aws": {
-            "role": "db", "server_id": id, "region": "eu-central-1",
-            "credentials_file": credentials.path()}}})
-    };
-    let provider =
-        without_ambient_credentials(Provider::new("vault", options("vault.example.com")));
-    provider.ask("db-kek", CONTEXT, wrap())?;
-    let seen = vault.seen();
-    let login = &seen.first().context("no login")?.body;
-    ensure!(login["role"] == "db" && login["iam_http_request_method"] == "POST", "{login}");
-    let decoded = |name: &str| -> Result<String> {
-        use base64::Engine;
-        let text = login[name].as_str().unwrap_or_default();
-        Ok(String::from_utf8(base64::engine::general_purpose::STANDARD.decode(text)?)?)
-    };
-    let (url, body) = (decoded("iam_request_url")?, decoded("iam_request_body")?);
-    ensure!(url == "https://sts.eu-central-1.amazonaws.com/", "{url}");
-    let mut headers: Map<String, Value> = serde_json::from_str(&decoded("iam_request_headers")?)?;
-    ensure!(headers["X-Vault-AWS-IAM-Server-ID"] == "vault.example.com", "{headers:?}");
-    let authorization = headers["authorization"].as_str().unwrap_or_default();
-    ensure!(authorization.contains("x-vault-aws-iam-server-id"), "{authorization}");
-    let signature = |headers: &Map<String, Value>| {
-        let python = Server::Ministack.program().context("no Python with botocore")?;
-        let headers = Value::from(headers.clone()).to_string();
-        run(Command::new(python).args(["-c", SIGN, &url, &body, &headers, ROOT.0, ROOT.1]))
-    };
-    let expected = signature(&headers)?;
-    ensure!(authorization.ends_with(&format!("Signature={}", expected.trim())), "{expected}");
-    // It is of no use for another server.
-    headers.insert("X-Vault-AWS-IAM-Server-ID".into(), json!("vault.evil.example"));
-    ensure!(signature(&headers)? != expected, "the signature does not cover the server");
-
-    // Without credentials nothing is sent.
-    let before = vault.requests();
-    let mut options = options("vault.example.com");
-    options["auth"]["aws"]["credentials_file"] = json!("/nonexistent/credentials");
-    let provider = without_ambient_credentials(Provider::new("vault", options));
-    provider.refused("db-kek", CONTEXT, wrap(), "unreachable")?;
-    ensure!(vault.requests() == before, "sent without credentials");
-    Ok(())
-}
-
-/// The signature of a request by AWS's library: URL, body, headers, access key.
-const SIGN: &str = "
-import json, sys
-from botocore.auth import SigV4Auth
-from botocore.awsrequest import AWSRequest
-from botocore.credentials import Credentials
-url, body, headers, key_id, secret = sys.argv[1:]
-headers = {name.lower(): value for name, value in json.loads(headers).items()}
-del headers['authorization']
-request = AWSRequest('POST', url, headers=headers, data=body)
-request.context['timestamp'] = headers['x-amz-date']
-signer = SigV4Auth(Credentials(key_id, secret), 'sts', 'eu-central-1')
-canonical = signer.canonical_request(request)
-print(signer.signature(signer.string_to_sign(request, canonical), request))";
-
-/// Vault's reply to a login.
-const LOGGED_IN: &str = r#"{"request_id":"","lease_id":"","renewable":false,"lease_duration":0,
-    "data":null,"wrap_info":null,"warnings":null,"auth":{"client_token":"hvs.token",
-    "accessor":"","policies":[],"token_policies":[],"metadata":null,"lease_duration":60,
-    "renewable":true,"entity_id":"","token_type":"service","orphan":true}}"#;

@@ -101,6 +101,7 @@ impl Provider for AwsKms {
             let request = session.client.encrypt().key_id(&key.arn);
             let request = request.encryption_context(CONTEXT, context).plaintext(plaintext);
             let reply = session.ask("Encrypt", &key.arn, request.send()).await?;
+            session.same(reply.key_id(), &key.arn)?;
             session.wrapped(reply.key_id(), reply.ciphertext_blob(), key.version)
         })
     }
@@ -114,6 +115,7 @@ impl Provider for AwsKms {
             let request = request.encryption_context(CONTEXT, context);
             let request = request.ciphertext_blob(Blob::new(wrapping.ciphertext));
             let reply = session.ask("Decrypt", &arn, request.send()).await?;
+            session.same(reply.key_id(), &arn)?;
             let Some(plaintext) = reply.plaintext else {
                 return Err(session.incomplete("Decrypt"));
             };
@@ -142,6 +144,8 @@ impl Provider for AwsKms {
                 .ciphertext_blob(Blob::new(wrapping.ciphertext));
             let both = format!("{source} and {}", key.arn);
             let reply = session.ask("ReEncrypt", &both, request.send()).await?;
+            session.same(reply.source_key_id(), &source)?;
+            session.same(reply.key_id(), &key.arn)?;
             session.wrapped(reply.key_id(), reply.ciphertext_blob(), key.version)
         })
     }
@@ -156,7 +160,7 @@ impl Provider for AwsKms {
         let session = self.session()?;
         let key = session.run(session.key(key))?;
         let summary = format!("AWS KMS key {} in {}, {}", key.arn, session.region, key.kind);
-        Ok(KeyInfo { key_version: key.version, oldest_version: key.created, summary })
+        Ok(KeyInfo { key_version: key.version, oldest_version: Some(key.created), summary })
     }
 
     fn examine(&self, findings: &mut Findings) -> Option<()> {

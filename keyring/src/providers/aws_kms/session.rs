@@ -87,6 +87,21 @@ impl Session {
         }
     }
 
+    /// Requires that a reply is about the key that was asked to work. Its other parts are of no use
+    /// if it is not.
+    pub(super) fn same(&self, told: Option<&str>, asked: &str) -> Result<(), Failure> {
+        if told == Some(asked) {
+            return Ok(());
+        }
+        Err(Failure::new(
+            ErrorClass::Unreachable,
+            format!("{} gave a reply that does not fit the request", self.place),
+        )
+        .with_detail("It is about another key. Nothing of the reply was used.")
+        .with_hint("Check the endpoint, and proxies and load balancers on the way to it.")
+        .transient())
+    }
+
     /// The failure for a reply that lacks a required part.
     pub(super) fn incomplete(&self, action: &str) -> Failure {
         Failure::new(

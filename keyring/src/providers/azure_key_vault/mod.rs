@@ -145,7 +145,7 @@ impl Provider for KeyVault {
         let oldest = enabled.filter_map(|item| number(item.attributes.created)).min();
         Ok(KeyInfo {
             key_version: by.number,
-            oldest_version: oldest.unwrap_or(by.number).min(by.number),
+            oldest_version: oldest.map(|oldest| oldest.min(by.number)),
             summary: format!("{}keys/{key}, {}", session.vault, bundle.kind()),
         })
     }

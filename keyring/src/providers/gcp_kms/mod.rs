@@ -148,7 +148,7 @@ impl Provider for GcpKms {
         let oldest = enabled.filter_map(|version| names::version_of(&name, &version.name)).min();
         Ok(KeyInfo {
             key_version,
-            oldest_version: oldest.unwrap_or(1).min(key_version),
+            oldest_version: oldest.map(|oldest| oldest.min(key_version)),
             summary: format!("{name}, {}", key.kind()),
         })
     }

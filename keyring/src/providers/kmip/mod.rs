@@ -99,7 +99,8 @@ impl Provider for Kmip {
         let version = self.0.version().map_or("", message::Version::name);
         Ok(KeyInfo {
             key_version: newest.version,
-            oldest_version: versions.oldest(),
+            // After Re-key, the name no longer leads to the versions before.
+            oldest_version: None,
             summary: format!(
                 "{}, unique identifier {}, at {}, KMIP {version}",
                 newest.describe(),

@@ -29,22 +29,12 @@ const BY_ID: &str = "id:";
 /// Maximum number of versions of a master key that are looked at.
 const VERSION_LIMIT: usize = 256;
 
-/// All versions of a master key that are known.
+/// What is known of the versions of a master key.
 pub(super) struct Versions {
     /// The newest that is or was active; if there is none, one that is not active yet.
     pub(super) newest: Key,
-    /// Keys that are or were active, in no order.
-    pub(super) others: Vec<Key>,
     /// Keys that are not active yet, and replace all that are.
     pub(super) pending: Vec<Key>,
-}
-
-impl Versions {
-    /// The lowest version.
-    pub(super) fn oldest(&self) -> u64 {
-        let others = self.others.iter().filter(|key| key.state() != State::Destroyed);
-        others.map(|key| key.version).fold(self.newest.version, u64::min)
-    }
 }
 
 /// All versions of a master key.
@@ -130,11 +120,8 @@ fn choose(
         key.attributes.replacements.iter().any(by)
     };
     let newest = *candidates.iter().max_by_key(|key| (!is_replaced(key), key.version, &key.id))?;
-    let all: BTreeSet<&str> = roots.iter().flat_map(|root| reachable(root, found)).collect();
-    let others = all.into_iter().filter(|id| *id != newest.id).filter_map(|id| found.get(id));
-    let others = others.filter(|key| key.state() != State::PreActive).cloned().collect();
     let pending = pending.into_iter().cloned().collect();
-    Some(accept(name, Versions { newest: newest.clone(), others, pending }))
+    Some(accept(name, Versions { newest: newest.clone(), pending }))
 }
 
 /// The keys that can be reached from one by links, itself included.
@@ -228,37 +215,37 @@ mod tests {
     use super::super::keys::test_key as key;
     use super::*;
 
-    /// Id of the newest version and number of others; the class of the failure; or none.
-    fn chosen(roots: &[&str], keys: &[Key]) -> Option<Result<(String, usize), ErrorClass>> {
+    /// Id of the newest version; the class of the failure; or none.
+    fn chosen(roots: &[&str], keys: &[Key]) -> Option<Result<String, ErrorClass>> {
         let found = keys.iter().map(|key| (key.id.clone(), key.clone())).collect();
         let chosen = choose("k", roots, &found)?;
-        Some(chosen.map(|told| (told.newest.id, told.others.len())).map_err(|error| error.class))
+        Some(chosen.map(|told| told.newest.id).map_err(|error| error.class))
     }
 
     #[test]
     fn the_newest_version_is_at_the_end_of_the_links() {
         let newest = |roots: &[&str], keys: &[Key]| chosen(roots, keys).unwrap().unwrap();
         let chain = [key("a", 1, 3, &["b"]), key("b", 2, 2, &["c"]), key("c", 3, 2, &[])];
-        assert_eq!(newest(&["a"], &chain), ("c".to_owned(), 2));
-        assert_eq!(newest(&["c"], &chain), ("c".to_owned(), 0));
-        assert_eq!(newest(&["c", "a", "b"], &chain), ("c".to_owned(), 2));
+        assert_eq!(newest(&["a"], &chain), "c");
+        assert_eq!(newest(&["c"], &chain), "c");
+        assert_eq!(newest(&["c", "a", "b"], &chain), "c");
         // The clock was turned back.
         let back = [key("a", 9, 2, &["b"]), key("b", 2, 2, &[])];
-        assert_eq!(newest(&["a"], &back), ("b".to_owned(), 1));
+        assert_eq!(newest(&["a"], &back), "b");
         // Replaced by two keys at once.
         let two = [key("a", 1, 2, &["c", "b"]), key("b", 2, 2, &[]), key("c", 2, 2, &[])];
-        assert_eq!(newest(&["a"], &two), ("c".to_owned(), 2));
+        assert_eq!(newest(&["a"], &two), "c");
         let circle = [key("a", 1, 2, &["b"]), key("b", 2, 2, &["a"])];
-        assert_eq!(newest(&["a"], &circle), ("b".to_owned(), 1));
+        assert_eq!(newest(&["a"], &circle), "b");
         // Not active yet, or gone.
         let pending = [key("a", 1, 2, &["b"]), key("b", 2, 1, &[])];
-        assert_eq!(newest(&["a"], &pending), ("a".to_owned(), 0));
-        assert_eq!(newest(&["b"], &pending), ("b".to_owned(), 0));
+        assert_eq!(newest(&["a"], &pending), "a");
+        assert_eq!(newest(&["b"], &pending), "b");
         let gone = [key("a", 1, 2, &["b", "x"]), key("b", 2, 5, &[])];
-        assert_eq!(newest(&["a"], &gone), ("a".to_owned(), 1));
+        assert_eq!(newest(&["a"], &gone), "a");
         let destroyed = [key("a", 1, 5, &[]), key("b", 2, 2, &[])];
-        assert_eq!(newest(&["a", "b"], &destroyed), ("b".to_owned(), 0));
-        assert_eq!(newest(&["a"], &destroyed), ("a".to_owned(), 0));
+        assert_eq!(newest(&["a", "b"], &destroyed), "b");
+        assert_eq!(newest(&["a"], &destroyed), "a");
     }
 
     #[test]
@@ -269,15 +256,15 @@ mod tests {
         assert_eq!(chosen(&["a", "b", "x"], &third), Some(Err(ErrorClass::BadOptions)));
         // Links from the other key give nobody a right to the name.
         let claim = [key("a", 1, 2, &[]), key("x", 3, 2, &["a", "y"]), key("y", 4, 2, &[])];
-        assert_eq!(chosen(&["a"], &claim), Some(Ok(("a".to_owned(), 0))));
-        assert_eq!(chosen(&["a", "x"], &claim), Some(Ok(("a".to_owned(), 2))));
+        assert_eq!(chosen(&["a"], &claim), Some(Ok("a".to_owned())));
+        assert_eq!(chosen(&["a", "x"], &claim), Some(Ok("a".to_owned())));
         assert_eq!(chosen(&["a", "x", "y"], &claim), Some(Err(ErrorClass::BadOptions)));
         // Neither does being active, while the other key is not yet.
         for links in [&[][..], &["a"]] {
             let unborn = [key("a", 1, 1, &[]), key("x", 3, 2, links)];
             let expected = match links {
                 [] => Err(ErrorClass::BadOptions),
-                _ => Ok(("a".to_owned(), 1)),
+                _ => Ok("a".to_owned()),
             };
             assert_eq!(chosen(&["a", "x"], &unborn), Some(expected));
         }

@@ -52,7 +52,7 @@ pub(super) enum Answer {
     Wrapped { wrapped: Base64, key_version: u64 },
     Unwrapped { plaintext: SecretBytes, key_version: u64 },
     Rotated { key_version: u64 },
-    Described { key_version: u64, oldest_version: u64, summary: String },
+    Described { key_version: u64, oldest_version: Option<u64>, summary: String },
     Failed { failure: Failure },
 }
 

@@ -176,7 +176,7 @@ impl Opened {
         }
         Ok(KeyInfo {
             key_version: newest.version,
-            oldest_version: keys.last().map_or(newest.version, |oldest| oldest.version),
+            oldest_version: keys.last().map(|oldest| oldest.version),
             summary: format!(
                 "{}, id {}, by {}, in {}",
                 newest.describe(),

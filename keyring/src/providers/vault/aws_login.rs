@@ -55,7 +55,7 @@ impl AwsLogin {
     pub(super) const OPTIONS: &[&str] =
         &["role", "server_id", "mount", "region", "profile", "credentials_file"];
 
-    pub(super) const ADVICE: &str = "Compare the principal with bound_iam_principal_arn of the role, and the options \"region\" and \"server_id\" with sts_region and iam_server_id_header_value of the method's configuration.";
+    pub(super) const ADVICE: &str = "Compare the principal with bound_iam_principal_arn of the role, and the options \"region\" and \"server_id\" with sts_region and iam_server_id_header_value of the method's configuration. If AWS refuses the signature: check whether the credentials have expired, and the clock of this machine.";
 
     /// From options with these names.
     pub(super) fn read(

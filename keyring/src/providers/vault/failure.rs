@@ -240,6 +240,18 @@ pub(super) fn of_outage(error: NoAnswer, server: &Server) -> Failure {
     failure.with_detail(detail)
 }
 
+/// A description of a key that was not asked for.
+pub(super) fn of_another_key(server: &Server) -> Failure {
+    let place = server.shown();
+    Failure::new(
+        ErrorClass::Unreachable,
+        format!("{place} gave a reply that does not fit the request"),
+    )
+    .with_detail("It is about another key. Nothing of the reply was used.")
+    .with_hint("Check the address, and proxies and load balancers on the way to it.")
+    .transient()
+}
+
 fn of_one(error: NoAnswer, server: &Server) -> Failure {
     let place = server.shown();
     let outage = |message: String| Failure::new(ErrorClass::Unreachable, message);

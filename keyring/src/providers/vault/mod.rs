@@ -122,6 +122,9 @@ impl Vault {
             let mut request = ReadKeyRequest::builder();
             api.ask(built(request.mount(&self.mount).name(key).build())?).await
         })?;
+        if info.name != key {
+            return Err(failure::of_another_key(&self.session.server));
+        }
         if info.derived && info.supports_decryption {
             return Ok(info);
         }
@@ -247,7 +250,7 @@ impl Provider for Vault {
         };
         Ok(KeyInfo {
             key_version: newest(&info),
-            oldest_version: info.min_decryption_version.max(1),
+            oldest_version: Some(info.min_decryption_version.max(1)),
             summary: format!(
                 "Transit key at {}, mount {}, {leaves}",
                 self.session.server.shown(),

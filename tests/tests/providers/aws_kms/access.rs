@@ -15,8 +15,8 @@ use pagevault_tests::key_servers::kms::{
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::{CONTEXT, SECRET};
 use crate::Test;
+use crate::contract::{CONTEXT, SECRET};
 
 pub(super) const TESTS: &[Test] = &[
     Test {

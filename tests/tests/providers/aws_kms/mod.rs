@@ -12,13 +12,6 @@ use base64::engine::general_purpose::STANDARD;
 
 use super::Test;
 
-/// What database keys are bound to, and what they are not bound to.
-const CONTEXT: &str = "pagevault/1/00112233445566778899aabbccddeeff/5";
-const OTHER_CONTEXT: &str = "pagevault/1/00112233445566778899aabbccddeeff/6";
-
-/// 32 bytes in base64.
-const SECRET: &str = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
-
 pub(crate) fn tests() -> Vec<Test> {
     [keys::TESTS, rotation::TESTS, access::TESTS, faults::TESTS, sources::TESTS].concat()
 }

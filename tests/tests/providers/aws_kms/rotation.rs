@@ -13,20 +13,11 @@ use pagevault_tests::key_servers::kms::{
 };
 use serde_json::{Value, json};
 
-use super::{CONTEXT, OTHER_CONTEXT, SECRET, wrapped_by};
+use super::wrapped_by;
 use crate::Test;
+use crate::contract::{CONTEXT, SECRET};
 
 pub(super) const TESTS: &[Test] = &[
-    Test {
-        name: "aws_kms::rewrap_moves_between_keys_and_keeps_the_context",
-        needs: &[Server::Moto],
-        run: rewrap_moves_between_keys_and_keeps_the_context,
-    },
-    Test {
-        name: "aws_kms::rotation_on_demand_is_done_once",
-        needs: &[Server::Moto],
-        run: rotation_on_demand_is_done_once,
-    },
     Test {
         name: "aws_kms::a_moved_alias_is_the_rotation",
         needs: &[Server::Moto],
@@ -57,51 +48,6 @@ pub(super) const TESTS: &[Test] = &[
 /// Waits for the next second, because versions are times in seconds.
 fn next_second() {
     sleep(Duration::from_millis(1100));
-}
-
-fn rewrap_moves_between_keys_and_keeps_the_context() -> Result<()> {
-    // ministack has no ReEncrypt.
-    let (kms, root) = (Emulator::moto()?, Credentials::root()?);
-    let (old, new) = (kms.create_key()?, kms.create_key()?);
-    let provider = kms.provider(&root);
-    let (wrapped, _) = provider.wrap(&old, CONTEXT, SECRET)?;
-    let (again, _) = provider.rewrap(&old, &new, CONTEXT, &wrapped)?;
-    ensure!(again != wrapped);
-    ensure!(provider.unwrap(&new, CONTEXT, &again)? == SECRET);
-    for (what, context) in [(&wrapped, OTHER_CONTEXT), (&again, OTHER_CONTEXT)] {
-        let action = json!({"rewrap": {"from_key": old, "wrapped": what}});
-        provider.refused(&new, context, action, "wrong_ciphertext")?;
-    }
-    Ok(())
-}
-
-fn rotation_on_demand_is_done_once() -> Result<()> {
-    let (kms, root) = (Emulator::moto()?, Credentials::root()?);
-    let (provider, key) = (kms.provider(&root), kms.create_key()?);
-    let (wrapped, first) = provider.wrap(&key, CONTEXT, SECRET)?;
-    let rotations = || -> Result<usize> {
-        let reply = kms.aws("kms", "list_key_rotations", json!({"KeyId": key}))?;
-        Ok(reply["Rotations"].as_array().map_or(0, Vec::len))
-    };
-    next_second();
-    let second = provider.rotate(&key, &wrapped)?;
-    ensure!(second > first && rotations()? == 1, "{first}, {second}");
-
-    // A caller that did not get the reply repeats the request with the old version.
-    next_second();
-    ensure!(provider.rotate(&key, &wrapped)? == second && rotations()? == 1);
-
-    let (again, version) = provider.rewrap(&key, &key, CONTEXT, &wrapped)?;
-    ensure!(version == second);
-    for what in [&wrapped, &again] {
-        ensure!(provider.unwrap(&key, CONTEXT, what)? == SECRET);
-    }
-    let third = provider.rotate(&key, &again)?;
-    ensure!(third > second && rotations()? == 2, "{second}, {third}");
-    let response = provider.ask(&key, CONTEXT, json!("check"))?.to_string();
-    let expected = format!("wraps with version {third}, unwraps versions from {first} on; ");
-    ensure!(response.contains(&expected), "{response}");
-    Ok(())
 }
 
 fn a_moved_alias_is_the_rotation() -> Result<()> {

@@ -16,9 +16,8 @@ use pagevault_tests::key_servers::write_file;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::{CONTEXT, SECRET};
 use crate::Test;
-use crate::contract::says;
+use crate::contract::{CONTEXT, SECRET, says};
 
 pub(super) const TESTS: &[Test] = &[
     Test {

@@ -12,25 +12,19 @@ use pagevault_tests::key_servers::rest::Fault;
 use serde_json::json;
 
 use crate::Test;
-use crate::contract::{self, KEY, NEXT, Subject};
+use crate::contract::{Group, KEY, State, Subject};
+use crate::gcp_kms::about_the_next_key;
 
 pub(crate) fn tests() -> Vec<Test> {
-    [
-        contract::tests::<RsaVault>(),
-        contract::tests::<ManagedHsm>(),
-        access::TESTS.to_vec(),
-        keys::TESTS.to_vec(),
-        replies::TESTS.to_vec(),
-        server::TESTS.to_vec(),
-    ]
-    .concat()
+    [access::TESTS.to_vec(), keys::TESTS.to_vec(), replies::TESTS.to_vec(), server::TESTS.to_vec()]
+        .concat()
 }
 
 /// A vault with RSA keys.
-struct RsaVault(KeyVault);
+pub(crate) struct RsaVault(KeyVault);
 
 /// A Managed HSM with AES keys.
-struct ManagedHsm(KeyVault);
+pub(crate) struct ManagedHsm(KeyVault);
 
 /// A reply of Key Vault with an error.
 fn error(status: u16, code: &str, inner: &str) -> Fault {
@@ -39,68 +33,45 @@ fn error(status: u16, code: &str, inner: &str) -> Fault {
     Fault::Reply(status, json!({"error": error}).to_string())
 }
 
+fn bring(vault: &mut KeyVault, state: State) -> Result<()> {
+    let fault = |times, fault| vault.server.fault("/keys/", times, fault);
+    match state {
+        State::Disabled => vault.with_key(KEY, |key| key.set_enabled(0, false))?,
+        State::Enabled => vault.with_key(KEY, |key| key.set_enabled(0, true))?,
+        State::Deleted => vault.with_key(KEY, |key| key.is_deleted = true)?,
+        State::Destroyed => vault.purge(KEY),
+        State::Throttled(times) => fault(times, error(429, "Throttled", "")),
+        State::Failing(times) => fault(times, error(503, "ServiceUnavailable", "")),
+        State::Silent => fault(usize::MAX, Fault::Silence),
+        State::Away => vault.server.stop(),
+        State::AnotherKey => fault(usize::MAX, about_the_next_key()),
+        State::Repaired => vault.server.repair(),
+    }
+    Ok(())
+}
+
 /// The same for both kinds.
 macro_rules! subject {
-    ($name:ident, $kind:literal, $kty:literal) => {
-        impl Subject for $name {
-            const KIND: &str = $kind;
+    ($type:ident, $name:literal, $kty:literal) => {
+        impl Subject for $type {
+            const NAME: &str = $name;
+            const NAMES_IN_ADDRESSES: bool = true;
 
-            fn start() -> Result<$name> {
-                KeyVault::start($kty).map($name)
+            fn start(_: Group) -> Result<$type> {
+                KeyVault::start($kty).map($type)
             }
 
             fn provider(&self) -> Provider {
                 self.0.provider(self.0.options())
             }
 
-            fn disable(&self) -> Result<()> {
-                self.0.with_key(KEY, |key| key.set_enabled(0, false))
+            fn bring(&mut self, state: State) -> Result<()> {
+                bring(&mut self.0, state)
             }
 
-            fn enable(&self) -> Result<()> {
-                self.0.with_key(KEY, |key| key.set_enabled(0, true))
-            }
-
-            fn delete(&self) -> Result<()> {
-                self.0.with_key(KEY, |key| key.is_deleted = true)
-            }
-
-            fn destroy(&self) -> Result<()> {
-                self.0.purge(KEY);
-                Ok(())
-            }
-
-            fn throttle(&self, times: usize) {
-                self.0.server.fault("/keys/", times, error(429, "Throttled", ""));
-            }
-
-            fn fail(&self, times: usize) {
-                self.0.server.fault("/keys/", times, error(503, "ServiceUnavailable", ""));
-            }
-
-            fn silence(&self) {
-                self.0.server.fault("/keys/", usize::MAX, Fault::Silence);
-            }
-
-            fn stop(&mut self) {
-                self.0.server.stop();
-            }
-
-            fn answer_for_another_key(&self) {
-                let change = Fault::Change(|reply| {
-                    let other = reply.to_string().replace(KEY, NEXT);
-                    *reply = serde_json::from_str(&other).unwrap_or_default();
-                });
-                self.0.server.fault("/keys/", usize::MAX, change);
-            }
-
-            fn repair(&self) {
-                self.0.server.repair();
-            }
-
-            fn uses(&self) -> usize {
+            fn uses(&mut self) -> Result<usize> {
                 let paths = self.0.server.paths();
-                paths.iter().filter(|path| path.contains("/keys/")).count()
+                Ok(paths.iter().filter(|path| path.contains("/keys/")).count())
             }
         }
     };

@@ -22,7 +22,7 @@ fn unfit() -> Result<()> {
     let vault = KeyVault::start("RSA")?;
     let mut provider = vault.provider(vault.options());
     let (wrapped, _) = provider.wrap(KEY, CONTEXT, SECRET)?;
-    provider.deadline_ms = 2000;
+    provider.deadline_ms = 3000;
     let changes: [(&str, Change); 7] = [
         ("/wrapkey", |reply| reply["value"] = json!("")),
         ("/wrapkey", |reply| reply["value"] = json!("AAAA")),

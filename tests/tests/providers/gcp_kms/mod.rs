@@ -11,13 +11,11 @@ use pagevault_tests::key_servers::helper::Provider;
 use pagevault_tests::key_servers::rest::Fault;
 use serde_json::json;
 
-use crate::contract::{self, KEY, Subject};
-use crate::{Test, contract::NEXT};
+use crate::Test;
+use crate::contract::{Group, KEY, NEXT, State, Subject};
 
 pub(crate) fn tests() -> Vec<Test> {
-    let contract = contract::tests::<Gcp>();
     [
-        contract,
         access::TESTS.to_vec(),
         replies::TESTS.to_vec(),
         rotation::TESTS.to_vec(),
@@ -33,9 +31,10 @@ pub(crate) fn error(status: u16, code: &str, message: &str) -> Fault {
 }
 
 impl Subject for Gcp {
-    const KIND: &str = "gcp_kms";
+    const NAME: &str = "gcp_kms";
+    const NAMES_IN_ADDRESSES: bool = true;
 
-    fn start() -> Result<Gcp> {
+    fn start(_: Group) -> Result<Gcp> {
         Gcp::start()
     }
 
@@ -43,55 +42,37 @@ impl Subject for Gcp {
         Gcp::provider(self, self.options())
     }
 
-    fn disable(&self) -> Result<()> {
-        self.with_key(KEY, |key| key.set_state(1, "DISABLED"))
-    }
-
-    fn enable(&self) -> Result<()> {
-        self.with_key(KEY, |key| key.set_state(1, "ENABLED"))
-    }
-
-    fn delete(&self) -> Result<()> {
-        self.with_key(KEY, |key| key.set_state(1, "DESTROY_SCHEDULED"))
-    }
-
-    fn destroy(&self) -> Result<()> {
-        self.drop_key(KEY);
+    fn bring(&mut self, state: State) -> Result<()> {
+        let fault = |times, fault| self.server.fault("/cryptoKeys/", times, fault);
+        let set = |state| self.with_key(KEY, |key| key.set_state(1, state));
+        match state {
+            State::Disabled => set("DISABLED")?,
+            State::Enabled => set("ENABLED")?,
+            State::Deleted => set("DESTROY_SCHEDULED")?,
+            State::Destroyed => self.drop_key(KEY),
+            State::Throttled(times) => {
+                fault(times, error(429, "RESOURCE_EXHAUSTED", "Quota exceeded for quota metric."));
+            }
+            State::Failing(times) => fault(times, error(503, "UNAVAILABLE", "Try again.")),
+            State::Silent => fault(usize::MAX, Fault::Silence),
+            State::Away => self.server.stop(),
+            State::AnotherKey => fault(usize::MAX, about_the_next_key()),
+            State::Repaired => self.server.repair(),
+        }
         Ok(())
     }
 
-    fn throttle(&self, times: usize) {
-        let fault = error(429, "RESOURCE_EXHAUSTED", "Quota exceeded for quota metric.");
-        self.server.fault("/cryptoKeys/", times, fault);
+    fn uses(&mut self) -> Result<usize> {
+        Ok(self.server.paths().iter().filter(|path| path.contains("/cryptoKeys/")).count())
     }
+}
 
-    fn fail(&self, times: usize) {
-        self.server.fault("/cryptoKeys/", times, error(503, "UNAVAILABLE", "Try again."));
-    }
-
-    fn silence(&self) {
-        self.server.fault("/cryptoKeys/", usize::MAX, Fault::Silence);
-    }
-
-    fn stop(&mut self) {
-        self.server.stop();
-    }
-
-    fn answer_for_another_key(&self) {
-        let change = Fault::Change(|reply| {
-            let other = reply.to_string().replace(KEY, NEXT);
-            *reply = serde_json::from_str(&other).unwrap_or_default();
-        });
-        self.server.fault("/cryptoKeys/", usize::MAX, change);
-    }
-
-    fn repair(&self) {
-        self.server.repair();
-    }
-
-    fn uses(&self) -> usize {
-        self.server.paths().iter().filter(|path| path.contains("/cryptoKeys/")).count()
-    }
+/// Replies name [`NEXT`] instead of [`KEY`].
+pub(crate) fn about_the_next_key() -> Fault {
+    Fault::Change(|reply| {
+        let other = reply.to_string().replace(KEY, NEXT);
+        *reply = serde_json::from_str(&other).unwrap_or_default();
+    })
 }
 
 /// Fails unless no request was sent.

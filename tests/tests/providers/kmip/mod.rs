@@ -2,18 +2,18 @@
 //! links, the attribute Extractable, and faults.
 
 mod access;
-mod contract;
 mod keys;
 mod outages;
 mod rotation;
 mod server;
+mod wrapping;
 
 use crate::Test;
 
 pub(crate) fn tests() -> Vec<Test> {
     [
         access::tests(),
-        contract::tests(),
+        wrapping::tests(),
         keys::tests(),
         outages::tests(),
         rotation::tests(),

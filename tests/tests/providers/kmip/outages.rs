@@ -14,27 +14,10 @@ use crate::pkcs11::{CONTEXT, SECRET, says, unwrap, wrap};
 pub(crate) fn tests() -> Vec<Test> {
     let test = |name, run| Test { name, needs: &[Server::PyKmip], run };
     vec![
-        test("kmip::throttled_is_tried_again", throttled),
         test("kmip::an_outage_is_no_refusal", outage),
         test("kmip::what_is_not_kmip_is_an_outage", hostile),
         test("kmip::a_server_that_is_away_or_slow_is_waited_for", away),
     ]
-}
-
-fn throttled() -> Result<()> {
-    let server = PyKmip::start()?;
-    let provider = server.provider(server.options());
-    // Server Limit Exceeded, twice.
-    server.also(&json!({"refuse": {"Encrypt": [58, 2]}}))?;
-    let (wrapped, _) = provider.wrap("db-kek", CONTEXT, SECRET)?;
-    let left = std::fs::read_to_string(server.path("behaviour.json"))?;
-    ensure!(left.contains("[58, 0]"), "it was not tried again: {left}");
-    ensure!(provider.unwrap("db-kek", CONTEXT, &wrapped)? == SECRET);
-    server.also(&json!({"refuse": {"Decrypt": [58, 1000]}}))?;
-    let mut provider = server.provider(server.options());
-    provider.deadline_ms = 3000;
-    let failure = provider.refused("db-kek", CONTEXT, unwrap(&wrapped), "throttled")?;
-    says(&failure, "Server Limit Exceeded: said by the server")
 }
 
 fn outage() -> Result<()> {

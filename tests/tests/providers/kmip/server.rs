@@ -2,11 +2,7 @@
 
 use anyhow::{Result, ensure};
 use pagevault_tests::key_servers::Server;
-use pagevault_tests::key_servers::kms::{Credentials, Emulator};
-use pagevault_tests::key_servers::program::Program;
 use pagevault_tests::key_servers::pykmip::PyKmip;
-use pagevault_tests::key_servers::softhsm::SoftHsm;
-use pagevault_tests::key_servers::vault::Vault;
 use pagevault_tests::{Cluster, Settings, StopMode};
 use serde_json::json;
 
@@ -19,11 +15,6 @@ pub(crate) fn tests() -> Vec<Test> {
         test("kmip::keys_live_in_a_key_server", keys_live_there),
         test("kmip::a_key_server_that_is_away_means_locked_until_it_returns", away),
         test("kmip::a_revoked_key_is_told_and_locks_if_so_set", revoked),
-        Test {
-            name: "kmip::moved_to_and_from_every_other_provider",
-            needs: &[Server::PyKmip, Server::SoftHsm, Server::Vault, Server::Moto],
-            run: moved,
-        },
     ]
 }
 
@@ -105,39 +96,5 @@ fn revoked() -> Result<()> {
     let error = cluster.error("SELECT count(*) FROM secret")?;
     ensure!(error.sqlstate == "55000" && error.text().contains("kmip"), "{error}");
     ensure!(cluster.text("SELECT id FROM open")? == "1");
-    cluster.finish()
-}
-
-fn moved() -> Result<()> {
-    let server = PyKmip::start()?;
-    let hsm = SoftHsm::start()?;
-    let vault = Vault::start()?;
-    let kms = Emulator::moto()?;
-    let credentials = Credentials::root()?;
-    let kms_key = kms.create_key()?;
-    let program = Program::new()?;
-    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
-    cluster.sql(TABLES)?;
-    cluster.sql(&add_provider("kmip", "kmip", &server.options()))?;
-    cluster.sql(&add_provider("hsm", "pkcs11", &hsm.options()))?;
-    cluster.sql(&add_provider("vault", "vault", &vault.approle()?))?;
-    cluster.sql(&add_provider("kms", "aws_kms", &kms.provider(&credentials).options))?;
-    cluster.sql(&add_provider("own", "command", &program.options()))?;
-    for (provider, key) in [
-        ("local", "main"),
-        ("vault", "db-kek"),
-        ("kms", kms_key.as_str()),
-        ("hsm", "db-kek"),
-        ("own", "db-kek"),
-    ] {
-        for (provider, key) in [(provider, key), ("kmip", "db-kek")] {
-            cluster
-                .sql(&format!("SELECT pagevault.set_cluster_master_key('{provider}', '{key}')"))?;
-            let found = "SELECT DISTINCT provider FROM pagevault.database_keys";
-            ensure!(cluster.text(found)? == provider);
-        }
-        cluster.crash()?;
-        readable(&cluster)?;
-    }
     cluster.finish()
 }

@@ -5,7 +5,7 @@ use pagevault_tests::key_servers::Server;
 use pagevault_tests::key_servers::softhsm::{SoftHsm, TOKEN};
 use serde_json::json;
 
-use super::contract::make;
+use super::make;
 use super::{CONTEXT, SECRET, findings, says, unwrap, wrap};
 use crate::Test;
 

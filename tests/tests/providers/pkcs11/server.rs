@@ -7,7 +7,7 @@ use pagevault_tests::key_servers::softhsm::{PIN, SoftHsm};
 use pagevault_tests::key_servers::vault::Vault;
 use pagevault_tests::{Cluster, Settings, StopMode};
 
-use super::contract::make;
+use super::make;
 use crate::Test;
 use crate::bench::{TABLES, add_provider, impatient, readable};
 
