@@ -64,8 +64,9 @@ impl Pair {
             &format!("iam_server_id_header_value={SERVER_ID}"),
         ])?;
         let user = aws.aws("iam", "create_user", json!({"UserName": "postgres"}))?;
+        // Here the administrator is in the place of the service that gives instances their sessions.
         let trust = json!({"Version": "2012-10-17", "Statement": [{"Effect": "Allow",
-            "Principal": {"AWS": user["User"]["Arn"]}, "Action": "sts:AssumeRole"}]});
+            "Principal": {"AWS": "arn:aws:iam::000000000000:root"}, "Action": "sts:AssumeRole"}]});
         let role = json!({"RoleName": "instance", "AssumeRolePolicyDocument": trust.to_string()});
         let role = aws.aws("iam", "create_role", role)?;
         for (name, principal) in [("db", &user["User"]), ("instance", &role["Role"])] {
@@ -150,18 +151,12 @@ fn logins() -> Result<()> {
     let wrong =
         Credentials::from_text(&text.replace("secret_access_key = ", "secret_access_key = wrong"))?;
     refused(&pair.provider("db", &wrong))?;
-    // Signed for another server, for none, and for STS of another region.
-    for (option, value) in [
-        ("server_id", json!("vault.evil.example")),
-        ("server_id", Value::Null),
-        ("region", json!("eu-west-1")),
-    ] {
+    // Signed for another server, and for none. (The emulator is STS of all regions.)
+    for server_id in [Some("vault.evil.example"), None] {
         let mut provider = pair.provider("db", &own);
         let login = provider.options["auth"]["aws"].as_object_mut().context("no options")?;
-        login.remove(option);
-        if !value.is_null() {
-            login.insert(option.to_owned(), value);
-        }
+        login.remove("server_id");
+        login.extend(server_id.map(|id| ("server_id".to_owned(), json!(id))));
         refused(&provider)?;
     }
     // The user is gone.
