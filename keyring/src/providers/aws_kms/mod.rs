@@ -164,6 +164,10 @@ impl Provider for AwsKms {
     }
 
     fn examine(&self, findings: &mut Findings) -> Option<()> {
+        // They may name the region, so they are read first; but credentials are what is missing.
+        if let Err(error) = self.settings.source.profile_files() {
+            return findings.note("credentials are available", Err(error), |()| String::new());
+        }
         let ambient = AwsConfig::find(&self.settings.source, self.deadline);
         let ambient = findings
             .note("the AWS region is known", ambient, |ambient| ambient.region.to_string())?;
