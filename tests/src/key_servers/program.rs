@@ -8,9 +8,10 @@ use tempfile::TempDir;
 
 use crate::Installation;
 
-/// Wraps with AES-256-CTR, which authenticates nothing: pagevault does. The argument is the directory
-/// of the keys: NAME is a key's first version, NAME.2 its second. If there is NAME.off, the key is
-/// disabled. Each line of the file "instead" is what one run does instead: an exit status, or sleep.
+/// Wraps with AES-256-CTR, which authenticates nothing: pagevault does. The argument is the
+/// directory of the keys: NAME is a key's first version, NAME.2 its second. If there is NAME.off,
+/// the key is disabled. Each line of the file "instead" is what one run does instead: an exit
+/// status, or sleep.
 const SCRIPT: &str = r#"#!/bin/sh
 set -u
 version=1

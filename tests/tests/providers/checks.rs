@@ -1,5 +1,5 @@
-//! `check` with each thing missing: it names the step that fails, and what is missing there. Those of
-//! other providers are in their own tests, that of the key file in those of the helper.
+//! `check` with each thing missing: it names the step that fails, and what is missing there. Those
+//! of other providers are in their own tests, that of the key file in those of the helper.
 
 use std::fs;
 

@@ -1,5 +1,5 @@
-//! The login to Vault as a principal of AWS: with HashiCorp's Vault, whose method asks an emulator of
-//! AWS's STS; and the signed request alone.
+//! The login to Vault as a principal of AWS: with HashiCorp's Vault, whose method asks an emulator
+//! of AWS's STS; and the signed request alone.
 
 use std::process::Command;
 
@@ -64,7 +64,7 @@ impl Pair {
             &format!("iam_server_id_header_value={SERVER_ID}"),
         ])?;
         let user = aws.aws("iam", "create_user", json!({"UserName": "postgres"}))?;
-        // Here the administrator is in the place of the service that gives instances their sessions.
+        // Here the administrator is in the place of the service that gives instances sessions.
         let trust = json!({"Version": "2012-10-17", "Statement": [{"Effect": "Allow",
             "Principal": {"AWS": "arn:aws:iam::000000000000:root"}, "Action": "sts:AssumeRole"}]});
         let role = json!({"RoleName": "instance", "AssumeRolePolicyDocument": trust.to_string()});
@@ -90,7 +90,7 @@ impl Pair {
         Credentials::of(text("AccessKeyId")?, text("SecretAccessKey")?)
     }
 
-    /// What an instance with the role has: an access key that expires, with a token. Also the token.
+    /// What an instance with the role has: an access key that expires, with a token; the token.
     fn session(&self) -> Result<(Credentials, String)> {
         let role = self.aws.aws("iam", "get_role", json!({"RoleName": "instance"}))?;
         let parameters = json!({"RoleArn": role["Role"]["Arn"], "RoleSessionName": "i-0123",
@@ -203,8 +203,8 @@ fn expired() -> Result<()> {
     works(&of_user)
 }
 
-/// OpenBao has no method of AWS. So this test takes the login as Vault receives it, and compares the
-/// signature with that of AWS's own library for Python, which the emulators have.
+/// OpenBao has no method of AWS. So this test takes the login as Vault receives it, and compares
+/// the signature with that of AWS's own library for Python, which the emulators have.
 fn signature() -> Result<()> {
     let vault = Canned::paths(|path| {
         let (status, body) = match path {

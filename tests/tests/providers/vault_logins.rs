@@ -1,5 +1,5 @@
-//! The ways to log in to Vault that need an issuer of their own: signed tokens, wrapped secret ids; and
-//! namespaces.
+//! The ways to log in to Vault that need an issuer of their own: signed tokens, wrapped secret ids;
+//! and namespaces.
 
 use std::path::Path;
 use std::process::Output;

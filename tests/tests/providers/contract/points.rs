@@ -63,7 +63,7 @@ impl Point {
             ),
             Point::Binding => (
                 "bound to its context",
-                "what was wrapped for one database neither unwraps nor is wrapped again for another",
+                "what was wrapped for one database neither unwraps nor is rewrapped for another",
             ),
             Point::ChangedBytes => (
                 "changed bytes",

@@ -54,7 +54,7 @@ impl Subject for OfAws {
     const FOLLOWS_WRAPPED: bool = true;
 
     fn start(group: Group) -> Result<OfAws> {
-        // Only ministack has states of keys, and only moto rotates, wraps again, and notices damage.
+        // Only ministack has states of keys, and only moto rotates, rewraps, and notices damage.
         let kms = match group {
             Group::States => Emulator::ministack()?,
             _ => Emulator::moto()?,
