@@ -44,19 +44,23 @@ pub(super) fn rotate(session: &Session, key: &str, than: u64) -> Result<u64, Fai
 
 /// Waits until a version is enabled: key material in an HSM takes some seconds.
 fn wait(session: &Session, key: &str, number: u64) -> Result<(), Failure> {
-    loop {
-        let version = session.version(key, number)?;
-        if !version.is_coming() {
-            return check_state(key, &version);
-        }
-        session.pause(POLL).map_err(|error| {
-            Failure::new(
-                ErrorClass::Deadline,
-                format!("version {number} of key {key} has no key material yet"),
-            )
-            .with_detail(error.detail())
-            .with_hint("Rotate again in a minute: this continues the same rotation.")
-            .transient()
+    let not_yet = |error: &Failure| {
+        Failure::new(
+            ErrorClass::Deadline,
+            format!("version {number} of key {key} has no key material yet"),
+        )
+        .with_detail(error.detail())
+        .with_hint("Rotate again in a minute: this continues the same rotation.")
+        .transient()
+    };
+    let mut version = session.version(key, number)?;
+    while version.is_coming() {
+        session.pause(POLL).map_err(|error| not_yet(&error))?;
+        // The deadline may end a question as well as a pause.
+        version = session.version(key, number).map_err(|error| match error.class {
+            ErrorClass::Deadline => not_yet(&error),
+            _ => error,
         })?;
     }
+    check_state(key, &version)
 }
