@@ -8,16 +8,38 @@ use super::subjects::all;
 use super::{Group, Point};
 use crate::Test;
 
-pub(super) const TESTS: [Test; 2] = [
+pub(super) const TESTS: [Test; 3] = [
     Test { name: "contract::every_kind_of_provider_keeps_it", needs: &[], run: every_kind },
     Test { name: "contract::the_guide_says_what_it_is", needs: &[], run: guide },
+    Test { name: "contract::each_page_says_what_it_was_tried_against", needs: &[], run: pages },
 ];
 
-fn every_kind() -> Result<()> {
+fn kinds() -> Result<Vec<String>> {
     let output = run(Installation::get()?.command("pagevault-keyring").arg("providers"))?;
-    let kinds: Vec<&str> = output.lines().filter_map(|line| line.split(' ').next()).collect();
+    let names = output.lines().filter_map(|line| line.split(' ').next());
+    let kinds: Vec<String> = names.map(str::to_owned).collect();
     ensure!(kinds.len() > 7, "{output}");
-    for kind in kinds {
+    Ok(kinds)
+}
+
+fn pages() -> Result<()> {
+    for kind in kinds()? {
+        let page = match kind.as_str() {
+            "file" | "command" => format!("{kind}-provider"),
+            kind => kind.replace('_', "-"),
+        };
+        let path = format!("{}/../docs/{page}.md", env!("CARGO_MANIFEST_DIR"));
+        let text = std::fs::read_to_string(&path).with_context(|| path.clone())?;
+        let (_, section) = text.split_once("\n## Tried against\n\n").context(path.clone())?;
+        ensure!(section.starts_with("tried against:"), "{path}: {section}");
+        // What no test has used is said, too, except where there is nothing that could differ.
+        ensure!(kind == "file" || section.contains("Not tried"), "{path}: {section}");
+    }
+    Ok(())
+}
+
+fn every_kind() -> Result<()> {
+    for kind in kinds()? {
         ensure!(all().iter().any(|row| row.name == kind), "{kind} does not keep the contract");
     }
     let groups = [Group::Keys, Group::Versions, Group::States, Group::Outages, Group::Moved];
