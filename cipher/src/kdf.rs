@@ -3,9 +3,7 @@
 //! The `info` input is the label and the context, each after its length (8 bytes, little-endian),
 //! so that no two pairs of label and context give the same `info`.
 
-use hkdf::Hkdf;
-use sha2::Sha256;
-
+use crate::primitives::hkdf;
 use crate::residue::without_trace;
 
 /// Longest output, RFC 5869 section 2.3: 255 hashes.
@@ -28,8 +26,7 @@ pub(crate) fn derive_from<const N: usize>(
     let length = |part: &[u8]| (part.len() as u64).to_le_bytes();
     let label = label.as_bytes();
     let info = [&length(label)[..], label, &length(context)[..], context];
-    let expanded = without_trace(|| Hkdf::<Sha256>::new(None, key).expand_multi_info(&info, out));
-    debug_assert!(expanded.is_ok(), "the output length is checked at compile time");
+    without_trace(|| hkdf(key, &info, out));
 }
 
 #[cfg(test)]

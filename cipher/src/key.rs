@@ -6,6 +6,7 @@ use core::str::FromStr;
 use subtle::ConstantTimeEq;
 use zeroize::ZeroizeOnDrop;
 
+use crate::primitives::module;
 use crate::secret::{RandomError, fill_random};
 use crate::xts::KeySize;
 
@@ -65,6 +66,21 @@ impl CipherId {
             Self::Aes256Xts | Self::Aes256XtsAuth | Self::Aes256XtsHmac => Self::Aes256Xts,
             Self::Aes128Xts => Self::Aes128Xts,
         }
+    }
+
+    /// Whether it consists of approved algorithms that the validated module has.
+    #[must_use]
+    pub const fn is_approved(self) -> bool {
+        match self {
+            Self::Aes256Xts | Self::Aes256XtsHmac => true,
+            Self::Aes128Xts | Self::Aes256XtsAuth => false,
+        }
+    }
+
+    /// Whether this build makes keys for it: with a validated module only for approved ciphers.
+    #[must_use]
+    pub fn is_for_new_keys(self) -> bool {
+        module().is_none() || self.is_approved()
     }
 
     pub(crate) const fn key_size(self) -> KeySize {

@@ -17,6 +17,7 @@
 //! | [`kdf`] | HKDF-SHA256 |
 //! | [`mac`] | HMAC-SHA-256 |
 //! | [`secret`] | secrets of 32 bytes that are wiped |
+//! | `primitives` | where AES, HMAC, HKDF and random bytes come from: [`module`] |
 //! | [`residue`] | wiping copies of keys on the stack and in registers |
 //!
 //! Sealing, opening, wrapping and the checksum allocate nothing, take no lock and do not panic, so
@@ -32,6 +33,7 @@ mod lsn;
 pub mod mac;
 pub mod page;
 mod page_key;
+mod primitives;
 pub mod residue;
 pub mod secret;
 pub mod stream;
@@ -46,6 +48,7 @@ pub use layout::{PAGE_SIZE, Page};
 pub use lsn::Lsn;
 pub use page::PageFormat;
 pub use page_key::PageKey;
+pub use primitives::{Module, module, reserve};
 pub use secret::Secret32;
 pub use version::{DataKeyVersion, KeyVersion};
 pub use xts::Backend;

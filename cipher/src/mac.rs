@@ -1,9 +1,9 @@
 //! HMAC-SHA-256 (RFC 2104, FIPS 198-1) and SHA-256, for data that must not be forged but is not
 //! secret.
 
-use hkdf::hmac::{Hmac, KeyInit, Mac};
-use sha2::{Digest, Sha256};
+use subtle::ConstantTimeEq;
 
+use crate::primitives::{hmac, sha256};
 use crate::residue::without_trace;
 use crate::secret::Secret32;
 
@@ -13,29 +13,19 @@ pub const LENGTH: usize = 32;
 /// The MAC of `message` under `key`.
 #[must_use]
 pub fn authenticate(key: &Secret32, message: &[u8]) -> [u8; LENGTH] {
-    without_trace(|| keyed(key, message).finalize().into_bytes().into())
+    without_trace(|| hmac(key.expose(), message))
 }
 
 /// Whether `mac` is the MAC of `message` under `key`. Takes constant time.
 #[must_use]
 pub fn is_authentic(key: &Secret32, message: &[u8], mac: &[u8; LENGTH]) -> bool {
-    without_trace(|| keyed(key, message).verify_slice(mac).is_ok())
+    without_trace(|| hmac(key.expose(), message).ct_eq(mac).into())
 }
 
 /// The SHA-256 hash of `message`.
 #[must_use]
 pub fn hash(message: &[u8]) -> [u8; LENGTH] {
-    Sha256::digest(message).into()
-}
-
-fn keyed(key: &Secret32, message: &[u8]) -> Hmac<Sha256> {
-    // A key as long as a block is used as it is; a shorter one is padded with zeros (RFC 2104,
-    // section 2).
-    let mut block = zeroize::Zeroizing::new([0; 64]);
-    block[..32].copy_from_slice(key.expose());
-    let mut mac = Hmac::<Sha256>::new(&(*block).into());
-    mac.update(message);
-    mac
+    sha256(message)
 }
 
 #[cfg(test)]

@@ -3,17 +3,20 @@
 use subtle::ConstantTimeEq;
 use zeroize::{Zeroize, ZeroizeOnDrop};
 
+use crate::primitives;
+
 /// The operating system gave no random bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the operating system's random number generator failed: {0}")]
 pub struct RandomError(#[from] getrandom::Error);
 
-/// Fills `out` with bytes of the operating system's generator (`getrandom(2)` on Linux).
+/// Fills `out` with bytes of the operating system's generator (`getrandom(2)` on Linux), or of the
+/// validated module's own, which never fails.
 ///
 /// # Errors
 /// [`RandomError`] if the system call fails; `out` must then not be used.
 pub fn fill_random(out: &mut [u8]) -> Result<(), RandomError> {
-    Ok(getrandom::fill(out)?)
+    primitives::fill_random(out)
 }
 
 /// A 256-bit secret: a database key, or one derived from it.

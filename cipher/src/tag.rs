@@ -18,12 +18,12 @@ use aes::Aes256Enc;
 use aes::cipher::{Array, BlockCipherEncrypt, KeyInit};
 use polyval::Polyval;
 use polyval::universal_hash::UniversalHash;
-use sha2::block_api::compress256;
-use zeroize::{Zeroize, ZeroizeOnDrop, Zeroizing};
+use zeroize::Zeroizing;
 
 use crate::kdf::derive_from;
 use crate::key::{CipherId, DataKey, Fork};
-use crate::layout::{PAGE_SIZE, Page};
+use crate::layout::Page;
+use crate::primitives::PageHmac;
 use crate::residue::wipe_registers;
 use crate::xts::Block;
 use crate::xts::hashed::Powers;
@@ -151,72 +151,21 @@ impl PolyvalMac {
     }
 }
 
-/// HMAC with both of its key blocks (ipad, opad) hashed already.
-#[derive(ZeroizeOnDrop)]
-struct HmacMac {
-    inner: [u32; 8],
-    outer: [u32; 8],
-}
-
-/// The initial hash value of SHA-256, FIPS 180-4 section 5.3.3.
-const INITIAL: [u32; 8] = [
-    0x6a09_e667,
-    0xbb67_ae85,
-    0x3c6e_f372,
-    0xa54f_f53a,
-    0x510e_527f,
-    0x9b05_688c,
-    0x1f83_d9ab,
-    0x5be0_cd19,
-];
-const HASH_BLOCK: usize = 64;
+struct HmacMac(PageHmac);
 
 impl HmacMac {
     fn new(data_key: &DataKey) -> Self {
         let mut key = Zeroizing::new([0; 32]);
         let label = "pagevault page tag HMAC-SHA-256 v1";
         derive_from(data_key.expose(), label, &[], &mut key);
-        let keyed = |pad: u8| {
-            let mut block = Zeroizing::new([pad; HASH_BLOCK]);
-            block.iter_mut().zip(key.iter()).for_each(|(byte, key)| *byte ^= key);
-            let mut state = INITIAL;
-            compress256(&mut state, core::slice::from_ref(&*block));
-            state
-        };
-        Self { inner: keyed(0x36), outer: keyed(0x5c) }
+        Self(PageHmac::new(&key))
     }
 
     fn tag(&self, context: &Block, page: &Page) -> Tag {
-        let mut first = [0; HASH_BLOCK];
+        let mut first = [0; 64];
         first[..context.len()].copy_from_slice(context);
-        let mut state = Zeroizing::new(self.inner);
-        compress256(&mut state, &[first]);
-        compress256(&mut state, page.as_chunks().0);
-        compress256(&mut state, &[padded(&[], HASH_BLOCK + HASH_BLOCK + PAGE_SIZE)]);
-        let mut digest = bytes(&state);
-        *state = self.outer;
-        compress256(&mut state, &[padded(&digest, HASH_BLOCK + digest.len())]);
-        digest.zeroize();
-        let [a, b, c, d, ..] = *state;
-        [a, b, c, d].iter().fold(0, |tag, word| tag << 32 | Tag::from(*word)).swap_bytes()
+        Tag::from_le_bytes(self.0.of(&first, page))
     }
-}
-
-/// The last block of a message of `length` bytes that ends with `rest`: FIPS 180-4 section 5.1.1.
-fn padded(rest: &[u8], length: usize) -> [u8; HASH_BLOCK] {
-    let mut block = [0; HASH_BLOCK];
-    block[..rest.len()].copy_from_slice(rest);
-    block[rest.len()] = 0x80;
-    block[HASH_BLOCK - 8..].copy_from_slice(&(length as u64 * 8).to_be_bytes());
-    block
-}
-
-fn bytes(state: &[u32; 8]) -> [u8; 32] {
-    let mut bytes = [0; 32];
-    for (to, word) in bytes.as_chunks_mut().0.iter_mut().zip(state) {
-        *to = word.to_be_bytes();
-    }
-    bytes
 }
 
 #[cfg(test)]

@@ -9,11 +9,10 @@
 //!
 //! Nothing is allocated and nothing panics: unwrapping runs in critical sections.
 
-use aes_gcm::aead::inout::InOutBuf;
-use aes_gcm::{AeadInOut, Aes256Gcm, KeyInit, Nonce, Tag};
 use zeroize::Zeroize;
 
-use crate::secret::{RandomError, fill_random};
+use crate::primitives::Gcm;
+use crate::secret::RandomError;
 
 const NONCE: usize = 12;
 const TAG: usize = 16;
@@ -21,14 +20,14 @@ const TAG: usize = 16;
 /// Difference in length between a wrapped secret and the secret, in bytes.
 pub const OVERHEAD: usize = NONCE + TAG;
 
-/// An expanded wrapping key; wiped when dropped.
-pub struct WrapKey(Aes256Gcm);
+/// A wrapping key, ready for use; wiped when dropped.
+pub struct WrapKey(Gcm);
 
 impl WrapKey {
-    /// Expands `key`; the caller wipes its own copy.
+    /// Prepares `key`; the caller wipes its own copy.
     #[must_use]
     pub fn new(key: &[u8; 32]) -> Self {
-        Self(Aes256Gcm::new(key.into()))
+        Self(Gcm::new(key))
     }
 }
 
@@ -65,21 +64,20 @@ pub fn wrap(key: &WrapKey, aad: &[u8], plain: &[u8], out: &mut [u8]) -> Result<u
     let needed = plain.len().saturating_add(OVERHEAD);
     let given = out.len();
     let out = out.get_mut(..needed).ok_or(WrapError::Buffer { needed, given })?;
-    let (nonce_out, rest) = out.split_at_mut(NONCE);
-    let (body, tag_out) = rest.split_at_mut(plain.len());
+    let length = WrapError::Length(plain.len());
+    let (nonce, rest) = out.split_first_chunk_mut::<NONCE>().ok_or(length)?;
+    let (body, tag) = rest.split_last_chunk_mut::<TAG>().ok_or(length)?;
 
-    let mut nonce = [0; NONCE];
-    fill_random(&mut nonce)?;
     body.copy_from_slice(plain);
-    match key.0.encrypt_inout_detached(&Nonce::from(nonce), aad, InOutBuf::from(&mut *body)) {
-        Ok(tag) => {
-            nonce_out.copy_from_slice(&nonce);
-            tag_out.copy_from_slice(&tag);
-            Ok(needed)
-        }
-        Err(_) => {
+    match key.0.seal(aad, nonce, body, tag) {
+        Ok(true) => Ok(needed),
+        Ok(false) => {
             body.zeroize();
-            Err(WrapError::Length(plain.len()))
+            Err(length)
+        }
+        Err(error) => {
+            body.zeroize();
+            Err(error.into())
         }
     }
 }
@@ -103,14 +101,11 @@ pub fn unwrap(
     let out = out.get_mut(..body.len()).ok_or(WrapError::Buffer { needed: body.len(), given })?;
 
     out.copy_from_slice(body);
-    let (nonce, tag) = (Nonce::from(*nonce), Tag::from(*tag));
-    match key.0.decrypt_inout_detached(&nonce, aad, InOutBuf::from(&mut *out), &tag) {
-        Ok(()) => Ok(body.len()),
-        Err(_) => {
-            out.zeroize();
-            Err(WrapError::Refused)
-        }
+    if !key.0.open(aad, nonce, out, tag) {
+        out.zeroize();
+        return Err(WrapError::Refused);
     }
+    Ok(body.len())
 }
 
 #[cfg(test)]

@@ -2,6 +2,9 @@
 //!
 //! Ciphertext stealing is in [`crate::stream`]; all other data units are whole blocks.
 //!
+//! In a build with a validated module (feature `fips`) that does AES-256-XTS, and what follows is
+//! only for AES-128-XTS and for comparison in tests.
+//!
 //! Five kernels do the same: on x86-64 VAES on 512-bit and on 256-bit registers, and AES
 //! instructions on 128-bit registers; on aarch64 its AES instructions; and the `aes` crate for all
 //! other CPUs, also those of x86-64 and aarch64 without AES instructions.
@@ -40,6 +43,7 @@ use self::expand::RoundKeys;
 use self::other::Kernel;
 #[cfg(target_arch = "x86_64")]
 use self::x86::Kernel;
+use crate::primitives::{self, module};
 use crate::residue::wipe_registers;
 
 /// One AES block.
@@ -68,6 +72,8 @@ impl KeySize {
 /// The implementation of AES-XTS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Backend {
+    /// The validated module, for AES-256-XTS alone.
+    AwsLc,
     /// VAES on 512-bit registers (x86-64: Ice Lake, Zen 4 and later).
     Vaes512,
     /// VAES on 256-bit registers (x86-64 without AVX-512: Zen 3, Alder Lake and later).
@@ -81,26 +87,31 @@ pub enum Backend {
 }
 
 impl Backend {
-    /// Every backend, fastest first.
-    pub const ALL: [Self; 5] =
-        [Self::Vaes512, Self::Vaes256, Self::AesNi, Self::ArmAes, Self::Portable];
+    /// Every backend: the validated module, then the others, fastest first.
+    pub const ALL: [Self; 6] =
+        [Self::AwsLc, Self::Vaes512, Self::Vaes256, Self::AesNi, Self::ArmAes, Self::Portable];
 
-    /// The fastest backend of this CPU.
+    /// The validated module of this build, or else the fastest backend of this CPU.
     #[must_use]
     pub fn detect() -> Self {
         Self::ALL.into_iter().find(|backend| backend.is_available()).unwrap_or(Self::Portable)
     }
 
-    /// Whether this CPU can run it.
+    /// Whether this build has it, and this CPU can run it.
     #[must_use]
     pub fn is_available(self) -> bool {
-        self == Self::Portable || Kernel::new(self).is_some()
+        match self {
+            Self::AwsLc => module().is_some(),
+            Self::Portable => true,
+            _ => Kernel::new(self).is_some(),
+        }
     }
 
     /// The name used in reports.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
+            Self::AwsLc => "aws-lc-fips",
             Self::Vaes512 => "vaes512",
             Self::Vaes256 => "vaes256",
             Self::AesNi => "aes-ni",
@@ -132,6 +143,7 @@ fn multiply_by_x(tweak: u128) -> u128 {
 /// The expanded keys, in the form that the chosen kernel uses.
 #[allow(clippy::large_enum_variant, reason = "lives in place, in a fixed-size cache")]
 pub(crate) enum Schedule {
+    Module(primitives::Xts),
     Kernel256(Kernel, RoundKeys<15>),
     Kernel128(Kernel, RoundKeys<11>),
     Portable256(portable::Keys256),
@@ -139,18 +151,23 @@ pub(crate) enum Schedule {
 }
 
 impl Schedule {
-    /// Expands the XTS key in the first [`KeySize::bytes`] of `bytes`; `None` if this CPU cannot
-    /// run `backend`.
+    /// Expands the XTS key in the first [`KeySize::bytes`] of `bytes`; `None` if `backend` is not
+    /// available, or has no keys of this size.
     pub(crate) fn new(size: KeySize, bytes: &[u8; 64], backend: Backend) -> Option<Self> {
         match backend {
+            Backend::AwsLc if size == KeySize::Aes256 => {
+                primitives::Xts::new(bytes).map(Self::Module)
+            }
+            Backend::AwsLc => None,
             Backend::Portable => Some(Self::portable(size, bytes)),
             _ => Kernel::new(backend).map(|kernel| Self::with_kernel(size, bytes, kernel)),
         }
     }
 
-    /// Expands for the fastest backend of this CPU.
+    /// Expands for the first backend of [`Backend::ALL`] that is available and has such keys.
     pub(crate) fn detect(size: KeySize, bytes: &[u8; 64]) -> Self {
-        Self::new(size, bytes, Backend::detect()).unwrap_or_else(|| Self::portable(size, bytes))
+        let first = Backend::ALL.into_iter().find_map(|backend| Self::new(size, bytes, backend));
+        first.unwrap_or_else(|| Self::portable(size, bytes))
     }
 
     fn with_kernel(size: KeySize, bytes: &[u8; 64], kernel: Kernel) -> Self {
@@ -178,6 +195,7 @@ impl Schedule {
 
     pub(crate) fn backend(&self) -> Backend {
         match self {
+            Self::Module(_) => Backend::AwsLc,
             Self::Kernel256(kernel, _) | Self::Kernel128(kernel, _) => kernel.backend(),
             Self::Portable256(_) | Self::Portable128(_) => Backend::Portable,
         }
@@ -187,6 +205,7 @@ impl Schedule {
     /// encryption.
     pub(crate) fn run(&self, direction: Direction, tweak: Tweak, unit: &mut [Block]) {
         match self {
+            Self::Module(xts) => xts.run(direction, tweak, unit),
             Self::Kernel256(kernel, keys) => kernel.run(direction, keys, tweak, unit),
             Self::Kernel128(kernel, keys) => kernel.run(direction, keys, tweak, unit),
             Self::Portable256(keys) => keys.run(direction, tweak, unit),
@@ -216,8 +235,9 @@ mod tests {
         for backend in Backend::ALL.into_iter().take_while(|backend| *backend != detected) {
             assert!(!backend.is_available());
         }
+        let key = core::array::from_fn(|at| at as u8);
         for backend in Backend::ALL {
-            let schedule = Schedule::new(KeySize::Aes256, &[1; 64], backend);
+            let schedule = Schedule::new(KeySize::Aes256, &key, backend);
             assert_eq!(schedule.is_some(), backend.is_available());
             assert!(schedule.is_none_or(|schedule| schedule.backend() == backend));
         }

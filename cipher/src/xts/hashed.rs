@@ -105,7 +105,7 @@ pub(crate) fn seal<F: FnOnce(Block, &mut Page)>(
             kernel.seal_hashed(keys, job, page, late, &mut callable(finish));
             Ok(())
         }
-        Schedule::Portable256(_) | Schedule::Portable128(_) => Err(finish),
+        Schedule::Module(_) | Schedule::Portable256(_) | Schedule::Portable128(_) => Err(finish),
     }
 }
 
@@ -133,7 +133,7 @@ pub(crate) fn open(
     match schedule {
         Schedule::Kernel256(kernel, keys) => Some(kernel.open_hashed(keys, job, page, &mut visit)),
         Schedule::Kernel128(kernel, keys) => Some(kernel.open_hashed(keys, job, page, &mut visit)),
-        Schedule::Portable256(_) | Schedule::Portable128(_) => None,
+        Schedule::Module(_) | Schedule::Portable256(_) | Schedule::Portable128(_) => None,
     }
 }
 

@@ -57,6 +57,11 @@ fn check(text: &str, count: usize) {
             };
             let mut key = [0; 64];
             key[..vector.key.len()].copy_from_slice(&vector.key);
+            // The module has no such keys, and refuses those whose halves are the same.
+            let (data, tweak) = vector.key.split_at(vector.key.len() / 2);
+            if backend == Backend::AwsLc && (size == KeySize::Aes128 || data == tweak) {
+                continue;
+            }
             let schedule = Schedule::new(size, &key, backend).unwrap();
             let (direction, from, to) = if vector.encrypt {
                 (Direction::Encrypt, &vector.plain, &vector.cipher)

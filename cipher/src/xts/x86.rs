@@ -26,7 +26,7 @@ impl Kernel {
             Backend::Vaes512 => Self::vaes512(),
             Backend::Vaes256 => Self::vaes256(),
             Backend::AesNi => Self::aesni(),
-            Backend::ArmAes | Backend::Portable => None,
+            Backend::AwsLc | Backend::ArmAes | Backend::Portable => None,
         }
     }
 

@@ -40,6 +40,15 @@ fn below() -> Vec<u8> {
     stack
 }
 
+/// How many words of `secrets` `f` leaves on the stack.
+fn left(secrets: &HashSet<u64>, f: &mut dyn FnMut()) -> usize {
+    without_trace(|| ()); // what was there before
+    deeper(f);
+    let stack = below();
+    let words = stack.as_chunks().0.iter().map(|word| u64::from_ne_bytes(*word));
+    words.filter(|word| secrets.contains(word)).count()
+}
+
 #[cfg_attr(miri, ignore = "its memory is not the process's")]
 #[test]
 fn no_key_is_left_on_the_stack() {
@@ -51,13 +60,7 @@ fn no_key_is_left_on_the_stack() {
         let schedule = without_trace(|| Schedule::new(KeySize::Aes256, &bytes, backend));
         let Some(schedule) = schedule else { continue };
         let secrets = secrets(&schedule, &powers);
-        let left = |f: &mut dyn FnMut()| {
-            without_trace(|| ()); // what was there before
-            deeper(f);
-            let stack = below();
-            let words = stack.as_chunks().0.iter().map(|word| u64::from_ne_bytes(*word));
-            words.filter(|word| secrets.contains(word)).count()
-        };
+        let left = |f: &mut dyn FnMut()| left(&secrets, f);
         let unit = page[16..].as_chunks_mut().0;
         let encrypted = left(&mut || schedule.run(Direction::Encrypt, 1, unit));
         let decrypted = left(&mut || schedule.run(Direction::Decrypt, 1, unit));
@@ -67,5 +70,21 @@ fn no_key_is_left_on_the_stack() {
         assert_eq!([encrypted, decrypted, sealed, opened], [0; 4], "{backend}");
         // Proof that the search finds a key.
         assert_ne!(left(&mut || _ = black_box(powers.0)), 0);
+    }
+}
+
+/// The round keys are those of the kernels, because the cipher is.
+#[cfg_attr(miri, ignore = "its memory is not the process's")]
+#[test]
+fn the_validated_module_leaves_no_key_on_the_stack() {
+    let bytes: [u8; 64] = core::array::from_fn(|at| (at as u8).wrapping_mul(151) ^ 0x5a);
+    let powers = Powers::new(&core::array::from_fn(|at| at as u8));
+    let of = |backend| without_trace(|| Schedule::new(KeySize::Aes256, &bytes, backend));
+    let (Some(module), Some(kernel)) = (of(Backend::AwsLc), kernels().find_map(of)) else { return };
+    let secrets = secrets(&kernel, &powers);
+    let mut page: Page = [3; PAGE_SIZE];
+    let unit = page[16..].as_chunks_mut().0;
+    for direction in [Direction::Encrypt, Direction::Decrypt] {
+        assert_eq!(left(&secrets, &mut || module.run(direction, 1, unit)), 0);
     }
 }
