@@ -29,12 +29,30 @@ server_user=pagevault
 # Cargo's directory for builds of the extension. Cargo works on one build in a directory at a time.
 extension_target=${CARGO_TARGET_DIR:-$root/target}/extension
 
+# With PAGEVAULT_FIPS=1: the flavour with a validated cryptographic module (docs/fips.md). Its
+# programs are built apart from the ordinary ones, which have the same names.
+flavour=${PAGEVAULT_FIPS:+-fips}
+program_target=${CARGO_TARGET_DIR:-$root/target}${PAGEVAULT_FIPS:+/fips}
+
 # Majors that pagevault supports, oldest first.
 all_versions="15 16 17 18 19"
 
 # All crates except the extension, for cargo. They are always built and tested together: cargo
 # selects features of dependencies for the given packages, and rebuilds the dependencies for others.
 whole=(--workspace --exclude pagevault)
+
+# build_programs PROFILE: pagevault-keyring, and the library that it loads into PostgreSQL's own
+# programs, into program_target.
+build_programs() {
+    if [ -z "$flavour" ]; then
+        cargo build --profile "$1" --locked --package pagevault-keyring --package pagevault-preload
+        return
+    fi
+    CARGO_TARGET_DIR=$program_target cargo build --profile "$1" --locked \
+        --manifest-path "$root/keyring/validated/Cargo.toml" &&
+    CARGO_TARGET_DIR=$program_target cargo build --profile "$1" --locked \
+        --package pagevault-preload --features pagevault-preload/fips
+}
 
 # lint_whole: clippy for all of these. "All targets" are all but tests with `test = false`.
 lint_whole() {

@@ -68,6 +68,16 @@ impl CipherId {
         }
     }
 
+    /// The cipher that authenticates pages and is the best choice in this build.
+    #[must_use]
+    pub fn authenticating() -> Self {
+        if Self::Aes256XtsAuth.is_for_new_keys() {
+            Self::Aes256XtsAuth
+        } else {
+            Self::Aes256XtsHmac
+        }
+    }
+
     /// Whether it consists of approved algorithms that the validated module has.
     #[must_use]
     pub const fn is_approved(self) -> bool {

@@ -67,8 +67,11 @@ pub mod findings;
 pub mod harden;
 pub mod inspect;
 pub mod keyfile;
+mod module;
 #[cfg(feature = "network")]
 mod net;
+#[cfg(feature = "network")]
+pub use net::tls;
 pub mod offline;
 pub mod options;
 mod program;

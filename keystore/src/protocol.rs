@@ -79,6 +79,9 @@ pub struct Request {
     pub data_directory: String,
     /// The operations.
     pub operations: Vec<Operation>,
+    /// A helper without a validated cryptographic module must refuse (`pagevault.require_fips`).
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub require_fips: bool,
 }
 
 /// One operation on one master key.
@@ -271,7 +274,7 @@ pub struct Finding {
 impl Request {
     /// A request of this version.
     pub fn new(deadline_ms: u64, data_directory: String, operations: Vec<Operation>) -> Self {
-        Self { version: VERSION, deadline_ms, data_directory, operations }
+        Self { version: VERSION, deadline_ms, data_directory, operations, require_fips: false }
     }
 
     /// Reads a request. Size and version are checked first.

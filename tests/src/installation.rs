@@ -88,6 +88,15 @@ impl Installation {
         })
     }
 
+    /// The installation of another `pg_config` than that of the tests.
+    ///
+    /// # Errors
+    /// As [`Installation::get`].
+    pub fn of_pg_config(pg_config: &Path) -> Result<&'static Installation> {
+        let opened = Installation::open(pg_config.as_os_str(), &server_user_name())?;
+        Ok(Box::leak(Box::new(opened)))
+    }
+
     /// A server below a directory, with or without `pg_config`.
     ///
     /// # Errors

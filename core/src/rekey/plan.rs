@@ -24,7 +24,8 @@ pub trait PlanFacts {
     /// The cipher for new pages; `None`: plaintext.
     fn current(&self) -> Option<CipherId>;
 
-    /// The cipher for a plaintext file where the job names none: that of labels, or the default.
+    /// The cipher for a plaintext file where the job names none, and for one whose cipher is not for
+    /// new keys: that of labels, or the default.
     ///
     /// # Errors
     /// If it cannot be determined.
@@ -62,7 +63,8 @@ pub fn plan<A: PlanFacts>(
         (JobKind::Rotate, None) => Plan::Nothing,
         // A file that was created after the job has a key that is new enough.
         (JobKind::Rotate, Some(_)) if asked.has_begun()? => Plan::Keep,
-        (JobKind::Rotate, Some(cipher)) => Plan::NewKey(cipher),
+        (JobKind::Rotate, Some(cipher)) if cipher.is_for_new_keys() => Plan::NewKey(cipher),
+        (JobKind::Rotate, Some(_)) => Plan::NewKey(asked.wanted_cipher()?),
         (JobKind::Decrypt, None) => Plan::Keep,
         (JobKind::Decrypt, Some(_)) => Plan::Plaintext,
     })

@@ -40,6 +40,9 @@ fn status_rows() -> TableIterator<
         name!(database_keys_not_in_escrow, Option<i64>),
         name!(audit_error, Option<String>),
         name!(one_master_key_left, Option<Vec<String>>),
+        name!(cryptographic_module, Option<&'static str>),
+        name!(fips_certificate, Option<i64>),
+        name!(fips_mode, Option<bool>),
     ),
 > {
     if preload::require_active().is_err() {
@@ -51,6 +54,9 @@ fn status_rows() -> TableIterator<
             0,
             0,
             0,
+            None,
+            None,
+            None,
             None,
             None,
             None,
@@ -89,6 +95,7 @@ fn status_rows() -> TableIterator<
     // Keys of key groups are not in bundles.
     let of_ours = keys.iter().filter(|(scope, ..)| scope.key_group().is_none());
     let missing = of_ours.filter(|(scope, version, _)| !in_escrow(*scope, *version)).count();
+    let module = pagevault_cipher::module();
     TableIterator::once((
         true,
         state,
@@ -107,6 +114,9 @@ fn status_rows() -> TableIterator<
         Some(missing as i64),
         Some(shared.trail.problem()).filter(|text| privileged && !text.is_empty()),
         privileged.then(|| one_master_key_left().or_raise()),
+        module.map(|module| module.name),
+        module.map(|module| module.certificate.into()),
+        module.map(|module| module.is_in_fips_mode),
     ))
 }
 

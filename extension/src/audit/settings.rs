@@ -6,7 +6,7 @@ use crate::pg::guc;
 use crate::pg::process::ProcessLocal;
 
 /// Settings in the trail.
-const WATCHED: [&str; 25] = [
+const WATCHED: [&str; 26] = [
     "pagevault.anchor",
     "pagevault.anchor_interval",
     "pagevault.anchor_wait",
@@ -20,6 +20,7 @@ const WATCHED: [&str; 25] = [
     "pagevault.keyring_command",
     "pagevault.recovery_waits_for_keys",
     "pagevault.rekey_workers",
+    "pagevault.require_fips",
     "pagevault.revalidate_interval",
     "pagevault.revoked_key_action",
     "pagevault.revoked_key_grace",

@@ -14,7 +14,7 @@ use pgrx::prelude::PgLogLevel;
 
 use super::store::persist::{self, keystore_failure, state_of};
 use super::store::{escrow, former as former_files, unsettled};
-use super::usage::authenticated;
+use super::usage::{authenticated, fips};
 use crate::audit;
 use crate::keystore_dir;
 use crate::pg::locks::KeystoreLock;
@@ -59,6 +59,7 @@ pub(crate) fn start() -> Result<Loaded> {
     drop(logs);
     heap::give_back();
     authenticated::page_images_at_start();
+    fips::warn_of_refused();
     audit::begin(shared, first_start)?;
     let reads_sealed_wal = shared.wal.switches.is_sealed_from(process::redo_start());
     let needs_keys = recovering || reads_sealed_wal;

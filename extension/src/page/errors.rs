@@ -9,7 +9,7 @@ use super::names::{self, Name};
 use super::placeholders;
 use crate::keys::store::{key_groups, unsettled};
 use crate::keys::usage::key_error::KeyError;
-use crate::keys::usage::{refused, withheld};
+use crate::keys::usage::{fips, refused, withheld};
 use crate::pg::compat;
 use crate::pg::process::is_startup_process;
 use crate::pg::report::Report;
@@ -127,6 +127,7 @@ pub(crate) fn report(fault: PageFault, block: u32) -> Report {
         .detail(format!("The page is encrypted, but the keystore under pagevault/ in the data directory does not hold its key.{place}"))
         .hint(format!("Restore the keystore from a backup taken together with this data directory. Do not zero or reset the page: it is intact.{search}{}", unsettled::hint().unwrap_or_default())),
         KeyError::Destroyed => destroyed(&what, &(place + &search)),
+        KeyError::Unapproved { cipher } => fips::refused(&what, &(place + &search), cipher),
         KeyError::TooManyMissing => placeholders::too_many(&path(file)),
         KeyError::Damaged { version } => Report::new(
             PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,

@@ -18,11 +18,13 @@ use super::text::ServerText;
 pub(crate) use self::anchor::{anchor, anchor_interval, anchor_wait};
 pub(crate) use self::audit::{audit_destination, audit_file, audit_syslog_socket};
 pub(crate) use self::choices::TempEncryption;
+pub(crate) use self::fips::require_fips;
 pub(crate) use self::rotation::{KeyKind, is_rotation_window_open, rotate_after, rotation_window};
 
 mod anchor;
 mod audit;
 mod choices;
+mod fips;
 pub(crate) mod forgetting;
 pub(crate) mod page_images;
 mod placeholders;
@@ -103,7 +105,7 @@ pub(crate) fn define(changed: Changed) -> Result<()> {
     GucRegistry::define_enum_guc(
         c"pagevault.cipher",
         c"Cipher of new data keys: auto, aes-256-xts, aes-128-xts, aes-256-xts-auth or aes-256-xts-hmac.",
-        c"The last two authenticate pages. auto is aes-256-xts-auth, or aes-256-xts in a cluster without data checksums, with full_page_writes off or wal_level minimal. Existing data keys keep their cipher.",
+        c"The last two authenticate pages. auto is aes-256-xts-auth (aes-256-xts-hmac in a build for FIPS), or aes-256-xts in a cluster without data checksums, with full_page_writes off or wal_level minimal. Existing data keys keep their cipher.",
         &CIPHER,
         GucContext::Suset,
         GucFlags::default(),
@@ -194,6 +196,7 @@ pub(crate) fn define(changed: Changed) -> Result<()> {
         GucContext::Suset,
         GucFlags::UNIT_MS,
     );
+    fips::define();
     forgetting::define();
     GucRegistry::define_int_guc(
         c"pagevault.revalidate_interval",

@@ -161,8 +161,13 @@ fn lock_in_memory(address: *mut libc::c_void, bytes: usize) {
 
 /// Excludes the pages of a static object from core dumps; children inherit this.
 pub(crate) fn exclude_from_core_dumps<T>(object: *const T) -> io::Result<()> {
-    let start = object as usize / PAGE * PAGE;
-    let end = (object as usize + size_of::<T>()).div_ceil(PAGE) * PAGE;
+    exclude_bytes_from_core_dumps(object.cast(), size_of::<T>())
+}
+
+/// Likewise of other memory: what else is on these pages is excluded, too.
+pub(crate) fn exclude_bytes_from_core_dumps(memory: *const u8, length: usize) -> io::Result<()> {
+    let start = memory.addr() / PAGE * PAGE;
+    let end = (memory.addr() + length).div_ceil(PAGE) * PAGE;
     // SAFETY: only advice on pages of this process; the contents are untouched.
     if unsafe { libc::madvise(start as *mut libc::c_void, end - start, libc::MADV_DONTDUMP) } != 0 {
         return Err(io::Error::last_os_error());

@@ -9,7 +9,7 @@ use pgrx::PgSqlErrorCode;
 use crate::audit::statements;
 use crate::keys::load;
 use crate::keys::provider::unlock;
-use crate::keys::usage::{authenticated, cache, temporary};
+use crate::keys::usage::{authenticated, cache, fips, temporary};
 use crate::pg::report::{self, Report, Result};
 use crate::pg::{guc, locks, process};
 use crate::{anchor, hooks, workers};
@@ -23,6 +23,9 @@ pub(crate) fn start() {
         return;
     }
     if let Err(report) = guc::define(statements::setting_changed) {
+        report.fatal();
+    }
+    if let Err(report) = fips::require_module() {
         report.fatal();
     }
     if let Err(report) = guc::page_images::watch(authenticated::page_images_are) {
@@ -41,7 +44,7 @@ pub(crate) fn start() {
     hooks::statistics::install();
     hooks::transaction::install();
     workers::register();
-    if let Err(error) = cache::protect().and_then(|()| temporary::protect()) {
+    if let Err(error) = protect_keys() {
         internal(&format!("could not keep keys out of core dumps: {error}")).fatal();
     }
     hooks::shared_memory::install(locks::request, shared_memory_ready);
@@ -50,6 +53,12 @@ pub(crate) fn start() {
         report.fatal();
     }
     ACTIVE.store(true, Ordering::Release);
+}
+
+fn protect_keys() -> std::io::Result<()> {
+    cache::protect()?;
+    temporary::protect()?;
+    fips::reserve_keys()
 }
 
 /// Stage 2: shared memory is allocated; again after a crash restart.

@@ -66,7 +66,8 @@ fn begin_version(held: &Held, cipher: Option<CipherId>) -> Result<Option<Target>
     if is_right && !policy::is_in_other_key_group(&relation::require(held.oid())?)? {
         return Ok(None);
     }
-    let cipher = cipher.or(current).unwrap_or_else(authenticated::default_cipher);
+    let kept = current.filter(|cipher| cipher.is_for_new_keys());
+    let cipher = cipher.or(kept).unwrap_or_else(authenticated::default_cipher);
     file::seal(held, cipher).map(Some)
 }
 

@@ -16,7 +16,6 @@ use aws_credential_types::provider::error::CredentialsError;
 use aws_runtime::env_config::file::EnvConfigFiles;
 use aws_sdk_kms::config::{Credentials, ProvideCredentials, SharedHttpClient};
 use aws_smithy_http_client::Builder;
-use aws_smithy_http_client::tls::rustls_provider::CryptoMode;
 use aws_smithy_http_client::tls::{Provider, TlsContext, TrustStore};
 use pagevault_keystore::protocol::ErrorClass;
 
@@ -26,7 +25,8 @@ use super::source::{Source, check_region};
 use super::sso::Sso;
 use crate::failure::Failure;
 use crate::net::{
-    CONNECT_TIME, Network, REQUEST_TIME, Trust, client_config, has_native_roots, in_time, pem,
+    CONNECT_TIME, Network, REQUEST_TIME, Trust, aws_mode, client_config, has_native_roots, in_time,
+    pem,
 };
 use crate::options::bad;
 use crate::trust::FileKind;
@@ -154,6 +154,6 @@ pub(crate) fn http_client(ca_file: Option<PathBuf>) -> Result<SharedHttpClient, 
         Failure::new(ErrorClass::Internal, "could not initialize TLS")
             .with_detail(format!("{error}."))
     })?;
-    let builder = Builder::new().tls_provider(Provider::Rustls(CryptoMode::Ring));
+    let builder = Builder::new().tls_provider(Provider::Rustls(aws_mode()));
     Ok(bounded(builder.tls_context(context).build_https()))
 }

@@ -11,6 +11,7 @@ use super::access::AccessOptions;
 use super::check::options;
 use crate::escrow::{self, Form, Holder};
 use crate::failure::{Failure, unprintable};
+use crate::module;
 
 #[derive(Subcommand)]
 pub(super) enum Escrow {
@@ -70,6 +71,7 @@ pub(super) enum Escrow {
 
 impl Escrow {
     pub(super) fn run(self, out: &mut impl Write) -> Result<ExitCode, Failure> {
+        module::refuse_bundles()?;
         let said = match self {
             Self::Export { data_directory, recipient, output, armor, access } => {
                 let recipients = escrow::recipients(&recipient)?;

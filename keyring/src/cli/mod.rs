@@ -21,12 +21,13 @@ use crate::failure::{Failure, unprintable};
 use crate::providers::pkcs11;
 use crate::visible::visible_lines;
 use crate::{
-    accept_restore, exec, harden, inspect, program, providers, restore_unsettled, serve, verify,
+    accept_restore, exec, harden, inspect, module, program, providers, restore_unsettled, serve,
+    verify,
 };
 
 /// Wraps and unwraps pagevault's keys with master keys, outside the server process.
 #[derive(Parser)]
-#[command(name = "pagevault-keyring", version)]
+#[command(name = "pagevault-keyring", version = module::version())]
 struct Arguments {
     #[command(subcommand)]
     command: Command,
@@ -181,7 +182,11 @@ pub fn main() -> ExitCode {
         eprintln!("pagevault-keyring: could not protect this process: {error}");
         return ExitCode::FAILURE;
     }
-    let done = match Arguments::parse().command {
+    let command = Arguments::parse().command;
+    if let Err(error) = module::require_validated_tls() {
+        return failed(&error);
+    }
+    let done = match command {
         Command::Serve => return serve::serve(),
         #[cfg(feature = "pkcs11")]
         Command::Pkcs11 => return pkcs11::worker::serve(),
@@ -229,14 +234,16 @@ pub fn main() -> ExitCode {
     };
     match done {
         Ok(code) => code,
-        Err(error) => {
-            eprintln!("pagevault-keyring: {}", visible_lines(&error.message));
-            for (label, text) in [("Detail", &error.detail), ("Hint", &error.hint)] {
-                if let Some(text) = text {
-                    eprintln!("{label}: {}", visible_lines(text));
-                }
-            }
-            ExitCode::FAILURE
+        Err(error) => failed(&error),
+    }
+}
+
+fn failed(error: &Failure) -> ExitCode {
+    eprintln!("pagevault-keyring: {}", visible_lines(&error.message));
+    for (label, text) in [("Detail", &error.detail), ("Hint", &error.hint)] {
+        if let Some(text) = text {
+            eprintln!("{label}: {}", visible_lines(text));
         }
     }
+    ExitCode::FAILURE
 }

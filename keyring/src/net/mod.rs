@@ -4,7 +4,7 @@
 mod body;
 mod cause;
 pub(crate) mod socket;
-mod tls;
+pub mod tls;
 
 use crate::failure::Failure;
 use std::future::Future;
@@ -15,7 +15,9 @@ use tokio::runtime::{Builder, Runtime};
 
 pub(crate) use body::{REPLY_LIMIT, Unread, read_reply, too_long};
 pub(crate) use cause::{Cause, cause_of};
-pub(crate) use tls::{Trust, client_config, has_native_roots, pem, use_ring};
+#[cfg(feature = "aws_kms")]
+pub(crate) use tls::aws_mode;
+pub(crate) use tls::{Trust, client_config, has_native_roots, pem, signing_key, use_cryptography};
 
 /// Time limit for establishing a connection.
 pub(crate) const CONNECT_TIME: Duration = Duration::from_secs(5);
@@ -48,7 +50,7 @@ pub(crate) struct Network {
 impl Network {
     /// Requests of this runtime end by `deadline`.
     pub(crate) fn new(deadline: Option<Instant>) -> Result<Network, Failure> {
-        use_ring();
+        use_cryptography();
         let runtime = Builder::new_current_thread().enable_all().build().map_err(|error| {
             Failure::new(ErrorClass::Internal, "could not start the network runtime")
                 .with_detail(format!("{error}."))

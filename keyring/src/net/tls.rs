@@ -1,12 +1,16 @@
-//! TLS for all providers: rustls with ring, and the certificates that are trusted.
+//! TLS for all providers: rustls, its cryptography, and the certificates that are trusted.
 
 use std::env;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Once, OnceLock};
 
+#[cfg(feature = "aws_kms")]
+use aws_smithy_http_client::tls::rustls_provider::CryptoMode;
 use pagevault_keystore::protocol::ErrorClass;
+use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::sign::SigningKey;
 use rustls::{ClientConfig, RootCertStore};
 use zeroize::Zeroizing;
 
@@ -22,13 +26,54 @@ pub(crate) struct Trust {
     pub(crate) identity: Option<(PathBuf, PathBuf)>,
 }
 
-/// Selects ring as the cryptography of all rustls connections of this process.
-pub(crate) fn use_ring() {
+/// The cryptography of TLS, and of tokens that this program signs.
+pub struct Cryptography {
+    /// For rustls.
+    pub provider: CryptoProvider,
+    /// The same for the AWS SDK.
+    #[cfg(feature = "aws_kms")]
+    pub aws: CryptoMode,
+}
+
+static CHOSEN: OnceLock<Cryptography> = OnceLock::new();
+
+/// Selects another cryptography than ring, before anything else is done.
+pub fn choose(cryptography: Cryptography) {
+    // Fails only if one was selected already, which the caller knows.
+    let _ = CHOSEN.set(cryptography);
+}
+
+fn chosen() -> &'static Cryptography {
+    CHOSEN.get_or_init(|| Cryptography {
+        provider: rustls::crypto::ring::default_provider(),
+        #[cfg(feature = "aws_kms")]
+        aws: CryptoMode::Ring,
+    })
+}
+
+/// Whether TLS is that of a validated module.
+pub(crate) fn is_validated() -> bool {
+    chosen().provider.fips()
+}
+
+/// The cryptography of the AWS SDK's connections.
+#[cfg(feature = "aws_kms")]
+pub(crate) fn aws_mode() -> CryptoMode {
+    chosen().aws.clone()
+}
+
+/// Selects the cryptography for all rustls connections of this process.
+pub(crate) fn use_cryptography() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         // Fails only if one is installed already, which nothing else here does.
-        let _ = rustls::crypto::ring::default_provider().install_default();
+        let _ = chosen().provider.clone().install_default();
     });
+}
+
+/// A private key that signs; `None` if it is of no known kind.
+pub(crate) fn signing_key(key: PrivateKeyDer<'static>) -> Option<Arc<dyn SigningKey>> {
+    chosen().provider.key_provider.load_private_key(key).ok()
 }
 
 /// A client configuration that always verifies servers against `trust`.
@@ -37,7 +82,7 @@ pub(crate) fn use_ring() {
 /// `bad_options` for a file that cannot be read or contains no certificate, `tls` if rustls
 /// refuses.
 pub(crate) fn client_config(trust: &Trust) -> Result<ClientConfig, Failure> {
-    use_ring();
+    use_cryptography();
     let builder = ClientConfig::builder().with_root_certificates(roots(trust.ca_file.as_deref())?);
     let Some((certificate, key)) = &trust.identity else {
         return Ok(builder.with_no_client_auth());

@@ -15,6 +15,8 @@ use rustls::sign::SigningKey;
 use serde_json::{Map, Value};
 use zeroize::Zeroizing;
 
+use crate::net::signing_key;
+
 /// How tokens are signed with an RSA key (RFC 7518 section 3).
 #[derive(Clone, Copy)]
 pub(crate) enum Algorithm {
@@ -43,7 +45,7 @@ impl Signer {
     /// From PEM; `None` if it contains no RSA key.
     pub(crate) fn from_pem(pem: &[u8], algorithm: Algorithm) -> Option<Signer> {
         let key = PrivateKeyDer::from_pem_slice(pem).ok()?;
-        let key = rustls::crypto::ring::sign::any_supported_type(&key).ok()?;
+        let key = signing_key(key)?;
         key.choose_scheme(&[algorithm.scheme()])?;
         Some(Signer { key, algorithm })
     }

@@ -40,6 +40,7 @@ use batch::{Batch, Done, Update};
 use workers::{Bounds, State, Task, Times};
 
 use crate::failure::Failure;
+use crate::module;
 use crate::provider::Environment;
 use crate::wire;
 
@@ -110,10 +111,13 @@ fn serve_request() -> io::Result<()> {
     }
     let start = Instant::now();
     let (reply, limit) = match Request::from_json(&text) {
-        Ok(request) => {
-            let limit = Duration::from_millis(request.deadline_ms).min(LONGEST_DEADLINE);
-            (answer(request, start, limit), limit)
-        }
+        Ok(request) => match accept(&request) {
+            Ok(()) => {
+                let limit = Duration::from_millis(request.deadline_ms).min(LONGEST_DEADLINE);
+                (answer(request, start, limit), limit)
+            }
+            Err(error) => (refuse(error), Duration::ZERO),
+        },
         Err(error) => (refuse(unreadable(&error)), Duration::ZERO),
     };
     drop(text);
@@ -121,6 +125,11 @@ fn serve_request() -> io::Result<()> {
     REPLYING.store(true, Ordering::SeqCst);
     wire::write_all(output, &reply, start + limit + WRITE_GRACE)
         .map_err(|error| io::Error::other(format!("could not write the reply: {error}")))
+}
+
+/// Whether this build may do what the server asks for.
+fn accept(request: &Request) -> Result<(), Failure> {
+    if request.require_fips { module::require_module() } else { Ok(()) }
 }
 
 /// The reply as text. If it would be too large, failures have no details and hints: those of some

@@ -94,9 +94,10 @@ pub(crate) fn run(operations: Vec<Operation>, timeout: Duration) -> Result<Reply
     let count = operations.len();
     let data_directory = process::data_directory().to_string_lossy().into_owned();
     let deadline_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
-    let request = Request::new(deadline_ms, data_directory, operations)
-        .to_json()
-        .map_err(|e| broken(format!("The request could not be written: {e}.")))?;
+    let mut request = Request::new(deadline_ms, data_directory, operations);
+    request.require_fips = guc::require_fips();
+    let request =
+        request.to_json().map_err(|e| broken(format!("The request could not be written: {e}.")))?;
     let reply = exchange(&request, timeout)?;
     Reply::from_json(&reply, count)
         .map_err(|e| broken(format!("Its reply could not be read: {e}.")))

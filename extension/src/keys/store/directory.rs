@@ -43,11 +43,14 @@ pub(crate) fn current_sealing(file: RelFile) -> Option<Sealing> {
 /// True if any file, even one that was dropped, is written with a cipher of this page format. Reads
 /// the entries of all files of the cluster.
 pub(crate) fn any_of_format(format: PageFormat) -> bool {
+    any_of(|cipher| PageFormat::of(cipher) == format)
+}
+
+/// Likewise with a cipher of which `is_meant` is true.
+pub(crate) fn any_of(is_meant: impl FnMut(CipherId) -> bool) -> bool {
     let files = get().and_then(|shared| shared.directory.files().ok());
     let current = files.into_iter().flatten().flatten().filter_map(|known| known.current);
-    current
-        .filter_map(|(_, cipher)| CipherId::try_from(cipher).ok())
-        .any(|cipher| PageFormat::of(cipher) == format)
+    current.filter_map(|(_, cipher)| CipherId::try_from(cipher).ok()).any(is_meant)
 }
 
 /// True if pages of this file are sealed when they are written.

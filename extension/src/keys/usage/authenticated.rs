@@ -12,13 +12,14 @@ use crate::shmem;
 
 const NEEDED: &str = "A page that is torn when the server or the machine crashes is refused, so WAL must have an image of each changed page: that needs full_page_writes, a wal_level other than minimal, and data checksums or wal_log_hints.";
 
-const AUTO: &str = "pagevault.cipher is auto. That is aes-256-xts-auth in a cluster with data checksums, while full_page_writes is on and wal_level is not minimal.";
+const AUTO: &str =
+    "in a cluster with data checksums, while full_page_writes is on and wal_level is not minimal.";
 
 /// The cipher of new data keys where nobody names one. With `pagevault.cipher` = `auto`, pages are
 /// authenticated unless recovery would not restore torn ones.
 pub(crate) fn default_cipher() -> CipherId {
     guc::cipher().unwrap_or_else(|| {
-        if allows_auto() { CipherId::Aes256XtsAuth } else { CipherId::Aes256Xts }
+        if allows_auto() { CipherId::authenticating() } else { CipherId::Aes256Xts }
     })
 }
 
@@ -32,7 +33,8 @@ fn allows_auto() -> bool {
 /// Whether a new file may have the cipher of another one, which nobody names. It has the default
 /// instead of one that would be refused: nobody has asked for that, and TRUNCATE must work.
 pub(crate) fn may_inherit(cipher: CipherId) -> bool {
-    PageFormat::of(cipher) != PageFormat::V2 || process::torn_pages_are_restored()
+    cipher.is_for_new_keys()
+        && (PageFormat::of(cipher) != PageFormat::V2 || process::torn_pages_are_restored())
 }
 
 /// Refuses to make a key for authenticated pages if recovery would not restore torn pages.
@@ -82,7 +84,7 @@ pub(crate) fn log_auto() {
             PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION,
             "pagevault: new data keys do not authenticate pages",
         )
-        .detail(AUTO)
+        .detail(format!("pagevault.cipher is auto. That is {} {AUTO}", CipherId::authenticating()))
         .hint("Turn these on; or set pagevault.cipher to aes-256-xts to accept this.")
         .send(PgLogLevel::LOG);
     }

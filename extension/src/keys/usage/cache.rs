@@ -13,6 +13,7 @@ use pagevault_keystore::record::MAX_WRAPPED_DATA_KEY as WRAPPED_MAX;
 use pagevault_keystore::{RelFile, Scope, data_key_aad};
 use zeroize::Zeroizing;
 
+use super::fips;
 use super::key_error::KeyError;
 use super::temporary::TEMPORARY_CIPHER;
 use crate::keys::store::directory;
@@ -22,6 +23,9 @@ use crate::shmem;
 
 const SETS: usize = 32;
 const WAYS: usize = 4;
+
+/// Maximum number of expanded data keys in the cache.
+pub(super) const KEYS: usize = SETS * WAYS + 1;
 
 /// Keys are large, so the searched names are stored apart from them, close together.
 struct Set {
@@ -217,6 +221,9 @@ impl Cache {
         let found = directory::data_key(file, version, &mut wrapped);
         let found = found.ok_or_else(|| KeyError::of_missing_key(file, version))?;
         let cipher = CipherId::try_from(found.cipher).map_err(|_| KeyError::Damaged { version })?;
+        if fips::refuses(cipher) {
+            return Err(KeyError::Unapproved { cipher });
+        }
         let wrap_key = self
             .wrap_key(found.scope, found.key_version)
             .ok_or(KeyError::Locked { scope: found.scope })?;

@@ -9,7 +9,7 @@ use pagevault_keystore::rel_file::Phase;
 use pagevault_keystore::{KeyGroup, Record, RelFile, Scope, data_key_aad, log, state};
 use pgrx::PgSqlErrorCode;
 
-use super::{authenticated, cache, refused, withheld};
+use super::{authenticated, cache, fips, refused, withheld};
 use crate::keys::store::persist::{self, append, append_durably};
 use crate::keys::store::{directory, former, key_groups};
 use crate::pg::checkpoint::CheckpointDelay;
@@ -161,6 +161,7 @@ pub(crate) fn next_version(file: RelFile, sealing: Sealing, pages: Pages) -> Res
 /// The record of a new random data key, wrapped by the newest database key of its key group or
 /// database.
 pub(crate) fn make_key(file: RelFile, version: DataKeyVersion, sealing: Sealing) -> Result<Record> {
+    fips::require_usable_by_module(sealing.cipher)?;
     let (scope, key_version) = match sealing.group {
         Some(group) => require_group_key(group)?,
         None => require_master_key(file.database)?,

@@ -1,6 +1,6 @@
 //! Why a data key is not available.
 
-use pagevault_cipher::DataKeyVersion;
+use pagevault_cipher::{CipherId, DataKeyVersion};
 use pagevault_keystore::{RelFile, Scope};
 
 use crate::keys::store::directory;
@@ -21,6 +21,8 @@ pub(crate) enum KeyError {
     TooManyMissing,
     /// The data key cannot be unwrapped: the keystore is damaged or not this cluster's.
     Damaged { version: DataKeyVersion },
+    /// The data key is for a cipher that `pagevault.require_fips` refuses.
+    Unapproved { cipher: CipherId },
 }
 
 impl KeyError {

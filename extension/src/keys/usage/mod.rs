@@ -7,6 +7,7 @@ pub(crate) mod copies;
 pub(crate) mod data_keys;
 pub(crate) mod destruction;
 pub(crate) mod dropped;
+pub(crate) mod fips;
 pub(crate) mod forgetting;
 pub(crate) mod key_error;
 pub(crate) mod key_groups;

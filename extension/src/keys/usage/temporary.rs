@@ -46,6 +46,9 @@ pub(crate) const FREE_BIT: u64 = 1 << 63;
 const SETS: usize = 32;
 const WAYS: usize = 4;
 
+/// Maximum number of expanded keys in the cache.
+pub(super) const KEYS: usize = SETS * WAYS;
+
 struct Set {
     entries: [(Name, Option<PageKey>); WAYS],
     /// The next entry to replace.

@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use pagevault_cipher::secret::fill_random;
 use pagevault_keystore::protocol::ErrorClass;
 use reqwest::Url;
 use rustls::pki_types::CertificateDer;
@@ -360,7 +361,7 @@ fn assertion(
 ) -> Result<Zeroizing<String>, Failure> {
     let failed = || Failure::new(ErrorClass::Internal, "could not sign a request to Entra");
     let mut id = [0; 16];
-    getrandom::fill(&mut id).map_err(|_| failed())?;
+    fill_random(&mut id).map_err(|_| failed())?;
     let issued = now();
     let header = json!({"alg": signer.name(), "typ": "JWT", "x5t#S256": thumbprint});
     let claims = json!({"aud": url.as_str(), "iss": client.id, "sub": client.id,

@@ -8,6 +8,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use pagevault_cipher::secret::fill_random;
 use pagevault_keystore::protocol::ErrorClass;
 
 use super::attributes::Given;
@@ -127,7 +128,7 @@ fn create(session: &Session, name: &str, newest: &Key) -> Result<String, Failure
     let told = &newest.attributes;
     // Names are unique in most servers.
     let mut random = [0; 8];
-    getrandom::fill(&mut random)
+    fill_random(&mut random)
         .map_err(|error| Failure::new(ErrorClass::Internal, format!("no random bytes: {error}")))?;
     let new_name = format!("{name}.{:016x}", u64::from_be_bytes(random));
     let mut given = vec![

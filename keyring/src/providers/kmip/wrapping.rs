@@ -2,6 +2,7 @@
 //! secret.
 
 use pagevault_cipher::Secret32;
+use pagevault_cipher::secret::fill_random;
 use pagevault_cipher::wrap::{self, OVERHEAD};
 use pagevault_keystore::protocol::ErrorClass;
 use zeroize::Zeroizing;
@@ -124,7 +125,7 @@ impl Use<'_> {
         for (method, chosen) in WAYS {
             let Some(bound) = bound(method) else { continue };
             let mut iv = vec![0; if chosen { method.iv_length() } else { 0 }];
-            getrandom::fill(&mut iv).map_err(|error| internal(&format!("{error}.")))?;
+            fill_random(&mut iv).map_err(|error| internal(&format!("{error}.")))?;
             let gcm = (method == Method::Gcm).then_some(bound.as_slice());
             let cipher = Cipher { gcm, iv: chosen.then_some(&iv) };
             let call = Call::Encrypt { id, cipher, data: secret.expose() };

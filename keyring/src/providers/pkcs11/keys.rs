@@ -19,6 +19,7 @@ use std::cmp::Reverse;
 
 use cryptoki::object::{Attribute, AttributeType, KeyType, ObjectClass, ObjectHandle};
 use cryptoki::session::Session;
+use pagevault_cipher::secret::fill_random;
 use pagevault_keystore::protocol::ErrorClass;
 
 use super::failure::{self, Doing};
@@ -259,7 +260,7 @@ pub(super) fn new_id(version: u64) -> Result<Vec<u8>, Failure> {
     }
     let mut id = vec![0; OUR_ID];
     id[..8].copy_from_slice(&version.to_be_bytes());
-    getrandom::fill(&mut id[8..])
+    fill_random(&mut id[8..])
         .map_err(|error| Failure::new(ErrorClass::Internal, format!("no random bytes: {error}")))?;
     Ok(id)
 }

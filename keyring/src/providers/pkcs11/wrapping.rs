@@ -8,6 +8,7 @@ use cryptoki::mechanism::{Mechanism, MechanismType};
 use cryptoki::object::{Attribute, AttributeType, KeyType, ObjectClass};
 use cryptoki::session::Session;
 use pagevault_cipher::Secret32;
+use pagevault_cipher::secret::fill_random;
 use pagevault_keystore::protocol::ErrorClass;
 use zeroize::Zeroizing;
 
@@ -221,7 +222,7 @@ impl Use<'_> {
 
     fn encrypt_gcm(&self, bound: &[u8], plaintext: &[u8]) -> Result<Encrypted, Failure> {
         let mut nonce = [0; NONCE];
-        getrandom::fill(&mut nonce).map_err(|error| internal(&format!("{error}.")))?;
+        fill_random(&mut nonce).map_err(|error| internal(&format!("{error}.")))?;
         let encrypted = with_nonce(nonce, |nonce| {
             let parameters = GcmParams::new(nonce, bound, (8 * TAG as u64).into())?;
             self.session.encrypt(&Mechanism::AesGcm(parameters), self.key.handle, plaintext)

@@ -5,6 +5,7 @@ use pagevault_keystore::KeyVersion;
 use pagevault_keystore::wal_pages::Cause;
 use pgrx::{PgSqlErrorCode, pg_sys};
 
+use crate::keys::usage::fips;
 use crate::keys::usage::key_error::KeyError;
 use crate::pg::report::Report;
 
@@ -54,6 +55,7 @@ fn report(fault: Fault) -> Report {
         )
         .detail("Its key provider did not answer or refused when the server started.")
         .hint("Make the key provider reachable and start the server again. Nothing was changed."),
+        KeyError::Unapproved { cipher } => fips::refused(&page, "", cipher),
         // WAL keys are never destroyed, and do not belong to a file.
         KeyError::NoKey { .. } | KeyError::Destroyed | KeyError::TooManyMissing => Report::new(
             PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
