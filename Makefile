@@ -4,7 +4,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all test-unit test-regress test-recovery test-upgrade \
-	powercut inject schedules models hostile builds hosts aarch64 prove install bench lint tidy fuzz deb sbom image image-test docker-demo
+	powercut inject schedules models hostile builds hosts aarch64 prove install bench lint tidy fuzz deb deb-fips test-fips sbom image image-test docker-demo
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -82,6 +82,12 @@ prove: models ## models, power cuts, injected errors, random schedules, hostile 
 
 deb: ## Debian packages postgresql-PG-pagevault in target/deb
 	@set -e; for pg in $(or $(PG),15); do tools/deb $$pg; done
+
+deb-fips: ## the same with a validated cryptographic module: postgresql-PG-pagevault-fips (docs/fips.md)
+	@set -e; for pg in $(or $(PG),15); do PAGEVAULT_FIPS=1 tools/deb $$pg; done
+
+test-fips: ## builds with a validated cryptographic module, and their data in ordinary servers; PG defaults to 15
+	@set -e; for pg in $(or $(PG),15); do tools/test-fips $$pg; done
 
 sbom: ## what the packages are made of, as CycloneDX
 	@tools/sbom
