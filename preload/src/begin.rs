@@ -8,10 +8,10 @@
 use std::collections::BTreeMap;
 use std::ffi::{CString, OsStr, c_int};
 use std::os::unix::ffi::OsStrExt;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use pagevault_cipher::residue::without_trace;
-use pagevault_cipher::{KeyVersion, Lsn, PageKey};
+use pagevault_cipher::{DataKey, KeyVersion, Lsn, PageKey};
 use pagevault_keystore::briefing::{AT_WORK, Briefing, Role, VARIABLE};
 use pagevault_keystore::wal::{Switch, WalPhase, stretch_at};
 use pagevault_keystore::wal_pages::WalKeys;
@@ -23,7 +23,26 @@ use crate::{raw, say};
 pub(crate) struct Work {
     pub(crate) role: Role,
     switches: Vec<Switch>,
-    keys: BTreeMap<KeyVersion, PageKey>,
+    keys: BTreeMap<KeyVersion, Key>,
+}
+
+/// A key that is expanded when it is used first: then the constructors of all libraries have run,
+/// and a validated module has tested itself. Of such a module an expanded key is for one thread at
+/// a time.
+struct Key {
+    key: DataKey,
+    expanded: Mutex<Option<PageKey>>,
+}
+
+impl Key {
+    fn with<R>(&self, f: impl FnOnce(&PageKey) -> R) -> R {
+        let mut expanded = self.expanded.lock().unwrap_or_else(PoisonError::into_inner);
+        if expanded.is_none() {
+            without_trace(|| *expanded = Some(PageKey::new(&self.key)));
+        }
+        // Just put there if need be.
+        f(expanded.get_or_insert_with(|| PageKey::new(&self.key)))
+    }
 }
 
 static WORK: OnceLock<Work> = OnceLock::new();
@@ -44,7 +63,7 @@ impl WalKeys for Work {
     }
 
     fn with_key<R>(&self, version: KeyVersion, f: impl FnOnce(&PageKey) -> R) -> Result<R, NoKey> {
-        self.keys.get(&version).map(f).ok_or(NoKey)
+        self.keys.get(&version).map(|key| key.with(f)).ok_or(NoKey)
     }
 }
 
@@ -85,8 +104,8 @@ fn take(fd: c_int) -> Result<(), &'static str> {
         wipe(fd, bytes.len());
     }
     raw::close(fd);
-    let expanded = briefing.keys.iter().map(|(version, key)| (*version, PageKey::new(key)));
-    let keys = without_trace(|| expanded.collect());
+    let later = |(version, key)| (version, Key { key, expanded: Mutex::new(None) });
+    let keys = without_trace(|| briefing.keys.into_iter().map(later).collect());
     let work = Work { keys, role: briefing.role, switches: briefing.switches };
     WORK.set(work).map_err(|_| "it was taken before")
 }
