@@ -119,6 +119,9 @@ COMMENT ON COLUMN pagevault.status.last_escrow_at IS 'time of the newest escrow 
 COMMENT ON COLUMN pagevault.status.one_master_key_left IS 'databases (or cluster, for the cluster''s key) with several master keys, of which no more than one has answered at the latest request (visible to pagevault_admin and pg_monitor)';
 COMMENT ON COLUMN pagevault.status.database_keys_not_in_escrow IS 'number of database keys that the newest escrow bundle does not contain; see pagevault-keyring escrow export';
 COMMENT ON COLUMN pagevault.status.audit_error IS 'why the newest line of the audit trail could not be stored, or not be written to pagevault.audit_destination; null if it was written (visible to pagevault_admin and pg_monitor)';
+COMMENT ON COLUMN pagevault.status.cryptographic_module IS 'name and version of the validated cryptographic module that this server encrypts by; null if it has none';
+COMMENT ON COLUMN pagevault.status.fips_certificate IS 'number of the module''s certificate (CMVP); null without such a module';
+COMMENT ON COLUMN pagevault.status.fips_mode IS 'true if the module is in FIPS mode; null without such a module';
 
 COMMENT ON COLUMN pagevault.providers.provider IS 'name of the provider';
 COMMENT ON COLUMN pagevault.providers.kind IS 'file, vault, aws_kms, gcp_kms, azure_key_vault, pkcs11, kmip or command';
