@@ -3,6 +3,8 @@
 
 use std::fs;
 use std::io::Read;
+use std::path::Path;
+use std::process::Command;
 
 use age::x25519::Identity;
 use anyhow::{Context, Result, ensure};
@@ -10,9 +12,9 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use pagevault_cipher::wrap::{self, WrapKey};
 use pagevault_keystore::{KeyVersion, Record, Scope, data_key_aad, log};
-use pagevault_tests::Cluster;
 use pagevault_tests::installation::run;
 use pagevault_tests::memory::Pieces;
+use pagevault_tests::{Cluster, Installation};
 
 /// Adds all current keys of the cluster.
 pub(super) fn add_keys(cluster: &Cluster, pieces: &mut Pieces) -> Result<()> {
@@ -52,12 +54,20 @@ pub(super) fn add_keys(cluster: &Cluster, pieces: &mut Pieces) -> Result<()> {
     Ok(())
 }
 
+/// The helper that makes bundles: beside a server for FIPS the ordinary one (tools/test-fips).
+fn exporting(cluster: &Cluster) -> Result<Command> {
+    let Some(pg_config) = std::env::var_os("PAGEVAULT_ORDINARY_PG_CONFIG") else {
+        return Ok(cluster.program("pagevault-keyring"));
+    };
+    Ok(Installation::of_pg_config(Path::new(&pg_config))?.command("pagevault-keyring"))
+}
+
 /// Scope, version and key.
 fn database_keys(cluster: &Cluster) -> Result<Vec<(u32, u32, [u8; 32])>> {
     let identity = Identity::generate();
     let bundle = cluster.directory().join("all.keys");
     let _ = fs::remove_file(&bundle);
-    let mut export = cluster.program("pagevault-keyring");
+    let mut export = exporting(cluster)?;
     export.args(["escrow", "export"]).arg(cluster.data_directory()).arg("--output").arg(&bundle);
     run(export.args(["--recipient", &identity.to_public().to_string()]))?;
     let decryptor = age::Decryptor::new(fs::File::open(&bundle)?)?;
