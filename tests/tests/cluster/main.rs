@@ -18,6 +18,7 @@ mod encodings;
 mod errors;
 mod escrow;
 mod exec;
+mod fips;
 mod former_keys;
 mod former_wrappings;
 mod golden;
