@@ -6,7 +6,7 @@
 //! | file | build | origin |
 //! |---|---|---|
 //! | `ordinary` | without features | the RustCrypto crates, and the kernels in [`crate::xts`] |
-//! | `validated` | feature `fips` | AWS-LC, a module with a FIPS 140-3 certificate, statically linked |
+//! | `validated` | feature `fips` | AWS-LC, with a FIPS 140-3 certificate, linked statically |
 //!
 //! What the module does not have stays what it is in both builds, and is not for new keys in the
 //! second ([`CipherId::is_for_new_keys`]): AES-128-XTS and the POLYVAL tag.

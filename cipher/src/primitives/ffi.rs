@@ -179,7 +179,8 @@ pub(super) fn gcm_open(
     both[..16].copy_from_slice(tag);
     both[16..].copy_from_slice(nonce);
     let data = body.as_mut_ptr();
-    // SAFETY: as above.
+    // SAFETY: the module may write where it reads, the length of `body`. `both` has tag and nonce,
+    // in the length that the context was made for. No nonce is given, and no further input.
     with_gcm(key, |context| unsafe {
         1 == lc::EVP_AEAD_CTX_open_gather(
             context,
@@ -257,7 +258,8 @@ pub(super) fn version() -> &'static str {
     text.to_str().unwrap_or("AWS-LC")
 }
 
-/// Whether the module counts what `f` does as approved services (FIPS 140-3 IG 2.4.C), at least one.
+/// Whether the module counts what `f` does as approved services (FIPS 140-3 IG 2.4.C), at least
+/// one.
 #[cfg(test)]
 pub(super) fn is_approved(f: impl FnOnce()) -> bool {
     // SAFETY: both read a counter of this thread.

@@ -24,8 +24,8 @@ pub trait PlanFacts {
     /// The cipher for new pages; `None`: plaintext.
     fn current(&self) -> Option<CipherId>;
 
-    /// The cipher for a plaintext file where the job names none, and for one whose cipher is not for
-    /// new keys: that of labels, or the default.
+    /// The cipher for a plaintext file where the job names none, and for one whose cipher is not
+    /// for new keys: that of labels, or the default.
     ///
     /// # Errors
     /// If it cannot be determined.
