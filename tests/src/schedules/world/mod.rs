@@ -361,7 +361,18 @@ impl World {
                 }
             }
             Operation::CrashAt { operation, .. } => {
+                let own = |world: &World| -> BTreeMap<u8, bool> {
+                    let databases = world.databases.iter();
+                    databases.map(|(number, known)| (*number, known.own_master_key)).collect()
+                };
+                let before = own(self);
                 self.apply(operation);
+                // Whether it has a key is not known then, and not asked.
+                for (number, own) in before {
+                    if let Some(database) = self.databases.get_mut(&number) {
+                        database.own_master_key = own;
+                    }
+                }
                 self.crash();
             }
             Operation::KeysAway => self.keys_away = true,
