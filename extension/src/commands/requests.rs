@@ -34,12 +34,16 @@ pub(crate) fn encrypt(facts: &Facts, cipher: Option<CipherId>) -> Result<Option<
 }
 
 /// Decrypts a relation; returns like [`encrypt`]. This is always a job, if any file has or had a
-/// key: pages cannot be rolled back, and an abort of the transaction after rewriting them (an error
-/// later in a pipeline, a signal, a promotion) would leave plaintext under a label that says
-/// otherwise. Jobs can be rolled back.
+/// key, or a job has begun that is about to make one: pages cannot be rolled back, and an abort of
+/// the transaction after rewriting them (an error later in a pipeline, a signal, a promotion) would
+/// leave plaintext under a label that says otherwise. Jobs can be rolled back.
 pub(crate) fn decrypt(facts: &Facts) -> Result<Option<i64>> {
     refuse_destroyed(facts)?;
-    if members(facts).into_iter().any(|member| directory::is_known(member.file)) {
+    let members = members(facts);
+    let oids: Vec<Oid> = members.iter().map(|member| member.oid).chain([facts.oid]).collect();
+    if members.iter().any(|member| directory::is_known(member.file))
+        || jobs::any_unfinished(&oids)?.is_some()
+    {
         return submit(facts, JobKind::Decrypt, None).map(Some);
     }
     jobs::forget_stopped(facts.oid)?;
