@@ -28,16 +28,15 @@ pub(crate) fn compact_changed(
     scope: Scope,
     change: impl FnOnce(&mut State) -> bool,
 ) -> Result<()> {
-    rewrite(lock, scope, Room::AsBefore, |_, state| change(state), |_| ())
+    rewrite(lock, scope, Room::AsBefore, |_, state| change(state))
 }
 
-/// The same if `wanted` says so. `then` gets what is written.
+/// The same if `wanted` says so, with as much room as `room` says.
 fn rewrite(
     _lock: &KeystoreLock,
     scope: Scope,
     room: Room,
     wanted: impl FnOnce(&[Vec<Record>], &mut State) -> bool,
-    then: impl FnOnce(&[Vec<&Record>]),
 ) -> Result<()> {
     let control = &shmem::required()?.control;
     let Some(position) = control.position(scope) else { return Ok(()) };
@@ -58,14 +57,12 @@ fn rewrite(
     log.compact_to(&batches).map_err(|e| keystore_failure(&e))?;
     control
         .set_position(&log.position())
-        .map_err(|_| internal("a key file has lost its place".to_owned()))?;
-    then(&batches);
-    Ok(())
+        .map_err(|_| internal("a key file has lost its place".to_owned()))
 }
 
 /// Whether the cluster's key file had, and still has, wrappings of database keys that are not in
 /// force any more.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 pub(crate) struct FormerWrappings {
     pub(crate) were_there: bool,
     pub(crate) are_left: bool,
@@ -81,18 +78,12 @@ pub(crate) struct FormerWrappings {
 pub(crate) fn remove_former_wrappings(lock: &KeystoreLock) -> Result<FormerWrappings> {
     let must_wait =
         backups::any() || process::in_recovery() && !shmem::required()?.control.was_consistent();
-    let mut found = FormerWrappings::default();
-    let mut are_left = false;
-    let wanted = |batches: &[Vec<Record>], _: &mut State| {
-        found.were_there = wrappings::has_former_of_database_keys(batches.iter().flatten());
-        found.were_there && !must_wait
-    };
-    rewrite(lock, Scope::CLUSTER, Room::Any, wanted, |batches| {
-        let written = batches.iter().flatten().copied();
-        are_left = wrappings::has_former_of_database_keys(written);
+    let mut were_there = false;
+    rewrite(lock, Scope::CLUSTER, Room::Any, |batches, _| {
+        were_there = wrappings::has_former_of_database_keys(batches.iter().flatten());
+        were_there && !must_wait
     })?;
-    found.are_left = found.were_there && must_wait || are_left;
-    Ok(found)
+    Ok(FormerWrappings { were_there, are_left: were_there && must_wait })
 }
 
 /// Pause between looks.
