@@ -16,7 +16,9 @@ use crate::pg::statement;
 use crate::pg::survey::Survey;
 use crate::pg::text::ServerText;
 use crate::policy::label::Label;
-use crate::policy::{Decision, describe, described, policy, root_of, wanted_encrypted};
+use crate::policy::{
+    Decision, describe, described, named_key_group, policy, root_of, wanted_encrypted,
+};
 use crate::rekey::jobs::{self, ShownState};
 use crate::verify;
 
@@ -156,7 +158,7 @@ fn drift_of(facts: &Facts, check_files: bool) -> Result<Option<Drift>> {
     let wanted = found.wanted;
     let name =
         |group: KeyGroup| key_groups::name_of(group).unwrap_or_else(|| format!("(number {group})"));
-    let expected = match policy().named_key_group(&described(facts), facts.tablespace.to_u32())? {
+    let expected = match named_key_group(facts)? {
         Some(Named::Group(group)) => Some(name(group)),
         Some(Named::Missing(_)) => Some("(missing)".to_owned()),
         None => None,

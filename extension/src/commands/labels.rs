@@ -18,7 +18,7 @@ use crate::pg::report::{Report, Result};
 use crate::pg::statement;
 use crate::pg::text::ServerText;
 use crate::policy::label::{self, Label};
-use crate::policy::{described, labelled, memo, pending, policy};
+use crate::policy::{labelled, memo, named_key_group, pending};
 use crate::roles;
 use crate::shmem;
 
@@ -183,7 +183,7 @@ fn refuse_leaving(object: Object) -> Result<()> {
         if !is_below || !facts.is_stored() || directory::current_key_group(facts.file).is_none() {
             continue;
         }
-        if policy().named_key_group(&described(&facts), facts.file.tablespace)?.is_none() {
+        if named_key_group(&facts)?.is_none() {
             let name = relation::quoted_name(&facts);
             return roles::require_admin(&format!("take {name} out of its key group"));
         }

@@ -133,9 +133,7 @@ fn moves_revocably(facts: &Facts) -> Result<bool> {
     }
     for member in members(facts) {
         let has = directory::current_key_group(member.file);
-        let named = policy::policy()
-            .named_key_group(&policy::described(&member), member.file.tablespace)?;
-        if named != has.map(Named::Group) {
+        if policy::named_key_group(&member)? != has.map(Named::Group) {
             return Ok(true);
         }
     }

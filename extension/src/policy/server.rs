@@ -192,6 +192,11 @@ pub(crate) fn sealing_with(facts: &Facts, cipher: CipherId) -> Result<Sealing> {
     policy().for_rekeying(&described(facts), cipher)
 }
 
+/// The key group that labels name for a relation where it is.
+pub(crate) fn named_key_group(facts: &Facts) -> Result<Option<Named>> {
+    policy().named_key_group(&described(facts), facts.tablespace.to_u32())
+}
+
 /// Whether a relation that is encrypted has a key of another key group than it should.
 pub(crate) fn is_in_other_key_group(facts: &Facts) -> Result<bool> {
     policy().is_in_other_key_group(&described(facts))

@@ -114,18 +114,13 @@ fn require_as_labelled(group: KeyGroup, name: &str) -> Result<()> {
             continue;
         }
         let is_in_it = directory::current_key_group(facts.file) == Some(group);
-        let described = policy::described(&facts);
-        let named = policy::policy().named_key_group(&described, facts.file.tablespace)?;
-        let is_named = named == Some(Named::Group(group));
-        let is_wanted = || -> Result<bool> {
-            Ok(policy::policy().wanted(&described)?.is_some_and(|wanted| wanted.is_encrypted()))
-        };
+        let is_named = policy::named_key_group(&facts)? == Some(Named::Group(group));
         let (problem, hint) = match (is_in_it, is_named) {
             (true, false) => (
                 "is in it, and no label says so",
                 "If it is to be destroyed, say so by a label with the key group on the relation or its schema. If not, bring it out of the group: SECURITY LABEL ... IS 'encrypted'.",
             ),
-            (false, true) if is_wanted()? => (
+            (false, true) if policy::wanted_encrypted(&facts)?.is_some() => (
                 "is not in it yet, though a label says that it is to be",
                 "Bring it into the group first: see pagevault.drift, and use pagevault.reconcile(). Or change the label.",
             ),
