@@ -389,6 +389,19 @@ pub(crate) fn wait_in_recovery(time: Duration, done: impl Fn() -> bool) {
     }
 }
 
+/// Waits until it is so. False if that takes longer than `patience`, or this process is to end: who
+/// drops a database waits for the workers in it.
+pub(crate) fn is_so_within(patience: Duration, mut is_so: impl FnMut() -> bool) -> bool {
+    let end = Instant::now() + patience;
+    while !is_so() {
+        if Instant::now() >= end || is_told_to_stop() {
+            return false;
+        }
+        sleep(Duration::from_millis(100));
+    }
+    true
+}
+
 /// In the startup process: whether promotion has been requested (`pg_ctl promote`, `pg_promote()`).
 pub(crate) fn is_to_be_promoted() -> bool {
     // SAFETY: flags of this process, and one in shared memory.

@@ -1,6 +1,7 @@
 //! Shredding a key group.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use pagevault_core::policy::Named;
 use pagevault_keystore::{KeyGroup, RelFile};
@@ -11,11 +12,11 @@ use super::{
     Shredded, left_behind, relations, require_confirmation, require_directories, require_dropped,
 };
 use crate::keys::store::{directory, former};
-use crate::keys::usage::destruction::{self, Former};
+use crate::keys::usage::destruction::{self, Former, Outcome};
 use crate::keys::usage::key_groups as groups;
 use crate::pg::relation::{self, Facts, RelationKind};
 use crate::pg::report::{Report, Result};
-use crate::pg::{catalog, compat, process, relation_files, session};
+use crate::pg::{buffers, catalog, compat, process, relation_files, session, survey, xact};
 use crate::writers::{self, Activity};
 use crate::{audit, fault, policy};
 
@@ -53,7 +54,7 @@ pub(crate) fn shred(by: &str, name: &str, confirm: &str) -> Result<Shredded> {
         .detail(format!("Databases: {}. Nothing was destroyed.", databases.join(", ")))
         .hint("Shred or drop them there first: pagevault.shred_schema() or pagevault.shred_database(). After DROP, use pagevault.shred_former_files() there."));
     }
-    require_owned(name, &contents)?;
+    let orphans = orphans(name, &contents)?;
     require_as_labelled(group, name)?;
     let roots = roots_in(group)?;
     groups::require_none_kept(group)?;
@@ -70,6 +71,7 @@ pub(crate) fn shred(by: &str, name: &str, confirm: &str) -> Result<Shredded> {
         relations(by, &object, &roots, |_| true, require)?
     };
     fault::point("shred.group_relations_destroyed");
+    destroy_orphans(&orphans, &mut shredded.outcome)?;
     let contents = groups::contents_of(group)?;
     let left = || contents.files.iter().chain(&contents.left);
     let databases: BTreeSet<u32> = left().map(|file| file.database).collect();
@@ -91,18 +93,48 @@ pub(crate) fn shred(by: &str, name: &str, confirm: &str) -> Result<Shredded> {
     Ok(shredded)
 }
 
-/// Refuses to destroy a part: the group could not end while a file is under its key that no
-/// relation has.
-fn require_owned(name: &str, contents: &groups::Contents) -> Result<()> {
+/// How long the transactions that run may take to end, if one of them may be making a file.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Existing files under the key of the group that no relation has: a crash has left them. The group
+/// cannot end without them.
+///
+/// # Errors
+/// If a transaction may be making one of them.
+fn orphans(name: &str, contents: &groups::Contents) -> Result<Vec<RelFile>> {
     let is_under = |file: &RelFile| contents.files.contains(file) || contents.left.contains(file);
-    let Some(file) = left_behind()?.into_iter().find(is_under) else { return Ok(()) };
+    let mut found = left_behind()?;
+    found.retain(is_under);
+    let Some(&first) = found.first() else { return Ok(found) };
+    // Whoever has created a file by now has its row in the catalog, or has ended.
+    let running = xact::running_in_database();
+    let have_ended = process::is_so_within(PATIENCE, || running.have_ended());
+    let known = survey::files_in_catalog();
+    let made = found.iter().find(|file| known.contains(file)).copied();
+    let Some(file) = made.or((!have_ended).then_some(first)) else { return Ok(found) };
     let path = compat::relation_path(file, ForkNumber::MAIN_FORKNUM);
     Err(Report::new(
         Code::ERRCODE_OBJECT_IN_USE,
         format!("key group \"{name}\" has a file that no relation has"),
     )
-    .detail(format!("A transaction that has not ended is making {path}, or a crash has left it. Nothing was destroyed."))
-    .hint("Try again when other transactions have ended. If none has the file, remove it while the server is down."))
+    .detail(format!(
+        "A transaction that has not ended may be making {path}. Nothing was destroyed."
+    ))
+    .hint("Try again when other transactions in this database, prepared ones too, have ended."))
+}
+
+/// Destroys the keys of files that no relation has.
+fn destroy_orphans(found: &[RelFile], outcome: &mut Outcome) -> Result<()> {
+    if found.is_empty() {
+        return Ok(());
+    }
+    buffers::drop_files(found);
+    let destroyed = destruction::destroy(process::my_database(), found, &[], false)?;
+    outcome.files.extend(destroyed.files);
+    outcome.wrapped_by.extend(destroyed.wrapped_by);
+    outcome.same_keys.extend(destroyed.same_keys);
+    outcome.lsn = destroyed.lsn;
+    destroyed.not_compacted.map_or(Ok(()), Err)
 }
 
 /// Refuses to destroy what no label puts into the group, and to leave what labels put into it and

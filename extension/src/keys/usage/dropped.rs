@@ -2,7 +2,7 @@
 //! system may not be mounted. No relation in the catalog may have it either.
 
 use std::collections::{HashMap, HashSet};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use pagevault_keystore::directory::FileSlot;
 use pagevault_keystore::wal::is_key_place;
@@ -46,7 +46,8 @@ pub(crate) fn note_in_database(patience: Duration) -> Result<()> {
     let database = process::my_database();
     let missing = gone_for_good(|file| file.database == database || file.database == 0)?;
     let running = xact::running_in_database();
-    if missing.is_empty() || !is_so_within(patience.max(PATIENCE), || running.have_ended()) {
+    if missing.is_empty() || !process::is_so_within(patience.max(PATIENCE), || running.have_ended())
+    {
         return Ok(());
     }
     let known: HashSet<RelFile> = survey::files_in_catalog();
@@ -74,7 +75,7 @@ pub(super) fn still_missing(
     is_wanted: impl Fn(RelFile) -> bool,
 ) -> Result<Missing> {
     let mut creators = Others::at(Activity::Creating, None);
-    if found.is_empty() || !is_so_within(PATIENCE, || creators.are_done()) {
+    if found.is_empty() || !process::is_so_within(PATIENCE, || creators.are_done()) {
         return Ok(Missing::new());
     }
     let again = missing(is_wanted)?;
@@ -91,17 +92,4 @@ fn note(missing: Missing, is_dropped: impl Fn(RelFile) -> bool) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// Waits until it is so. False if that takes longer than `patience`, or this process is to end:
-/// whoever drops the database waits for this worker.
-fn is_so_within(patience: Duration, mut is_so: impl FnMut() -> bool) -> bool {
-    let end = Instant::now() + patience;
-    while !is_so() {
-        if Instant::now() >= end || process::is_told_to_stop() {
-            return false;
-        }
-        process::sleep(Duration::from_millis(100));
-    }
-    true
 }

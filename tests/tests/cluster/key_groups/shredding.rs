@@ -247,3 +247,33 @@ fn what_is_not_destroyed_is_said() -> Result<()> {
     is_destroyed(&cluster, "(SELECT kind::text AS name FROM acme.ev1) x")?;
     cluster.finish()
 }
+
+/// A crash leaves files of transactions that had not ended. No relation has them, and they are under
+/// the key of the group; a table that is being made is not one of them.
+#[test]
+fn what_a_crash_has_left_is_destroyed_as_well() -> Result<()> {
+    let (mut cluster, _keys) =
+        with_groups(&Settings::default().conf("max_prepared_transactions = 2"))?;
+    cluster.allow_log("were destroyed");
+    tables(&cluster)?;
+    let mut client = cluster.client()?;
+    run_sql(&mut client, "BEGIN; ALTER TABLE acme.t ALTER id TYPE bigint")?;
+    run_sql(&mut client, "CREATE TABLE acme.orphan AS SELECT 'secret' AS name; CHECKPOINT")?;
+    cluster.crash()?;
+    drop(client);
+    let orphans = "SELECT count(*) FROM pg_ls_dir('base/' || (SELECT oid FROM pg_database WHERE datname = 'postgres')) f
+        WHERE f ~ '^[0-9]+$' AND f::oid >= 16384 AND NOT EXISTS (SELECT 1 FROM pg_class WHERE pg_relation_filenode(oid) = f::oid)";
+    ensure!(cluster.text(orphans)? != "0", "the crash has left nothing");
+    let all = count(&cluster, "umbrella.t")?;
+    cluster.sql("BEGIN; CREATE TABLE acme.prepared (id int); PREPARE TRANSACTION 'p'")?;
+    let error = cluster.error(SHRED)?;
+    ensure!(error.sqlstate == "55006" && error.text().contains("no relation has"), "{error}");
+    cluster.sql("ROLLBACK PREPARED 'p'")?;
+    cluster.sql(SHRED)?;
+    is_destroyed(&cluster, "acme.t")?;
+    let groups = "SELECT string_agg(key_group, ' ') FROM pagevault.key_groups";
+    ensure!(cluster.text(groups)? == "umbrella", "{}", cluster.text(groups)?);
+    cluster.crash()?;
+    ensure!(count(&cluster, "umbrella.t")? == all);
+    cluster.finish()
+}
