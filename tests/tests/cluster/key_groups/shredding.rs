@@ -248,8 +248,8 @@ fn what_is_not_destroyed_is_said() -> Result<()> {
     cluster.finish()
 }
 
-/// A crash leaves files of transactions that had not ended. No relation has them, and they are under
-/// the key of the group; a table that is being made is not one of them.
+/// A crash leaves files of transactions that had not ended. No relation has them, and they are
+/// under the key of the group; a table that is being made is not one of them.
 #[test]
 fn what_a_crash_has_left_is_destroyed_as_well() -> Result<()> {
     let (mut cluster, _keys) =
