@@ -9,12 +9,13 @@ use clap::{Args, Parser, Subcommand};
 use pagevault_tests::Installation;
 
 use crate::machine::Machine;
+use crate::others::{self, Argument, Other};
 use crate::plan::{Length, Plan, Profile, Stratum};
 use crate::results::Results;
 use crate::runner::{self, Request, Target};
 use crate::suites::Suite;
 use crate::variants::Variant;
-use crate::{callgrind, compare, gate, report};
+use crate::{callgrind, diff, gate, report};
 
 /// The cost of pagevault's encryption, measured against stock PostgreSQL on this machine.
 #[derive(Parser)]
@@ -27,11 +28,12 @@ pub(crate) struct Arguments {
 #[derive(Subcommand)]
 pub(crate) enum Command {
     /// Measure, and write a JSON file, Markdown and an HTML report
+    #[command(visible_alias = "compare")]
     Run(Box<RunArguments>),
     /// Write the reports of result files anew; several make one report, e.g. of several versions
     Report(ReportArguments),
     /// Set two result files side by side
-    Compare(CompareArguments),
+    Diff(DiffArguments),
     /// Fail when a figure leaves its band in the baseline
     Gate(GateArguments),
 }
@@ -68,9 +70,20 @@ pub(crate) struct RunArguments {
     /// What to compare; the first is the baseline
     #[arg(long, value_enum, value_delimiter = ',')]
     variants: Option<Vec<Variant>>,
-    /// Rounds of each cell; 6 or more for an interval of 95 %
+    /// Another server beside these: `NAME=PG_CONFIG[,SCRIPT...]`. psql runs the scripts, with a
+    /// restart after each. Can be repeated
+    #[arg(long, value_name = "VARIANT", conflicts_with = "connect")]
+    variant: Vec<Argument>,
+    /// Rounds of each cell, as many and no more; 6 or more for an interval of 95 %
     #[arg(long)]
     rounds: Option<usize>,
+    /// Measure each cell until the intervals of processor time reach no further than this, in per
+    /// cent of the ratio
+    #[arg(long, value_name = "PERCENT", conflicts_with = "rounds")]
+    precision: Option<f64>,
+    /// ... or until the cell has taken this many seconds
+    #[arg(long, value_name = "SECONDS", conflicts_with = "rounds")]
+    budget: Option<f64>,
     /// Length of a round of pgbench or sysbench
     #[arg(long)]
     seconds: Option<u32>,
@@ -120,7 +133,7 @@ pub(crate) struct ReportArguments {
 }
 
 #[derive(Args)]
-pub(crate) struct CompareArguments {
+pub(crate) struct DiffArguments {
     before: PathBuf,
     after: PathBuf,
 }
@@ -151,10 +164,10 @@ impl Command {
         match self {
             Command::Run(arguments) => arguments.execute(),
             Command::Report(arguments) => arguments.execute(),
-            Command::Compare(arguments) => {
+            Command::Diff(arguments) => {
                 let before = Results::read(&arguments.before)?;
                 let after = Results::read(&arguments.after)?;
-                print(&compare::table(&before, &after));
+                print(&diff::table(&before, &after));
                 Ok(ExitCode::SUCCESS)
             }
             Command::Gate(arguments) => arguments.execute(),
@@ -202,7 +215,11 @@ impl RunArguments {
             }
         }
         let mut plan = Plan::new(self.profile, sides, machine);
-        replace(&mut plan.rounds, self.rounds.as_ref());
+        if let Some(rounds) = self.rounds {
+            (plan.rounds, plan.enough.budget) = (rounds, 0.0);
+        }
+        replace(&mut plan.enough.precision, self.precision.map(|percent| percent / 100.0).as_ref());
+        replace(&mut plan.enough.budget, self.budget.as_ref());
         replace(&mut plan.scales, self.scale.as_ref());
         replace(&mut plan.clients, self.clients.as_ref());
         replace(&mut plan.strata, self.strata.as_ref());
@@ -230,9 +247,25 @@ impl RunArguments {
         Ok(plan)
     }
 
+    fn variants(&self, notes: &mut Vec<String>) -> Result<Vec<Variant>> {
+        let mut variants = self.variants.clone().unwrap_or_else(|| Variant::OWN.into());
+        for argument in &self.variant {
+            let other = Other::open(argument)?;
+            ensure!(
+                variants.iter().all(|variant| variant.name() != other.name),
+                "there are two variants {}",
+                other.name
+            );
+            notes.push(others::note(other));
+            variants.push(Variant::Other(other));
+        }
+        Ok(variants)
+    }
+
     fn execute(&self) -> Result<ExitCode> {
         let directory = self.server.directory();
         let machine = Machine::here(&directory);
+        let mut notes = Vec::new();
         let target = match &self.connect {
             Some(connection) => Target::Existing {
                 connection: connection.clone(),
@@ -241,7 +274,7 @@ impl RunArguments {
             },
             None => Target::Own {
                 installation: self.server.installation()?,
-                variants: self.variants.clone().unwrap_or_else(|| Variant::OWN.into()),
+                variants: self.variants(&mut notes)?,
             },
         };
         let sides = match &target {
@@ -251,10 +284,12 @@ impl RunArguments {
         std::fs::create_dir_all(&self.output)
             .with_context(|| format!("make {}", self.output.display()))?;
         let json = self.output.join("results.json");
+        let mut plan = self.plan(sides, &machine)?;
+        plan.notes.extend(notes);
         let results = runner::run(Request {
             target,
             suites: self.suites.clone(),
-            plan: self.plan(sides, &machine)?,
+            plan,
             profile: format!("{:?}", self.profile).to_lowercase(),
             directory,
             json: Some(json.clone()),
@@ -291,7 +326,7 @@ impl GateArguments {
         let directory = self.server.directory();
         let machine = Machine::here(&directory);
         let mut plan = Plan::new(Profile::Quick, Variant::OWN.len(), &machine);
-        plan.rounds = 3;
+        (plan.rounds, plan.enough.budget) = (3, 0.0);
         let instructions = match &self.page_path {
             Some(program) => callgrind::instructions(program)?,
             None => BTreeMap::new(),

@@ -5,20 +5,22 @@
 //!    plan     amount of work: profiles, sweeps, limits of the machine
 //!    suites/  cells: what is loaded, and the work of one round
 //!    runner   all cells, round by round, with the servers in turn
-//!    servers  one server for each variant
-//!    meter    the cost of a round: processor time, pages, WAL, counters of pagevault
+//!    servers  one server for each variant (variants, others)
+//!    meter    the cost of a round: processor time (accounts), pages, WAL, counters of pagevault
 //!    results  the JSON file; statistics: ratios with intervals
 //!    report/  terminal, Markdown, HTML
-//!    compare, gate  compares results with one another, or with bands
+//!    diff, gate      compare results with one another, or with bands
 //! ```
 
+mod accounts;
 mod callgrind;
 mod cli;
-mod compare;
+mod diff;
 mod gate;
 mod interrupt;
 mod machine;
 mod meter;
+mod others;
 mod page_cache;
 mod plan;
 mod processes;

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use anyhow::{Context, Result};
 use postgres::Client;
 
-use crate::processes::{Usage, usage};
+use crate::accounts::Spent;
+use crate::processes::traffic;
 use crate::results::{Counters, Sample};
 use crate::servers::Side;
 
@@ -25,7 +26,9 @@ pub(crate) struct Meter {
 }
 
 struct Snapshot {
-    usage: Option<Usage>,
+    spent: Option<Spent>,
+    /// Bytes read from and written to disks.
+    traffic: Option<[f64; 2]>,
     wal: f64,
     hit: f64,
     read: f64,
@@ -36,7 +39,8 @@ impl Meter {
     pub(crate) fn start(side: &Side) -> Result<Meter> {
         let mut monitor = side.client()?;
         let mut before = snapshot(side, &mut monitor)?;
-        before.usage = side.postmaster().and_then(usage);
+        before.traffic = side.postmaster().and_then(traffic);
+        before.spent = side.spent();
         Ok(Meter { monitor, before })
     }
 
@@ -46,10 +50,9 @@ impl Meter {
     }
 
     pub(crate) fn finish(mut self, side: &Side, outcome: Outcome) -> Result<Sample> {
-        let used = side.postmaster().and_then(usage);
+        let spent = self.before.spent.zip(side.spent());
+        let io = self.before.traffic.zip(side.postmaster().and_then(traffic));
         let after = snapshot(side, &mut self.monitor)?;
-        let usages = self.before.usage.zip(used);
-        let io = usages.and_then(|(before, after)| before.io.zip(after.io));
         let cipher = after.cipher.zip(self.before.cipher).map(|(after, before)| {
             after
                 .into_iter()
@@ -64,7 +67,9 @@ impl Meter {
             seconds: outcome.seconds,
             latency_ms: outcome.latency_ms,
             p95_ms: outcome.p95_ms,
-            cpu_seconds: usages.map(|(before, after)| after.cpu_seconds - before.cpu_seconds),
+            cpu_seconds: spent.map(|(before, after)| after.cpu_seconds - before.cpu_seconds),
+            instructions: spent
+                .and_then(|(before, after)| Some(after.instructions? - before.instructions?)),
             blocks_hit: Some(after.hit - self.before.hit),
             blocks_read: Some(after.read - self.before.read),
             wal_bytes: Some(after.wal - self.before.wal),
@@ -98,7 +103,14 @@ fn snapshot(side: &Side, monitor: &mut Client) -> Result<Snapshot> {
         )
         .context("read the server's statistics")?;
     let cipher = if side.variant.has_library() { counters(monitor)? } else { None };
-    Ok(Snapshot { usage: None, wal: row.get(0), hit: row.get(1), read: row.get(2), cipher })
+    Ok(Snapshot {
+        spent: None,
+        traffic: None,
+        wal: row.get(0),
+        hit: row.get(1),
+        read: row.get(2),
+        cipher,
+    })
 }
 
 /// Rows of `pagevault.stats`; `None` if the installed version has no such view.

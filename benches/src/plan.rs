@@ -46,6 +46,16 @@ pub(crate) enum Length {
     Transactions(u32),
 }
 
+/// When a cell is measured well enough, after its least number of rounds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Enough {
+    /// When the interval of each ratio of processor time reaches no further than this from the
+    /// ratio; 0.01 is one per cent.
+    pub(crate) precision: f64,
+    /// Or when the cell has taken this many seconds. With 0, after the least number of rounds.
+    pub(crate) budget: f64,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Profile {
     /// Some minutes: few cells, short rounds.
@@ -59,7 +69,10 @@ pub(crate) enum Profile {
 /// All parameters of a run.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
+    /// The least number of rounds of a cell.
     pub(crate) rounds: usize,
+    /// When a cell has had enough of them.
+    pub(crate) enough: Enough,
     pub(crate) length: Length,
     pub(crate) scales: Vec<u32>,
     pub(crate) clients: Vec<u32>,
@@ -98,6 +111,7 @@ impl Plan {
         let all = vec![Stratum::Shared, Stratum::Cache, Stratum::Disk];
         let common = Plan {
             rounds: 6,
+            enough: Enough { precision: 0.01, budget: 60.0 },
             length: Length::Seconds(2),
             scales: vec![10],
             clients: vec![4],
@@ -126,7 +140,8 @@ impl Plan {
             }
             Profile::Standard => Plan {
                 rounds: 8,
-                length: Length::Seconds(10),
+                enough: Enough { budget: 300.0, ..common.enough },
+                length: Length::Seconds(3),
                 scales: vec![10, 100],
                 clients: clients[..clients.len() - 1].to_vec(),
                 shared_buffers: vec![16, 64, 256],
@@ -140,7 +155,8 @@ impl Plan {
             },
             Profile::Full => Plan {
                 rounds: 10,
-                length: Length::Seconds(30),
+                enough: Enough { budget: 1200.0, ..common.enough },
+                length: Length::Seconds(5),
                 scales: vec![10, 100, 1000],
                 clients,
                 shared_buffers: vec![16, 32, 64, 128, 256, 512],

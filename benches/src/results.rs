@@ -56,7 +56,8 @@ pub(crate) struct Contender {
     pub(crate) name: String,
     /// Medians over the rounds, by name of the figure.
     pub(crate) figures: BTreeMap<String, f64>,
-    /// Ratios to the baseline: `rate` (more is better) and `cpu_us` (less is better).
+    /// Ratios to the baseline: `rate` (more is better), `cpu_us` and `instructions` (less is
+    /// better).
     pub(crate) ratios: BTreeMap<String, Estimate>,
     /// One per round.
     pub(crate) rounds: Vec<Sample>,
@@ -74,6 +75,8 @@ pub(crate) struct Sample {
     pub(crate) p95_ms: Option<f64>,
     /// Processor time of all server processes, including the checkpoint afterwards.
     pub(crate) cpu_seconds: Option<f64>,
+    /// Instructions of the same, where the processor's counters can be read.
+    pub(crate) instructions: Option<f64>,
     /// Pages found in shared buffers, and pages not found there.
     pub(crate) blocks_hit: Option<f64>,
     pub(crate) blocks_read: Option<f64>,
@@ -100,12 +103,13 @@ pub(crate) struct Counters {
 pub(crate) type Figure = (&'static str, fn(&Sample) -> Option<f64>);
 
 /// All figures of a contender.
-pub(crate) const FIGURES: [Figure; 14] = [
+pub(crate) const FIGURES: [Figure; 15] = [
     ("rate", |sample| (sample.seconds > 0.0).then(|| sample.work / sample.seconds)),
     ("seconds", |sample| Some(sample.seconds)),
     ("latency_ms", |sample| sample.latency_ms),
     ("p95_ms", |sample| sample.p95_ms),
     ("cpu_us", |sample| sample.per_unit(sample.cpu_seconds? * 1e6)),
+    ("instructions", |sample| sample.per_unit(sample.instructions?)),
     ("hit_ratio", |sample| {
         let accesses = sample.blocks_hit? + sample.blocks_read?;
         (accesses > 0.0).then_some(sample.blocks_hit? / accesses)
@@ -125,7 +129,7 @@ pub(crate) const FIGURES: [Figure; 14] = [
 ];
 
 /// The figures that ratios are computed for.
-pub(crate) const COMPARED: [&str; 2] = ["rate", "cpu_us"];
+pub(crate) const COMPARED: [&str; 3] = ["rate", "cpu_us", "instructions"];
 
 impl Sample {
     fn per_unit(&self, amount: f64) -> Option<f64> {

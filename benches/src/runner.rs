@@ -1,15 +1,17 @@
 //! Runs all cells one after the other. Each round of a cell measures all contenders in turn.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
+use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
 use pagevault_tests::Installation;
 
 use crate::interrupt;
-use crate::plan::Plan;
+use crate::plan::{Enough, Plan};
 use crate::results::{Cell, Contender, Results, SCHEMA, Sample};
-use crate::servers::Sides;
+use crate::servers::{Side, Sides};
 use crate::suites::{CellPlan, Suite};
 use crate::variants::Variant;
 
@@ -58,7 +60,7 @@ pub(crate) fn run(mut request: Request) -> Result<Results> {
         cells.extend(suite.cells(&mut request.plan));
     }
     // Reductions may have made cells equal.
-    let mut seen = std::collections::BTreeSet::new();
+    let mut seen = BTreeSet::new();
     cells.retain(|cell| seen.insert(cell.id.clone()));
     // The keys of dropped tables stay in the keystore, so cells with many keys come last.
     cells.sort_by_key(|cell| cell.parameters.get("keys").and_then(|keys| keys.parse::<u32>().ok()));
@@ -99,7 +101,12 @@ pub(crate) fn run(mut request: Request) -> Result<Results> {
         );
     }
 
-    let mut progress = Progress::new(bar, &cells, &sides);
+    let sources: BTreeSet<_> = sides.all.iter().filter_map(Side::source).collect();
+    for source in sources {
+        results.notes.push(format!("processor time: from {source}"));
+    }
+
+    let mut progress = Progress::new(bar, &cells, &sides, request.plan.enough);
     for cell in cells {
         let id = cell.id.clone();
         match measure(cell, &mut sides, &mut progress) {
@@ -122,19 +129,27 @@ pub(crate) fn run(mut request: Request) -> Result<Results> {
 /// Finished and total work in expected seconds; the actual time so far corrects the estimate.
 struct Progress {
     bar: ProgressBar,
+    enough: Enough,
     done: f64,
     total: f64,
-    started: std::time::Instant,
+    started: Instant,
 }
 
 /// Seconds to load a data set and restart all servers before the rounds of a cell.
 const PREPARING: f64 = 4.0;
 
 impl Progress {
-    fn new(bar: ProgressBar, cells: &[CellPlan], sides: &Sides) -> Progress {
-        let total = cells.iter().map(|cell| expected(cell, sides)).sum();
+    fn new(bar: ProgressBar, cells: &[CellPlan], sides: &Sides, enough: Enough) -> Progress {
         bar.set_length(1000);
-        Progress { bar, done: 0.0, total, started: std::time::Instant::now() }
+        let mut progress = Progress { bar, enough, done: 0.0, total: 0.0, started: Instant::now() };
+        progress.total = cells.iter().map(|cell| progress.expected(cell, sides)).sum();
+        progress
+    }
+
+    /// Seconds that a cell takes if its intervals stay wide.
+    fn expected(&self, cell: &CellPlan, sides: &Sides) -> f64 {
+        let least = (cell.rounds * cell.workload.contenders(sides).len()) as f64 * cell.seconds;
+        PREPARING + least.max(self.enough.budget)
     }
 
     fn show(&mut self, what: &str, seconds: f64) {
@@ -151,10 +166,6 @@ impl Progress {
     }
 }
 
-fn expected(cell: &CellPlan, sides: &Sides) -> f64 {
-    PREPARING + cell.seconds * (cell.rounds * cell.workload.contenders(sides).len()) as f64
-}
-
 fn minutes(seconds: f64) -> String {
     let seconds = seconds.max(0.0).round() as u64;
     match seconds {
@@ -166,18 +177,16 @@ fn minutes(seconds: f64) -> String {
 
 fn measure(mut plan: CellPlan, sides: &mut Sides, progress: &mut Progress) -> Result<Cell> {
     let names = plan.workload.contenders(sides);
-    let end = progress.done + expected(&plan, sides);
+    let end = progress.done + progress.expected(&plan, sides);
     progress.show(&format!("{}: making ready", plan.id), 0.0);
     let result = rounds(&mut plan, &names, sides, progress);
     progress.done = end;
     let samples = result?;
-    let contenders = names
-        .iter()
-        .zip(&samples)
-        .map(|(name, rounds)| Contender::new(name, rounds.clone(), &samples[0]))
-        .collect();
+    let contenders = contenders(&names, &samples);
+    let mut notes = plan.workload.notes(&samples);
+    notes.extend(ended(&contenders, progress.enough));
     Ok(Cell {
-        notes: plan.workload.notes(&samples),
+        notes,
         id: plan.id,
         suite: plan.suite,
         unit: plan.unit.into(),
@@ -198,15 +207,23 @@ fn rounds(
     plan.workload.load(sides).context("making ready")?;
     progress.done += PREPARING;
     let mut samples = vec![Vec::with_capacity(plan.rounds); names.len()];
-    for round in 0..plan.rounds {
+    let started = Instant::now();
+    // Looking after each round would favour a chance that makes an interval narrow.
+    let mut next_look = plan.rounds;
+    for round in 0.. {
+        let spent = started.elapsed().as_secs_f64() >= progress.enough.budget;
+        if round >= plan.rounds && spent {
+            break;
+        }
+        if round >= next_look {
+            let widest = widest(&contenders(names, &samples));
+            if widest.is_some_and(|width| width <= progress.enough.precision) {
+                break;
+            }
+            next_look = round * 3 / 2;
+        }
         for contender in order(round, names.len()) {
-            let what = format!(
-                "{}: round {} of {}, {}",
-                plan.id,
-                round + 1,
-                plan.rounds,
-                names[contender]
-            );
+            let what = format!("{}: round {}, {}", plan.id, round + 1, names[contender]);
             progress.show(&what, 0.0);
             let sample = plan
                 .workload
@@ -217,6 +234,33 @@ fn rounds(
         }
     }
     Ok(samples)
+}
+
+fn contenders(names: &[String], samples: &[Vec<Sample>]) -> Vec<Contender> {
+    names
+        .iter()
+        .zip(samples)
+        .map(|(name, rounds)| Contender::new(name, rounds.clone(), &samples[0]))
+        .collect()
+}
+
+/// How far the intervals of processor time reach from their ratios, the widest of a cell; `None` if
+/// there is no such interval.
+fn widest(contenders: &[Contender]) -> Option<f64> {
+    let ratios = contenders.iter().skip(1).map(|contender| contender.ratio("cpu_us"));
+    ratios.map(|ratio| Some(ratio?.reach())).try_fold(0.0, |most: f64, one| Some(most.max(one?)))
+}
+
+/// Says why a cell with several contenders had no more rounds, unless their number was given.
+fn ended(contenders: &[Contender], enough: Enough) -> Option<String> {
+    let open = contenders.len() > 1 && enough.budget > 0.0;
+    let reach = open.then(|| widest(contenders)).flatten()?;
+    let rounds = contenders[0].rounds.len();
+    Some(if reach <= enough.precision {
+        format!("{rounds} rounds: intervals of CPU within {:.1} %", enough.precision * 100.0)
+    } else {
+        format!("{rounds} rounds, no time for more: intervals of CPU up to {:.1} %", reach * 100.0)
+    })
 }
 
 /// The order of the contenders in a round. It varies, so that none always profits from its
@@ -235,7 +279,7 @@ mod tests {
 
     #[test]
     fn every_round_has_each_contender_once_in_varying_order() {
-        let mut first = std::collections::BTreeSet::new();
+        let mut first = BTreeSet::new();
         for round in 0..8 {
             let mut order = order(round, 4);
             first.insert(order[0]);
@@ -243,6 +287,27 @@ mod tests {
             assert_eq!(order, [0, 1, 2, 3]);
         }
         assert!(first.len() >= 2, "{first:?}");
+    }
+
+    #[test]
+    fn the_widest_interval_decides_and_is_named() {
+        let enough = |precision| Enough { precision, budget: 60.0 };
+        let mut contenders = crate::results::tests::example().cells.remove(0).contenders;
+        assert_eq!(
+            ended(&contenders, enough(0.01)).as_deref(),
+            Some("3 rounds: intervals of CPU within 1.0 %")
+        );
+        let ratios = &mut contenders[1].ratios;
+        ratios.entry("cpu_us".into()).and_modify(|estimate| estimate.high = 1.26);
+        assert!(widest(&contenders).is_some_and(|reach| (reach - 0.05).abs() < 1e-9));
+        assert_eq!(
+            ended(&contenders, enough(0.01)).as_deref(),
+            Some("3 rounds, no time for more: intervals of CPU up to 5.0 %")
+        );
+        let fixed = Enough { budget: 0.0, ..enough(0.01) };
+        assert_eq!(ended(&contenders, fixed), None);
+        contenders[1].ratios.clear();
+        assert_eq!(ended(&contenders, enough(0.01)), None);
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! The servers to compare: one created for each variant, or two databases of an existing cluster.
 
 use std::collections::BTreeMap;
+use std::io::Write;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::str::FromStr;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -13,7 +14,9 @@ use postgres::config::Host;
 use postgres::{Client, NoTls};
 use rustix::process::Pid;
 
+use crate::accounts::{Account, Spent};
 use crate::interrupt;
+use crate::others::Other;
 use crate::processes::postmaster_of;
 use crate::variants::Variant;
 
@@ -28,6 +31,7 @@ pub(crate) struct Side {
     cluster: Option<Cluster>,
     /// The postmaster of an existing cluster on this machine.
     foreign_postmaster: Option<Pid>,
+    account: Account,
     applied: ServerSettings,
     dataset: String,
 }
@@ -62,15 +66,32 @@ impl Side {
         }
         let mut config = postgres::Config::new();
         config.host_path(cluster.directory()).user("postgres").dbname("postgres");
-        Ok(Side {
+        let side = Side {
             variant,
             config,
             installation: Some(cluster.installation()),
             cluster: Some(cluster),
             foreign_postmaster: None,
+            account: Account::open(),
             applied: ServerSettings::new(),
             dataset: String::new(),
-        })
+        };
+        if let Variant::Other(other) = variant {
+            side.set_up(other)?;
+        }
+        Ok(side)
+    }
+
+    /// Runs the scripts of a server of the user's by psql. Each is followed by a restart: it can
+    /// change settings that the next one needs.
+    fn set_up(&self, other: &Other) -> Result<()> {
+        for (name, script) in &other.scripts {
+            let mut psql = self.program("psql");
+            psql.args(["-X", "-q", "-v", "ON_ERROR_STOP=1", "-f", "-"]);
+            run_with_input(&mut psql, script).with_context(|| name.clone())?;
+            self.restart()?;
+        }
+        Ok(())
     }
 
     /// The cluster, if this program created it.
@@ -88,6 +109,16 @@ impl Side {
             Some(cluster) => process::postmaster(&cluster.data_directory()),
             None => self.foreign_postmaster,
         }
+    }
+
+    /// What the server's processes have used, if they run on this machine.
+    pub(crate) fn spent(&self) -> Option<Spent> {
+        self.account.spent(self.postmaster()?)
+    }
+
+    /// Where that comes from.
+    pub(crate) fn source(&self) -> Option<&'static str> {
+        self.postmaster().map(|_| self.account.source())
     }
 
     pub(crate) fn client(&self) -> Result<Client> {
@@ -281,6 +312,7 @@ impl Sides {
                 installation,
                 cluster: None,
                 foreign_postmaster,
+                account: Account::of_another(),
                 applied: ServerSettings::new(),
                 dataset: String::new(),
             });
@@ -305,7 +337,7 @@ impl Sides {
     pub(crate) fn sealing(&mut self) -> Result<&mut Side> {
         self.all
             .iter_mut()
-            .find(|side| side.variant == Variant::Relations)
+            .find(|side| matches!(side.variant, Variant::Relations))
             .context("this needs the variant `relations`")
     }
 
@@ -336,6 +368,19 @@ impl Drop for Sides {
             );
         }
     }
+}
+
+/// Runs a program that reads this.
+fn run_with_input(command: &mut Command, input: &str) -> Result<()> {
+    let mut child =
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
+    if let Some(mut pipe) = child.stdin.take() {
+        // If the program ends early, its message says more than the broken pipe.
+        let _ = pipe.write_all(input.as_bytes());
+    }
+    let output = child.wait_with_output()?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr).trim());
+    Ok(())
 }
 
 /// Runs a client program on a side and returns what it printed.

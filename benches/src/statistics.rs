@@ -28,6 +28,13 @@ pub(crate) struct Estimate {
     pub(crate) rounds: usize,
 }
 
+impl Estimate {
+    /// How far the interval reaches from the ratio, as a share of the ratio.
+    pub(crate) fn reach(&self) -> f64 {
+        (self.high / self.ratio - 1.0).max(1.0 - self.low / self.ratio)
+    }
+}
+
 /// The median; `None` without values.
 pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     let mut values: Vec<f64> = values.into_iter().collect();

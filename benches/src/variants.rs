@@ -2,11 +2,11 @@
 
 use clap::ValueEnum;
 use pagevault_tests::Settings;
-use serde::{Deserialize, Serialize};
+
+use crate::others::Other;
 
 /// A way to run the server, or to create a database in an existing cluster.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum Variant {
     /// PostgreSQL without the library.
     Stock,
@@ -17,10 +17,8 @@ pub(crate) enum Variant {
     /// Relations, WAL and temporary data are encrypted.
     Everything,
     /// As `relations`, by `aes-256-xts`: pages are not authenticated.
-    #[serde(rename = "relations-xts")]
     RelationsXts,
     /// As `everything`, by `aes-256-xts`: pages are not authenticated.
-    #[serde(rename = "everything-xts")]
     EverythingXts,
     /// An existing cluster: a database without encryption.
     #[value(skip)]
@@ -28,6 +26,9 @@ pub(crate) enum Variant {
     /// An existing cluster: a database whose relations are encrypted.
     #[value(skip)]
     Encrypted,
+    /// A server of the user's.
+    #[value(skip)]
+    Other(&'static Other),
 }
 
 /// The default authenticates pages, because the clusters have data checksums.
@@ -48,12 +49,13 @@ impl Variant {
             Variant::EverythingXts => "everything-xts",
             Variant::Plain => "plain",
             Variant::Encrypted => "encrypted",
+            Variant::Other(other) => &other.name,
         }
     }
 
     /// Whether tables created by the suites are encrypted.
     pub(crate) fn seals(self) -> bool {
-        !matches!(self, Variant::Stock | Variant::Loaded | Variant::Plain)
+        !matches!(self, Variant::Stock | Variant::Loaded | Variant::Plain | Variant::Other(_))
     }
 
     /// Whether WAL is encrypted.
@@ -63,13 +65,14 @@ impl Variant {
 
     /// Whether the library is loaded.
     pub(crate) fn has_library(self) -> bool {
-        !matches!(self, Variant::Stock)
+        !matches!(self, Variant::Stock | Variant::Other(_))
     }
 
     /// Settings for a server of this variant, in addition to the common ones.
     pub(crate) fn settings(self, common: Settings) -> Settings {
         match self {
             Variant::Stock => common.without_preload(),
+            Variant::Other(other) => common.without_preload().on(other.installation),
             Variant::Loaded | Variant::Plain | Variant::Encrypted => common,
             Variant::Relations => common
                 .conf("pagevault.default_encryption = on")

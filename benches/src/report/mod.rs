@@ -25,12 +25,13 @@ pub(crate) fn write(results: &[Results], directory: &Path) -> Result<()> {
 }
 
 /// Headings of the table of cells, the same in all reports.
-pub(crate) const HEADINGS: [&str; 12] = [
+pub(crate) const HEADINGS: [&str; 13] = [
     "variant",
     "rate",
     "rate, ratio",
     "CPU µs",
     "CPU, ratio",
+    "instructions, ratio",
     "latency ms",
     "p95 ms",
     "hit ratio",
@@ -50,6 +51,7 @@ pub(crate) fn row(contender: &Contender) -> [String; HEADINGS.len()] {
         contender.ratio("rate").map_or_else(|| "-".into(), interval),
         figure("cpu_us"),
         contender.ratio("cpu_us").map_or_else(|| "-".into(), interval),
+        contender.ratio("instructions").map_or_else(|| "-".into(), interval),
         figure("latency_ms"),
         figure("p95_ms"),
         hit,

@@ -7,6 +7,7 @@ use anyhow::{Result, ensure};
 use pagevault_tests::cluster::{run_sql, text};
 
 use super::{CellPlan, Workload, named};
+use crate::accounts::since_start;
 use crate::meter::{Meter, Outcome};
 use crate::plan::Plan;
 use crate::results::Sample;
@@ -110,7 +111,6 @@ fn start(side: &Side, keys: u32) -> Result<Sample> {
     let id = text(&mut client, &format!("SELECT id FROM many_{keys}"))?;
     let seconds = started.elapsed().as_secs_f64();
     ensure!(id == keys.to_string(), "many_{keys} holds {id}");
-    let cpu_seconds =
-        side.postmaster().and_then(crate::processes::usage).map(|usage| usage.cpu_seconds);
+    let cpu_seconds = side.postmaster().and_then(since_start);
     Ok(Sample { work: 1.0, seconds, cpu_seconds, ..Sample::default() })
 }

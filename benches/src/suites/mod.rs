@@ -27,6 +27,8 @@ pub(crate) enum Suite {
     /// single statements: INSERT, UPDATE, SELECT, COPY, CREATE INDEX, VACUUM FULL, CTAS, spilling
     /// sort and hash
     Statements,
+    /// the same statements on two tables of one server, one plaintext and one encrypted
+    Tables,
     /// sysbench OLTP, threads swept
     Sysbench,
     /// encrypting, new data keys and decrypting beside VACUUM FULL; pgbench beside a job
@@ -73,6 +75,7 @@ impl Suite {
             Suite::Readonly => pgbench::readonly(plan),
             Suite::Readwrite => pgbench::readwrite(plan),
             Suite::Statements => statements::cells(plan),
+            Suite::Tables => statements::tables(plan),
             Suite::Sysbench => sysbench::cells(plan),
             Suite::Rekey => rekey::cells(plan),
             Suite::Startup => keys::startup(plan),

@@ -8,9 +8,10 @@ use pagevault_tests::installation::run;
 use pagevault_tests::{Cluster, process};
 
 use super::{CellPlan, Workload, named};
+use crate::accounts::since_start;
 use crate::interrupt;
 use crate::plan::{Plan, Stratum};
-use crate::processes::usage;
+use crate::processes::traffic;
 use crate::results::Sample;
 use crate::servers::{Side, Sides, output};
 
@@ -96,14 +97,15 @@ impl Workload for Crash {
         cluster.start_server()?;
         let seconds = started.elapsed().as_secs_f64();
         side.text("SELECT 1")?;
-        let used = side.postmaster().and_then(usage);
+        let postmaster = side.postmaster();
+        let io = postmaster.and_then(traffic);
         Ok(Sample {
             work: wal / 1e6,
             seconds,
-            cpu_seconds: used.map(|used| used.cpu_seconds),
+            cpu_seconds: postmaster.and_then(since_start),
             wal_bytes: Some(wal),
-            read_bytes: used.and_then(|used| used.io).map(|io| io[0]),
-            written_bytes: used.and_then(|used| used.io).map(|io| io[1]),
+            read_bytes: io.map(|io| io[0]),
+            written_bytes: io.map(|io| io[1]),
             ..Sample::default()
         })
     }
@@ -177,7 +179,8 @@ impl Workload for Archive {
         restored.start_server()?;
         restored.eventually("SELECT pg_is_in_recovery()", "f")?;
         let seconds = started.elapsed().as_secs_f64();
-        let used = process::postmaster(&restored.data_directory()).and_then(usage);
+        let postmaster = process::postmaster(&restored.data_directory());
+        let used = postmaster.and_then(since_start);
         let wal = *self.replayed.get(contender).context("the archive was not made")?;
         let rows = restored.text("SELECT count(*) > 0 FROM pgbench_history")?;
         ensure!(rows == "t", "the archive was not replayed");
@@ -185,7 +188,7 @@ impl Workload for Archive {
         Ok(Sample {
             work: wal / 1e6,
             seconds,
-            cpu_seconds: used.map(|used| used.cpu_seconds),
+            cpu_seconds: used,
             wal_bytes: Some(wal),
             ..Sample::default()
         })

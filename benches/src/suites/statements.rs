@@ -1,9 +1,11 @@
-//! Single statements on one table, cold and warm.
+//! Single statements on one table, cold and warm: on one server for each variant, or on two tables
+//! of one server, of which one is encrypted. Clusters also differ in where their files are, and in
+//! plans that statistics lead to; two tables of one server do not.
 
 use std::io::{Read, Write};
 use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use pagevault_tests::cluster::run_sql;
 use postgres::Client;
 
@@ -12,7 +14,7 @@ use crate::meter::{Meter, Outcome};
 use crate::page_cache;
 use crate::plan::Plan;
 use crate::results::Sample;
-use crate::servers::Sides;
+use crate::servers::{Side, Sides};
 
 /// One kind of statement: the unmeasured preparation, and the measured statement.
 struct Kind {
@@ -109,9 +111,41 @@ struct Statement {
     rows: u64,
     inserts: u32,
     cold: bool,
+    tables: Tables,
 }
 
+/// What is compared.
+#[derive(Clone, Copy, PartialEq)]
+enum Tables {
+    /// The same table on each server.
+    OfEachServer,
+    /// The tables of [`SCHEMAS`], on the server whose relations are encrypted.
+    OfOneServer,
+}
+
+/// Schemas, with the labels that decide about the tables in them.
+const SCHEMAS: [&str; 2] = ["plaintext", "encrypted"];
+
+/// The suite `statements`.
 pub(super) fn cells(plan: &mut Plan) -> Vec<CellPlan> {
+    let mut cells = kinds(plan, "statements", Tables::OfEachServer);
+    if !plan.all_statements || plan.existing {
+        return cells;
+    }
+    cells.extend(backup::cells(plan).into_iter().map(|mut cell| {
+        cell.id = cell.id.replacen("backup/", "statements/", 1);
+        cell.suite = "statements".into();
+        cell
+    }));
+    cells
+}
+
+/// The suite `tables`.
+pub(super) fn tables(plan: &mut Plan) -> Vec<CellPlan> {
+    kinds(plan, "tables", Tables::OfOneServer)
+}
+
+fn kinds(plan: &mut Plan, suite: &str, tables: Tables) -> Vec<CellPlan> {
     static ALL: [Kind; KINDS.len()] = KINDS;
     // A row takes some 150 bytes; an eighth of the table is in shared buffers.
     let buffers = (plan.rows * 150 / 8 / 1_000_000).max(16);
@@ -128,8 +162,8 @@ pub(super) fn cells(plan: &mut Plan) -> Vec<CellPlan> {
             let temperature = if cold { "cold" } else { "warm" };
             let (rows, inserts) = (plan.rows, plan.inserts);
             cells.push(CellPlan {
-                id: format!("statements/{}/{temperature}", kind.name),
-                suite: "statements".into(),
+                id: format!("{suite}/{}/{temperature}", kind.name),
+                suite: suite.into(),
                 unit: if matches!(kind.work, Work::Inserts) { "statement" } else { "row" },
                 parameters: named([
                     ("statement", kind.name.to_owned()),
@@ -140,32 +174,59 @@ pub(super) fn cells(plan: &mut Plan) -> Vec<CellPlan> {
                 settings: settings.clone(),
                 rounds: plan.rounds,
                 seconds: 0.5 + rows as f64 / 400_000.0 + if cold { 1.0 } else { 0.0 },
-                workload: Box::new(Statement { kind, rows, inserts, cold }),
+                workload: Box::new(Statement { kind, rows, inserts, cold, tables }),
             });
         }
     }
-    if !plan.all_statements || plan.existing {
-        return cells;
-    }
-    cells.extend(backup::cells(plan).into_iter().map(|mut cell| {
-        cell.id = cell.id.replacen("backup/", "statements/", 1);
-        cell.suite = "statements".into();
-        cell
-    }));
     cells
 }
 
+/// Creates the table `t` in the current schema.
+fn make_table(client: &mut Client, rows: u64) -> Result<()> {
+    run_sql(
+        client,
+        &format!(
+            "CREATE TABLE t (id int, number int, body text);
+             INSERT INTO t SELECT i, i, md5(i::text) || md5((i + 1)::text) || md5((i + 2)::text)
+             FROM generate_series(1, {rows}) i"
+        ),
+    )?;
+    run_sql(client, "VACUUM ANALYZE t")
+}
+
+fn make_schemas(side: &Side, rows: u64) -> Result<()> {
+    for schema in SCHEMAS {
+        side.sql(&format!(
+            "DROP SCHEMA IF EXISTS {schema} CASCADE; CREATE SCHEMA {schema};
+             SECURITY LABEL FOR pagevault ON SCHEMA {schema} IS '{schema}'"
+        ))?;
+        let mut client = side.client()?;
+        run_sql(&mut client, &format!("SET search_path = {schema}"))?;
+        make_table(&mut client, rows)?;
+        let sealed = side.text(&format!("SELECT pagevault.is_encrypted('{schema}.t')"))? == "t";
+        ensure!(sealed == (schema == "encrypted"), "{schema}.t is not what its name says");
+    }
+    Ok(())
+}
+
 impl Workload for Statement {
+    fn contenders(&self, sides: &Sides) -> Vec<String> {
+        match self.tables {
+            Tables::OfEachServer => sides.names(),
+            Tables::OfOneServer => SCHEMAS.map(str::to_owned).into(),
+        }
+    }
+
     fn load(&mut self, sides: &mut Sides) -> Result<()> {
         let rows = self.rows;
+        if self.tables == Tables::OfOneServer {
+            let side = sides.sealing()?;
+            side.dataset(&format!("tables {rows}"), "", |side| make_schemas(side, rows))?;
+            return page_cache::fill(&side.own_cluster()?.data_directory());
+        }
         for side in &mut sides.all {
             side.dataset(&format!("statements {rows}"), "t", |side| {
-                side.sql(&format!(
-                    "CREATE TABLE t (id int, number int, body text);
-                     INSERT INTO t SELECT i, i, md5(i::text) || md5((i + 1)::text) || md5((i + 2)::text)
-                     FROM generate_series(1, {rows}) i"
-                ))?;
-                side.sql("VACUUM ANALYZE t")
+                make_table(&mut side.client()?, rows)
             })?;
             if let Some(cluster) = side.cluster() {
                 page_cache::fill(&cluster.data_directory())?;
@@ -175,10 +236,17 @@ impl Workload for Statement {
     }
 
     fn round(&mut self, sides: &mut Sides, contender: usize, _round: usize) -> Result<Sample> {
-        let side = &mut sides.all[contender];
+        let (side, schema) = match self.tables {
+            Tables::OfEachServer => (&mut sides.all[contender], "public"),
+            Tables::OfOneServer => (sides.sealing()?, SCHEMAS[contender]),
+        };
+        let search_path = format!("SET search_path = {schema}");
+        let mut preparing = side.client()?;
+        run_sql(&mut preparing, &search_path)?;
         for statement in self.kind.before.split("; ").filter(|statement| !statement.is_empty()) {
-            side.sql(statement)?;
+            run_sql(&mut preparing, statement)?;
         }
+        drop(preparing);
         side.sql("CHECKPOINT")?;
         if self.cold && side.cluster().is_some() {
             // The restart empties shared buffers; then the page cache is emptied.
@@ -186,6 +254,7 @@ impl Workload for Statement {
             page_cache::empty(&side.own_cluster()?.data_directory())?;
         }
         let mut client = side.client()?;
+        run_sql(&mut client, &search_path)?;
         let input = match self.kind.work {
             Work::CopyIn => copy_out(&mut client)?,
             _ => Vec::new(),
