@@ -50,27 +50,42 @@ const BLOCKS: usize = GROUP / size_of::<Block>();
 /// Blocks whose products are added before they are reduced: at most two groups.
 const POWERS: usize = 2 * BLOCKS;
 
-/// The powers of a POLYVAL key, highest first. As many blocks are multiplied by the last of them.
+/// The powers of a POLYVAL key.
 #[derive(ZeroizeOnDrop)]
 #[repr(align(64))]
-pub(crate) struct Powers([Block; POWERS]);
+pub(crate) struct Powers {
+    /// Highest first. As many blocks are multiplied by the last of them.
+    each: [Block; POWERS],
+    /// Of each four of the first half the first, four times.
+    common: [Block; BLOCKS],
+}
 
 impl Powers {
     pub(crate) fn new(key: &Block) -> Self {
-        let mut powers = Self([*key; POWERS]);
+        let mut powers = Self { each: [*key; POWERS], common: [*key; BLOCKS] };
         for i in (0..POWERS - 1).rev() {
             let mut product = Polyval::new(&Array(*key));
-            product.update(&[Array(powers.0[i + 1])]);
-            powers.0[i] = product.finalize().0;
+            product.update(&[Array(powers.each[i + 1])]);
+            powers.each[i] = product.finalize().0;
+        }
+        for i in 0..BLOCKS {
+            powers.common[i] = powers.each[i / 4 * 4];
         }
         powers
+    }
+
+    /// Those for the first of two groups that are hashed together.
+    #[inline]
+    fn first(&self) -> &[Block; BLOCKS] {
+        // Never the other: there are more.
+        self.each.first_chunk().unwrap_or(&[[0; 16]; BLOCKS])
     }
 
     #[inline]
     fn last<const COUNT: usize>(&self) -> &[Block; COUNT] {
         const { assert!(COUNT <= POWERS) };
         // Never the other: the count is checked above.
-        self.0.last_chunk().unwrap_or(&[[0; 16]; COUNT])
+        self.each.last_chunk().unwrap_or(&[[0; 16]; COUNT])
     }
 }
 

@@ -147,27 +147,15 @@ pub(super) fn xor3(a: __m512i, b: __m512i, c: __m512i) -> __m512i {
 /// Each 128-bit lane times x^16: rotate by two bytes, then correct for the two bytes that wrapped
 /// around. They represent multiples of x^128 = x^7 + x^2 + x + 1, and the rotation has added the 1.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
+#[target_feature(enable = "avx512f,avx512bw,vpclmulqdq")]
 pub(super) fn multiply_by_x16(tweaks: __m512i) -> __m512i {
     let rotation = _mm_setr_epi8(14, 15, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13);
     let rotated = _mm512_shuffle_epi8(tweaks, _mm512_broadcast_i32x4(rotation));
     let low_two = _mm512_broadcast_i32x4(_mm_setr_epi32(0xffff, 0, 0, 0));
     let carry = _mm512_and_si512(rotated, low_two);
-    // On Intel only one port does AES and shifts, so two of the three shifts are byte selections
-    // and the third is an addition.
-    let x1 = _mm512_add_epi32(carry, carry);
-    let x2 = _mm512_multishift_epi64_epi8(selection::<2>(), carry);
-    let x7 = _mm512_multishift_epi64_epi8(selection::<7>(), carry);
-    _mm512_xor_si512(xor3(rotated, x1, x2), x7)
-}
-
-/// For a shift left by `N` bits: the bit at which each byte of the result begins, modulo 64.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn selection<const N: i64>() -> __m512i {
-    _mm512_set1_epi64(i64::from_le_bytes(
-        [0, 8, 16, 24, 32, 40, 48, 56].map(|bit| (bit - N) as u8 & 63),
-    ))
+    // No shifts: on Intel they take the port that does AES. Products take the other.
+    let rest = _mm512_clmulepi64_epi128::<0x00>(carry, _mm512_set1_epi64(0x86));
+    _mm512_xor_si512(rotated, rest)
 }
 
 /// Each 128-bit lane times x^k; `powers` holds each lane's k (at most 56) in both its halves.

@@ -12,7 +12,7 @@ use crate::residue::{DEPTH, without_trace};
 /// The halves of all round keys and powers, and their sums, by which some kernels multiply.
 fn secrets(schedule: &Schedule, powers: &Powers) -> HashSet<u64> {
     let Schedule::Kernel256(_, keys) = schedule else { panic!("no kernel for AES-256") };
-    let blocks = keys.seal.iter().chain(&keys.open).chain(&keys.tweak).chain(&powers.0);
+    let blocks = keys.seal.iter().chain(&keys.open).chain(&keys.tweak).chain(&powers.each);
     let halves = blocks.map(|block| {
         let number = u128::from_ne_bytes(*block);
         (number as u64, (number >> 64) as u64)
@@ -69,7 +69,7 @@ fn no_key_is_left_on_the_stack() {
         let opened = left(&mut || _ = open(&schedule, &job, &mut page, |group, _| group + 3));
         assert_eq!([encrypted, decrypted, sealed, opened], [0; 4], "{backend}");
         // Proof that the search finds a key.
-        assert_ne!(left(&mut || _ = black_box(powers.0)), 0);
+        assert_ne!(left(&mut || _ = black_box(powers.each)), 0);
     }
 }
 
