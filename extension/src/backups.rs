@@ -2,56 +2,66 @@
 //! bytes as it had then; so what a key file must have stays where it is meanwhile.
 //!
 //! Those through the replication protocol can be seen in shared memory. Of others only the session
-//! that has called `pg_backup_start()` knows (`sessionBackupState`, `runningBackups`, xlog.c). The
-//! server tells our object access hook before it executes a function (`InvokeFunctionExecuteHook`:
-//! execExpr.c, execSRF.c, fastpath.c), so a session notes it, in shared memory, until it ends or
-//! has committed a call of `pg_backup_stop()`.
+//! that has called `pg_backup_start()` knows (`sessionBackupState`, `get_backup_status()`, xlog.c),
+//! so it says so in shared memory.
 //!
-//! Not seen: C functions that call `do_pg_backup_start()` themselves, and backups of this server's
-//! files for which another server was told.
+//! The server tells our object access hook before it executes a function
+//! (`InvokeFunctionExecuteHook`: execExpr.c, execSRF.c, fastpath.c). That is when a statement begins,
+//! which may not get as far as the call: EXPLAIN, CASE, a cursor of which nothing is fetched. And
+//! PL/pgSQL keeps expressions for a transaction and executes them again (`exec_eval_simple_expr`,
+//! pl_exec.c). So a session is marked before its statement starts a backup, and at the end of each
+//! transaction it is marked as `get_backup_status()` says then.
+//!
+//! Not seen: C functions that call `do_pg_backup_start()` themselves, and functions of another name
+//! for the same code, until their transaction ends; and backups of this server's files for which
+//! another server was told.
 
-use pgrx::pg_sys::Oid;
+use pgrx::pg_sys::{self, Oid};
 
 use crate::pg::locks::KeystoreLock;
 use crate::pg::process::ProcessLocal;
-use crate::pg::{compat, processes};
+use crate::pg::{compat, processes, session};
 use crate::shmem;
 use crate::sync::{AtomicU32, Ordering::*, fence};
 
-/// `pg_backup_start` and `pg_backup_stop` (pg_proc.dat).
-const START: u32 = pgrx::pg_sys::F_PG_BACKUP_START;
-const STOP: u32 = pgrx::pg_sys::F_PG_BACKUP_STOP;
+/// `pg_backup_start` (pg_proc.dat).
+const START: u32 = pg_sys::F_PG_BACKUP_START;
 
-/// Whether this transaction has called `pg_backup_stop()` since it called `pg_backup_start()`.
-static STOPPED: ProcessLocal<bool> = ProcessLocal::new(false);
+/// Whether this session is marked.
+static MARKED: ProcessLocal<bool> = ProcessLocal::new(false);
 
-/// Whether a function is one of the two.
+/// Whether a function starts a backup.
 #[inline]
-pub(crate) fn is_about_backups(function: Oid) -> bool {
-    matches!(function.to_u32(), START | STOP)
+pub(crate) fn starts_a_backup(function: Oid) -> bool {
+    function.to_u32() == START
 }
 
-/// Called before this session executes one of the two.
-pub(crate) fn called(function: Oid) {
-    STOPPED.set(function.to_u32() == STOP);
-    if STOPPED.get() {
-        return;
-    }
-    if let Some(mark) = own() {
-        mark.store(std::process::id(), Release);
-        fence(SeqCst);
-    }
+/// Called before this session begins a statement that may start a backup.
+pub(crate) fn may_start() {
+    mark();
     // Whoever rewrites a key file now has looked before.
     drop(KeystoreLock::acquire());
 }
 
 /// Called when a transaction has ended.
-pub(crate) fn transaction_ended(committed: bool) {
-    if STOPPED.get() {
-        STOPPED.set(false);
-        if let Some(mark) = own().filter(|_| committed) {
-            mark.store(0, Release);
+pub(crate) fn transaction_ended() {
+    match (session::runs_a_backup(), MARKED.get()) {
+        (true, false) => mark(),
+        (false, true) => {
+            if let Some(mark) = own() {
+                mark.store(0, Release);
+            }
+            MARKED.set(false);
         }
+        _ => {}
+    }
+}
+
+fn mark() {
+    if let Some(mark) = own() {
+        mark.store(std::process::id(), Release);
+        fence(SeqCst);
+        MARKED.set(true);
     }
 }
 

@@ -48,7 +48,7 @@ pub(super) fn label_provider_is_registered() -> bool {
 
 /// Contract: called by the server after a catalog row was created, or before one is removed, in a
 /// transaction, catalogs readable, not in a critical section; may raise errors. Also called for
-/// each function in a query, of which two concern us, and each search of a namespace; these cost
+/// each function in a query, of which one concerns us, and each search of a namespace; these cost
 /// two or three tests here.
 unsafe extern "C-unwind" fn object_access(
     access: pg_sys::ObjectAccessType::Type,
@@ -65,9 +65,9 @@ unsafe extern "C-unwind" fn object_access(
         OAT_DROP, OAT_FUNCTION_EXECUTE, OAT_POST_ALTER, OAT_POST_CREATE,
     };
     if access == OAT_FUNCTION_EXECUTE {
-        if backups::is_about_backups(object) {
+        if backups::starts_a_backup(object) {
             // SAFETY: there are no values with destructors here.
-            unsafe { pg_sys::panic::pgrx_extern_c_guard(|| backups::called(object)) };
+            unsafe { pg_sys::panic::pgrx_extern_c_guard(backups::may_start) };
         }
         return;
     }

@@ -85,7 +85,7 @@ unsafe extern "C-unwind" fn transaction_event(
     if matches!(event, XACT_EVENT_COMMIT | XACT_EVENT_PREPARE | XACT_EVENT_ABORT) {
         storage::with_notes(Notes::clear);
         labels::transaction_ended(event == XACT_EVENT_COMMIT);
-        backups::transaction_ended(event == XACT_EVENT_COMMIT);
+        backups::transaction_ended();
     }
     if event == XACT_EVENT_PRE_COMMIT && process::is_single_user() {
         // SAFETY: the guarded function has the callback's own contract.

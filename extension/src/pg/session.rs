@@ -131,19 +131,28 @@ pub(crate) fn command_ends(before: bool) {
 }
 
 /// Whether what this utility command has done may be rolled back after it has ended: it is in a
-/// transaction block or a pipeline, or was run by a function. In a query: true.
+/// transaction block, was run by a function, or came by the extended protocol. There a pipeline may
+/// go on, which the server knows from its second statement on (`XACT_FLAGS_PIPELINING`,
+/// exec_execute_message, postgres.c). In a query: true.
 pub(crate) fn may_be_rolled_back() -> bool {
     // SAFETY: state of this process; the portal lives while a statement of it runs. That of a
-    // utility command has no query.
+    // utility command has no query, and that of the simple protocol is not visible
+    // (exec_simple_query, postgres.c).
     unsafe {
         let portal = pg_sys::ActivePortal;
         pg_sys::IsTransactionBlock()
             || pg_sys::IsSubTransaction()
-            || pg_sys::MyXactFlags as u32 & pg_sys::XACT_FLAGS_PIPELINING != 0
             || !IS_OUTERMOST.get()
             || portal.is_null()
+            || (*portal).visible
             || !(*portal).queryDesc.is_null()
     }
+}
+
+/// Whether this session has started a base backup, and not stopped it (`pg_backup_start`).
+pub(crate) fn runs_a_backup() -> bool {
+    // SAFETY: reads a variable of this process.
+    unsafe { pg_sys::get_backup_status() == pg_sys::SessionBackupState::SESSION_BACKUP_RUNNING }
 }
 
 /// Makes the current statement, for which [`Call::is_statement_of_its_own`] is true, commit at its
