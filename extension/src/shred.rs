@@ -1,7 +1,8 @@
 //! Shredding: destroying the data keys of relations, of a schema, a key group or a database, so
 //! that their data cannot be read again.
 //!
-//! The relations are locked as for DROP. Dirty pages are written, and all pages on disk are
+//! The relations are locked as for DROP, before key management is: waiting for their readers holds
+//! up nobody who changes keys. Dirty pages are written, and all pages on disk are
 //! checked, because destroying keys does not destroy plaintext pages. The pages are dropped from
 //! shared buffers, and the keys are destroyed ([`crate::keys::usage::destruction`]). The relations
 //! stay in the catalog, with unreadable files: the user chooses between DROP and TRUNCATE, and
@@ -113,15 +114,16 @@ pub(crate) fn schema(by: &str, oid: Oid, confirm: &str) -> Result<Shredded> {
 }
 
 /// `is_meant` checks, under the lock, whether one of the `roots` is still what was confirmed;
-/// `require` whether each of them, and what follows it, may be destroyed.
+/// `require` whether they, and what follows them, may be destroyed.
 fn relations(
     by: &str,
     object: &str,
     roots: &[Oid],
     is_meant: impl Fn(&Facts) -> bool,
-    require: impl Fn(&Facts) -> Result<()>,
+    require: impl Fn(&[&Facts]) -> Result<()>,
 ) -> Result<Shredded> {
     let members = lock_members(roots)?;
+    locks::lock_key_management();
     let is_other = |facts: &&Facts| roots.contains(&facts.oid) && !is_meant(facts);
     if let Some(other) = members.iter().find(is_other) {
         return Err(changed(&relation::quoted_name(other)));
@@ -139,11 +141,13 @@ fn relations(
     if stored.is_empty() {
         return Err(not_supported(object, "holds nothing"));
     }
-    stored.iter().try_for_each(|facts| require(facts))?;
+    require(&stored)?;
     for facts in &stored {
         buffers::flush_relation(facts.oid);
         require_sealed(facts)?;
     }
+    // Looking at all pages may have taken long.
+    require(&stored)?;
     let statistics = delete_statistics(&oids)?;
     fault::point("shred.forgotten");
     let cleared = remnants::clear_statistics()?;
@@ -286,6 +290,7 @@ pub(crate) fn database(by: &str, name: &ServerText, confirm: &str) -> Result<Shr
         let detail = format!("Sessions: {sessions}. Prepared transactions: {prepared}.");
         return Err(in_use(name, detail));
     }
+    locks::lock_key_management();
     let files = destruction::files_of_database(oid.to_u32())?;
     if files.is_empty() {
         return Err(Report::new(
@@ -327,6 +332,7 @@ pub(crate) fn former_files(by: &str, confirm: &str) -> Result<Shredded> {
     let database = process::my_database();
     let name = catalog::database_name(database).unwrap_or_default().to_string();
     require_confirmation(&name, confirm)?;
+    locks::lock_key_management();
     // Files dropped since the last checkpoint may still exist.
     session::as_owner_of_the_cluster(|| Spi::run("CHECKPOINT"))?;
     let mut found = destruction::former_files(database)?;

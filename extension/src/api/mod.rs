@@ -53,11 +53,16 @@ fn audited_with<T>(
 
 /// Checks common to all functions that change keys. Takes the lock that serialises key management.
 fn require_key_admin(action: &str) -> Result<()> {
-    preload::require_active()?;
-    roles::require_admin(action)?;
-    require_primary(action)?;
+    require_key_admin_unlocked(action)?;
     locks::lock_key_management();
     Ok(())
+}
+
+/// The checks alone, for functions that wait for other locks first.
+fn require_key_admin_unlocked(action: &str) -> Result<()> {
+    preload::require_active()?;
+    roles::require_admin(action)?;
+    require_primary(action)
 }
 
 /// Refuses an operation that writes keys or jobs, on a standby or in a read-only transaction.

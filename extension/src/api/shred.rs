@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use pgrx::pg_sys::{ForkNumber, Oid};
 use pgrx::prelude::*;
 
-use super::require_key_admin;
+use super::require_key_admin_unlocked;
 use crate::audit::{self, Operation};
 use crate::keys::provider::master_keys;
 use crate::keys::store::persist;
@@ -170,7 +170,7 @@ fn shredded(
     call: Call,
     shred: impl FnOnce() -> Result<Shredded>,
 ) -> Result<TableIterator<'static, Row>> {
-    require_key_admin("destroy data keys")?;
+    require_key_admin_unlocked("destroy data keys")?;
     if !call.is_statement_of_its_own() {
         return Err(Report::new(
             PgSqlErrorCode::ERRCODE_ACTIVE_SQL_TRANSACTION,

@@ -181,6 +181,9 @@ pub(crate) fn follow(mark: Mark) -> Result<()> {
 pub(super) fn encrypt_if_required(facts: &Facts) -> Result<()> {
     let Some(sealing) = policy::policy().for_altered(&described(facts))? else { return Ok(()) };
     memo::forget_answers();
+    if requests::moves_revocably(facts)? {
+        return requests::reconcile(facts).map(drop);
+    }
     at_once::encrypt(facts.oid, Some(sealing.cipher))
 }
 
@@ -190,17 +193,17 @@ fn misplaced(file: RelFile, oid: Oid, group: Option<KeyGroup>) -> Option<Facts> 
     (directory::current_key_group(file) != group).then_some(facts)
 }
 
-/// Brings new storage of a relation into its key group. Until then it was under the key of the
-/// database, as changes are in WAL anyway.
+/// Brings new storage of a relation into its key group, and nothing else of the relation: this
+/// transaction may be rolled back. Until then it was under the key of the database, as changes are
+/// in WAL anyway.
 fn into_its_group(file: RelFile, oid: Oid, group: Option<KeyGroup>) -> Result<()> {
     let Some(facts) = misplaced(file, oid, group) else { return Ok(()) };
-    let root = policy::root_of(&facts)?;
     if relation_files::is_empty(file)
         && let Some(sealing) = directory::current_sealing(file)
     {
         set_sealing_of_empty_file(file, Some(Sealing { group, ..sealing }))?;
     }
-    at_once::encrypt(root.oid, None)
+    at_once::encrypt_alone(&facts)
 }
 
 /// Refuses new storage that is still not in the key group of its relation: no label says that it is

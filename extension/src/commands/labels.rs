@@ -11,6 +11,7 @@ use crate::audit::statements;
 use crate::keys::store::{directory, key_groups};
 use crate::keys::usage::data_keys;
 use crate::pg::labels::Object;
+use crate::pg::locks;
 use crate::pg::nesting::{Mark, Notes};
 use crate::pg::process::{self, ProcessLocal};
 use crate::pg::relation::{self, Facts, RelationKind};
@@ -115,6 +116,7 @@ pub(crate) fn relabelled(object: Object, column: i32, text: Option<ServerText>) 
     if column != 0 {
         return Err(unsupported("a column", "Label the table: pages hold all columns of a row."));
     }
+    locks::change_labels();
     let relation = Some(object.oid).filter(|_| object.class == pg_sys::RelationRelationId);
     let name = relation.and_then(relation::facts).map(|facts| relation::quoted_name(&facts));
     let name = name.unwrap_or_else(|| object.describe().to_string());

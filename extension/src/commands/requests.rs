@@ -127,7 +127,7 @@ fn takes_a_job(facts: &Facts) -> bool {
 
 /// Whether a relation may be put into a key group, or taken out of one, by a statement that is
 /// rolled back later. Keys are not rolled back, and a key group ends with what is in it; jobs are.
-fn moves_revocably(facts: &Facts) -> Result<bool> {
+pub(super) fn moves_revocably(facts: &Facts) -> Result<bool> {
     if relation::is_new_here(facts.oid) || !session::may_be_rolled_back() {
         return Ok(false);
     }

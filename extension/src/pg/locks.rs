@@ -226,6 +226,36 @@ pub(crate) fn lock_key_management() {
     }
 }
 
+/// Tag of the lock on labels, which are in all databases.
+fn labels_tag() -> pg_sys::LOCKTAG {
+    const LABELS: u32 = u32::from_be_bytes(*b"pvlb");
+    pg_sys::LOCKTAG {
+        locktag_field1: SHARED,
+        locktag_field2: pg_sys::ExtensionRelationId.to_u32(),
+        locktag_field3: LABELS,
+        locktag_field4: 0,
+        locktag_type: pg_sys::LockTagType::LOCKTAG_OBJECT as u8,
+        locktag_lockmethodid: pg_sys::DEFAULT_LOCKMETHOD as u8,
+    }
+}
+
+/// Before a label is changed: waits while [`keep_labels`] holds for another transaction.
+pub(crate) fn change_labels() {
+    // SAFETY: a lock on an object ID of ours, released at the end of the transaction. Waiting may
+    // raise an error, and no value here has a destructor.
+    unsafe { pg_sys::LockAcquire(&labels_tag(), pg_sys::ShareLock as i32, false, false) };
+}
+
+/// Keeps labels as they are until the transaction ends. False, without waiting, if another
+/// transaction has changed some and has not ended.
+pub(crate) fn keep_labels() -> bool {
+    // SAFETY: a lock on an object ID of ours, released at the end of the transaction. It does not
+    // wait.
+    let outcome =
+        unsafe { pg_sys::LockAcquire(&labels_tag(), pg_sys::ExclusiveLock as i32, false, true) };
+    outcome != pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL
+}
+
 /// Keeps all sessions out of a database until the transaction ends, as DROP DATABASE does. Waits a
 /// few seconds for those in it to end; returns the numbers of sessions and prepared transactions
 /// that are left.

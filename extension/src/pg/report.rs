@@ -44,6 +44,12 @@ impl Report {
         self
     }
 
+    /// Says before the message what has happened besides.
+    pub(crate) fn prefixed(mut self, what: &str) -> Report {
+        self.message = format!("{what}: {}", self.message);
+        self
+    }
+
     /// The message without DETAIL and HINT, for use in another sentence.
     pub(crate) fn message(&self) -> &str {
         &self.message

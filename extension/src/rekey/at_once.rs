@@ -43,6 +43,12 @@ pub(crate) fn encrypt(oid: Oid, cipher: Option<CipherId>) -> Result<()> {
     encrypt_members(&relation::family(oid, LOCK), cipher)
 }
 
+/// Encrypts a relation that this transaction has given a new file, without those that follow it.
+pub(crate) fn encrypt_alone(facts: &Facts) -> Result<()> {
+    policy::pending::note_encryption();
+    encrypt_members(std::slice::from_ref(facts), None)
+}
+
 /// Like [`encrypt`], for a catalog. The locks are released at once: what is encrypted stays so,
 /// even if the transaction is rolled back.
 pub(crate) fn encrypt_catalog(oid: Oid, cipher: Option<CipherId>) -> Result<()> {

@@ -5,7 +5,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::*};
 
 use pagevault_keystore::log::Position;
-use pagevault_keystore::{Lsn, Scope};
+use pagevault_keystore::{KeyGroup, Lsn, Scope};
 
 use super::text::{Text, load_bytes, store_bytes};
 use crate::pg::mapping::{Region, shared_struct};
@@ -29,6 +29,10 @@ shared_struct! {
         images_undoubted_from: AtomicU64,
         clean_start: AtomicU64,
         was_consistent: AtomicBool,
+        /// The number of the key group that is being shredded, or 0; by whom.
+        shredded_group: AtomicU32,
+        shredding_process: AtomicU32,
+        shredding_pid: AtomicU32,
         /// The number of the process that starts rekey workers, plus one.
         launcher: AtomicU32,
         has_id: AtomicBool,
@@ -110,6 +114,26 @@ impl Control {
     /// be of a later time than what was replayed.
     pub(crate) fn was_consistent(&self) -> bool {
         self.memory.head.was_consistent.load(Acquire)
+    }
+
+    /// The key group that is being shredded, with the number and the PID of the process that does
+    /// it. Under the keystore lock, like the two following.
+    pub(crate) fn shredded_group(&self) -> Option<(KeyGroup, usize, u32)> {
+        let memory = self.memory.head;
+        let group = KeyGroup::new(memory.shredded_group.load(Relaxed))?;
+        let process = memory.shredding_process.load(Relaxed) as usize;
+        Some((group, process, memory.shredding_pid.load(Relaxed)))
+    }
+
+    pub(crate) fn shredding_begins(&self, group: KeyGroup, process: usize, pid: u32) {
+        let memory = self.memory.head;
+        memory.shredding_process.store(process as u32, Relaxed);
+        memory.shredding_pid.store(pid, Relaxed);
+        memory.shredded_group.store(group.number(), Relaxed);
+    }
+
+    pub(crate) fn shredding_ends(&self) {
+        self.memory.head.shredded_group.store(0, Relaxed);
     }
 
     /// Which of our functions the server has called since its start, as bits.

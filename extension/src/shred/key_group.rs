@@ -16,20 +16,21 @@ use crate::keys::usage::destruction::{self, Former, Outcome};
 use crate::keys::usage::key_groups as groups;
 use crate::pg::relation::{self, Facts, RelationKind};
 use crate::pg::report::{Report, Result};
-use crate::pg::{buffers, catalog, compat, process, relation_files, session, survey, xact};
+use crate::pg::{buffers, catalog, compat, locks, process, relation_files, session, survey, xact};
+use crate::policy::{self, memo};
 use crate::writers::{self, Activity};
-use crate::{audit, fault, policy};
+use crate::{audit, fault};
 
 /// Shreds a key group: destroys the keys of its relations in this database, of its files that are
 /// gone, and its own key.
 ///
 /// The relations are destroyed by one record, before the key of the group is. If the server stops
-/// in between, the function can be called again.
+/// in between, the function can be called again. Meanwhile no other storage comes into the group.
 pub(crate) fn shred(by: &str, name: &str, confirm: &str) -> Result<Shredded> {
     let group = groups::require(name)?;
     require_confirmation(name, confirm)?;
-    // Files dropped since the last checkpoint may still exist.
-    session::as_owner_of_the_cluster(|| Spi::run("CHECKPOINT"))?;
+    let _shredding = groups::Shredding::begin(group)?;
+    remove_dropped_files()?;
     let contents = groups::contents_of(group)?;
     let here = process::my_database();
     let is_dropped = former::recorded()?;
@@ -59,19 +60,31 @@ pub(crate) fn shred(by: &str, name: &str, confirm: &str) -> Result<Shredded> {
     let roots = roots_in(group)?;
     groups::require_none_kept(group)?;
     let object = format!("key group \"{name}\"");
+    // Waiting for locks takes as long as readers like. Labels may have changed since, or a relation
+    // has moved, and those that follow it are where they were.
+    let require = |members: &[&Facts]| {
+        let is_outside =
+            |member: &&&Facts| directory::current_key_group(member.file) != Some(group);
+        if let Some(stranger) = members.iter().find(is_outside) {
+            return Err(partly(&object, &relation::quoted_name(stranger)));
+        }
+        if groups::require(name)? != group || !locks::keep_labels() {
+            return Err(changing(name));
+        }
+        memo::forget();
+        require_as_labelled(group, name)
+    };
     let mut shredded = if roots.is_empty() {
+        locks::lock_key_management();
+        require(&[])?;
         Shredded::nothing()
     } else {
-        // Labels may have changed, or a relation has moved, and those that follow it are where they
-        // were.
-        let require = |member: &Facts| match directory::current_key_group(member.file) {
-            Some(its) if its == group => Ok(()),
-            _ => Err(partly(&object, &relation::quoted_name(member))),
-        };
         relations(by, &object, &roots, |_| true, require)?
     };
     fault::point("shred.group_relations_destroyed");
     destroy_orphans(&orphans, &mut shredded.outcome)?;
+    // Others may have been dropped meanwhile.
+    remove_dropped_files()?;
     let contents = groups::contents_of(group)?;
     let left = || contents.files.iter().chain(&contents.left);
     let databases: BTreeSet<u32> = left().map(|file| file.database).collect();
@@ -88,30 +101,57 @@ pub(crate) fn shred(by: &str, name: &str, confirm: &str) -> Result<Shredded> {
     let destruction =
         audit::Destruction { object: &object, files: gone.len(), data_keys: 0, outcome };
     audit::log_destruction(&session::identity(), by, &destruction);
-    ended?;
+    ended.map_err(|report| match shredded.names.is_empty() {
+        true => report,
+        false => report.prefixed(&format!("the relations of {object} are destroyed, not its key")),
+    })?;
     shredded.key_group = Some(name.to_owned());
     Ok(shredded)
+}
+
+/// Files of relations that were dropped exist until the next checkpoint (`mdunlink`, md.c).
+fn remove_dropped_files() -> Result<()> {
+    session::as_owner_of_the_cluster(|| Spi::run("CHECKPOINT")).map_err(Report::from)
+}
+
+/// The error if it cannot be said what is in the group.
+fn changing(name: &str) -> Report {
+    Report::new(
+        Code::ERRCODE_OBJECT_IN_USE,
+        format!("labels are being changed while key group \"{name}\" is to be shredded"),
+    )
+    .detail("A transaction that has not ended has changed labels, or the group was changed. Nothing was destroyed.")
+    .hint("Try again when it has ended.")
 }
 
 /// How long the transactions that run may take to end, if one of them may be making a file.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Existing files under the key of the group that no relation has: a crash has left them. The group
-/// cannot end without them.
+/// Existing files that no relation has: a crash has left them. Those under the key of the group,
+/// which cannot end without them; and those under no group's. Storage of which it is not known to which
+/// group it belongs is under the key of the database until its command ends
+/// ([`crate::commands::altered`]), so one of them may hold rows of this group.
 ///
 /// # Errors
-/// If a transaction may be making one of them.
+/// If a transaction may be making one of those under the key of the group.
 fn orphans(name: &str, contents: &groups::Contents) -> Result<Vec<RelFile>> {
     let is_under = |file: &RelFile| contents.files.contains(file) || contents.left.contains(file);
+    let is_in_none = |file: &RelFile| directory::current_key_group(*file).is_none();
     let mut found = left_behind()?;
-    found.retain(is_under);
-    let Some(&first) = found.first() else { return Ok(found) };
+    found.retain(|file| is_under(file) || directory::is_sealed(*file) && is_in_none(file));
+    if found.is_empty() {
+        return Ok(found);
+    }
     // Whoever has created a file by now has its row in the catalog, or has ended.
     let running = xact::running_in_database();
     let have_ended = process::is_so_within(PATIENCE, || running.have_ended());
     let known = survey::files_in_catalog();
-    let made = found.iter().find(|file| known.contains(file)).copied();
-    let Some(file) = made.or((!have_ended).then_some(first)) else { return Ok(found) };
+    let may_be_made = |file: &RelFile| !have_ended || known.contains(file);
+    let Some(file) = found.iter().copied().find(|file| is_under(file) && may_be_made(file)) else {
+        // The others are named in the result.
+        found.retain(|file| !may_be_made(file));
+        return Ok(found);
+    };
     let path = compat::relation_path(file, ForkNumber::MAIN_FORKNUM);
     Err(Report::new(
         Code::ERRCODE_OBJECT_IN_USE,
@@ -120,7 +160,7 @@ fn orphans(name: &str, contents: &groups::Contents) -> Result<Vec<RelFile>> {
     .detail(format!(
         "A transaction that has not ended may be making {path}. Nothing was destroyed."
     ))
-    .hint("Try again when other transactions in this database, prepared ones too, have ended."))
+    .hint("Try again when other transactions in this database, prepared ones too, have ended: see xact_start in pg_stat_activity, and pg_prepared_xacts."))
 }
 
 /// Destroys the keys of files that no relation has.
@@ -158,11 +198,12 @@ fn require_as_labelled(group: KeyGroup, name: &str) -> Result<()> {
             ),
             _ => continue,
         };
+        let shown = relation::quoted_name(&policy::root_of(&facts)?);
         return Err(Report::new(
             Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
             format!("key group \"{name}\" is not what labels say"),
         )
-        .detail(format!("{} {problem}. Nothing was destroyed.", relation::quoted_name(&facts)))
+        .detail(format!("{shown} {problem}. Nothing was destroyed."))
         .hint(hint));
     }
     Ok(())

@@ -148,8 +148,8 @@ fn a_crash_before_they_are_removed_removes_them() -> Result<()> {
     Ok(())
 }
 
-/// Statements after which a backup is in progress. The server's hook for functions that are executed
-/// tells of the first only: PL/pgSQL keeps an expression, and the last is of another name.
+/// Statements after which a backup is in progress. The server's hook for functions that are
+/// executed tells of the first only: PL/pgSQL keeps an expression, and the last is of another name.
 const STARTS: [&str; 3] = [
     "SELECT pg_backup_start('a backup', true)",
     "DO $$ DECLARE at pg_lsn; BEGIN
@@ -208,7 +208,8 @@ fn a_backup_by_functions_delays_it() -> Result<()> {
         Ok(())
     };
     cluster.sql(
-        "CREATE FUNCTION start(text, boolean) RETURNS pg_lsn LANGUAGE internal AS 'pg_backup_start'",
+        "CREATE FUNCTION start(text, boolean) RETURNS pg_lsn
+         LANGUAGE internal AS 'pg_backup_start'",
     )?;
     for (start, end) in STARTS.into_iter().zip(["SELECT pg_backup_stop()", "", ""]) {
         let mut session = cluster.client()?;

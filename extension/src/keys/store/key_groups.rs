@@ -7,6 +7,7 @@ use pgrx::PgSqlErrorCode;
 
 use super::persist;
 use crate::pg::process::ProcessLocal;
+use crate::pg::processes;
 use crate::pg::report::{Report, Result};
 use crate::shmem;
 
@@ -51,4 +52,11 @@ pub(crate) fn describe(scope: Scope) -> String {
         Some(name) => format!("key group \"{name}\""),
         None => scope.name(),
     }
+}
+
+/// The key group that is being shredded, and the PID of the process that does it. Under the
+/// keystore lock.
+pub(crate) fn being_shredded() -> Option<(KeyGroup, u32)> {
+    let (group, process, pid) = shmem::get()?.control.shredded_group()?;
+    processes::is_there(process, pid).then_some((group, pid))
 }

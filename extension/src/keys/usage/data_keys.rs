@@ -42,9 +42,17 @@ pub(crate) fn require_master_key(database: u32) -> Result<(Scope, KeyVersion)> {
     })
 }
 
-/// The database key that wraps new data keys of a key group. An error if it has no master key.
+/// The database key that wraps new data keys of a key group. An error if it has no master key, or
+/// is being shredded.
 pub(crate) fn require_group_key(group: KeyGroup) -> Result<(Scope, KeyVersion)> {
     let scope = group.scope();
+    if let Some((_, pid)) = key_groups::being_shredded().filter(|(other, _)| *other == group) {
+        return Err(Report::new(
+            PgSqlErrorCode::ERRCODE_OBJECT_IN_USE,
+            format!("cannot encrypt: {} is being shredded", key_groups::describe(scope)),
+        )
+        .detail(format!("Process {pid} destroys its relations and its key.")));
+    }
     let newest = shmem::required()?.secrets.newest(scope);
     newest.map(|version| (scope, version)).ok_or_else(|| {
         Report::new(

@@ -14,7 +14,7 @@ use super::destruction::{self, Former};
 use crate::keys::store::{compact, key_groups, persist};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result};
-use crate::pg::{process, relation_files, wal};
+use crate::pg::{compat, process, relation_files, wal};
 use crate::{fault, shmem};
 
 /// Makes a key group.
@@ -36,6 +36,38 @@ pub(crate) fn create(name: &str) -> Result<()> {
     drop(lock);
     wal::flush(end);
     Ok(())
+}
+
+/// A key group that this session shreds. While this exists, no data key is made under its key: what
+/// is in the group does not grow. Other sessions notice if this one dies.
+pub(crate) struct Shredding(());
+
+impl Shredding {
+    /// # Errors
+    /// If another session shreds a key group.
+    pub(crate) fn begin(group: KeyGroup) -> Result<Shredding> {
+        let _lock = KeystoreLock::acquire();
+        let control = &shmem::required()?.control;
+        if let Some((other, pid)) = key_groups::being_shredded() {
+            return Err(Report::new(
+                Code::ERRCODE_OBJECT_IN_USE,
+                format!("{} is being shredded", key_groups::describe(other.scope())),
+            )
+            .detail(format!("Process {pid} does it. Nothing was destroyed."))
+            .hint("Try again when it has ended."));
+        }
+        let process = compat::process_number().unwrap_or_default();
+        control.shredding_begins(group, process, std::process::id());
+        Ok(Shredding(()))
+    }
+}
+
+impl Drop for Shredding {
+    fn drop(&mut self) {
+        if let Some(shared) = shmem::get() {
+            shared.control.shredding_ends();
+        }
+    }
 }
 
 /// What is under the key of a group.

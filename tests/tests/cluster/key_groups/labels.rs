@@ -172,6 +172,7 @@ fn storage_of_several_groups_is_not_mixed_up() -> Result<()> {
     // group it is.
     cluster.sql("SECURITY LABEL FOR pagevault ON SCHEMA acme IS NULL")?;
     cluster.sql("BEGIN; LOCK umbrella.t; REINDEX TABLE acme.t; COMMIT")?;
+    cluster.sql("INSERT INTO acme.t (name) VALUES ('x')")?;
     cluster.make_tablespace("other")?;
     let move_it = "BEGIN; LOCK umbrella.t; ALTER TABLE acme.t SET TABLESPACE other; COMMIT";
     let error = cluster.error(move_it)?;

@@ -120,12 +120,57 @@ fn a_label_that_is_rolled_back_moves_nothing() -> Result<()> {
     let quoted = u.replace('\'', "''");
     cluster.error(&format!("DO 'BEGIN {quoted}; PERFORM 1 / 0; END'"))?;
     cluster.error(&format!("{t}; {u}; SELECT 1 / 0"))?;
+    in_a_pipeline_that_fails(&cluster, &t)?;
+    in_a_pipeline_that_fails(&cluster, &u)?;
+    // An index that gets new storage, and of which it is not known to which group it belongs.
+    cluster.sql("CREATE TABLE umbrella.other (id int); CREATE INDEX ON u (id)")?;
+    cluster.sql(&format!(
+        "BEGIN; LOCK TABLE umbrella.other IN ACCESS EXCLUSIVE MODE; {u}; REINDEX TABLE u; ROLLBACK"
+    ))?;
+    cluster.sql("DROP INDEX u_id_idx")?;
     ensure!(groups_in(&cluster, "public")? == "- 1", "{}", groups_in(&cluster, "public")?);
     // In a transaction that is committed a job moves them; a new table is moved at once.
     cluster.sql(&format!("BEGIN; {t}; {u}; CREATE TABLE v (id int); {}; COMMIT", label("v")))?;
     cluster.eventually("SELECT count(*) FROM pagevault.rekey_jobs WHERE state <> 'done'", "0")?;
     ensure!(groups_in(&cluster, "public")? == "acme 3", "{}", groups_in(&cluster, "public")?);
     cluster.finish()
+}
+
+/// Runs a statement as the first of a pipeline, another of which fails.
+fn in_a_pipeline_that_fails(cluster: &Cluster, statement: &str) -> Result<()> {
+    let script = cluster.directory().join("pipeline.sql");
+    std::fs::write(
+        &script,
+        format!("\\startpipeline\n{statement};\nSELECT 1 / 0;\n\\endpipeline\n"),
+    )?;
+    let mut pgbench = cluster.program("pgbench");
+    let done = pgbench.args(["-n", "-t", "1", "-M", "extended", "-f"]).arg(&script).output()?;
+    let said = String::from_utf8_lossy(&done.stderr);
+    ensure!(said.contains("division by zero"), "{said}");
+    Ok(())
+}
+
+/// What begins to follow a relation of a group by a command that is rolled back stays where it was.
+/// Owners may do that.
+#[test]
+fn following_that_is_rolled_back_moves_nothing() -> Result<()> {
+    let (cluster, _keys) = with_groups(&Settings::default())?;
+    cluster.sql(
+        "CREATE TABLE acme.parent (id int) PARTITION BY RANGE (id); CREATE TABLE acme.t (id int);
+         CREATE TABLE part (id int); CREATE INDEX ON part (id); CREATE SEQUENCE s;
+         SECURITY LABEL FOR pagevault ON TABLE part IS 'encrypted';
+         SECURITY LABEL FOR pagevault ON SEQUENCE s IS 'encrypted'",
+    )?;
+    ensure!(groups_in(&cluster, "public")? == "- 3", "{}", groups_in(&cluster, "public")?);
+    cluster.sql("SECURITY LABEL FOR pagevault ON TABLE part IS NULL")?;
+    cluster.sql("SECURITY LABEL FOR pagevault ON SEQUENCE s IS NULL")?;
+    let attach = "ALTER TABLE acme.parent ATTACH PARTITION part FOR VALUES FROM (1) TO (10)";
+    let own = "ALTER SEQUENCE s SET SCHEMA acme; ALTER SEQUENCE acme.s OWNED BY acme.t.id";
+    cluster.sql(&format!("BEGIN; {attach}; {own}; ROLLBACK"))?;
+    ensure!(groups_in(&cluster, "public")? == "- 3", "{}", groups_in(&cluster, "public")?);
+    in_a_pipeline_that_fails(&cluster, attach)?;
+    ensure!(groups_in(&cluster, "public")? == "- 3", "{}", groups_in(&cluster, "public")?);
+    Ok(())
 }
 
 /// A kill at any step of a move leaves every row readable, and the move goes on.

@@ -3,6 +3,8 @@
 use std::collections::BTreeSet;
 use std::fs;
 
+use anyhow::bail;
+
 use super::*;
 
 const SHRED: &str =
@@ -275,5 +277,123 @@ fn what_a_crash_has_left_is_destroyed_as_well() -> Result<()> {
     ensure!(cluster.text(groups)? == "umbrella", "{}", cluster.text(groups)?);
     cluster.crash()?;
     ensure!(count(&cluster, "umbrella.t")? == all);
+    cluster.finish()
+}
+
+const WAITS: &str = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'";
+
+/// Begins to shred the group in a session of its own, which waits for a reader of `acme.t`; calls
+/// `meanwhile`, ends the reader's transaction, and returns the outcome.
+fn shredded_while_it_waits(
+    cluster: &Cluster,
+    meanwhile: impl FnOnce() -> Result<()>,
+) -> Result<Result<()>> {
+    let (mut reader, mut session) = (cluster.client()?, cluster.client()?);
+    run_sql(&mut reader, "BEGIN; SELECT count(*) FROM acme.t")?;
+    let shredding = std::thread::spawn(move || run_sql(&mut session, SHRED));
+    cluster.eventually(WAITS, "1")?;
+    meanwhile()?;
+    run_sql(&mut reader, "COMMIT")?;
+    shredding.join().map_err(|_| anyhow::anyhow!("the thread panicked"))
+}
+
+/// Shredding waits for readers as long as they like. What leaves the group meanwhile is not
+/// destroyed; and nothing comes into it, so that it can end. Nobody else waits for the readers.
+#[test]
+fn what_changes_while_shredding_waits_is_not_destroyed() -> Result<()> {
+    let (cluster, _keys) = with_groups(&Settings::default())?;
+    tables(&cluster)?;
+    cluster.sql(&format!(
+        "CREATE TABLE acme.sold AS SELECT i AS id, name FROM ({ROWS}) r (i, name)"
+    ))?;
+    cluster.sql("CREATE TABLE acme.dropped (id int); CREATE TABLE acme.emptied (id int)")?;
+    let all = count(&cluster, "acme.t")?;
+    let refused = |outcome: Result<()>, problem: &str| -> Result<()> {
+        let Err(error) = outcome else { bail!("it was shredded: not {problem}") };
+        let error = format!("{error:#}");
+        ensure!(error.contains(problem), "{error}");
+        ensure!(count(&cluster, "acme.t")? == all, "something was destroyed: {error}");
+        Ok(())
+    };
+    // A table is moved out of the schema whose label puts it into the group.
+    let outcome = shredded_while_it_waits(&cluster, || {
+        cluster.sql("ALTER TABLE acme.sold SET SCHEMA public")?;
+        cluster.sql("SET lock_timeout = '1min'; SELECT pagevault.rotate_cluster_master_key()")?;
+        let error = cluster.error("CREATE TABLE acme.more (id int)")?;
+        ensure!(error.sqlstate == "55006" && error.text().contains("is being shredded"), "{error}");
+        let error = cluster.error(SHRED)?;
+        ensure!(error.sqlstate == "55006" && error.text().contains("is being shredded"), "{error}");
+        let error = cluster.error("TRUNCATE acme.emptied")?;
+        ensure!(error.text().contains("is being shredded"), "{error}");
+        Ok(())
+    })?;
+    refused(outcome, "public.sold is in it, and no label says so")?;
+    cluster.sql("ALTER TABLE public.sold SET SCHEMA acme")?;
+    // The schema goes to another tenant.
+    let label = |name: &str| {
+        format!("SECURITY LABEL FOR pagevault ON SCHEMA acme IS 'encrypted key_group={name}'")
+    };
+    let outcome = shredded_while_it_waits(&cluster, || cluster.sql(&label("umbrella")))?;
+    refused(outcome, "no label says so")?;
+    cluster.sql(&label("acme"))?;
+    // The same, in a transaction that has not ended.
+    let mut other = cluster.client()?;
+    run_sql(&mut other, "BEGIN")?;
+    run_sql(&mut other, &label("umbrella"))?;
+    let outcome = shredded_while_it_waits(&cluster, || Ok(()))?;
+    refused(outcome, "labels are being changed")?;
+    run_sql(&mut other, "ROLLBACK")?;
+    // The group ends although files of dropped relations exist until the next checkpoint.
+    shredded_while_it_waits(&cluster, || cluster.sql("DROP TABLE acme.dropped"))??;
+    is_destroyed(&cluster, "acme.t")?;
+    is_destroyed(&cluster, "acme.sold")?;
+    ensure!(
+        cluster.text("SELECT string_agg(key_group, ' ') FROM pagevault.key_groups")? == "umbrella"
+    );
+    cluster.finish()
+}
+
+/// Storage of which it is not known yet to which group it belongs is under the key of the database.
+/// If a crash leaves it, it is destroyed with the group.
+#[test]
+fn what_a_crash_has_left_in_doubt_is_destroyed() -> Result<()> {
+    let (mut cluster, _keys) = with_groups(&Settings::default())?;
+    cluster.allow_log("were destroyed");
+    tables(&cluster)?;
+    let files = "SELECT string_agg(f, ',') FROM pg_ls_dir('base/' || (SELECT oid FROM pg_database WHERE datname = 'postgres')) f
+        WHERE f ~ '^[0-9]+$' AND f::oid >= 16384 AND NOT EXISTS (SELECT 1 FROM pg_class WHERE pg_relation_filenode(oid) = f::oid)";
+    ensure!(cluster.text(&format!("SELECT coalesce(({files}), '')"))?.is_empty());
+    cluster.sql(
+        "CREATE FUNCTION pause() RETURNS event_trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(600); END';
+         CREATE EVENT TRIGGER pause ON ddl_command_end WHEN TAG IN ('ALTER TABLE') EXECUTE FUNCTION pause()",
+    )?;
+    let mut session = cluster.client()?;
+    run_sql(&mut session, "BEGIN; LOCK TABLE umbrella.t IN ACCESS EXCLUSIVE MODE")?;
+    let rewriting = std::thread::spawn(move || {
+        run_sql(&mut session, "ALTER TABLE acme.t ALTER id TYPE bigint")
+    });
+    let pauses = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'";
+    cluster.eventually(pauses, "1")?;
+    cluster.sql("CHECKPOINT")?;
+    cluster.crash()?;
+    ensure!(rewriting.join().is_ok_and(|outcome| outcome.is_err()), "it ended");
+    cluster.sql("DROP EVENT TRIGGER pause")?;
+    let left = cluster.text(files)?;
+    cluster.sql(SHRED)?;
+    is_destroyed(&cluster, "acme.t")?;
+    // Whoever gives such a file to another relation does not read it.
+    cluster.sql("CREATE TABLE shape (id bigint, name text)")?;
+    for file in left.split(',') {
+        let mut client = cluster.client()?;
+        run_sql(
+            &mut client,
+            &format!(
+                "SET allow_system_table_mods = on;
+                 UPDATE pg_class SET relfilenode = {file} WHERE oid = 'shape'::regclass"
+            ),
+        )?;
+        let error = cluster.error("SELECT * FROM shape")?;
+        ensure!(error.text().contains("were destroyed"), "{file}: {error}");
+    }
     cluster.finish()
 }
