@@ -100,6 +100,54 @@ CREATE VIEW pagevault.stats AS
     SELECT * FROM pagevault.stats_rows();
 COMMENT ON VIEW pagevault.stats IS 'pages encrypted and decrypted since the server started, and the time this took';
 
+-- Everything that the views show, as one document; pagevault-keyring makes its reports of it.
+CREATE FUNCTION pagevault.report(check_files boolean DEFAULT false) RETURNS jsonb
+STABLE
+SET search_path = pg_catalog
+RETURN pg_catalog.jsonb_build_object(
+    'format', 1,
+    'made_at', pg_catalog.now(),
+    'cluster', pg_catalog.jsonb_build_object(
+        'status', (SELECT pg_catalog.to_jsonb(s) || pg_catalog.jsonb_build_object(
+                              'last_revalidation_seconds_ago',
+                              EXTRACT(epoch FROM pg_catalog.now() - s.last_revalidation_at)::pg_catalog.int8)
+                     FROM pagevault.status s),
+        'settings', (SELECT pg_catalog.jsonb_object_agg(s.name, pg_catalog.current_setting(s.name))
+                       FROM pg_catalog.pg_settings s WHERE s.name LIKE 'pagevault.%'),
+        'providers', (SELECT coalesce(pg_catalog.jsonb_agg(pg_catalog.to_jsonb(p) ORDER BY p.provider), '[]')
+                        FROM pagevault.providers p),
+        'database_keys', (SELECT coalesce(pg_catalog.jsonb_agg(pg_catalog.to_jsonb(k)
+                                              ORDER BY k.scope, k.database, k.key_group, k.version, k.preference), '[]')
+                            FROM pagevault.database_keys k),
+        'key_groups', (SELECT coalesce(pg_catalog.jsonb_agg(pg_catalog.to_jsonb(g) ORDER BY g.key_group), '[]')
+                         FROM pagevault.key_groups g),
+        'stats', (SELECT coalesce(pg_catalog.jsonb_agg(pg_catalog.to_jsonb(t) ORDER BY t.kind), '[]')
+                    FROM pagevault.stats t)),
+    'database', pg_catalog.jsonb_build_object(
+        'name', pg_catalog.current_database(),
+        'extension_version', (SELECT e.extversion FROM pg_catalog.pg_extension e WHERE e.extname = 'pagevault'),
+        'relations', (SELECT coalesce(pg_catalog.jsonb_agg(pg_catalog.to_jsonb(r) ORDER BY r.relation::pg_catalog.text), '[]')
+                        FROM pagevault.relations r),
+        'drift', (SELECT coalesce(pg_catalog.jsonb_agg(pg_catalog.to_jsonb(d) ORDER BY d.relation::pg_catalog.text), '[]')
+                    FROM pagevault.drift(check_files) d),
+        'rekey_jobs', (SELECT coalesce(pg_catalog.jsonb_agg(pg_catalog.to_jsonb(j) ORDER BY j.job), '[]')
+                         FROM pagevault.rekey_jobs j),
+        'key_ages', (SELECT coalesce(pg_catalog.jsonb_agg(pg_catalog.to_jsonb(a) || pg_catalog.jsonb_build_object(
+                                'age_seconds', EXTRACT(epoch FROM a.age)::pg_catalog.int8,
+                                'rotate_after_seconds', EXTRACT(epoch FROM a.rotate_after)::pg_catalog.int8)
+                                         ORDER BY a.kind, a.scope, a.database, a.key_group, a.relation::pg_catalog.text), '[]')
+                       FROM pagevault.key_ages a),
+        'former_keys', (SELECT coalesce(pg_catalog.jsonb_agg(pg_catalog.to_jsonb(f) ORDER BY f.kind, f.first_version), '[]')
+                          FROM pagevault.former_keys f),
+        -- A sequence of a table is in the rows of both.
+        'pages', CASE WHEN check_files THEN (
+            SELECT coalesce(pg_catalog.jsonb_agg(pg_catalog.to_jsonb(p) ORDER BY p.state), '[]')
+              FROM (SELECT v.state, pg_catalog.sum(v.pages) AS pages
+                      FROM (SELECT DISTINCT v.*
+                              FROM pagevault.relations r, pagevault.verify(r.relation) v
+                             WHERE r.kind IN ('r', 'm', 'S')) v
+                     GROUP BY v.state) p) END));
+
 -- Comments. docs/reference.md is generated from these and from the descriptions of settings.
 
 COMMENT ON COLUMN pagevault.status.loaded IS 'true if the server loaded pagevault at its start';
@@ -122,6 +170,7 @@ COMMENT ON COLUMN pagevault.status.audit_error IS 'why the newest line of the au
 COMMENT ON COLUMN pagevault.status.cryptographic_module IS 'name and version of the validated cryptographic module that this server encrypts by; null if it has none';
 COMMENT ON COLUMN pagevault.status.fips_certificate IS 'number of the module''s certificate (CMVP); null without such a module';
 COMMENT ON COLUMN pagevault.status.fips_mode IS 'true if the module is in FIPS mode; null without such a module';
+COMMENT ON COLUMN pagevault.status.version IS 'version of the library that the server has loaded';
 
 COMMENT ON COLUMN pagevault.providers.provider IS 'name of the provider';
 COMMENT ON COLUMN pagevault.providers.kind IS 'file, vault, aws_kms, gcp_kms, azure_key_vault, pkcs11, kmip or command';
@@ -271,6 +320,7 @@ COMMENT ON FUNCTION pagevault.wait_for_rekey(text, interval) IS 'The same, for a
 
 COMMENT ON FUNCTION pagevault.is_encrypted(regclass) IS 'True only if every page on disk of a relation, its indexes, TOAST table and owned sequences is encrypted, and new pages will be. False for relations without storage, such as partitioned tables. Reads the files. Requires SELECT on the relation, pagevault_admin or pg_monitor.';
 COMMENT ON FUNCTION pagevault.verify(regclass) IS 'Counts the pages on disk by fork and state: encrypted (with the version of the data key), destroyed (encrypted under a shredded key), plaintext, refused (plaintext, or under a former key, in a file that is known to have no such page; its reads fail), or empty (all zeros). Reads the files.';
+COMMENT ON FUNCTION pagevault.report(boolean) IS 'Everything that the views show about the cluster and the current database, as one document. With check_files, all files are read as well, and their pages counted by state.';
 COMMENT ON FUNCTION pagevault.drift(boolean) IS 'The rows of the view drift. With check_files, all files are read as well.';
 
 COMMENT ON FUNCTION pagevault.shred(regclass, text) IS 'Destroys the data keys of a relation and its partitions, with their indexes, TOAST tables and owned sequences. confirm is the schema-qualified name of the relation.';
@@ -336,7 +386,7 @@ GRANT EXECUTE ON FUNCTION pagevault.drift(boolean), pagevault.verify(regclass), 
 -- Key management. Functions that change something check the role again.
 GRANT SELECT ON pagevault.providers, pagevault.database_keys TO pagevault_admin;
 GRANT EXECUTE ON FUNCTION
-    pagevault.provider_rows(), pagevault.database_key_rows(),
+    pagevault.provider_rows(), pagevault.database_key_rows(), pagevault.report(boolean),
     pagevault.add_provider(text, text, jsonb), pagevault.alter_provider(text, jsonb),
     pagevault.drop_provider(text), pagevault.check_provider(text, text),
     pagevault.set_database_master_key(text, text), pagevault.set_cluster_master_key(text, text),

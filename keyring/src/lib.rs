@@ -30,6 +30,8 @@
 //! | [`offline`] | the keystore of a data directory, without its server |
 //! | [`escrow`] | database keys encrypted for public keys of the operator |
 //! | [`mod@audit`] | verifying the audit trail |
+//! | `server` | what a running server tells, through `psql` |
+//! | `doctor` | what is missing, risky or forgotten in a running server |
 //! | `bindir` | finding PostgreSQL's own programs |
 //! | [`mod@exec`] | running PostgreSQL's own programs with the WAL keys |
 //! | [`mod@inspect`] | what can be read from files without keys |
@@ -59,6 +61,7 @@ mod bindir;
 pub mod check;
 pub mod cli;
 mod clock;
+mod doctor;
 pub mod envelope;
 pub mod escrow;
 pub mod exec;
@@ -83,6 +86,7 @@ mod rest;
 pub mod restore_unsettled;
 pub mod retry;
 pub mod serve;
+mod server;
 pub mod store;
 mod stores;
 mod tablespaces;

@@ -17,6 +17,9 @@ use crate::shmem::health::Moment;
 use crate::shmem::secrets::State;
 use crate::{preload, roles, shmem, verify};
 
+/// The version of this library. That of the extension in a database is older until ALTER EXTENSION.
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
 /// Row of the view `pagevault.status`.
 #[pg_extern]
 #[allow(clippy::type_complexity, reason = "the row type of the function, spelt once")]
@@ -43,6 +46,7 @@ fn status_rows() -> TableIterator<
         name!(cryptographic_module, Option<&'static str>),
         name!(fips_certificate, Option<i64>),
         name!(fips_mode, Option<bool>),
+        name!(version, &'static str),
     ),
 > {
     if preload::require_active().is_err() {
@@ -67,6 +71,7 @@ fn status_rows() -> TableIterator<
             None,
             None,
             None,
+            VERSION,
         ));
     }
     // Paths and providers are shown to privileged roles only.
@@ -117,6 +122,7 @@ fn status_rows() -> TableIterator<
         module.map(|module| module.name),
         module.map(|module| module.certificate.into()),
         module.map(|module| module.is_in_fips_mode),
+        VERSION,
     ))
 }
 

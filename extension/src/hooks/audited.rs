@@ -209,7 +209,7 @@ unsafe fn denied(message: *mut pg_sys::ErrorData) -> Option<Operation> {
 }
 
 /// Functions that change what is protected, or who can read it.
-pub(super) const FUNCTIONS: [&str; 40] = [
+pub(super) const FUNCTIONS: [&str; 41] = [
     "add_cluster_master_key",
     "add_database_master_key",
     "add_key_group_master_key",
@@ -232,6 +232,7 @@ pub(super) const FUNCTIONS: [&str; 40] = [
     "pause_rekey",
     "provider_rows",
     "reconcile",
+    "report",
     "resume_rekey",
     "rotate_all_data_keys",
     "rotate_cluster_master_key",

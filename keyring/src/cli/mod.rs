@@ -4,6 +4,8 @@ mod access;
 mod audit;
 mod check;
 mod check_server;
+mod connection;
+mod doctor;
 mod escrow;
 mod file;
 #[cfg(feature = "vault")]
@@ -42,6 +44,11 @@ enum Command {
     /// Tell whether pagevault will work in a PostgreSQL server, from the server's file, without
     /// starting it
     CheckServer(check_server::CheckServer),
+    /// Tell what is missing, risky or forgotten in a running server, and what cures it
+    ///
+    /// Asks the server through psql, all of its databases; changes nothing. The exit code is 0 if
+    /// nothing is found, 1 if something is, and 2 if the server could not be looked at.
+    Doctor(doctor::Doctor),
     /// Create and list key files for providers of kind "file"
     #[command(subcommand)]
     File(FileCommand),
@@ -225,6 +232,12 @@ pub fn main() -> ExitCode {
         #[cfg(feature = "vault")]
         Command::UnwrapSecretId(unwrap) => unwrap.run(&mut io::stdout().lock()),
         Command::Providers => providers(&mut io::stdout().lock()),
+        Command::Doctor(doctor) => {
+            return doctor.run(&mut io::stdout().lock()).unwrap_or_else(|error| {
+                failed(&error);
+                ExitCode::from(2)
+            });
+        }
         Command::CheckServer(check) => check.run(&mut io::stdout().lock()),
         Command::Check(check) => check.run(&mut io::stdout().lock()),
         Command::File(FileCommand::Create { path, key, data_directory }) => {

@@ -13,6 +13,7 @@ mod crash;
 mod damage;
 mod databases;
 mod ddl;
+mod doctor;
 mod drift;
 mod encodings;
 mod errors;

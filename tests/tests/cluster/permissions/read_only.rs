@@ -5,7 +5,7 @@ use pagevault_tests::cluster::{column, expect_error, run_sql};
 use pagevault_tests::{Cluster, Settings};
 
 /// Functions that change nothing in the keystore.
-const READERS: [&str; 7] = [
+const READERS: [&str; 8] = [
     "is_encrypted",
     "verify",
     "drift",
@@ -13,6 +13,7 @@ const READERS: [&str; 7] = [
     "wait_for_rekey",
     "unlock",
     "key_group_names",
+    "report",
 ];
 
 #[test]

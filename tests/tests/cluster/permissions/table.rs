@@ -117,6 +117,7 @@ const CALLS: &[Row] = &[
     ("SELECT pagevault.is_encrypted('app.t_pkey')",                         ". . x . . . ."),
     ("SELECT pagevault.is_encrypted('pg_authid')",                          "x x x . . . ."),
     ("SELECT * FROM pagevault.verify('app.t')",                             "x x x . . . ."),
+    ("SELECT pagevault.report()",                                           "x x x . . x ."),
     ("SELECT * FROM pagevault.drift(true)",                                 "x x x . . . ."),
     ("SELECT * FROM pagevault.drift",                                       "x x x . . . ."),
     ("SELECT * FROM pagevault.stats",                                       "x x x . . . ."),

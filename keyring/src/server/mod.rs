@@ -1,0 +1,73 @@
+//! What a running server tells about itself: read-only queries, run by PostgreSQL's own `psql`, so
+//! that this program needs no client of its own, and connections are made as everywhere else.
+
+mod conninfo;
+mod psql;
+
+use serde_json::{Map, Value, json};
+
+use crate::failure::Failure;
+pub(crate) use psql::{Psql, Setting};
+
+const SERVER: &str = include_str!("server.sql");
+const DATABASE: &str = include_str!("database.sql");
+
+/// Reads what a server tells of itself, of pagevault, and of each database that admits connections:
+/// `server`, `cluster` (null if no database has a loaded extension), `databases`. A database that
+/// refuses the connection has an `error`.
+///
+/// With `check_files`, the server reads all files of relations.
+///
+/// # Errors
+/// If the server cannot be reached, or none of its databases tells about pagevault and one refuses.
+pub(crate) fn look(psql: &Psql, check_files: bool) -> Result<Value, Failure> {
+    let mut server = psql.ask(None, SERVER, &[])?;
+    let check_files = Setting("check_files", if check_files { "true" } else { "false" });
+    let mut cluster = Value::Null;
+    let (mut databases, mut first_failure) = (Vec::new(), None);
+    for database in list(&server["databases"]) {
+        let name = text(&database["name"]);
+        let mut entry = Map::new();
+        entry.insert("name".into(), database["name"].clone());
+        entry.insert("bytes".into(), database["bytes"].clone());
+        if database["open"] == json!(true) {
+            match psql.ask(Some(name), DATABASE, &[&check_files]) {
+                Ok(mut told) => {
+                    let mut part =
+                        |name: &str| told.get_mut(name).map(Value::take).unwrap_or_default();
+                    let of_cluster = part("cluster");
+                    if cluster.is_null() {
+                        cluster = of_cluster;
+                    }
+                    if let Value::Object(of_database) = part("database") {
+                        entry.extend(of_database);
+                    }
+                }
+                Err(failure) => {
+                    let detail = failure.detail.as_ref().unwrap_or(&failure.message);
+                    entry.insert("error".into(), detail.as_str().into());
+                    first_failure.get_or_insert(failure);
+                }
+            }
+        }
+        databases.push(Value::Object(entry));
+    }
+    // Nobody has told about the cluster; that one might have.
+    if let (Value::Null, Some(failure)) = (&cluster, first_failure) {
+        return Err(failure);
+    }
+    if let Value::Object(server) = &mut server {
+        server.remove("databases");
+    }
+    Ok(json!({"server": server, "cluster": cluster, "databases": databases}))
+}
+
+/// The text of a JSON string; empty for everything else.
+pub(crate) fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or_default()
+}
+
+/// The elements of a JSON array; none for everything else.
+pub(crate) fn list(value: &Value) -> &[Value] {
+    value.as_array().map_or(&[], Vec::as_slice)
+}
