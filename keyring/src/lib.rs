@@ -32,6 +32,7 @@
 //! | [`mod@audit`] | verifying the audit trail |
 //! | `server` | what a running server tells, through `psql` |
 //! | `doctor` | what is missing, risky or forgotten in a running server |
+//! | `report` | reports about a running server: a document, and a page made of it |
 //! | `bindir` | finding PostgreSQL's own programs |
 //! | [`mod@exec`] | running PostgreSQL's own programs with the WAL keys |
 //! | [`mod@inspect`] | what can be read from files without keys |
@@ -81,6 +82,7 @@ mod program;
 pub mod provider;
 pub mod providers;
 mod regular;
+mod report;
 #[cfg(feature = "rest")]
 mod rest;
 pub mod restore_unsettled;

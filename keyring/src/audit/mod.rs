@@ -103,6 +103,25 @@ fn keys(keystore: &Keystore) -> Result<BTreeMap<KeyVersion, AuditKey>, Failure> 
     Ok(keys.collect())
 }
 
+/// Calls `found` for each text in these files that looks like a line of the trail.
+///
+/// # Errors
+/// If a file cannot be read.
+pub(crate) fn each_candidate(
+    files: &[PathBuf],
+    mut found: impl FnMut(&str),
+) -> Result<(), Failure> {
+    for path in files {
+        let opened = open_regular(path).map_err(|error| unreadable(path, &error))?;
+        find::lines(&mut BufReader::new(opened), |_, candidates| {
+            candidates.iter().for_each(|candidate| found(candidate));
+            Ok(())
+        })
+        .map_err(|error| unreadable(path, &error))?;
+    }
+    Ok(())
+}
+
 fn check(
     files: &[PathBuf],
     keys: Option<&BTreeMap<KeyVersion, AuditKey>>,

@@ -8,6 +8,7 @@ mod connection;
 mod doctor;
 mod escrow;
 mod file;
+mod report;
 #[cfg(feature = "vault")]
 mod secret_id;
 
@@ -49,6 +50,10 @@ enum Command {
     /// Asks the server through psql, all of its databases; changes nothing. The exit code is 0 if
     /// nothing is found, 1 if something is, and 2 if the server could not be looked at.
     Doctor(doctor::Doctor),
+    /// Write a report about a running server for people who have to judge it, such as auditors
+    ///
+    /// Asks the server through psql, all of its databases; changes nothing.
+    Report(report::Report),
     /// Create and list key files for providers of kind "file"
     #[command(subcommand)]
     File(FileCommand),
@@ -238,6 +243,7 @@ pub fn main() -> ExitCode {
                 ExitCode::from(2)
             });
         }
+        Command::Report(report) => report.run(&mut io::stdout().lock()),
         Command::CheckServer(check) => check.run(&mut io::stdout().lock()),
         Command::Check(check) => check.run(&mut io::stdout().lock()),
         Command::File(FileCommand::Create { path, key, data_directory }) => {

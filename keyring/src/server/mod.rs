@@ -11,6 +11,7 @@ pub(crate) use psql::{Psql, Setting};
 
 const SERVER: &str = include_str!("server.sql");
 const DATABASE: &str = include_str!("database.sql");
+const INSTALLED: &str = include_str!("installed.sql");
 
 /// Reads what a server tells of itself, of pagevault, and of each database that admits connections:
 /// `server`, `cluster` (null if no database has a loaded extension), `databases`. A database that
@@ -60,6 +61,11 @@ pub(crate) fn look(psql: &Psql, check_files: bool) -> Result<Value, Failure> {
         server.remove("databases");
     }
     Ok(json!({"server": server, "cluster": cluster, "databases": databases}))
+}
+
+/// SHA-256 of the installed `library` and `helper`, if the server may read them.
+pub(crate) fn checksums(psql: &Psql) -> Value {
+    psql.ask(None, INSTALLED, &[]).unwrap_or_default()
 }
 
 /// The text of a JSON string; empty for everything else.

@@ -52,6 +52,7 @@ mod random_ddl;
 mod redo;
 mod rekey;
 mod removing;
+mod report;
 mod reuse;
 mod revalidate;
 mod rotation;

@@ -1,0 +1,124 @@
+//! `pagevault-keyring report`: the page and the document say what a real server contains, and no
+//! name in it is markup.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, ensure};
+use pagevault_tests::{Cluster, Settings};
+use serde_json::Value;
+
+use crate::doctor::keyring;
+
+/// A file next to the data directory.
+fn path(cluster: &Cluster, name: &str) -> PathBuf {
+    cluster.directory().join(name)
+}
+
+/// Makes a report with these options; returns document and page.
+fn report(cluster: &Cluster, options: &[&str]) -> Result<(Value, String)> {
+    let (json, html) = (path(cluster, "r.json"), path(cluster, "r.html"));
+    let (json_text, html_text) = (json.display().to_string(), html.display().to_string());
+    let mut arguments = vec!["report", "--json", &json_text, "--output", &html_text];
+    arguments.extend(options);
+    let (code, output, errors) = keyring(cluster, "postgres", &arguments)?;
+    ensure!(code == 0, "{code}: {output}{errors}");
+    ensure!(output == format!("Wrote {json_text}\nWrote {html_text}\n"), "{output}");
+    for file in [&json, &html] {
+        let mode = fs::metadata(file)?.permissions().mode() & 0o777;
+        ensure!(mode == 0o600, "mode {mode:o}");
+    }
+    let page = fs::read_to_string(&html)?;
+    for active in ["<script", "<img", "<b>evil", "http://", "https://", " onload=", "@import"] {
+        ensure!(!page.contains(active), "the page contains {active:?}");
+    }
+    Ok((serde_json::from_str(&fs::read_to_string(&json)?)?, page))
+}
+
+#[test]
+fn a_report_says_what_is_encrypted_and_what_has_changed() -> Result<()> {
+    let (cluster, keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.sql("CREATE DATABASE \"<b>evil\"")?;
+    cluster.sql("CREATE DATABASE other")?;
+    cluster.sql(
+        "CREATE TABLE a AS SELECT generate_series(1, 5000) AS id; SELECT pagevault.encrypt('a');
+         CREATE TABLE b AS SELECT generate_series(1, 5000) AS id;
+         CREATE TABLE c AS SELECT 1 AS id; SECURITY LABEL FOR pagevault ON TABLE c IS 'plaintext'",
+    )?;
+    cluster.client_to("<b>evil")?.batch_execute(
+        "CREATE EXTENSION pagevault; CREATE TABLE \"<script>alert(1)</script>&'\" AS SELECT 1 AS id;
+         SELECT pagevault.encrypt('\"<script>alert(1)</script>&''\"')",
+    )?;
+    cluster.sql("CHECKPOINT")?;
+    let (first, page) = report(&cluster, &["--check-files"])?;
+    let expected = [
+        "&lt;script&gt;alert(1)&lt;/script&gt;&amp;&#39;",
+        "its label says plaintext",
+        "no label or setting requires encryption",
+        "aes-256-xts-auth",
+        "it has no extension pagevault",
+        "made without the audit trail",
+        "All files of database &quot;postgres&quot; were read",
+        "WAL is written in plaintext",
+    ];
+    for text in expected {
+        ensure!(page.contains(text), "{text}");
+    }
+    ensure!(page.matches("<svg").count() == 2, "plots");
+    let checksum = first["installed"]["library"].as_str().context("a checksum")?;
+    ensure!(checksum.len() == 64 && page.contains(checksum), "{checksum}");
+    ensure!(first["program"]["sha256"] == first["installed"]["helper"], "the same program");
+    let document = first.to_string();
+    ensure!(!document.contains(&keys.path().display().to_string()), "options of providers");
+
+    fs::rename(path(&cluster, "r.json"), path(&cluster, "old.json"))?;
+    let old = path(&cluster, "old.json").display().to_string();
+    let (_, page) = report(&cluster, &["--compare", &old])?;
+    ensure!(page.contains("Nothing has changed but sizes and ages."), "{page}");
+    cluster.sql(
+        "SELECT pagevault.encrypt('b'); DROP TABLE c; SELECT pagevault.rotate_database_key()",
+    )?;
+    let (_, page) = report(&cluster, &["--compare", &old])?;
+    for text in [
+        "<td>postgres: public.b</td><td>encrypted: false \u{2192} true</td>",
+        "<td>postgres: public.c</td><td>gone</td>",
+        "<td>cluster local main, version 2</td><td>new</td>",
+    ] {
+        ensure!(page.contains(text), "{text}");
+    }
+
+    let page_path = path(&cluster, "r.html").display().to_string();
+    let (code, _, errors) =
+        keyring(&cluster, "postgres", &["report", "--output", "/nowhere/r.html"])?;
+    ensure!(code == 1 && errors.contains("could not write"), "{errors}");
+    let arguments = ["report", "--output", &page_path, "--compare", &page_path];
+    let (code, _, errors) = keyring(&cluster, "postgres", &arguments)?;
+    ensure!(code == 1 && errors.contains("is not a report of this version"), "{errors}");
+    let (code, _, errors) = keyring(&cluster, "postgres", &["report"])?;
+    ensure!(code == 1 && errors.contains("there is nothing to write"), "{errors}");
+    cluster.finish()
+}
+
+#[test]
+fn a_report_says_who_did_what_and_whether_that_is_proven() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.sql("CREATE TABLE a (id int); SELECT pagevault.encrypt('a')")?;
+    let log = path(&cluster, "log").display().to_string();
+    let data = cluster.data_directory().display().to_string();
+    let (document, page) = report(&cluster, &["--audit", &log, "-D", &data])?;
+    ensure!(page.contains("The trail was verified: no line is missing"), "{page}");
+    let newest = document["audit"]["newest"].as_array().context("lines")?;
+    let encrypt = |line: &Value| line["action"] == "encrypt" && line["role"] == "postgres";
+    ensure!(newest.iter().any(encrypt), "{newest:?}");
+    let (_, page) = report(&cluster, &["--audit", &log])?;
+    ensure!(page.contains("Whether the server wrote them was not verified"), "{page}");
+
+    // A line that a role without rights has made up.
+    cluster.sql(
+        "DO $$ BEGIN RAISE LOG '%', 'pagevault audit: {\"run\":\"00\",\"seq\":1,\"action\":\"decrypt\",\"role\":\"victim\"}'; END $$",
+    )?;
+    let (_, page) = report(&cluster, &["--audit", &log, "-D", &data])?;
+    ensure!(page.contains("Lines are missing, changed or forged."), "{page}");
+    cluster.finish()
+}
