@@ -33,6 +33,7 @@
 //! | `server` | what a running server tells, through `psql` |
 //! | `doctor` | what is missing, risky or forgotten in a running server |
 //! | `report` | reports about a running server: a document, and a page made of it |
+//! | `init` | the steps until a server encrypts |
 //! | `bindir` | finding PostgreSQL's own programs |
 //! | [`mod@exec`] | running PostgreSQL's own programs with the WAL keys |
 //! | [`mod@inspect`] | what can be read from files without keys |
@@ -69,6 +70,7 @@ pub mod exec;
 pub mod failure;
 pub mod findings;
 pub mod harden;
+mod init;
 pub mod inspect;
 pub mod keyfile;
 mod module;

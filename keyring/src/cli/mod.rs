@@ -8,6 +8,7 @@ mod connection;
 mod doctor;
 mod escrow;
 mod file;
+mod init;
 mod report;
 #[cfg(feature = "vault")]
 mod secret_id;
@@ -45,6 +46,12 @@ enum Command {
     /// Tell whether pagevault will work in a PostgreSQL server, from the server's file, without
     /// starting it
     CheckServer(check_server::CheckServer),
+    /// Set up a server that has pagevault installed: settings, key file or provider, extension,
+    /// master key; prints the statements, or executes them with --apply
+    ///
+    /// A second run changes nothing. The exit code is 2 if the server has to be restarted before
+    /// the rest can be done.
+    Init(init::Init),
     /// Tell what is missing, risky or forgotten in a running server, and what cures it
     ///
     /// Asks the server through psql, all of its databases; changes nothing. The exit code is 0 if
@@ -244,6 +251,7 @@ pub fn main() -> ExitCode {
             });
         }
         Command::Report(report) => report.run(&mut io::stdout().lock()),
+        Command::Init(init) => init.run(&mut io::stdout().lock()),
         Command::CheckServer(check) => check.run(&mut io::stdout().lock()),
         Command::Check(check) => check.run(&mut io::stdout().lock()),
         Command::File(FileCommand::Create { path, key, data_directory }) => {

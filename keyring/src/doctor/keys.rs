@@ -59,7 +59,7 @@ pub(super) fn master_key(found: &Value, findings: &mut Vec<Finding>) {
     findings.push(
         Finding::new(Critical, "no-master-key", "no master key is set")
             .why("Nothing can be encrypted.")
-            .cure("SELECT pagevault.set_cluster_master_key('PROVIDER', 'KEY'), after pagevault.add_provider()"),
+            .cure("SELECT pagevault.set_cluster_master_key('PROVIDER', 'KEY'), after pagevault.add_provider(); or pagevault-keyring init"),
     );
 }
 

@@ -25,6 +25,7 @@ mod former_wrappings;
 mod golden;
 mod health;
 mod hygiene;
+mod init;
 mod io_methods;
 mod key_groups;
 mod key_log;
