@@ -9,8 +9,8 @@
 //! (`InvokeFunctionExecuteHook`: execExpr.c, execSRF.c, fastpath.c). That is when a statement
 //! begins, which may not get as far as the call: EXPLAIN, CASE, a cursor of which nothing is
 //! fetched. And PL/pgSQL keeps expressions for a transaction and executes them again
-//! (`exec_eval_simple_expr`, pl_exec.c). So a session is marked before its statement starts a backup, and at the end of each
-//! transaction it is marked as `get_backup_status()` says then.
+//! (`exec_eval_simple_expr`, pl_exec.c). So a session is marked before its statement starts a
+//! backup, and at the end of each transaction it is marked as `get_backup_status()` says then.
 //!
 //! Not seen: C functions that call `do_pg_backup_start()` themselves, and functions of another name
 //! for the same code, until their transaction ends; and backups of this server's files for which

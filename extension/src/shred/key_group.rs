@@ -129,7 +129,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Existing files that no relation has: a crash has left them. Those under the key of the group,
 /// which cannot end without them; and those under no group's. Storage of which it is not known to
-/// which group it belongs is under the key of the database until its command ends ([`crate::commands::altered`]), so one of them may hold rows of this group.
+/// which group it belongs is under the key of the database until its command ends
+/// ([`crate::commands::altered`]), so one of them may hold rows of this group.
 ///
 /// # Errors
 /// If a transaction may be making one of those under the key of the group.
