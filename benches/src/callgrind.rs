@@ -9,17 +9,21 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use pagevault_cipher::CipherId;
+use pagevault_cipher::{CipherId, PageFormat};
 
 /// A small and a large number of pages. The difference excludes the start of the program.
 const PAGES: [u32; 2] = [64, 1064];
 
-/// For each cipher, sealing and opening, with checksums, by the program of benches/page-path. The
-/// names contain architecture and code path.
+/// For each cipher, sealing and opening a page, with checksums, by the program of benches/page-path;
+/// for ciphers of WAL and of temporary files their pages and blocks as well. The names contain
+/// architecture and code path.
 pub(crate) fn instructions(page_path: &Path) -> Result<BTreeMap<String, f64>> {
     let mut found = BTreeMap::new();
+    let elsewhere = ["seal-wal", "open-wal", "seal-temporary", "open-temporary"];
     for cipher in CipherId::ALL {
-        for operation in ["seal", "open"] {
+        // Both are encrypted without tags.
+        let others = elsewhere.iter().filter(|_| PageFormat::of(cipher) == PageFormat::V1);
+        for operation in ["seal", "open"].iter().chain(others).copied() {
             let mut counts = [0.0; 2];
             let mut backend = String::new();
             for (count, pages) in counts.iter_mut().zip(PAGES) {

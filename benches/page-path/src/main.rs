@@ -1,18 +1,21 @@
-//! Seals or opens pages and does nothing else: `pagevault-page-path seal|open CIPHER PAGES`. The
-//! regression gate counts the instructions of this program (benches/src/callgrind.rs). A package of
+//! Seals or opens pages and does nothing else: `pagevault-page-path OPERATION CIPHER PAGES`, where
+//! the operation is `seal` or `open` (pages of relations), `seal-wal`, `open-wal`, `seal-temporary`
+//! or `open-temporary`. The regression gate counts the instructions of this program (benches/src/callgrind.rs). A package of
 //! its own, because building it as the library for servers is built takes seconds then.
 
 use std::error::Error;
 use std::hint::black_box;
 
+use pagevault_cipher::wal::{self, Mark};
 use pagevault_cipher::{
-    Backend, CipherId, DataKey, DataKeyVersion, Fork, PAGE_SIZE, Page, PageFormat, PageKey, page,
+    Backend, CipherId, DataKey, DataKeyVersion, Fork, KeyVersion, PAGE_SIZE, Page, PageFormat,
+    PageKey, page, stream,
 };
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [operation, cipher, pages] = arguments.as_slice() else {
-        return Err("usage: pagevault-page-path seal|open CIPHER PAGES".into());
+        return Err("usage: pagevault-page-path OPERATION CIPHER PAGES".into());
     };
     let cipher = CipherId::ALL
         .into_iter()
@@ -20,9 +23,13 @@ fn main() -> Result<(), Box<dyn Error>> {
         .ok_or_else(|| format!("there is no cipher {cipher}"))?;
     let key = PageKey::new(&DataKey::random(cipher)?);
     let pages = pages.parse()?;
-    match PageFormat::of(cipher) {
-        PageFormat::V1 => run(operation, &key, pages)?,
-        PageFormat::V2 => run_authenticated(operation, &key, pages)?,
+    match (operation.as_str(), PageFormat::of(cipher)) {
+        ("seal-wal" | "open-wal", _) => run_wal(operation == "open-wal", &key, pages),
+        ("seal-temporary" | "open-temporary", _) => {
+            run_temporary(operation == "open-temporary", &key, pages);
+        }
+        (_, PageFormat::V1) => run(operation, &key, pages)?,
+        (_, PageFormat::V2) => run_authenticated(operation, &key, pages)?,
     }
     eprintln!("backend: {}", Backend::detect());
     Ok(())
@@ -72,4 +79,33 @@ fn run_authenticated(operation: &str, key: &PageKey, pages: u32) -> Result<(), B
         }
     }
     Ok(())
+}
+
+/// Pages of WAL, with the mark that opening clears.
+fn run_wal(opens: bool, key: &PageKey, pages: u32) {
+    let mark = Mark::of_version(KeyVersion::FIRST);
+    let mut content = [0x5a; PAGE_SIZE];
+    content[2..4].fill(0);
+    wal::seal(&mut content, key, mark);
+    for address in 0..u64::from(pages) {
+        let page = black_box(&mut content);
+        page[8..16].copy_from_slice(&(address * PAGE_SIZE as u64).to_le_bytes());
+        if opens {
+            // Bits above the flags of PostgreSQL.
+            page[2..4].copy_from_slice(&(mark.get() << 4).to_le_bytes());
+            wal::open(page, key);
+        } else {
+            wal::seal(page, key, mark);
+        }
+    }
+}
+
+/// Blocks of a temporary file.
+fn run_temporary(opens: bool, key: &PageKey, pages: u32) {
+    let mut content = [0x5a; PAGE_SIZE];
+    for number in 0..u64::from(pages) {
+        let block = black_box(&mut content);
+        let offset = number * PAGE_SIZE as u64;
+        if opens { stream::open(key, offset, block) } else { stream::seal(key, offset, block) }
+    }
 }
