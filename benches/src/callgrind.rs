@@ -14,9 +14,9 @@ use pagevault_cipher::{CipherId, PageFormat};
 /// A small and a large number of pages. The difference excludes the start of the program.
 const PAGES: [u32; 2] = [64, 1064];
 
-/// For each cipher, sealing and opening a page, with checksums, by the program of benches/page-path;
-/// for ciphers of WAL and of temporary files their pages and blocks as well. The names contain
-/// architecture and code path.
+/// For each cipher, sealing and opening a page, with checksums, by the program of
+/// benches/page-path; for ciphers of WAL and of temporary files their pages and blocks as well. The
+/// names contain architecture and code path.
 pub(crate) fn instructions(page_path: &Path) -> Result<BTreeMap<String, f64>> {
     let mut found = BTreeMap::new();
     let elsewhere = ["seal-wal", "open-wal", "seal-temporary", "open-temporary"];

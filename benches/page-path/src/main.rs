@@ -1,7 +1,8 @@
 //! Seals or opens pages and does nothing else: `pagevault-page-path OPERATION CIPHER PAGES`, where
 //! the operation is `seal` or `open` (pages of relations), `seal-wal`, `open-wal`, `seal-temporary`
-//! or `open-temporary`. The regression gate counts the instructions of this program (benches/src/callgrind.rs). A package of
-//! its own, because building it as the library for servers is built takes seconds then.
+//! or `open-temporary`. The regression gate counts the instructions of this program
+//! (benches/src/callgrind.rs). A package of its own, because building it as the library for servers
+//! is built takes seconds then.
 
 use std::error::Error;
 use std::hint::black_box;
