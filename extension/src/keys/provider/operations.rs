@@ -182,7 +182,7 @@ pub(crate) fn ask(by: &str, questions: Vec<Question>) -> Result<Vec<Answer>> {
     ask_recording(by, questions, Recording::Health, None)
 }
 
-/// Like [`ask`], for at most this time: there is no answer from those that take longer.
+/// Like [`ask`], for at most this time in all: there is no answer from those that take longer.
 pub(crate) fn ask_within(
     by: &str,
     questions: Vec<Question>,
@@ -258,6 +258,7 @@ fn ask_recording(
     let mut answers: Vec<Answer> = Vec::with_capacity(questions.len());
     let prepared: Result<Vec<_>> = questions.into_iter().map(Prepared::new).collect();
     let mut questions = prepared?.into_iter().peekable();
+    let deadline = limit.map(|limit| Instant::now() + limit);
     // Providers that a run has found out of order: later runs do not wait for them again.
     let mut out_of_order: BTreeMap<String, Failure> = BTreeMap::new();
     while let Some(next) = questions.peek() {
@@ -276,7 +277,12 @@ fn ask_recording(
             length += question.length;
             some.push(question);
         }
-        let new = run_helper(by, some, note, limit)?;
+        // Questions that nobody answers must not take the time of those in later runs.
+        let share = deadline.map(|deadline| {
+            let runs = 1 + questions.len().div_ceil(BATCH) as u32;
+            deadline.saturating_duration_since(Instant::now()) / runs
+        });
+        let new = run_helper(by, some, note, share)?;
         for answer in &new {
             if let Some(failure) = answer.failure().filter(|failure| failure.retry) {
                 out_of_order.insert(answer.subject.provider.clone(), failure.clone());

@@ -55,14 +55,15 @@ const WARN_AGAIN: Duration = Duration::from_secs(300);
 enum Patience {
     /// As long as a provider may take.
     Full,
-    /// This time: the server goes on without these keys.
+    /// This time, and [`EACH_MASTER_KEY`] for each that is asked: the server goes on without these
+    /// keys.
     Limited(Duration),
 }
 
 /// How long the start of the server waits for the keys of key groups, and how much longer for each
-/// of them. Providers answer within a second; a worker goes on asking the others.
+/// of their master keys. Providers answer within a second; a worker goes on asking the others.
 const GROUPS_AT_START: Duration = Duration::from_secs(3);
-const EACH_GROUP: Duration = Duration::from_millis(2);
+const EACH_MASTER_KEY: Duration = Duration::from_millis(2);
 
 /// The same if WAL is to be replayed: a page of a locked group ends the start.
 const GROUPS_BEFORE_REDO: Duration = Duration::from_secs(10);
@@ -76,7 +77,8 @@ fn attempt(by: &str, wanted: impl Fn(Scope, KeyState) -> bool) -> Result<Attempt
 }
 
 /// Asks once for these database keys, (scope, version): all master keys that come first in one
-/// batch, then those that come second for the keys that are left, and so on.
+/// batch, then those that come second for the keys that are left, and so on. If patience is
+/// limited, all of them in one batch: a provider that does not answer would use up the time.
 fn ask_for(by: &str, keys: Vec<(Scope, KeyVersion)>, patience: Patience) -> Result<Attempt> {
     if keys.is_empty() {
         return Ok(Attempt::Unlocked);
@@ -92,29 +94,38 @@ fn ask_for(by: &str, keys: Vec<(Scope, KeyVersion)>, patience: Patience) -> Resu
     let before = locked();
     let mut failure: Option<(Report, Duration)> = None;
     let mut left = asked.clone();
-    for preference in 0..MAX_MASTER_KEYS {
+    let preferences = match patience {
+        Patience::Full => 1,
+        Patience::Limited(_) => MAX_MASTER_KEYS,
+    };
+    for first in (0..MAX_MASTER_KEYS).step_by(preferences) {
         let mut questions = Vec::new();
         let mut of_these = Vec::new();
-        for &(place, record) in &left {
-            let Some(wrapping) = record.wrappings().nth(preference) else { continue };
-            let question = match Question::unwrap(&state, place, record, wrapping) {
-                Ok(question) => question,
-                // Its provider was dropped where nothing needed it any more. The others count.
-                Err(report) => {
-                    failure = failure.or(Some((report, REFUSAL)));
-                    continue;
-                }
-            };
-            let is_patient = record.others.is_empty() && patience == Patience::Full;
-            questions.push(if is_patient { question } else { question.once() });
-            of_these.push(place);
+        for preference in first..first + preferences {
+            for &(place, record) in &left {
+                let Some(wrapping) = record.wrappings().nth(preference) else { continue };
+                let question = match Question::unwrap(&state, place, record, wrapping) {
+                    Ok(question) => question,
+                    // Its provider was dropped where nothing needed it any more. The others count.
+                    Err(report) => {
+                        failure = failure.or(Some((report, REFUSAL)));
+                        continue;
+                    }
+                };
+                let is_patient = record.others.is_empty() && patience == Patience::Full;
+                questions.push(if is_patient { question } else { question.once() });
+                of_these.push(place);
+            }
         }
         if questions.is_empty() {
             continue;
         }
         let answers = match patience {
             Patience::Full => operations::ask(by, questions),
-            Patience::Limited(limit) => operations::ask_within(by, questions, limit),
+            Patience::Limited(limit) => {
+                let each = u32::try_from(questions.len()).unwrap_or_default();
+                operations::ask_within(by, questions, limit + EACH_MASTER_KEY * each)
+            }
         };
         let answers = match answers {
             Ok(answers) => answers,
@@ -354,7 +365,6 @@ fn key_groups_at_start() -> Result<()> {
         true => GROUPS_BEFORE_REDO,
         false => GROUPS_AT_START,
     };
-    let limit = limit + EACH_GROUP * u32::try_from(keys.len()).unwrap_or_default();
     if let Attempt::Locked { report, .. } = ask_for("start", keys, Patience::Limited(limit))? {
         remember(Some(&report))?;
         starts_without_groups(&report).send(PgLogLevel::WARNING);

@@ -5,6 +5,8 @@ mod moving;
 mod recovery;
 mod shredding;
 
+use std::fs;
+
 use anyhow::{Result, ensure};
 use pagevault_tests::cluster::{column, expect_error, run_sql, text};
 use pagevault_tests::standby::{standby_of, wait_for};
@@ -108,6 +110,48 @@ fn what_is_in_a_group_follows_its_schema() -> Result<()> {
     ensure!(cluster.text("SELECT count(*) FROM pagevault.drift")? == "0");
     cluster.crash()?;
     ensure!(count(&cluster, "umbrella.t")? == count(&cluster, "public.t")?);
+    cluster.finish()
+}
+
+/// The start has one deadline for the keys of all groups: it asks all their master keys together,
+/// so none of them takes the time of the others.
+#[test]
+fn the_start_asks_all_master_keys_of_groups_together() -> Result<()> {
+    let (mut cluster, keys) = with_groups(&Settings::default())?;
+    cluster.allow_log("key group");
+    tables(&cluster)?;
+    let all = count(&cluster, "public.t")?;
+    let add = |name: &str| -> Result<KeyFile> {
+        let file = cluster.key_file(name, "main")?;
+        cluster.sql(&file.add_provider(name))?;
+        cluster
+            .sql(&format!("SELECT pagevault.add_key_group_master_key('acme', '{name}', 'main')"))?;
+        Ok(file)
+    };
+    let of_acme = [&keys[1], &add("second")?, &add("third")?];
+    let program = cluster.program("pagevault-keyring");
+    let helper = format!("echo $PPID >> \"$0.runs\"; exec {:?} \"$@\"", program.get_program());
+    let helper = cluster.script("counting", &helper)?;
+    cluster.set(&[("pagevault.keyring_command", &helper)])?;
+    // The worker asks, too.
+    let runs_of_start = |cluster: &Cluster| -> Result<usize> {
+        let pid = fs::read_to_string(cluster.data_directory().join("postmaster.pid"))?;
+        let runs = fs::read_to_string(format!("{helper}.runs"))?;
+        Ok(runs.lines().filter(|by| Some(*by) == pid.lines().next()).count())
+    };
+    // That of the cluster, and then those of the groups.
+    const RUNS: usize = 2;
+    cluster.stop(StopMode::Fast)?;
+    of_acme.iter().try_for_each(|file| file.take_away())?;
+    cluster.start_server()?;
+    is_locked(&cluster, "acme.t", "acme")?;
+    ensure!(count(&cluster, "umbrella.t")? == all);
+    ensure!(runs_of_start(&cluster)? == RUNS, "{} runs", runs_of_start(&cluster)?);
+    cluster.stop(StopMode::Fast)?;
+    of_acme[2].bring_back()?;
+    cluster.start_server()?;
+    ensure!(runs_of_start(&cluster)? == RUNS, "{} runs", runs_of_start(&cluster)?);
+    ensure!(count(&cluster, "acme.t")? == all);
     cluster.finish()
 }
 
