@@ -18,6 +18,7 @@ use pagevault_keystore::log::{self, unsettled};
 use pagevault_keystore::protocol::{Action, Base64, ErrorClass, Operation, Outcome, Request};
 use pagevault_keystore::state::{DataKey, State};
 use pagevault_keystore::wal;
+use pagevault_keystore::wrappings::OfCluster;
 use pagevault_keystore::{
     CheckValue, DatabaseKey, Record, RelFile, Scope, Wrapping, data_key_aad, master_context,
 };
@@ -41,6 +42,7 @@ pub struct Keystore {
     id: [u8; 16],
     scopes: Vec<Scope>,
     state: State,
+    of_cluster: OfCluster,
     access: Access,
     /// What [`databases`] has found, when it was asked first.
     databases: OnceLock<Option<HashSet<u32>>>,
@@ -78,6 +80,7 @@ impl Keystore {
             ));
         }
         let (mut id, mut state) = (None, State::default());
+        let mut of_cluster: Option<OfCluster> = None;
         for &scope in &scopes {
             let path = directory.join(log::file_name(scope));
             let damaged = |what: &dyn std::fmt::Display| {
@@ -87,21 +90,26 @@ impl Keystore {
                 )
             };
             let bytes = read_trusted(FileKind::Keystore, &path)?;
-            let contents = log::replay(&bytes, scope).map_err(|error| damaged(&error))?;
+            let mut contents = log::replay(&bytes, scope).map_err(|error| damaged(&error))?;
             if *id.get_or_insert(contents.position.keystore_id) != contents.position.keystore_id {
                 return Err(damaged(&"it belongs to another keystore than the other key files"));
             }
+            // As the server does when it starts: the files of a backup are of different times.
+            let of_cluster = of_cluster
+                .get_or_insert_with(|| OfCluster::new(&contents.records, contents.position.logged));
+            of_cluster.bring_into_line(&mut contents.records);
             for record in contents.records {
                 state.apply(record).map_err(|error| damaged(&error))?;
             }
         }
-        let id = id.unwrap_or_default();
+        let (id, of_cluster) = (id.unwrap_or_default(), of_cluster.unwrap_or_default());
         for record in restored(&directory, id)? {
             state.apply(record).map_err(|error| {
                 Failure::new(ErrorClass::Internal, format!("the keystore is damaged: {error}"))
             })?;
         }
-        Ok(Self { data_directory, id, scopes, state, access, databases: OnceLock::new() })
+        let databases = OnceLock::new();
+        Ok(Self { data_directory, id, scopes, state, of_cluster, access, databases })
     }
 
     /// The data directory, without symbolic links.
@@ -136,6 +144,14 @@ impl Keystore {
         &self.state
     }
 
+    /// [`Scope::name`], with the name of a key group that exists.
+    fn name(&self, scope: Scope) -> String {
+        match scope.key_group().and_then(|group| self.state.key_group(group)) {
+            Some(group) => format!("key group \"{}\"", group.name),
+            None => scope.name(),
+        }
+    }
+
     /// Records that failed starts of the server cut off from key files, by scope.
     ///
     /// # Errors
@@ -147,10 +163,11 @@ impl Keystore {
             let path = directory.join(unsettled::name(scope));
             let records =
                 unsettled::decode(&read_trusted(FileKind::Keystore, &path)?, scope, &self.id);
-            let records = records.map_err(|error| {
+            let mut records = records.map_err(|error| {
                 let what = format!("key file \"{}\" is not readable: {error}", path.display());
                 Failure::new(ErrorClass::Internal, what)
             })?;
+            self.of_cluster.bring_into_line(&mut records);
             found.push((scope, records));
         }
         Ok(found)
@@ -172,8 +189,9 @@ impl Keystore {
     pub fn unlock(&self, wanted: &BTreeSet<(Scope, KeyVersion)>) -> Result<DatabaseKeys, Failure> {
         let record = |&(scope, version): &(Scope, KeyVersion)| {
             let key = self.state.database_key(scope, version).ok_or_else(|| {
+                let whose = self.name(scope);
                 damaged(format!(
-                    "the keystore has no version {version} of the database key of scope {scope}"
+                    "the keystore has no version {version} of the database key of {whose}"
                 ))
             })?;
             Ok(((scope, version), key))
@@ -270,7 +288,7 @@ impl Keystore {
         }
         Err(Failure::new(
             ErrorClass::WrongKey,
-            format!("wrong key for version {version} of the database key of {}", scope.name()),
+            format!("wrong key for version {version} of the database key of {}", self.name(scope)),
         )
         .with_detail(format!(
             "The key does not match the recorded key check value. According to the keystore, it is wrapped by master key \"{}\" of provider \"{}\". Nothing was changed.",

@@ -65,12 +65,39 @@ pub fn leave_out_unknown(records: &mut Vec<Record>, known: &HashSet<(Scope, KeyV
 }
 
 /// The key groups that have ended, as these records of the cluster's log say, and when.
-pub fn ended_key_groups(records: &[Record]) -> HashMap<Scope, i64> {
+fn ended_key_groups(records: &[Record]) -> HashMap<Scope, i64> {
     let ended = records.iter().filter_map(|record| match record {
         Record::EndedKeyGroup { group, at } => Some((group.scope(), *at)),
         _ => None,
     });
     ended.collect()
+}
+
+/// What the cluster's log says about keys in the other logs.
+#[derive(Debug, Default)]
+pub struct OfCluster {
+    known: HashSet<(Scope, KeyVersion)>,
+    ended: HashMap<Scope, i64>,
+    logged: Lsn,
+}
+
+impl OfCluster {
+    /// By the records of the cluster's log. `logged`: the address of the last one.
+    pub fn new(records: &[Record], logged: Lsn) -> Self {
+        Self { known: database_keys(records), ended: ended_key_groups(records), logged }
+    }
+
+    /// Scope and version of each database key.
+    pub fn database_keys(&self) -> &HashSet<(Scope, KeyVersion)> {
+        &self.known
+    }
+
+    /// Brings the records of a log into line with the cluster's log, which may be of a later time:
+    /// after a crash, and in a backup.
+    pub fn bring_into_line(&self, records: &mut Vec<Record>) {
+        leave_out_forgotten(records, &self.known);
+        bury(records, &self.ended, self.logged);
+    }
 }
 
 /// Puts tombstones in the place of data keys that are wrapped by keys of ended key groups. A backup
@@ -80,7 +107,7 @@ pub fn ended_key_groups(records: &[Record]) -> HashMap<Scope, i64> {
 ///
 /// `lsn`: the address of the last record of the cluster's log. The records that destroyed these
 /// keys are before that.
-pub fn bury(records: &mut [Record], ended: &HashMap<Scope, i64>, lsn: Lsn) {
+fn bury(records: &mut [Record], ended: &HashMap<Scope, i64>, lsn: Lsn) {
     for record in records {
         if let Some(tombstone) = tombstone(record, ended, lsn) {
             *record = tombstone;
@@ -99,7 +126,7 @@ pub fn tombstone(record: &Record, ended: &HashMap<Scope, i64>, lsn: Lsn) -> Opti
 /// Removes older wrappings by database keys that are forgotten: unknown, although a later version
 /// is known. The first other wrapping of the key takes the place of the first one, because records
 /// about the key follow it.
-pub fn leave_out_forgotten(records: &mut Vec<Record>, known: &HashSet<(Scope, KeyVersion)>) {
+fn leave_out_forgotten(records: &mut Vec<Record>, known: &HashSet<(Scope, KeyVersion)>) {
     let mut newest: HashMap<Scope, KeyVersion> = HashMap::new();
     for &(scope, version) in known {
         let last = newest.entry(scope).or_insert(version);
@@ -179,7 +206,7 @@ pub fn with_older<'a>(
 #[cfg(test)]
 mod tests {
     use super::{
-        bury, database_keys, ended_key_groups, has_former_of_database_keys, has_unknown,
+        OfCluster, bury, database_keys, ended_key_groups, has_former_of_database_keys, has_unknown,
         leave_out_forgotten, leave_out_unknown, with_older,
     };
     use crate::record::Record;
@@ -250,6 +277,10 @@ mod tests {
             vec![under(1, group.scope()), current(1), alive.clone(), current(2), data_key(3, 1)];
         bury(&mut records, &ended_key_groups(&cluster), Lsn(70));
         assert_eq!(records, [destroyed(1), current(1), alive, current(2), data_key(3, 1)]);
+        // Likewise with all that the cluster's log says.
+        let mut again = vec![under(1, group.scope()), current(1)];
+        OfCluster::new(&cluster, Lsn(70)).bring_into_line(&mut again);
+        assert_eq!(again, [destroyed(1), current(1)]);
         let state = State::from_records(records).unwrap();
         let buried = state.file(file(1)).unwrap();
         assert!(buried.keys.is_empty() && buried.is_destroyed(DataKeyVersion::FIRST));

@@ -8,7 +8,8 @@ use pagevault_keystore::former;
 use pagevault_keystore::job_table::JobTable;
 use pagevault_keystore::log::{self, Log, LogError, Position, Trust};
 use pagevault_keystore::storage::FileStorage;
-use pagevault_keystore::{Record, Scope, log::Contents, wrappings};
+use pagevault_keystore::wrappings::{self, OfCluster};
+use pagevault_keystore::{Record, Scope, log::Contents};
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
@@ -74,6 +75,7 @@ const OBSOLETE: usize = 1000;
 
 fn read_logs(storage: &FileStorage, recovering: bool) -> Result<Vec<Contents>> {
     let mut logs = Vec::new();
+    let mut of_cluster = None;
     // Only WAL knows whether changes that no checkpoint has settled took place.
     let trust =
         if recovering { Trust::Settled { redo: process::redo_start() } } else { Trust::All };
@@ -91,16 +93,14 @@ fn read_logs(storage: &FileStorage, recovering: bool) -> Result<Vec<Contents>> {
         }
         if recovering {
             // Scopes ascend: the cluster's log, which contains the database keys, is first.
-            let cluster = logs.first().unwrap_or(&contents);
-            let known = wrappings::database_keys(&cluster.records);
-            let ended = wrappings::ended_key_groups(&cluster.records);
-            let last = cluster.position.logged;
-            wrappings::leave_out_forgotten(&mut contents.records, &known);
-            wrappings::bury(&mut contents.records, &ended, last);
-            let is_ahead = wrappings::has_unknown(&contents.records, &known);
+            let of_cluster = of_cluster
+                .get_or_insert_with(|| OfCluster::new(&contents.records, contents.position.logged));
+            of_cluster.bring_into_line(&mut contents.records);
+            let known = of_cluster.database_keys();
+            let is_ahead = wrappings::has_unknown(&contents.records, known);
             let whole = is_ahead.then(|| contents.records.clone());
             if is_ahead {
-                wrappings::leave_out_unknown(&mut contents.records, &known);
+                wrappings::leave_out_unknown(&mut contents.records, known);
             }
             rewrite(&mut log, &mut contents, whole.as_deref())?;
         } else {

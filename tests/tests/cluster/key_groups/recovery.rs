@@ -148,6 +148,8 @@ fn a_backup_that_copies_the_end_of_a_group_before_its_files() -> Result<()> {
         let keystore = restored.data_directory().join("pagevault");
         fs::write(keystore.join(&name), &of_database)?;
         fs::write(keystore.join(log::file_name(Scope::CLUSTER)), &of_cluster)?;
+        // Programs read the keystore as the server does.
+        cluster.expect_verified(&restored.data_directory(), 0, &["No damage found."])?;
         restored.start_server()?;
         for table in ["acme.t", "acme.coming"] {
             let error = restored.error(&format!("{COUNT} {table}"))?;
