@@ -95,8 +95,7 @@ impl Keystore {
                 return Err(damaged(&"it belongs to another keystore than the other key files"));
             }
             // As the server does when it starts: the files of a backup are of different times.
-            let of_cluster = of_cluster
-                .get_or_insert_with(|| OfCluster::new(&contents.records, contents.position.logged));
+            let of_cluster = of_cluster.get_or_insert_with(|| OfCluster::new(&contents.records));
             of_cluster.bring_into_line(&mut contents.records);
             for record in contents.records {
                 state.apply(record).map_err(|error| damaged(&error))?;
