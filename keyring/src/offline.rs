@@ -95,7 +95,8 @@ impl Keystore {
                 return Err(damaged(&"it belongs to another keystore than the other key files"));
             }
             // As the server does when it starts: the files of a backup are of different times.
-            let of_cluster = of_cluster.get_or_insert_with(|| OfCluster::new(&contents.records));
+            let of_cluster = of_cluster
+                .get_or_insert_with(|| OfCluster::new(&contents.records, contents.position.logged));
             of_cluster.bring_into_line(&mut contents.records);
             for record in contents.records {
                 state.apply(record).map_err(|error| damaged(&error))?;

@@ -73,21 +73,18 @@ fn ended_key_groups(records: &[Record]) -> HashMap<Scope, i64> {
     ended.collect()
 }
 
-/// In a tombstone that WAL has not brought: an address after all records about pages under the key.
-/// Only a placeholder page has a higher one.
-pub const AFTER_ALL_WAL: Lsn = Lsn(u64::MAX - 1);
-
 /// What the cluster's log says about keys in the other logs.
 #[derive(Debug, Default)]
 pub struct OfCluster {
     known: HashSet<(Scope, KeyVersion)>,
     ended: HashMap<Scope, i64>,
+    logged: Lsn,
 }
 
 impl OfCluster {
-    /// By the records of the cluster's log.
-    pub fn new(records: &[Record]) -> Self {
-        Self { known: database_keys(records), ended: ended_key_groups(records) }
+    /// By the records of the cluster's log. `logged`: the address of the last one.
+    pub fn new(records: &[Record], logged: Lsn) -> Self {
+        Self { known: database_keys(records), ended: ended_key_groups(records), logged }
     }
 
     /// Scope and version of each database key.
@@ -99,7 +96,7 @@ impl OfCluster {
     /// after a crash, and in a backup.
     pub fn bring_into_line(&self, records: &mut Vec<Record>) {
         leave_out_forgotten(records, &self.known);
-        bury(records, &self.ended);
+        bury(records, &self.ended, self.logged);
     }
 }
 
@@ -107,20 +104,23 @@ impl OfCluster {
 /// that copies a database's log, and the cluster's log after a group has ended, has such keys. What
 /// is replayed until then is about pages that nobody can open any more. Without a tombstone they
 /// would have no key at all, and be written in plaintext.
-fn bury(records: &mut [Record], ended: &HashMap<Scope, i64>) {
+///
+/// `lsn`: the address of the last record of the cluster's log. The records that destroyed these
+/// keys are before that.
+fn bury(records: &mut [Record], ended: &HashMap<Scope, i64>, lsn: Lsn) {
     for record in records {
-        if let Some(tombstone) = tombstone(record, ended) {
+        if let Some(tombstone) = tombstone(record, ended, lsn) {
             *record = tombstone;
         }
     }
 }
 
 /// The tombstone of a data key that is wrapped by the key of an ended key group.
-pub fn tombstone(record: &Record, ended: &HashMap<Scope, i64>) -> Option<Record> {
+pub fn tombstone(record: &Record, ended: &HashMap<Scope, i64>, lsn: Lsn) -> Option<Record> {
     let Record::DataKey { file, version, cipher, scope, .. } = record else { return None };
     let at = *ended.get(scope)?;
     let (file, through, cipher) = (*file, *version, *cipher);
-    Some(Record::Destroyed { file, through, cipher, whole: false, lsn: AFTER_ALL_WAL, at })
+    Some(Record::Destroyed { file, through, cipher, whole: false, lsn, at })
 }
 
 /// Removes older wrappings by database keys that are forgotten: unknown, although a later version
@@ -206,9 +206,8 @@ pub fn with_older<'a>(
 #[cfg(test)]
 mod tests {
     use super::{
-        AFTER_ALL_WAL, OfCluster, bury, database_keys, ended_key_groups,
-        has_former_of_database_keys, has_unknown, leave_out_forgotten, leave_out_unknown,
-        with_older,
+        OfCluster, bury, database_keys, ended_key_groups, has_former_of_database_keys, has_unknown,
+        leave_out_forgotten, leave_out_unknown, with_older,
     };
     use crate::record::Record;
     use crate::rel_file::{Phase, RelFile};
@@ -270,17 +269,17 @@ mod tests {
             through: DataKeyVersion::FIRST,
             cipher: 1,
             whole: false,
-            lsn: AFTER_ALL_WAL,
+            lsn: Lsn(70),
             at: 9,
         };
         let alive = under(2, KeyGroup::new(101).unwrap().scope());
         let mut records =
             vec![under(1, group.scope()), current(1), alive.clone(), current(2), data_key(3, 1)];
-        bury(&mut records, &ended_key_groups(&cluster));
+        bury(&mut records, &ended_key_groups(&cluster), Lsn(70));
         assert_eq!(records, [destroyed(1), current(1), alive, current(2), data_key(3, 1)]);
         // Likewise with all that the cluster's log says.
         let mut again = vec![under(1, group.scope()), current(1)];
-        OfCluster::new(&cluster).bring_into_line(&mut again);
+        OfCluster::new(&cluster, Lsn(70)).bring_into_line(&mut again);
         assert_eq!(again, [destroyed(1), current(1)]);
         let state = State::from_records(records).unwrap();
         let buried = state.file(file(1)).unwrap();

@@ -6,7 +6,7 @@ use crate::pg::guc;
 use crate::pg::process::ProcessLocal;
 
 /// Settings in the trail.
-const WATCHED: [&str; 27] = [
+const WATCHED: [&str; 26] = [
     "pagevault.anchor",
     "pagevault.anchor_interval",
     "pagevault.anchor_wait",
@@ -17,7 +17,6 @@ const WATCHED: [&str; 27] = [
     "pagevault.data_catalog_encryption",
     "pagevault.default_encryption",
     "pagevault.enforce_encryption",
-    "pagevault.give_up_key_groups",
     "pagevault.keyring_command",
     "pagevault.recovery_waits_for_keys",
     "pagevault.rekey_workers",

@@ -13,7 +13,6 @@ pub(crate) mod authentication;
 pub(crate) mod calls_seen;
 pub(crate) mod ddl;
 pub(crate) mod decoding;
-mod faults;
 pub(crate) mod files;
 pub(crate) mod forward;
 pub(crate) mod granted;

@@ -10,7 +10,6 @@ use pagevault_cipher::{DataKeyVersion, Page};
 use pgrx::pg_sys::{self, BlockNumber, SMgrRelation};
 
 use super::calls_seen::{self, Call};
-use super::faults::{await_key, has_awaited_key, raise, refuse_read};
 use super::forward::Forward;
 use super::{aio, ddl, sealing};
 use crate::page::io::{PageFault, SealTarget, Writing};
@@ -66,6 +65,29 @@ pub(super) static MDZEROEXTEND: Forward<ZeroExtend> = Forward::unresolved();
 pub(super) static MDCREATE: Forward<Create> = Forward::unresolved();
 pub(super) static MDSTARTREADV: Forward<StartReadV> = Forward::unresolved();
 
+/// Raises the fault as ERROR. Not inlined, to keep the hot path small.
+///
+/// # Safety
+/// No frame between here and the server's call has values with destructors.
+#[cold]
+#[inline(never)]
+unsafe fn raise(fault: PageFault, block: BlockNumber) -> ! {
+    // SAFETY: the server may longjmp over our callers, which have no values with destructors.
+    unsafe { pg_sys::panic::pgrx_extern_c_guard(|| page::errors::report(fault, block).raise()) }
+}
+
+/// [`raise`] for a read that is refused before it starts.
+///
+/// # Safety
+/// As [`raise`]: the server may longjmp over our callers.
+#[cold]
+#[inline(never)]
+unsafe fn refuse_read(fault: PageFault, block: BlockNumber) -> ! {
+    page::io::count_refusal(fault.file);
+    // SAFETY: our caller has no values with destructors, as `raise` requires.
+    unsafe { raise(fault, block) }
+}
+
 /// Contract: called by bufmgr.c and by raw copies (RelationCopyStorage) with I/O in progress on the
 /// buffer, which no other process accesses; not in a critical section; may raise errors.
 pub(super) unsafe extern "C-unwind" fn mdread(
@@ -83,8 +105,8 @@ pub(super) unsafe extern "C-unwind" fn mdread(
             refuse_read(fault, block);
         }
         MDREAD.get()(reln, fork, block, buffer);
-        while let Err(fault) = page::io::open(file, fork, block, &mut *buffer.cast()) {
-            await_key(fault, block);
+        if let Err(fault) = page::io::open(file, fork, block, &mut *buffer.cast()) {
+            raise(fault, block);
         }
     }
 }
@@ -107,8 +129,8 @@ pub(super) unsafe extern "C-unwind" fn mdreadv(
         MDREADV.get()(reln, fork, block, buffers, count);
         for i in 0..count {
             let buffer = *buffers.add(i as usize);
-            while let Err(fault) = page::io::open(file, fork, block + i, &mut *buffer.cast()) {
-                await_key(fault, block + i);
+            if let Err(fault) = page::io::open(file, fork, block + i, &mut *buffer.cast()) {
+                raise(fault, block + i);
             }
         }
     }
@@ -130,15 +152,10 @@ pub(super) unsafe extern "C-unwind" fn mdstartreadv(
     unsafe {
         calls_seen::note(Call::StartRead);
         let file = compat::smgr_file(reln);
-        let check = || {
-            page::io::check_access(file)
-                .and_then(|()| page::io::check_usable(file))
-                .and_then(|()| check_not_locked(reln, file, fork, block..block + count))
-        };
-        while let Err(fault) = check() {
-            if has_awaited_key(fault) {
-                continue;
-            }
+        let checked = page::io::check_access(file)
+            .and_then(|()| page::io::check_usable(file))
+            .and_then(|()| check_not_locked(reln, file, fork, block..block + count));
+        if let Err(fault) = checked {
             // The end of the transaction would release the handle, and close the batch of reads
             // that may be open (read_stream.c). Before that, CREATE DATABASE cleans up:
             // remove_dbtablespaces (dbcommands.c) reads a catalog, and would fail instead, as a
@@ -264,10 +281,7 @@ pub(super) unsafe extern "C-unwind" fn mdwritev(
             let run = (count - done).min(sealing::RUN_MAX);
             match sealing::seal(target, fork, block + done, buffers.add(done as usize), run) {
                 Ok(sealed) => MDWRITEV.get()(reln, fork, block + done, sealed, run, skip_fsync),
-                Err(fault) => {
-                    await_key(fault, block + done);
-                    continue;
-                }
+                Err(fault) => raise(fault, block + done),
             }
             done += run;
         }
@@ -287,10 +301,9 @@ pub(super) unsafe extern "C-unwind" fn mdzeroextend(
     unsafe {
         calls_seen::note(Call::ZeroExtend);
         let file = compat::smgr_file(reln);
-        while let Err(fault) =
-            page::io::check_access(file).and_then(|()| page::io::check_usable(file))
+        if let Err(fault) = page::io::check_access(file).and_then(|()| page::io::check_usable(file))
         {
-            await_key(fault, block);
+            raise(fault, block);
         }
         MDZEROEXTEND.get()(reln, fork, block, count, skip_fsync);
     }
@@ -468,11 +481,9 @@ unsafe fn seal_one(
     // no values with destructors.
     unsafe {
         let Some(target) = target else { return buffer };
-        loop {
-            match sealing::seal(target, fork, block, &raw const buffer, 1) {
-                Ok(sealed) => return *sealed,
-                Err(fault) => await_key(fault, block),
-            }
+        match sealing::seal(target, fork, block, &raw const buffer, 1) {
+            Ok(sealed) => *sealed,
+            Err(fault) => raise(fault, block),
         }
     }
 }

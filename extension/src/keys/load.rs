@@ -93,7 +93,8 @@ fn read_logs(storage: &FileStorage, recovering: bool) -> Result<Vec<Contents>> {
         }
         if recovering {
             // Scopes ascend: the cluster's log, which contains the database keys, is first.
-            let of_cluster = of_cluster.get_or_insert_with(|| OfCluster::new(&contents.records));
+            let of_cluster = of_cluster
+                .get_or_insert_with(|| OfCluster::new(&contents.records, contents.position.logged));
             of_cluster.bring_into_line(&mut contents.records);
             let known = of_cluster.database_keys();
             let is_ahead = wrappings::has_unknown(&contents.records, known);

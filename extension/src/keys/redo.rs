@@ -18,7 +18,7 @@ use super::store::persist::{
     apply_logged, cluster_state, recovery_needs_room, remember, settle_now, stage,
 };
 use super::store::{database_keys, directory, former};
-use super::usage::{data_keys, destruction, given_up};
+use super::usage::{data_keys, destruction};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::process::ProcessLocal;
 use crate::pg::report::{Report, Result, internal};
@@ -39,7 +39,6 @@ pub(crate) fn replay(
     records: &[Record],
     (start, end): (Lsn, Lsn),
 ) -> Result<()> {
-    given_up::drop_pages();
     let destroys = records.iter().any(|record| matches!(record, Record::Destroyed { .. }));
     if destroys {
         destruction::before_redo(records);
@@ -69,8 +68,11 @@ pub(crate) fn replay(
             || is_forgotten_database_key(record)
             || is_of_forgotten_key(&lock, record, &brought))
     };
-    let buried =
-        |record: &Record| wrappings::tombstone(record, &ended).unwrap_or_else(|| record.clone());
+    let last = shmem::required()?.control.position(Scope::CLUSTER).map(|log| log.logged);
+    let buried = |record: &Record| {
+        wrappings::tombstone(record, &ended, last.unwrap_or_default())
+            .unwrap_or_else(|| record.clone())
+    };
     let records: Vec<Record> = records.iter().filter(counts).map(buried).collect();
     if records.is_empty() {
         return Ok(());
@@ -111,7 +113,6 @@ pub(crate) fn replay(
     let new: Vec<_> = new.collect();
     if !new.is_empty() {
         unlock::unlock_in_recovery(&new);
-        given_up::drop_pages();
     }
     Ok(())
 }

@@ -1,17 +1,17 @@
 //! Error reports for page faults. Not on the page path, which only returns the faults.
 
-use pagevault_keystore::{RelFile, Scope};
+use pagevault_keystore::RelFile;
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::ForkNumber;
 
 use super::io::{Cause, PageFault};
 use super::names::{self, Name};
 use super::placeholders;
-use crate::keys::store::{database_keys, key_groups, unsettled};
+use crate::keys::store::{key_groups, unsettled};
 use crate::keys::usage::key_error::KeyError;
 use crate::keys::usage::{fips, refused, withheld};
 use crate::pg::compat;
-use crate::pg::process::{in_recovery, is_startup_process, serves_users};
+use crate::pg::process::is_startup_process;
 use crate::pg::report::Report;
 
 /// The database number of files of shared catalogs.
@@ -106,15 +106,15 @@ pub(crate) fn report(fault: PageFault, block: u32) -> Report {
         KeyError::Locked { scope } => {
             let whose = key_groups::describe(scope);
             withheld::note();
-            if in_recovery() && !serves_users() {
-                return locked_in_recovery(&what, &place, scope);
-            }
             Report::new(
                 PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
                 format!("{what} is locked"),
             )
             .detail(format!("The key of {whose} has not been unwrapped: its key provider did not answer or refused.{place}"))
             .hint(match file.database {
+                _ if is_startup_process() => {
+                    "Make the key provider reachable and start the server again: replay goes on from here, and nothing is lost.".to_owned()
+                }
                 SHARED_CATALOGS => "Nobody can log in until then; the server keeps trying. Its log tells the cause.".to_owned(),
                 _ => format!("See pagevault.status for the cause. The server keeps trying; pagevault.unlock() tries again now.{search}"),
             })
@@ -136,28 +136,6 @@ pub(crate) fn report(fault: PageFault, block: u32) -> Report {
         .detail(format!("Its record in the keystore does not authenticate under the database key.{place}"))
         .hint(format!("Restore the keystore from a backup taken together with this data directory.{search}")),
     }
-}
-
-/// The report if recovery needs a locked key. Nobody may be able to look at the status then.
-fn locked_in_recovery(what: &str, place: &str, scope: Scope) -> Report {
-    let whose = key_groups::describe(scope);
-    let providers = match &*database_keys::providers_of(scope) {
-        [] => "its key provider".to_owned(),
-        names => format!("key provider \"{}\"", names.join("\" or \"")),
-    };
-    let hint = "Make the key provider reachable and start the server again: replay goes on from here, and nothing is lost.";
-    let hint = match scope.key_group() {
-        Some(_) => format!(
-            "{hint} If the key will never be there again, name the key group in pagevault.give_up_key_groups: its relations are destroyed then, and everything else is whole."
-        ),
-        None => hint.to_owned(),
-    };
-    Report::new(
-        PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
-        format!("{what} is locked, and recovery needs the key of {whose}"),
-    )
-    .detail(format!("It has not been unwrapped: {providers} did not answer or refused.{place}"))
-    .hint(hint)
 }
 
 /// The report for a relation or file whose keys were destroyed. `place` is a further sentence of

@@ -6,9 +6,7 @@
 
 use pagevault_cipher::{DataKeyVersion, Fork, Lsn, PAGE_SIZE, Page, PageKey, page};
 
-use super::lost::{
-    blank, blank_for_redo, blank_if_lost, is_in_use_after_destruction, is_lost_for_users,
-};
+use super::lost::{blank, blank_for_redo, blank_if_lost, is_in_use_after_destruction};
 use super::{placeholders, undecided, written_over};
 use crate::keys::store::directory;
 use crate::keys::usage::key_error::KeyError;
@@ -339,10 +337,6 @@ fn open_sealed(
                 return Ok(());
             }
             Err(PageFault { file, cause: Cause::NotAuthentic })
-        }
-        Err(KeyError::Destroyed) if is_lost_for_users(file.file, version) => {
-            count_refusal(file);
-            Err(PageFault::of_key(file, KeyError::Destroyed))
         }
         Err(KeyError::Destroyed) if in_recovery() => {
             blank_for_redo(file.file, fork, version, block, page);

@@ -2,12 +2,11 @@
 
 use pagevault_cipher::{DataKeyVersion, Fork, Lsn, Page, page};
 use pagevault_keystore::RelFile;
-use pagevault_keystore::wrappings::AFTER_ALL_WAL;
 
 use super::io::fork_of;
 use crate::keys::store::directory;
 use crate::pg::compat::SmgrFile;
-use crate::pg::process::{data_checksums, serves_users};
+use crate::pg::process::data_checksums;
 
 /// Recovery begins at the redo pointer of the last checkpoint. Keys may have been destroyed after
 /// that, so redo repeats changes of pages that can no longer be opened. It gets empty pages with an
@@ -53,13 +52,6 @@ pub(super) fn blank(file: RelFile, fork: i32, lsn: Lsn, block: u32, page: &mut P
     } else {
         page::blank(page, lsn, block, data_checksums());
     }
-}
-
-/// Whether the key was destroyed without its pages having been replaced: of a group that was given
-/// up. If the file is still in use it has lost what they held, and must not be taken for whole.
-#[cold]
-pub(super) fn is_lost_for_users(file: RelFile, version: DataKeyVersion) -> bool {
-    serves_users() && directory::destroyed_at(file, version) == Some(AFTER_ALL_WAL)
 }
 
 /// Whether the file is still in use although earlier keys of it were destroyed. No page under those

@@ -1,6 +1,5 @@
 //! Pages of relations: sealed before they are written, opened after they are read.
 
-pub(crate) mod awaited;
 pub(crate) mod errors;
 pub(crate) mod flushing;
 pub(crate) mod io;

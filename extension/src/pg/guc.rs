@@ -36,8 +36,6 @@ const PREFIX: &str = "pagevault.";
 static DEFAULT_ENCRYPTION: GucSetting<bool> = GucSetting::<bool>::new(false);
 static ENFORCE_ENCRYPTION: GucSetting<bool> = GucSetting::<bool>::new(false);
 static DATA_CATALOG_ENCRYPTION: GucSetting<bool> = GucSetting::<bool>::new(true);
-static GIVE_UP_KEY_GROUPS: GucSetting<Option<CString>> =
-    GucSetting::<Option<CString>>::new(Some(c""));
 static RECOVERY_WAITS_FOR_KEYS: GucSetting<bool> = GucSetting::<bool>::new(true);
 static SHARED_CATALOG_ENCRYPTION: GucSetting<bool> = GucSetting::<bool>::new(false);
 static CIPHER: GucSetting<Cipher> = GucSetting::<Cipher>::new(Cipher::Auto);
@@ -155,14 +153,6 @@ pub(crate) fn define(changed: Changed) -> Result<()> {
         c"Whether a standby or a restore waits when it replays a new database key that no provider unwraps.",
         c"If off, it continues until the key is needed, and stops there. Turn it off with a reload to get past a key that is no longer needed.",
         &RECOVERY_WAITS_FOR_KEYS,
-        GucContext::Sighup,
-        GucFlags::default(),
-    );
-    GucRegistry::define_string_guc(
-        c"pagevault.give_up_key_groups",
-        c"Key groups that recovery destroys instead of waiting for their keys, or ending.",
-        c"Names, separated by commas. Only in recovery, and only groups whose keys no provider unwraps. Remove them afterwards.",
-        &GIVE_UP_KEY_GROUPS,
         GucContext::Sighup,
         GucFlags::default(),
     );
@@ -456,14 +446,6 @@ pub(crate) fn writers_timeout() -> Option<Duration> {
 /// `pagevault.recovery_waits_for_keys`
 pub(crate) fn recovery_waits_for_keys() -> bool {
     RECOVERY_WAITS_FOR_KEYS.get()
-}
-
-/// `pagevault.give_up_key_groups`
-pub(crate) fn give_up_key_groups() -> Vec<String> {
-    let names = GIVE_UP_KEY_GROUPS.get().unwrap_or_default();
-    let names = names.to_string_lossy();
-    let names = names.split(',').map(str::trim).filter(|name| !name.is_empty());
-    names.map(str::to_owned).collect()
 }
 
 /// `pagevault.temp_encryption`

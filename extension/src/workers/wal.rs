@@ -1,6 +1,5 @@
-//! Background worker of a primary: logs keys restored from escrow in WAL, and the end of key groups
-//! that recovery has given up; switches WAL encryption as `pagevault.wal_encryption` requires, and
-//! writes notes to the anchor.
+//! Background worker of a primary: logs keys restored from escrow in WAL, switches WAL encryption
+//! as `pagevault.wal_encryption` requires, and writes notes to the anchor.
 
 use std::time::Duration;
 
@@ -9,7 +8,7 @@ use pgrx::prelude::PgLogLevel;
 
 use crate::anchor::Watch;
 use crate::keys::store::escrow;
-use crate::keys::usage::{given_up, wal_switch};
+use crate::keys::usage::wal_switch;
 use crate::pg::process;
 
 /// Longest sleep; a change of settings ends it early.
@@ -35,10 +34,7 @@ pub(super) fn main() {
     let mut is_first = true;
     let mut anchor = Watch::default();
     loop {
-        let announced = escrow::announce().and_then(|()| match is_first {
-            true => given_up::announce(),
-            false => Ok(()),
-        });
+        let announced = escrow::announce();
         let done = wal_switch::reconcile();
         // After reconcile(): the newest switch may be one that does not apply.
         if std::mem::take(&mut is_first)

@@ -173,14 +173,14 @@ fn ends_a_start_after_a_crash() -> Result<()> {
 fn makes_a_standby_wait() -> Result<()> {
     let (primary, _keys, faulty) = cluster(&Settings::default())?;
     let mut standby = Standby::default().slot("standby").start(&primary)?;
-    standby.allow_log("recovery waits for a key");
+    standby.allow_log("recovery waits for a new key");
     wait_for(&standby, &primary)?;
     standby.sql("SELECT pg_wal_replay_pause()")?;
     standby.eventually("SELECT pg_get_wal_replay_pause_state()", "paused")?;
     primary.sql("SELECT pagevault.rotate_database_key(); INSERT INTO secret VALUES (1001, 'x')")?;
     faulty.return_wrong_keys()?;
     standby.sql("SELECT pg_wal_replay_resume()")?;
-    standby.eventually_logs("recovery waits for a key")?;
+    standby.eventually_logs("recovery waits for a new key")?;
     ensure!(standby.log().contains(WRONG), "the log does not say why");
     ensure!(standby.text("SELECT count(*) FROM secret")? == "1000", "the standby does not answer");
     ensure!(standby.text(STATE)? == "locked", "the standby took the wrong key");

@@ -226,7 +226,7 @@ fn own_way() -> Result<()> {
 fn cut() -> Result<()> {
     let (primary, mut standby, _vault, detour) = pair()?;
     standby.allow_log("cannot start without keys");
-    standby.allow_log("recovery waits for a key");
+    standby.allow_log("recovery waits for a new key");
     let reachable = "SELECT reachable::text FROM pagevault.providers";
     standby.eventually(reachable, "true")?;
     detour.cut();
@@ -247,7 +247,7 @@ fn cut() -> Result<()> {
     primary.sql("CREATE TABLE later AS SELECT * FROM secret")?;
     write(&primary)?;
     primary.sql("SELECT pg_switch_wal()")?;
-    standby.eventually_logs("recovery waits for a key")?;
+    standby.eventually_logs("recovery waits for a new key")?;
     readable(&primary)?;
     readable(&standby)?;
     ensure!(standby.text("SELECT state FROM pagevault.status")? == "locked");
@@ -273,7 +273,7 @@ fn cut() -> Result<()> {
 /// It asks repeatedly, as at its start, and can be stopped meanwhile.
 fn back_soon() -> Result<()> {
     let (primary, mut standby, _vault, detour) = pair()?;
-    standby.allow_log("recovery waits for a key");
+    standby.allow_log("recovery waits for a new key");
     standby.append_conf("pagevault.unlock_timeout = 1h\npagevault.revalidate_interval = 0")?;
     standby.restart()?;
     wait_for(&standby, &primary)?;

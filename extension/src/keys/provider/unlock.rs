@@ -14,7 +14,6 @@ use super::gone::is_gone;
 use super::operations::{self, Question};
 use super::revoked;
 use crate::keys::store::{database_keys, directory, key_groups, persist};
-use crate::keys::usage::given_up;
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result};
 use crate::pg::{guc, process};
@@ -250,18 +249,8 @@ pub(crate) fn unlock_now() -> Result<()> {
 /// need them. A standby, or a restore from an archive, waits for the keys here, where nothing is
 /// half done and queries continue. Crash recovery asks once and continues to the place where the
 /// key is needed; so do the others if `pagevault.recovery_waits_for_keys` is off, because nothing
-/// may need the key any more. A promotion waits, too: records about relations of a new key group
-/// follow its key, as a rule, and without the key redo would end there, and the server with it. So
-/// a standby that serves queries stays one. `pagevault.give_up_key_groups` ends that wait.
-///
-/// A standby that is not consistent yet serves no queries. It goes on until a key of a key group is
-/// needed ([`await_key_of_group`]), and may be consistent by then.
+/// may need the key any more. A promotion ends the wait for keys of key groups.
 pub(crate) fn unlock_in_recovery(new: &[(Scope, KeyVersion)]) {
-    let are_of_groups = new.iter().all(|(scope, _)| scope.key_group().is_some());
-    await_in_recovery(new, !(are_of_groups && process::is_not_consistent_yet()));
-}
-
-fn await_in_recovery(new: &[(Scope, KeyVersion)], may_wait: bool) {
     // The database may be created by later records, so it does not count as dropped yet.
     let locked = || -> Vec<(Scope, KeyVersion)> {
         let locked = all_locked_keys();
@@ -274,16 +263,16 @@ fn await_in_recovery(new: &[(Scope, KeyVersion)], may_wait: bool) {
             Ok(Attempt::Unlocked) => break,
             Err(report) => return report.send(PgLogLevel::WARNING),
         };
-        if let Err(report) = given_up::give_up("recovery", &locked()) {
-            return report.send(PgLogLevel::WARNING);
-        }
-        if locked().is_empty() {
-            break;
-        }
         if let Err(report) = remember(Some(&report)) {
             return report.send(PgLogLevel::WARNING);
         }
-        let waits = || may_wait && process::replays_foreign_wal() && guc::recovery_waits_for_keys();
+        // A promotion does not wait for tenants: nothing may need their keys any more.
+        let is_of_group = |(scope, _): &(Scope, KeyVersion)| scope.key_group().is_some();
+        let waits = || {
+            process::replays_foreign_wal()
+                && guc::recovery_waits_for_keys()
+                && !(process::is_to_be_promoted() && locked().iter().all(is_of_group))
+        };
         if !waits() {
             return report.send(PgLogLevel::WARNING);
         }
@@ -292,12 +281,10 @@ fn await_in_recovery(new: &[(Scope, KeyVersion)], may_wait: bool) {
             .is_none_or(|(text, at)| text != report.message() || at.elapsed() >= WARN_AGAIN);
         if is_news {
             logged = Some((report.message().to_owned(), Instant::now()));
-            waiting(&report, &locked()).send(PgLogLevel::WARNING);
+            waiting(&report).send(PgLogLevel::WARNING);
         }
         // pagevault.unlock() also ends the wait.
-        process::wait_in_recovery(again, || {
-            !waits() || locked().is_empty() || given_up::is_any_named(&locked())
-        });
+        process::wait_in_recovery(again, || !waits() || locked().is_empty());
     }
     if locked_keys().is_empty()
         && let Err(report) = remember(None)
@@ -309,38 +296,19 @@ fn await_in_recovery(new: &[(Scope, KeyVersion)], may_wait: bool) {
     }
 }
 
-/// In the startup process, where a page cannot be opened or sealed because this key of a key group
-/// is locked: waits for it as [`unlock_in_recovery`] does. Returns whether it is not locked any
-/// more.
-pub(crate) fn await_key_of_group(scope: Scope) -> bool {
-    if scope.key_group().is_none() || !process::is_startup_process() {
-        return false;
-    }
-    let locked = || -> Vec<_> {
-        let locked = all_locked_keys().into_iter();
-        locked.filter(|(of, _)| *of == scope).collect()
-    };
-    let before = locked();
-    await_in_recovery(&before, true);
-    !before.is_empty() && locked().is_empty()
-}
-
-fn waiting(cause: &Report, locked: &[(Scope, KeyVersion)]) -> Report {
-    let report = Report::new(
+fn waiting(cause: &Report) -> Report {
+    Report::new(
         PgSqlErrorCode::ERRCODE_WARNING,
-        format!("recovery waits for a key: {}", cause.message()),
+        format!("recovery waits for a new key: {}", cause.message()),
     )
-    .detail(cause.detail_text().to_owned());
-    if locked.iter().all(|(scope, _)| scope.key_group().is_some()) {
-        return report.hint("Make the key provider reachable from this server; recovery goes on by itself, sooner with pagevault.unlock(). Queries go on meanwhile, and a restart would not find the key either. If the key will never be there again, name the key group in pagevault.give_up_key_groups and reload: its relations are destroyed then.");
-    }
-    report.hint("Make the key provider reachable from this server; recovery goes on by itself, sooner with pagevault.unlock(). Queries go on meanwhile, and a restart would not find the key either. If nothing needs it any more, turn off pagevault.recovery_waits_for_keys.")
+    .detail(cause.detail_text().to_owned())
+    .hint("Make the key provider reachable from this server; recovery goes on by itself, sooner with pagevault.unlock(). Queries go on meanwhile, and a restart would not find the key either. If nothing needs it any more, turn off pagevault.recovery_waits_for_keys.")
 }
 
 fn recovery_continues() -> Report {
     Report::new(
         PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION,
-        "pagevault: recovery does not wait for a key any more, and goes on",
+        "pagevault: recovery has the new key, and goes on",
     )
 }
 
@@ -355,9 +323,8 @@ pub(crate) fn unlock_quietly(by: &str) -> Duration {
 
 /// At server start, in the postmaster: asks until `pagevault.unlock_timeout` has passed. Keys of
 /// key groups are asked for once, after all others: their providers are many, and none of them is
-/// to hold up the rest. Without such a key, recovery ends at the first page that needs it (a
-/// standby waits there), unless the group is given up. There is none if the relations of the group
-/// were not changed since the last checkpoint.
+/// to hold up the rest. Without such a key, recovery ends at the first page that needs it. There is
+/// none if the relations of the group were not changed since the last checkpoint.
 ///
 /// # Errors
 /// If keys stay locked and the start needs them: for crash recovery, or to read sealed WAL.
@@ -399,15 +366,9 @@ fn key_groups_at_start() -> Result<()> {
         false => GROUPS_AT_START,
     };
     if let Attempt::Locked { report, .. } = ask_for("start", keys, Patience::Limited(limit))? {
-        if process::replays_wal() {
-            given_up::give_up("start", &locked_keys())?;
-        }
-        if !locked_keys().is_empty() {
-            remember(Some(&report))?;
-            starts_without_groups(&report).send(PgLogLevel::WARNING);
-        }
+        remember(Some(&report))?;
+        starts_without_groups(&report).send(PgLogLevel::WARNING);
     }
-    given_up::warn_of_named();
     Ok(())
 }
 

@@ -5,7 +5,6 @@ use std::collections::HashSet;
 use pagevault_cipher::KeyVersion;
 use pagevault_keystore::Scope;
 
-use super::persist;
 use crate::pg::report::Result;
 use crate::shmem;
 
@@ -28,14 +27,6 @@ pub(crate) fn in_use() -> Result<HashSet<(Scope, KeyVersion)>> {
     let mut found = wrapping()?;
     found.extend(shmem::required()?.secrets.newest_of_each());
     Ok(found)
-}
-
-/// The names of the key providers that unwrap the newest key of a scope, for messages. Reads no
-/// catalogs.
-pub(crate) fn providers_of(scope: Scope) -> Vec<String> {
-    let Ok(state) = persist::state_at_hand(Scope::CLUSTER) else { return Vec::new() };
-    let Some((_, key)) = state.current_database_key(scope) else { return Vec::new() };
-    key.wrappings().map(|wrapping| wrapping.provider.clone()).collect()
 }
 
 /// Takes database keys out of memory that are not in use. They stay in the key file, and at the

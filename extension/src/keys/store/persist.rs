@@ -189,27 +189,6 @@ fn append_as(
     Ok(lsn)
 }
 
-/// Before or in recovery: adds records that no WAL record brings, and that count nevertheless. On
-/// return they are durable.
-pub(crate) fn append_unlogged(lock: &KeystoreLock, scope: Scope, records: &[Record]) -> Result<()> {
-    let control = &shmem::required()?.control;
-    let position = || {
-        let lost = || internal(format!("key file \"{}\" is not known", log::file_name(scope)));
-        control.position(scope).ok_or_else(lost)
-    };
-    // What precedes such records must not be cut off.
-    if !position()?.is_settled() {
-        settle_now(lock, scope);
-    }
-    let storage = keystore_dir::storage()?;
-    let mut log = Log::resume(&storage, position()?);
-    log.append(records).map_err(|e| keystore_failure(&e))?;
-    let remembered = control.set_position(&log.position());
-    remembered.map_err(|control::TooManyLogs| recovery_needs_room("key file"))?;
-    apply_logged(lock, records);
-    Ok(())
-}
-
 /// Adds records to the cluster's log, and waits until they are durable in WAL.
 pub(crate) fn write_cluster(records: &[Record]) -> Result<()> {
     let end = append(&KeystoreLock::acquire(), Scope::CLUSTER, records)?;

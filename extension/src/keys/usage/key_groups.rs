@@ -11,11 +11,10 @@ use pagevault_keystore::{KeyGroup, Record, RelFile, Scope};
 use pgrx::PgSqlErrorCode as Code;
 
 use super::destruction::{self, Former};
-use super::given_up;
 use crate::keys::store::{compact, key_groups, persist};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result};
-use crate::pg::{compat, guc, process, relation_files, wal};
+use crate::pg::{compat, process, relation_files, wal};
 use crate::{fault, shmem};
 
 /// Makes a key group.
@@ -27,9 +26,6 @@ pub(crate) fn create(name: &str) -> Result<()> {
             Code::ERRCODE_DUPLICATE_OBJECT,
             format!("key group \"{name}\" already exists"),
         ));
-    }
-    if guc::give_up_key_groups().iter().any(|named| named == name) {
-        return Err(given_up::named_already(name));
     }
     let group = state.next_key_group().ok_or_else(|| {
         Report::new(Code::ERRCODE_PROGRAM_LIMIT_EXCEEDED, "the numbers of key groups are used up")

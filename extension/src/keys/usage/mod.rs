@@ -9,7 +9,6 @@ pub(crate) mod destruction;
 pub(crate) mod dropped;
 pub(crate) mod fips;
 pub(crate) mod forgetting;
-pub(crate) mod given_up;
 pub(crate) mod key_error;
 pub(crate) mod key_groups;
 pub(crate) mod refused;

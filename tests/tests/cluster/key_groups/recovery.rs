@@ -9,8 +9,6 @@ use pagevault_tests::datafile::holds;
 
 use super::*;
 
-mod given_up;
-
 /// WAL about a locked group cannot be replayed. The server says which group, starts when its key is
 /// back, and has lost nothing.
 #[test]
@@ -63,6 +61,33 @@ fn a_standby_follows() -> Result<()> {
     let numbers =
         "SELECT string_agg(number::text, ',' ORDER BY number) FROM pagevault.key_group_names()";
     ensure!(standby.text(numbers)? == "100,101,103", "{}", standby.text(numbers)?);
+    standby.finish()
+}
+
+/// The provider of a group does not answer a standby. That ends when the standby is promoted.
+#[test]
+fn a_standby_is_promoted_without_the_key_of_a_group() -> Result<()> {
+    let (cluster, _keys) = with_groups(&Settings::default())?;
+    let late = cluster.key_file("late", "main")?;
+    let mut standby = standby_of(&cluster, &[])?;
+    standby.allow_log("key group");
+    standby.allow_log("recovery waits");
+    standby.stop(StopMode::Fast)?;
+    cluster.sql(&late.add_provider("late"))?;
+    cluster.sql("SELECT pagevault.create_key_group('late')")?;
+    cluster.sql("SELECT pagevault.set_key_group_master_key('late', 'late', 'main')")?;
+    cluster.sql("CREATE TABLE of_others AS SELECT 7 AS id")?;
+    late.take_away()?;
+    standby.start_server()?;
+    standby.eventually_that("recovery waits", || {
+        ensure!(standby.log().contains("recovery waits for a new key"), "it does not wait");
+        Ok(())
+    })?;
+    cluster.kill()?;
+    standby.promote()?;
+    ensure!(standby.text("SELECT id FROM of_others")? == "7");
+    late.bring_back()?;
+    standby.sql("SELECT pagevault.unlock()")?;
     standby.finish()
 }
 

@@ -76,7 +76,7 @@ fn a_standby_waits_for_a_new_version_in_its_key_file() -> Result<()> {
     let before = standby.text(CONTENT)?;
     insert(&primary, "gimpel", 5000)?;
     primary.sql("SELECT pg_switch_wal()")?;
-    standby.eventually_logs("recovery waits for a key")?;
+    standby.eventually_logs("recovery waits for a new key")?;
     standby.eventually_logs("version 3")?;
     ensure!(standby.text(CONTENT)? == before, "contents changed");
     ensure!(standby.text("SELECT state FROM pagevault.status")? == "locked", "the state");
@@ -84,7 +84,7 @@ fn a_standby_waits_for_a_new_version_in_its_key_file() -> Result<()> {
     copied.bring_up_to_date(&standby)?;
     standby.sql("SELECT pagevault.unlock()")?;
     wait_for(&standby, &primary)?;
-    standby.eventually_logs("recovery does not wait for a key any more")?;
+    standby.eventually_logs("recovery has the new key, and goes on")?;
     ensure!(standby.text(CONTENT)? == primary.text(CONTENT)?, "contents differ");
     ensure!(standby.text("SELECT count(*) FROM later")? != "0", "rows are missing");
     assert_hidden(&standby, "gimpel")?;
@@ -107,13 +107,13 @@ fn new_keys(primary: &Cluster) -> Result<()> {
 fn a_standby_waiting_for_a_key_can_be_stopped_and_promoted() -> Result<()> {
     let (primary, keys) = everything(Settings::default().conf("wal_keep_size = 1GB"))?;
     let (mut standby, copied) = standby(&primary, &keys)?;
-    for text in ["cannot start without keys", "recovery waits for a key"] {
+    for text in ["cannot start without keys", "recovery waits for a new key"] {
         standby.allow_log(text);
     }
     new_keys(&primary)?;
     insert(&primary, "gimpel", 1000)?;
     for end in [StopMode::Fast, StopMode::Immediate] {
-        standby.eventually_logs("recovery waits for a key")?;
+        standby.eventually_logs("recovery waits for a new key")?;
         standby.stop(end)?;
         // By now the key is in its keystore, and WAL may need it.
         let _ = standby.start_server();
@@ -172,7 +172,7 @@ fn recovery_can_skip_a_key_that_is_no_longer_needed() -> Result<()> {
     std::fs::remove_file(other.path())?;
     insert(&primary, "drossel", 100)?;
     standby.start_server()?;
-    standby.eventually_logs("recovery waits for a key")?;
+    standby.eventually_logs("recovery waits for a new key")?;
     ensure!(count(&standby, "drossel")? == "0", "it did not wait");
     standby.append_conf("pagevault.recovery_waits_for_keys = off")?;
     standby.sql("SELECT pg_reload_conf()")?;
