@@ -402,12 +402,6 @@ pub(crate) fn is_so_within(patience: Duration, mut is_so: impl FnMut() -> bool) 
     true
 }
 
-/// In the startup process: whether promotion has been requested (`pg_ctl promote`, `pg_promote()`).
-pub(crate) fn is_to_be_promoted() -> bool {
-    // SAFETY: flags of this process, and one in shared memory.
-    unsafe { pg_sys::IsPromoteSignaled() || pg_sys::PromoteIsTriggered() }
-}
-
 /// True in the process that writes WAL received from another server.
 #[inline]
 pub(crate) fn is_wal_receiver() -> bool {

@@ -249,7 +249,9 @@ pub(crate) fn unlock_now() -> Result<()> {
 /// need them. A standby, or a restore from an archive, waits for the keys here, where nothing is
 /// half done and queries continue. Crash recovery asks once and continues to the place where the
 /// key is needed; so do the others if `pagevault.recovery_waits_for_keys` is off, because nothing
-/// may need the key any more. A promotion ends the wait for keys of key groups.
+/// may need the key any more. A promotion waits, too: records about relations of a new key group
+/// follow its key, as a rule. Without the key redo would end there, and the server with it; a
+/// standby that waits serves queries.
 pub(crate) fn unlock_in_recovery(new: &[(Scope, KeyVersion)]) {
     // The database may be created by later records, so it does not count as dropped yet.
     let locked = || -> Vec<(Scope, KeyVersion)> {
@@ -266,13 +268,7 @@ pub(crate) fn unlock_in_recovery(new: &[(Scope, KeyVersion)]) {
         if let Err(report) = remember(Some(&report)) {
             return report.send(PgLogLevel::WARNING);
         }
-        // A promotion does not wait for tenants: nothing may need their keys any more.
-        let is_of_group = |(scope, _): &(Scope, KeyVersion)| scope.key_group().is_some();
-        let waits = || {
-            process::replays_foreign_wal()
-                && guc::recovery_waits_for_keys()
-                && !(process::is_to_be_promoted() && locked().iter().all(is_of_group))
-        };
+        let waits = || process::replays_foreign_wal() && guc::recovery_waits_for_keys();
         if !waits() {
             return report.send(PgLogLevel::WARNING);
         }

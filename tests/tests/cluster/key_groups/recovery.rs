@@ -64,9 +64,10 @@ fn a_standby_follows() -> Result<()> {
     standby.finish()
 }
 
-/// The provider of a group does not answer a standby. That ends when the standby is promoted.
+/// The provider of a group does not answer a standby, which waits, also when it is to be promoted:
+/// WAL has relations of the group, so it could not go on.
 #[test]
-fn a_standby_is_promoted_without_the_key_of_a_group() -> Result<()> {
+fn a_promotion_waits_for_the_key_of_a_group() -> Result<()> {
     let (cluster, _keys) = with_groups(&Settings::default())?;
     let late = cluster.key_file("late", "main")?;
     let mut standby = standby_of(&cluster, &[])?;
@@ -76,7 +77,11 @@ fn a_standby_is_promoted_without_the_key_of_a_group() -> Result<()> {
     cluster.sql(&late.add_provider("late"))?;
     cluster.sql("SELECT pagevault.create_key_group('late')")?;
     cluster.sql("SELECT pagevault.set_key_group_master_key('late', 'late', 'main')")?;
-    cluster.sql("CREATE TABLE of_others AS SELECT 7 AS id")?;
+    cluster.sql(
+        "CREATE SCHEMA late;
+         SECURITY LABEL FOR pagevault ON SCHEMA late IS 'encrypted key_group=late';
+         CREATE TABLE late.t AS SELECT 7 AS id",
+    )?;
     late.take_away()?;
     standby.start_server()?;
     standby.eventually_that("recovery waits", || {
@@ -84,10 +89,12 @@ fn a_standby_is_promoted_without_the_key_of_a_group() -> Result<()> {
         Ok(())
     })?;
     cluster.kill()?;
-    standby.promote()?;
-    ensure!(standby.text("SELECT id FROM of_others")? == "7");
+    standby.sql("SELECT pg_promote(false)")?;
+    ensure!(standby.text("SELECT pg_is_in_recovery()")? == "t");
     late.bring_back()?;
     standby.sql("SELECT pagevault.unlock()")?;
+    standby.eventually("SELECT pg_is_in_recovery()", "f")?;
+    ensure!(standby.text("SELECT id FROM late.t")? == "7");
     standby.finish()
 }
 
