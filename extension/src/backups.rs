@@ -21,8 +21,8 @@ use pgrx::pg_sys::{self, Oid};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::process::ProcessLocal;
 use crate::pg::{compat, processes, session};
-use crate::shmem;
 use crate::sync::{AtomicU32, Ordering::*, fence};
+use crate::{fault, shmem};
 
 /// `pg_backup_start` (pg_proc.dat).
 const START: u32 = pg_sys::F_PG_BACKUP_START;
@@ -58,6 +58,9 @@ pub(crate) fn transaction_ended() {
 }
 
 fn mark() {
+    if fault::leaves_out("pg_backup_start") {
+        return;
+    }
     if let Some(mark) = own() {
         mark.store(std::process::id(), Release);
         fence(SeqCst);

@@ -7,7 +7,7 @@
 //! processes at once, at any point, also in recovery.
 //!
 //! A file `pagevault.leave_out` names a function that is not replaced ([`leaves_out`]), which
-//! simulates a server that bypasses the replacement.
+//! simulates a server that bypasses the replacement; or one whose calls are not seen.
 //!
 //! Without the feature, none of this is compiled.
 
@@ -21,7 +21,7 @@ pub(crate) fn point(_name: &str) {}
 #[inline(always)]
 pub(crate) fn point_of(_name: &str, _object: u32) {}
 
-/// Whether this function of the server is not to be replaced.
+/// Whether this function of the server is not to be replaced, or not to be seen.
 #[cfg(not(feature = "fault_points"))]
 #[inline(always)]
 pub(crate) fn leaves_out(_function: &str) -> bool {
