@@ -16,9 +16,8 @@ use rustix::process::Pid;
 use crate::processes::{family, stat, ticks_to_seconds};
 
 /// Where processor time was read, for the report.
-pub(crate) const GROUP: &str = "a control group (microseconds)";
-pub(crate) const SCHEDULER: &str =
-    "the scheduler (nanoseconds; of processes that have ended, clock ticks)";
+const GROUP: &str = "a control group (microseconds)";
+const SCHEDULER: &str = "the scheduler (nanoseconds; of processes that have ended, clock ticks)";
 
 /// The processes of one server.
 pub(crate) struct Account {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use crate::server::{list, text};
+use crate::server::{list, plain, text};
 
 /// One difference.
 #[derive(Debug, PartialEq)]
@@ -110,15 +110,6 @@ fn facts(report: &Value) -> Facts {
 
 fn one(name: &str, value: &Value) -> BTreeMap<String, String> {
     BTreeMap::from([(name.to_owned(), plain(value))])
-}
-
-/// A value without quotes; nothing for null.
-fn plain(value: &Value) -> String {
-    match value {
-        Value::Null => String::new(),
-        Value::String(text) => text.clone(),
-        other => other.to_string(),
-    }
 }
 
 #[cfg(test)]

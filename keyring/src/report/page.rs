@@ -6,7 +6,7 @@ use super::compare::changes;
 use super::data::{self, Share};
 use super::html::{Html, percent, size, time};
 use super::{keys, trail};
-use crate::server::{list, text};
+use crate::server::{list, plain, text};
 
 const STYLE: &str = include_str!("style.css");
 
@@ -229,11 +229,7 @@ fn software(html: &mut Html, report: &Value) {
         "Compare the checksums with those of the packages that should be installed.",
     );
     let status = &report["cluster"]["status"];
-    let known = |value: &Value| match value {
-        Value::Null => "unknown".to_owned(),
-        Value::String(text) => text.clone(),
-        other => other.to_string(),
-    };
+    let known = |value: &Value| if value.is_null() { "unknown".to_owned() } else { plain(value) };
     let module = match text(&status["cryptographic_module"]) {
         "" => "none that is validated (FIPS 140)".to_owned(),
         name => format!("{name}, certificate {}", known(&status["fips_certificate"])),
