@@ -6,7 +6,7 @@ use std::io::ErrorKind;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
-use pagevault_cipher::{DataKeyVersion, PAGE_SIZE, Page, page};
+use pagevault_cipher::{DataKeyVersion, Lsn, PAGE_SIZE, Page, page};
 pub(crate) use pagevault_core::page::PageState;
 use pagevault_core::page::Target;
 use pagevault_keystore::RelFile;
@@ -156,7 +156,7 @@ pub(crate) fn refuse_lost_versions(
     let is_given_up = |version: DataKeyVersion| {
         directory::destroyed_at(file, version).is_some() && !directory::is_destroyed(file)
     };
-    let more = scan(file, fork, range, |block, state| {
+    let more = scan(file, fork, range, |block, state, _| {
         if let PageState::Sealed(version) = state
             && lost.is_none_or(|(_, known)| known != version)
             && !directory::has_key(file, version)
@@ -176,15 +176,18 @@ pub(crate) fn refuse_lost_versions(
 }
 
 /// The blocks of a fork in `range` whose pages on disk are not in the target state. Pages of zeros,
-/// and pages that are not on disk yet, are not included.
+/// and pages that are not on disk yet, are not included. `unchanged_since`: also the blocks whose
+/// pages no WAL record has changed since this address, whatever state they are in.
 pub(crate) fn stale_blocks(
     target: Target,
     fork: ForkNumber::Type,
     range: Range<u32>,
+    unchanged_since: Option<Lsn>,
 ) -> Result<Vec<u32>> {
     let mut stale = Vec::new();
-    scan(target.file, fork, range, |block, state| {
-        if !target.is_met_by(state) {
+    scan(target.file, fork, range, |block, state, lsn| {
+        let is_unchanged = state != PageState::Empty && Some(lsn) <= unchanged_since;
+        if is_unchanged || !target.is_met_by(state) {
             stale.push(block);
         }
     })?;
@@ -199,17 +202,17 @@ pub(crate) fn are_fresh(
     range: Range<u32>,
 ) -> Result<(bool, bool)> {
     let mut fresh = true;
-    let more = scan(target.file, fork, range, |_, state| fresh &= target.is_met_by(state))?;
+    let more = scan(target.file, fork, range, |_, state, _| fresh &= target.is_met_by(state))?;
     Ok((fresh, more))
 }
 
-/// Passes the state of each of these blocks on disk to `found`. True unless the file ends before
-/// the last of them.
+/// Passes the state and LSN of each of these blocks on disk to `found`. True unless the file ends
+/// before the last of them.
 fn scan(
     file: RelFile,
     fork: ForkNumber::Type,
     range: Range<u32>,
-    mut found: impl FnMut(u32, PageState),
+    mut found: impl FnMut(u32, PageState, Lsn),
 ) -> Result<bool> {
     let path = compat::relation_path(file, fork);
     let mut next = range.start;
@@ -224,9 +227,9 @@ fn scan(
             Err(e) => return Err(unreadable(&path, &e)),
         };
         let mut seen = next - base;
-        let of_segment = |block: u32, state: PageState| {
+        let of_segment = |block: u32, state: PageState, lsn: Lsn| {
             seen = block + 1;
-            found(base + block, state);
+            found(base + block, state, lsn);
         };
         let read = read_states(&file, next - base..end - base, of_segment);
         read.map_err(|e| unreadable(&path, &e))?;
@@ -266,18 +269,18 @@ pub(crate) fn sync_segment(file: RelFile, fork: ForkNumber::Type, segment: u32) 
 }
 
 fn count_segment(file: &File, path: &str, states: &mut BTreeMap<PageState, i64>) -> Result<()> {
-    let found = |_, state| *states.entry(state).or_insert(0) += 1;
+    let found = |_, state, _| *states.entry(state).or_insert(0) += 1;
     read_states(file, 0..pg_sys::RELSEG_SIZE, found).map_err(|e| unreadable(path, &e))
 }
 
-/// Passes the state of each of these blocks of a segment to `found`, up to its end.
+/// Passes the state and LSN of each of these blocks of a segment to `found`, up to its end.
 ///
 /// Reads headers only: otherwise, copying whole pages from the kernel's cache takes most of the
 /// time.
 fn read_states(
     file: &File,
     blocks: Range<u32>,
-    mut found: impl FnMut(u32, PageState),
+    mut found: impl FnMut(u32, PageState, Lsn),
 ) -> std::io::Result<()> {
     /// Number of blocks to read ahead. The kernel does not detect that reading headers is
     /// sequential.
@@ -291,7 +294,7 @@ fn read_states(
             read_ahead(file, block..end.min(block.saturating_add(2 * AHEAD)));
         }
         match read_state(file, u64::from(block) * PAGE_SIZE as u64) {
-            Ok(state) => found(block, state),
+            Ok((state, lsn)) => found(block, state, lsn),
             Err(e) if e.kind() == ErrorKind::UnexpectedEof => break, // truncated meanwhile
             Err(e) => return Err(e),
         }
@@ -299,19 +302,21 @@ fn read_states(
     Ok(())
 }
 
-/// The state of the page at an offset.
-fn read_state(file: &File, offset: u64) -> std::io::Result<PageState> {
+/// The state and LSN of the page at an offset.
+fn read_state(file: &File, offset: u64) -> std::io::Result<(PageState, Lsn)> {
     let mut header = [0; page::HEADER_SIZE];
     file.read_exact_at(&mut header, offset)?;
+    let lsn = page::lsn_of(&header);
     if let Some(version) = page::version_of(&header) {
-        return Ok(PageState::Sealed(version));
+        return Ok((PageState::Sealed(version), lsn));
     }
     if header != [0; page::HEADER_SIZE] {
-        return Ok(PageState::Plaintext);
+        return Ok((PageState::Plaintext, lsn));
     }
     let mut page: Page = [0; PAGE_SIZE];
     file.read_exact_at(&mut page, offset)?;
-    Ok(if page::is_zero(&page) { PageState::Empty } else { PageState::Plaintext })
+    let state = if page::is_zero(&page) { PageState::Empty } else { PageState::Plaintext };
+    Ok((state, lsn))
 }
 
 fn read_ahead(file: &File, blocks: Range<u32>) {

@@ -282,6 +282,11 @@ pub fn describe(record: &Record) -> String {
             let how = if phase.plaintext { "in plaintext after version" } else { "with version" };
             format!("{state} rel {file} {how} {}", DataKeyVersion::get_or_zero(phase.version))
         }
+        Record::Switched { file, phase, lsn } => {
+            let how = if phase.plaintext { "plaintext after version" } else { "version" };
+            let version = DataKeyVersion::get_or_zero(phase.version);
+            format!("switched rel {file} to {how} {version} at {lsn}")
+        }
         Record::SealedOnly { file, phase } => {
             let how = if phase.plaintext { "not sealed only after" } else { "sealed only since" };
             let version = DataKeyVersion::get_or_zero(phase.version);

@@ -258,6 +258,7 @@ fn file(record: &Record) -> Option<RelFile> {
         | Record::Current { file, .. }
         | Record::Plaintext { file, .. }
         | Record::Rewriting { file, .. }
+        | Record::Switched { file, .. }
         | Record::SealedOnly { file, .. }
         | Record::Destroyed { file, .. } => Some(*file),
         _ => None,

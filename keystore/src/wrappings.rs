@@ -56,7 +56,9 @@ pub fn leave_out_unknown(records: &mut Vec<Record>, known: &HashSet<(Scope, KeyV
         Record::DataKey { .. } => wrapping(record).is_none_or(|(_, by)| is_known(&by)),
         Record::Current { file, version, .. } => !has_no_key((*file, *version)),
         Record::Plaintext { file, after } => !has_no_key((*file, *after)),
-        Record::Rewriting { file, phase, .. } | Record::SealedOnly { file, phase } => {
+        Record::Rewriting { file, phase, .. }
+        | Record::Switched { file, phase, .. }
+        | Record::SealedOnly { file, phase } => {
             phase.version.is_none_or(|version| !has_no_key((*file, version)))
         }
         _ => true,

@@ -256,6 +256,14 @@ groups.append(key_group(11999, "0_x-9", -1))
 groups.append(ended_key_group(11999, 1700000012))
 (HERE / "groups.keys").write_bytes(groups.content)
 
+switched = Log(11, 0)
+FOURTH = rel(1663, 11, 16384)
+switched.append(
+    data_key(FOURTH, 1, 1, 11, 1, WRAPPED_64, 1700000013), rewriting(FOURTH, 1, 0, 0), current(FOURTH, 1)
+)
+switched.append(record(19, FOURTH + struct.pack("<HBQ", 1, 0, 0x2A0000028)))
+(HERE / "11.keys").write_bytes(switched.content)
+
 (HERE / "rotated.keys").write_bytes(rotated.content)
 (HERE / "10.keys").write_bytes(former.content)
 (HERE / "9.keys").write_bytes(born.content)

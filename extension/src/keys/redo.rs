@@ -267,9 +267,9 @@ fn is_of_forgotten_key(
         Record::KeysForgotten { .. } => return true,
         Record::Current { file, version } => (*file, Some(*version)),
         Record::Plaintext { file, after } => (*file, Some(*after)),
-        Record::Rewriting { file, phase, .. } | Record::SealedOnly { file, phase } => {
-            (*file, phase.version)
-        }
+        Record::Rewriting { file, phase, .. }
+        | Record::Switched { file, phase, .. }
+        | Record::SealedOnly { file, phase } => (*file, phase.version),
         _ => return false,
     };
     let Some(version) = version else { return false };

@@ -21,7 +21,7 @@ use pagevault_keystore::RelFile;
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::{self, Oid};
 
-use super::file::{self, Target};
+use super::file::{self, Images, Target};
 use crate::fault;
 use crate::keys::store::directory;
 use crate::keys::usage::authenticated;
@@ -117,8 +117,12 @@ pub(crate) fn rewrite_wholly(held: &Held) -> Result<()> {
 
 /// `has_switched`: the caller has just changed the state of new writes.
 fn rewrite_file(held: &Held, has_switched: bool) -> Result<()> {
-    let all = has_switched && file::images_everything(held, file::present(held.file()));
-    let mut locked = Locked { held, ring: Ring::new(), all, rewritten: false, begun: 0 };
+    let target = file::present(held.file());
+    let images = match has_switched {
+        true => Images::after_switch(held, target),
+        false => Images::continued(target)?,
+    };
+    let mut locked = Locked { held, ring: Ring::new(), images, rewritten: false, begun: 0 };
     let mut state = FileState::START;
     loop {
         match state.step(&mut locked)? {
@@ -133,8 +137,7 @@ fn rewrite_file(held: &Held, has_switched: bool) -> Result<()> {
 struct Locked<'a> {
     held: &'a Held,
     ring: Ring,
-    /// WAL gets an image of every page.
-    all: bool,
+    images: Images,
     rewritten: bool,
     begun: u32,
 }
@@ -162,8 +165,11 @@ impl Storage for Locked<'_> {
         if self.begun > MAX_ROUNDS {
             return Err(file::never_ends(self.held.oid()));
         }
-        self.all &= self.begun == 1;
-        Ok(BeginResult::Target(file::present(self.held.file())))
+        let target = file::present(self.held.file());
+        if self.begun > 1 {
+            self.images = Images::continued(target)?;
+        }
+        Ok(BeginResult::Target(target))
     }
 
     fn look(&mut self, file: RelFile, fork: Fork, blocks: Range<u32>) -> Result<bool> {
@@ -180,7 +186,7 @@ impl Storage for Locked<'_> {
             return Ok(Batch::End);
         }
         let range = blocks.clone();
-        let rewritten = file::rewrite(self.held, target, self.all, fork, range, &self.ring)?;
+        let rewritten = file::rewrite(self.held, target, self.images, fork, range, &self.ring)?;
         self.rewritten |= rewritten > 0;
         Ok(Batch::Done { pages: blocks.end - blocks.start, rewritten })
     }
@@ -214,9 +220,9 @@ impl Storage for Locked<'_> {
 
     fn finish(&mut self, target: Target) -> Result<bool> {
         if self.rewritten {
-            return file::finish(target, self.all);
+            return file::finish(target, self.images.prove());
         }
-        data_keys::record_rewritten(target.file, target.version, self.all)
+        data_keys::record_rewritten(target.file, target.version, self.images.prove())
     }
 
     fn is_present(&mut self, target: Target) -> Result<bool> {

@@ -20,7 +20,7 @@ use pgrx::pg_sys::{self, Oid};
 use pgrx::prelude::PgLogLevel;
 
 use super::consent::{self, Wanted};
-use super::file::{self, Target};
+use super::file::{self, Images, Target};
 use super::jobs::{self, Progress};
 use super::{Job, JobKind};
 use crate::fault;
@@ -250,15 +250,13 @@ struct Online<'a> {
     right: Option<Rewriting>,
     /// Processes that may still write under a former key.
     others: Option<Others>,
-    /// WAL gets an image of every page. Not if an earlier run has switched the key: then that would
-    /// repeat its work.
-    all: bool,
+    images: Images,
     ring: Ring,
 }
 
 impl<'a> Online<'a> {
     fn new(job: &'a Job, oid: Oid) -> Online<'a> {
-        Online { job, oid, right: None, others: None, all: false, ring: Ring::new() }
+        Online { job, oid, right: None, others: None, images: Images::Stale, ring: Ring::new() }
     }
 
     fn waits_for(&self, reason: WaitsFor) -> String {
@@ -291,7 +289,7 @@ impl<'a> Online<'a> {
     }
 
     /// Decides what the job has to do with the relation and switches its key, in one transaction.
-    fn switch(&self, looked_at: Option<RelFile>, all: &mut bool) -> Result<BeginResult> {
+    fn switch(&self, looked_at: Option<RelFile>, images: &mut Images) -> Result<BeginResult> {
         if self.job.kind == JobKind::Decrypt {
             match consent::policy_for_decryption(self.job, self.oid)? {
                 Wanted::Plaintext => {}
@@ -306,12 +304,16 @@ impl<'a> Online<'a> {
             JobFacts { job: self.job, oid: self.oid, current: directory::current_cipher(file) };
         match plan(self.job.kind, self.job.cipher, &of_job)? {
             Plan::Nothing => Ok(BeginResult::Nothing),
-            Plan::Keep => Ok(BeginResult::Target(file::present(file))),
+            Plan::Keep => {
+                let target = file::present(file);
+                *images = Images::continued(target)?;
+                Ok(BeginResult::Target(target))
+            }
             Plan::Plaintext => file::unseal(&held).map(BeginResult::Target),
             Plan::NewKey(_) if looked_at != Some(file) => Ok(BeginResult::NeedsLook(file)),
             Plan::NewKey(cipher) => {
                 let target = file::seal_checked(&held, cipher)?;
-                *all = file::images_everything(&held, target);
+                *images = Images::after_switch(&held, target);
                 if self.job.kind == JobKind::Rotate {
                     jobs::note_begun(self.job, self.oid)?;
                     fault::point("rekey.begun");
@@ -338,7 +340,8 @@ impl<'a> Online<'a> {
         }
         // Read the next blocks ahead while these are rewritten.
         held.prefetch(number, blocks.end..blocks.end.saturating_add(BATCH).min(length));
-        let rewritten = file::rewrite(&held, target, self.all, fork, blocks.clone(), &self.ring)?;
+        let rewritten =
+            file::rewrite(&held, target, self.images, fork, blocks.clone(), &self.ring)?;
         Ok(Batch::Done { pages: blocks.end - blocks.start, rewritten })
     }
 }
@@ -392,9 +395,9 @@ impl Storage for Online<'_> {
             return Ok(BeginResult::Busy);
         }
         self.others = None;
-        let mut all = false;
-        let begun = in_transaction(|| self.switch(looked_at, &mut all));
-        self.all = all;
+        let mut images = Images::Stale;
+        let begun = in_transaction(|| self.switch(looked_at, &mut images));
+        self.images = images;
         Ok(begun)
     }
 
@@ -459,7 +462,7 @@ impl Storage for Online<'_> {
             Some(held) => {
                 // A file that is not there any more would be proven to have no stale page.
                 held.forks();
-                file::finish(target, self.all)
+                file::finish(target, self.images.prove())
             }
             None => Ok(false),
         }))

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use pagevault_cipher::CipherId;
+use pagevault_cipher::{CipherId, Lsn};
 use pagevault_core::page::Fork;
 pub(crate) use pagevault_core::page::Target;
 use pagevault_core::rekey::file::LOOK;
@@ -80,9 +80,49 @@ pub(crate) fn await_writers(file: RelFile) -> Result<()> {
     Ok(())
 }
 
-/// Whether a run that has itself switched a file to this target gives WAL an image of every page.
-/// Servers that replay these have no page in plaintext any more, nor one under a former key,
-/// whatever they have written before.
+/// Of which pages a run gives WAL an image, so that servers that replay it have no page in
+/// plaintext any more, nor one under a former key, whatever they have written before.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Images {
+    /// Of those that are not in the target state on this server's disk.
+    Stale,
+    /// Also of those that no WAL record has changed since the file was switched. Redo may have
+    /// written them in the target state on this server: with some of their changes first, and with
+    /// the rest after that ([`page::io::target_over`](crate::page::io::target_over)).
+    UnchangedSince(Lsn),
+    /// Of all: on disk a page may still be zero that another server has written already.
+    All {
+        /// Servers that replay this are known to have no other pages, see [`proves_everywhere`].
+        proves: bool,
+    },
+}
+
+impl Images {
+    /// For a run that has itself switched the file to this target.
+    pub(super) fn after_switch(held: &Held, target: Target) -> Images {
+        match target.version {
+            Some(_) => Images::All { proves: proves_everywhere(held) },
+            None => Images::Stale,
+        }
+    }
+
+    /// For a run that finds the file in this state. If it continues another one, that has made
+    /// images already, which are not repeated.
+    pub(super) fn continued(target: Target) -> Result<Images> {
+        if target.version.is_none() || !data_keys::is_mixed(target.file)? {
+            return Ok(Images::Stale);
+        }
+        let since = data_keys::switched_at(target.file)?;
+        Ok(since.map_or(Images::All { proves: false }, Images::UnchangedSince))
+    }
+
+    /// Whether other servers are known to have no page in another state when the run has ended.
+    pub(super) fn prove(self) -> bool {
+        self == Images::All { proves: true }
+    }
+}
+
+/// Whether images of all pages prove that no server has others.
 ///
 /// - Not of system catalogs. A page that is refused there would keep everybody out, so that nobody
 ///   could decrypt them to accept it.
@@ -90,30 +130,28 @@ pub(crate) fn await_writers(file: RelFile) -> Result<()> {
 ///   init fork is in WAL; the other forks exist on this server only, and are made anew after a
 ///   crash.
 /// - Not without data checksums, where this has not been tried.
-pub(super) fn images_everything(held: &Held, target: Target) -> bool {
-    target.version.is_some()
-        && !held.is_catalog()
-        && (held.is_logged() || held.is_unlogged())
-        && process::data_checksums()
+fn proves_everywhere(held: &Held) -> bool {
+    !held.is_catalog() && (held.is_logged() || held.is_unlogged()) && process::data_checksums()
 }
 
-/// Rewrites those of the blocks that are not in the target state on disk, or all: see
-/// [`images_everything`]. Nobody is refused a page of a map. Returns the number of pages.
+/// Rewrites those of the blocks that [`Images`] says. Nobody is refused a page of a map. Returns
+/// the number of pages.
 pub(super) fn rewrite(
     held: &Held,
     target: Target,
-    all: bool,
+    images: Images,
     fork: Fork,
     blocks: Range<u32>,
     ring: &Ring,
 ) -> Result<u32> {
     // Maps, too: a server takes a visibility map under a former key for an empty one.
     let is_imaged = fork == Fork::Init || held.is_logged();
+    let images = if is_imaged { images } else { Images::Stale };
     let fork = number_of(fork);
-    // On disk a page may still be zero that another server has written already.
-    let stale = match all && is_imaged {
-        true => blocks.collect(),
-        false => verify::stale_blocks(target, fork, blocks)?,
+    let stale = match images {
+        Images::All { .. } => blocks.collect(),
+        Images::UnchangedSince(lsn) => verify::stale_blocks(target, fork, blocks, Some(lsn))?,
+        Images::Stale => verify::stale_blocks(target, fork, blocks, None)?,
     };
     for &block in &stale {
         process::check_for_interrupts();
@@ -124,7 +162,7 @@ pub(super) fn rewrite(
 }
 
 /// Records that the file has no pages of older versions, as was proven; `everywhere`: on no server
-/// ([`images_everything`]). False if the file has entered another state since.
+/// ([`Images::prove`]). False if the file has entered another state since.
 pub(super) fn finish(target: Target, everywhere: bool) -> Result<bool> {
     fault::point("rekey.proved");
     let finished = data_keys::record_rewritten(target.file, target.version, everywhere)?;

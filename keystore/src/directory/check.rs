@@ -41,7 +41,9 @@ impl Directory<'_> {
                 }
                 Record::Current { file, version } => self.require(&additions, *file, *version)?,
                 Record::Plaintext { file, after } => self.require(&additions, *file, *after)?,
-                Record::Rewriting { file, phase, .. } | Record::SealedOnly { file, phase } => {
+                Record::Rewriting { file, phase, .. }
+                | Record::Switched { file, phase, .. }
+                | Record::SealedOnly { file, phase } => {
                     if let Some(version) = phase.version {
                         self.require(&additions, *file, version)?;
                     }

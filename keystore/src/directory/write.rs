@@ -56,6 +56,10 @@ impl Directory<'_> {
                     floors.store(next, Ordering::Release);
                 }
             }
+            Record::Switched { file, phase, .. } => {
+                let Some(version) = phase.version else { return Ok(()) };
+                self.find_with_version(*file, version)?;
+            }
             Record::WalSwitch(Switch { phase, .. }) => {
                 let Some(version) = phase.version else { return Ok(()) };
                 let (file, data_key_version) = wal::key_place(version);
@@ -108,6 +112,11 @@ impl Directory<'_> {
                 let Some(slot) = self.find(*file)? else { return Ok(true) };
                 let last = self.file(slot.index)?[file::REWRITING].load(Ordering::Acquire);
                 Ok(pack_rewriting(*phase, *done) > last)
+            }
+            Record::Switched { file, phase, .. } => {
+                let Some(slot) = self.find(*file)? else { return Ok(true) };
+                let last = self.file(slot.index)?[file::REWRITING].load(Ordering::Acquire);
+                Ok(pack_rewriting(*phase, false) >= last)
             }
             Record::SealedOnly { file, phase } => self.raises_sealed_only(*file, *phase),
             Record::Destroyed { file, through, lsn, .. } => {

@@ -23,6 +23,7 @@ impl Settle {
             Record::Current { .. }
             | Record::Plaintext { .. }
             | Record::Rewriting { .. }
+            | Record::Switched { .. }
             | Record::SealedOnly { .. }
             | Record::Job { .. }
             | Record::JobStep { .. }

@@ -93,6 +93,7 @@ pub fn missing(state: &State, beside: Vec<Record>) -> Vec<Record> {
             Record::Current { file, .. }
             | Record::Plaintext { file, .. }
             | Record::Rewriting { file, .. }
+            | Record::Switched { file, .. }
             | Record::SealedOnly { file, .. }
             | Record::Destroyed { file, .. } => Some(*file),
             Record::KeyGroup { group, .. } | Record::EndedKeyGroup { group, .. } => {

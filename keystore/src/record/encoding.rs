@@ -26,6 +26,7 @@
 //! 16 KeysForgotten database u32, by u64
 //! 17 KeyGroup     group u32, at i64, name text
 //! 18 EndedKeyGroup group u32, at i64
+//! 19 Switched     file, version u16, plaintext u8, lsn u64
 //!
 //! text, bytes: length u32, then as many bytes; text is UTF-8
 //! file: tablespace, database, relation u32        job: database u32, number u64
@@ -67,6 +68,7 @@ mod kind {
     pub(super) const KEYS_FORGOTTEN: u8 = 16;
     pub(super) const KEY_GROUP: u8 = 17;
     pub(super) const ENDED_KEY_GROUP: u8 = 18;
+    pub(super) const SWITCHED: u8 = 19;
 }
 
 /// Version of every record type so far, but for the following.
@@ -97,6 +99,7 @@ impl Record {
             Self::KeysForgotten { .. } => kind::KEYS_FORGOTTEN,
             Self::KeyGroup { .. } => kind::KEY_GROUP,
             Self::EndedKeyGroup { .. } => kind::ENDED_KEY_GROUP,
+            Self::Switched { .. } => kind::SWITCHED,
         }
     }
 
@@ -183,6 +186,12 @@ impl Record {
                 put_u8(out, u8::from(phase.plaintext));
                 put_u8(out, u8::from(*done));
             }
+            Self::Switched { file, phase, lsn } => {
+                put_file(out, file);
+                put_u16(out, DataKeyVersion::get_or_zero(phase.version));
+                put_u8(out, u8::from(phase.plaintext));
+                put_u64(out, lsn.0);
+            }
             Self::SealedOnly { file, phase } => {
                 put_file(out, file);
                 put_u16(out, DataKeyVersion::get_or_zero(phase.version));
@@ -250,7 +259,7 @@ impl Record {
         let at = |problem| FormatError { offset, problem };
         let kind = from.u8()?;
         let version = from.u8()?;
-        if !(kind::PROVIDER..=kind::ENDED_KEY_GROUP).contains(&kind) {
+        if !(kind::PROVIDER..=kind::SWITCHED).contains(&kind) {
             return Err(at(Problem::RecordType(kind)));
         }
         let newest = if kind == kind::DATABASE_KEY { OTHERS } else { VERSION };
@@ -349,6 +358,12 @@ impl Record {
                 let plaintext = take_bool(from, "rewriting")?;
                 let done = take_bool(from, "rewriting")?;
                 Self::Rewriting { file, phase: Phase { version, plaintext }, done }
+            }
+            kind::SWITCHED => {
+                let (file, version) = (take_file(from)?, Some(version_of_data_key(from)?));
+                let plaintext = take_bool(from, "switched")?;
+                let lsn = Lsn(from.u64()?);
+                Self::Switched { file, phase: Phase { version, plaintext }, lsn }
             }
             kind::SEALED_ONLY => {
                 let (file, version) = (take_file(from)?, Some(version_of_data_key(from)?));

@@ -68,7 +68,9 @@ impl Record {
                 check_file(file)?;
                 check(!wal::is_key_place(*file), "destroyed file", "must not be that of WAL keys")
             }
-            Self::Rewriting { file, phase, .. } | Self::SealedOnly { file, phase } => {
+            Self::Rewriting { file, phase, .. }
+            | Self::Switched { file, phase, .. }
+            | Self::SealedOnly { file, phase } => {
                 check_file(file)?;
                 phase.version.map(|_| ()).ok_or(NOT_A_DATA_KEY_VERSION)
             }

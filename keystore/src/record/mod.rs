@@ -117,6 +117,17 @@ pub enum Record {
         /// All pages on disk are in the new state.
         done: bool,
     },
+    /// Where in WAL a file with pages entered a state, for which [`Self::Rewriting`] came before.
+    /// Follows the records of the state: if it is missing, the place is not known.
+    Switched {
+        /// Which file.
+        file: RelFile,
+        /// The new state.
+        phase: Phase,
+        /// The end of the WAL record of the state. Each server that replays WAL writes a page in
+        /// the new state if the page is changed by a later record.
+        lsn: Lsn,
+    },
     /// Whether a file contains sealed pages only, and since which version. Where it does, no page
     /// is accepted in plaintext, nor under an earlier version.
     SealedOnly {
@@ -204,6 +215,7 @@ impl Record {
             | Self::Plaintext { file, .. }
             | Self::Destroyed { file, .. }
             | Self::Rewriting { file, .. }
+            | Self::Switched { file, .. }
             | Self::SealedOnly { file, .. } => file.scope(),
             Self::Job { job, .. } | Self::JobStep { job, .. } | Self::JobBegun { job, .. } => {
                 job.scope()

@@ -35,6 +35,8 @@ pub struct File {
     /// The last state change that began when the file had pages, and whether all of them have been
     /// rewritten.
     pub rewriting: Option<(Phase, bool)>,
+    /// Where in WAL the file entered its last state, if known and while pages are rewritten.
+    pub switched: Option<(Phase, Lsn)>,
     /// Since when it contains sealed pages only, or after which version it does not any more; see
     /// [`File::floor`].
     pub sealed_only: Phase,
@@ -60,6 +62,13 @@ impl File {
     /// the record of the state that it announces.
     pub fn is_mixed(&self) -> bool {
         self.rewriting.is_some_and(|(phase, done)| phase >= self.phase && !done)
+    }
+
+    /// Where in WAL the file entered its present state, if its pages are being rewritten since
+    /// then. `None` if that is not known.
+    pub fn switched_at(&self) -> Option<Lsn> {
+        let (phase, lsn) = self.switched?;
+        (phase == self.phase).then_some(lsn)
     }
 
     /// Whether all pages of the file are sealed or zero, so that a page in plaintext was not
@@ -109,6 +118,12 @@ impl File {
                     self.rewriting = self.rewriting.max(Some((phase, done)));
                 }
             }
+            Record::Switched { file, phase, lsn } => {
+                if let Some(version) = phase.version {
+                    self.require(file, version)?;
+                    self.switched = self.switched.max(Some((phase, lsn)));
+                }
+            }
             Record::SealedOnly { file, phase } => {
                 if let Some(version) = phase.version {
                     self.require(file, version)?;
@@ -119,6 +134,9 @@ impl File {
                 self.destroy(Destroyed { through, lsn, cipher, whole, at });
             }
             _ => {}
+        }
+        if !self.is_mixed() {
+            self.switched = None;
         }
         Ok(())
     }
@@ -178,11 +196,13 @@ impl File {
             false => Record::Current { file, version },
         });
         let rewriting = self.rewriting.map(|(phase, done)| Record::Rewriting { file, phase, done });
+        let switched = self.switched.map(|(phase, lsn)| Record::Switched { file, phase, lsn });
         // Not if the record of the phase says the same.
         let is_said = self.sealed_only.version.is_none()
             || self.phase.plaintext && self.sealed_only == self.phase;
         let sealed_only = Some(self.sealed_only).filter(|_| !is_said);
         let sealed_only = sealed_only.map(|phase| Record::SealedOnly { file, phase });
-        destroyed.into_iter().chain(keys).chain(phase).chain(rewriting).chain(sealed_only)
+        let states = phase.into_iter().chain(rewriting).chain(switched).chain(sealed_only);
+        destroyed.into_iter().chain(keys).chain(states)
     }
 }

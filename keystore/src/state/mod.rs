@@ -164,6 +164,7 @@ impl State {
             | Record::Current { file, .. }
             | Record::Plaintext { file, .. }
             | Record::Rewriting { file, .. }
+            | Record::Switched { file, .. }
             | Record::SealedOnly { file, .. }
             | Record::Destroyed { file, .. } => return self.apply_to_file(file, record),
         }

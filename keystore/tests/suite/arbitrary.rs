@@ -152,6 +152,13 @@ pub(crate) fn any_record() -> impl Strategy<Value = Record> {
             done,
         },
     );
+    let switched = (any_file(), versions(), any::<bool>(), any::<u64>()).prop_map(
+        |(file, version, plaintext, lsn)| Record::Switched {
+            file,
+            phase: Phase { version: Some(version), plaintext },
+            lsn: Lsn(lsn),
+        },
+    );
     let sealed_only =
         (any_file(), versions(), any::<bool>()).prop_map(|(file, version, plaintext)| {
             Record::SealedOnly { file, phase: Phase { version: Some(version), plaintext } }
@@ -169,6 +176,7 @@ pub(crate) fn any_record() -> impl Strategy<Value = Record> {
         current,
         plaintext,
         rewriting,
+        switched,
         sealed_only,
         any_wal_key(),
         any_wal_switch(),

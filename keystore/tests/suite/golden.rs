@@ -23,6 +23,7 @@ const REWRITTEN: &[u8] = include_bytes!("../../vectors/v1/7.keys");
 const JOBS: &[u8] = include_bytes!("../../vectors/v1/8.keys");
 const BORN: &[u8] = include_bytes!("../../vectors/v1/9.keys");
 const FORMER: &[u8] = include_bytes!("../../vectors/v1/10.keys");
+const SWITCHED: &[u8] = include_bytes!("../../vectors/v1/11.keys");
 const GROUPS: &[u8] = include_bytes!("../../vectors/v1/groups.keys");
 const SEVERAL: &[u8] = include_bytes!("../../vectors/v1/several.keys");
 const ROTATED: &[u8] = include_bytes!("../../vectors/v1/rotated.keys");
@@ -270,6 +271,26 @@ fn former() -> Vec<Vec<Record>> {
     ]
 }
 
+/// The log of a database with a table that is being encrypted.
+fn switched() -> Vec<Vec<Record>> {
+    let file = RelFile { tablespace: 1663, database: 11, relation: 16384 };
+    let phase = Phase::under(version(1));
+    let key = Record::DataKey {
+        file,
+        version: version(1),
+        cipher: 1,
+        scope: Scope::database(11),
+        key_version: key_version(1),
+        wrapped: wrapped(0, 92),
+        created: 1_700_000_013,
+    };
+    let rewriting = Record::Rewriting { file, phase, done: false };
+    vec![
+        vec![key, rewriting, Record::Current { file, version: version(1) }],
+        vec![Record::Switched { file, phase, lsn: Lsn(0x2_A000_0028) }],
+    ]
+}
+
 /// The batches of a cluster's log with key groups.
 fn groups() -> Vec<Vec<Record>> {
     let group = |number| KeyGroup::new(number).unwrap();
@@ -316,6 +337,7 @@ fn golden_logs_are_read() {
         (JOBS, 8, 0, jobs()),
         (BORN, 9, 0, born()),
         (FORMER, 10, 0, former()),
+        (SWITCHED, 11, 0, switched()),
         (ROTATED, 0, 0, rotated()),
         (SEVERAL, 0, 0, several()),
         (GROUPS, 0, 0, groups()),
@@ -354,6 +376,10 @@ fn golden_logs_are_written() {
     let mut log = Log::create(&storage, ID, Scope::database(10), &[]).unwrap();
     former().iter().for_each(|batch| log.append(batch).unwrap());
     assert_eq!(storage.content("10.keys"), FORMER);
+
+    let mut log = Log::create(&storage, ID, Scope::database(11), &[]).unwrap();
+    switched().iter().for_each(|batch| log.append(batch).unwrap());
+    assert_eq!(storage.content("11.keys"), SWITCHED);
 
     let storage = FaultyStorage::default();
     let mut log = Log::create(&storage, ID, Scope::database(0), &[]).unwrap();

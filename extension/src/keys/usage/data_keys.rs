@@ -211,7 +211,39 @@ fn make_version(
     if pages == Pages::None {
         records.push(Record::SealedOnly { file, phase: Phase::under(version) });
     }
-    append(&lock, file.scope(), &records, delay)
+    let end = append(&lock, file.scope(), &records, delay)?;
+    note_switch(&lock, file, Phase::under(version), pages, end)?;
+    Ok(end)
+}
+
+/// Records where the state of a file with pages begins in WAL, for a run that continues the
+/// rewriting of its pages.
+fn note_switch(
+    lock: &KeystoreLock,
+    file: RelFile,
+    phase: Phase,
+    pages: Pages,
+    lsn: Lsn,
+) -> Result<()> {
+    if pages == Pages::Logged {
+        append(lock, file.scope(), &[Record::Switched { file, phase, lsn }])?;
+    }
+    Ok(())
+}
+
+/// Whether pages of a file are being rewritten, or an earlier rewriting has not ended.
+pub(crate) fn is_mixed(file: RelFile) -> Result<bool> {
+    let _lock = KeystoreLock::acquire();
+    let directory = &shmem::required()?.directory;
+    directory.find(file)?.map_or(Ok(false), |slot| Ok(directory.is_mixed(slot)?))
+}
+
+/// Where in WAL the present state of a file began whose pages are being rewritten, if that is
+/// known. Reads the log of the file's database.
+pub(crate) fn switched_at(file: RelFile) -> Result<Option<Lsn>> {
+    let lock = KeystoreLock::acquire();
+    let state = persist::log_state(&lock, file.scope())?;
+    Ok(state.file(file).and_then(state::File::switched_at))
 }
 
 /// Writes pages of a file in plaintext from now on. Its keys are kept for pages that are sealed.

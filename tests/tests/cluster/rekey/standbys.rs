@@ -1,7 +1,9 @@
 //! Rekeying with standbys: they follow through WAL, and continue jobs of a lost primary.
 
 use anyhow::{Result, ensure};
+use pagevault_tests::datafile::PageState;
 use pagevault_tests::standby::{standby_of, wait_for};
+use pagevault_tests::{Cluster, Settings};
 
 use super::{SUM, cluster, versions};
 
@@ -51,4 +53,59 @@ fn a_promoted_standby_continues_jobs() -> Result<()> {
         .eventually(&format!("SELECT state FROM pagevault.rekey_jobs WHERE job = {job}"), "done")?;
     ensure!(primary.text(SUM)? == before, "contents differ");
     primary.finish()
+}
+
+/// Recovery writes a page with some of its changes, and once more with the rest, under the new key
+/// already, though no change of it follows the switch in WAL. A standby has written the page in
+/// plaintext, before the switch.
+#[test]
+fn a_page_that_recovery_wrote_is_rewritten_for_standbys() -> Result<()> {
+    for settings in [Settings::default(), Settings::default().without_checksums()] {
+        let settings = settings
+            .conf("pagevault.rekey_threshold = 0")
+            .conf("autovacuum = off")
+            .conf("bgwriter_lru_maxpages = 0")
+            .conf("checkpoint_timeout = 1d")
+            .conf("shared_buffers = 1MB");
+        let (primary, _keys) = Cluster::with_keys(&settings)?;
+        primary.sql(
+            "CREATE TABLE first (); SELECT pagevault.encrypt('first');
+             CREATE TABLE late (id int, name text);
+             INSERT INTO late SELECT i, md5(i::text) FROM generate_series(1, 30000) i; CHECKPOINT",
+        )?;
+        let mut standby = standby_of(&primary, &[])?;
+        standby.allow_log("could not");
+        // Each page changes several times, and others take its place in shared buffers meanwhile.
+        for round in 0..3 {
+            primary.sql(&format!("UPDATE late SET id = -id WHERE id % 20 = {round}"))?;
+        }
+        primary.stop_at("rekey.switched")?;
+        primary.sql("SELECT pagevault.encrypt('late')")?;
+        primary.stopped_at("rekey.switched")?;
+        wait_for(&standby, &primary)?;
+        let states = |cluster: &Cluster| -> Result<Vec<PageState>> {
+            cluster.files("late")?.remove(0).states()
+        };
+        let before = states(&standby)?;
+        ensure!(before.contains(&PageState::Plaintext), "nothing was written: {before:?}");
+        primary.kill()?;
+        primary.resume();
+        primary.stop_at("rekey.claimed")?;
+        primary.start_server()?;
+        primary.stopped_at("rekey.claimed")?;
+        let recovered = states(&primary)?;
+        let sealed = recovered.iter().filter(|state| matches!(state, PageState::Sealed(_)));
+        ensure!(sealed.count() > 0, "the test shows nothing: {recovered:?}");
+        primary.resume();
+        let done = "SELECT pagevault.wait_for_rekey('late'::regclass, '1min')";
+        ensure!(primary.text(done)? == "t", "the job was not done");
+        primary.sql("CHECKPOINT")?;
+        wait_for(&standby, &primary)?;
+        standby.sql("CHECKPOINT")?;
+        let after = states(&standby)?;
+        ensure!(!after.contains(&PageState::Plaintext), "{after:?}");
+        standby.finish()?;
+        primary.finish()?;
+    }
+    Ok(())
 }
