@@ -344,19 +344,25 @@ pub(crate) fn plaintext_files(database: u32) -> Result<usize> {
 /// Number of relation files of a database in one tablespace, with numbers from `first` on, that are
 /// not encrypted.
 pub(crate) fn plaintext_files_in(database: u32, tablespace: u32, first: u32) -> Result<usize> {
+    let plaintext = |file: &RelFile| file.relation >= first && !directory::is_sealed(*file);
+    Ok(files_in(database, tablespace)?.iter().filter(|file| plaintext(file)).count())
+}
+
+/// The relation files of a database in one tablespace.
+pub(crate) fn files_in(database: u32, tablespace: u32) -> Result<Vec<RelFile>> {
     let directory = compat::database_path(database, tablespace);
     let entries = match std::fs::read_dir(&directory) {
         Ok(entries) => entries,
-        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(0),
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
         Err(e) => return Err(unreadable(&directory, &e)),
     };
-    let mut count = 0;
+    let mut files = Vec::new();
     for entry in entries {
         let name = entry.map_err(|e| unreadable(&directory, &e))?.file_name();
         // First segments of main forks: names that are numbers.
-        let Some(relation) = name.to_str().and_then(|name| name.parse().ok()) else { continue };
-        let file = RelFile { tablespace, database, relation };
-        count += usize::from(relation >= first && !directory::is_sealed(file));
+        if let Some(relation) = name.to_str().and_then(|name| name.parse().ok()) {
+            files.push(RelFile { tablespace, database, relation });
+        }
     }
-    Ok(count)
+    Ok(files)
 }

@@ -116,7 +116,9 @@ pub(crate) fn relabelled(object: Object, column: i32, text: Option<ServerText>) 
     if column != 0 {
         return Err(unsupported("a column", "Label the table: pages hold all columns of a row."));
     }
-    locks::change_labels();
+    if may_concern_key_groups(object, text.as_ref())? {
+        locks::change_labels();
+    }
     let relation = Some(object.oid).filter(|_| object.class == pg_sys::RelationRelationId);
     let name = relation.and_then(relation::facts).map(|facts| relation::quoted_name(&facts));
     let name = name.unwrap_or_else(|| object.describe().to_string());
@@ -133,6 +135,15 @@ pub(crate) fn relabelled(object: Object, column: i32, text: Option<ServerText>) 
     memo::forget();
     CHANGED.with(|changed| *changed = true);
     outcome
+}
+
+/// Whether a label may change what is in key groups: [`changes_key_group`], or it takes out what no
+/// label had put there ([`refuse_leaving`]). Others do not wait for a group that is being shredded,
+/// nor does that wait for them.
+fn may_concern_key_groups(object: Object, text: Option<&ServerText>) -> Result<bool> {
+    let to = text.map(label::key_group_in).transpose()?.flatten();
+    let from = object.label().as_ref().map(label::key_group_in).transpose()?.flatten();
+    Ok(to != from || to.is_none() && text.is_some() && roles::is_admin())
 }
 
 /// Whether a label puts an object into a key group, or takes it out of one. Only administrators

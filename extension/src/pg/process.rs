@@ -103,6 +103,17 @@ pub(crate) fn in_recovery() -> bool {
     unsafe { pg_sys::RecoveryInProgress() }
 }
 
+/// Runs `work` to its end even if the session is cancelled or terminated; that is noticed
+/// afterwards. An ERROR ends this as well (`errfinish`, elog.c).
+pub(crate) fn without_interrupts<R>(work: impl FnOnce() -> R) -> R {
+    // SAFETY: counters of this process, as HOLD_INTERRUPTS and RESUME_INTERRUPTS of miscadmin.h.
+    unsafe { pg_sys::InterruptHoldoffCount += 1 };
+    let done = work();
+    // SAFETY: as before; `work` has not raised an ERROR, which would have reset the counter.
+    unsafe { pg_sys::InterruptHoldoffCount -= 1 };
+    done
+}
+
 /// Whether the postmaster of this process is alive; in single-user mode there is none.
 pub(crate) fn has_postmaster() -> bool {
     // SAFETY: asks the operating system whether the parent process is alive, or reads the pipe that

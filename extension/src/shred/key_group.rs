@@ -14,12 +14,13 @@ use super::{
 use crate::keys::store::{directory, former};
 use crate::keys::usage::destruction::{self, Former, Outcome};
 use crate::keys::usage::key_groups as groups;
+use crate::pg::labels::Object;
 use crate::pg::relation::{self, Facts, RelationKind};
 use crate::pg::report::{Report, Result};
 use crate::pg::{buffers, catalog, compat, locks, process, relation_files, session, survey, xact};
-use crate::policy::{self, memo};
+use crate::policy::{self, label, memo};
 use crate::writers::{self, Activity};
-use crate::{audit, fault};
+use crate::{audit, fault, verify};
 
 /// Shreds a key group: destroys the keys of its relations in this database, of its files that are
 /// gone, and its own key.
@@ -30,6 +31,9 @@ pub(crate) fn shred(by: &str, name: &str, confirm: &str) -> Result<Shredded> {
     let group = groups::require(name)?;
     require_confirmation(name, confirm)?;
     let _shredding = groups::Shredding::begin(group)?;
+    fault::point("shred.group_begun");
+    // Wait for processes that have created a key and are about to create its file.
+    writers::await_others(Activity::Creating, None)?;
     remove_dropped_files()?;
     let contents = groups::contents_of(group)?;
     let here = process::my_database();
@@ -55,8 +59,10 @@ pub(crate) fn shred(by: &str, name: &str, confirm: &str) -> Result<Shredded> {
         .detail(format!("Databases: {}. Nothing was destroyed.", databases.join(", ")))
         .hint("Shred or drop them there first: pagevault.shred_schema() or pagevault.shred_database(). After DROP, use pagevault.shred_former_files() there."));
     }
+    require_all_directories(&contents)?;
     let orphans = orphans(name, &contents)?;
     require_as_labelled(group, name)?;
+    require_moved_elsewhere(group, name)?;
     let roots = roots_in(group)?;
     groups::require_none_kept(group)?;
     let object = format!("key group \"{name}\"");
@@ -81,32 +87,85 @@ pub(crate) fn shred(by: &str, name: &str, confirm: &str) -> Result<Shredded> {
     } else {
         relations(by, &object, &roots, |_| true, require)?
     };
-    fault::point("shred.group_relations_destroyed");
-    destroy_orphans(&orphans, &mut shredded.outcome)?;
-    // Others may have been dropped meanwhile.
-    remove_dropped_files()?;
-    let contents = groups::contents_of(group)?;
-    let left = || contents.files.iter().chain(&contents.left);
-    let databases: BTreeSet<u32> = left().map(|file| file.database).collect();
-    for database in databases {
-        require_directories(database, left().copied().filter(|file| file.database == database))?;
-    }
-    let mut gone = destruction::former_among(left())?;
-    // Wait for processes that have created a key and are about to create its file.
-    writers::await_others(Activity::Creating, None)?;
-    gone.retain(Former::is_gone);
-    require_dropped(&gone)?;
-    let ended = groups::end(group, &gone);
-    let outcome = ended.as_ref().map_or_else(Report::message, |()| "ok");
-    let destruction =
-        audit::Destruction { object: &object, files: gone.len(), data_keys: 0, outcome };
+    // What was destroyed cannot be rolled back, so a session that is cancelled finishes the rest.
+    let ended = process::without_interrupts(|| {
+        fault::point("shred.group_relations_destroyed");
+        destroy_orphans(&orphans, &mut shredded.outcome)?;
+        // Others may have been dropped meanwhile.
+        remove_dropped_files()?;
+        end(group)
+    });
+    let outcome = ended.as_ref().map_or_else(Report::message, |_| "ok");
+    let files = *ended.as_ref().unwrap_or(&0);
+    let destruction = audit::Destruction { object: &object, files, data_keys: 0, outcome };
     audit::log_destruction(&session::identity(), by, &destruction);
-    ended.map_err(|report| match shredded.names.is_empty() {
+    ended.map_err(|report| match shredded.outcome.files.is_empty() {
         true => report,
-        false => report.prefixed(&format!("the relations of {object} are destroyed, not its key")),
+        false => after_relations(report, &object),
     })?;
     shredded.key_group = Some(name.to_owned());
     Ok(shredded)
+}
+
+/// Ends a group with nothing but keys of files that are gone. Returns the number of these files.
+fn end(group: KeyGroup) -> Result<usize> {
+    let contents = groups::contents_of(group)?;
+    require_all_directories(&contents)?;
+    let mut gone = destruction::former_among(contents.files.iter().chain(&contents.left))?;
+    gone.retain(Former::is_gone);
+    require_dropped(&gone)?;
+    groups::end(group, &gone).map(|()| gone.len())
+}
+
+/// What prevents the end of a group when its relations have been destroyed.
+fn after_relations(report: Report, object: &str) -> Report {
+    let detail = report.detail_text().replace(NOTHING, "").trim().to_owned();
+    let report = report.prefixed(&format!("the relations of {object} are destroyed, not its key"));
+    if detail.is_empty() { report } else { report.detail(detail) }
+}
+
+/// The sentence of errors that came in time.
+const NOTHING: &str = "Nothing was destroyed.";
+
+fn require_all_directories(contents: &groups::Contents) -> Result<()> {
+    let all = || contents.files.iter().chain(&contents.left);
+    let databases: BTreeSet<u32> = all().map(|file| file.database).collect();
+    databases.into_iter().try_for_each(|database| {
+        require_directories(database, all().copied().filter(|file| file.database == database))
+    })
+}
+
+/// Refuses to leave what the label of a tablespace puts into the group and is in another database,
+/// where it cannot be seen whether its own labels say otherwise.
+fn require_moved_elsewhere(group: KeyGroup, name: &str) -> Result<()> {
+    let here = process::my_database();
+    for tablespace in catalog::tablespaces() {
+        let label = Object::tablespace(tablespace).label();
+        let named = label.as_ref().map(label::key_group_in).transpose()?.flatten();
+        if named.as_deref() != Some(name) {
+            continue;
+        }
+        for database in catalog::all_databases().into_iter().map(Oid::to_u32) {
+            let is_outside = |file: &RelFile| {
+                directory::current_key_group(*file) != Some(group)
+                    && !directory::is_destroyed(*file)
+                    && !relation_files::is_empty(*file)
+            };
+            if database == here
+                || !verify::files_in(database, tablespace.to_u32())?.iter().any(is_outside)
+            {
+                continue;
+            }
+            let shown = catalog::database_name(database).unwrap_or_default();
+            return Err(Report::new(
+                Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+                format!("key group \"{name}\" is not what labels say"),
+            )
+            .detail(format!("{} is labelled with the key group, and database \"{shown}\" has files there that are not in it. {NOTHING}", Object::tablespace(tablespace).describe()))
+            .hint("Bring them into the group first: see pagevault.drift in that database, and use pagevault.reconcile(). If they are to stay, remove the label of the tablespace."));
+        }
+    }
+    Ok(())
 }
 
 /// Files of relations that were dropped exist until the next checkpoint (`mdunlink`, md.c).
@@ -121,7 +180,7 @@ fn changing(name: &str) -> Report {
         format!("labels are being changed while key group \"{name}\" is to be shredded"),
     )
     .detail("A transaction that has not ended has changed labels, or the group was changed. Nothing was destroyed.")
-    .hint("Try again when it has ended.")
+    .hint("Try again when it has ended: see pg_locks, and pg_prepared_xacts.")
 }
 
 /// How long the transactions that run may take to end, if one of them may be making a file.

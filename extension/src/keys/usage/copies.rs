@@ -10,7 +10,7 @@ use std::collections::HashSet;
 use pagevault_cipher::DataKeyVersion;
 use pagevault_keystore::rel_file::Phase;
 use pagevault_keystore::state::{Destroyed, File};
-use pagevault_keystore::{Record, RelFile, Scope};
+use pagevault_keystore::{KeyGroup, Record, RelFile, Scope};
 use pgrx::PgSqlErrorCode;
 
 use super::data_keys::{
@@ -20,6 +20,7 @@ use crate::keys::store::persist::{self, append};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::relation_files;
 use crate::pg::report::{Report, Result};
+use crate::shmem;
 
 /// Copies the keys of files of database `from` to their copies in database `to`, wrapped by the key
 /// for `to`. `copy_of` returns the copy of a file; `None` if it is not copied. `is_place`: whether
@@ -59,6 +60,13 @@ pub(crate) fn copy_keys(
     Ok(())
 }
 
+fn has_ended(group: KeyGroup) -> Result<bool> {
+    if shmem::required()?.secrets.newest(group.scope()).is_some() {
+        return Ok(false);
+    }
+    Ok(persist::state_at_hand(Scope::CLUSTER)?.has_ended(group.scope()))
+}
+
 fn add_records(
     file: RelFile,
     entry: &File,
@@ -81,11 +89,10 @@ fn add_records(
         // A copy stays in the key group of its original.
         let (scope, key_version) = match key.scope.key_group() {
             None => of_database.clone()?,
-            Some(group) => match require_group_key(group) {
-                Ok(by) => by,
-                // The group has ended: nothing is left under this key, and nobody can unwrap it.
-                Err(_) => continue,
-            },
+            // Nothing is left under this key, and nobody can unwrap it.
+            Some(group) if has_ended(group)? => continue,
+            // Also an error while the group is being shredded: what is in it must not grow.
+            Some(group) => require_group_key(group)?,
         };
         let wrapped = with_wrap_key(scope, key_version, |wrap_key| {
             let data_key = unwrap_record(file, version, key)?;

@@ -1,5 +1,6 @@
 //! Key groups: relations under a key of their own, whose master key another party holds.
 
+mod attacks;
 mod labels;
 mod moving;
 mod recovery;
