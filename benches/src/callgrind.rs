@@ -1,5 +1,5 @@
-//! Instructions that the cipher executes for one page, counted by callgrind. The count is the same
-//! on all machines of an architecture, whatever their load.
+//! Instructions that the cipher executes for one page, and that finding a key takes, counted by
+//! callgrind. The count is the same on all machines of an architecture, whatever their load.
 //!
 //! Valgrind does not emulate AVX-512, so on x86-64 it counts at most the code for AES-NI or VAES on
 //! 256 bits. The name of the code path is part of the result's name.
@@ -11,12 +11,15 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use pagevault_cipher::{CipherId, PageFormat};
 
+/// Finding a key costs the same for all ciphers and code paths.
+const LOOK_UP: (&str, CipherId) = ("look-up", CipherId::Aes256Xts);
+
 /// A small and a large number of pages. The difference excludes the start of the program.
 const PAGES: [u32; 2] = [64, 1064];
 
 /// For each cipher, sealing and opening a page, with checksums, by the program of
-/// benches/page-path; for ciphers of WAL and of temporary files their pages and blocks as well. The
-/// names contain architecture and code path.
+/// benches/page-path; for ciphers of WAL and of temporary files their pages and blocks as well; and
+/// finding a key. The names contain architecture and code path.
 pub(crate) fn instructions(page_path: &Path) -> Result<BTreeMap<String, f64>> {
     let mut found = BTreeMap::new();
     let elsewhere = ["seal-wal", "open-wal", "seal-temporary", "open-temporary"];
@@ -24,17 +27,26 @@ pub(crate) fn instructions(page_path: &Path) -> Result<BTreeMap<String, f64>> {
         // Both are encrypted without tags.
         let others = elsewhere.iter().filter(|_| PageFormat::of(cipher) == PageFormat::V1);
         for operation in ["seal", "open"].iter().chain(others).copied() {
-            let mut counts = [0.0; 2];
-            let mut backend = String::new();
-            for (count, pages) in counts.iter_mut().zip(PAGES) {
-                (*count, backend) = count_of(page_path, operation, &cipher.to_string(), pages)?;
-            }
-            let each = (counts[1] - counts[0]) / f64::from(PAGES[1] - PAGES[0]);
+            let (each, backend) = count_of_each(page_path, operation, cipher)?;
             let name = format!("{} {backend} {operation} {cipher}", std::env::consts::ARCH);
-            found.insert(name, each.round());
+            found.insert(name, each);
         }
     }
+    let (operation, cipher) = LOOK_UP;
+    let (each, _) = count_of_each(page_path, operation, cipher)?;
+    found.insert(format!("{} {operation}", std::env::consts::ARCH), each);
     Ok(found)
+}
+
+/// The count for one page, and the code path.
+fn count_of_each(page_path: &Path, operation: &str, cipher: CipherId) -> Result<(f64, String)> {
+    let mut counts = [0.0; 2];
+    let mut backend = String::new();
+    for (count, pages) in counts.iter_mut().zip(PAGES) {
+        (*count, backend) = count_of(page_path, operation, &cipher.to_string(), pages)?;
+    }
+    let each: f64 = (counts[1] - counts[0]) / f64::from(PAGES[1] - PAGES[0]);
+    Ok((each.round(), backend))
 }
 
 fn count_of(page_path: &Path, operation: &str, cipher: &str, pages: u32) -> Result<(f64, String)> {

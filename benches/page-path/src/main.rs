@@ -1,17 +1,22 @@
-//! Seals or opens pages and does nothing else: `pagevault-page-path OPERATION CIPHER PAGES`, where
-//! the operation is `seal` or `open` (pages of relations), `seal-wal`, `open-wal`, `seal-temporary`
-//! or `open-temporary`. The regression gate counts the instructions of this program
+//! Seals or opens pages, or looks up keys, and does nothing else: `pagevault-page-path OPERATION
+//! CIPHER PAGES`, where the operation is `seal` or `open` (pages of relations), `seal-wal`,
+//! `open-wal`, `seal-temporary`, `open-temporary`, or `look-up`, which finds the keys of so many
+//! relation files. The regression gate counts the instructions of this program
 //! (benches/src/callgrind.rs). A package of its own, because building it as the library for servers
 //! is built takes seconds then.
 
 use std::error::Error;
 use std::hint::black_box;
+use std::sync::atomic::AtomicU32;
 
 use pagevault_cipher::wal::{self, Mark};
 use pagevault_cipher::{
     Backend, CipherId, DataKey, DataKeyVersion, Fork, KeyVersion, PAGE_SIZE, Page, PageFormat,
     PageKey, page, stream,
 };
+use pagevault_keystore::directory::Directory;
+use pagevault_keystore::record::{MAX_WRAPPED_DATA_KEY, wrapped_len};
+use pagevault_keystore::{Record, RelFile, Scope};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -25,6 +30,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let key = PageKey::new(&DataKey::random(cipher)?);
     let pages = pages.parse()?;
     match (operation.as_str(), PageFormat::of(cipher)) {
+        ("look-up", _) => look_up(cipher, pages)?,
         ("seal-wal" | "open-wal", _) => run_wal(operation == "open-wal", &key, pages),
         ("seal-temporary" | "open-temporary", _) => {
             run_temporary(operation == "open-temporary", &key, pages);
@@ -99,6 +105,37 @@ fn run_wal(opens: bool, key: &PageKey, pages: u32) {
             wal::seal(page, key, mark);
         }
     }
+}
+
+/// Finds files in the directory of keys, with their present versions, as each first access of a
+/// process does.
+fn look_up(cipher: CipherId, times: u32) -> Result<(), Box<dyn Error>> {
+    const FILES: u32 = 10_000;
+    let file = |relation| RelFile { tablespace: 1663, database: 5, relation: 16384 + relation };
+    let words = Directory::words_needed(FILES);
+    let words: Vec<AtomicU32> = (0..words).map(|_| AtomicU32::new(0)).collect();
+    let directory = Directory::init_zeroed(&words, FILES)?;
+    let version = DataKeyVersion::FIRST;
+    let wrapped = vec![7; wrapped_len(cipher as u8).unwrap_or_default()];
+    for relation in 0..FILES {
+        directory.apply(&Record::DataKey {
+            file: file(relation),
+            version,
+            cipher: cipher as u8,
+            scope: Scope::CLUSTER,
+            key_version: KeyVersion::FIRST,
+            wrapped: wrapped.clone(),
+            created: 0,
+        })?;
+        directory.apply(&Record::Current { file: file(relation), version })?;
+    }
+    let mut known = [0; MAX_WRAPPED_DATA_KEY];
+    for time in 0..times {
+        let found = directory.find(black_box(file(time.wrapping_mul(7919) % FILES)))?;
+        let slot = found.ok_or("a file is missing")?;
+        black_box((directory.current(slot)?, directory.key(slot, version, &mut known)?));
+    }
+    Ok(())
 }
 
 /// Blocks of a temporary file.

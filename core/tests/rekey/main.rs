@@ -9,6 +9,7 @@
 
 mod interleavings;
 mod jobs;
+mod pace;
 mod random;
 mod steps;
 mod world;

@@ -11,6 +11,7 @@ pub(crate) mod aio;
 pub(crate) mod audited;
 pub(crate) mod authentication;
 pub(crate) mod calls_seen;
+mod commit_times;
 pub(crate) mod ddl;
 pub(crate) mod decoding;
 pub(crate) mod files;

@@ -6,7 +6,7 @@ use std::ffi::c_void;
 use pgrx::pg_guard;
 use pgrx::pg_sys;
 
-use super::proof;
+use super::{commit_times, proof};
 use crate::audit::statements;
 use crate::backups;
 use crate::commands::{altered, catalogs, labels, storage};
@@ -68,7 +68,10 @@ unsafe extern "C-unwind" fn transaction_event(
         XACT_EVENT_PRE_PREPARE, XACT_EVENT_PREPARE,
     };
     match event {
-        XACT_EVENT_COMMIT => statements::transaction_ended("ok"),
+        XACT_EVENT_COMMIT => {
+            commit_times::committed();
+            statements::transaction_ended("ok");
+        }
         XACT_EVENT_PREPARE => statements::transaction_ended("prepared"),
         XACT_EVENT_ABORT => statements::transaction_ended("rolled_back"),
         _ => {}
@@ -99,10 +102,14 @@ unsafe extern "C-unwind" fn transaction_event(
             unsafe { before_commit() }
         }
         XACT_EVENT_ABORT => {
+            commit_times::forget();
             pending::forget();
             names::forget();
         }
         _ => {}
+    }
+    if event == XACT_EVENT_PRE_COMMIT {
+        commit_times::commits();
     }
 }
 

@@ -28,6 +28,7 @@ use crate::shmem::counters::{self, Counters};
 use crate::shmem::dropped::Dropped;
 use crate::shmem::health::Health;
 use crate::shmem::secrets::{self, Secrets};
+use crate::shmem::traffic::Traffic;
 use crate::shmem::trail::Trail;
 use crate::shmem::wal::Wal;
 use crate::shmem::writers::Writers;
@@ -284,6 +285,7 @@ fn map(logs: &[Contents]) -> Result<&'static Shared> {
     let jobs: Region<(), _> = map_region(JobTable::words_needed(most_jobs), MemoryKind::Sparse)?;
     let health: Region<Health> = map_region(0, MemoryKind::Sparse)?;
     let trail: Region<Trail> = map_region(0, MemoryKind::Sparse)?;
+    let traffic: Region<Traffic> = map_region(0, MemoryKind::Sparse)?;
     let anchor: Region<Anchor> = map_region(0, MemoryKind::Sparse)?;
     Ok(shmem::publish(Shared {
         directory,
@@ -302,6 +304,7 @@ fn map(logs: &[Contents]) -> Result<&'static Shared> {
         dropped: Dropped::new(map_region(capacity as usize, MemoryKind::Sparse)?),
         written_over: WrittenOver::new(map_region(written_over::PLACES, MemoryKind::Sparse)?),
         trail: trail.head,
+        traffic: traffic.head,
         anchor: anchor.head,
     }))
 }

@@ -19,6 +19,7 @@ pub(crate) use self::anchor::{anchor, anchor_interval, anchor_wait};
 pub(crate) use self::audit::{audit_destination, audit_file, audit_syslog_socket};
 pub(crate) use self::choices::TempEncryption;
 pub(crate) use self::fips::require_fips;
+pub(crate) use self::rekey_rate::{RekeyRate, rekey_rate};
 pub(crate) use self::rotation::{KeyKind, is_rotation_window_open, rotate_after, rotation_window};
 
 mod anchor;
@@ -28,6 +29,7 @@ mod fips;
 pub(crate) mod forgetting;
 pub(crate) mod page_images;
 mod placeholders;
+mod rekey_rate;
 mod rotation;
 
 /// Prefix of the names of pagevault's settings.
@@ -48,7 +50,6 @@ static MAX_DATA_KEYS: GucSetting<i32> = GucSetting::<i32>::new(1_000_000);
 
 static REKEY_WORKERS: GucSetting<i32> = GucSetting::<i32>::new(2);
 static REKEY_THRESHOLD: GucSetting<i32> = GucSetting::<i32>::new(1024);
-static REKEY_RATE: GucSetting<i32> = GucSetting::<i32>::new(32 * 1024);
 
 static WRITERS_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(60_000);
 
@@ -176,16 +177,7 @@ pub(crate) fn define(changed: Changed) -> Result<()> {
         GucContext::Suset,
         GucFlags::UNIT_BLOCKS,
     );
-    GucRegistry::define_int_guc(
-        c"pagevault.rekey_rate",
-        c"Maximum amount of data that each rekey worker rewrites per second.",
-        c"A change applies to running jobs. 0 means no limit.",
-        &REKEY_RATE,
-        0,
-        i32::MAX,
-        GucContext::Sighup,
-        GucFlags::UNIT_KB,
-    );
+    rekey_rate::define();
     GucRegistry::define_int_guc(
         c"pagevault.writers_timeout",
         c"Maximum wait for processes that are writing a page or creating a file while keys change.",
@@ -430,11 +422,6 @@ pub(crate) fn rekey_workers() -> usize {
 /// `pagevault.rekey_threshold` in pages.
 pub(crate) fn rekey_threshold() -> u64 {
     REKEY_THRESHOLD.get().max(0) as u64
-}
-
-/// `pagevault.rekey_rate` in bytes per second, unless it is unlimited.
-pub(crate) fn rekey_rate() -> Option<f64> {
-    Some(f64::from(REKEY_RATE.get()) * 1024.0).filter(|rate| *rate > 0.0)
 }
 
 /// `pagevault.writers_timeout`, unless there is no limit.

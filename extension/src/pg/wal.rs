@@ -114,6 +114,12 @@ pub(crate) fn end() -> Lsn {
     Lsn(unsafe { pg_sys::GetXLogInsertRecPtr() })
 }
 
+/// Bytes that this process has written to WAL.
+pub(crate) fn written_by_this_process() -> u64 {
+    // SAFETY: counters of this process (instrument.c), which only grow.
+    unsafe { pg_sys::pgWalUsage.wal_bytes }
+}
+
 /// The end of what was replayed, in recovery; [`Lsn::INVALID`] before it begins. By then pg_control
 /// says from where (`StartupXLOG`, xlog.c, updates it before `PerformWalRecovery`).
 pub(crate) fn replayed() -> Lsn {

@@ -90,6 +90,12 @@ pub(crate) fn wait_for(full: u64) {
     }
 }
 
+/// Whether the transaction has changed something, so that its commit is in WAL.
+pub(crate) fn has_id() -> bool {
+    // SAFETY: reads the state of this process.
+    unsafe { pg_sys::GetTopTransactionIdIfAny() != pg_sys::InvalidTransactionId }
+}
+
 /// The session user.
 pub(crate) fn session_user() -> Oid {
     // SAFETY: a plain look-up of this session.

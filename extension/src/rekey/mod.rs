@@ -20,8 +20,10 @@ mod engine;
 pub(crate) mod file;
 pub(crate) mod jobs;
 pub(crate) mod launcher;
+mod pace;
 pub(crate) mod pending;
 pub(crate) mod scheduled;
+mod traffic;
 
 use pagevault_cipher::CipherId;
 pub(crate) use pagevault_keystore::job::JobKind;

@@ -8,6 +8,7 @@ pub(crate) mod dropped;
 pub(crate) mod health;
 pub(crate) mod secrets;
 mod text;
+pub(crate) mod traffic;
 pub(crate) mod trail;
 pub(crate) mod wal;
 pub(crate) mod writers;
@@ -26,6 +27,7 @@ use self::counters::Counters;
 use self::dropped::Dropped;
 use self::health::Health;
 use self::secrets::Secrets;
+use self::traffic::Traffic;
 use self::trail::Trail;
 use self::wal::Wal;
 use self::writers::Writers;
@@ -50,6 +52,7 @@ pub(crate) struct Shared {
     pub(crate) dropped: Dropped,
     pub(crate) written_over: WrittenOver,
     pub(crate) trail: &'static Trail,
+    pub(crate) traffic: &'static Traffic,
     pub(crate) anchor: &'static Anchor,
 }
 

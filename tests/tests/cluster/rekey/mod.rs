@@ -8,6 +8,7 @@ mod faults;
 mod hints;
 mod locked;
 mod meanwhile;
+mod pace;
 mod power;
 mod requests;
 mod standbys;
