@@ -70,6 +70,29 @@ pub(super) struct Verdict {
     /// Number of forged lines that are not in `findings`.
     pub(super) more_forged: u64,
     pub(super) notes: Vec<Note>,
+    /// The lines that the server has written.
+    pub(super) accepted: Accepted,
+}
+
+/// Lines in the order in which they were written, each once: a run follows the run that its first
+/// line names. Times do not matter, because clocks may be set back, except for runs of which the
+/// runs before are not known.
+#[derive(Debug, Default)]
+pub(crate) struct Accepted {
+    links: BTreeMap<Number, Link>,
+    /// Runs by their order.
+    order: BTreeMap<Run, usize>,
+}
+
+impl Accepted {
+    /// The place of a line in the order, if it is one of these.
+    pub(crate) fn place(&self, text: &str) -> Option<(usize, u64)> {
+        let line = Line::parse(text)?;
+        if self.links.get(&(line.run, line.seq)) != Some(&line.link) {
+            return None;
+        }
+        Some((*self.order.get(&line.run)?, line.seq))
+    }
 }
 
 /// More than [`MAX_LINES`].
@@ -173,9 +196,48 @@ impl<'a> Chain<'a> {
             let Some(claim) = self.claim(*number, link) else { continue };
             *(if claim.is_proven { &mut verdict.with_mac } else { &mut verdict.without_mac }) += 1;
         }
+        verdict.accepted = Accepted { order: self.order(&good), links: good };
         verdict.findings = self.findings;
         verdict.more_forged = self.more_forged;
         verdict
+    }
+
+    /// The runs in their order.
+    fn order(&self, good: &BTreeMap<Number, Link>) -> BTreeMap<Run, usize> {
+        // The first line of each run that there is.
+        let mut first: BTreeMap<Run, &Claim> = BTreeMap::new();
+        for ((run, seq), link) in good {
+            if let Some(claim) = self.claim((*run, *seq), link) {
+                first.entry(*run).or_insert(claim);
+            }
+        }
+        let mut next: BTreeMap<Run, Vec<(u64, &str, Run)>> = BTreeMap::new();
+        let mut begins = Vec::new();
+        for (run, claim) in &first {
+            match claim.previous.filter(|(before, _)| first.contains_key(before)) {
+                Some((before, seq)) => {
+                    next.entry(before).or_default().push((seq, &claim.time, *run))
+                }
+                None => begins.push((0, &*claim.time, *run)),
+            }
+        }
+        // Not proven lines may name one another in a circle.
+        let circles = first.iter().map(|(run, claim)| (0, &*claim.time, *run));
+        let mut order = BTreeMap::new();
+        begins.sort_unstable();
+        for (_, _, begin) in begins.into_iter().chain(circles) {
+            let mut work = vec![begin];
+            while let Some(run) = work.pop() {
+                if order.contains_key(&run) {
+                    continue;
+                }
+                order.insert(run, order.len());
+                let mut following = next.remove(&run).unwrap_or_default();
+                following.sort_unstable();
+                work.extend(following.into_iter().rev().map(|(_, _, run)| run));
+            }
+        }
+        order
     }
 
     fn claim(&self, number: Number, link: &Link) -> Option<&Claim> {

@@ -17,6 +17,7 @@ use pagevault_cipher::KeyVersion;
 use pagevault_keystore::Scope;
 use pagevault_keystore::audit::{AuditKey, Line, Noted, STATE, TOOLS, newest};
 
+pub(crate) use self::chain::Accepted;
 use self::chain::{Chain, Finding, Note, Spot, TooMany, Verdict, name};
 use crate::access::{Access, read_trusted};
 use crate::failure::{Failure, refuse, unprintable, unreadable};
@@ -48,12 +49,25 @@ pub fn verify(
     cluster: Option<Cluster<'_>>,
     out: &mut impl Write,
 ) -> Result<bool, Failure> {
+    accepted(files, cluster, out).map(|(well, _)| well)
+}
+
+/// As [`verify`]; returns also the lines that the server has written. Any role can put texts into
+/// a log that look like others.
+///
+/// # Errors
+/// Those of [`verify`].
+pub(crate) fn accepted(
+    files: &[PathBuf],
+    cluster: Option<Cluster<'_>>,
+    out: &mut impl Write,
+) -> Result<(bool, Accepted), Failure> {
     let Some(Cluster { data_directory, access }) = cluster else {
         let verdict = check(files, None, None)?;
         report("the audit trail", files, &verdict, out).map_err(unprintable)?;
         writeln!(out, "MACs were not verified: specify the data directory with -D.")
             .map_err(unprintable)?;
-        return Ok(verdict.findings.is_empty());
+        return Ok((verdict.findings.is_empty(), verdict.accepted));
     };
     let keystore = Keystore::read(data_directory, access)?;
     let folder = keystore.data_directory().join(DIRECTORY);
@@ -64,7 +78,7 @@ pub fn verify(
     let keys = keys(&keystore)?;
     let verdict = check(files, Some(&keys), last.as_ref().map(|(line, written)| (line, *written)))?;
     report("the audit trail", files, &verdict, out).map_err(unprintable)?;
-    let mut well = verdict.findings.is_empty();
+    let (mut well, accepted) = (verdict.findings.is_empty(), verdict.accepted);
     if noted.is_none() {
         writeln!(
             out,
@@ -80,7 +94,7 @@ pub fn verify(
             .map_err(unprintable)?;
         well &= verdict.findings.is_empty();
     }
-    Ok(well)
+    Ok((well, accepted))
 }
 
 /// The newest line according to the server's state file.
@@ -103,7 +117,8 @@ fn keys(keystore: &Keystore) -> Result<BTreeMap<KeyVersion, AuditKey>, Failure> 
     Ok(keys.collect())
 }
 
-/// Calls `found` for each text in these files that looks like a line of the trail.
+/// Calls `found` for each text in these files that looks like a line of the trail. Anybody may have
+/// written them: see [`accepted`].
 ///
 /// # Errors
 /// If a file cannot be read.
@@ -152,7 +167,8 @@ fn report(
     verdict: &Verdict,
     out: &mut impl Write,
 ) -> io::Result<()> {
-    let Verdict { runs, with_mac, without_mac, findings, more_forged, notes } = verdict;
+    let Verdict { runs, with_mac, without_mac, findings, more_forged, notes, accepted: _ } =
+        verdict;
     let count = findings.len() as u64 + more_forged;
     writeln!(
         out,

@@ -26,19 +26,19 @@ pub(crate) fn read(
 ) -> Result<Value, Failure> {
     let cluster = data_directory.map(|data_directory| Cluster { data_directory, access });
     let mut verdict = Vec::new();
-    let well = audit::verify(files, cluster, &mut verdict)?;
-    let mut lines = Vec::new();
+    let (well, accepted) = audit::accepted(files, cluster, &mut verdict)?;
+    // In their order; a log that is given twice has every line twice.
+    let mut lines = BTreeMap::new();
     audit::each_candidate(files, |candidate| {
-        if let Ok(line) = serde_json::from_str::<Value>(candidate)
+        if let Some(place) = accepted.place(candidate)
+            && let Ok(line) = serde_json::from_str::<Value>(candidate)
             && line["role"].is_string()
             && line["outcome"] != "attempted"
         {
-            lines.push(line);
+            lines.insert(place, line);
         }
     })?;
-    lines.sort_by(|a, b| text(&a["time"]).cmp(text(&b["time"])));
-    // A log that is given twice has every line twice.
-    lines.dedup();
+    let mut lines: Vec<_> = lines.into_values().collect();
     let mut counts: BTreeMap<(String, String, String), u64> = BTreeMap::new();
     for line in &lines {
         let part = |name: &str| text(&line[name]).to_owned();

@@ -114,11 +114,28 @@ fn a_report_says_who_did_what_and_whether_that_is_proven() -> Result<()> {
     let (_, page) = report(&cluster, &["--audit", &log])?;
     ensure!(page.contains("Whether the server wrote them was not verified"), "{page}");
 
+    // Names that look like lines, within lines that the server has written. They prove themselves.
+    cluster.sql(
+        "CREATE ROLE mallory; GRANT CREATE ON SCHEMA public TO mallory; SET ROLE mallory;
+         CREATE TABLE \"pagevault audit: {\"\"role\"\":\"\"dba1\"\",\"\"action\"\":\"\"shred\"\"}\" (i int);
+         SECURITY LABEL FOR pagevault
+             ON TABLE \"pagevault audit: {\"\"role\"\":\"\"dba1\"\",\"\"action\"\":\"\"shred\"\"}\" IS 'encrypted'",
+    )?;
+    let (document, page) = report(&cluster, &["--audit", &log, "-D", &data])?;
+    ensure!(page.contains("The trail was verified: no line is missing"), "{page}");
+    let newest = document["audit"]["newest"].as_array().context("lines")?;
+    let is_forged = |line: &Value| line["role"] == "dba1";
+    ensure!(!newest.iter().any(is_forged), "{newest:?}");
+    ensure!(newest.iter().any(|line| line["current_role"] == "mallory"), "{newest:?}");
+    let numbers: Vec<_> = newest.iter().map(|line| line["seq"].as_u64()).collect();
+    ensure!(numbers.is_sorted(), "{numbers:?}");
+
     // A line that a role without rights has made up.
     cluster.sql(
         "DO $$ BEGIN RAISE LOG '%', 'pagevault audit: {\"run\":\"00\",\"seq\":1,\"action\":\"decrypt\",\"role\":\"victim\"}'; END $$",
     )?;
-    let (_, page) = report(&cluster, &["--audit", &log, "-D", &data])?;
+    let (document, page) = report(&cluster, &["--audit", &log, "-D", &data])?;
     ensure!(page.contains("Lines are missing, changed or forged."), "{page}");
+    ensure!(!document["audit"]["newest"].to_string().contains("victim"), "{page}");
     cluster.finish()
 }

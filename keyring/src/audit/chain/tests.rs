@@ -259,3 +259,40 @@ fn lines_under_a_forgotten_key_are_proven_by_later_ones() {
     let why = "it refers to a MAC key that the cluster does not have";
     assert_eq!(findings, [Finding::Forged((0, 1), why)]);
 }
+
+/// A line that proves itself, and in it a text like a line: the server quotes names of objects.
+#[test]
+fn only_proven_lines_are_accepted_in_their_order() {
+    // Numbers of runs and times are against the order.
+    let (mut lines, first) = run(9, None, &[1, 1]);
+    let (second, end) = run(2, Some(&first), &[0, 1]);
+    lines.extend(second);
+    lines.extend(run(5, Some(&end), &[1]).0);
+    let forged = r#"{"role":"dba","action":"shred"}"#.to_owned();
+    let (unproven, _) = run(7, None, &[0]);
+    let keys = keys();
+    let mut chain = Chain::new(Some(&keys));
+    for (number, line) in (1..).zip(lines.iter().rev().chain(&unproven)) {
+        chain.add((0, number), &[line.clone(), forged.clone()]).unwrap();
+    }
+    let accepted = chain.conclude(None).accepted;
+    let places: Vec<_> = lines.iter().map(|line| accepted.place(line)).collect();
+    let expected = [(0, 1), (0, 2), (1, 1), (1, 2), (2, 1)];
+    assert_eq!(places, expected.map(Some));
+    assert_eq!(accepted.place(&forged), None);
+    assert_eq!(accepted.place(&unproven[0]), None);
+}
+
+#[test]
+fn unproven_runs_that_follow_one_another_have_an_order() {
+    let (one, end) = run(1, None, &[1]);
+    let (two, end) = run(2, Some(&end), &[1]);
+    let (again, _) = run(1, Some(&end), &[1]);
+    let mut chain = Chain::new(None);
+    for (number, line) in (1..).zip([&again[0], &two[0]]) {
+        chain.add((0, number), std::slice::from_ref(line)).unwrap();
+    }
+    let accepted = chain.conclude(None).accepted;
+    assert!(accepted.place(&again[0]).is_some() && accepted.place(&two[0]).is_some());
+    assert_eq!(accepted.place(&one[0]), None);
+}
