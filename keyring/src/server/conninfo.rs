@@ -2,28 +2,160 @@
 
 use crate::failure::{Failure, refuse};
 
-/// Refuses connection strings that contain a password: other users of the machine can read the
-/// arguments of programs.
+/// Keywords of PostgreSQL 15 to 19 whose values are not secret (fe-connect.c, `PQconninfoOptions`),
+/// and `ssl`, which URIs may have. The others are not all known: each version adds some.
+const NOT_SECRET: &[&str] = &[
+    "application_name",
+    "channel_binding",
+    "client_encoding",
+    "connect_timeout",
+    "dbname",
+    "fallback_application_name",
+    "gssdelegation",
+    "gssencmode",
+    "gsslib",
+    "host",
+    "hostaddr",
+    "keepalives",
+    "keepalives_count",
+    "keepalives_idle",
+    "keepalives_interval",
+    "krbsrvname",
+    "load_balance_hosts",
+    "max_protocol_version",
+    "min_protocol_version",
+    "oauth_client_id",
+    "oauth_issuer",
+    "oauth_scope",
+    "options",
+    "passfile",
+    "port",
+    "replication",
+    "require_auth",
+    "requirepeer",
+    "service",
+    "servicefile",
+    "ssl",
+    "ssl_max_protocol_version",
+    "ssl_min_protocol_version",
+    "sslcert",
+    "sslcertmode",
+    "sslcompression",
+    "sslcrl",
+    "sslcrldir",
+    "sslkey",
+    "sslkeylogfile",
+    "sslmode",
+    "sslnegotiation",
+    "sslrootcert",
+    "sslsni",
+    "target_session_attrs",
+    "tcp_user_timeout",
+    "user",
+];
+/// Those that are.
+const SECRET: &[&str] =
+    &["oauth_client_secret", "password", "scram_client_key", "scram_server_key", "sslpassword"];
+
+/// Refuses connection strings that contain a password or another secret, or may contain one: other
+/// users of the machine can read the arguments of programs.
 pub(super) fn require_no_secret(conninfo: &str) -> Result<(), Failure> {
-    let lower = conninfo.to_ascii_lowercase();
-    // password and sslpassword, in pairs and as parameters of a URI.
-    let mut rest = lower.as_str();
-    let mut has_password = false;
-    while let Some((_, after)) = rest.split_once("password") {
-        has_password |= after.trim_start().starts_with('=');
-        rest = after;
+    let keywords = match authority_and_parameters(conninfo) {
+        Some((authority, parameters)) => {
+            // postgresql://user:password@host. libpq does not end it at a question mark.
+            let (login, hosts) = authority.split_once('@').unwrap_or(("", authority));
+            // A port that is no number may be a password with a slash in it.
+            if login.contains(':') || !hosts.split('?').next().is_none_or(has_ports) {
+                return Err(refused("a password"));
+            }
+            uri_keywords(parameters)
+        }
+        None if conninfo.contains('=') => pair_keywords(conninfo),
+        // The name of a database.
+        None => return Ok(()),
+    };
+    for keyword in keywords {
+        let keyword = keyword.to_ascii_lowercase();
+        if SECRET.contains(&keyword.as_str()) {
+            return Err(refused(match keyword.as_str() {
+                "password" | "sslpassword" => "a password",
+                _ => "a secret",
+            }));
+        }
+        // It is not shown: it may be a part of a password that was not quoted.
+        if !NOT_SECRET.contains(&keyword.as_str()) {
+            return Err(refused("a keyword that is not known, and may be a secret"));
+        }
     }
-    // postgresql://user:password@host
-    let authority = is_uri(conninfo).then(|| lower.split_once("://")).flatten();
-    let authority = authority.and_then(|(_, rest)| rest.split(['/', '?']).next());
-    let login = authority.and_then(|authority| authority.rsplit_once('@'));
-    has_password |= login.is_some_and(|(login, _)| login.contains(':'));
-    if !has_password {
-        return Ok(());
-    }
-    Err(refuse("the connection string contains a password")
+    Ok(())
+}
+
+fn refused(what: &str) -> Failure {
+    refuse(format!("the connection string contains {what}"))
         .with_detail("Other users of this machine can read the arguments of programs.")
-        .with_hint("Use a password file (~/.pgpass, PGPASSFILE), a service file, or PGPASSWORD."))
+        .with_hint("Use a password file (~/.pgpass, PGPASSFILE), a service file, or PGPASSWORD.")
+}
+
+/// What is between the scheme of a URI and the first slash, and the parameters.
+fn authority_and_parameters(conninfo: &str) -> Option<(&str, &str)> {
+    let (_, rest) = conninfo.split_once("://").filter(|_| is_uri(conninfo))?;
+    let authority = rest.split('/').next().unwrap_or_default();
+    // A question mark before the host is a part of the login.
+    let host = authority.split_once('@').map_or(0, |(login, _)| login.len() + 1);
+    let parameters = rest[host..].split_once('?').map_or("", |(_, parameters)| parameters);
+    Some((authority, parameters))
+}
+
+/// Whether all ports in the hosts of a URI are numbers; addresses may be in brackets.
+fn has_ports(hosts: &str) -> bool {
+    hosts.split(',').all(|host| {
+        let name_and_port = host.rsplit_once(']').map_or(host, |(_, after)| after);
+        let port = name_and_port.split_once(':').map_or("", |(_, port)| port);
+        port.bytes().all(|byte| byte.is_ascii_digit())
+    })
+}
+
+/// The keywords of the parameters of a URI.
+fn uri_keywords(parameters: &str) -> Vec<String> {
+    let parameters = parameters.split('&').filter(|parameter| !parameter.is_empty());
+    parameters
+        .map(|parameter| percent_decoded(parameter.split('=').next().unwrap_or_default()))
+        .collect()
+}
+
+/// The keywords of pairs, as libpq reads them (`conninfo_parse`); a word without a value counts.
+fn pair_keywords(pairs: &str) -> Vec<String> {
+    let mut keywords = Vec::new();
+    let mut rest = pairs.trim_start();
+    while !rest.is_empty() {
+        let end = rest.find(|c: char| c == '=' || c.is_ascii_whitespace()).unwrap_or(rest.len());
+        keywords.push(rest[..end].to_owned());
+        let after = rest[end..].trim_start();
+        rest = match after.strip_prefix('=') {
+            Some(value) => after_value(value.trim_start()).trim_start(),
+            None => after,
+        };
+    }
+    keywords
+}
+
+/// What follows a value, which may be quoted.
+fn after_value(text: &str) -> &str {
+    let (text, is_quoted) = match text.strip_prefix('\'') {
+        Some(text) => (text, true),
+        None => (text, false),
+    };
+    let mut escaped = false;
+    for (at, character) in text.char_indices() {
+        match character {
+            _ if escaped => escaped = false,
+            '\\' => escaped = true,
+            '\'' if is_quoted => return &text[at + 1..],
+            _ if !is_quoted && character.is_ascii_whitespace() => return &text[at..],
+            _ => {}
+        }
+    }
+    ""
 }
 
 /// The same connection to another database. Its name may be anything.
@@ -53,6 +185,27 @@ fn percent_encoded(text: &str) -> String {
         .collect()
 }
 
+/// Percent signs that do not begin two digits stay, and make a keyword unknown.
+fn percent_decoded(text: &str) -> String {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once('%') {
+        bytes.extend_from_slice(before.as_bytes());
+        match after.get(..2).and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = &after[2..];
+            }
+            None => {
+                bytes.push(b'%');
+                rest = after;
+            }
+        }
+    }
+    bytes.extend_from_slice(rest.as_bytes());
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -65,6 +218,19 @@ mod tests {
             "sslpassword=x",
             "postgresql://u:x@h/d",
             "postgres://h/d?password=x",
+            "postgres://h/d?port=1&passw%6Frd=x",
+            "postgres://h?%70assword=x",
+            "postgres://u:x?y@h/d",
+            "postgres://u:x@y@h/d",
+            "postgres://u:x/y@h/d",
+            "host='a b\\' c'password=x",
+            "host=a\\ password=x password\t=x",
+            "oauth_client_secret=x",
+            "scram_client_key=x",
+            "postgres://h/d?scram_server_key=x",
+            "host=h later_secret=x",
+            "host=h password x=y",
+            "postgres://h/d?a%zz=x",
         ] {
             let refused = require_no_secret(secret).unwrap_err();
             assert!(!format!("{refused:?}").contains('\''), "{refused:?}");
@@ -75,6 +241,12 @@ mod tests {
             "postgresql://u@h:5432/d",
             "postgresql://h:5432,h2:5433/d?passfile=/f",
             "service=db passfile=/f",
+            "host = '/run/it\\'s' dbname='password=x' user=a\\ b",
+            "postgresql://%2Frun/d?sslmode=require&application_name=password%3Dx",
+            "postgresql://u@/d?host=/run&user=a@b:c",
+            "postgresql://h/d?",
+            "postgresql://u@[::1]:5432,[fe80::1],h/d",
+            "",
         ] {
             assert!(require_no_secret(usual).is_ok(), "{usual}");
         }
