@@ -83,6 +83,7 @@ pub mod options;
 mod program;
 pub mod provider;
 pub mod providers;
+mod quoting;
 mod regular;
 mod report;
 #[cfg(feature = "rest")]

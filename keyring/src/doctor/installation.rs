@@ -4,6 +4,7 @@ use serde_json::Value;
 
 use super::Severity::{Critical, Notice, Warning};
 use super::{Finding, is_loaded};
+use crate::quoting::{literal, shell_word};
 use crate::server::{list, text};
 
 /// PostgreSQL's library names in a list, which may be quoted.
@@ -15,8 +16,7 @@ pub(crate) fn libraries(setting: &str) -> Vec<&str> {
 pub(crate) fn preload(setting: &str) -> String {
     let mut names = libraries(setting);
     names.push("pagevault");
-    let names: Vec<_> =
-        names.iter().map(|name| format!("'{}'", name.replace('\'', "''"))).collect();
+    let names: Vec<_> = names.into_iter().map(literal).collect();
     format!("ALTER SYSTEM SET shared_preload_libraries = {}", names.join(", "))
 }
 
@@ -155,11 +155,11 @@ pub(super) fn damage(found: &Value, findings: &mut Vec<Finding>) {
     let settings = &found["server"]["settings"];
     if settings["data_checksums"] == "off" {
         let directory = text(&settings["data_directory"]);
-        let directory = if directory.is_empty() { "DATADIR" } else { directory };
+        let directory = shell_word(if directory.is_empty() { "DATADIR" } else { directory });
         findings.push(
             Finding::new(Warning, "checksums-off", "the cluster has no data checksums")
                 .why("Without them pages are not authenticated: a page that somebody changes or moves on disk is not refused.")
-                .cure(format!("stop the server, and run: pg_checksums --enable -D '{directory}'")),
+                .cure(format!("stop the server, and run: pg_checksums --enable -D {directory}")),
         );
     }
     if settings["full_page_writes"] == "off" {

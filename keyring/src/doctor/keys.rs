@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use super::Severity::{Critical, Notice, Warning};
 use super::{Finding, count};
+use crate::quoting::literal;
 use crate::server::{list, text};
 
 const DAY: i64 = 86_400;
@@ -46,7 +47,7 @@ fn call(action: &str, (scope, _, group): Owner<'_>, what: &str, arguments: &[&st
         "key group" => "key_group",
         _ => "cluster",
     };
-    let group = format!("'{}'", group.replace('\'', "''"));
+    let group = literal(group);
     let group = (scope == "key group").then_some(group.as_str());
     let arguments: Vec<_> = group.into_iter().chain(arguments.iter().copied()).collect();
     format!("SELECT pagevault.{action}_{kind}_{what}({})", arguments.join(", "))

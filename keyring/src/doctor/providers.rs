@@ -4,6 +4,7 @@ use serde_json::Value;
 
 use super::Finding;
 use super::Severity::{Critical, Notice, Warning};
+use crate::quoting::{literal, shell_word};
 use crate::server::{list, text};
 
 pub(super) fn outages(found: &Value, findings: &mut Vec<Finding>) {
@@ -22,7 +23,7 @@ pub(super) fn outages(found: &Value, findings: &mut Vec<Finding>) {
         findings.push(
             Finding::new(severity, check, format!("provider \"{name}\" {what}"))
                 .why(format!("After a restart its keys would stay locked. Its last error: {error}"))
-                .cure(format!("repair it, do not restart the server meanwhile, and look: SELECT * FROM pagevault.check_provider('{}')", name.replace('\'', "''"))),
+                .cure(format!("repair it, do not restart the server meanwhile, and look: SELECT * FROM pagevault.check_provider({})", literal(name))),
         );
     }
 }
@@ -77,7 +78,7 @@ pub(super) fn key_files(found: &Value, findings: &mut Vec<Finding>) {
             findings.push(
                 Finding::new(Critical, "key-file-open", format!("key file \"{path}\" has the mode {mode:04o}"))
                     .why("Other users may read or change the master keys.")
-                    .cure(format!("chmod 600 \"{path}\"; if others may have read it, rotate: SELECT pagevault.rotate_cluster_master_key()")),
+                    .cure(format!("chmod 600 {}; if others may have read it, rotate: SELECT pagevault.rotate_cluster_master_key()", shell_word(path))),
             );
         }
     }
