@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::Severity::{Notice, Warning};
+use super::Severity::{Critical, Notice, Warning};
 use super::{Finding, anything_encrypted, count, is_loaded};
 use crate::server::{list, text};
 
@@ -20,6 +20,16 @@ pub(super) fn unreachable(found: &Value, findings: &mut Vec<Finding>) {
                     .cure(
                         "connect as a superuser, or as a member of pagevault_admin and pg_monitor",
                     ),
+            );
+        }
+        let owner = text(&database["extension_owner"]);
+        if !owner.is_empty() {
+            let what = format!("\"{owner}\" can replace objects of the extension");
+            findings.push(
+                Finding::new(Critical, "extension-not-trusted", what)
+                    .in_database(text(&database["name"]))
+                    .why("The role owns some, and is not a superuser. Superusers run them. Nothing in this database was looked at.")
+                    .cure("check them, then REASSIGN OWNED BY, or ALTER ROLE ... SUPERUSER"),
             );
         }
     }

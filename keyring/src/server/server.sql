@@ -1,6 +1,6 @@
 -- What a server tells without pagevault, and of all its databases; one JSON document.
 BEGIN TRANSACTION READ ONLY;
-SET LOCAL search_path = pg_catalog;
+SET LOCAL search_path = pg_catalog, pg_temp;
 SET LOCAL lock_timeout = '30s';
 SET LOCAL timezone = 'UTC';
 -- What the files say for the next start; without the right to see them, nothing.
