@@ -7,7 +7,11 @@ use serde_json::{Map, Value, json};
 
 use crate::doctor::{libraries, preload, workers_wanted};
 use crate::failure::{Failure, refuse};
+use crate::quoting::literal;
 use crate::server::{list, text};
+
+/// Gives a role's objects to superusers again.
+const REASSIGN: &str = "Check the objects, then REASSIGN OWNED BY, or ALTER ROLE ... SUPERUSER.";
 
 /// What the operator wants.
 pub(crate) struct Wanted {
@@ -46,11 +50,21 @@ pub(crate) struct Step {
     pub(crate) undo: String,
 }
 
-/// All steps in their order. `has_key` tells whether the key file contains the key.
+/// What there is of the key file.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Held {
+    NoFile,
+    NoKey,
+    Key,
+}
+
+/// All steps in their order.
 ///
 /// # Errors
-/// If the cluster has another provider of this name.
-pub(crate) fn plan(found: &Value, wanted: &Wanted, has_key: bool) -> Result<Vec<Step>, Failure> {
+/// If the cluster has another provider of this name, if a key that it may need is missing, or if
+/// somebody may have put objects of their own in the place of those of the extension.
+pub(crate) fn plan(found: &Value, wanted: &Wanted, held: Held) -> Result<Vec<Step>, Failure> {
+    require_own_schema(found)?;
     let (mut steps, pending) = settings(found);
     let step = |what: String, done: bool, action: Action, undo: &str| Step {
         what,
@@ -64,15 +78,6 @@ pub(crate) fn plan(found: &Value, wanted: &Wanted, has_key: bool) -> Result<Vec<
         Action::Restart,
         "restart it again after undoing them",
     ));
-    if let Some(path) = wanted.key_file() {
-        let what = format!("key \"{}\" is in key file \"{path}\"", wanted.key);
-        steps.push(step(
-            what,
-            has_key,
-            Action::KeyFile,
-            "keep the file as long as anything is encrypted, and its backups",
-        ));
-    }
     let here = text(&found["server"]["database"]);
     let mut databases = list(&found["databases"]).iter();
     let has_extension = databases
@@ -83,12 +88,26 @@ pub(crate) fn plan(found: &Value, wanted: &Wanted, has_key: bool) -> Result<Vec<
         Action::Sql("CREATE EXTENSION pagevault".to_owned()),
         "DROP EXTENSION pagevault",
     ));
+    // After the extension, which tells what the cluster has.
+    if let Some(path) = wanted.key_file() {
+        if held != Held::Key {
+            require_no_key_before(found, wanted, path, held)?;
+        }
+        steps.push(step(
+            format!("key \"{}\" is in key file \"{path}\"", wanted.key),
+            held == Held::Key,
+            Action::KeyFile,
+            "keep the file as long as anything is encrypted, and its backups",
+        ));
+    }
     let [provider, kind, key] = [&wanted.provider, &wanted.kind, &wanted.key].map(|s| literal(s));
     let options = literal(&Value::Object(wanted.options.clone()).to_string());
     steps.push(step(
         format!("the cluster has the provider \"{}\"", wanted.provider),
         has_provider(found, wanted)?,
-        Action::Sql(format!("SELECT pagevault.add_provider({provider}, {kind}, {options})")),
+        Action::Sql(format!(
+            "SELECT pagevault.add_provider({provider}, {kind}, {options}::pg_catalog.jsonb)"
+        )),
         &format!("SELECT pagevault.drop_provider({provider})"),
     ));
     let state = text(&found["cluster"]["status"]["state"]);
@@ -99,6 +118,66 @@ pub(crate) fn plan(found: &Value, wanted: &Wanted, has_key: bool) -> Result<Vec<
         "docs/removing.md: a cluster keeps its master key",
     ));
     Ok(steps)
+}
+
+/// Refuses a database in which the statements of a superuser could run what somebody else wrote.
+fn require_own_schema(found: &Value) -> Result<(), Failure> {
+    let here = text(&found["server"]["database"]);
+    let mut databases = list(&found["databases"]).iter();
+    let Some(database) = databases.find(|database| database["name"] == here) else {
+        return Ok(());
+    };
+    if database["foreign_schema"] == true {
+        return Err(refuse(format!("database \"{here}\" has a schema pagevault of its own"))
+            .with_detail("The extension is not in it, and what is in it may be anybody's.")
+            .with_hint("Check its contents, then DROP SCHEMA pagevault CASCADE."));
+    }
+    if let Some(owner) = database["extension_owner"].as_str() {
+        return Err(refuse(format!("\"{owner}\" can replace objects of the extension"))
+            .with_detail(format!(
+                "The role owns some in database \"{here}\", and is not a superuser."
+            ))
+            .with_hint(REASSIGN));
+    }
+    if let Some(error) = database["error"].as_str() {
+        return Err(refuse(format!("database \"{here}\" could not be looked at"))
+            .with_detail(error.to_owned()));
+    }
+    Ok(())
+}
+
+/// Refuses to make a key in the place of one that the cluster had: what is wrapped by that one
+/// would no longer be unreachable, but refused.
+fn require_no_key_before(
+    found: &Value,
+    wanted: &Wanted,
+    path: &str,
+    held: Held,
+) -> Result<(), Failure> {
+    let cluster = &found["cluster"];
+    let uses =
+        |provider: &&Value| provider["kind"] == "file" && provider["options"]["path"] == path;
+    let user = list(&cluster["providers"]).iter().find(uses);
+    let has_master_key = !matches!(text(&cluster["status"]["state"]), "" | "no_master_key")
+        || !list(&cluster["database_keys"]).is_empty();
+    let detail = match user {
+        Some(provider) => {
+            format!("Provider \"{}\" of the cluster uses this file.", text(&provider["provider"]))
+        }
+        None if has_master_key => "The cluster has a master key already.".to_owned(),
+        None => return Ok(()),
+    };
+    let what = match held {
+        Held::NoFile => format!("key file \"{path}\" is missing"),
+        _ => format!("key \"{}\" is missing in key file \"{path}\"", wanted.key),
+    };
+    let hint = match user {
+        Some(_) => "Restore the key file from its backup. A new key would not unwrap anything.",
+        None => {
+            "Restore the file, or name the one that the cluster uses. For a further master key: pagevault-keyring file create, pagevault.add_provider()."
+        }
+    };
+    Err(refuse(what).with_detail(format!("{detail} No key was made.")).with_hint(hint))
 }
 
 /// The steps for settings of `postgresql.conf`, and whether the server has yet to read some.
@@ -163,15 +242,6 @@ fn master_key(found: &Value) -> String {
     }
 }
 
-/// A text as SQL, whatever standard_conforming_strings says.
-fn literal(text: &str) -> String {
-    let quoted = text.replace('\'', "''");
-    if quoted.contains('\\') {
-        return format!("E'{}'", quoted.replace('\\', "\\\\"));
-    }
-    format!("'{quoted}'")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -182,8 +252,8 @@ mod tests {
         Wanted { provider, kind, options, key }
     }
 
-    fn to_do(found: &Value, has_key: bool) -> Vec<Action> {
-        let steps = plan(found, &wanted(), has_key).unwrap();
+    fn to_do(found: &Value, held: Held) -> Vec<Action> {
+        let steps = plan(found, &wanted(), held).unwrap();
         steps.into_iter().filter_map(|step| step.action).collect()
     }
 
@@ -204,7 +274,7 @@ mod tests {
     fn each_step_is_done_once() {
         let mut found = server("", "a, \"b c\"", "8");
         assert_eq!(
-            to_do(&found, false)[..3],
+            to_do(&found, Held::NoFile)[..3],
             [
                 Action::Sql(
                     "ALTER SYSTEM SET shared_preload_libraries = 'a', 'b c', 'pagevault'"
@@ -215,17 +285,21 @@ mod tests {
             ]
         );
         assert_eq!(
-            plan(&found, &wanted(), false).unwrap()[0].undo,
+            plan(&found, &wanted(), Held::NoFile).unwrap()[0].undo,
             "ALTER SYSTEM SET shared_preload_libraries = 'a', 'b c'"
         );
         found = server("", "a, pagevault", "16");
-        assert_eq!(to_do(&found, false)[..2], [Action::Restart, Action::KeyFile]);
+        assert_eq!(
+            to_do(&found, Held::NoFile)[..2],
+            [Action::Restart, Action::Sql("CREATE EXTENSION pagevault".to_owned())]
+        );
+        assert_eq!(to_do(&found, Held::NoFile)[2], Action::KeyFile);
         found = server("pagevault", "pagevault", "16");
         assert_eq!(
-            to_do(&found, true),
+            to_do(&found, Held::Key),
             [
                 Action::Sql("CREATE EXTENSION pagevault".to_owned()),
-                Action::Sql("SELECT pagevault.add_provider('local', 'file', E'{\"path\":\"/etc/it''s\\\\\\\\keys\"}')".to_owned()),
+                Action::Sql("SELECT pagevault.add_provider('local', 'file', E'{\"path\":\"/etc/it''s\\\\\\\\keys\"}'::pg_catalog.jsonb)".to_owned()),
                 Action::Sql("SELECT pagevault.set_cluster_master_key('local', 'main')".to_owned()),
             ]
         );
@@ -234,8 +308,43 @@ mod tests {
             "status": {"state": "unlocked"},
             "providers": [{"provider": "local", "kind": "file", "options": {"path": "/etc/it's\\keys"}}],
         });
-        assert_eq!(to_do(&found, true), []);
+        assert_eq!(to_do(&found, Held::Key), []);
         found["cluster"]["providers"][0]["options"] = json!({"path": "/other"});
-        assert!(plan(&found, &wanted(), true).is_err());
+        assert!(plan(&found, &wanted(), Held::Key).is_err());
+    }
+    #[test]
+    fn a_missing_key_is_not_made_again() {
+        let mut found = server("pagevault", "pagevault", "16");
+        found["databases"][0]["extension_version"] = json!("1");
+        found["cluster"] = json!({"status": {"state": "no_master_key"}});
+        assert_eq!(to_do(&found, Held::NoFile)[0], Action::KeyFile);
+        let refused = |found: &Value, held| plan(found, &wanted(), held).unwrap_err();
+        // Whatever the provider is called.
+        let path = wanted().key_file().unwrap_or_default().to_owned();
+        found["cluster"]["providers"] =
+            json!([{"provider": "old", "kind": "file", "options": {"path": path}}]);
+        let failure = refused(&found, Held::NoFile);
+        assert!(failure.message.ends_with("is missing"), "{failure:?}");
+        assert!(failure.hint.unwrap_or_default().starts_with("Restore"));
+        found["cluster"] = json!({"status": {"state": "locked"}});
+        for held in [Held::NoFile, Held::NoKey] {
+            let failure = refused(&found, held);
+            assert!(failure.message.contains("is missing"), "{failure:?}");
+        }
+        assert!(plan(&found, &wanted(), Held::Key).is_ok());
+    }
+
+    #[test]
+    fn nothing_is_called_that_may_not_be_the_extensions() {
+        for (what, value) in [
+            ("foreign_schema", json!(true)),
+            ("extension_owner", json!("former")),
+            ("error", json!("permission denied")),
+        ] {
+            let mut found = server("pagevault", "pagevault", "16");
+            assert!(plan(&found, &wanted(), Held::Key).is_ok());
+            found["databases"][0][what] = value;
+            assert!(plan(&found, &wanted(), Held::Key).is_err(), "{what}");
+        }
     }
 }

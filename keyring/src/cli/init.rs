@@ -1,5 +1,6 @@
 //! `pagevault-keyring init`: from an installed server to one that can encrypt.
 
+use std::fs;
 use std::io::{self, BufRead, IsTerminal, Write};
 use std::path::Path;
 use std::process::ExitCode;
@@ -11,14 +12,17 @@ use serde_json::{Value, json};
 use super::connection::Connection;
 use super::{check, file};
 use crate::failure::{Failure, refuse, unprintable};
-use crate::init::{Action, Step, Wanted, plan};
+use crate::init::{Action, Held, Step, Wanted, plan};
 use crate::keyfile::place::Place;
 use crate::keyfile::store;
 use crate::options::absolute_path;
+use crate::quoting::shell_word;
 use crate::server::{self, Psql, text};
-use crate::visible::visible_lines;
+use crate::visible::visible;
 
 const KEY_FILE: &str = "/etc/pagevault/keys";
+/// The owner of a database may have set another one.
+const SEARCH_PATH: &str = "SET search_path = pg_catalog, pg_temp;\n";
 /// What the plan does not know, the next plan finds.
 const ROUNDS: usize = 20;
 
@@ -55,7 +59,7 @@ impl Init {
         let all_there = steps.iter().all(|step| step.action.is_none());
         if all_there {
             for step in &steps {
-                writeln!(out, "there    {}", visible_lines(&step.what)).map_err(unprintable)?;
+                writeln!(out, "there    {}", visible(&step.what)).map_err(unprintable)?;
             }
             writeln!(out, "\nEverything is there; nothing was changed.").map_err(unprintable)?;
             return Ok(ExitCode::SUCCESS);
@@ -111,28 +115,31 @@ fn ask(out: &mut impl Write, question: &str, proposed: &str) -> Result<String, F
 /// What the server tells, and the steps by it.
 fn look(psql: &Psql, wanted: &Wanted) -> Result<(Value, Vec<Step>), Failure> {
     let found = server::look(psql, false)?;
-    let has_key = match wanted.key_file() {
-        None => true,
-        Some(path) => has_key(path, &wanted.key)?,
+    let held = match wanted.key_file() {
+        None => Held::Key,
+        Some(path) => held(path, &wanted.key)?,
     };
-    let steps = plan(&found, wanted, has_key)?;
+    let steps = plan(&found, wanted, held)?;
     Ok((found, steps))
 }
 
-/// Whether a key file has the key; a file that does not exist has none.
-fn has_key(path: &str, key: &str) -> Result<bool, Failure> {
-    if !Path::new(path).exists() {
-        return Ok(false);
+/// Whether there is a key file, with the key. One that cannot be looked at is an error.
+fn held(path: &str, key: &str) -> Result<Held, Failure> {
+    match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Held::NoFile),
+        _ => {}
     }
     let place = Place::resolve(&absolute_path(path)?)?;
-    Ok(store::load(&place)?.key(key).is_some())
+    Ok(if store::load(&place)?.key(key).is_some() { Held::Key } else { Held::NoKey })
 }
 
-/// The steps as a script for psql.
+/// The steps as a script for psql. Each is on a line of its own, whatever names contain.
 fn script(steps: &[Step], wanted: &Wanted, out: &mut impl Write) -> io::Result<()> {
+    // What follows relies on what is before: only the extension makes its schema trustworthy.
+    writeln!(out, "\\set ON_ERROR_STOP on")?;
     for step in steps {
         match &step.action {
-            None => writeln!(out, "-- there: {}", visible_lines(&step.what))?,
+            None => writeln!(out, "-- there: {}", visible(&step.what))?,
             Some(Action::Restart) => {
                 writeln!(out, "-- Restart the server here.")?;
             }
@@ -146,15 +153,11 @@ fn script(steps: &[Step], wanted: &Wanted, out: &mut impl Write) -> io::Result<(
             }
             Some(Action::Sql(statement)) => {
                 writeln!(out, "{statement};")?;
-                writeln!(out, "--   undo: {}", visible_lines(&step.undo))?;
+                writeln!(out, "--   undo: {}", visible(&step.undo))?;
             }
         }
     }
     Ok(())
-}
-
-fn shell_word(text: &str) -> String {
-    visible_lines(&format!("'{}'", text.replace('\'', "'\\''")))
 }
 
 /// Does the first step that is to do, and looks again, until none is left.
@@ -172,10 +175,9 @@ fn carry_out(
         };
         match step.action.as_ref() {
             Some(Action::Sql(statement)) => {
-                psql.run(None, &format!("{statement};\n"), &[])?;
-                writeln!(out, "did      {}", visible_lines(statement)).map_err(unprintable)?;
-                writeln!(out, "         undo: {}", visible_lines(&step.undo))
-                    .map_err(unprintable)?;
+                psql.run(None, &format!("{SEARCH_PATH}{statement};\n"), &[])?;
+                writeln!(out, "did      {}", visible(statement)).map_err(unprintable)?;
+                writeln!(out, "         undo: {}", visible(&step.undo)).map_err(unprintable)?;
             }
             Some(Action::KeyFile) => make_key(&found, wanted, out)?,
             Some(Action::Restart) | None => {

@@ -72,6 +72,7 @@ mod stats;
 mod stock_tools;
 mod temp;
 mod unlock;
+mod untrusted_databases;
 mod upgrade;
 mod wal;
 mod watching;
