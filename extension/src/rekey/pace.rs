@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use pagevault_cipher::PAGE_SIZE;
 use pagevault_core::rekey::file::{StepResult, WaitsFor};
+use pagevault_core::rekey::pace::Busy;
 use pagevault_core::rekey::run::Run;
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::Oid;
@@ -50,6 +51,8 @@ pub(super) struct Pace<'a> {
     bytes_since_noted: f64,
     bytes_per_second: f64,
     auto: Option<Auto>,
+    /// What was shown as the reason why it goes slower.
+    shown: Option<Busy>,
 }
 
 impl<'a> Pace<'a> {
@@ -63,6 +66,7 @@ impl<'a> Pace<'a> {
             bytes_since_noted: 0.0,
             bytes_per_second: 0.0,
             auto: None,
+            shown: None,
         }
     }
 
@@ -114,16 +118,21 @@ impl<'a> Pace<'a> {
         if self.keep_rate(f64::from(rewritten) * PAGE_SIZE as f64) == Flow::Stop {
             return Flow::Stop;
         }
-        if self.noted.elapsed() < PROGRESS_INTERVAL {
+        let busy = self.auto.as_ref().and_then(Auto::busy);
+        let is_due = self.noted.elapsed() >= PROGRESS_INTERVAL;
+        if is_due || busy != self.shown {
+            let Progress { pages_done, pages_total, .. } = run.progress();
+            let speed = self.auto.as_ref().map(|auto| format!(", {}", auto.describe()));
+            let speed = speed.unwrap_or_default();
+            self.show(oid, &format!("{pages_done} of {pages_total} pages{speed}"));
+            self.shown = busy;
+        }
+        if !is_due {
             return self.ask();
         }
         self.asked = Instant::now();
         self.bytes_per_second = self.bytes_since_noted / self.noted.elapsed().as_secs_f64();
         (self.noted, self.bytes_since_noted) = (Instant::now(), 0.0);
-        let Progress { pages_done, pages_total, .. } = run.progress();
-        let speed = self.auto.as_ref().map(|auto| format!(", {}", auto.describe()));
-        let speed = speed.unwrap_or_default();
-        self.show(oid, &format!("{pages_done} of {pages_total} pages{speed}"));
         self.note(run)
     }
 

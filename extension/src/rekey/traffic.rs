@@ -5,7 +5,7 @@ use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 
 use pagevault_cipher::Lsn;
-use pagevault_core::rekey::pace::{Pace, Seen};
+use pagevault_core::rekey::pace::{Busy, Pace, Seen};
 use pgrx::Spi;
 
 use crate::pg::wal;
@@ -53,6 +53,7 @@ pub(super) struct Auto {
     own_wal: u64,
     /// The end of the last pause.
     resumed: Instant,
+    has_looked: bool,
 }
 
 impl Auto {
@@ -66,7 +67,13 @@ impl Auto {
             last: Sums::now(traffic),
             own_wal: wal::written_by_this_process(),
             resumed: Instant::now(),
+            has_looked: false,
         })
+    }
+
+    /// Why the worker goes slower.
+    pub(super) fn busy(&self) -> Option<Busy> {
+        self.pace.busy()
     }
 
     /// The share of its time in which the worker works, and what else to say.
@@ -90,7 +97,7 @@ impl Auto {
 
     /// Whether to look at the rest of the server again.
     pub(super) fn is_due(&self) -> bool {
-        self.last.at.elapsed() >= INTERVAL
+        !self.has_looked || self.last.at.elapsed() >= INTERVAL
     }
 
     /// Looks at the rest of the server; in a transaction.
@@ -113,6 +120,7 @@ impl Auto {
             lag: lag.and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or(0),
         });
         self.last = now;
+        self.has_looked = true;
     }
 }
 

@@ -58,10 +58,13 @@ fn a_job_waits_for_a_standby_that_falls_behind() -> Result<()> {
     cluster.sql(
         "CREATE TABLE beside AS SELECT i AS id, repeat('x', 1000) FROM generate_series(1, 80000) i",
     )?;
+    cluster.stop_at("rekey.flushed")?;
     let job = cluster.text("SELECT pagevault.rotate_data_key('t')")?;
+    cluster.stopped_at("rekey.flushed")?;
     let said = "SELECT bool_or(query LIKE '%: a standby falls behind') FROM pg_stat_activity
          WHERE backend_type = 'pagevault rekey'";
-    cluster.eventually(said, "t")?;
+    ensure!(cluster.text(said)? == "t");
+    cluster.resume();
     stopped.map_or(Ok(()), |pid| kill_process(pid, Signal::CONT))?;
     ensure!(cluster.text(&format!("SELECT pagevault.wait_for_rekey({job}, '60s')"))? == "t");
     standby.finish()?;
