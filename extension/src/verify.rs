@@ -10,6 +10,7 @@ use pagevault_cipher::{DataKeyVersion, Lsn, PAGE_SIZE, Page, page};
 pub(crate) use pagevault_core::page::PageState;
 use pagevault_core::page::Target;
 use pagevault_keystore::RelFile;
+use pagevault_keystore::given_up::AFTER_ALL_WAL;
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::{self, ForkNumber, Oid};
 
@@ -153,14 +154,15 @@ pub(crate) fn refuse_lost_versions(
 ) -> Result<bool> {
     let mut lost = None;
     // Such a page is read as an empty one.
-    let is_given_up = |version: DataKeyVersion| {
-        directory::destroyed_at(file, version).is_some() && !directory::is_destroyed(file)
+    let is_read_as_empty = |version: DataKeyVersion| {
+        directory::destroyed_at(file, version).is_some_and(|lsn| lsn != AFTER_ALL_WAL)
+            && !directory::is_destroyed(file)
     };
     let more = scan(file, fork, range, |block, state, _| {
         if let PageState::Sealed(version) = state
             && lost.is_none_or(|(_, known)| known != version)
             && !directory::has_key(file, version)
-            && !is_given_up(version)
+            && !is_read_as_empty(version)
         {
             lost.get_or_insert((block, version));
         }

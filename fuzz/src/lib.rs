@@ -29,6 +29,7 @@ use pagevault_keyring::providers::kmip::{operations, ttlv};
 use pagevault_keyring::verify::manifest::Manifest;
 use pagevault_keystore::audit::{self, AuditKey};
 use pagevault_keystore::directory::Directory;
+use pagevault_keystore::given_up::GivenUp;
 use pagevault_keystore::manifest_seal::Seal;
 use pagevault_keystore::protocol::{self, Request};
 use pagevault_keystore::state::State;
@@ -184,7 +185,8 @@ pub fn key_log(bytes: &[u8]) {
     }
 }
 
-/// Files of escrow in the keystore's directory: the mark of an export, and restored records.
+/// Files beside the key files: the mark of an export to escrow, restored records, and key groups
+/// that were given up.
 pub fn escrow_files(bytes: &[u8]) {
     if let Some(mark) = escrow::Mark::decode(bytes) {
         assert_eq!(escrow::Mark::decode(mark.encode().as_bytes()), Some(mark));
@@ -193,6 +195,11 @@ pub fn escrow_files(bytes: &[u8]) {
         && let Ok(written) = restored.encode()
     {
         assert_eq!(escrow::Restored::decode(&written), Ok(restored));
+    }
+    if let Ok(given_up) = GivenUp::decode(bytes)
+        && let Ok(written) = given_up.encode()
+    {
+        assert_eq!(GivenUp::decode(&written), Ok(given_up));
     }
 }
 

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use pagevault_cipher::page::{self, PAGE_SIZE};
 use pagevault_cipher::{Lsn, wal};
+use pagevault_keystore::given_up::{self, GivenUp};
 use pagevault_keystore::log::{self, unsettled};
 use pagevault_keystore::{Scope, batch};
 
@@ -46,7 +47,9 @@ fn key_files(path: &Path) -> Result<Vec<PathBuf>, Failure> {
     let mut files = Vec::new();
     for entry in entries {
         let entry = entry.map_err(|error| unreadable(&directory, &error))?;
-        let is_one = |name: &str| log::scope_of(name).or(unsettled::scope_of(name)).is_some();
+        let is_one = |name: &str| {
+            log::scope_of(name).or(unsettled::scope_of(name)).is_some() || name == given_up::NAME
+        };
         if entry.file_name().to_str().is_some_and(is_one) {
             files.push(entry.path());
         }
@@ -67,6 +70,9 @@ fn inspect_file(path: &Path, out: &mut impl Write) -> Result<(), Failure> {
         }
         let bytes = read_regular(path, log::MAX_LOG).map_err(failed)?;
         key_log(&bytes, scope, out).map_err(failed)
+    } else if name == given_up::NAME {
+        let bytes = read_regular(path, given_up::LIMIT).map_err(failed)?;
+        groups_given_up(&bytes, out).map_err(failed)
     } else if wal_segment(name.strip_suffix(".partial").unwrap_or(&name)) {
         pages(path, wal_state, out).map_err(failed)
     } else if relation_file(&name) {
@@ -74,6 +80,23 @@ fn inspect_file(path: &Path, out: &mut impl Write) -> Result<(), Failure> {
     } else {
         writeln!(out, "  neither a key file, a WAL segment nor a relation file").map_err(failed)
     }
+}
+
+/// Key groups that were destroyed while the server was down.
+fn groups_given_up(bytes: &[u8], out: &mut impl Write) -> io::Result<()> {
+    let given_up = match GivenUp::decode(bytes) {
+        Ok(given_up) => given_up,
+        Err(error) => return writeln!(out, "  damaged: {error}"),
+    };
+    let id = u128::from_be_bytes(given_up.keystore);
+    writeln!(
+        out,
+        "  key groups given up, which the server has not logged yet, keystore {id:032x}"
+    )?;
+    for record in given_up.records() {
+        writeln!(out, "  {}", printable(&batch::describe(&record)))?;
+    }
+    Ok(())
 }
 
 /// Header and records of a key file.

@@ -38,6 +38,7 @@
 //! | [`mod@exec`] | running PostgreSQL's own programs with the WAL keys |
 //! | [`mod@inspect`] | what can be read from files without keys |
 //! | [`mod@accept_restore`] | telling the anchor which data directory is the cluster |
+//! | [`mod@give_up_key_group`] | destroying a key group whose key recovery needs, and cannot get |
 //! | [`mod@restore_unsettled`] | restoring records that a failed start cut off from key files |
 //! | `visible` | text that anybody may have written, for terminals |
 //! | [`mod@verify`] | decrypting all pages and WAL records of a data directory |
@@ -69,6 +70,7 @@ pub mod escrow;
 pub mod exec;
 pub mod failure;
 pub mod findings;
+pub mod give_up_key_group;
 pub mod harden;
 mod init;
 pub mod inspect;

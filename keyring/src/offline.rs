@@ -3,6 +3,8 @@
 //!
 //! Read-only: the server may be running, and unfinished records at the end of files are ignored.
 
+mod beside;
+
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fs;
 use std::io;
@@ -13,7 +15,7 @@ use std::time::{Duration, Instant};
 use pagevault_cipher::residue::without_trace;
 use pagevault_cipher::wrap::{self, WrapKey};
 use pagevault_cipher::{CipherId, DataKeyVersion, KeyVersion, Secret32};
-use pagevault_keystore::escrow::{self, Restored};
+use pagevault_keystore::given_up::GivenUp;
 use pagevault_keystore::log::{self, unsettled};
 use pagevault_keystore::protocol::{Action, Base64, ErrorClass, Operation, Outcome, Request};
 use pagevault_keystore::state::{DataKey, State};
@@ -43,6 +45,7 @@ pub struct Keystore {
     scopes: Vec<Scope>,
     state: State,
     of_cluster: OfCluster,
+    given_up: GivenUp,
     access: Access,
     /// What [`databases`] has found, when it was asked first.
     databases: OnceLock<Option<HashSet<u32>>>,
@@ -81,6 +84,7 @@ impl Keystore {
         }
         let (mut id, mut state) = (None, State::default());
         let mut of_cluster: Option<OfCluster> = None;
+        let mut given_up = GivenUp::default();
         for &scope in &scopes {
             let path = directory.join(log::file_name(scope));
             let damaged = |what: &dyn std::fmt::Display| {
@@ -95,21 +99,27 @@ impl Keystore {
                 return Err(damaged(&"it belongs to another keystore than the other key files"));
             }
             // As the server does when it starts: the files of a backup are of different times.
-            let of_cluster = of_cluster
-                .get_or_insert_with(|| OfCluster::new(&contents.records, contents.position.logged));
+            let of_cluster = match &mut of_cluster {
+                Some(of_cluster) => of_cluster,
+                None => {
+                    given_up = beside::given_up(&directory, contents.position.keystore_id)?;
+                    let logged = contents.position.logged;
+                    of_cluster.insert(OfCluster::new(&contents.records, logged, &given_up))
+                }
+            };
             of_cluster.bring_into_line(&mut contents.records);
             for record in contents.records {
                 state.apply(record).map_err(|error| damaged(&error))?;
             }
         }
         let (id, of_cluster) = (id.unwrap_or_default(), of_cluster.unwrap_or_default());
-        for record in restored(&directory, id)? {
+        for record in beside::restored(&directory, id)?.into_iter().chain(given_up.records()) {
             state.apply(record).map_err(|error| {
                 Failure::new(ErrorClass::Internal, format!("the keystore is damaged: {error}"))
             })?;
         }
         let databases = OnceLock::new();
-        Ok(Self { data_directory, id, scopes, state, of_cluster, access, databases })
+        Ok(Self { data_directory, id, scopes, state, of_cluster, given_up, access, databases })
     }
 
     /// The data directory, without symbolic links.
@@ -142,6 +152,11 @@ impl Keystore {
     #[must_use]
     pub fn state(&self) -> &State {
         &self.state
+    }
+
+    /// Key groups that were destroyed while the server was down, and that it has not logged yet.
+    pub(crate) fn given_up(&self) -> &GivenUp {
+        &self.given_up
     }
 
     /// [`Scope::name`], with the name of a key group that exists.
@@ -276,7 +291,7 @@ impl Keystore {
         }
     }
 
-    fn require_recorded(
+    pub(crate) fn require_recorded(
         &self,
         (scope, version): (Scope, KeyVersion),
         record: &DatabaseKey,
@@ -305,7 +320,7 @@ impl Keystore {
         serve::answer(request, Instant::now(), TIME).results
     }
 
-    fn unwrap_operation(
+    pub(crate) fn unwrap_operation(
         &self,
         scope: Scope,
         wrapping: &Wrapping,
@@ -376,23 +391,6 @@ fn databases(data_directory: &Path) -> Option<HashSet<u32>> {
         found.extend(names.iter().filter_map(|(name, _)| tablespaces::number(name)));
     }
     Some(found)
-}
-
-/// Records of a restored escrow that the server has not applied yet.
-fn restored(directory: &Path, id: [u8; 16]) -> Result<Vec<Record>, Failure> {
-    let path = directory.join(escrow::RESTORED);
-    if fs::symlink_metadata(&path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
-        return Ok(Vec::new());
-    }
-    let bytes = read_trusted(FileKind::Keystore, &path)?;
-    let restored = Restored::decode(&bytes).map_err(|error| {
-        Failure::new(
-            ErrorClass::Internal,
-            format!("key file \"{}\" is not readable: {error}", path.display()),
-        )
-        .with_hint("Remove the file, and run \"pagevault-keyring escrow restore\" again.")
-    })?;
-    Ok(if restored.keystore == id { restored.records } else { Vec::new() })
 }
 
 /// The scopes in the file names of a directory, ascending.

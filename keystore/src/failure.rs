@@ -63,6 +63,22 @@ pub enum ErrorClass {
     Internal,
 }
 
+impl ErrorClass {
+    /// Whether a failure of this class means that use of a key was withdrawn, as opposed to an
+    /// outage: the provider was asked, knows us, and refuses to unwrap with this key.
+    #[must_use]
+    pub fn is_revocation(self) -> bool {
+        matches!(
+            self,
+            Self::Denied
+                | Self::KeyMissing
+                | Self::KeyDisabled
+                | Self::WrongCiphertext
+                | Self::WrongKey
+        )
+    }
+}
+
 impl Failure {
     /// A failure without detail and hint that is not worth a retry.
     pub fn new(class: ErrorClass, message: impl Into<String>) -> Self {

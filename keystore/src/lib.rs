@@ -25,6 +25,7 @@
 //! | [`transfer`] | `read`, `preadv` and similar calls in terms of `pread` and `pwrite` |
 //! | [`wrappings`] | older wrappings of data keys |
 //! | [`escrow`] | database keys in escrow, and keys written by a restore |
+//! | [`given_up`] | key groups that were destroyed while the server was down |
 //! | [`briefing`] | data that `pagevault-keyring exec` passes to PostgreSQL's programs |
 //! | [`former`] | files that are gone, and whose keys are forgotten |
 //! | [`job`] | rekey jobs |
@@ -46,6 +47,7 @@ mod error;
 pub mod escrow;
 mod failure;
 pub mod former;
+pub mod given_up;
 pub mod job;
 pub mod job_table;
 mod line;

@@ -12,9 +12,11 @@ use std::collections::{HashMap, HashSet};
 
 use pagevault_cipher::{DataKeyVersion, KeyVersion, Lsn};
 
+use crate::given_up::{AFTER_ALL_WAL, GivenUp};
 use crate::record::{DatabaseKey, Record};
 use crate::rel_file::RelFile;
 use crate::scope::Scope;
+use crate::state::State;
 
 /// File and version of a data key record, and the database key that wraps it.
 fn wrapping(record: &Record) -> Option<((RelFile, DataKeyVersion), (Scope, KeyVersion))> {
@@ -66,27 +68,50 @@ pub fn leave_out_unknown(records: &mut Vec<Record>, known: &HashSet<(Scope, KeyV
     !others.is_empty()
 }
 
-/// The key groups that have ended, as these records of the cluster's log say, and when.
-fn ended_key_groups(records: &[Record]) -> HashMap<Scope, i64> {
-    let ended = records.iter().filter_map(|record| match record {
-        Record::EndedKeyGroup { group, at } => Some((group.scope(), *at)),
-        _ => None,
-    });
-    ended.collect()
+/// The end of a key group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ended {
+    /// When it ended, in seconds since 1970.
+    pub at: i64,
+    /// For tombstones of data keys under its key: no WAL record about pages under them is after
+    /// this.
+    pub lsn: Lsn,
+}
+
+/// The key groups that have ended, by their scopes.
+pub type EndedKeyGroups = HashMap<Scope, Ended>;
+
+/// The key groups that have ended, as these records of the cluster's log say, the last of which is
+/// at this address: the records that destroyed keys under them are before that. It may be another
+/// one for groups that were given up.
+pub fn ended_key_groups(
+    ended: impl Iterator<Item = (Scope, i64)>,
+    logged: Lsn,
+    given_up: &GivenUp,
+) -> EndedKeyGroups {
+    let ended = ended.map(|(scope, at)| (scope, Ended { at, lsn: logged }));
+    let here = given_up.groups.iter();
+    let here = here.map(|(group, at)| (group.scope(), Ended { at: *at, lsn: AFTER_ALL_WAL }));
+    ended.chain(here).collect()
 }
 
 /// What the cluster's log says about keys in the other logs.
 #[derive(Debug, Default)]
 pub struct OfCluster {
     known: HashSet<(Scope, KeyVersion)>,
-    ended: HashMap<Scope, i64>,
+    ended: EndedKeyGroups,
     logged: Lsn,
 }
 
 impl OfCluster {
     /// By the records of the cluster's log. `logged`: the address of the last one.
-    pub fn new(records: &[Record], logged: Lsn) -> Self {
-        Self { known: database_keys(records), ended: ended_key_groups(records), logged }
+    pub fn new(records: &[Record], logged: Lsn, given_up: &GivenUp) -> Self {
+        let ended = records.iter().filter_map(|record| match record {
+            Record::EndedKeyGroup { group, at } => Some((group.scope(), *at)),
+            _ => None,
+        });
+        let ended = ended_key_groups(ended, logged, given_up);
+        Self { known: database_keys(records), ended, logged }
     }
 
     /// Scope and version of each database key.
@@ -98,29 +123,55 @@ impl OfCluster {
     /// after a crash, and in a backup.
     pub fn bring_into_line(&self, records: &mut Vec<Record>) {
         leave_out_forgotten(records, &self.known);
-        bury(records, &self.ended, self.logged);
+        self.bury(records);
     }
-}
 
-/// Puts tombstones in the place of data keys that are wrapped by keys of ended key groups. A backup
-/// that copies a database's log, and the cluster's log after a group has ended, has such keys. What
-/// is replayed until then is about pages that nobody can open any more. Without a tombstone they
-/// would have no key at all, and be written in plaintext.
-///
-/// `lsn`: the address of the last record of the cluster's log. The records that destroyed these
-/// keys are before that.
-fn bury(records: &mut [Record], ended: &HashMap<Scope, i64>, lsn: Lsn) {
-    for record in records {
-        if let Some(tombstone) = tombstone(record, ended, lsn) {
-            *record = tombstone;
+    /// The tombstones of the data keys in a log that are under keys of ended key groups, except
+    /// those that it has.
+    pub fn tombstones(&self, records: &[Record]) -> Vec<Record> {
+        let buried = self.buried(records).into_iter();
+        buried.filter(|(_, is_new, _)| *is_new).map(|(_, _, tombstone)| tombstone).collect()
+    }
+
+    /// Puts tombstones in the place of data keys that are wrapped by keys of ended key groups. A
+    /// backup that copies a database's log, and the cluster's log after a group has ended, has such
+    /// keys. What is replayed until then is about pages that nobody can open any more. Without a
+    /// tombstone they would have no key at all, and be written in plaintext.
+    fn bury(&self, records: &mut [Record]) {
+        for (place, _, tombstone) in self.buried(records) {
+            if let Some(record) = records.get_mut(place) {
+                *record = tombstone;
+            }
         }
+    }
+
+    /// The places of such data keys, whether the log lacks their tombstones, and these.
+    fn buried(&self, records: &[Record]) -> Vec<(usize, bool, Record)> {
+        let found = records.iter().enumerate().filter_map(|(place, record)| {
+            tombstone(record, &self.ended).map(|tombstone| (place, true, tombstone))
+        });
+        let mut found: Vec<_> = found.collect();
+        if found.is_empty() {
+            return found;
+        }
+        let state = State::from_records(records.iter().cloned()).unwrap_or_default();
+        for (_, is_new, tombstone) in &mut found {
+            let Record::Destroyed { file, through, lsn, .. } = tombstone else { continue };
+            let Some(known) = state.file(*file) else { continue };
+            *is_new = !known.is_destroyed(*through);
+            // It has left the group: no server has a page under the key.
+            if !known.is_mixed() && known.floor() > Some(*through) {
+                *lsn = self.logged;
+            }
+        }
+        found
     }
 }
 
 /// The tombstone of a data key that is wrapped by the key of an ended key group.
-pub fn tombstone(record: &Record, ended: &HashMap<Scope, i64>, lsn: Lsn) -> Option<Record> {
+pub fn tombstone(record: &Record, ended: &EndedKeyGroups) -> Option<Record> {
     let Record::DataKey { file, version, cipher, scope, .. } = record else { return None };
-    let at = *ended.get(scope)?;
+    let Ended { at, lsn } = *ended.get(scope)?;
     let (file, through, cipher) = (*file, *version, *cipher);
     Some(Record::Destroyed { file, through, cipher, whole: false, lsn, at })
 }
@@ -208,7 +259,7 @@ pub fn with_older<'a>(
 #[cfg(test)]
 mod tests {
     use super::{
-        OfCluster, bury, database_keys, ended_key_groups, has_former_of_database_keys, has_unknown,
+        AFTER_ALL_WAL, GivenUp, OfCluster, database_keys, has_former_of_database_keys, has_unknown,
         leave_out_forgotten, leave_out_unknown, with_older,
     };
     use crate::record::Record;
@@ -266,23 +317,52 @@ mod tests {
             }
             record
         };
-        let destroyed = |relation: u32| Record::Destroyed {
+        let destroyed_before = |relation: u32, lsn: Lsn| Record::Destroyed {
             file: file(relation),
             through: DataKeyVersion::FIRST,
             cipher: 1,
             whole: false,
-            lsn: Lsn(70),
+            lsn,
             at: 9,
         };
+        let destroyed = |relation| destroyed_before(relation, Lsn(70));
         let alive = under(2, KeyGroup::new(101).unwrap().scope());
-        let mut records =
+        let log =
             vec![under(1, group.scope()), current(1), alive.clone(), current(2), data_key(3, 1)];
-        bury(&mut records, &ended_key_groups(&cluster), Lsn(70));
+        let none = GivenUp::default();
+        let of_cluster = OfCluster::new(&cluster, Lsn(70), &none);
+        let mut records = log.clone();
+        of_cluster.bring_into_line(&mut records);
         assert_eq!(records, [destroyed(1), current(1), alive, current(2), data_key(3, 1)]);
-        // Likewise with all that the cluster's log says.
-        let mut again = vec![under(1, group.scope()), current(1)];
-        OfCluster::new(&cluster, Lsn(70)).bring_into_line(&mut again);
-        assert_eq!(again, [destroyed(1), current(1)]);
+        assert_eq!(of_cluster.tombstones(&log), [destroyed(1)]);
+        assert_eq!(of_cluster.tombstones(&[log.clone(), vec![destroyed(1)]].concat()), []);
+        // WAL about groups that were given up is still to come, but for files that have left them.
+        let given_up = GivenUp { keystore: [1; 16], groups: vec![(group, 9)] };
+        let later = |relation: u32| {
+            let mut record = data_key(relation, 1);
+            if let Record::DataKey { version, .. } = &mut record {
+                *version = DataKeyVersion::new(2).unwrap();
+            }
+            let phase = Phase::under(DataKeyVersion::new(2).unwrap());
+            [record, Record::Current { file: file(relation), version: phase.version.unwrap() }]
+        };
+        let second = Phase::under(DataKeyVersion::new(2).unwrap());
+        let proven = Record::SealedOnly { file: file(4), phase: second };
+        let rewriting = |done| Record::Rewriting { file: file(4), phase: second, done };
+        let left = |relation| [vec![under(relation, group.scope())], later(relation).to_vec()];
+        for records in [&cluster[..1], &cluster[..]] {
+            let of_cluster = OfCluster::new(records, Lsn(70), &given_up);
+            let log = [log.clone(), left(4).concat(), vec![proven.clone()], left(5).concat()];
+            let [one, four, five] = [(1, AFTER_ALL_WAL), (4, Lsn(70)), (5, AFTER_ALL_WAL)]
+                .map(|(relation, lsn)| destroyed_before(relation, lsn));
+            let expected = [one.clone(), four, five.clone()];
+            assert_eq!(of_cluster.tombstones(&log.concat()), expected);
+            let all_done = [log.concat(), vec![rewriting(true)]].concat();
+            assert_eq!(of_cluster.tombstones(&all_done), expected);
+            let again = [log.concat(), vec![rewriting(false)]].concat();
+            let four = destroyed_before(4, AFTER_ALL_WAL);
+            assert_eq!(of_cluster.tombstones(&again), [one, four, five]);
+        }
         let state = State::from_records(records).unwrap();
         let buried = state.file(file(1)).unwrap();
         assert!(buried.keys.is_empty() && buried.is_destroyed(DataKeyVersion::FIRST));

@@ -264,6 +264,10 @@ switched.append(
 switched.append(record(19, FOURTH + struct.pack("<HBQ", 1, 0, 0x2A0000028)))
 (HERE / "11.keys").write_bytes(switched.content)
 
+given_up = b"pvgiven1" + KEYSTORE_ID
+given_up += frame(0, 0, [ended_key_group(100, 1700000013), ended_key_group(11999, -1)])
+(HERE / "given_up").write_bytes(given_up)
+
 (HERE / "rotated.keys").write_bytes(rotated.content)
 (HERE / "10.keys").write_bytes(former.content)
 (HERE / "9.keys").write_bytes(born.content)

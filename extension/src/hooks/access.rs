@@ -8,7 +8,7 @@ use pgrx::PgList;
 use pgrx::pg_sys;
 
 use super::naming;
-use crate::keys::store::directory;
+use crate::keys::store::{directory, given_up};
 use crate::keys::usage::cache;
 use crate::keys::usage::refused;
 use crate::pg::compat::{self, CheckPerms};
@@ -60,9 +60,10 @@ unsafe fn refuse_locked(range_table: *mut pg_sys::List) {
     for oid in unsafe { relations_of(range_table) } {
         if let Some(facts) = relation::facts(oid)
             && facts.is_stored()
-            && directory::is_destroyed(facts.file)
+            && (directory::is_destroyed(facts.file) || given_up::may_lack_pages(facts.file))
         {
-            page::errors::destroyed(&format!("relation \"{}\"", facts.name), "").raise();
+            page::errors::unreadable(facts.file, &format!("relation \"{}\"", facts.name), "")
+                .raise();
         }
         if !shmem::any_key_refused() {
             continue;

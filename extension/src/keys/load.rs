@@ -14,7 +14,7 @@ use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
 use super::store::persist::{self, keystore_failure, state_of};
-use super::store::{escrow, former as former_files, unsettled};
+use super::store::{escrow, former as former_files, given_up, unsettled};
 use super::usage::{authenticated, fips};
 use crate::audit;
 use crate::keystore_dir;
@@ -76,7 +76,8 @@ const OBSOLETE: usize = 1000;
 
 fn read_logs(storage: &FileStorage, recovering: bool) -> Result<Vec<Contents>> {
     let mut logs = Vec::new();
-    let mut of_cluster = None;
+    let mut of_cluster: Option<OfCluster> = None;
+    let mut given_up = given_up::begin(storage)?;
     // Only WAL knows whether changes that no checkpoint has settled took place.
     let trust =
         if recovering { Trust::Settled { redo: process::redo_start() } } else { Trust::All };
@@ -92,10 +93,20 @@ fn read_logs(storage: &FileStorage, recovering: bool) -> Result<Vec<Contents>> {
         if contents.unbelieved > 0 {
             left_to_wal(scope, contents.unbelieved).send(PgLogLevel::LOG);
         }
-        if recovering {
-            // Scopes ascend: the cluster's log, which contains the database keys, is first.
-            let of_cluster = of_cluster
-                .get_or_insert_with(|| OfCluster::new(&contents.records, contents.position.logged));
+        // Scopes ascend: the cluster's log, which contains the database keys, is first.
+        let of_cluster = match &mut of_cluster {
+            Some(of_cluster) => of_cluster,
+            None => {
+                given_up = given_up::of_keystore(given_up, &contents);
+                given_up::end_groups(&mut log, &mut contents, &given_up)?;
+                let logged = contents.position.logged;
+                of_cluster.insert(OfCluster::new(&contents.records, logged, &given_up))
+            }
+        };
+        if !given_up.groups.is_empty() {
+            given_up::destroy_keys(&mut log, &mut contents, of_cluster)?;
+        }
+        if recovering || !given_up.groups.is_empty() {
             of_cluster.bring_into_line(&mut contents.records);
             let known = of_cluster.database_keys();
             let is_ahead = wrappings::has_unknown(&contents.records, known);
@@ -105,7 +116,7 @@ fn read_logs(storage: &FileStorage, recovering: bool) -> Result<Vec<Contents>> {
             }
             rewrite(&mut log, &mut contents, whole.as_deref())?;
         } else {
-            leave_out_obsolete(&mut log, &mut contents)?;
+            leave_out_obsolete(&mut log, &mut contents, !given_up.groups.is_empty())?;
         }
         logs.push(contents);
     }
@@ -114,8 +125,14 @@ fn read_logs(storage: &FileStorage, recovering: bool) -> Result<Vec<Contents>> {
 
 /// After a clean shutdown: no backup is in progress that could need older wrappings, so they are
 /// removed.
-fn leave_out_obsolete(log: &mut Log<'_, FileStorage>, contents: &mut Contents) -> Result<()> {
-    let has_former = wrappings::has_former_of_database_keys(contents.records.iter());
+///
+/// `destroyed`: there may be keys in it that were destroyed now.
+fn leave_out_obsolete(
+    log: &mut Log<'_, FileStorage>,
+    contents: &mut Contents,
+    destroyed: bool,
+) -> Result<()> {
+    let has_former = destroyed || wrappings::has_former_of_database_keys(contents.records.iter());
     if !has_former && contents.position.end <= LARGE {
         return Ok(());
     }

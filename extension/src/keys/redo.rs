@@ -8,6 +8,7 @@ use pagevault_keystore::directory::DirectoryError;
 use pagevault_keystore::former::FormerFiles;
 use pagevault_keystore::log::Settle;
 use pagevault_keystore::state::StateError;
+use pagevault_keystore::wrappings::EndedKeyGroups;
 use pagevault_keystore::{CheckValue, Record, RelFile, Scope, batch, wrappings};
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
@@ -17,7 +18,7 @@ use super::store::compact::{compact, remove_former_wrappings};
 use super::store::persist::{
     apply_logged, cluster_state, recovery_needs_room, remember, settle_now, stage,
 };
-use super::store::{database_keys, directory, former};
+use super::store::{database_keys, directory, former, given_up};
 use super::usage::{data_keys, destruction};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::process::ProcessLocal;
@@ -68,11 +69,8 @@ pub(crate) fn replay(
             || is_forgotten_database_key(record)
             || is_of_forgotten_key(&lock, record, &brought))
     };
-    let last = shmem::required()?.control.position(Scope::CLUSTER).map(|log| log.logged);
-    let buried = |record: &Record| {
-        wrappings::tombstone(record, &ended, last.unwrap_or_default())
-            .unwrap_or_else(|| record.clone())
-    };
+    let buried =
+        |record: &Record| wrappings::tombstone(record, &ended).unwrap_or_else(|| record.clone());
     let records: Vec<Record> = records.iter().filter(counts).map(buried).collect();
     if records.is_empty() {
         return Ok(());
@@ -215,7 +213,7 @@ fn would_replace_later(record: &Record) -> bool {
 
 /// The key groups that have ended, and when, if records have a key of a group that is not known:
 /// the keystore may be of a later time than what is replayed.
-fn ended_key_groups(lock: &KeystoreLock, records: &[Record]) -> Result<HashMap<Scope, i64>> {
+fn ended_key_groups(lock: &KeystoreLock, records: &[Record]) -> Result<EndedKeyGroups> {
     let is_unknown = |record: &Record| match record {
         Record::DatabaseKey { scope, version, .. }
         | Record::DataKey { scope, key_version: version, .. } => {
@@ -225,9 +223,12 @@ fn ended_key_groups(lock: &KeystoreLock, records: &[Record]) -> Result<HashMap<S
         _ => false,
     };
     if !records.iter().any(is_unknown) {
-        return Ok(HashMap::new());
+        return Ok(EndedKeyGroups::new());
     }
-    Ok(cluster_state(lock)?.ended_key_groups().collect())
+    let last = shmem::required()?.control.position(Scope::CLUSTER).map(|log| log.logged);
+    let state = cluster_state(lock)?;
+    let ended = state.ended_key_groups();
+    Ok(wrappings::ended_key_groups(ended, last.unwrap_or_default(), &given_up::here()))
 }
 
 /// Whether the record would bring back a destroyed key.

@@ -7,7 +7,7 @@ use pgrx::pg_sys::ForkNumber;
 use super::io::{Cause, PageFault};
 use super::names::{self, Name};
 use super::placeholders;
-use crate::keys::store::{key_groups, unsettled};
+use crate::keys::store::{directory, given_up, key_groups, unsettled};
 use crate::keys::usage::key_error::KeyError;
 use crate::keys::usage::{fips, refused, withheld};
 use crate::pg::compat;
@@ -113,7 +113,7 @@ pub(crate) fn report(fault: PageFault, block: u32) -> Report {
             .detail(format!("The key of {whose} has not been unwrapped: its key provider did not answer or refused.{place}"))
             .hint(match file.database {
                 _ if is_startup_process() => {
-                    "Make the key provider reachable and start the server again: replay goes on from here, and nothing is lost.".to_owned()
+                    format!("Make the key provider reachable and start the server again: replay goes on from here, and nothing is lost.{}", scope.key_group().map_or("", |_| key_groups::LAST_RESORT))
                 }
                 SHARED_CATALOGS => "Nobody can log in until then; the server keeps trying. Its log tells the cause.".to_owned(),
                 _ => format!("See pagevault.status for the cause. The server keeps trying; pagevault.unlock() tries again now.{search}"),
@@ -126,7 +126,10 @@ pub(crate) fn report(fault: PageFault, block: u32) -> Report {
         )
         .detail(format!("The page is encrypted, but the keystore under pagevault/ in the data directory does not hold its key.{place}"))
         .hint(format!("Restore the keystore from a backup taken together with this data directory. Do not zero or reset the page: it is intact.{search}{}", unsettled::hint().unwrap_or_default())),
-        KeyError::Destroyed => destroyed(&what, &(place + &search)),
+        KeyError::Destroyed => match directory::is_destroyed(file) {
+            false if !given_up::may_lack_pages(file) => lost(block, &what, &(place + &search)),
+            _ => unreadable(file, &what, &(place + &search)),
+        },
         KeyError::Unapproved { cipher } => fips::refused(&what, &(place + &search), cipher),
         KeyError::TooManyMissing => placeholders::too_many(&path(file)),
         KeyError::Damaged { version } => Report::new(
@@ -136,6 +139,30 @@ pub(crate) fn report(fault: PageFault, block: u32) -> Report {
         .detail(format!("Its record in the keystore does not authenticate under the database key.{place}"))
         .hint(format!("Restore the keystore from a backup taken together with this data directory.{search}")),
     }
+}
+
+/// The report for a relation or file that no user may read: as [`destroyed`], or because it may
+/// lack pages until recovery has ended.
+pub(crate) fn unreadable(file: RelFile, what: &str, place: &str) -> Report {
+    if directory::is_destroyed(file) || !given_up::may_lack_pages(file) {
+        return destroyed(what, place);
+    }
+    Report::new(
+        PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+        format!("{what} may lack pages until recovery has ended"),
+    )
+    .detail(format!("It has left a key group that was given up on this server, while that had pages of it under the key of the group.{place}"))
+    .hint("Query the primary. After a promotion it is readable, but for pages that are lost.")
+}
+
+/// The report for a page that was still under the key of a key group when that was given up.
+fn lost(block: u32, what: &str, place: &str) -> Report {
+    Report::new(
+        PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
+        format!("block {block} of {what} is lost"),
+    )
+    .detail(format!("Its relation has left a key group that was given up on this server, or on its primary. The page was still under the key of the group, which was destroyed.{place}"))
+    .hint("Restore the relation from another server or from a dump; or DROP or TRUNCATE it. Neither ignore_checksum_failure nor zero_damaged_pages helps.")
 }
 
 /// The report for a relation or file whose keys were destroyed. `place` is a further sentence of

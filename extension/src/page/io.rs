@@ -6,9 +6,9 @@
 
 use pagevault_cipher::{DataKeyVersion, Fork, Lsn, PAGE_SIZE, Page, PageKey, page};
 
-use super::lost::{blank, blank_for_redo, blank_if_lost, is_in_use_after_destruction};
+use super::lost::{blank, blank_for_redo, blank_if_lost, is_in_use_after_destruction, is_lost};
 use super::{placeholders, undecided, written_over};
-use crate::keys::store::directory;
+use crate::keys::store::{directory, given_up};
 use crate::keys::usage::key_error::KeyError;
 use crate::keys::usage::{cache, temporary};
 use crate::pg::compat::SmgrFile;
@@ -338,6 +338,15 @@ fn open_sealed(
             }
             Err(PageFault { file, cause: Cause::NotAuthentic })
         }
+        // Nobody has replaced it. A map is read as empty, as one that is damaged.
+        Err(KeyError::Destroyed) if is_lost(file.file, version) && !given_up::may_be_for_redo() => {
+            count_refusal(file);
+            if is_map(fork) {
+                page.fill(0);
+                return Ok(());
+            }
+            Err(PageFault::of_key(file, KeyError::Destroyed))
+        }
         Err(KeyError::Destroyed) if in_recovery() => {
             blank_for_redo(file.file, fork, version, block, page);
             Ok(())
@@ -425,7 +434,7 @@ fn check_not_destroyed(file: SmgrFile) -> Result<(), PageFault> {
     let refused = shmem::anything_destroyed()
         && !file.is_temporary()
         && serves_users()
-        && directory::is_destroyed(file.file);
+        && (directory::is_destroyed(file.file) || given_up::may_lack_pages(file.file));
     if refused { Err(PageFault::of_key(file, KeyError::Destroyed)) } else { Ok(()) }
 }
 

@@ -1,5 +1,6 @@
-//! Background worker of a primary: logs keys restored from escrow in WAL, switches WAL encryption
-//! as `pagevault.wal_encryption` requires, and writes notes to the anchor.
+//! Background worker of a primary: logs keys restored from escrow in WAL, and the end of key groups
+//! that were given up; switches WAL encryption as `pagevault.wal_encryption` requires, and writes
+//! notes to the anchor.
 
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use pgrx::bgworkers::{BackgroundWorkerBuilder, BgWorkerStartTime};
 use pgrx::prelude::PgLogLevel;
 
 use crate::anchor::Watch;
-use crate::keys::store::escrow;
+use crate::keys::store::{escrow, given_up};
 use crate::keys::usage::wal_switch;
 use crate::pg::process;
 
@@ -34,7 +35,9 @@ pub(super) fn main() {
     let mut is_first = true;
     let mut anchor = Watch::default();
     loop {
-        let announced = escrow::announce();
+        // Each is tried, and tried again, whatever becomes of the others.
+        let announced = given_up::announce();
+        let announced = escrow::announce().and(announced);
         let done = wal_switch::reconcile();
         // After reconcile(): the newest switch may be one that does not apply.
         if std::mem::take(&mut is_first)

@@ -8,6 +8,7 @@ mod connection;
 mod doctor;
 mod escrow;
 mod file;
+mod give_up;
 mod init;
 mod report;
 #[cfg(feature = "vault")]
@@ -104,6 +105,12 @@ enum Command {
         /// The data directory; its server must be down
         data_directory: PathBuf,
     },
+    /// Destroy a key group in a data directory whose server is down, because recovery needs its
+    /// key, and no provider will ever unwrap that again; the last resort
+    ///
+    /// The relations of the group can never be read again. Everything else is recovered when the
+    /// server is started. The command is recorded in the audit trail.
+    GiveUpKeyGroup(give_up::GiveUp),
     /// Tell the anchor that this data directory is the cluster from now on; after a restore, a
     /// recovery to a point in time, a failover that lost WAL, or pg_upgrade
     ///
@@ -237,6 +244,7 @@ pub fn main() -> ExitCode {
             };
             access.access().and_then(accept).map(|()| ExitCode::SUCCESS)
         }
+        Command::GiveUpKeyGroup(give_up) => give_up.run(&mut io::stdout().lock()),
         Command::Exec { keystore, library, access, line } => {
             let run = |access| exec::exec(keystore.as_deref(), library.as_deref(), access, &line);
             Err(access.access().map_or_else(|error| error, run))

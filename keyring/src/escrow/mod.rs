@@ -65,7 +65,7 @@ pub fn export(
 }
 
 /// The result of an action, or the failure to record its outcome in the audit trail.
-fn with_trail_result<T>(
+pub(crate) fn with_trail_result<T>(
     recorded: std::io::Result<()>,
     done: Result<T, Failure>,
 ) -> Result<T, Failure> {
@@ -195,7 +195,7 @@ fn restore_keys(
 }
 
 /// Writes a file of the keystore's directory atomically.
-fn put(keystore: &Keystore, name: &str, bytes: &[u8]) -> std::io::Result<()> {
+pub(crate) fn put(keystore: &Keystore, name: &str, bytes: &[u8]) -> std::io::Result<()> {
     let storage = FileStorage::new(&keystore.data_directory().join(DIRECTORY))?;
     let new = format!("{name}.new");
     storage.create(&new, bytes)?;
@@ -214,7 +214,8 @@ pub(crate) fn require_owner(keystore: &Keystore) -> Result<(), Failure> {
         .with_hint("Run this command as the user that runs the server."))
 }
 
-pub(crate) fn require_stopped(data_directory: &Path) -> Result<(), Failure> {
+/// Refuses a data directory in which a server runs.
+pub(crate) fn require_no_server(data_directory: &Path) -> Result<(), Failure> {
     let lock = data_directory.join("postmaster.pid");
     if lock.exists() {
         return Err(refuse("a server is running in the data directory")
@@ -223,6 +224,12 @@ pub(crate) fn require_stopped(data_directory: &Path) -> Result<(), Failure> {
                 "Stop the server. If no server is running, the lock file is left over from a crash: remove it.",
             ));
     }
+    Ok(())
+}
+
+/// Refuses a data directory in which a server runs, or that of a standby.
+pub(crate) fn require_stopped(data_directory: &Path) -> Result<(), Failure> {
+    require_no_server(data_directory)?;
     if data_directory.join("standby.signal").exists() {
         return Err(refuse("the data directory belongs to a standby")
             .with_hint("Run this command on the primary, and create its standbys again. To make this server the primary instead, remove standby.signal."));

@@ -15,6 +15,7 @@ mod escrow;
 mod faults;
 mod faulty;
 mod former;
+mod given_up;
 mod golden;
 mod jobs;
 mod log;

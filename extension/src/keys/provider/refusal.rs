@@ -133,12 +133,5 @@ pub(crate) fn is_answer(class: ErrorClass) -> bool {
 /// Whether a failure of this class means that use of a key was withdrawn, as opposed to an outage:
 /// the provider was asked, knows us, and refuses to unwrap with this key.
 pub(crate) fn is_revocation(class: ErrorClass) -> bool {
-    matches!(
-        class,
-        ErrorClass::Denied
-            | ErrorClass::KeyMissing
-            | ErrorClass::KeyDisabled
-            | ErrorClass::WrongCiphertext
-            | ErrorClass::WrongKey
-    )
+    class.is_revocation()
 }

@@ -277,7 +277,8 @@ pub(crate) fn unlock_in_recovery(new: &[(Scope, KeyVersion)]) {
             .is_none_or(|(text, at)| text != report.message() || at.elapsed() >= WARN_AGAIN);
         if is_news {
             logged = Some((report.message().to_owned(), Instant::now()));
-            waiting(&report).send(PgLogLevel::WARNING);
+            let group = new.iter().map(|(scope, _)| *scope).find(|of| of.key_group().is_some());
+            waiting(&report, group).send(PgLogLevel::WARNING);
         }
         // pagevault.unlock() also ends the wait.
         process::wait_in_recovery(again, || !waits() || locked().is_empty());
@@ -292,13 +293,15 @@ pub(crate) fn unlock_in_recovery(new: &[(Scope, KeyVersion)]) {
     }
 }
 
-fn waiting(cause: &Report) -> Report {
+/// `group`: the scope of a key group, if it is about the key of one.
+fn waiting(cause: &Report, group: Option<Scope>) -> Report {
+    let last_resort = group.map_or("", |_| key_groups::LAST_RESORT);
     Report::new(
         PgSqlErrorCode::ERRCODE_WARNING,
         format!("recovery waits for a new key: {}", cause.message()),
     )
     .detail(cause.detail_text().to_owned())
-    .hint("Make the key provider reachable from this server; recovery goes on by itself, sooner with pagevault.unlock(). Queries go on meanwhile, and a restart would not find the key either. If nothing needs it any more, turn off pagevault.recovery_waits_for_keys.")
+    .hint(format!("Make the key provider reachable from this server; recovery goes on by itself, sooner with pagevault.unlock(). Queries go on meanwhile, and a restart would not find the key either. If nothing needs it any more, turn off pagevault.recovery_waits_for_keys.{last_resort}"))
 }
 
 fn recovery_continues() -> Report {
@@ -396,7 +399,10 @@ fn starts_without_groups(cause: &Report) -> Report {
         format!("server starts with relations of key groups locked: {}", cause.message()),
     )
     .detail(cause.detail_text().to_owned())
-    .hint("All other relations are usable. The server keeps trying and unlocks without a restart. See pagevault.key_groups.")
+    .hint(match process::was_not_shut_down() {
+        true => format!("All other relations are usable after recovery, which ends at the first page that needs such a key. The server keeps trying and unlocks without a restart. See pagevault.key_groups.{}", key_groups::LAST_RESORT),
+        false => "All other relations are usable. The server keeps trying and unlocks without a restart. See pagevault.key_groups.".to_owned(),
+    })
 }
 
 fn starts_locked(cause: &Report) -> Report {

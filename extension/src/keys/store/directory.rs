@@ -3,6 +3,7 @@
 use pagevault_cipher::{CipherId, DataKeyVersion, KeyVersion, Lsn, PageFormat};
 use pagevault_core::policy::Sealing;
 use pagevault_keystore::directory::{FileInfo, Writing};
+use pagevault_keystore::given_up::AFTER_ALL_WAL;
 use pagevault_keystore::record::MAX_WRAPPED_DATA_KEY;
 use pagevault_keystore::{KeyGroup, Phase, RelFile, Scope};
 
@@ -129,6 +130,17 @@ pub(crate) fn is_known(file: RelFile) -> bool {
 /// True if the file is written under a destroyed key: nothing in it can be read.
 pub(crate) fn is_destroyed(file: RelFile) -> bool {
     anything_destroyed() && info(file).is_some_and(|info| info.is_destroyed())
+}
+
+/// True if keys of the file were destroyed while WAL about it was still to be replayed: no page
+/// under them is what WAL says.
+pub(crate) fn is_lost(file: RelFile) -> bool {
+    let found = || {
+        let directory = &get()?.directory;
+        directory.destroyed(directory.find(file).ok()??).ok()
+    };
+    anything_destroyed()
+        && found().is_some_and(|(through, lsn)| through.is_some() && lsn == AFTER_ALL_WAL)
 }
 
 /// True if the file is written under a later key than that of this version, or in plaintext since

@@ -11,6 +11,9 @@ use crate::pg::processes;
 use crate::pg::report::{Report, Result};
 use crate::shmem;
 
+/// A further sentence for a HINT, where recovery needs the key of a group.
+pub(crate) const LAST_RESORT: &str = " If the key is gone for ever, \"pagevault-keyring give-up-key-group\" destroys what is in the key group while the server is down, and everything else is recovered.";
+
 /// The groups that exist, as this process knows them since a number of changes.
 static KNOWN: ProcessLocal<Option<(u32, HashMap<String, KeyGroup>)>> = ProcessLocal::new(None);
 

@@ -5,6 +5,7 @@ pub(crate) mod database_keys;
 pub(crate) mod directory;
 pub(crate) mod escrow;
 pub(crate) mod former;
+pub(crate) mod given_up;
 pub(crate) mod key_groups;
 pub(crate) mod persist;
 pub(crate) mod unsettled;

@@ -22,10 +22,11 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use pagevault_cipher::{DataKeyVersion, KeyVersion, Lsn};
+use pagevault_keystore::given_up::AFTER_ALL_WAL;
 use pagevault_keystore::{Record, RelFile, Scope};
 
 use super::data_keys;
-use crate::keys::store::{compact, directory, persist};
+use crate::keys::store::{compact, directory, given_up, persist};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result, internal};
 use crate::pg::{buffers, process, relation_files, wal};
@@ -309,21 +310,28 @@ impl Former {
 /// on disk yet.
 pub(crate) fn before_redo(records: &[Record]) {
     buffers::set_recovery_minimum();
-    let mut files = Vec::new();
+    let (mut files, mut left) = (Vec::new(), Vec::new());
     let mut whole = BTreeSet::new();
     for record in records {
         match record {
             Record::Destroyed { file, whole: true, .. } => {
                 whole.insert(file.database);
             }
-            // The file and its pages stay in use.
-            Record::Destroyed { file, through, .. } if directory::has_outlived(*file, *through) => {
+            // The file and its pages stay in use. Replayed again, redo may have read pages that it
+            // could not bring up to date.
+            Record::Destroyed { file, through, lsn, .. }
+                if directory::has_outlived(*file, *through) =>
+            {
+                if *lsn == AFTER_ALL_WAL && process::is_not_consistent_yet() {
+                    left.push(*file);
+                }
             }
             Record::Destroyed { file, .. } => files.push(*file),
             _ => {}
         }
     }
     buffers::drop_files(&files);
+    buffers::flush_and_drop_files(&left);
     for database in whole {
         buffers::flush_and_drop_database_in_redo(database);
     }
@@ -335,4 +343,5 @@ pub(crate) fn after_redo() {
     let files = shared.directory.files().into_iter().flatten().flatten();
     let files: Vec<_> = files.filter(|info| info.is_destroyed()).map(|info| info.file).collect();
     buffers::drop_files(&files);
+    given_up::after_redo();
 }

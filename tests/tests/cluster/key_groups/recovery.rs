@@ -9,6 +9,8 @@ use pagevault_tests::datafile::holds;
 
 use super::*;
 
+mod given_up;
+
 /// WAL about a locked group cannot be replayed. The server says which group, starts when its key is
 /// back, and has lost nothing.
 #[test]

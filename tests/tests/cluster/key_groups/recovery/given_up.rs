@@ -1,0 +1,284 @@
+//! Groups that are given up: their keys are gone for ever, recovery needs them, and
+//! `pagevault-keyring give-up-key-group` destroys what is in them while the server is down.
+
+use std::path::PathBuf;
+use std::thread;
+
+use pagevault_tests::standby::allow_what_failovers_say;
+
+use super::*;
+
+mod standbys;
+
+/// `pagevault-keyring give-up-key-group` for the group "acme", with more options. Its output, and
+/// whether it succeeds.
+fn command(server: &Cluster, options: &[&str]) -> Result<(String, bool)> {
+    let mut program = server.program("pagevault-keyring");
+    program.arg("give-up-key-group").arg("--data-directory").arg(server.data_directory());
+    let output = program.args(["--key-group", "acme"]).args(options).output()?;
+    let said = [output.stdout, output.stderr].concat();
+    Ok((String::from_utf8_lossy(&said).into_owned(), output.status.success()))
+}
+
+/// The group "acme" is given up, although nobody says that its key is gone.
+fn give_up(server: &Cluster) -> Result<String> {
+    let (said, well) = command(server, &["--confirm", "acme", "--without-asking"])?;
+    ensure!(well && said.contains("is destroyed in this data directory"), "{said}");
+    Ok(said)
+}
+
+/// It is refused, and changes nothing.
+fn refused(server: &Cluster, options: &[&str], words: &[&str]) -> Result<()> {
+    let (said, well) = command(server, options)?;
+    ensure!(!well, "{options:?}: {said}");
+    for word in words {
+        ensure!(said.contains(word), "{options:?}: {word}: {said}");
+    }
+    ensure!(!marker(server).exists(), "{options:?}: the group is given up");
+    Ok(())
+}
+
+fn marker(server: &Cluster) -> PathBuf {
+    server.data_directory().join("pagevault").join("given_up")
+}
+
+/// The texts that servers log whose groups are locked and given up.
+fn allow(cluster: &mut Cluster) {
+    for text in ["key group", "FATAL", "startup process", "were destroyed"] {
+        cluster.allow_log(text);
+    }
+}
+
+fn are_destroyed(server: &Cluster, tables: &[&str]) -> Result<()> {
+    for table in tables {
+        let error = server.error(&format!("{COUNT} {table}"))?;
+        ensure!(error.text().contains("were destroyed"), "{table}: {error}");
+    }
+    Ok(())
+}
+
+const GROUPS: &str =
+    "SELECT string_agg(key_group, ',' ORDER BY key_group) FROM pagevault.key_groups";
+
+/// Tables that have left the group: before the last checkpoint, and after it.
+const LEFT: [&str; 2] = ["left_before", "left_after"];
+
+/// The group has ended, and everything else is whole.
+fn is_whole(server: &Cluster, all: &str) -> Result<()> {
+    are_destroyed(server, &["acme.t", "acme.u"])?;
+    ensure!(count(server, "umbrella.t")? == all, "{}", count(server, "umbrella.t")?);
+    ensure!(count(server, "public.t")? == all, "{}", count(server, "public.t")?);
+    for table in LEFT {
+        let query = format!("SELECT string_agg(DISTINCT name, '') || count(*) FROM {table}");
+        ensure!(server.text(&query)? == "y1000", "{table}: {}", server.text(&query)?);
+    }
+    ensure!(server.text(GROUPS)? == "umbrella", "{}", server.text(GROUPS)?);
+    Ok(())
+}
+
+/// Tables of three owners, changed after the last checkpoint. What the count of the whole ones is.
+fn changed(cluster: &Cluster) -> Result<String> {
+    tables(cluster)?;
+    for table in LEFT {
+        cluster.sql(&format!(
+            "CREATE TABLE {table} AS SELECT i AS id, 'x' AS name FROM generate_series(1, 1000) i"
+        ))?;
+        label(cluster, table, "acme")?;
+    }
+    leave(cluster, LEFT[0])?;
+    cluster.sql("CHECKPOINT")?;
+    leave(cluster, LEFT[1])?;
+    cluster.sql(
+        "INSERT INTO acme.t (name) VALUES ('late'); UPDATE acme.t SET name = 'z' WHERE id < 9;
+         DELETE FROM acme.t WHERE id > 200;
+         CREATE TABLE acme.u AS SELECT i AS id, 'x' AS name FROM generate_series(1, 1000) i;
+         CREATE INDEX ON acme.u (id);
+         INSERT INTO umbrella.t (name) VALUES ('late'); INSERT INTO public.t (name) VALUES ('late')",
+    )?;
+    cluster.sql("VACUUM acme.t")?;
+    count(cluster, "umbrella.t")
+}
+
+/// Moves a table to a group, at once.
+fn label(cluster: &Cluster, table: &str, group: &str) -> Result<()> {
+    cluster.sql(&format!(
+        "SECURITY LABEL FOR pagevault ON TABLE {table} IS 'encrypted key_group={group}'"
+    ))?;
+    let under = cluster.text(&format!(
+        "SELECT key_group FROM pagevault.relations WHERE relation = '{table}'::regclass"
+    ))?;
+    ensure!(under == group, "{table} is in {under}");
+    Ok(())
+}
+
+fn leave(cluster: &Cluster, table: &str) -> Result<()> {
+    label(cluster, table, "umbrella")?;
+    cluster.sql(&format!("UPDATE {table} SET name = 'y'"))
+}
+
+/// A start that a fault point stops; then all processes are killed.
+fn kill_in_start(server: &Cluster, point: &str) -> Result<()> {
+    server.stop_at(point)?;
+    thread::scope(|scope| -> Result<()> {
+        let start = scope.spawn(|| server.start_server());
+        server.stopped_at(point)?;
+        server.kill()?;
+        let _ = start.join();
+        Ok(())
+    })?;
+    server.resume();
+    Ok(())
+}
+
+/// A tenant destroys its key, and the server crashes before a checkpoint. It starts when the group
+/// is given up, all else is whole, and standbys learn of it; whenever it is killed in between.
+#[test]
+fn a_crash_is_recovered_without_the_key() -> Result<()> {
+    let (mut cluster, keys) = with_groups(&Settings::default())?;
+    allow(&mut cluster);
+    let mut standby = standby_of(&cluster, &[])?;
+    allow_what_failovers_say(&mut standby);
+    standby.allow_log("were destroyed");
+    let all = changed(&cluster)?;
+    wait_for(&standby, &cluster)?;
+    cluster.kill()?;
+    keys[1].take_away()?;
+    ensure!(cluster.start_server().is_err(), "it has started without the key");
+    let log = cluster.log();
+    ensure!(log.contains("The key of key group \"acme\" has not been unwrapped"), "{log}");
+    ensure!(log.contains("pagevault-keyring give-up-key-group"), "{log}");
+    let said = give_up(&cluster)?;
+    ensure!(said.contains("no answer from master key \"main\" of provider \"of_acme\""), "{said}");
+    cluster.expect_verified(&cluster.data_directory(), 0, &["No damage found."])?;
+    // The file counts until WAL has what it says.
+    for point in ["given_up.taking_in", "redo.keys_in_file", "given_up.announcing"] {
+        kill_in_start(&cluster, point)?;
+        ensure!(marker(&cluster).exists(), "{point}");
+    }
+    cluster.stop_at("given_up.announced")?;
+    cluster.start_server()?;
+    is_whole(&cluster, &all)?;
+    cluster.stopped_at("given_up.announced")?;
+    ensure!(marker(&cluster).exists());
+    cluster.kill()?;
+    cluster.resume();
+    cluster.start_server()?;
+    is_whole(&cluster, &all)?;
+    cluster.eventually_that("the end is logged", || {
+        ensure!(!marker(&cluster).exists());
+        Ok(())
+    })?;
+    // The standby has the key, and follows nevertheless.
+    standby.eventually(GROUPS, "umbrella")?;
+    is_whole(&standby, &all)?;
+    keys[1].bring_back()?;
+    cluster.crash()?;
+    is_whole(&cluster, &all)?;
+    standby.promote()?;
+    is_whole(&standby, &all)?;
+    standby.sql("SELECT pagevault.create_key_group('acme')")?;
+    standby.finish()?;
+    cluster.sql("CHECKPOINT; DROP TABLE acme.u, acme.t")?;
+    cluster.finish()
+}
+
+/// What the command destroys, and for whom it does not.
+#[test]
+fn only_a_group_whose_key_is_gone_is_given_up() -> Result<()> {
+    let (mut cluster, keys) = with_groups(&Settings::default())?;
+    allow(&mut cluster);
+    changed(&cluster)?;
+    let confirmed = ["--confirm", "acme"];
+    refused(&cluster, &confirmed, &["a server is running", "Stop the server"])?;
+    cluster.kill()?;
+    refused(&cluster, &["--confirm", "acm"], &["--confirm differs"])?;
+    refused(&cluster, &[], &["--confirm <NAME>"])?;
+    // A later --key-group would be an error; so this is another program.
+    let mut other = cluster.program("pagevault-keyring");
+    other.arg("give-up-key-group").arg("--data-directory").arg(cluster.data_directory());
+    let output = other.args(["--key-group", "a", "--confirm", "a"]).output()?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(said.contains("key group \"a\" does not exist, or has ended"), "{said}");
+    // Not even if nobody needs to answer.
+    for options in [&confirmed[..], &["--confirm", "acme", "--without-asking"]] {
+        refused(&cluster, options, &["can be had", "provider \"of_acme\"", "Start the server"])?;
+    }
+    keys[1].take_away()?;
+    refused(&cluster, &confirmed, &["not known whether", "No answer from", "--without-asking"])?;
+    // A provider that is there and does not have the key.
+    let other = cluster.key_file("other", "another")?;
+    fs::rename(other.path(), keys[1].path())?;
+    let before = fs::read(cluster.data_directory().join("pagevault/cluster.keys"))?;
+    let (said, well) = command(&cluster, &["--dry-run"])?;
+    ensure!(well && said.contains("Nothing was changed."), "{said}");
+    ensure!(said.contains("Key group \"acme\" (key group 100)"), "{said}");
+    ensure!(said.contains("database 5: ") && said.contains("  tablespace 1663, relfilenumber "));
+    ensure!(!marker(&cluster).exists());
+    let (said, well) = command(&cluster, &confirmed)?;
+    ensure!(well && said.contains("is destroyed in this data directory"), "{said}");
+    ensure!(fs::read(cluster.data_directory().join("pagevault/cluster.keys"))? == before);
+    let (said, well) = command(&cluster, &confirmed)?;
+    ensure!(!well && said.contains("does not exist, or has ended"), "{said}");
+    let shown = cluster
+        .program("pagevault-keyring")
+        .arg("inspect")
+        .arg(cluster.data_directory())
+        .output()?;
+    let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+    ensure!(shown.contains("key groups given up, which the server has not logged yet"), "{shown}");
+    let audit = fs::read_to_string(cluster.data_directory().join("pagevault/audit.tools"))?;
+    for outcome in ["attempted", "ok"] {
+        let line = audit.lines().find(|line| line.contains(&format!("\"outcome\":\"{outcome}\"")));
+        let line = line.unwrap_or_default();
+        ensure!(
+            line.contains("\"action\":\"give_up_key_group\"")
+                && line.contains("\"object\":\"acme\""),
+            "{audit}"
+        );
+    }
+    ensure!(audit.contains("\"mac\":"), "{audit}");
+    fs::remove_file(keys[1].path())?;
+    keys[1].bring_back()?;
+    cluster.start_server()?;
+    are_destroyed(&cluster, &["acme.t", "acme.u"])?;
+    cluster.sql("CHECKPOINT")?;
+    cluster.eventually_that("the end is logged", || {
+        ensure!(!marker(&cluster).exists());
+        Ok(())
+    })?;
+    // The lines go on.
+    let trail = cluster
+        .program("pagevault-keyring")
+        .args(["audit", "verify", "-D"])
+        .arg(cluster.data_directory())
+        .arg(cluster.directory().join("log"))
+        .output()?;
+    let said = [trail.stdout, trail.stderr].concat();
+    ensure!(trail.status.success(), "{}", String::from_utf8_lossy(&said));
+    // What does not need the key has another way.
+    cluster.stop(StopMode::Fast)?;
+    let mut umbrella = cluster.program("pagevault-keyring");
+    umbrella.arg("give-up-key-group").arg("--data-directory").arg(cluster.data_directory());
+    let output = umbrella.args(["--key-group", "umbrella", "--confirm", "umbrella"]).output()?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(said.contains("was shut down cleanly") && said.contains("shred_key_group()"), "{said}");
+    cluster.start_server()?;
+    cluster.finish()
+}
+
+/// A group without relations, and one whose file is written while it is taken in.
+#[test]
+fn the_end_of_an_empty_group_is_logged() -> Result<()> {
+    let (mut cluster, keys) = with_groups(&Settings::default())?;
+    allow(&mut cluster);
+    let standby = standby_of(&cluster, &[])?;
+    cluster.kill()?;
+    keys[1].take_away()?;
+    give_up(&cluster)?;
+    cluster.start_server()?;
+    standby.eventually(GROUPS, "umbrella")?;
+    ensure!(cluster.text(GROUPS)? == "umbrella");
+    keys[1].bring_back()?;
+    standby.finish()?;
+    cluster.finish()
+}
