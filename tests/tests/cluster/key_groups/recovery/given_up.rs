@@ -282,3 +282,70 @@ fn the_end_of_an_empty_group_is_logged() -> Result<()> {
     standby.finish()?;
     cluster.finish()
 }
+
+/// A table was leaving the group, page by page, when the server crashed. The pages that had left
+/// are there. Reading another one is an error, and never an empty page.
+#[test]
+fn a_page_that_had_not_left_the_group_is_an_error() -> Result<()> {
+    half_left(&Settings::default(), "id < 1000")
+}
+
+/// The same if redo has read these pages, without images in WAL to put in their place.
+#[test]
+fn a_page_that_redo_could_not_change_is_an_error() -> Result<()> {
+    half_left(&Settings::default().conf("full_page_writes = off"), "true")
+}
+
+/// `which`: rows of which some are deleted before.
+fn half_left(settings: &Settings, which: &str) -> Result<()> {
+    let (mut cluster, keys) = with_groups(settings)?;
+    allow(&mut cluster);
+    cluster.allow_log("is lost");
+    cluster.sql(
+        "CREATE TABLE half AS SELECT i AS id, i AS number FROM generate_series(1, 200000) i",
+    )?;
+    cluster.sql("SECURITY LABEL FOR pagevault ON TABLE half IS 'encrypted key_group=acme'")?;
+    ensure!(cluster.text("SELECT pagevault.wait_for_rekey('half'::regclass)")? == "t");
+    cluster.sql("VACUUM half")?;
+    cluster.sql("CHECKPOINT")?;
+    cluster.sql(&format!("DELETE FROM half WHERE id % 8 = 0 AND {which}"))?;
+    cluster.stop_at("rekey.page_done")?;
+    cluster.sql("BEGIN; SECURITY LABEL FOR pagevault ON TABLE half IS 'encrypted key_group=umbrella'; COMMIT")?;
+    cluster.stopped_at("rekey.page_done")?;
+    cluster.sql("INSERT INTO half SELECT 1, 2")?;
+    cluster.kill()?;
+    cluster.resume();
+    keys[1].take_away()?;
+    give_up(&cluster)?;
+    cluster.start_server()?;
+    let pages: u32 = cluster.text("SELECT pg_relation_size('half') / 8192")?.parse()?;
+    let (mut whole, mut lost) = (0, 0);
+    for block in (0..pages).step_by(100) {
+        let rows =
+            format!("SELECT count(*) FROM half WHERE ctid = '({block},1)' OR ctid = '({block},2)'");
+        match cluster.client()?.query_one(&rows, &[]) {
+            Ok(row) => {
+                ensure!(row.get::<_, i64>(0) >= 1, "block {block} is empty");
+                whole += 1;
+            }
+            Err(error) => {
+                let error =
+                    error.as_db_error().map(|error| format!("{error:?}")).unwrap_or_default();
+                ensure!(error.contains("is lost"), "block {block}: {error}");
+                lost += 1;
+            }
+        }
+    }
+    ensure!(whole > 0 && lost > 0, "{whole} pages are whole, {lost} are lost");
+    let error = cluster.error("SELECT sum(number) FROM half")?;
+    ensure!(error.sqlstate == "XX001" && error.text().contains("is lost"), "{error}");
+    ensure!(!error.detail.is_empty() && error.hint.contains("TRUNCATE"), "{error}");
+    // Neither a checkpoint nor another crash makes it a page that can be read.
+    cluster.sql("CHECKPOINT")?;
+    cluster.crash()?;
+    let error = cluster.error("SELECT sum(number) FROM half")?;
+    ensure!(error.text().contains("is lost"), "{error}");
+    keys[1].bring_back()?;
+    cluster.sql("TRUNCATE half; INSERT INTO half SELECT 1, 2")?;
+    cluster.finish()
+}
