@@ -208,6 +208,10 @@ fn only_a_group_whose_key_is_gone_is_given_up() -> Result<()> {
     // A provider that is there and does not have the key.
     let other = cluster.key_file("other", "another")?;
     fs::rename(other.path(), keys[1].path())?;
+    // A command that was killed has left this, which says nothing, or has done all.
+    let half = marker(&cluster).with_extension("new");
+    fs::write(&half, b"pvgiven1")?;
+    cluster.installation().give(&half)?;
     let before = fs::read(cluster.data_directory().join("pagevault/cluster.keys"))?;
     let (said, well) = command(&cluster, &["--dry-run"])?;
     ensure!(well && said.contains("Nothing was changed."), "{said}");
@@ -216,6 +220,7 @@ fn only_a_group_whose_key_is_gone_is_given_up() -> Result<()> {
     ensure!(!marker(&cluster).exists());
     let (said, well) = command(&cluster, &confirmed)?;
     ensure!(well && said.contains("is destroyed in this data directory"), "{said}");
+    ensure!(!half.exists(), "it is left over");
     ensure!(fs::read(cluster.data_directory().join("pagevault/cluster.keys"))? == before);
     let (said, well) = command(&cluster, &confirmed)?;
     ensure!(!well && said.contains("does not exist, or has ended"), "{said}");
