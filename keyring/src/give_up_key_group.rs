@@ -159,7 +159,7 @@ fn require_no_key(
     }
     Err(refuse(format!("it is not known whether the key of key group \"{name}\" is gone"))
         .with_detail(format!("No answer from {}. Nothing was changed.", unanswered.join("; ")))
-        .with_hint("Make the provider reachable for this command, or ask the owner of the key. Options of a provider can be replaced with --providers; --allow-credentials and --allow-command permit those in the key files. If the provider will never answer again, use --without-asking."))
+        .with_hint("Make the provider reachable for this command, or ask the owner of the key. Options of a provider can be replaced with --providers; --allow-credentials and --allow-command permit those in the key files. If the provider will never answer again, use --without-answer."))
 }
 
 /// Whether the provider has answered, and will not unwrap with the key. Anything else may pass.

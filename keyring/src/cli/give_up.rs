@@ -27,7 +27,7 @@ pub(super) struct GiveUp {
     /// Go on although a provider gives no answer; it is asked all the same, and what it still
     /// unwraps is not destroyed
     #[arg(long)]
-    without_asking: bool,
+    without_answer: bool,
     #[command(flatten)]
     access: AccessOptions,
 }
@@ -39,7 +39,7 @@ impl GiveUp {
             key_group: &self.key_group,
             confirm: self.confirm.as_deref(),
             dry_run: self.dry_run,
-            without_answer: self.without_asking,
+            without_answer: self.without_answer,
         };
         give_up_key_group(&request, self.access.access()?, out).map(|()| ExitCode::SUCCESS)
     }

@@ -22,7 +22,7 @@ fn command(server: &Cluster, options: &[&str]) -> Result<(String, bool)> {
 
 /// The group "acme" is given up, although nobody says that its key is gone.
 fn give_up(server: &Cluster) -> Result<String> {
-    let (said, well) = command(server, &["--confirm", "acme", "--without-asking"])?;
+    let (said, well) = command(server, &["--confirm", "acme", "--without-answer"])?;
     ensure!(well && said.contains("is destroyed in this data directory"), "{said}");
     Ok(said)
 }
@@ -200,11 +200,11 @@ fn only_a_group_whose_key_is_gone_is_given_up() -> Result<()> {
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     ensure!(said.contains("key group \"a\" does not exist, or has ended"), "{said}");
     // Not even if nobody needs to answer.
-    for options in [&confirmed[..], &["--confirm", "acme", "--without-asking"]] {
+    for options in [&confirmed[..], &["--confirm", "acme", "--without-answer"]] {
         refused(&cluster, options, &["can be had", "provider \"of_acme\"", "Start the server"])?;
     }
     keys[1].take_away()?;
-    refused(&cluster, &confirmed, &["not known whether", "No answer from", "--without-asking"])?;
+    refused(&cluster, &confirmed, &["not known whether", "No answer from", "--without-answer"])?;
     // A provider that is there and does not have the key.
     let other = cluster.key_file("other", "another")?;
     fs::rename(other.path(), keys[1].path())?;
