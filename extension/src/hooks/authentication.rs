@@ -1,12 +1,14 @@
-//! Admits no session before the self-check has succeeded.
+//! Admits no session before the self-check has succeeded, nor to a server in recovery that may lack
+//! pages.
 
 use std::ffi::{c_int, c_void};
 
 use pgrx::pg_guard;
 
 use super::proof;
+use crate::keys::store::given_up;
 use crate::pg::externs::{self, ClientAuthentication};
-use crate::pg::process::ProcessLocal;
+use crate::pg::process::{self, ProcessLocal};
 
 static PREVIOUS: ProcessLocal<Option<ClientAuthentication>> = ProcessLocal::new(None);
 
@@ -31,5 +33,8 @@ unsafe extern "C-unwind" fn authenticate(port: *mut c_void, status: c_int) {
     const STATUS_OK: c_int = 0;
     if status == STATUS_OK {
         proof::require_of_session();
+        if !process::is_physical_walsender() {
+            given_up::refuse_session();
+        }
     }
 }

@@ -99,17 +99,34 @@ pub(crate) fn flush_and_drop_files(files: &[RelFile]) {
 /// dirty pages of the database, as the primary has done, and drops all its buffers.
 pub(crate) fn flush_and_drop_database_in_redo(database: u32) {
     let oid = Oid::from(database);
+    without_sessions_in_redo(database, || {
+        // SAFETY: what dbase_redo (dbcommands.c) does before it drops a database.
+        unsafe {
+            pg_sys::FlushDatabaseBuffers(oid);
+            pg_sys::DropDatabaseBuffers(oid);
+        }
+    });
+}
+
+/// In recovery: ends the hot standby sessions of a database, and keeps new ones out while `work` is
+/// done. Buffers that a session has pinned cannot be dropped: `InvalidateBuffer` (bufmgr.c) tries
+/// for ever.
+pub(crate) fn without_sessions_in_redo(database: u32, work: impl FnOnce()) {
+    let oid = Oid::from(database);
     let lock = pg_sys::AccessExclusiveLock as pg_sys::LOCKMODE;
     // SAFETY: what dbase_redo (dbcommands.c) does before it drops a database.
-    unsafe {
+    let sessions = unsafe {
         let sessions = pg_sys::standbyState >= pg_sys::HotStandbyState::STANDBY_SNAPSHOT_PENDING;
         if sessions {
             pg_sys::LockSharedObjectForSession(pg_sys::DatabaseRelationId, oid, 0, lock);
             pg_sys::ResolveRecoveryConflictWithDatabase(oid);
         }
-        pg_sys::FlushDatabaseBuffers(oid);
-        pg_sys::DropDatabaseBuffers(oid);
-        if sessions {
+        sessions
+    };
+    work();
+    if sessions {
+        // SAFETY: as before; it has the lock.
+        unsafe {
             pg_sys::UnlockSharedObjectForSession(pg_sys::DatabaseRelationId, oid, 0, lock);
         }
     }

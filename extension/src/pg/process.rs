@@ -114,6 +114,12 @@ pub(crate) fn without_interrupts<R>(work: impl FnOnce() -> R) -> R {
     done
 }
 
+/// Whether this process sends WAL, or a base backup, and reads no relations.
+pub(crate) fn is_physical_walsender() -> bool {
+    // SAFETY: plain globals of this process.
+    unsafe { pg_sys::am_walsender && !pg_sys::am_db_walsender }
+}
+
 /// Whether the postmaster of this process is alive; in single-user mode there is none.
 pub(crate) fn has_postmaster() -> bool {
     // SAFETY: asks the operating system whether the parent process is alive, or reads the pipe that

@@ -3,9 +3,10 @@
 use std::fs::File;
 use std::io::{BufReader, ErrorKind, Read};
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use pagevault_cipher::page::{PAGE_SIZE, Page};
+use pagevault_cipher::page::{HEADER_SIZE, PAGE_SIZE, Page};
 use pagevault_keystore::RelFile;
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::ForkNumber;
@@ -88,6 +89,51 @@ pub(crate) fn is_empty(file: RelFile) -> bool {
         Err(error) => error.kind() == ErrorKind::NotFound,
     };
     (ForkNumber::MAIN_FORKNUM..=ForkNumber::INIT_FORKNUM).all(has_no_page)
+}
+
+/// Overwrites pages on disk, chosen by their headers: pages of maps with zeros, all but the headers
+/// of others. Nobody uses the file, and none of its pages is in shared buffers.
+pub(crate) fn overwrite(file: RelFile, is_meant: impl Fn(&[u8]) -> bool) -> Result<()> {
+    for fork in ForkNumber::MAIN_FORKNUM..=ForkNumber::INIT_FORKNUM {
+        let is_map = matches!(fork, ForkNumber::FSM_FORKNUM | ForkNumber::VISIBILITYMAP_FORKNUM);
+        let from = if is_map { 0 } else { HEADER_SIZE };
+        let first = relation_path(file, fork);
+        for number in 0.. {
+            let path = if number == 0 { first.clone() } else { format!("{first}.{number}") };
+            let segment = match File::options().read(true).write(true).open(&path) {
+                Ok(segment) => segment,
+                Err(error) if error.kind() == ErrorKind::NotFound => break,
+                Err(error) => return Err(not_written(&path, &error)),
+            };
+            overwrite_segment(&segment, from, &is_meant)
+                .map_err(|error| not_written(&path, &error))?;
+        }
+    }
+    Ok(())
+}
+
+fn overwrite_segment(
+    segment: &File,
+    from: usize,
+    is_meant: impl Fn(&[u8]) -> bool,
+) -> std::io::Result<()> {
+    let nothing = [0; PAGE_SIZE];
+    let pages = segment.metadata()?.len() / PAGE_SIZE as u64;
+    for offset in (0..pages).map(|page| page * PAGE_SIZE as u64) {
+        let mut header = [0; HEADER_SIZE];
+        segment.read_exact_at(&mut header, offset)?;
+        if is_meant(&header) {
+            segment.write_all_at(&nothing[from..], offset + from as u64)?;
+        }
+    }
+    segment.sync_all()
+}
+
+fn not_written(path: &str, error: &std::io::Error) -> Report {
+    Report::new(
+        PgSqlErrorCode::ERRCODE_IO_ERROR,
+        format!("could not write file \"{path}\": {error}"),
+    )
 }
 
 /// Makes the kernel read a part of a file ahead.

@@ -100,17 +100,18 @@ pub(super) enum Images {
 impl Images {
     /// For a run that has itself switched the file to this target.
     pub(super) fn after_switch(held: &Held, target: Target) -> Images {
-        match target.version {
-            Some(_) => Images::All { proves: proves_everywhere(held) },
-            None => Images::Stale,
-        }
+        Images::All { proves: target.version.is_some() && proves_everywhere(held) }
     }
 
     /// For a run that finds the file in this state. If it continues another one, that has made
     /// images already, which are not repeated.
     pub(super) fn continued(target: Target) -> Result<Images> {
-        if target.version.is_none() || !data_keys::is_mixed(target.file)? {
+        if !data_keys::is_mixed(target.file)? {
             return Ok(Images::Stale);
+        }
+        // On a server on which that group was given up, a page is lost until it gets an image.
+        if data_keys::has_left_key_group(target.file)? {
+            return Ok(Images::All { proves: false });
         }
         let since = data_keys::switched_at(target.file)?;
         Ok(since.map_or(Images::All { proves: false }, Images::UnchangedSince))

@@ -96,6 +96,7 @@ impl<'a> Pace<'a> {
                 process::wait_in_worker(Duration::ZERO)
             }
         }
+        self.auto.iter_mut().for_each(Auto::resume);
         self.ask()
     }
 

@@ -15,12 +15,16 @@ use crate::shmem::traffic::Traffic;
 /// Interval between looks at the rest of the server.
 const INTERVAL: Duration = Duration::from_millis(500);
 
-/// Sessions and parallel workers that execute statements, without those that wait for a lock or
-/// for their client; and by how much WAL the standby that is the furthest behind lags.
+/// The longest pause.
+const LONGEST: Duration = Duration::from_secs(2);
+
+/// Sessions and parallel workers that execute statements, without those that wait for something
+/// else than the disk or a buffer; and by how much WAL the standby that is the furthest behind
+/// lags.
 const LOOK: &str = "SELECT
       (SELECT pg_catalog.count(*) FROM pg_catalog.pg_stat_get_activity(NULL)
         WHERE state = 'active' AND backend_type IN ('client backend', 'parallel worker')
-          AND wait_event_type IS DISTINCT FROM 'Lock' AND wait_event_type IS DISTINCT FROM 'Client'),
+          AND coalesce(wait_event_type, 'IO') IN ('IO', 'LWLock', 'BufferPin', 'Buffer')),
       (SELECT pg_catalog.max(pg_catalog.pg_wal_lsn_diff(pg_catalog.pg_current_wal_flush_lsn(), flush_lsn))::int8
          FROM pg_catalog.pg_stat_get_wal_senders() WHERE state = 'streaming')";
 
@@ -87,10 +91,10 @@ impl Auto {
 
     /// How long to sleep now, after the work since the last pause.
     pub(super) fn pause(&self) -> Duration {
-        self.pace.pause_after(self.resumed.elapsed())
+        self.pace.pause_after(self.resumed.elapsed()).min(LONGEST)
     }
 
-    /// The pause has ended.
+    /// The pause has ended, or a step that does not count.
     pub(super) fn resume(&mut self) {
         self.resumed = Instant::now();
     }

@@ -23,7 +23,7 @@ pub(super) fn given_up(directory: &Path, id: [u8; 16]) -> Result<GivenUp, Failur
             ErrorClass::Internal,
             format!("key file \"{}\" is not readable: {error}", path.display()),
         )
-        .with_hint("Restore the directory pagevault/ of the data directory from a backup.")
+        .with_hint("Make this server anew. Do not take the file away, nor an older keystore: pages that recovery has passed over would be served.")
     })?;
     Ok(if given_up.keystore == id { given_up } else { GivenUp::default() })
 }

@@ -15,6 +15,7 @@
 
 use std::collections::BTreeMap;
 
+use pagevault_cipher::page;
 use pagevault_keystore::given_up::{AFTER_ALL_WAL, GivenUp, LIMIT, NAME};
 use pagevault_keystore::log::{Contents, Log, Position};
 use pagevault_keystore::storage::{FileStorage, Storage};
@@ -29,7 +30,7 @@ use crate::audit::{self, Operation};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::process::{self, ProcessLocal};
 use crate::pg::report::{Report, Result};
-use crate::pg::{buffers, wal};
+use crate::pg::{buffers, relation_files, wal};
 use crate::{fault, keystore_dir, shmem};
 
 /// What the last start has taken in. Set in the postmaster; it does not change while the server
@@ -49,6 +50,22 @@ pub(crate) fn here() -> GivenUp {
 /// until then.
 pub(crate) fn may_lack_pages(file: RelFile) -> bool {
     HERE.with(|here| here.is_some()) && process::in_recovery() && directory::is_lost(file)
+}
+
+/// Refuses a session while redo passes pages over: those in shared buffers are not what WAL says,
+/// and would be served as if they were, by statements that run while a relation comes into a group,
+/// and through indexes. Nobody has pinned a buffer when they are dropped at the end.
+pub(crate) fn refuse_session() {
+    let here = HERE.with(|here| here.is_some());
+    if here && process::in_recovery() {
+        Report::new(
+            PgSqlErrorCode::ERRCODE_CANNOT_CONNECT_NOW,
+            "this server accepts no connections until recovery has ended",
+        )
+        .detail("A key group was given up on it, so it passes over what WAL says about pages of the group.")
+        .hint("Query the primary; or promote this server, with pg_ctl promote.")
+        .fatal();
+    }
 }
 
 /// Whether a page that is read may be for redo, which has WAL to pass that is about it: not for a
@@ -122,19 +139,33 @@ fn add(
     Ok(())
 }
 
-/// When redo has ended, before users may read what it could not bring up to date: files that have
-/// left a group are written, and dropped from shared buffers. Nobody has used them until now
-/// ([`may_lack_pages`]). Lost pages are not dirty, so those on disk stay, and their readers get an
-/// error.
-pub(crate) fn after_redo() {
-    let Ok(shared) = shmem::required() else { return };
+/// When redo has ended, before users may read what it could not bring up to date: the files of the
+/// groups, and those that have left one, are written, and dropped from shared buffers. Nobody has
+/// used them until now ([`refuse_session`]). What redo could only blank is not dirty.
+///
+/// Then the pages under the lost keys are overwritten, so that they do not open under these keys
+/// either. `pg_rewind` replaces the keystore by that of a server which still has the group, and
+/// copies only pages that were changed since the timelines have parted; the others would be served
+/// without the changes that were passed over. A page that was blanked is an error there.
+///
+/// # Errors
+/// If a file cannot be written.
+pub(crate) fn after_redo() -> Result<()> {
     if HERE.with(|here| here.is_none()) {
-        return;
+        return Ok(());
     }
-    let files = shared.directory.files().into_iter().flatten().flatten();
-    let left = files.filter(|info| !info.is_destroyed() && directory::is_lost(info.file));
-    let left: Vec<_> = left.map(|info| info.file).collect();
-    buffers::flush_and_drop_files(&left);
+    let files = shmem::required()?.directory.files()?.filter_map(std::result::Result::ok);
+    let lost: Vec<_> =
+        files.map(|info| info.file).filter(|file| directory::is_lost(*file)).collect();
+    buffers::flush_and_drop_files(&lost);
+    fault::point("given_up.redone");
+    lost.into_iter().try_for_each(|file| {
+        relation_files::overwrite(file, |header| {
+            page::version_of(header).is_some_and(|version| {
+                directory::destroyed_at(file, version) == Some(AFTER_ALL_WAL)
+            })
+        })
+    })
 }
 
 /// When the server can write WAL: logs the tombstones and the ends of the groups, and removes the
@@ -220,7 +251,7 @@ fn read(storage: &FileStorage) -> Result<GivenUp> {
             PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
             format!("key file \"{NAME}\" is not readable: {error}"),
         )
-        .hint("Restore the directory pagevault/ of the data directory from a backup.")
+        .hint("Run pagevault-keyring give-up-key-group again, or make this server anew. Do not take the file away, nor an older keystore: pages that recovery has passed over would be served.")
     })
 }
 

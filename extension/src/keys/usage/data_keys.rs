@@ -238,6 +238,21 @@ pub(crate) fn is_mixed(file: RelFile) -> Result<bool> {
     directory.find(file)?.map_or(Ok(false), |slot| Ok(directory.is_mixed(slot)?))
 }
 
+/// Whether a file has keys under that of a key group in which it is not any more.
+pub(crate) fn has_left_key_group(file: RelFile) -> Result<bool> {
+    let _lock = KeystoreLock::acquire();
+    let directory = &shmem::required()?.directory;
+    let Some(slot) = directory.find(file)? else { return Ok(false) };
+    let present = directory::current_key_group(file);
+    for key in directory.keys(slot)? {
+        let group = key?.scope.key_group();
+        if group.is_some() && group != present {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 /// Where in WAL the present state of a file began whose pages are being rewritten, if that is
 /// known. Reads the log of the file's database.
 pub(crate) fn switched_at(file: RelFile) -> Result<Option<Lsn>> {
@@ -266,7 +281,8 @@ pub(crate) fn write_plaintext(file: RelFile, pages: Pages) -> Result<()> {
     if pages == Pages::None {
         append(&lock, file.scope(), &records)?;
     } else {
-        append_durably(&lock, file.scope(), &records, delay)?;
+        let end = append_durably(&lock, file.scope(), &records, delay)?;
+        note_switch(&lock, file, Phase::plaintext_after(after), pages, end)?;
     }
     Ok(())
 }

@@ -311,6 +311,8 @@ impl Former {
 pub(crate) fn before_redo(records: &[Record]) {
     buffers::set_recovery_minimum();
     let (mut files, mut left) = (Vec::new(), Vec::new());
+    // Of a group that was given up: nobody has locked its relations.
+    let mut in_use: BTreeMap<u32, Vec<RelFile>> = BTreeMap::new();
     let mut whole = BTreeSet::new();
     for record in records {
         match record {
@@ -326,12 +328,18 @@ pub(crate) fn before_redo(records: &[Record]) {
                     left.push(*file);
                 }
             }
+            Record::Destroyed { file, lsn, .. } if *lsn == AFTER_ALL_WAL => {
+                in_use.entry(file.database).or_default().push(*file);
+            }
             Record::Destroyed { file, .. } => files.push(*file),
             _ => {}
         }
     }
     buffers::drop_files(&files);
     buffers::flush_and_drop_files(&left);
+    for (database, files) in in_use {
+        buffers::without_sessions_in_redo(database, || buffers::drop_files(&files));
+    }
     for database in whole {
         buffers::flush_and_drop_database_in_redo(database);
     }
@@ -339,9 +347,9 @@ pub(crate) fn before_redo(records: &[Record]) {
 
 /// Called after redo, which may have ended before it replayed a tombstone that is in the keystore.
 pub(crate) fn after_redo() {
+    given_up::after_redo().unwrap_or_else(|report| report.fatal());
     let Ok(shared) = shmem::required() else { return };
     let files = shared.directory.files().into_iter().flatten().flatten();
     let files: Vec<_> = files.filter(|info| info.is_destroyed()).map(|info| info.file).collect();
     buffers::drop_files(&files);
-    given_up::after_redo();
 }
