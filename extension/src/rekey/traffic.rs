@@ -26,7 +26,7 @@ const LOOK: &str = "SELECT
         WHERE state = 'active' AND backend_type IN ('client backend', 'parallel worker')
           AND coalesce(wait_event_type, 'IO') IN ('IO', 'LWLock', 'BufferPin', 'Buffer')),
       (SELECT pg_catalog.max(pg_catalog.pg_wal_lsn_diff(pg_catalog.pg_current_wal_flush_lsn(), flush_lsn))::int8
-         FROM pg_catalog.pg_stat_get_wal_senders() WHERE state = 'streaming')";
+         FROM pg_catalog.pg_stat_get_wal_senders() WHERE state IN ('streaming', 'catchup'))";
 
 /// The sums at one moment.
 #[derive(Clone, Copy)]
