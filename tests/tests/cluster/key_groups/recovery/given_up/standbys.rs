@@ -8,10 +8,7 @@ use super::*;
 
 /// Waits until the standby has replayed what the primary has written. It admits nobody meanwhile.
 fn passes(standby: &Cluster, primary: &Cluster) -> Result<()> {
-    let end = primary.text("SELECT pg_current_wal_flush_lsn()")?;
-    let replayed =
-        format!("SELECT coalesce(bool_or(replay_lsn >= '{end}'), false) FROM pg_stat_replication");
-    primary.eventually(&replayed, "t")?;
+    await_replay(primary)?;
     let Err(error) = standby.client() else { bail!("the standby admits sessions") };
     let error = format!("{error:?}");
     ensure!(error.contains("accepts no connections until recovery has ended"), "{error}");
@@ -82,7 +79,7 @@ fn a_standby_goes_on_without_the_key_and_is_promoted() -> Result<()> {
     allow(&mut copy);
     ensure!(marker(&copy).exists(), "the backup does not have the file");
     copy.append_conf("primary_conninfo = ''")?;
-    copy.allow_log("neither primary_conninfo nor restore_command");
+    copy.allow_log("specified neither");
     copy.start_server()?;
     promote(&copy)?;
     are_destroyed(&copy, &["acme.t", "acme.w"])?;
@@ -204,7 +201,7 @@ fn a_cursor_does_not_hold_up_the_replay() -> Result<()> {
         ensure!(!marker(&cluster).exists());
         Ok(())
     })?;
-    wait_for(&standby, &cluster)?;
+    await_replay(&cluster)?;
     are_destroyed(&standby, &["acme.t"])?;
     ensure!(reader.batch_execute("FETCH 1 FROM c").is_err(), "the reader goes on");
     // A restore from before needs it.
