@@ -10,7 +10,6 @@ use pagevault_cipher::{DataKeyVersion, Lsn, PAGE_SIZE, Page, page};
 pub(crate) use pagevault_core::page::PageState;
 use pagevault_core::page::Target;
 use pagevault_keystore::RelFile;
-use pagevault_keystore::given_up::AFTER_ALL_WAL;
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::{self, ForkNumber, Oid};
 
@@ -155,7 +154,8 @@ pub(crate) fn refuse_lost_versions(
     let mut lost = None;
     // Such a page is read as an empty one.
     let is_read_as_empty = |version: DataKeyVersion| {
-        directory::destroyed_at(file, version).is_some_and(|lsn| lsn != AFTER_ALL_WAL)
+        directory::destroyed_at(file, version).is_some()
+            && !directory::is_lost_key(file, version)
             && !directory::is_destroyed(file)
     };
     let more = scan(file, fork, range, |block, state, _| {

@@ -137,20 +137,28 @@ pub(crate) fn relabelled(object: Object, column: i32, text: Option<ServerText>) 
     outcome
 }
 
+/// The key groups that a label names, and that the present label of the object names.
+fn key_groups_of(
+    object: Object,
+    text: Option<&ServerText>,
+) -> Result<(Option<String>, Option<String>)> {
+    let to = text.map(label::key_group_in).transpose()?.flatten();
+    let from = object.label().as_ref().map(label::key_group_in).transpose()?.flatten();
+    Ok((to, from))
+}
+
 /// Whether a label may change what is in key groups: [`changes_key_group`], or it takes out what no
 /// label had put there ([`refuse_leaving`]). Others do not wait for a group that is being shredded,
 /// nor does that wait for them.
 fn may_concern_key_groups(object: Object, text: Option<&ServerText>) -> Result<bool> {
-    let to = text.map(label::key_group_in).transpose()?.flatten();
-    let from = object.label().as_ref().map(label::key_group_in).transpose()?.flatten();
+    let (to, from) = key_groups_of(object, text)?;
     Ok(to != from || to.is_none() && text.is_some() && roles::is_admin())
 }
 
 /// Whether a label puts an object into a key group, or takes it out of one. Only administrators
 /// may: who holds the master key of a group can lock what is in it, and destroys it with the group.
 fn changes_key_group(object: Object, text: Option<&ServerText>) -> Result<bool> {
-    let to = text.map(label::key_group_in).transpose()?.flatten();
-    let from = object.label().as_ref().map(label::key_group_in).transpose()?.flatten();
+    let (to, from) = key_groups_of(object, text)?;
     if process::is_binary_upgrade() {
         return Ok(to != from);
     }

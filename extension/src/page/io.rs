@@ -6,7 +6,7 @@
 
 use pagevault_cipher::{DataKeyVersion, Fork, Lsn, PAGE_SIZE, Page, PageKey, page};
 
-use super::lost::{blank, blank_for_redo, blank_if_lost, is_in_use_after_destruction, is_lost};
+use super::lost::{blank, blank_for_redo, blank_if_lost, is_in_use_after_destruction};
 use super::{placeholders, undecided, written_over};
 use crate::keys::store::{directory, given_up};
 use crate::keys::usage::key_error::KeyError;
@@ -339,7 +339,9 @@ fn open_sealed(
             Err(PageFault { file, cause: Cause::NotAuthentic })
         }
         // Nobody has replaced it. A map is read as empty, as one that is damaged.
-        Err(KeyError::Destroyed) if is_lost(file.file, version) && !given_up::may_be_for_redo() => {
+        Err(KeyError::Destroyed)
+            if directory::is_lost_key(file.file, version) && !given_up::may_be_for_redo() =>
+        {
             count_refusal(file);
             if is_map(fork) {
                 page.fill(0);

@@ -2,7 +2,6 @@
 
 use pagevault_cipher::{DataKeyVersion, Fork, Lsn, Page, page};
 use pagevault_keystore::RelFile;
-use pagevault_keystore::given_up::AFTER_ALL_WAL;
 
 use super::io::fork_of;
 use crate::keys::store::directory;
@@ -28,17 +27,10 @@ pub(super) fn blank_for_redo(
         // map has some of the right ones. It also changes the map without comparing LSNs
         // (`visibilitymap_prepare_truncate`, visibilitymap.c): then it is written, and must not
         // have an address that WAL does not reach.
-        Fork::VisibilityMap if is_lost(file, version) => Lsn::INVALID,
+        Fork::VisibilityMap if directory::is_lost_key(file, version) => Lsn::INVALID,
         _ => directory::destroyed_at(file, version).unwrap_or(Lsn::INVALID),
     };
     blank(file, fork, lsn, block, page);
-}
-
-/// Whether the key was destroyed while WAL about pages under it was still to be replayed. If the
-/// file is still in use, such a page is not what WAL says, and must not be taken for empty.
-#[cold]
-pub(super) fn is_lost(file: RelFile, version: DataKeyVersion) -> bool {
-    directory::destroyed_at(file, version) == Some(AFTER_ALL_WAL)
 }
 
 /// A page that redo had added to a file, whose keys were destroyed before it was written: zeros on

@@ -143,6 +143,13 @@ pub(crate) fn is_lost(file: RelFile) -> bool {
         && found().is_some_and(|(through, lsn)| through.is_some() && lsn == AFTER_ALL_WAL)
 }
 
+/// Whether the key was destroyed while WAL about pages under it was still to be replayed. If the
+/// file is still in use, such a page is not what WAL says, and must not be taken for empty.
+#[cold]
+pub(crate) fn is_lost_key(file: RelFile, version: DataKeyVersion) -> bool {
+    destroyed_at(file, version) == Some(AFTER_ALL_WAL)
+}
+
 /// True if the file is written under a later key than that of this version, or in plaintext since
 /// then.
 pub(crate) fn has_outlived(file: RelFile, version: DataKeyVersion) -> bool {

@@ -161,9 +161,7 @@ pub(crate) fn after_redo() -> Result<()> {
     fault::point("given_up.redone");
     lost.into_iter().try_for_each(|file| {
         relation_files::overwrite(file, |header| {
-            page::version_of(header).is_some_and(|version| {
-                directory::destroyed_at(file, version) == Some(AFTER_ALL_WAL)
-            })
+            page::version_of(header).is_some_and(|version| directory::is_lost_key(file, version))
         })
     })
 }
