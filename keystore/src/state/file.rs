@@ -135,9 +135,8 @@ impl File {
             }
             _ => {}
         }
-        if !self.is_mixed() {
-            self.switched = None;
-        }
+        let rewritten_to = self.rewriting.filter(|_| self.is_mixed()).map(|(phase, _)| phase);
+        self.switched = self.switched.filter(|(phase, _)| Some(*phase) == rewritten_to);
         Ok(())
     }
 

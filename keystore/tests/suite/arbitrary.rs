@@ -187,8 +187,13 @@ pub(crate) fn any_record() -> impl Strategy<Value = Record> {
     ]
 }
 
-/// Whether a record concerns a job that was not requested yet. Servers do not write such records.
+/// Whether a record concerns a job that was not requested yet, or says where a file was switched of
+/// which no record says that. Servers do not write such records.
 pub(crate) fn is_too_early(record: &Record, state: &State) -> bool {
+    if let Record::Switched { file, phase, .. } = record {
+        let last = state.file(*file).and_then(|entry| entry.rewriting);
+        return last.is_none_or(|(last, _)| last < *phase);
+    }
     let (Record::JobStep { job, .. } | Record::JobBegun { job, .. }) = record else { return false };
     state.jobs(job.database).is_none_or(|jobs| {
         job.number > jobs.forgotten() && jobs.iter().all(|(number, _)| number != job.number)
