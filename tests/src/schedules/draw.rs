@@ -245,6 +245,9 @@ fn operation(random: &mut Random, world: &World, theme: (u64, u64)) -> Operation
         757..765 => Operation::ShredFormerFiles { database },
         765..775 => Operation::Checkpoint,
         785..795 => Operation::Restart,
+        795..798 if world.setup.key_groups => {
+            Operation::CrashWithoutGroups { again: random.once_in(2) }
+        }
         795..800 => Operation::StopImmediately,
         810..825 => Operation::Crash,
         775..785 | 800..810 => {
@@ -375,7 +378,7 @@ mod tests {
         let all = "run begin savepoint rollback_to commit rollback prepare finish_prepared connect \
             default schema_label jobs crawl wait_for_jobs rotate_cluster_master_key \
             move_cluster_master_key own_master_key rotate_database_master_key rotate_database_key \
-            rotate_wal_key rotate_key_group_master_key rotate_key_group_key shred_former_files checkpoint restart stop_immediately crash kill crash_at crash_in_recovery together \
+            rotate_wal_key rotate_key_group_master_key rotate_key_group_key shred_former_files checkpoint restart stop_immediately crash kill crash_at crash_in_recovery crash_without_groups together \
             keys_away keys_back make_standby crash_standby promote back_up restore create_database \
             move_database drop_database drop_extension judge \
             make_slot decode order pause resume cancel rotate_all_data_keys encrypt_database forbidden wal_encryption dump \

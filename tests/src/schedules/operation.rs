@@ -183,6 +183,12 @@ pub(super) enum Operation {
         point: String,
     },
 
+    /// SIGKILL to everything, and recovery while the provider of all key groups is out of reach;
+    /// once more, perhaps.
+    CrashWithoutGroups {
+        again: bool,
+    },
+
     /// The provider is out of reach.
     KeysAway,
     KeysBack,

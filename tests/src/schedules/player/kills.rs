@@ -40,6 +40,7 @@ impl Player {
                 self.together(statements, *kill_after)?;
             }
             Operation::CrashInRecovery { point } => self.crash_in_recovery(point)?,
+            Operation::CrashWithoutGroups { again } => self.crash_without_groups(*again)?,
             Operation::KeysAway => self.keys.take_away()?,
             Operation::KeysBack => {
                 self.keys.bring_back()?;
@@ -233,6 +234,31 @@ impl Player {
         self.primary.resume();
         self.primary.kill()?;
         self.primary.start_after_crash().map(drop)
+    }
+
+    fn crash_without_groups(&mut self, again: bool) -> Result<()> {
+        self.group_keys.take_away()?;
+        for _ in 0..1 + u8::from(again) {
+            self.primary.kill()?;
+            self.disconnect();
+            let before = self.primary.log().len();
+            if let Err(error) = self.primary.start_server() {
+                // A page of a hash index, perhaps.
+                let log = self.primary.log();
+                let said = log.get(before..).unwrap_or_default();
+                ensure!(said.contains("WAL has no image of this page"), "{error:#}");
+                self.group_keys.bring_back()?;
+                return self.primary.start_server();
+            }
+        }
+        self.group_keys.bring_back()?;
+        let locked = "SELECT count(*) FROM pagevault.key_groups WHERE state = 'locked'";
+        self.primary.eventually_that("unlocked groups", || {
+            self.primary.sql("SELECT pagevault.unlock()")?;
+            let locked = self.primary.text(locked)?;
+            ensure!(locked == "0", "{locked} groups are locked");
+            Ok(())
+        })
     }
 
     /// A statement that was not acknowledged is there as a whole, or not at all.

@@ -28,6 +28,8 @@ pub(super) struct Player {
     backups: Vec<Cluster>,
     clients: Vec<Option<Client>>,
     keys: KeyFile,
+    /// Of all key groups.
+    group_keys: KeyFile,
     /// What the database `postgres` may be like, after statements that were not acknowledged.
     possible: Vec<Database>,
     checksums: bool,
@@ -84,11 +86,16 @@ impl Player {
         primary.sql("CREATE EXTENSION pagevault; CREATE SCHEMA open; CREATE SCHEMA vault")?;
         primary.sql(&keys.add_provider("local"))?;
         primary.sql("SELECT pagevault.set_cluster_master_key('local', 'main')")?;
+        let group_keys =
+            KeyFile::create(installation, &directory.path().join("group_keys"), "main")?;
+        if setup.key_groups {
+            primary.sql(&group_keys.add_provider("tenants"))?;
+        }
         for group in (1..=GROUPS).filter(|_| setup.key_groups).map(group_name) {
-            keys.add_key(&group)?;
+            group_keys.add_key(&group)?;
             primary.sql(&format!(
                 "SELECT pagevault.create_key_group('{group}');
-                 SELECT pagevault.set_key_group_master_key('{group}', 'local', '{group}')"
+                 SELECT pagevault.set_key_group_master_key('{group}', 'tenants', '{group}')"
             ))?;
         }
         if setup.forgets {
@@ -119,6 +126,7 @@ impl Player {
             backups: Vec::new(),
             clients: (0..SESSIONS).map(|_| None).collect(),
             keys,
+            group_keys,
             possible: Vec::new(),
             checksums: setup.checksums,
             seen: BTreeSet::new(),
@@ -138,6 +146,7 @@ impl Player {
             Operation::StopImmediately
             | Operation::Crash
             | Operation::CrashInRecovery { .. }
+            | Operation::CrashWithoutGroups { .. }
             | Operation::Kill { .. }
             | Operation::Restart
             | Operation::Promote { .. }
@@ -267,6 +276,7 @@ impl Player {
             | Operation::CrashAt { .. }
             | Operation::Together { .. }
             | Operation::CrashInRecovery { .. }
+            | Operation::CrashWithoutGroups { .. }
             | Operation::KeysAway
             | Operation::KeysBack => return self.disturb(operation),
             Operation::MakeStandby

@@ -351,6 +351,7 @@ impl World {
             Operation::StopImmediately
             | Operation::Crash
             | Operation::CrashInRecovery { .. }
+            | Operation::CrashWithoutGroups { .. }
             | Operation::Kill { .. } => self.crash(),
             Operation::Together { statements, kill_after } => {
                 for statement in statements {

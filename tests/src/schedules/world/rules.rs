@@ -147,6 +147,7 @@ impl World {
             Operation::StopImmediately | Operation::Crash | Operation::CrashInRecovery { .. } => {
                 reachable
             }
+            Operation::CrashWithoutGroups { .. } => reachable && self.setup.key_groups,
             Operation::Kill { process } => {
                 unlocked && (*process != Process::Postmaster || reachable)
             }
