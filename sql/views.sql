@@ -198,7 +198,7 @@ COMMENT ON COLUMN pagevault.database_keys.preference IS 'order in which the mast
 
 COMMENT ON COLUMN pagevault.data_keys.relation IS 'relation to which the file belongs; null if the file no longer exists';
 COMMENT ON COLUMN pagevault.data_keys.filenode IS 'file number of the relation';
-COMMENT ON COLUMN pagevault.data_keys.version IS 'version of the data key, 1 to 8191; each page contains the version under which it is encrypted';
+COMMENT ON COLUMN pagevault.data_keys.version IS 'version of the data key, 1 to 7167; each page contains the version under which it is encrypted';
 COMMENT ON COLUMN pagevault.data_keys.cipher IS 'cipher of the data key';
 COMMENT ON COLUMN pagevault.data_keys.is_current IS 'true if new pages are encrypted with this key';
 COMMENT ON COLUMN pagevault.data_keys.key_group IS 'name of the key group, if the scope is one';

@@ -26,6 +26,7 @@
 #![deny(unsafe_code)]
 
 pub mod checksum;
+pub mod interim;
 pub mod kdf;
 pub mod key;
 mod layout;

@@ -46,11 +46,19 @@ impl DataKeyVersion {
         }
     }
 
+    /// The last one that a relation file's own key can have. Pages name the others for
+    /// [`interim`](crate::interim) keys.
+    pub const LAST_OF_FILE: Self = match Self::new(7167) {
+        Some(last) => last,
+        None => Self::FIRST,
+    };
+
     /// The version after the last one so far; `None` if there are no more.
     #[inline]
     #[must_use]
     pub const fn after(last: Option<Self>) -> Option<Self> {
-        Self::new(Self::get_or_zero(last) + 1)
+        let next = Self::get_or_zero(last) + 1;
+        if next <= Self::LAST_OF_FILE.get() { Self::new(next) } else { None }
     }
 }
 
@@ -131,7 +139,9 @@ mod tests {
     #[test]
     fn versions_are_counted_from_one_to_the_last() {
         assert_eq!(DataKeyVersion::after(None), Some(DataKeyVersion::FIRST));
-        assert_eq!(DataKeyVersion::after(DataKeyVersion::new(8190)), Some(DataKeyVersion::LAST));
+        let last = Some(DataKeyVersion::LAST_OF_FILE);
+        assert_eq!(DataKeyVersion::after(DataKeyVersion::new(7166)), last);
+        assert_eq!(DataKeyVersion::after(last), None);
         assert_eq!(DataKeyVersion::after(Some(DataKeyVersion::LAST)), None);
         assert_eq!(KeyVersion::after(None), Some(KeyVersion::FIRST));
         assert_eq!(KeyVersion::after(KeyVersion::new(u32::MAX - 1)), Some(KeyVersion::LAST));

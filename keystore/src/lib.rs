@@ -48,6 +48,7 @@ pub mod escrow;
 mod failure;
 pub mod former;
 pub mod given_up;
+pub mod interim;
 pub mod job;
 pub mod job_table;
 mod line;

@@ -8,12 +8,12 @@ use pgrx::PgList;
 use pgrx::pg_sys;
 
 use super::naming;
-use crate::keys::store::{directory, given_up};
+use crate::keys::store::directory;
 use crate::keys::usage::cache;
 use crate::keys::usage::refused;
-use crate::pg::compat::{self, CheckPerms};
+use crate::pg::compat::{self, CheckPerms, SHARED_BACKEND, SmgrFile};
 use crate::pg::process::ProcessLocal;
-use crate::pg::relation;
+use crate::pg::relation::{self, Facts};
 use crate::{page, shmem};
 
 static PREVIOUS: ProcessLocal<Option<CheckPerms>> = ProcessLocal::new(None);
@@ -43,7 +43,10 @@ unsafe fn check(range_table: *mut pg_sys::List) {
         unsafe {
             pg_sys::panic::pgrx_extern_c_guard(|| {
                 naming::note_all(relations_of(range_table));
-                if shmem::any_key_refused() || shmem::anything_destroyed() {
+                if shmem::any_key_refused()
+                    || shmem::anything_destroyed()
+                    || page::access::shows_locked()
+                {
                     refuse_locked(range_table);
                 }
             })
@@ -60,19 +63,22 @@ unsafe fn refuse_locked(range_table: *mut pg_sys::List) {
     for oid in unsafe { relations_of(range_table) } {
         if let Some(facts) = relation::facts(oid)
             && facts.is_stored()
-            && (directory::is_destroyed(facts.file) || given_up::may_lack_pages(facts.file))
+            && directory::is_destroyed(facts.file)
         {
-            page::errors::unreadable(facts.file, &format!("relation \"{}\"", facts.name), "")
-                .raise();
+            page::errors::destroyed(&format!("relation \"{}\"", facts.name), "").raise();
         }
-        if !shmem::any_key_refused() {
+        if !shmem::any_key_refused() && !page::access::shows_locked() {
             continue;
         }
         // The partition of an inserted row is determined later, so all partitions are checked.
-        for facts in relation::with_partitions(oid) {
-            let scope = Some(facts.file).filter(|_| facts.is_stored());
-            if let Some(scope) = scope.and_then(directory::refused_scope) {
+        for facts in relation::with_partitions(oid).into_iter().filter(Facts::is_stored) {
+            if let Some(scope) = directory::refused_scope(facts.file) {
                 refused::refuses(&format!("relation \"{}\"", facts.name), "", scope).raise();
+            }
+            if let Err(fault) =
+                page::access::check_access(SmgrFile { file: facts.file, backend: SHARED_BACKEND })
+            {
+                page::errors::report(fault, 0).raise();
             }
         }
     }

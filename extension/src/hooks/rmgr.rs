@@ -9,10 +9,10 @@ use pgrx::{PgSqlErrorCode, pg_guard, pg_sys};
 
 use super::{proof, restart_points, smgr};
 use crate::keys::redo as key_redo;
-use crate::keys::usage::destruction;
+use crate::keys::usage::{destruction, interim};
 use crate::page::{placeholders, proven, undecided};
 use crate::pg::report::{Report, Result};
-use crate::pg::{consistency, process, remnants, wal};
+use crate::pg::{consistency, process, redo_record, remnants, wal};
 use crate::shmem;
 
 static MANAGER: Manager = Manager(pg_sys::RmgrData {
@@ -96,6 +96,7 @@ unsafe extern "C-unwind" fn startup() {
     proof::require_of_server();
     process::note_recovery();
     restart_points::watch_exit();
+    redo_record::watch_hash_indexes();
     consistency::watch(consistent);
 }
 
@@ -104,6 +105,7 @@ fn consistent() {
         placeholders::require_none(smgr::version_on_disk);
         undecided::judge(smgr::is_authentic_on_disk);
         proven::write();
+        interim::drop_locked_pages().unwrap_or_else(|report| report.fatal());
         if let Some(shared) = shmem::get() {
             shared.control.set_consistent();
         }

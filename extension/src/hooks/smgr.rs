@@ -4,14 +4,13 @@
 //! installed, depending on the major.
 
 use std::ffi::c_void;
-use std::ops::Range;
 
 use pagevault_cipher::{DataKeyVersion, Page};
 use pgrx::pg_sys::{self, BlockNumber, SMgrRelation};
 
 use super::calls_seen::{self, Call};
 use super::forward::Forward;
-use super::{aio, ddl, sealing};
+use super::{aio, ddl, locked, sealing};
 use crate::page::io::{PageFault, SealTarget, Writing};
 use crate::pg::compat::{self, SmgrFile};
 use crate::{fault, page};
@@ -101,7 +100,10 @@ pub(super) unsafe extern "C-unwind" fn mdread(
     unsafe {
         calls_seen::note(Call::Read);
         let file = compat::smgr_file(reln);
-        if let Err(fault) = page::io::check_access(file) {
+        locked::empty_map(file, fork, block..block + 1);
+        let checked = page::access::check_access(file)
+            .and_then(|()| locked::check_pages_of_redo(reln, file, fork, block..block + 1));
+        if let Err(fault) = checked {
             refuse_read(fault, block);
         }
         MDREAD.get()(reln, fork, block, buffer);
@@ -123,7 +125,10 @@ pub(super) unsafe extern "C-unwind" fn mdreadv(
     unsafe {
         calls_seen::note(Call::Read);
         let file = compat::smgr_file(reln);
-        if let Err(fault) = page::io::check_access(file) {
+        locked::empty_map(file, fork, block..block + count);
+        let checked = page::access::check_access(file)
+            .and_then(|()| locked::check_pages_of_redo(reln, file, fork, block..block + count));
+        if let Err(fault) = checked {
             refuse_read(fault, block);
         }
         MDREADV.get()(reln, fork, block, buffers, count);
@@ -152,9 +157,10 @@ pub(super) unsafe extern "C-unwind" fn mdstartreadv(
     unsafe {
         calls_seen::note(Call::StartRead);
         let file = compat::smgr_file(reln);
-        let checked = page::io::check_access(file)
-            .and_then(|()| page::io::check_usable(file))
-            .and_then(|()| check_not_locked(reln, file, fork, block..block + count));
+        locked::empty_map(file, fork, block..block + count);
+        let checked = page::access::check_access(file)
+            .and_then(|()| page::access::check_usable(file))
+            .and_then(|()| locked::check_pages(reln, file, fork, block..block + count));
         if let Err(fault) = checked {
             // The end of the transaction would release the handle, and close the batch of reads
             // that may be open (read_stream.c). Before that, CREATE DATABASE cleans up:
@@ -166,27 +172,6 @@ pub(super) unsafe extern "C-unwind" fn mdstartreadv(
         }
         MDSTARTREADV.get()(handle, reln, fork, block, buffers, count);
     }
-}
-
-/// Refuses a read of pages that are sealed under a locked key. The completion of the read would
-/// find that, too, but could only report a failed read.
-///
-/// # Safety
-/// As for [`mdread`], of blocks that exist.
-#[inline]
-unsafe fn check_not_locked(
-    reln: SMgrRelation,
-    file: SmgrFile,
-    fork: ForkNumber,
-    blocks: Range<BlockNumber>,
-) -> Result<(), PageFault> {
-    if page::io::may_be_locked(file) {
-        for block in blocks {
-            // SAFETY: the block exists, as the caller guarantees.
-            page::io::check_not_locked(file, unsafe { &*read_sealed(reln, fork, block) })?;
-        }
-    }
-    Ok(())
 }
 
 /// Contract: called by bufmgr.c with the buffer pinned and share-locked (hint bits may change
@@ -229,7 +214,7 @@ pub(super) unsafe extern "C-unwind" fn mdextend(
     unsafe {
         calls_seen::note(Call::Extend);
         let file = compat::smgr_file(reln);
-        if let Err(fault) = page::io::check_access(file) {
+        if let Err(fault) = page::access::check_access(file) {
             raise(fault, block);
         }
         let target = page::io::seal_target(file);
@@ -301,7 +286,8 @@ pub(super) unsafe extern "C-unwind" fn mdzeroextend(
     unsafe {
         calls_seen::note(Call::ZeroExtend);
         let file = compat::smgr_file(reln);
-        if let Err(fault) = page::io::check_access(file).and_then(|()| page::io::check_usable(file))
+        if let Err(fault) =
+            page::access::check_access(file).and_then(|()| page::access::check_usable(file))
         {
             raise(fault, block);
         }
@@ -399,7 +385,7 @@ unsafe fn target_by_disk(
     unsafe {
         // mdread raises an error for a page beyond the end of the file, except in the startup
         // process.
-        if !writing.must_compare && block >= compat::smgr_blocks(reln, fork) {
+        if block >= compat::smgr_blocks(reln, fork) {
             return Some(writing.target);
         }
         let file = compat::smgr_file(reln);
@@ -423,7 +409,11 @@ unsafe fn target_by_disk(
 ///
 /// # Safety
 /// As for [`mdread`], of a block that exists. The result is valid until the next call.
-unsafe fn read_sealed(reln: SMgrRelation, fork: ForkNumber, block: BlockNumber) -> *mut Page {
+pub(super) unsafe fn read_sealed(
+    reln: SMgrRelation,
+    fork: ForkNumber,
+    block: BlockNumber,
+) -> *mut Page {
     let on_disk = sealing::page_from_disk();
     // SAFETY: the block exists, as the caller guarantees, and the memory has the size of a page.
     unsafe {

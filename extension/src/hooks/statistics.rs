@@ -57,7 +57,7 @@ unsafe fn are_unreadable() -> bool {
 fn is_withheld(catalog: Oid) -> bool {
     let Some(facts) = relation::facts(catalog) else { return false };
     let file = SmgrFile { file: facts.file, backend: SHARED_BACKEND };
-    page::io::check_access(file).and_then(|()| page::io::check_usable(file)).is_err()
+    page::access::check_access(file).and_then(|()| page::access::check_usable(file)).is_err()
 }
 
 /// Contract: called by the planner for a column of a table (`examine_simple_variable`). True means

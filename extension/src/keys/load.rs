@@ -15,7 +15,7 @@ use pgrx::prelude::PgLogLevel;
 
 use super::store::persist::{self, keystore_failure, state_of};
 use super::store::{escrow, former as former_files, given_up, unsettled};
-use super::usage::{authenticated, fips};
+use super::usage::{authenticated, fips, interim};
 use crate::audit;
 use crate::keystore_dir;
 use crate::pg::locks::KeystoreLock;
@@ -61,6 +61,7 @@ pub(crate) fn start() -> Result<Loaded> {
     drop(logs);
     heap::give_back();
     authenticated::page_images_at_start();
+    interim::start()?;
     fips::warn_of_refused();
     audit::begin(shared, first_start)?;
     let reads_sealed_wal = shared.wal.switches.is_sealed_from(process::redo_start());

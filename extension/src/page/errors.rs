@@ -7,7 +7,7 @@ use pgrx::pg_sys::ForkNumber;
 use super::io::{Cause, PageFault};
 use super::names::{self, Name};
 use super::placeholders;
-use crate::keys::store::{directory, given_up, key_groups, unsettled};
+use crate::keys::store::{directory, key_groups, unsettled};
 use crate::keys::usage::key_error::KeyError;
 use crate::keys::usage::{fips, refused, withheld};
 use crate::pg::compat;
@@ -110,7 +110,10 @@ pub(crate) fn report(fault: PageFault, block: u32) -> Report {
                 PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
                 format!("{what} is locked"),
             )
-            .detail(format!("The key of {whose} has not been unwrapped: its key provider did not answer or refused.{place}"))
+            .detail(format!("The key of {whose} has not been unwrapped: its key provider did not answer or refused.{}{place}", match scope.key_group() {
+                Some(_) if is_startup_process() => " Recovery would go on, but WAL has no image of this page, without data checksums, wal_log_hints or full_page_writes.",
+                _ => "",
+            }))
             .hint(match file.database {
                 _ if is_startup_process() => {
                     format!("Make the key provider reachable and start the server again: replay goes on from here, and nothing is lost.{}", scope.key_group().map_or("", |_| key_groups::LAST_RESORT))
@@ -127,9 +130,15 @@ pub(crate) fn report(fault: PageFault, block: u32) -> Report {
         .detail(format!("The page is encrypted, but the keystore under pagevault/ in the data directory does not hold its key.{place}"))
         .hint(format!("Restore the keystore from a backup taken together with this data directory. Do not zero or reset the page: it is intact.{search}{}", unsettled::hint().unwrap_or_default())),
         KeyError::Destroyed => match directory::is_destroyed(file) {
-            false if !given_up::may_lack_pages(file) => lost(block, &what, &(place + &search)),
-            _ => unreadable(file, &what, &(place + &search)),
+            false => lost(block, &what, &(place + &search)),
+            true => destroyed(&what, &(place + &search)),
         },
+        KeyError::NotMarked => Report::new(
+            PgSqlErrorCode::ERRCODE_IO_ERROR,
+            format!("could not write block {block} of {what}: the folder pagevault/interim cannot be written"),
+        )
+        .detail(format!("Its key group is locked, and the block is written under an interim key. The file must be marked before.{place}"))
+        .hint("Give the server room and permissions in its data directory. Nothing is lost."),
         KeyError::Unapproved { cipher } => fips::refused(&what, &(place + &search), cipher),
         KeyError::TooManyMissing => placeholders::too_many(&path(file)),
         KeyError::Damaged { version } => Report::new(
@@ -139,20 +148,6 @@ pub(crate) fn report(fault: PageFault, block: u32) -> Report {
         .detail(format!("Its record in the keystore does not authenticate under the database key.{place}"))
         .hint(format!("Restore the keystore from a backup taken together with this data directory.{search}")),
     }
-}
-
-/// The report for a relation or file that no user may read: as [`destroyed`], or because it may
-/// lack pages until recovery has ended.
-pub(crate) fn unreadable(file: RelFile, what: &str, place: &str) -> Report {
-    if directory::is_destroyed(file) || !given_up::may_lack_pages(file) {
-        return destroyed(what, place);
-    }
-    Report::new(
-        PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
-        format!("{what} may lack pages until recovery has ended"),
-    )
-    .detail(format!("It has left a key group that was given up on this server, while that had pages of it under the key of the group.{place}"))
-    .hint("Query the primary. After a promotion it is readable, but for pages that are lost.")
 }
 
 /// The report for a page that was still under the key of a key group when that was given up.

@@ -3,7 +3,7 @@
 
 use pagevault_keystore::RelFile;
 
-use super::io;
+use super::access;
 use crate::pg::compat::{SHARED_BACKEND, SmgrFile};
 use crate::pg::{buffers, relation_files};
 
@@ -12,7 +12,7 @@ const AT_ONCE: usize = 100;
 
 /// Whether pages of the file can be written.
 pub(super) fn is_usable(file: RelFile) -> bool {
-    io::check_usable(SmgrFile { file, backend: SHARED_BACKEND }).is_ok()
+    access::check_usable(SmgrFile { file, backend: SHARED_BACKEND }).is_ok()
 }
 
 /// Calls `write` for all files that can be written, some at a time.

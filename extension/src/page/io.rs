@@ -4,17 +4,19 @@
 //! schedule for recently used keys, and no error raised. Faults are returned; [`super::errors`]
 //! makes reports of them.
 
-use pagevault_cipher::{DataKeyVersion, Fork, Lsn, PAGE_SIZE, Page, PageKey, page};
+use pagevault_cipher::{
+    CipherId, DataKeyVersion, Fork, Lsn, PAGE_SIZE, Page, PageKey, interim as interim_keys, page,
+};
+use pagevault_keystore::RelFile;
+use pagevault_keystore::record::MAX_WRAPPED_DATA_KEY;
 
 use super::lost::{blank, blank_for_redo, blank_if_lost, is_in_use_after_destruction};
 use super::{placeholders, undecided, written_over};
 use crate::keys::store::{directory, given_up};
 use crate::keys::usage::key_error::KeyError;
-use crate::keys::usage::{cache, temporary};
+use crate::keys::usage::{cache, interim, temporary};
 use crate::pg::compat::SmgrFile;
-use crate::pg::process::{
-    data_checksums, in_recovery, is_after_own_crash, is_not_consistent_yet, serves_users,
-};
+use crate::pg::process::{data_checksums, in_recovery, is_after_own_crash, is_not_consistent_yet};
 use crate::shmem;
 use crate::shmem::counters::StatsKind;
 use crate::stats::{self, Timing};
@@ -51,8 +53,8 @@ impl PageFault {
 /// The key under which pages of a file are written now.
 #[derive(Clone, Copy)]
 pub(crate) struct SealTarget {
-    file: SmgrFile,
-    version: DataKeyVersion,
+    pub(super) file: SmgrFile,
+    pub(super) version: DataKeyVersion,
 }
 
 /// The key version of temporary files; their key exists as long as the server runs.
@@ -76,8 +78,8 @@ pub(crate) fn seal_target(file: SmgrFile) -> Option<SealTarget> {
 pub(crate) struct Writing {
     /// As [`seal_target`].
     pub(crate) target: Option<SealTarget>,
-    /// The file is being rewritten, so the page on disk may be under another key or in plaintext,
-    /// and must be examined: see [`target_over`].
+    /// The file is being rewritten, or has pages under its interim key. So the page on disk may be
+    /// under another key or in plaintext, and must be examined: see [`target_over`].
     pub(crate) must_compare: bool,
     /// In recovery: must check whether the page on disk is sealed under an unknown key; see
     /// [`may_write_over`].
@@ -100,7 +102,8 @@ pub(crate) fn writing(file: SmgrFile) -> Writing {
     let writing = directory::writing(file.file);
     let current = writing.as_ref().and_then(|writing| writing.current);
     let target = current.map(|(version, _)| SealTarget { file, version });
-    let must_compare = writing.is_some_and(|writing| writing.mixed);
+    let may_be_interim = target.is_some() && interim::any();
+    let must_compare = may_be_interim || writing.is_some_and(|writing| writing.mixed);
     Writing { target, must_compare, must_check_key: in_recovery() }
 }
 
@@ -179,7 +182,7 @@ pub(crate) fn seal(
 ) -> Result<(), PageFault> {
     let fork = fork_of(fork);
     let checksums = data_checksums();
-    let mut run = |key: &PageKey| {
+    let mut run = |key: &PageKey, version: DataKeyVersion| {
         let work = Timing::begin();
         let mut sealed = 0;
         for (i, (block, page)) in (first_block..).zip(into.iter_mut()).enumerate() {
@@ -189,15 +192,32 @@ pub(crate) fn seal(
             if fork == Fork::Main && page::is_bare_block(page, block, checksums) {
                 page.fill(0);
             }
-            sealed += u64::from(page::seal(page, key, target.version, block, fork, checksums));
+            sealed += u64::from(page::seal(page, key, version, block, fork, checksums));
         }
         work.sealed(kind_of(target.file), sealed, sealed * PAGE_SIZE as u64);
     };
-    let sealed = match cache::with_page_key(target.file, target.version, &mut run) {
-        Err(KeyError::Destroyed) => cache::with_lost_key(run).ok_or(KeyError::Destroyed),
+    let SealTarget { file, version } = target;
+    let sealed = match cache::with_page_key(file, version, |key| run(key, version)) {
+        Err(KeyError::Destroyed) => {
+            cache::with_lost_key(|key| run(key, version)).ok_or(KeyError::Destroyed)
+        }
+        Err(locked @ KeyError::Locked { scope }) if scope.key_group().is_some() => {
+            interim_version(file.file, version).ok_or(locked).and_then(|version| {
+                interim::mark(file.file).map_err(|_| KeyError::NotMarked)?;
+                cache::with_page_key(file, version, |key| run(key, version))
+            })
+        }
         sealed => sealed,
     };
     sealed.map_err(|error| PageFault::of_key(target.file, error))
+}
+
+/// The interim version that stands for this data key of a locked key group, if there is one.
+#[cold]
+fn interim_version(file: RelFile, version: DataKeyVersion) -> Option<DataKeyVersion> {
+    let found = directory::data_key(file, version, &mut [0; MAX_WRAPPED_DATA_KEY])?;
+    let version = interim_keys::version_of(CipherId::try_from(found.cipher).ok()?, version);
+    directory::has_key(file, version).then_some(version)
 }
 
 /// Whether the page with this LSN is a placeholder, which must not be written. See
@@ -311,6 +331,9 @@ fn open_sealed(
     page: &mut Page,
     version: DataKeyVersion,
 ) -> Result<(), PageFault> {
+    if interim_keys::is_interim(version) && !file.is_temporary() {
+        interim::was_read();
+    }
     let opened = cache::with_page_key_of(file, version, |key, is_former| {
         let work = Timing::begin();
         let opened = page::open(page, key, block, fork_of(fork), data_checksums());
@@ -357,6 +380,22 @@ fn open_sealed(
             blank(file.file, fork, Lsn::INVALID, block, page);
             Ok(())
         }
+        // Redo changes this map without an image of it, and nobody relies on it.
+        Err(KeyError::Locked { scope })
+            if fork_of(fork) == Fork::FreeSpaceMap
+                && in_recovery()
+                && scope.key_group().is_some_and(interim::is_possible) =>
+        {
+            page.fill(0);
+            Ok(())
+        }
+        // Redo reads the page for its lock only (docs/design/0052-interim-keys.md).
+        Err(KeyError::Locked { scope })
+            if interim::stands_in(scope) && matches!(fork_of(fork), Fork::Main) =>
+        {
+            page::placeholder(page, block, data_checksums());
+            Ok(())
+        }
         // Not sealed, but damaged: PostgreSQL reports that, and its own remedies apply.
         Err(KeyError::NoKey { .. }) if !page::may_be_sealed(page, block, data_checksums()) => {
             Ok(())
@@ -399,71 +438,6 @@ pub(crate) fn count_refusal(file: SmgrFile) {
 #[inline]
 fn kind_of(file: SmgrFile) -> StatsKind {
     if file.is_temporary() { StatsKind::Temporary } else { StatsKind::Relation }
-}
-
-/// Refuses a sealed file whose key is not available: its pages could not be opened, nor sealed when
-/// they are written. If its keys were destroyed, only users are refused.
-#[inline]
-pub(crate) fn check_usable(file: SmgrFile) -> Result<(), PageFault> {
-    match seal_target(file) {
-        None => Ok(()),
-        Some(target) => match cache::with_page_key(file, target.version, |_| ()) {
-            Err(KeyError::Destroyed) if !serves_users() => Ok(()),
-            checked => checked.map_err(|error| PageFault::of_key(file, error)),
-        },
-    }
-}
-
-/// Whether pages of a file may be sealed under a locked key, perhaps not that of [`check_usable`]:
-/// the file may be in plaintext or under another key by now, and have older pages.
-#[inline]
-pub(crate) fn may_be_locked(file: SmgrFile) -> bool {
-    shmem::any_key_locked() && !file.is_temporary() && directory::is_known(file.file)
-}
-
-/// Refuses a page on disk that is sealed under a locked key.
-pub(crate) fn check_not_locked(file: SmgrFile, on_disk: &Page) -> Result<(), PageFault> {
-    let Some(version) = page::version_of(on_disk) else { return Ok(()) };
-    match cache::with_page_key(file, version, |_| ()) {
-        Err(error @ KeyError::Locked { .. }) => Err(PageFault::of_key(file, error)),
-        _ => Ok(()),
-    }
-}
-
-/// Refuses users access to a file whose data keys were destroyed.
-#[inline]
-fn check_not_destroyed(file: SmgrFile) -> Result<(), PageFault> {
-    let refused = shmem::anything_destroyed()
-        && !file.is_temporary()
-        && serves_users()
-        && (directory::is_destroyed(file.file) || given_up::may_lack_pages(file.file));
-    if refused { Err(PageFault::of_key(file, KeyError::Destroyed)) } else { Ok(()) }
-}
-
-/// Refuses users access to a file whose database key is refused, or whose data keys were destroyed.
-/// Called before reading, and before adding pages, which would then be in shared buffers; costs two
-/// flag tests if nothing is refused or destroyed.
-#[inline]
-pub(crate) fn check_access(file: SmgrFile) -> Result<(), PageFault> {
-    if shmem::any_key_refused() || shmem::anything_destroyed() {
-        check_not_refused(file)
-    } else {
-        Ok(())
-    }
-}
-
-/// Not for recovery, the checkpointer and similar processes: they do not show what they read to
-/// users.
-#[cold]
-fn check_not_refused(file: SmgrFile) -> Result<(), PageFault> {
-    if file.is_temporary() || !serves_users() {
-        return Ok(());
-    }
-    check_not_destroyed(file)?;
-    match directory::refused_scope(file.file) {
-        Some(scope) => Err(PageFault::of_key(file, KeyError::Refused { scope })),
-        None => Ok(()),
-    }
 }
 
 /// The fork number in the tweak of a page.

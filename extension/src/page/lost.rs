@@ -10,7 +10,7 @@ use crate::pg::process::data_checksums;
 
 /// Recovery begins at the redo pointer of the last checkpoint. Keys may have been destroyed after
 /// that, so redo repeats changes of pages that can no longer be opened. It gets empty pages with an
-/// LSN after these changes, and skips the changes. (Users are refused: [`check_access`].)
+/// LSN after these changes, and skips the changes. (Users are refused: [`super::access`].)
 #[cold]
 pub(super) fn blank_for_redo(
     file: RelFile,

@@ -1,5 +1,6 @@
 //! Pages of relations: sealed before they are written, opened after they are read.
 
+pub(crate) mod access;
 pub(crate) mod errors;
 pub(crate) mod flushing;
 pub(crate) mod io;
@@ -8,5 +9,6 @@ pub(crate) mod names;
 pub(crate) mod placeholders;
 pub(crate) mod proven;
 pub(crate) mod undecided;
+pub(crate) mod voided;
 pub(crate) mod withdrawal;
 pub(crate) mod written_over;

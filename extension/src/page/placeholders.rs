@@ -15,7 +15,7 @@
 
 use std::time::{Duration, Instant};
 
-use pagevault_cipher::{DataKeyVersion, page};
+use pagevault_cipher::{CipherId, DataKeyVersion, interim, page};
 use pagevault_keystore::{Record, RelFile};
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
@@ -114,7 +114,11 @@ pub(crate) fn replayed(records: &[Record]) {
     let mut files = Vec::new();
     for record in records {
         match *record {
-            Record::DataKey { file, version, .. } => files.extend(resolved(file, version)),
+            Record::DataKey { file, version, .. } => {
+                files.extend(resolved(file, version));
+                let interim = CipherId::ALL.map(|cipher| interim::version_of(cipher, version));
+                files.extend(interim.into_iter().filter_map(|version| resolved(file, version)));
+            }
             Record::Destroyed { file, through, .. } => {
                 let destroyed = (1..=through.get()).filter_map(DataKeyVersion::new);
                 files.extend(destroyed.filter_map(|version| resolved(file, version)));

@@ -1,13 +1,14 @@
 //! Evicts pages that are sealed under refused keys from shared buffers.
 //!
-//! The storage manager refuses users every read of such a page ([`crate::page::io::check_access`]),
+//! The storage manager refuses users every read of such a page ([`super::access::check_access`]),
 //! whatever needs it: a query, a utility command, a function that uses buffers directly. So no
 //! other check is necessary as long as no such page is in shared buffers. When a key is refused,
 //! its pages are written, under the key that is still in memory, and dropped.
 //!
 //! Once is not enough: a page in use stays until it is unpinned; a read that began just before
 //! finishes just after; recovery goes on reading pages in order to change them. So this is repeated
-//! as long as a key is refused.
+//! as long as a key is refused. So it is while a key group is locked, whose pages redo has brought
+//! up to date ([`crate::keys::usage::interim`]).
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -16,6 +17,7 @@ use pagevault_keystore::RelFile;
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
+use super::access;
 use crate::keys::store::directory;
 use crate::pg::report::Report;
 use crate::pg::{buffers, process};
@@ -41,7 +43,8 @@ impl Withdrawal {
     /// Time until the next scan; `None` while no key is refused.
     pub(crate) fn due_in(&self) -> Option<Duration> {
         let left = |next: Instant| next.saturating_duration_since(Instant::now());
-        shmem::any_key_refused().then(|| self.next.map_or(Duration::ZERO, left))
+        let is_due = shmem::any_key_refused() || access::shows_locked();
+        is_due.then(|| self.next.map_or(Duration::ZERO, left))
     }
 
     /// Scans all buffers if a scan is due.
@@ -77,6 +80,10 @@ impl Withdrawal {
     /// Logged once after the first scan, and once when no page is left. Not later: other processes
     /// keep reading and using such pages.
     fn log_progress(&mut self, gone: usize, in_use: usize) {
+        // Of a locked group there is rarely any.
+        if gone + in_use == 0 && !shmem::any_key_refused() {
+            return;
+        }
         let is_done = in_use == 0;
         if self.logged == Some(true) || self.logged == Some(is_done) {
             return;
@@ -108,7 +115,11 @@ fn evict_refused() -> (usize, usize, Option<Report>) {
             break;
         }
         let Some(file) = buffers::file_at(index) else { continue };
-        if *refused.entry(file).or_insert_with(|| directory::refused_scope(file).is_some()) {
+        let is_refused = || {
+            directory::refused_scope(file).is_some()
+                || access::shows_locked() && directory::locked_group(file).is_some()
+        };
+        if *refused.entry(file).or_insert_with(is_refused) {
             match buffers::evict(index) {
                 Ok(true) => gone += 1,
                 Ok(false) => in_use += 1,

@@ -24,6 +24,7 @@ pub(crate) mod pages;
 pub(crate) mod privileges;
 pub(crate) mod process;
 pub(crate) mod processes;
+pub(crate) mod redo_record;
 pub(crate) mod relation;
 pub(crate) mod relation_files;
 pub(crate) mod remnants;

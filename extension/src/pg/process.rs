@@ -135,6 +135,12 @@ pub(crate) fn is_not_consistent_yet() -> bool {
     unsafe { pg_sys::InRecovery && !pg_sys::reachedConsistency }
 }
 
+/// True in the process that replays WAL, also in single-user mode, until all WAL is replayed.
+pub(crate) fn replays_wal_now() -> bool {
+    // SAFETY: a plain global of this process.
+    unsafe { pg_sys::InRecovery }
+}
+
 static AFTER_OWN_CRASH: ProcessLocal<bool> = ProcessLocal::new(false);
 
 /// True in the process that replays WAL, if this server has crashed and repeats its own WAL. Then
@@ -195,14 +201,19 @@ pub(crate) fn is_told_to_stop() -> bool {
     }
 }
 
-/// True in processes that work for users: backends, their parallel workers, autovacuum, and others
-/// that query catalogs. Recovery, the checkpointer and other auxiliary processes work for the
-/// cluster.
+/// True in processes that work for users: backends, their parallel workers, autovacuum, others that
+/// query catalogs, and a process in single-user mode when recovery has ended. Recovery, the
+/// checkpointer and other auxiliary processes work for the cluster.
 pub(crate) fn serves_users() -> bool {
     use pg_sys::BackendType::*;
-    // SAFETY: a plain global of this process.
-    let kind = unsafe { pg_sys::MyBackendType };
-    matches!(kind, B_BACKEND | B_BG_WORKER | B_AUTOVAC_LAUNCHER | B_AUTOVAC_WORKER | B_WAL_SENDER)
+    // SAFETY: plain globals of this process.
+    let (kind, is_alone) =
+        unsafe { (pg_sys::MyBackendType, !pg_sys::IsPostmasterEnvironment && !pg_sys::InRecovery) };
+    is_alone
+        || matches!(
+            kind,
+            B_BACKEND | B_BG_WORKER | B_AUTOVAC_LAUNCHER | B_AUTOVAC_WORKER | B_WAL_SENDER
+        )
         || compat::is_slot_sync_worker(kind)
 }
 

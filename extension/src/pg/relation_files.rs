@@ -57,6 +57,20 @@ pub(crate) fn any_page(file: RelFile, is_it: impl Fn(&Page) -> bool) -> bool {
     })
 }
 
+/// Calls `f` with each page of a fork on disk, in order.
+pub(crate) fn each_page(
+    file: RelFile,
+    fork: ForkNumber::Type,
+    mut f: impl FnMut(&Page),
+) -> std::io::Result<()> {
+    let f = std::cell::RefCell::new(&mut f);
+    any_page_of_fork(&relation_path(file, fork), &|page: &Page| {
+        (f.borrow_mut())(page);
+        false
+    })
+    .map(drop)
+}
+
 fn any_page_of_fork(path: &str, is_it: &impl Fn(&Page) -> bool) -> std::io::Result<bool> {
     for segment in 0_u32.. {
         let file = match segment {

@@ -2,7 +2,7 @@
 
 use std::ffi::CStr;
 
-use pagevault_keystore::{Lsn, Scope};
+use pagevault_keystore::{Lsn, RelFile, Scope};
 use pgrx::pg_sys;
 
 use super::{compat, locks};
@@ -99,6 +99,19 @@ pub(super) unsafe fn insert_page(buffer: pg_sys::Buffer) -> Lsn {
         pg_sys::XLogRegisterBuffer(0, buffer, flags as u8);
         Lsn(pg_sys::XLogInsert(RMGR_ID, OP_PAGE))
     }
+}
+
+/// Logs an empty page as the image of this block, as `log_newpage` does.
+pub(crate) fn log_empty_page(file: RelFile, fork: pg_sys::ForkNumber::Type, block: u32) {
+    #[repr(align(8))]
+    struct Empty([u8; pg_sys::BLCKSZ as usize]);
+    let mut page = Empty([0; pg_sys::BLCKSZ as usize]);
+    let mut locator = compat::locator(file);
+    // SAFETY: inserts a record; the caller is not in recovery. The server reads the page, and sets
+    // no LSN in an empty one.
+    unsafe {
+        pg_sys::log_newpage(&raw mut locator, fork, block, page.0.as_mut_ptr().cast(), false)
+    };
 }
 
 /// What is logged from now on is in a segment of its own, as after `pg_switch_wal()`

@@ -9,6 +9,7 @@ use pgrx::pg_sys::Oid;
 
 use super::JobKind;
 use super::jobs::{request, table, try_submit};
+use crate::keys::usage::interim;
 use crate::pg::guc;
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::Result;
@@ -45,9 +46,9 @@ pub(crate) fn any_in(database: Option<u32>) -> Result<bool> {
     Ok(table()?.select(wanted).iter().any(is_scheduled))
 }
 
-/// Whether such jobs may run now.
+/// Whether such jobs may run now. Those that replace interim keys wait for no window.
 pub(super) fn may_run() -> bool {
-    guc::is_rotation_window_open()
+    guc::is_rotation_window_open() || interim::any_to_rekey()
 }
 
 /// Which jobs are not to be begun now.

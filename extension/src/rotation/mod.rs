@@ -4,7 +4,8 @@
 //!
 //! The launcher of rekey workers looks at the ages ([`schedule`]), and starts a worker for what is
 //! due ([`perform`]). For data keys that worker requests jobs like those of
-//! `rotate_all_data_keys()`, which run within the window, one at a time.
+//! `rotate_all_data_keys()`, which run within the window, one at a time. Relations with pages under
+//! interim keys get such jobs whatever the settings, when their key group is unlocked.
 
 pub(crate) mod ages;
 pub(crate) mod perform;
@@ -26,6 +27,8 @@ pub(crate) enum Task {
     DataKeys(u32),
     /// Data keys of files that all databases share, seen to by this one.
     SharedDataKeys(u32),
+    /// Data keys of a database (OID) for files that have pages under their interim keys.
+    InterimPages(u32),
 }
 
 impl Task {
@@ -37,6 +40,7 @@ impl Task {
             Task::WalKey => (3, 0),
             Task::DataKeys(database) => (4, database),
             Task::SharedDataKeys(database) => (5, database),
+            Task::InterimPages(database) => (6, database),
         };
         kind << 32 | u64::from(number)
     }
@@ -50,6 +54,7 @@ impl Task {
             3 => Some(Task::WalKey),
             4 => Some(Task::DataKeys(number)),
             5 => Some(Task::SharedDataKeys(number)),
+            6 => Some(Task::InterimPages(number)),
             _ => None,
         }
     }

@@ -10,10 +10,10 @@ use super::{Task, ages, number};
 use crate::audit::{self, Operation};
 use crate::keys::provider::master_keys;
 use crate::keys::store::{directory, key_groups};
-use crate::keys::usage::wal_switch;
+use crate::keys::usage::{interim, wal_switch};
 use crate::pg::guc::{self, KeyKind};
 use crate::pg::report::{Report, Result};
-use crate::pg::{catalog, locks, process, relation};
+use crate::pg::{catalog, locks, process, relation, survey};
 use crate::rekey::{jobs, scheduled};
 
 /// The worker in the audit trail.
@@ -50,8 +50,9 @@ pub(crate) fn perform(task: Task) -> Result<()> {
             let what = (KeyKind::Wal, Scope::CLUSTER);
             audited(what, "rotate_wal_key", || wal_switch::rotate().map(number))
         }
-        Task::DataKeys(database) => request_jobs(Scope::database(database)),
-        Task::SharedDataKeys(_) => request_jobs(Scope::CLUSTER),
+        Task::DataKeys(database) => request_jobs(Scope::database(database), &due_in),
+        Task::SharedDataKeys(_) => request_jobs(Scope::CLUSTER, &due_in),
+        Task::InterimPages(database) => request_jobs(Scope::database(database), &interim_in),
     }
 }
 
@@ -80,9 +81,33 @@ fn audited(
     Ok(())
 }
 
-/// Requests jobs for relations of this database that have a data key which is due; `home`: this
-/// database, or the cluster for shared relations.
-fn request_jobs(home: Scope) -> Result<()> {
+/// The files that have a data key which is due; `home`: a database, or the cluster for shared
+/// relations.
+fn due_in(home: Scope) -> Result<BTreeSet<RelFile>> {
+    let now = process::now();
+    let ages = ages::of_files(home)?;
+    let due = ages.iter().filter(|age| age.due_at().is_some_and(|at| at <= now));
+    Ok(due.filter_map(|age| age.file).collect())
+}
+
+/// The files of a database that have pages under their interim keys. Removes the marks of those
+/// that have none any more, and of files that a crash has left: nobody reads these.
+fn interim_in(home: Scope) -> Result<BTreeSet<RelFile>> {
+    let mut found = BTreeSet::new();
+    let in_use = survey::files_in_catalog();
+    for file in interim::to_rekey()?.into_iter().filter(|file| file.scope() == home) {
+        if in_use.contains(&file) && interim::has_pages(file) {
+            found.insert(file);
+        } else {
+            interim::unmark(file)?;
+        }
+    }
+    Ok(found)
+}
+
+/// Requests jobs for relations of this database that have one of the files which `files` finds;
+/// `home`: this database, or the cluster for shared relations.
+fn request_jobs(home: Scope, files: &dyn Fn(Scope) -> Result<BTreeSet<RelFile>>) -> Result<()> {
     if !catalog::has_extension() {
         if home.is_cluster() {
             return Ok(()); // another database sees to it
@@ -90,16 +115,17 @@ fn request_jobs(home: Scope) -> Result<()> {
         return Err(Report::new(
             PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
             format!(
-                "cannot rotate data keys by age in database {}: extension pagevault is not installed there",
+                "cannot rotate data keys in database {}: pagevault is not installed there",
                 process::my_database()
             ),
         )
         .hint("CREATE EXTENSION pagevault in this database."));
     }
     let now = process::now();
-    let ages = ages::of_files(home)?;
-    let due = ages.iter().filter(|age| age.due_at().is_some_and(|at| at <= now));
-    let due: BTreeSet<RelFile> = due.filter_map(|age| age.file).collect();
+    let due = files(home)?;
+    if due.is_empty() {
+        return Ok(());
+    }
     let mut requested = 0;
     for facts in relation::all().into_iter().filter_map(relation::facts) {
         let is_due = || {

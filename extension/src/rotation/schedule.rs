@@ -9,6 +9,7 @@ use pgrx::prelude::PgLogLevel;
 use super::Task;
 use super::ages::{self, Age};
 use crate::keys::store::persist;
+use crate::keys::usage::interim;
 use crate::pg::guc::{self, KeyKind};
 use crate::pg::report::Result;
 use crate::pg::{process, relation_files};
@@ -16,6 +17,9 @@ use crate::rekey::scheduled;
 
 /// Longest time between two looks.
 const LOOK: Duration = Duration::from_secs(60);
+
+/// The same while files may have pages under interim keys: their group may be unlocked any time.
+const LOOK_FOR_INTERIM: Duration = Duration::from_secs(5);
 
 /// Pause before a rotation that has failed is tried again. It doubles with each failure, up to
 /// [`LONGEST_PAUSE`].
@@ -49,7 +53,7 @@ impl Schedule {
         if settings != self.settings {
             *self = Schedule { settings, ..Schedule::default() };
         }
-        let is_on = KINDS.iter().any(|kind| guc::rotate_after(*kind).is_some());
+        let is_on = KINDS.iter().any(|kind| guc::rotate_after(*kind).is_some()) || interim::any();
         let due = self.next_look.map(|at| at.saturating_duration_since(Instant::now()));
         is_on.then(|| due.unwrap_or_default())
     }
@@ -68,26 +72,30 @@ impl Schedule {
             return Ok(None);
         }
         self.next_look = Some(Instant::now() + LOOK);
-        if !guc::is_rotation_window_open() {
-            return Ok(None);
-        }
         let now = process::now();
         let mut due = Vec::new();
         let mut next = i64::MAX;
-        for age in ages::of_cluster()? {
-            match age.due_at() {
-                Some(at) if at <= now => due.push(task(&age)),
-                Some(at) => next = next.min(at),
-                None => {}
-            }
+        let databases = databases();
+        if interim::any() {
+            due.extend(interim_pages(&databases)?);
         }
-        if guc::rotate_after(KeyKind::Data).is_some() {
-            due.extend(self.databases_due(&databases(), now)?);
-            next = self.data_keys.values().filter(|at| **at > now).fold(next, |a, b| a.min(*b));
+        if guc::is_rotation_window_open() {
+            for age in ages::of_cluster()? {
+                match age.due_at() {
+                    Some(at) if at <= now => due.push(task(&age)),
+                    Some(at) => next = next.min(at),
+                    None => {}
+                }
+            }
+            if guc::rotate_after(KeyKind::Data).is_some() {
+                due.extend(self.databases_due(&databases, now)?);
+                next = self.data_keys.values().filter(|at| **at > now).fold(next, |a, b| a.min(*b));
+            }
         }
         self.tried.retain(|task, _| due.contains(task));
         let wait = u64::try_from(next.saturating_sub(now)).unwrap_or(0);
-        self.next_look = Some(Instant::now() + Duration::from_secs(wait.max(1)).min(LOOK));
+        let look = if interim::any() { LOOK_FOR_INTERIM } else { LOOK };
+        self.next_look = Some(Instant::now() + Duration::from_secs(wait.max(1)).min(look));
         Ok(self.first_ready(&due))
     }
 
@@ -137,6 +145,21 @@ impl Schedule {
         }
         Ok(due)
     }
+}
+
+/// Databases with files that have pages under their interim keys, but for those with jobs that see
+/// to that.
+fn interim_pages(databases: &[u32]) -> Result<Vec<Task>> {
+    interim::log_emptied_maps()?;
+    let files = interim::to_rekey()?;
+    let is_due = |database: &u32| files.iter().any(|file| file.database == *database);
+    let mut due = Vec::new();
+    for &database in databases.iter().filter(|database| is_due(database)) {
+        if !scheduled::any_in(Some(database))? {
+            due.push(Task::InterimPages(database));
+        }
+    }
+    Ok(due)
 }
 
 fn task(age: &Age) -> Task {

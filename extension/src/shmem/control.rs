@@ -20,6 +20,8 @@ shared_struct! {
     /// See the functions of [`Control`].
     pub(crate) struct Memory {
         is_anything_sealed: AtomicBool,
+        /// [`NO_INTERIM`], [`MARKED`] or [`UNMARKED`].
+        interim: AtomicU32,
         destructions: AtomicU32,
         label_changes: AtomicU32,
         calls_seen: AtomicU32,
@@ -56,6 +58,11 @@ shared_struct! {
 
 const NO_IMAGES: u64 = u64::MAX;
 
+/// No page is under an interim key; only those of marked files may be; others may be as well.
+const NO_INTERIM: u32 = 0;
+const MARKED: u32 = 1;
+const UNMARKED: u32 = 2;
+
 /// Minimum number of log entries.
 const LOGS_LEAST: usize = 8192;
 /// Number of free entries at server start, at least.
@@ -91,6 +98,37 @@ impl Control {
     /// Sets the flag. It is never cleared while the server runs.
     pub(crate) fn set_sealed(&self) {
         self.memory.head.is_anything_sealed.store(true, Release);
+    }
+
+    /// Whether there may be pages under interim keys.
+    #[inline]
+    pub(crate) fn any_interim(&self) -> bool {
+        self.memory.head.interim.load(Relaxed) != NO_INTERIM
+    }
+
+    /// Whether there may be such pages in files that are not marked.
+    pub(crate) fn any_unmarked_interim(&self) -> bool {
+        self.memory.head.interim.load(Relaxed) == UNMARKED
+    }
+
+    /// There are marks, or all files that may have such pages have been marked (`all`).
+    pub(crate) fn interim_is_marked(&self, all: bool) {
+        self.change_interim(if all { UNMARKED } else { NO_INTERIM }, MARKED);
+    }
+
+    /// Such a page was read.
+    pub(crate) fn interim_was_read(&self) {
+        self.change_interim(NO_INTERIM, UNMARKED);
+    }
+
+    /// There are no marks any more. True if there were.
+    pub(crate) fn interim_is_gone(&self) -> bool {
+        self.change_interim(MARKED, NO_INTERIM)
+    }
+
+    /// If it is another state, it stays.
+    fn change_interim(&self, from: u32, to: u32) -> bool {
+        self.memory.head.interim.compare_exchange(from, to, AcqRel, Relaxed).is_ok()
     }
 
     #[inline]

@@ -62,9 +62,9 @@ pub(super) fn main(argument: pg_sys::Datum) {
     process::handle_worker_signals();
     let Some(task) = Task::decode(argument.value() as u64) else { return };
     match task {
-        Task::DataKeys(database) | Task::SharedDataKeys(database) => {
-            worker::connect_to_database_if_exists(database.into())
-        }
+        Task::DataKeys(database)
+        | Task::SharedDataKeys(database)
+        | Task::InterimPages(database) => worker::connect_to_database_if_exists(database.into()),
         _ => process::connect_without_database(),
     }
     worker::restrict();
@@ -85,7 +85,11 @@ pub(super) fn main(argument: pg_sys::Datum) {
         if process::is_told_to_stop() {
             return;
         }
-        let message = format!("pagevault: could not rotate a key by age: {}", report.message());
+        let what = match task {
+            Task::InterimPages(_) => "give relations with pages under interim keys new data keys",
+            _ => "rotate a key by age",
+        };
+        let message = format!("pagevault: could not {what}: {}", report.message());
         Report::new(PgSqlErrorCode::ERRCODE_WARNING, message)
             .detail(report.detail_text())
             .hint("It is tried again, after pauses that become longer.")

@@ -15,6 +15,7 @@ mod labelled;
 mod leftovers;
 pub mod manifest;
 mod maps;
+mod page_key;
 mod pages;
 mod records;
 mod referenced;

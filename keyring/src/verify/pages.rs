@@ -9,13 +9,13 @@ use std::path::{Path, PathBuf};
 use indicatif::ProgressBar;
 use pagevault_cipher::checksum::page_checksum;
 use pagevault_cipher::page::{self, PAGE_SIZE, Page, Strength};
-use pagevault_cipher::residue::without_trace;
 use pagevault_cipher::{DataKeyVersion, Fork, PageKey};
-use pagevault_keystore::RelFile;
+use pagevault_keystore::{RelFile, state};
 
 use super::broken::Problem;
 use super::gaps::Gap;
 use super::leftovers::Leftovers;
+use super::page_key::{data_key_version, page_key};
 use super::{Context, Findings};
 use crate::failure::{Failure, unreadable};
 use crate::regular::open_regular;
@@ -337,21 +337,13 @@ fn open_strictly(
         }
         return Ok(State::Plaintext);
     };
-    if entry.is_some_and(|entry| entry.is_destroyed(version)) {
+    let own = data_key_version(context, file.file, version);
+    let is_destroyed = |entry: &state::File| own.is_some_and(|version| entry.is_destroyed(version));
+    if entry.is_some_and(is_destroyed) {
         return Ok(State::Shredded);
     }
     if let Entry::Vacant(place) = keys.entry(version) {
-        let record = entry.and_then(|entry| entry.keys.get(&version));
-        let record = record.ok_or_else(|| {
-            Problem::Key(format!("the keystore has no data key of version {version}"))
-        })?;
-        let unwrapped = without_trace(|| {
-            let key = context.unlocked.data_key(file.file, version, record)?;
-            place.insert(PageKey::new(&key));
-            Some(())
-        });
-        let refused = || Problem::Key(format!("data key version {version} cannot be unwrapped"));
-        unwrapped.ok_or_else(refused)?;
+        place.insert(page_key(context, file.file, version).map_err(Problem::Key)?);
     }
     if checksums && stored_checksum(page) != page_checksum(page, block) {
         let what = "the checksum of the encrypted page is wrong";
@@ -363,7 +355,7 @@ fn open_strictly(
         strength = opened.map_err(|error| Problem::Content(error.to_string()))?.unwrap_or(strength);
     }
     check(page, block, checksums).map_err(Problem::Content)?;
-    if !is_map && entry.is_some_and(|entry| Some(version) < entry.floor()) {
+    if !is_map && entry.is_some_and(|entry| own.is_some() && own < entry.floor()) {
         return Ok(State::Refused(Refusal::Former));
     }
     Ok(State::Sealed(strength))

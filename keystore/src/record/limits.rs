@@ -8,6 +8,7 @@ use super::{
 };
 use crate::error::Problem;
 use crate::former;
+use crate::interim;
 use crate::job::{JobId, MAX_ERROR, MAX_NUMBER};
 use crate::rel_file::RelFile;
 use crate::wal::{self, Switch};
@@ -66,7 +67,8 @@ impl Record {
             }
             Self::Destroyed { file, .. } => {
                 check_file(file)?;
-                check(!wal::is_key_place(*file), "destroyed file", "must not be that of WAL keys")
+                let is_of_wal = wal::is_key_place(*file) && interim::group_at(*file).is_none();
+                check(!is_of_wal, "destroyed file", "must not be that of WAL keys")
             }
             Self::Rewriting { file, phase, .. }
             | Self::Switched { file, phase, .. }

@@ -137,8 +137,10 @@ impl State {
                 return true;
             }
             let versions = entry.keys.keys().copied();
-            let gone = versions.filter(|version| wal::version_at(file, *version) <= Some(through));
-            let gone: Vec<_> = gone.collect();
+            let is_gone = |at: &DataKeyVersion| {
+                wal::version_at(file, *at).is_some_and(|version| version <= through)
+            };
+            let gone: Vec<_> = versions.filter(is_gone).collect();
             entry.keys.retain(|version, _| !gone.contains(version));
             count += gone.len();
             former.data_keys.extend(gone.into_iter().map(|version| (file, version)));

@@ -19,7 +19,7 @@ use super::proof::{self, Expects};
 use super::revoked;
 use crate::keys::names::check_key_name;
 use crate::keys::store::{compact, database_keys, key_groups, persist};
-use crate::keys::usage::{data_keys, refused};
+use crate::keys::usage::{data_keys, interim, refused};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result, internal};
 use crate::pg::{catalog, process, wal};
@@ -69,11 +69,17 @@ fn set_first(by: &str, scope: Scope, spec: ProviderSpec, key: &str) -> Result<()
         // The cluster's key is needed to unwrap the data keys that are to be rewrapped.
         require_unlocked(&persist::current_cluster_state()?, Scope::CLUSTER)?;
     }
+    if let Some(group) = scope.key_group() {
+        interim::make_root(group)?;
+    }
     let secret = Secret32::random()?;
     let first = KeyVersion::FIRST;
     let target = Target { spec, key: key.to_owned(), wraps: true };
     let record = wrap_new(by, (scope, first), &[target], &secret, None)?;
     write_database_key(record, secret)?;
+    if scope.is_cluster() {
+        interim::make_roots()?;
+    }
     if scope.is_database() {
         // Data keys of this database that the cluster's key wraps are rewrapped with its own key.
         data_keys::rewrap_data_keys(scope, |by, _| by.is_cluster(), (scope, first))?;

@@ -14,6 +14,7 @@ use super::gone::is_gone;
 use super::operations::{self, Question};
 use super::revoked;
 use crate::keys::store::{database_keys, directory, key_groups, persist};
+use crate::keys::usage::interim;
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result};
 use crate::pg::{guc, process};
@@ -65,7 +66,7 @@ enum Patience {
 const GROUPS_AT_START: Duration = Duration::from_secs(3);
 const EACH_MASTER_KEY: Duration = Duration::from_millis(2);
 
-/// The same if WAL is to be replayed: a page of a locked group ends the start.
+/// The same if WAL is to be replayed without interim keys: a page of a locked group ends the start.
 const GROUPS_BEFORE_REDO: Duration = Duration::from_secs(10);
 
 /// Asks once for every database key in a `wanted` state, except those of dropped databases.
@@ -247,8 +248,9 @@ pub(crate) fn unlock_now() -> Result<()> {
 
 /// Called in recovery after new database keys, (scope, version), are replayed: later records may
 /// need them. A standby, or a restore from an archive, waits for the keys here, where nothing is
-/// half done and queries continue. Crash recovery asks once and continues to the place where the
-/// key is needed; so do the others if `pagevault.recovery_waits_for_keys` is off, because nothing
+/// half done and queries continue; but not where it can do without ([`can_do_without`]). Crash
+/// recovery asks once and continues to the place where the key is needed; so do the others if
+/// `pagevault.recovery_waits_for_keys` is off, because nothing
 /// may need the key any more. A promotion waits, too: records about relations of a new key group
 /// follow its key, as a rule. Without the key redo would end there, and the server with it; a
 /// standby that waits serves queries.
@@ -268,7 +270,9 @@ pub(crate) fn unlock_in_recovery(new: &[(Scope, KeyVersion)]) {
         if let Err(report) = remember(Some(&report)) {
             return report.send(PgLogLevel::WARNING);
         }
-        let waits = || process::replays_foreign_wal() && guc::recovery_waits_for_keys();
+        let is_needed = new.iter().any(|(scope, _)| !can_do_without(*scope));
+        let waits =
+            || is_needed && process::replays_foreign_wal() && guc::recovery_waits_for_keys();
         if !waits() {
             return report.send(PgLogLevel::WARNING);
         }
@@ -291,6 +295,17 @@ pub(crate) fn unlock_in_recovery(new: &[(Scope, KeyVersion)]) {
     if logged.is_some() {
         recovery_continues().send(PgLogLevel::LOG);
     }
+}
+
+/// Whether recovery goes on without a new key of this scope: it writes pages under interim keys.
+/// Not if it has an earlier key of the group: then it has written pages under data keys that are
+/// about to be wrapped by the new one, and may have to read them.
+fn can_do_without(scope: Scope) -> bool {
+    let has_another = || {
+        let keys = shmem::secrets().map(|secrets| secrets.list()).unwrap_or_default();
+        keys.into_iter().any(|(of, _, state)| of == scope && state != KeyState::Locked)
+    };
+    scope.key_group().is_some_and(interim::is_possible) && !has_another()
 }
 
 /// `group`: the scope of a key group, if it is about the key of one.
@@ -322,8 +337,8 @@ pub(crate) fn unlock_quietly(by: &str) -> Duration {
 
 /// At server start, in the postmaster: asks until `pagevault.unlock_timeout` has passed. Keys of
 /// key groups are asked for once, after all others: their providers are many, and none of them is
-/// to hold up the rest. Without such a key, recovery ends at the first page that needs it. There is
-/// none if the relations of the group were not changed since the last checkpoint.
+/// to hold up the rest. Recovery writes pages of locked groups under interim keys ([`interim`]).
+/// Without these, or if WAL has no image of a page that it reads, it ends there.
 ///
 /// # Errors
 /// If keys stay locked and the start needs them: for crash recovery, or to read sealed WAL.
@@ -360,13 +375,12 @@ pub(crate) fn at_start(recovery_needs_keys: bool) -> Result<()> {
 fn key_groups_at_start() -> Result<()> {
     let mut keys = all_locked_keys();
     keys.retain(|(scope, _)| scope.key_group().is_some());
-    let limit = match process::was_not_shut_down() {
-        true => GROUPS_BEFORE_REDO,
-        false => GROUPS_AT_START,
-    };
+    let groups = keys.iter().filter_map(|(scope, _)| scope.key_group());
+    let are_needed = process::was_not_shut_down() && !groups.clone().all(interim::is_possible);
+    let limit = if are_needed { GROUPS_BEFORE_REDO } else { GROUPS_AT_START };
     if let Attempt::Locked { report, .. } = ask_for("start", keys, Patience::Limited(limit))? {
         remember(Some(&report))?;
-        starts_without_groups(&report).send(PgLogLevel::WARNING);
+        starts_without_groups(&report, are_needed).send(PgLogLevel::WARNING);
     }
     Ok(())
 }
@@ -393,13 +407,14 @@ fn cannot_recover(cause: &Report) -> Report {
     .hint("Make the key provider reachable and start the server again. Nothing was changed.")
 }
 
-fn starts_without_groups(cause: &Report) -> Report {
+fn starts_without_groups(cause: &Report, are_needed: bool) -> Report {
     Report::new(
         PgSqlErrorCode::ERRCODE_WARNING,
         format!("server starts with relations of key groups locked: {}", cause.message()),
     )
     .detail(cause.detail_text().to_owned())
     .hint(match process::was_not_shut_down() {
+        true if !are_needed => "All other relations are usable after recovery, which writes pages of the locked ones under interim keys of the cluster. The server keeps trying and unlocks without a restart. See pagevault.key_groups.".to_owned(),
         true => format!("All other relations are usable after recovery, which ends at the first page that needs such a key. The server keeps trying and unlocks without a restart. See pagevault.key_groups.{}", key_groups::LAST_RESORT),
         false => "All other relations are usable. The server keeps trying and unlocks without a restart. See pagevault.key_groups.".to_owned(),
     })

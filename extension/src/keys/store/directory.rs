@@ -1,12 +1,15 @@
 //! Look-ups in the directory of data keys in shared memory. Without a lock.
 
-use pagevault_cipher::{CipherId, DataKeyVersion, KeyVersion, Lsn, PageFormat};
+use pagevault_cipher::{CipherId, DataKeyVersion, KeyVersion, Lsn, PageFormat, interim};
 use pagevault_core::policy::Sealing;
 use pagevault_keystore::directory::{FileInfo, Writing};
 use pagevault_keystore::given_up::AFTER_ALL_WAL;
+use pagevault_keystore::interim::key_place;
 use pagevault_keystore::record::MAX_WRAPPED_DATA_KEY;
+use pagevault_keystore::wal::is_key_place;
 use pagevault_keystore::{KeyGroup, Phase, RelFile, Scope};
 
+use crate::shmem::secrets::State;
 use crate::shmem::{anything_destroyed, get};
 
 fn current(file: RelFile) -> Option<(DataKeyVersion, u8)> {
@@ -90,7 +93,8 @@ pub(crate) fn is_sealed_only(file: RelFile) -> bool {
 /// True if no page under this version is left on any server, so that such a page is not the file's
 /// own.
 pub(crate) fn is_former(file: RelFile, version: DataKeyVersion) -> bool {
-    floor(file).is_some_and(|floor| version < floor)
+    let version = data_key_version(file, version);
+    version.is_some_and(|version| floor(file).is_some_and(|floor| version < floor))
 }
 
 /// The first version under which pages of the file are accepted, if none in plaintext are.
@@ -167,6 +171,7 @@ pub(crate) fn destroyed_at(file: RelFile, version: DataKeyVersion) -> Option<Lsn
     if !anything_destroyed() {
         return None;
     }
+    let version = data_key_version(file, version)?;
     let directory = &get()?.directory;
     let (through, lsn) = directory.destroyed(directory.find(file).ok()??).ok()?;
     (Some(version) <= through).then_some(lsn)
@@ -181,8 +186,43 @@ pub(crate) fn whole_destroyed_at(file: RelFile) -> Option<Lsn> {
     Some(directory.destroyed(directory.find(file).ok()??).ok()?.1)
 }
 
-/// True if the file has a data key of this version.
+/// The version of the data key that a page with this version is under, or for which its interim key
+/// stands; `None` if the file has no such version.
+#[inline]
+pub(crate) fn data_key_version(file: RelFile, version: DataKeyVersion) -> Option<DataKeyVersion> {
+    if interim::is_interim(version) && !is_key_place(file) {
+        return interim::data_key_of(version, last_version(file)?);
+    }
+    Some(version)
+}
+
+/// The last version of the file's data key, destroyed ones included.
+#[cold]
+fn last_version(file: RelFile) -> Option<DataKeyVersion> {
+    let directory = &get()?.directory;
+    directory.last_version(directory.find(file).ok()??).ok()?
+}
+
+/// The data key of a page with an interim version: its version, and where the key is recorded from
+/// which interim keys of its group are derived. `None` if there is no such page: it would be under
+/// the key of a group, with the same cipher.
+#[cold]
+pub(crate) fn interim_key(
+    file: RelFile,
+    version: DataKeyVersion,
+) -> Option<(DataKeyVersion, (RelFile, DataKeyVersion))> {
+    let data_key_version = data_key_version(file, version)?;
+    let found = data_key(file, data_key_version, &mut [0; MAX_WRAPPED_DATA_KEY])?;
+    let is_right = interim::cipher_of(version).is_some_and(|cipher| cipher as u8 == found.cipher);
+    let root = key_place(found.scope.key_group().filter(|_| is_right)?);
+    has_key(root.0, root.1).then_some((data_key_version, root))
+}
+
+/// True if the file has a data key of this version, or may have pages under this interim one.
 pub(crate) fn has_key(file: RelFile, version: DataKeyVersion) -> bool {
+    if interim::is_interim(version) && !is_key_place(file) {
+        return interim_key(file, version).is_some();
+    }
     data_key(file, version, &mut [0; MAX_WRAPPED_DATA_KEY]).is_some()
 }
 
@@ -226,6 +266,35 @@ pub(crate) fn refused_scope(file: RelFile) -> Option<Scope> {
     }
     let keys = shared.directory.keys(slot).ok()?;
     keys.filter_map(|key| Some(key.ok()?.scope)).find(is_refused)
+}
+
+/// True if the file has, or had, a key of a key group.
+#[cold]
+pub(crate) fn has_group_key(file: RelFile) -> bool {
+    let has_one = || {
+        let directory = &get()?.directory;
+        let mut keys = directory.keys(directory.find(file).ok()??).ok()?;
+        Some(keys.any(|key| key.is_ok_and(|key| key.scope.key_group().is_some())))
+    };
+    has_one() == Some(true)
+}
+
+/// The key group whose key is behind the file's current data key, if that key is locked. While the
+/// file is being rewritten, also that of another key under which some of its pages may still be
+/// sealed.
+#[cold]
+pub(crate) fn locked_group(file: RelFile) -> Option<Scope> {
+    let shared = get()?;
+    let slot = shared.directory.find(file).ok()??;
+    let writing = shared.directory.writing(slot).ok()?;
+    let current = writing.current.map(|(version, _)| version);
+    let mut keys = shared.directory.keys(slot).ok()?.filter_map(std::result::Result::ok);
+    let locked = keys.find(|key| {
+        let counts = writing.mixed || Some(key.version) == current;
+        let state = shared.secrets.state(key.scope, key.key_version);
+        counts && key.scope.key_group().is_some() && state == Some(State::Locked)
+    });
+    locked.map(|key| key.scope)
 }
 
 /// An encrypted file with the same number in another database: CREATE DATABASE copies its

@@ -15,12 +15,13 @@
 
 use std::collections::BTreeMap;
 
-use pagevault_cipher::page;
+use pagevault_cipher::{DataKeyVersion, page};
 use pagevault_keystore::given_up::{AFTER_ALL_WAL, GivenUp, LIMIT, NAME};
+use pagevault_keystore::interim::key_place;
 use pagevault_keystore::log::{Contents, Log, Position};
 use pagevault_keystore::storage::{FileStorage, Storage};
 use pagevault_keystore::wrappings::OfCluster;
-use pagevault_keystore::{Record, RelFile, Scope, batch};
+use pagevault_keystore::{KeyGroup, Lsn, Record, Scope, batch};
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
@@ -43,13 +44,6 @@ const BATCH: usize = 1024;
 /// The groups that this server was started without, and that WAL may still be about.
 pub(crate) fn here() -> GivenUp {
     HERE.with(|here| here.clone()).unwrap_or_default()
-}
-
-/// Whether a file that is still in use may lack pages: it has left a group that was given up here,
-/// and recovery has not ended. Pages that redo could not bring up to date are in shared buffers
-/// until then.
-pub(crate) fn may_lack_pages(file: RelFile) -> bool {
-    HERE.with(|here| here.is_some()) && process::in_recovery() && directory::is_lost(file)
 }
 
 /// Refuses a session while redo passes pages over: those in shared buffers are not what WAL says,
@@ -110,8 +104,21 @@ pub(crate) fn end_groups(
         let name = state.key_group(*group).map(|known| known.name.clone()).unwrap_or_default();
         taken_in(&name).send(PgLogLevel::LOG);
     }
-    let missing: Vec<_> = missing.map(|&(group, at)| Record::EndedKeyGroup { group, at }).collect();
-    add(log, cluster, missing)
+    let mut records = Vec::new();
+    for &(group, at) in missing {
+        records.push(Record::EndedKeyGroup { group, at });
+        let (root, _) = key_place(group);
+        if state.file(root).is_some() {
+            records.push(root_destroyed(group, AFTER_ALL_WAL, at));
+        }
+    }
+    add(log, cluster, records)
+}
+
+/// The tombstone of the key from which interim keys of a group are derived.
+pub(crate) fn root_destroyed(group: KeyGroup, lsn: Lsn, at: i64) -> Record {
+    let (file, through): (_, DataKeyVersion) = key_place(group);
+    Record::Destroyed { file, through, cipher: 0, whole: false, lsn, at }
 }
 
 /// At server start: adds tombstones for the data keys that are under the keys of the groups. On

@@ -312,8 +312,10 @@ fn apply_one(record: &Record) -> Result<()> {
     })?;
     shared.jobs.apply(record).map_err(|job_table::Full| recovery_needs_room("rekey job"))?;
     match record {
-        Record::DataKey { file, .. } if wal_keys::is_key_place(*file) => {
-            shared.wal.set_has_keys();
+        Record::DataKey { file, version, .. } if wal_keys::is_key_place(*file) => {
+            if wal_keys::version_at(*file, *version).is_some() {
+                shared.wal.set_has_keys();
+            }
         }
         Record::DataKey { file, .. } => {
             shared.control.set_sealed();

@@ -8,8 +8,9 @@
 
 use pagevault_cipher::residue::without_trace;
 use pagevault_cipher::wrap::{self, WrapKey};
-use pagevault_cipher::{CipherId, DataKey, DataKeyVersion, KeyVersion, PageKey, kdf};
+use pagevault_cipher::{CipherId, DataKey, DataKeyVersion, KeyVersion, PageKey, interim, kdf};
 use pagevault_keystore::record::MAX_WRAPPED_DATA_KEY as WRAPPED_MAX;
+use pagevault_keystore::wal::is_key_place;
 use pagevault_keystore::{RelFile, Scope, data_key_aad};
 use zeroize::Zeroizing;
 
@@ -136,6 +137,27 @@ pub(crate) fn with_lost_key<R>(f: impl FnOnce(&PageKey) -> R) -> Option<R> {
     })
 }
 
+/// What an entry is searched by.
+type Name = (SmgrFile, DataKeyVersion);
+
+/// The name of a key. Which one an interim version stands for depends on the last version of the
+/// file's data key; so its entry is named after the data key, with a backend that nobody has.
+#[inline]
+fn name_of(file: SmgrFile, version: DataKeyVersion) -> Result<Name, KeyError> {
+    if interim::is_interim(version) && !file.is_temporary() && !is_key_place(file.file) {
+        return interim_name(file, version);
+    }
+    Ok((file, version))
+}
+
+#[cold]
+fn interim_name(file: SmgrFile, version: DataKeyVersion) -> Result<Name, KeyError> {
+    let missing = KeyError::of_missing_key(file.file, version);
+    let (data_key, _) = directory::interim_key(file.file, version).ok_or(missing)?;
+    let cipher = interim::cipher_of(version).ok_or(missing)?;
+    Ok((SmgrFile { backend: -2 - cipher as i32, ..file }, data_key))
+}
+
 fn set_of(file: RelFile) -> usize {
     // Relfilenumbers are dense: a table and its indexes are in different sets.
     file.relation.wrapping_add(file.database.wrapping_mul(7)) as usize % SETS
@@ -143,7 +165,7 @@ fn set_of(file: RelFile) -> usize {
 
 impl Set {
     #[inline]
-    fn find(&self, file: SmgrFile, version: DataKeyVersion) -> Option<usize> {
+    fn find(&self, (file, version): Name) -> Option<usize> {
         let wanted = (file, Some(version));
         (0..WAYS).find(|way| self.names[*way] == wanted && self.keys[*way].is_some())
     }
@@ -159,9 +181,10 @@ impl Cache {
     ) -> Result<(usize, usize), KeyError> {
         self.forget_destroyed();
         let set = set_of(file.file);
-        match self.sets[set].find(file, version) {
+        let name = name_of(file, version)?;
+        match self.sets[set].find(name) {
             Some(way) => Ok((set, way)),
-            None => Ok((set, self.fill(set, file, version)?)),
+            None => Ok((set, self.fill(set, file, version, name)?)),
         }
     }
 
@@ -187,8 +210,9 @@ impl Cache {
         set: usize,
         file: SmgrFile,
         version: DataKeyVersion,
+        name: Name,
     ) -> Result<usize, KeyError> {
-        without_trace(|| self.expand(set, file, version))
+        without_trace(|| self.expand(set, file, version, name))
     }
 
     fn expand(
@@ -196,9 +220,12 @@ impl Cache {
         set: usize,
         file: SmgrFile,
         version: DataKeyVersion,
+        name: Name,
     ) -> Result<usize, KeyError> {
         let data_key = if file.is_temporary() {
             temporary_key(file)?
+        } else if interim::is_interim(version) && !is_key_place(file.file) {
+            self.interim_key(file.file, version)?
         } else {
             self.unwrap_data_key(file.file, version)?
         };
@@ -206,7 +233,7 @@ impl Cache {
         let way = set.hand;
         set.hand = (way + 1) % WAYS;
         set.keys[way] = None; // wipes the old one
-        set.names[way] = (file, Some(version));
+        set.names[way] = (name.0, Some(name.1));
         set.floors[way] = None;
         set.keys[way] = Some(PageKey::new(&data_key));
         Ok(way)
@@ -229,6 +256,17 @@ impl Cache {
             .ok_or(KeyError::Locked { scope: found.scope })?;
         open_data_key(wrap_key, file, version, cipher, &wrapped[..found.len])
             .ok_or(KeyError::Damaged { version })
+    }
+
+    fn interim_key(&mut self, file: RelFile, version: DataKeyVersion) -> Result<DataKey, KeyError> {
+        let missing = KeyError::of_missing_key(file, version);
+        let cipher = interim::cipher_of(version).ok_or(missing)?;
+        let (data_key, root) = directory::interim_key(file, version).ok_or(missing)?;
+        if fips::refuses(cipher) {
+            return Err(KeyError::Unapproved { cipher });
+        }
+        let root = self.unwrap_data_key(root.0, root.1)?;
+        interim::key(&root, file.relation, data_key, cipher).map_err(|_| missing)
     }
 
     fn wrap_key(&mut self, scope: Scope, version: KeyVersion) -> Option<&WrapKey> {

@@ -2,7 +2,7 @@
 
 use pagevault_cipher::residue::without_trace;
 use pagevault_cipher::wrap::{self, WrapError, WrapKey};
-use pagevault_cipher::{CipherId, DataKey, DataKeyVersion, KeyVersion, Lsn};
+use pagevault_cipher::{CipherId, DataKey, DataKeyVersion, KeyVersion, Lsn, interim};
 use pagevault_core::policy::Sealing;
 use pagevault_keystore::record::MAX_WRAPPED_DATA_KEY;
 use pagevault_keystore::rel_file::Phase;
@@ -183,6 +183,26 @@ pub(crate) fn make_key(file: RelFile, version: DataKeyVersion, sealing: Sealing)
     Ok(Record::DataKey { file, version, cipher, scope, key_version, wrapped, created })
 }
 
+/// Refuses a version that an interim version could not tell from an earlier one under which a
+/// server may have pages ([`super::interim`]): many jobs of the file have not ended.
+fn require_few_versions(file: RelFile, next: DataKeyVersion) -> Result<()> {
+    let directory = &shmem::required()?.directory;
+    let Some(slot) = directory.find(file)? else { return Ok(()) };
+    let first = match directory.floor(slot)? {
+        Some(floor) => Some(floor),
+        None => directory.keys(slot)?.filter_map(|key| Some(key.ok()?.version)).min(),
+    };
+    if first.is_none_or(|first| next.get() - first.get() < interim::RESIDUES) {
+        return Ok(());
+    }
+    Err(Report::new(
+        PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
+        format!("relation file {file} has pages under too many data keys"),
+    )
+    .detail(format!("No job has rewritten all of them for {} data keys.", interim::RESIDUES - 1))
+    .hint("Let a rekey job of the relation end, or rewrite it into a new file with VACUUM FULL or REINDEX."))
+}
+
 fn make_version(
     file: RelFile,
     sealing: Sealing,
@@ -203,6 +223,9 @@ fn make_version(
         )
         .hint("Rewrite the relation into a new file with VACUUM FULL or REINDEX.")
     })?;
+    if directory::has_group_key(file) {
+        require_few_versions(file, version)?;
+    }
     // The record of the rewriting precedes that of the phase, so that no process sees the phase
     // without it.
     let mut records = vec![make_key(file, version, sealing)?];

@@ -23,9 +23,10 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use pagevault_cipher::{DataKeyVersion, KeyVersion, Lsn};
 use pagevault_keystore::given_up::AFTER_ALL_WAL;
+use pagevault_keystore::wal::is_key_place;
 use pagevault_keystore::{Record, RelFile, Scope};
 
-use super::data_keys;
+use super::{data_keys, interim};
 use crate::keys::store::{compact, directory, given_up, persist};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result, internal};
@@ -165,7 +166,8 @@ fn destroy_locked(
     let lsn = persist::append_durably(lock, Scope::database(database), &records, None)?;
     wal::flush(lsn);
     fault::point("shred.destroyed");
-    let not_compacted = compact::compact(lock, Scope::database(database)).err();
+    let not_overwritten = interim::destroy(files).err();
+    let not_compacted = compact::compact(lock, Scope::database(database)).err().or(not_overwritten);
     fault::point("shred.compacted");
     Ok(Outcome { files: destroyed, former_keys, wrapped_by, lsn, same_keys, not_compacted })
 }
@@ -316,6 +318,8 @@ pub(crate) fn before_redo(records: &[Record]) {
     let mut whole = BTreeSet::new();
     for record in records {
         match record {
+            // No page is under it.
+            Record::Destroyed { file, .. } if is_key_place(*file) => {}
             Record::Destroyed { file, whole: true, .. } => {
                 whole.insert(file.database);
             }
@@ -336,12 +340,17 @@ pub(crate) fn before_redo(records: &[Record]) {
         }
     }
     buffers::drop_files(&files);
+    interim::destroy(&files).unwrap_or_else(|report| report.fatal());
     buffers::flush_and_drop_files(&left);
     for (database, files) in in_use {
         buffers::without_sessions_in_redo(database, || buffers::drop_files(&files));
+        interim::destroy(&files).unwrap_or_else(|report| report.fatal());
     }
     for database in whole {
         buffers::flush_and_drop_database_in_redo(database);
+        files_of_database(database)
+            .and_then(|files| interim::destroy(&files))
+            .unwrap_or_else(|report| report.fatal());
     }
 }
 
@@ -352,4 +361,5 @@ pub(crate) fn after_redo() {
     let files = shared.directory.files().into_iter().flatten().flatten();
     let files: Vec<_> = files.filter(|info| info.is_destroyed()).map(|info| info.file).collect();
     buffers::drop_files(&files);
+    interim::destroy(&files).unwrap_or_else(|report| report.fatal());
 }

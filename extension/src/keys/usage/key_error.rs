@@ -14,6 +14,8 @@ pub(crate) enum KeyError {
     Refused { scope: Scope },
     /// The keystore has no data key of this version for this file.
     NoKey { version: DataKeyVersion },
+    /// The file could not be marked as one that may have pages under its interim key.
+    NotMarked,
     /// The data key of this version was destroyed on purpose.
     Destroyed,
     /// Recovery has not replayed the key yet, and already waits for the keys of too many other

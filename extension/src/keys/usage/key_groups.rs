@@ -7,11 +7,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use pagevault_keystore::interim::key_place;
 use pagevault_keystore::{KeyGroup, Record, RelFile, Scope};
 use pgrx::PgSqlErrorCode as Code;
 
 use super::destruction::{self, Former};
-use crate::keys::store::{compact, key_groups, persist};
+use crate::keys::store::{compact, directory, given_up, key_groups, persist};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result};
 use crate::pg::{compat, process, relation_files, wal};
@@ -147,8 +148,12 @@ pub(crate) fn end(group: KeyGroup, gone: &[Former]) -> Result<()> {
         destruction::destroy_with(&lock, database, &files)?;
     }
     fault::point("key_group.files_destroyed");
-    let record = Record::EndedKeyGroup { group, at: process::now() };
-    let end = persist::append_durably(&lock, Scope::CLUSTER, &[record], None)?;
+    let mut records = vec![Record::EndedKeyGroup { group, at: process::now() }];
+    let (root, version) = key_place(group);
+    if directory::has_key(root, version) {
+        records.push(given_up::root_destroyed(group, wal::end(), process::now()));
+    }
+    let end = persist::append_durably(&lock, Scope::CLUSTER, &records, None)?;
     wal::flush(end);
     fault::point("key_group.ended");
     compact::compact(&lock, Scope::CLUSTER)

@@ -9,6 +9,7 @@ pub(crate) mod destruction;
 pub(crate) mod dropped;
 pub(crate) mod fips;
 pub(crate) mod forgetting;
+pub(crate) mod interim;
 pub(crate) mod key_error;
 pub(crate) mod key_groups;
 pub(crate) mod refused;

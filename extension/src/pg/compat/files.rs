@@ -50,8 +50,16 @@ pub(crate) fn rel_file(locator: Locator) -> RelFile {
     }
 }
 
+/// The file of a block that a WAL record names.
+pub(crate) fn file_of_block(block: &pg_sys::DecodedBkpBlock) -> RelFile {
+    #[cfg(feature = "pg15")]
+    return rel_file(block.rnode);
+    #[cfg(not(feature = "pg15"))]
+    return rel_file(block.rlocator);
+}
+
 /// Our type as the server's `RelFileLocator`.
-pub(super) fn locator(file: RelFile) -> Locator {
+pub(crate) fn locator(file: RelFile) -> Locator {
     #[cfg(feature = "pg15")]
     return Locator {
         spcNode: file.tablespace.into(),

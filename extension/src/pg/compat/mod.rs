@@ -17,8 +17,8 @@ use pgrx::pg_sys;
 
 pub(crate) use self::buffers::*;
 pub(crate) use self::files::{
-    Locator, SHARED_BACKEND, SmgrFile, database_path, keystore_of_tag, keystore_tag, rel_file,
-    relation_path,
+    Locator, SHARED_BACKEND, SmgrFile, database_path, file_of_block, keystore_of_tag, keystore_tag,
+    locator, rel_file, relation_path,
 };
 pub(crate) use self::process::*;
 pub(crate) use self::relation::*;

@@ -1,6 +1,7 @@
 //! Key groups: relations under a key of their own, whose master key another party holds.
 
 mod attacks;
+mod interim;
 mod labels;
 mod moving;
 mod recovery;

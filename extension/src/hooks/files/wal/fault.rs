@@ -57,7 +57,10 @@ fn report(fault: Fault) -> Report {
         .hint("Make the key provider reachable and start the server again. Nothing was changed."),
         KeyError::Unapproved { cipher } => fips::refused(&page, "", cipher),
         // WAL keys are never destroyed, and do not belong to a file.
-        KeyError::NoKey { .. } | KeyError::Destroyed | KeyError::TooManyMissing => Report::new(
+        KeyError::NoKey { .. }
+        | KeyError::Destroyed
+        | KeyError::NotMarked
+        | KeyError::TooManyMissing => Report::new(
             PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
             format!("no WAL key of version {version} for {page}"),
         )

@@ -1,0 +1,341 @@
+//! Interim keys: what recovery writes pages of a key group under while the key of the group is
+//! locked, so that one tenant's key provider holds up nobody else.
+//!
+//! Redo reads few pages: WAL has an image of each page that is changed for the first time after a
+//! checkpoint (docs/design/0010-what-redo-reads.md). So it can bring pages of a locked group up to
+//! date without their key, and only lacks one to write them with. It takes a key of the cluster
+//! instead, which is derived for each file ([`pagevault_cipher::interim`]). These pages are in WAL
+//! under keys of the cluster as well, so nobody can read more by it.
+//!
+//! - Pages name the key by a version that no key of the file itself has. So a file may have both,
+//!   as while it is rekeyed, and the rekey engine takes such pages for stale.
+//! - Users are refused as long as the group is locked.
+//! - Files that may have such pages are marked beside the key files, before the first is written.
+//!   When the group is unlocked, a primary gives these relations new data keys, and removes the
+//!   marks ([`crate::rotation`]).
+//! - While there is any mark, the page on disk is looked at before it is written over
+//!   ([`crate::page::io::writing`]): a torn write must not mix two keys.
+
+use std::fs::{self, File};
+use std::io::ErrorKind;
+use std::path::PathBuf;
+
+use pagevault_cipher::{CipherId, interim, page};
+use pagevault_core::policy::Sealing;
+use pagevault_keystore::interim::{
+    ANY, FOLDER, key_place, map_marked_by, mark_of, mark_of_map, marked_by,
+};
+use pagevault_keystore::wal::is_key_place;
+use pagevault_keystore::{KeyGroup, RelFile, Scope};
+use pgrx::PgSqlErrorCode;
+use pgrx::pg_sys::ForkNumber;
+use pgrx::prelude::PgLogLevel;
+
+use super::data_keys;
+use crate::keys::store::{directory, persist};
+use crate::pg::locks::KeystoreLock;
+use crate::pg::process::ProcessLocal;
+use crate::pg::report::{Report, Result};
+use crate::pg::{buffers, process, redo_record, relation_files, wal};
+use crate::{fault, keystore_dir, shmem};
+
+/// Makes the key from which interim keys of a group are derived, unless it exists, or the cluster
+/// has no master key. Before the group has its first key, so that every server which has that has
+/// this one, too.
+pub(crate) fn make_root(group: KeyGroup) -> Result<()> {
+    let has_cluster_key = shmem::required()?.secrets.newest(Scope::CLUSTER).is_some();
+    if is_possible(group) || !has_cluster_key {
+        return Ok(());
+    }
+    let (file, version) = key_place(group);
+    let sealing = Sealing { cipher: CipherId::Aes256Xts, group: None };
+    let end = {
+        let lock = KeystoreLock::acquire();
+        if is_possible(group) {
+            return Ok(());
+        }
+        let record = data_keys::make_key(file, version, sealing)?;
+        persist::append(&lock, Scope::CLUSTER, &[record])?
+    };
+    wal::flush(end);
+    Ok(())
+}
+
+/// The same for all groups, when the cluster has got its master key.
+pub(crate) fn make_roots() -> Result<()> {
+    let groups: Vec<_> = persist::current_cluster_state()?.key_groups().map(|(at, _)| at).collect();
+    groups.into_iter().try_for_each(make_root)
+}
+
+/// Whether there are interim keys for files of this group: not if it got its first key before the
+/// cluster had a master key.
+pub(crate) fn is_possible(group: KeyGroup) -> bool {
+    let (file, version) = key_place(group);
+    directory::has_key(file, version)
+}
+
+/// Whether redo gets a placeholder for a page under the locked key of this scope that it reads for
+/// its lock only ([`redo_record`]). Reads of all other such pages are refused before they begin.
+#[cold]
+pub(crate) fn stands_in(scope: Scope) -> bool {
+    scope.key_group().is_some_and(is_possible) && process::in_recovery()
+}
+
+/// Whether a page of a main fork under this scope's locked key may be read: for its lock only.
+pub(crate) fn may_be_read(scope: Scope, file: RelFile, block: u32) -> bool {
+    stands_in(scope) && redo_record::only_locks(file, block)
+}
+
+/// Whether there may be pages under interim keys on this server.
+#[inline]
+pub(crate) fn any() -> bool {
+    shmem::get().is_some_and(|shared| shared.control.any_interim())
+}
+
+/// A page under an interim key was read: its mark may be lost, as by `pg_rewind`, which replaces
+/// the folder.
+pub(crate) fn was_read() {
+    if !any()
+        && let Some(shared) = shmem::get()
+    {
+        shared.control.interim_was_read();
+    }
+}
+
+/// Files that this process has marked lately.
+static MARKED: ProcessLocal<([Option<RelFile>; 16], usize)> = ProcessLocal::new(([None; 16], 0));
+
+/// Marks a file, before a page of it is written under its interim key. The mark is durable on
+/// return. Allocates; pages are not written in critical sections.
+///
+/// # Errors
+/// As of the file system.
+pub(crate) fn mark(file: RelFile) -> std::io::Result<()> {
+    if MARKED.with(|(known, _)| known.contains(&Some(file))) {
+        return Ok(());
+    }
+    make_mark(&mark_of(file))?;
+    fault::point("interim.marked");
+    MARKED.with(|(known, hand)| {
+        known[*hand] = Some(file);
+        *hand = (*hand + 1) % known.len();
+    });
+    Ok(())
+}
+
+/// Marks a file before a page of its visibility map is emptied.
+///
+/// # Errors
+/// As of the file system.
+pub(crate) fn mark_map(file: RelFile) -> std::io::Result<()> {
+    make_mark(&mark_of_map(file))
+}
+
+fn make_mark(name: &str) -> std::io::Result<()> {
+    let folder = folder();
+    match fs::create_dir(&folder) {
+        Ok(()) => File::open(keystore_dir::path())?.sync_all()?,
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+        Err(error) => return Err(error),
+    }
+    File::options().write(true).create(true).truncate(false).open(folder.join(name))?;
+    // Afterwards, because another process may find at the same time that there is no mark.
+    if let Some(shared) = shmem::get() {
+        shared.control.interim_is_marked(false);
+    }
+    File::open(&folder)?.sync_all()
+}
+
+fn folder() -> PathBuf {
+    keystore_dir::path().join(FOLDER)
+}
+
+/// The files that are marked, as `file_of` reads the names of marks.
+///
+/// # Errors
+/// If the folder cannot be read.
+fn marked_as(file_of: fn(&str) -> Option<RelFile>) -> Result<Vec<RelFile>> {
+    let entries = match fs::read_dir(folder()) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.map_err(|error| unreadable(&error))?,
+    };
+    let mut files = Vec::new();
+    for entry in entries {
+        let name = entry.map_err(|error| unreadable(&error))?.file_name();
+        files.extend(name.to_str().and_then(file_of));
+    }
+    Ok(files)
+}
+
+/// The marked files whose group is not locked. Not in recovery.
+///
+/// Marks those whose marks are lost, and raw copies of marked ones, which have the same number in
+/// another database or tablespace. Removes the marks of files that are gone.
+///
+/// # Errors
+/// As of the file system.
+pub(crate) fn to_rekey() -> Result<Vec<RelFile>> {
+    let shared = shmem::required()?;
+    let is_any = shared.control.any_unmarked_interim();
+    let mut files = marked_as(marked_by)?;
+    for info in shared.directory.files()? {
+        let file = info?.file;
+        let is_copy = || files.iter().any(|marked| marked.relation == file.relation);
+        if (is_any || is_copy())
+            && !files.contains(&file)
+            && directory::has_group_key(file)
+            && relation_files::may_exist(file)
+        {
+            mark(file).map_err(|error| unreadable(&error))?;
+            files.push(file);
+        }
+    }
+    if is_any {
+        shared.control.interim_is_marked(true);
+        remove_mark(ANY)?;
+    }
+    let gone = files.extract_if(.., |file| !relation_files::may_have_any_fork(*file));
+    gone.collect::<Vec<_>>().iter().try_for_each(|file| remove_mark(&mark_of(*file)))?;
+    if files.is_empty() && shared.control.interim_is_gone() {
+        Report::new(
+            PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION,
+            "pagevault: no page is under an interim key any more",
+        )
+        .send(PgLogLevel::LOG);
+    }
+    files.retain(|file| directory::locked_group(*file).is_none());
+    Ok(files)
+}
+
+/// Whether any marked file is to be rekeyed now.
+pub(crate) fn any_to_rekey() -> bool {
+    let is_unlocked = |file: &RelFile| directory::locked_group(*file).is_none();
+    any() && marked_as(marked_by).is_ok_and(|files| files.iter().any(is_unlocked))
+}
+
+/// Gives WAL images of visibility maps that recovery has emptied, in a process that can write WAL.
+/// Otherwise WAL says nothing of that: an incremental backup would leave the pages out, and
+/// combined with an earlier backup have bits of rows that were changed since (`heap_delete`,
+/// heapam.c, names no page of the map in WAL that has none of the bits).
+///
+/// # Errors
+/// As of the file system.
+pub(crate) fn log_emptied_maps() -> Result<()> {
+    for file in marked_as(map_marked_by)? {
+        let fork = ForkNumber::VISIBILITYMAP_FORKNUM;
+        let mut block = 0;
+        relation_files::each_page(file, fork, |page| {
+            if page::is_zero(page) {
+                wal::log_empty_page(file, fork, block);
+            }
+            block += 1;
+        })
+        .map_err(|error| unreadable(&error))?;
+        wal::flush(wal::end());
+        remove_mark(&mark_of_map(file))?;
+    }
+    Ok(())
+}
+
+/// At server start, before pages are read. After `pg_rewind`, which replaces the folder, any file
+/// of a group may have such pages.
+///
+/// # Errors
+/// As of the file system.
+pub(crate) fn start() -> Result<()> {
+    let control = &shmem::required()?.control;
+    let label = fs::read_to_string(process::data_directory().join("backup_label"));
+    let is_rewound = label.is_ok_and(|label| label.contains("BACKUP METHOD: pg_rewind"));
+    if is_rewound && any_group_key()? {
+        control.interim_was_read();
+        make_mark(ANY).map_err(|error| unreadable(&error))?;
+    }
+    if folder().join(ANY).exists() {
+        control.interim_was_read();
+    } else if !marked_as(marked_by)?.is_empty() || !marked_as(map_marked_by)?.is_empty() {
+        control.interim_is_marked(false);
+    }
+    Ok(())
+}
+
+fn any_group_key() -> Result<bool> {
+    let mut files = shmem::required()?.directory.files()?;
+    Ok(files.any(|info| info.is_ok_and(|info| directory::has_group_key(info.file))))
+}
+
+/// Whether a page on disk, in any fork, is under an interim key; true if that is not known.
+pub(crate) fn has_pages(file: RelFile) -> bool {
+    relation_files::any_page(file, |on_disk| {
+        page::version_of(on_disk).is_some_and(interim::is_interim)
+    })
+}
+
+/// Removes the mark of a file that has no such page, and gets none: its group is unlocked. The
+/// marks of raw copies go together, because each stands for the others.
+///
+/// # Errors
+/// As of the file system.
+pub(crate) fn unmark(file: RelFile) -> Result<()> {
+    let mut same = marked_as(marked_by)?;
+    same.retain(|other| other.relation == file.relation);
+    if same.iter().any(|other| *other != file && has_pages(*other)) {
+        return Ok(());
+    }
+    same.iter().try_for_each(|file| remove_mark(&mark_of(*file)))
+}
+
+fn remove_mark(name: &str) -> Result<()> {
+    match fs::remove_file(folder().join(name)) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(unreadable(&error)),
+        _ => Ok(()),
+    }
+}
+
+/// When the keys of these files are destroyed: overwrites their pages under interim keys, which
+/// would open still. Nobody uses the files, and none of their pages is in shared buffers.
+///
+/// In recovery only of files that are marked, or have the number of one (raw copies). Otherwise of
+/// all that were in a group: whoever destroys them has read all of their pages.
+///
+/// # Errors
+/// If a file cannot be written.
+pub(crate) fn destroy(files: &[RelFile]) -> Result<()> {
+    let is_recovery = process::in_recovery();
+    if is_recovery && !any() {
+        return Ok(());
+    }
+    let marked = if is_recovery { marked_as(marked_by)? } else { Vec::new() };
+    let is_all = !is_recovery || shmem::required()?.control.any_unmarked_interim();
+    let is_meant =
+        |file: &&RelFile| is_all || marked.iter().any(|marked| marked.relation == file.relation);
+    files.iter().filter(is_meant).filter(|file| !is_key_place(**file)).try_for_each(|file| {
+        relation_files::overwrite(*file, |header| {
+            page::version_of(header).is_some_and(interim::is_interim)
+        })
+    })
+}
+
+/// When the data directory is consistent, before users are admitted: writes pages of locked groups,
+/// and drops them from shared buffers, where users would not be refused; placeholders among them.
+/// What redo brings there later, on a standby, a worker evicts ([`crate::page::withdrawal`]).
+///
+/// # Errors
+/// If the directory cannot be read.
+pub(crate) fn drop_locked_pages() -> Result<()> {
+    if !shmem::any_key_locked() {
+        return Ok(());
+    }
+    fault::point("interim.redone");
+    let files = shmem::required()?.directory.files()?.filter_map(std::result::Result::ok);
+    let locked = |file: &RelFile| directory::locked_group(*file).is_some();
+    let locked: Vec<_> = files.map(|info| info.file).filter(locked).collect();
+    buffers::flush_and_drop_files(&locked);
+    Ok(())
+}
+
+fn unreadable(error: &std::io::Error) -> Report {
+    Report::new(
+        PgSqlErrorCode::ERRCODE_IO_ERROR,
+        format!("could not read or write folder \"{}/{FOLDER}\": {error}", keystore_dir::NAME),
+    )
+}
