@@ -98,8 +98,10 @@ fn check_not_refused(file: SmgrFile) -> Result<(), PageFault> {
     if let Some(scope) = directory::refused_scope(file.file) {
         return Err(PageFault::of_key(file, KeyError::Refused { scope }));
     }
-    match directory::locked_group(file.file).filter(|_| shows_locked()) {
-        Some(scope) => Err(PageFault::of_key(file, KeyError::Locked { scope })),
-        None => Ok(()),
+    if shows_locked()
+        && let Some(scope) = directory::locked_group(file.file)
+    {
+        return Err(PageFault::of_key(file, KeyError::Locked { scope }));
     }
+    Ok(())
 }

@@ -186,11 +186,18 @@ pub(crate) fn whole_destroyed_at(file: RelFile) -> Option<Lsn> {
     Some(directory.destroyed(directory.find(file).ok()??).ok()?.1)
 }
 
+/// Whether pages of this version are under an interim key: not those of WAL, whose keys have all
+/// versions.
+#[inline]
+pub(crate) fn is_interim(file: RelFile, version: DataKeyVersion) -> bool {
+    interim::is_interim(version) && !is_key_place(file)
+}
+
 /// The version of the data key that a page with this version is under, or for which its interim key
 /// stands; `None` if the file has no such version.
 #[inline]
 pub(crate) fn data_key_version(file: RelFile, version: DataKeyVersion) -> Option<DataKeyVersion> {
-    if interim::is_interim(version) && !is_key_place(file) {
+    if is_interim(file, version) {
         return interim::data_key_of(version, last_version(file)?);
     }
     Some(version)
@@ -220,7 +227,7 @@ pub(crate) fn interim_key(
 
 /// True if the file has a data key of this version, or may have pages under this interim one.
 pub(crate) fn has_key(file: RelFile, version: DataKeyVersion) -> bool {
-    if interim::is_interim(version) && !is_key_place(file) {
+    if is_interim(file, version) {
         return interim_key(file, version).is_some();
     }
     data_key(file, version, &mut [0; MAX_WRAPPED_DATA_KEY]).is_some()

@@ -10,7 +10,6 @@ use pagevault_cipher::residue::without_trace;
 use pagevault_cipher::wrap::{self, WrapKey};
 use pagevault_cipher::{CipherId, DataKey, DataKeyVersion, KeyVersion, PageKey, interim, kdf};
 use pagevault_keystore::record::MAX_WRAPPED_DATA_KEY as WRAPPED_MAX;
-use pagevault_keystore::wal::is_key_place;
 use pagevault_keystore::{RelFile, Scope, data_key_aad};
 use zeroize::Zeroizing;
 
@@ -144,7 +143,7 @@ type Name = (SmgrFile, DataKeyVersion);
 /// file's data key; so its entry is named after the data key, with a backend that nobody has.
 #[inline]
 fn name_of(file: SmgrFile, version: DataKeyVersion) -> Result<Name, KeyError> {
-    if interim::is_interim(version) && !file.is_temporary() && !is_key_place(file.file) {
+    if !file.is_temporary() && directory::is_interim(file.file, version) {
         return interim_name(file, version);
     }
     Ok((file, version))
@@ -224,7 +223,7 @@ impl Cache {
     ) -> Result<usize, KeyError> {
         let data_key = if file.is_temporary() {
             temporary_key(file)?
-        } else if interim::is_interim(version) && !is_key_place(file.file) {
+        } else if directory::is_interim(file.file, version) {
             self.interim_key(file.file, version)?
         } else {
             self.unwrap_data_key(file.file, version)?

@@ -16,6 +16,7 @@
 //! - While there is any mark, the page on disk is looked at before it is written over
 //!   ([`crate::page::io::writing`]): a torn write must not mix two keys.
 
+use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::path::PathBuf;
@@ -178,10 +179,10 @@ pub(crate) fn to_rekey() -> Result<Vec<RelFile>> {
     let shared = shmem::required()?;
     let is_any = shared.control.any_unmarked_interim();
     let mut files = marked_as(marked_by)?;
+    let numbers: HashSet<u32> = files.iter().map(|marked| marked.relation).collect();
     for info in shared.directory.files()? {
         let file = info?.file;
-        let is_copy = || files.iter().any(|marked| marked.relation == file.relation);
-        if (is_any || is_copy())
+        if (is_any || numbers.contains(&file.relation))
             && !files.contains(&file)
             && directory::has_group_key(file)
             && relation_files::may_exist(file)
@@ -265,9 +266,11 @@ fn any_group_key() -> Result<bool> {
 
 /// Whether a page on disk, in any fork, is under an interim key; true if that is not known.
 pub(crate) fn has_pages(file: RelFile) -> bool {
-    relation_files::any_page(file, |on_disk| {
-        page::version_of(on_disk).is_some_and(interim::is_interim)
-    })
+    relation_files::any_page(file, |on_disk| is_under_interim_key(on_disk))
+}
+
+fn is_under_interim_key(header: &[u8]) -> bool {
+    page::version_of(header).is_some_and(interim::is_interim)
 }
 
 /// Removes the mark of a file that has no such page, and gets none: its group is unlocked. The
@@ -308,15 +311,15 @@ pub(crate) fn destroy(files: &[RelFile]) -> Result<()> {
     let is_all = !is_recovery || shmem::required()?.control.any_unmarked_interim();
     let is_meant =
         |file: &&RelFile| is_all || marked.iter().any(|marked| marked.relation == file.relation);
-    files.iter().filter(is_meant).filter(|file| !is_key_place(**file)).try_for_each(|file| {
-        relation_files::overwrite(*file, |header| {
-            page::version_of(header).is_some_and(interim::is_interim)
-        })
-    })
+    files
+        .iter()
+        .filter(is_meant)
+        .filter(|file| !is_key_place(**file))
+        .try_for_each(|file| relation_files::overwrite(*file, is_under_interim_key))
 }
 
 /// When the data directory is consistent, before users are admitted: writes pages of locked groups,
-/// and drops them from shared buffers, where users would not be refused; placeholders among them.
+/// and drops them from shared buffers, where users would not be refused.
 /// What redo brings there later, on a standby, a worker evicts ([`crate::page::withdrawal`]).
 ///
 /// # Errors

@@ -82,7 +82,7 @@ fn is_whole(cluster: &Cluster, all: &[String]) -> Result<()> {
 
 /// Waits until nothing is under interim keys any more, and no file is marked.
 fn rekeyed(cluster: &Cluster) -> Result<()> {
-    rekeyed_or_gone(cluster)?;
+    no_marks(cluster)?;
     ensure!(interim_files(cluster)?.is_empty());
     Ok(())
 }
@@ -166,14 +166,6 @@ fn it_is_killed_at_each_step() -> Result<()> {
     cluster.crash()?;
     is_whole(&cluster, &all)?;
     cluster.finish()
-}
-
-fn rekeyed_or_gone(cluster: &Cluster) -> Result<()> {
-    cluster.eventually_that("no marks", || {
-        let marks = fs::read_dir(cluster.data_directory().join("pagevault/interim"))?.count();
-        ensure!(marks == 0, "{marks} files are marked");
-        Ok(())
-    })
 }
 
 /// Rows that leave the group by decryption have its key still, and the file none.

@@ -79,6 +79,15 @@ fn is_locked(cluster: &Cluster, table: &str, group: &str) -> Result<()> {
     Ok(())
 }
 
+/// Waits until no file is marked as one that may have pages under interim keys.
+fn no_marks(cluster: &Cluster) -> Result<()> {
+    cluster.eventually_that("no marks", || {
+        let marks = fs::read_dir(cluster.data_directory().join("pagevault/interim"))?.count();
+        ensure!(marks == 0, "{marks} files are marked");
+        Ok(())
+    })
+}
+
 #[test]
 fn what_is_in_a_group_follows_its_schema() -> Result<()> {
     let (cluster, _keys) = with_groups(&Settings::default())?;

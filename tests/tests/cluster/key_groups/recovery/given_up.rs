@@ -204,11 +204,7 @@ fn a_group_with_interim_pages_is_given_up() -> Result<()> {
     cluster.crash()?;
     is_whole(&cluster, &all)?;
     cluster.sql("DROP TABLE acme.u, acme.t; CHECKPOINT")?;
-    cluster.eventually_that("no marks", || {
-        let marks = fs::read_dir(cluster.data_directory().join("pagevault/interim"))?.count();
-        ensure!(marks == 0, "{marks} files are marked");
-        Ok(())
-    })?;
+    no_marks(&cluster)?;
     cluster.finish()
 }
 
