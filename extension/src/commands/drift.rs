@@ -98,12 +98,14 @@ impl Drift {
 }
 
 /// All relations of this database that differ from the policy. With `check_files` also those with
-/// pages on disk that differ, for which all files are read.
+/// pages on disk that differ, for which all files are read. Not those that were shredded: no
+/// command brings them to another state, and new storage follows the policy.
 pub(crate) fn find(check_files: bool) -> Result<Vec<Drift>> {
     let survey = Survey::make();
     let (mut found, at_work) = drift_of_jobs()?;
     for facts in survey.relations() {
         if facts.is_stored()
+            && !directory::is_destroyed(facts.file)
             && let Some(drift) = drift_of(facts, check_files)?
             && !at_work.contains(&root_of(facts)?.oid)
             && !relation::owner_of_sequence(facts.oid).is_some_and(|owner| at_work.contains(&owner))
