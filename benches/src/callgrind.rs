@@ -62,10 +62,14 @@ fn count_of(page_path: &Path, operation: &str, cipher: &str, pages: u32) -> Resu
 }
 
 fn parse(report: &str) -> Option<(f64, String)> {
-    let line = report.lines().find(|line| line.contains("Collected :"))?;
-    let count = line.rsplit(':').next()?.split_ascii_whitespace().next()?.parse().ok()?;
     let backend = report.lines().find_map(|line| line.strip_prefix("backend: "))?;
-    Some((count, backend.to_owned()))
+    Some((collected(report)?, backend.to_owned()))
+}
+
+/// The instructions of the program that ran under callgrind.
+pub(crate) fn collected(report: &str) -> Option<f64> {
+    let line = report.lines().find(|line| line.contains("Collected :"))?;
+    line.rsplit(':').next()?.split_ascii_whitespace().next()?.parse().ok()
 }
 
 #[cfg(test)]

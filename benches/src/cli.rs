@@ -15,7 +15,7 @@ use crate::results::Results;
 use crate::runner::{self, Request, Target};
 use crate::suites::Suite;
 use crate::variants::Variant;
-use crate::{callgrind, diff, gate, report};
+use crate::{callgrind, diff, gate, report, statements};
 
 /// The cost of pagevault's encryption, measured against stock PostgreSQL on this machine.
 #[derive(Parser)]
@@ -151,7 +151,8 @@ pub(crate) struct GateArguments {
     /// Write what was measured to this file as well
     #[arg(long)]
     json: Option<PathBuf>,
-    /// Count the instructions of this program, pagevault-page-path, with valgrind
+    /// Count the instructions of this program, pagevault-page-path, and those of statements, with
+    /// valgrind
     #[arg(long)]
     page_path: Option<PathBuf>,
     /// Write a new baseline around what is measured, instead of judging
@@ -327,15 +328,16 @@ impl GateArguments {
         let machine = Machine::here(&directory);
         let mut plan = Plan::new(Profile::Quick, Variant::OWN.len(), &machine);
         (plan.rounds, plan.enough.budget) = (3, 0.0);
-        let instructions = match &self.page_path {
+        let mut instructions = match &self.page_path {
             Some(program) => callgrind::instructions(program)?,
             None => BTreeMap::new(),
         };
+        let installation = self.server.installation()?;
+        if self.page_path.is_some() {
+            instructions.extend(statements::instructions(&directory)?);
+        }
         let mut results = runner::run(Request {
-            target: Target::Own {
-                installation: self.server.installation()?,
-                variants: Variant::OWN.into(),
-            },
+            target: Target::Own { installation, variants: Variant::OWN.into() },
             suites: vec![Suite::Gate],
             plan,
             profile: "gate".into(),

@@ -10,6 +10,7 @@
 //!    results  the JSON file; statistics: ratios with intervals
 //!    report/  terminal, Markdown, HTML
 //!    diff, gate      compare results with one another, or with bands
+//!    callgrind, statements  instructions of the page path and of statements, for the gate
 //! ```
 
 mod accounts;
@@ -28,6 +29,7 @@ mod report;
 mod results;
 mod runner;
 mod servers;
+mod statements;
 mod statistics;
 mod suites;
 mod variants;

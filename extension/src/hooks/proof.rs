@@ -24,8 +24,12 @@ use pgrx::prelude::PgLogLevel;
 use super::calls_seen::{self, Call};
 use super::install;
 use crate::pg::locks::SelfCheckLock;
+use crate::pg::process::ProcessLocal;
 use crate::pg::report::{self, Report};
 use crate::pg::{process, scratch, xact};
+
+/// This process has proven it for itself.
+static PROVEN_HERE: ProcessLocal<bool> = ProcessLocal::new(false);
 
 /// Why the self-check failed.
 pub(crate) enum Unproven {
@@ -83,7 +87,14 @@ pub(super) fn require_of_session() {
 /// Requires a successful self-check before redo begins, or single-user mode reads a command. Errors
 /// of the server end the process.
 pub(super) fn require_of_server() {
-    require(prove_or_raise());
+    let proven = prove_or_raise();
+    PROVEN_HERE.set(proven.is_ok());
+    require(proven);
+}
+
+/// Whether that is still to be done in single-user mode.
+pub(super) fn is_due_in_single_user_mode() -> bool {
+    process::is_single_user() && !PROVEN_HERE.get()
 }
 
 /// Raises FATAL if the self-check has failed; a server that bypasses a function is shut down.

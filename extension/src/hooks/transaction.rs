@@ -12,7 +12,6 @@ use crate::backups;
 use crate::commands::{altered, catalogs, labels, storage};
 use crate::page::names;
 use crate::pg::nesting::{Mark, Notes};
-use crate::pg::process;
 use crate::pg::report::OrRaise;
 use crate::policy::pending;
 use crate::writers::{self, Activity};
@@ -90,7 +89,7 @@ unsafe extern "C-unwind" fn transaction_event(
         labels::transaction_ended(event == XACT_EVENT_COMMIT);
         backups::transaction_ended();
     }
-    if event == XACT_EVENT_PRE_COMMIT && process::is_single_user() {
+    if event == XACT_EVENT_PRE_COMMIT && proof::is_due_in_single_user_mode() {
         // SAFETY: the guarded function has the callback's own contract.
         unsafe { check_single_user_server() }
     }
