@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use pagevault_keystore::DataKeyVersion;
 use stateright::Property;
 
+use super::interim::Seal;
 use super::server::{Buffer, Server};
 use super::wal::{Key, KeyChange, WalRecord, keys_made, told};
 use super::{Bounds, World};
@@ -19,6 +20,8 @@ pub fn properties() -> Vec<Property<Bounds>> {
         Property::always(INVARIANTS[4], commits_stay_readable),
         Property::always(INVARIANTS[5], no_server_stops),
         Property::always(INVARIANTS[6], no_page_is_refused),
+        Property::always(INVARIANTS[7], no_interim_page_is_without_a_mark),
+        Property::always(INVARIANTS[8], no_interim_page_outlives_its_key),
         Property::sometimes(REACHED[0], |_, world| is_cut_off(world)),
         Property::sometimes(REACHED[1], |_, world| has_placeholder(world)),
         Property::sometimes(REACHED[2], |_, world: &World| world.follows_after_rewind()),
@@ -27,11 +30,18 @@ pub fn properties() -> Vec<Property<Bounds>> {
         Property::sometimes(REACHED[5], |_, world| has_reused_number(world)),
         Property::sometimes(REACHED[6], |_, world| has_plaintext_of_the_future(world)),
         Property::sometimes(REACHED[7], |_, world| has_plaintext_of_the_past(world)),
+        Property::sometimes(REACHED[8], |_, world| promoted_with_interim_page(world)),
+        Property::sometimes(REACHED[9], |_, world| has_interim_page_of_former_key(world)),
+        Property::sometimes(REACHED[10], |bounds, world: &World| world.is_rekeyed(bounds)),
+        Property::sometimes(REACHED[11], |_, world| is_copied_without_mark(world)),
+        Property::sometimes(REACHED[12], |_, world| is_rewound_with_interim_page(world)),
+        Property::sometimes(REACHED[13], |_, world| is_destroyed_while_locked(world)),
+        Property::sometimes(REACHED[14], |_, world| is_stopped_by_locked_key(world)),
     ]
 }
 
 /// The names of the invariants.
-pub const INVARIANTS: [&str; 7] = [
+pub const INVARIANTS: [&str; 9] = [
     "every page has its key",
     "a pair names one key",
     "a keystore says what WAL says",
@@ -39,10 +49,12 @@ pub const INVARIANTS: [&str; 7] = [
     "commits stay readable",
     "no server stops",
     "no page is refused",
+    "no interim page is without a mark",
+    "no interim page outlives its data key",
 ];
 
 /// States that some scenario must reach, or else its proof says little.
-pub const REACHED: [&str; 8] = [
+pub const REACHED: [&str; 15] = [
     "a start has cut off a staged batch",
     "redo gets a placeholder",
     "a former primary follows, behind a key that only it has made",
@@ -51,7 +63,46 @@ pub const REACHED: [&str; 8] = [
     "a file number whose keys were destroyed has a new key",
     "a replica has a page in plaintext and has not replayed that it may",
     "a replica's keystore says that the file is proven, and its page is still in plaintext",
+    "a promoted server has a page under an interim key",
+    "a page is under the interim key of a former data key",
+    "a file is rekeyed that had pages under interim keys, and is not marked any more",
+    "a restored server has a page under an interim key, and no mark of its file",
+    "a rewound server has a page under an interim key",
+    "the keys of a file are destroyed while they are locked",
+    "a locked key has stopped a replica",
 ];
+
+fn promoted_with_interim_page(world: &World) -> bool {
+    world.former.is_some() && world.primary.has_interim_pages()
+}
+
+fn has_interim_page_of_former_key(world: &World) -> bool {
+    let servers = [Some(&world.primary), world.replica.as_ref()];
+    servers.into_iter().flatten().filter(|server| server.serves()).any(|server| {
+        let current = server.known().current;
+        let seal = server.page.and_then(|page| page.seal);
+        seal.is_some_and(|seal| seal.interim && Some(seal.key.version) < current)
+    })
+}
+
+fn is_copied_without_mark(world: &World) -> bool {
+    let is_one = |server: &Server| !server.marks.file && server.has_interim_pages();
+    world.replica.as_ref().is_some_and(is_one)
+}
+
+fn is_rewound_with_interim_page(world: &World) -> bool {
+    let replica = world.replica.as_ref().filter(|replica| replica.marks.any);
+    replica.is_some_and(Server::has_interim_pages)
+}
+
+fn is_stopped_by_locked_key(world: &World) -> bool {
+    world.replica.as_ref().is_some_and(|replica| replica.started_again)
+}
+
+fn is_destroyed_while_locked(world: &World) -> bool {
+    let server = &world.primary;
+    server.is_locked() && server.known().destroyed.is_some()
+}
 
 fn is_cut_off(world: &World) -> bool {
     world.replica.iter().any(|replica| replica.has_put_aside() && replica.recovery().is_some())
@@ -82,7 +133,7 @@ fn has_reused_number(world: &World) -> bool {
 
 fn has_plaintext_of_the_future(world: &World) -> bool {
     world.replica.as_ref().is_some_and(|replica| {
-        replica.known().floor.is_some() && replica.page.is_some_and(|page| page.key.is_none())
+        replica.known().floor.is_some() && replica.page.is_some_and(|page| page.seal.is_none())
     })
 }
 
@@ -106,9 +157,8 @@ fn serving(world: &World) -> impl Iterator<Item = (&Server, &[WalRecord])> {
 pub fn every_page_has_its_key(bounds: &Bounds, world: &World) -> bool {
     serving(world).all(|(server, wal)| {
         let known = server.known();
-        let keys = [server.page.and_then(|page| page.key), server.map];
-        !told(wal, bounds.in_use).lives
-            || keys.into_iter().flatten().all(|key| known.key(key.version) == Some(key))
+        let has_key = |Seal { key, .. }: Seal| known.key(key.version) == Some(key);
+        !told(wal, bounds.in_use).lives || server.seals().all(has_key)
     })
 }
 
@@ -118,8 +168,7 @@ pub fn a_pair_names_one_key(bounds: &Bounds, world: &World) -> bool {
     serving(world).all(|(server, wal)| {
         let mut names: BTreeMap<DataKeyVersion, u8> = BTreeMap::new();
         let lives = told(wal, bounds.in_use).lives;
-        let on_disk = [server.page.and_then(|page| page.key), server.map];
-        let on_disk = on_disk.into_iter().flatten().filter(|_| lives);
+        let on_disk = server.seals().map(|seal| seal.key).filter(|_| lives);
         let mut all = keys_made(wal).chain(server.known().keys).chain(on_disk);
         all.all(|Key { version, identity }| *names.entry(version).or_insert(identity) == identity)
     })
@@ -134,7 +183,7 @@ pub fn a_keystore_says_what_wal_says(bounds: &Bounds, world: &World) -> bool {
         let is_left = |key: &Key| Some(key.version) > told.destroyed;
         let mut made: Vec<Key> = keys_made(wal).filter(is_left).collect();
         made.sort_unstable();
-        if server.recovery().is_some() || server.is_unlocked() {
+        if server.recovery().is_some() || server.keystore_is_free() {
             known.keys == made && known.destroyed == told.destroyed
         } else {
             known.keys.iter().all(|key| made.contains(key) || Some(key.version) <= told.destroyed)
@@ -146,7 +195,7 @@ pub fn a_keystore_says_what_wal_says(bounds: &Bounds, world: &World) -> bool {
 /// nor those whose destruction was reported.
 pub fn destroyed_keys_stay_destroyed(bounds: &Bounds, world: &World) -> bool {
     serving(world).all(|(server, wal)| {
-        if server.recovery().is_none() && !server.is_unlocked() {
+        if server.recovery().is_none() && !server.keystore_is_free() {
             return true;
         }
         let reported = world.reported.filter(|(_, end)| *end <= wal.len());
@@ -163,15 +212,18 @@ pub fn commits_stay_readable(bounds: &Bounds, world: &World) -> bool {
         let told = told(wal, bounds.in_use);
         let is_placeholder =
             server.memory.as_ref().is_some_and(|memory| memory.buffer == Buffer::Placeholder);
-        !told.lives || !is_placeholder && (told.row.is_none() || server.visible_row() == told.row)
+        !told.lives
+            || !is_placeholder
+                && (told.row.is_none() || server.visible_row(bounds.order) == told.row)
     })
 }
 
 /// A start, a replay or a promotion never fails for want of a key, or because keystore and WAL
-/// contradict each other.
+/// contradict each other. But a base backup that was taken while a file got another key may have to
+/// be started twice while the key of the group is locked.
 pub fn no_server_stops(_: &Bounds, world: &World) -> bool {
-    world.primary.stopped.is_none()
-        && world.replica.as_ref().is_none_or(|replica| replica.stopped.is_none())
+    let goes_on = |replica: &Server| replica.stopped.is_none() || replica.may_start_again();
+    world.primary.stopped.is_none() && world.replica.as_ref().is_none_or(goes_on)
 }
 
 /// A file that contains sealed pages only has no page in plaintext on disk, nor one under a key
@@ -179,6 +231,26 @@ pub fn no_server_stops(_: &Bounds, world: &World) -> bool {
 /// refused.
 pub fn no_page_is_refused(_: &Bounds, world: &World) -> bool {
     let is_refused =
-        |server: &Server| server.page.is_some_and(|page| server.known().refuses(page.key));
+        |server: &Server| server.page.is_some_and(|page| server.known().refuses(page.key()));
     serving(world).all(|(server, _)| !is_refused(server))
+}
+
+/// A file that may have pages under interim keys is marked, durably, or all files are looked at.
+pub fn no_interim_page_is_without_a_mark(bounds: &Bounds, world: &World) -> bool {
+    serving(world).all(|(server, wal)| {
+        let marks = server.marks;
+        let is_marked = marks.file || marks.any;
+        is_marked || !server.has_interim_pages() || !told(wal, bounds.in_use).lives
+    })
+}
+
+/// When data keys are destroyed, the pages under their interim keys are overwritten: the key of the
+/// group from which these are derived may stay.
+pub fn no_interim_page_outlives_its_key(bounds: &Bounds, world: &World) -> bool {
+    serving(world).all(|(server, wal)| {
+        let is_done = server.recovery().is_some() || server.keystore_is_free();
+        let through = told(wal, bounds.in_use).destroyed.filter(|_| is_done);
+        let is_left = |seal: Seal| seal.interim && Some(seal.key.version) <= through;
+        !server.seals().any(is_left)
+    })
 }

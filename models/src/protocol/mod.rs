@@ -10,6 +10,7 @@
 
 pub mod actions;
 pub mod disk;
+pub mod interim;
 pub mod invariants;
 mod keystore;
 pub mod order;
@@ -24,9 +25,9 @@ use stateright::{Model, Property};
 
 use self::actions::Action;
 use self::disk::Files;
+use self::interim::{Marks, Seal};
 use self::order::Order;
 use self::server::{Page, Server};
-use self::wal::Key;
 
 /// How much may happen, and in which order the steps are made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,6 +64,9 @@ pub struct Bounds {
     pub promotions: u8,
     /// Former primaries that `pg_rewind` makes replicas.
     pub rewinds: u8,
+    /// Crashes, restores and rewinds after which the key provider of the file's group does not
+    /// answer at first. As often a job of the server itself gives the file another key.
+    pub outages: u8,
 }
 
 impl Bounds {
@@ -84,6 +88,7 @@ impl Bounds {
         restart_points: 0,
         promotions: 0,
         rewinds: 0,
+        outages: 0,
     };
 
     /// The same, in another order of steps.
@@ -99,7 +104,8 @@ pub struct Backup {
     /// The length that the key log had when the backup program listed it.
     listed: Option<usize>,
     keys: Option<Files>,
-    pages: Option<(Option<Page>, Option<Key>)>,
+    pages: Option<(Option<Page>, Option<Seal>)>,
+    marks: Option<Marks>,
     end: Option<usize>,
 }
 
@@ -124,7 +130,7 @@ pub struct World {
     rows_made: u8,
 }
 
-const COUNTERS: usize = 12;
+const COUNTERS: usize = 14;
 
 /// What is counted.
 #[derive(Debug, Clone, Copy)]
@@ -141,6 +147,9 @@ enum Count {
     RestartPoints,
     Promotions,
     Rewinds,
+    Outages,
+    /// Keys that jobs make for files with pages under interim keys.
+    Rekeys,
 }
 
 impl World {
@@ -148,9 +157,22 @@ impl World {
         self.left[what as usize] > 0
     }
 
+    /// A server that starts now may have a key that is locked.
+    fn may_be_locked(&self) -> bool {
+        self.left(Count::Outages) && self.keys_made > 0
+    }
+
     /// A former primary has become a replica, and WAL that only it had held a key.
     fn follows_after_rewind(&self) -> bool {
         self.left_behind_key && self.replica.as_ref().is_some_and(|replica| replica.serves())
+    }
+
+    /// A job of the server itself has given the file another key, and no page was left behind.
+    fn is_rekeyed(&self, bounds: &Bounds) -> bool {
+        let key = self.primary.page.and_then(|page| page.key());
+        let is_current = key.map(|key| key.version) == self.primary.known().current;
+        let is_rekeyed = self.left[Count::Rekeys as usize] < bounds.outages;
+        is_rekeyed && is_current && !self.primary.marks.file && !self.primary.has_interim_pages()
     }
 
     fn count(&mut self, what: Count) {
@@ -176,6 +198,8 @@ impl Model for Bounds {
             self.restart_points,
             self.promotions,
             self.rewinds,
+            self.outages,
+            self.outages,
         ];
         vec![World {
             primary: Server::new(self),

@@ -45,11 +45,27 @@ pub enum Order {
     RewindKeepsKeystore,
     /// A job that finds no page in plaintext on the primary's disk says so of all servers.
     ProofByDiskOnly,
+    /// A page is written under an interim key, and its file's mark is not durable.
+    InterimMarkNotDurable,
+    /// The mark is removed when WAL has an image of each page, not when they are on disk.
+    UnmarkedWhenLogged,
+    /// At consistency, pages of a locked group are dropped from shared buffers and not written.
+    LockedPagesDropped,
+    /// Pages of a locked group are written as those whose keys were destroyed.
+    LockedAsDestroyed,
+    /// Pages of a locked group are written in plaintext.
+    LockedInPlaintext,
+    /// An interim page is opened under the interim key of the data key that the file has now.
+    InterimOfCurrentKey,
+    /// Destroying keys leaves pages under interim keys on disk.
+    InterimPagesOutliveKeys,
+    /// After `pg_rewind`, or from a base backup, a server believes the marks that were copied.
+    CopyBelievesMarks,
 }
 
 impl Order {
     /// All wrong orders.
-    pub const FAULTS: [Self; 19] = [
+    pub const FAULTS: [Self; 27] = [
         Self::FileBeforeWal,
         Self::UsedBeforeWal,
         Self::PageBeforeWal,
@@ -69,5 +85,13 @@ impl Order {
         Self::RestartPointSettlesNothing,
         Self::RewindKeepsKeystore,
         Self::ProofByDiskOnly,
+        Self::InterimMarkNotDurable,
+        Self::UnmarkedWhenLogged,
+        Self::LockedPagesDropped,
+        Self::LockedAsDestroyed,
+        Self::LockedInPlaintext,
+        Self::InterimOfCurrentKey,
+        Self::InterimPagesOutliveKeys,
+        Self::CopyBelievesMarks,
     ];
 }

@@ -4,6 +4,7 @@ use pagevault_keystore::DataKeyVersion;
 use pagevault_keystore::log::Settle;
 
 use super::Bounds;
+use super::interim::Start;
 use super::order::Order;
 use super::server::{Buffer, Checkpointer, Mark, Memory, Mode, Page, Server, Writer};
 use super::wal::{Key, KeyChange, WalRecord, told};
@@ -37,7 +38,7 @@ impl Server {
     }
 
     /// Whether nobody holds the keystore lock.
-    pub fn is_unlocked(&self) -> bool {
+    pub fn keystore_is_free(&self) -> bool {
         self.writer() == Writer::Idle
     }
 
@@ -63,6 +64,7 @@ impl Server {
             Some(Buffer::Page { lsn, .. }) => Some(lsn),
             _ => self.page.map(|page| page.lsn),
         };
+        self.read_page();
         // A page that is new, or was not changed since the redo pointer, is logged as a whole.
         let image = lsn.is_none_or(|lsn| lsn <= redo);
         self.wal.push(WalRecord::Row { row, image });
@@ -112,6 +114,7 @@ impl Server {
     /// model's page has one.
     pub fn proof(&self, order: Order) -> Option<KeyChange> {
         let (known, page) = (self.known(), self.page?);
+        let is_interim = page.seal.is_some_and(|seal| seal.interim);
         let version = known.current.filter(|version| known.floor < Some(*version))?;
         let is_made = |record: &WalRecord| match record {
             WalRecord::Keys(KeyChange::Made { key, .. }) => key.version == version,
@@ -119,7 +122,7 @@ impl Server {
         };
         let used_from = self.wal.iter().position(is_made)? + 1;
         let is_later = page.lsn > used_from || order == Order::ProofByDiskOnly;
-        (page.key == known.key(version) && page.key.is_some() && is_later)
+        (page.key() == known.key(version) && page.seal.is_some() && !is_interim && is_later)
             .then_some(KeyChange::Proven { version })
     }
 
@@ -149,9 +152,9 @@ impl Server {
 
     /// The next step of the change of keys under way (`append_as`). True when it is reported.
     ///
-    /// Where the primary does not crash nobody can tell the last steps from one.
-    pub fn step_keys(&mut self, bounds: &Bounds) -> bool {
-        let is_last = matches!(self.writer(), Writer::Logged(_)) && bounds.crashes == 0;
+    /// Where the primary does not crash any more nobody can tell the last steps from one.
+    pub fn step_keys(&mut self, may_crash: bool, bounds: &Bounds) -> bool {
+        let is_last = matches!(self.writer(), Writer::Logged(_)) && !may_crash;
         loop {
             if self.step_keys_once(bounds) {
                 return true;
@@ -237,6 +240,7 @@ impl Server {
                 } else {
                     self.take_in(&change.records());
                 }
+                self.destroy_interim_pages(order);
                 if !matches!(order, Order::TombstoneNotDurable | Order::NoTombstone) {
                     self.compact(order);
                 }
@@ -260,21 +264,22 @@ impl Server {
                 let holds_slots = matches!(self.writer(), Writer::Staged(_));
                 !holds_slots || order == Order::CheckpointPassesStaged
             }
-            Checkpointer::Settling(_) | Checkpointer::Synced(..) => self.is_unlocked(),
+            Checkpointer::Settling(_) | Checkpointer::Synced(..) => self.keystore_is_free(),
             _ => true,
         }
     }
 
     /// The next step of a checkpoint (`CreateCheckPoint`, `CheckPointGuts`, `settle`). True when it
-    /// is done. As with keys, the steps of settling are one where the primary does not crash.
-    pub fn step_checkpoint(&mut self, bounds: &Bounds) -> bool {
+    /// is done. As with keys, the steps of settling are one where the primary does not crash any
+    /// more.
+    pub fn step_checkpoint(&mut self, may_crash: bool, bounds: &Bounds) -> bool {
         loop {
             if self.step_checkpoint_once(bounds) {
                 return true;
             }
             let settles =
                 matches!(self.checkpointer(), Checkpointer::Settling(_) | Checkpointer::Synced(..));
-            let goes_on = settles && bounds.crashes == 0 && self.may_step_checkpoint(bounds.order);
+            let goes_on = settles && !may_crash && self.may_step_checkpoint(bounds.order);
             if !goes_on || self.memory.is_none() {
                 return false;
             }
@@ -331,9 +336,9 @@ impl Server {
 
     /// A server that was initialised, and has a file in plaintext if it is `in_use`.
     pub fn new(bounds: &Bounds) -> Self {
-        let page = bounds.in_use.then_some(Page { row: 0, lsn: 0, key: None });
+        let page = bounds.in_use.then_some(Page { row: 0, lsn: 0, seal: None });
         let mut server = Self { page, ..Self::default() };
-        server.open_keystore(bounds.order);
+        server.open_keystore(bounds.order, false);
         server.begin_service();
         server
     }
@@ -348,7 +353,20 @@ impl Server {
 
     /// Start after a crash: replays all of its WAL, makes the checkpoint that ends recovery, and is
     /// open.
-    pub fn recover(&mut self, bounds: &Bounds) {
+    pub fn recover(&mut self, start: Start, bounds: &Bounds) {
+        self.redo_all(start.is_locked(), bounds);
+        if start == Start::LockedAndKilled && self.memory.is_some() {
+            self.memory = None;
+            self.redo_all(false, bounds);
+        }
+        if self.memory.is_none() {
+            return;
+        }
+        self.begin_service();
+        while self.memory.is_some() && !self.step_checkpoint(false, bounds) {}
+    }
+
+    fn redo_all(&mut self, locked: bool, bounds: &Bounds) {
         // What WAL does not tell of is an orphan: PostgreSQL gives its number to nobody.
         if !bounds.in_use
             && !self.file_lives(bounds)
@@ -356,16 +374,12 @@ impl Server {
         {
             self.create_file();
         }
-        self.open_keystore(bounds.order);
+        self.open_keystore(bounds.order, locked);
         for index in self.redo..self.wal.len() {
             let record = self.wal[index];
             self.replay(record, index, bounds);
         }
         self.require_no_missing_key(bounds);
-        if self.memory.is_none() {
-            return;
-        }
-        self.begin_service();
-        while self.memory.is_some() && !self.step_checkpoint(bounds) {}
+        self.after_redo(bounds.order);
     }
 }

@@ -5,13 +5,15 @@ use pagevault_keystore::log::{Log, LogError, Settle, Trust, unsettled};
 use pagevault_keystore::state::State;
 
 use super::Bounds;
+use super::interim::Interim;
 use super::order::Order;
 use super::server::{Buffer, Memory, Mode, Recovery, Server, Stop, Words};
 use super::wal::{KeyChange, SCOPE, WalRecord, address};
 
 impl Server {
     /// Reads the keystore into fresh memory, and is about to replay WAL from the redo pointer on.
-    pub fn open_keystore(&mut self, order: Order) {
+    /// `locked`: the provider of the key group does not answer.
+    pub fn open_keystore(&mut self, order: Order, locked: bool) {
         let trust = match order {
             Order::UnsettledBelieved => Trust::All,
             _ => Trust::Settled { redo: address(self.redo) },
@@ -38,8 +40,11 @@ impl Server {
             directory,
             buffer: Buffer::Empty,
             sync_requested: false,
+            locked,
+            interim: Interim::None,
             mode: Mode::Recovery(recovery),
         });
+        self.note_marks();
     }
 
     fn set_recovery(&mut self, change: impl FnOnce(&mut Recovery)) {
@@ -76,6 +81,7 @@ impl Server {
             // `destruction::before_redo`
             self.flush(index + 1, order);
             self.set_buffer(Buffer::Empty);
+            self.destroy_interim_pages(order);
         }
         if let KeyChange::Proven { .. } = change
             && self.recovery().is_some_and(|recovery| recovery.consistent)
@@ -142,7 +148,7 @@ impl Server {
 
     fn page_key_is_unknown(&self) -> bool {
         let known = self.known();
-        self.page.and_then(|page| page.key).is_some_and(|key| known.is_unknown(key))
+        self.page.and_then(|page| page.key()).is_some_and(|key| known.is_unknown(key))
     }
 
     fn replay_row(&mut self, row: u8, image: bool, lsn: usize, order: Order) {
@@ -170,7 +176,16 @@ impl Server {
                     }
                     return self.set_buffer(Buffer::Placeholder);
                 }
-                let is_destroyed = page.key.is_some_and(|key| Some(key.version) <= known.destroyed);
+                let is_destroyed =
+                    page.key().is_some_and(|key| Some(key.version) <= known.destroyed);
+                let is_own = page.seal.is_some_and(|seal| !seal.interim);
+                if memory.locked && is_own && !is_destroyed {
+                    // `locked::check_pages_of_redo`
+                    let noted = self.recovery().and_then(|recovery| recovery.noted);
+                    let came_late = noted == page.key().map(|key| key.version);
+                    return self.stop(Stop::LockedKey { came_late });
+                }
+                self.read_page();
                 if page.lsn < lsn && !is_destroyed {
                     self.set_buffer(changed);
                 }
@@ -202,6 +217,7 @@ impl Server {
             // `page/proven.rs`
             self.write_page(bounds.order);
         }
+        self.drop_locked_pages(bounds.order);
         self.set_recovery(|recovery| recovery.consistent = true);
     }
 

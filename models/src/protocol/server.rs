@@ -7,7 +7,8 @@ use pagevault_keystore::log::{Position, file_name};
 use pagevault_keystore::record::MAX_WRAPPED_DATA_KEY;
 use pagevault_keystore::{DataKeyVersion, Record};
 
-use super::disk::Files;
+use super::disk::{Files, Unsynced};
+use super::interim::{Interim, Marks, Seal};
 use super::order::Order;
 use super::wal::{FILE, Key, KeyChange, SCOPE, WalRecord};
 
@@ -27,12 +28,16 @@ pub struct Server {
     pub files: Files,
     /// The file's page with an LSN.
     pub page: Option<Page>,
-    /// The key of the file's page without LSN (free space map), if there is one.
-    pub map: Option<Key>,
+    /// What the file's page without LSN (free space map) is sealed under, if there is one.
+    pub map: Option<Seal>,
+    /// The folder of marks beside the keystore.
+    pub marks: Marks,
     /// `None` while it is down.
     pub memory: Option<Memory>,
     /// It has refused to go on.
     pub stopped: Option<Stop>,
+    /// It has stopped for want of a locked key that came late, and was started again.
+    pub started_again: bool,
 }
 
 /// Why a server has stopped by itself.
@@ -44,6 +49,12 @@ pub enum Stop {
     Contradiction,
     /// WAL has not brought a key that is needed.
     MissingKey,
+    /// Redo must read a page under the key of a group that is locked.
+    LockedKey {
+        /// When redo would have written over the page, this key was still to come: a base backup
+        /// has copied the keystore before it was made, and the page later.
+        came_late: bool,
+    },
 }
 
 /// The page as it is on disk.
@@ -54,7 +65,14 @@ pub struct Page {
     /// The end of the last record about it; 0 before all.
     pub lsn: usize,
     /// What it is encrypted under; `None` for plaintext.
-    pub key: Option<Key>,
+    pub seal: Option<Seal>,
+}
+
+impl Page {
+    /// The data key that it, or its interim key, needs.
+    pub fn key(&self) -> Option<Key> {
+        self.seal.map(|seal| seal.key)
+    }
 }
 
 /// The page as it is in shared buffers.
@@ -89,6 +107,10 @@ pub struct Memory {
     pub buffer: Buffer,
     /// The checkpointer was asked to settle the key log.
     pub sync_requested: bool,
+    /// The key provider of the file's group has not answered yet.
+    pub locked: bool,
+    /// Whether there may be pages under interim keys.
+    pub interim: Interim,
     /// What it does.
     pub mode: Mode,
 }
@@ -344,7 +366,7 @@ impl Server {
         let Some(memory) = &mut self.memory else { return };
         let Buffer::Page { row, lsn, dirty: true } = memory.buffer else { return };
         memory.buffer = Buffer::Empty;
-        let below = self.page.and_then(|page| page.key);
+        let below = self.page.and_then(|page| page.key());
         if let Some(recovery) = recovery
             && let Some(key) = below.filter(|key| known.is_unknown(*key))
         {
@@ -361,34 +383,67 @@ impl Server {
             None if order == Order::PageBeforeWal => {}
             None => self.flush(lsn, order),
         }
-        let key = known.current.map(|version| known.key(version).unwrap_or(lost(version)));
-        self.page = Some(Page { row, lsn, key });
+        let current = known.current.map(|version| known.key(version).unwrap_or(lost(version)));
+        let seal = match self.kept(lsn) {
+            Some(Seal { key, interim: false }) => self.seal(key, order),
+            Some(kept) => Some(kept),
+            None => current.and_then(|key| self.seal(key, order)),
+        };
+        self.page = Some(Page { row, lsn, seal });
+    }
+
+    /// Where there may be interim pages, a page keeps its key while its LSN stays (`target_over`).
+    fn kept(&self, lsn: usize) -> Option<Seal> {
+        let (known, page) = (self.known(), self.page?);
+        let is_known = |seal: &Seal| known.key(seal.key.version) == Some(seal.key);
+        let may_differ = self.interim() != Interim::None && known.current.is_some();
+        let kept = page.seal.filter(is_known).filter(|seal| !known.refuses(Some(seal.key)));
+        kept.filter(|_| may_differ && page.lsn == lsn)
     }
 
     /// Writes the page without LSN: nothing is flushed for it.
-    pub fn write_map(&mut self) {
+    pub fn write_map(&mut self, order: Order) {
         let known = self.known();
-        let key = known.current.and_then(|version| known.key(version));
-        if key.is_some() {
-            self.map = key;
+        if let Some(key) = known.current.and_then(|version| known.key(version)) {
+            self.map = self.seal(key, order);
         }
     }
 
-    /// What the page says, if it can be read.
-    pub fn visible_row(&self) -> Option<u8> {
+    /// The power is cut, or processes are killed.
+    pub fn crash(&mut self, unsynced: Unsynced) {
+        self.memory = None;
+        self.files.crash(unsynced);
+        if self.marks.unsynced && unsynced != Unsynced::Kept {
+            self.marks = Marks::default();
+        }
+    }
+
+    /// Whether anything would be lost in a power cut.
+    pub fn has_unsynced(&self) -> bool {
+        self.files.has_unsynced() || self.marks.unsynced
+    }
+
+    /// What the page says, if it can be read; or could, were its key not locked.
+    pub fn visible_row(&self, order: Order) -> Option<u8> {
         match self.memory.as_ref()?.buffer {
             Buffer::Page { row, .. } => Some(row),
             Buffer::Placeholder => None,
             Buffer::Empty => {
                 let page = self.page?;
-                let readable = |key: Key| self.known().key(key.version) == Some(key);
-                page.key.is_none_or(readable).then_some(page.row)
+                let known = self.known();
+                let is_named = |Seal { key, interim }: Seal| {
+                    let by_current = interim && order == Order::InterimOfCurrentKey;
+                    !by_current || known.current == Some(key.version)
+                };
+                let is_readable =
+                    |seal: Seal| known.key(seal.key.version) == Some(seal.key) && is_named(seal);
+                page.seal.is_none_or(is_readable).then_some(page.row)
             }
         }
     }
 }
 
 /// A key that nobody has: that of a page under a destroyed key.
-fn lost(version: DataKeyVersion) -> Key {
+pub fn lost(version: DataKeyVersion) -> Key {
     Key { version, identity: 0 }
 }

@@ -2,6 +2,7 @@
 
 use super::actions::{Action, Site};
 use super::disk::Unsynced;
+use super::interim::{Marks, Start};
 use super::order::Order;
 use super::server::Server;
 use super::wal::{self, KeyChange, WalRecord};
@@ -39,13 +40,15 @@ impl Bounds {
                 if world.primary.checkpointer().redo().is_none() {
                     world.count(Count::Checkpoints);
                 }
-                let ended = world.primary.step_checkpoint(self);
+                let may_crash = world.left(Count::Crashes);
+                let ended = world.primary.step_checkpoint(may_crash, self);
                 if ended && action == Action::StepCheckpointOfBackup {
                     world.count(Count::Backups);
                     let redo = world.primary.redo;
                     let listed = (!self.lists).then_some(usize::MAX);
-                    let backup = Backup { redo, listed, keys: None, pages: None, end: None };
-                    world.backup = Some(backup);
+                    let marks = (self.outages == 0).then(Marks::default);
+                    let (keys, pages, end) = (None, None, None);
+                    world.backup = Some(Backup { redo, listed, keys, pages, marks, end });
                 }
             }
             Action::ChangeRow => {
@@ -55,7 +58,7 @@ impl Bounds {
             }
             Action::FlushWal => world.primary.flush(world.primary.wal.len(), self.order),
             Action::WritePage(Site::Primary) => world.primary.write_page(self.order),
-            Action::WriteMap(Site::Primary) => world.primary.write_map(),
+            Action::WriteMap(Site::Primary) => world.primary.write_map(self.order),
             Action::WritePage(Site::Replica) => {
                 if let Some(replica) = &mut world.replica {
                     replica.write_page(self.order);
@@ -63,26 +66,46 @@ impl Bounds {
             }
             Action::WriteMap(Site::Replica) => {
                 if let Some(replica) = &mut world.replica {
-                    replica.write_map();
+                    replica.write_map(self.order);
                 }
             }
-            Action::Crash { wal, unsynced } => self.crash(world, wal, unsynced),
+            Action::Crash { wal, unsynced, start } => self.crash(world, wal, unsynced, start),
+            Action::Unlock(Site::Primary) => world.primary.unlock(),
+            Action::Unlock(Site::Replica) => {
+                if let Some(replica) = &mut world.replica {
+                    replica.unlock();
+                }
+            }
+            Action::StartAgain => {
+                if let Some(replica) = &mut world.replica {
+                    replica.start_again(self);
+                }
+            }
+            Action::LookForInterim => world.primary.look_for_interim(self),
+            Action::Rekey => {
+                world.count(Count::Rekeys);
+                world.keys_made += 1;
+                let change = world.primary.new_key(world.keys_made, self);
+                world.primary.begin_keys(change, self.order);
+            }
+            Action::RewritePage => world.primary.rewrite_page(self.order),
             Action::ListKeys
             | Action::CopyKeys
             | Action::CopyPages
+            | Action::CopyMarks
             | Action::EndBackup
-            | Action::Restore => self.step_backup(world, action),
+            | Action::Restore { .. } => self.step_backup(world, action),
             Action::Replay
             | Action::RestartPoint
-            | Action::CrashReplica(_)
+            | Action::CrashReplica { .. }
             | Action::Promote
-            | Action::Rewind => self.step_replica(world, action),
+            | Action::Rewind { .. } => self.step_replica(world, action),
         }
     }
 
     fn step_keys(&self, world: &mut World) {
         let change = world.primary.change_under_way();
-        if !world.primary.step_keys(self) {
+        if !world.primary.step_keys(world.left(Count::Crashes), self) {
             return;
         }
         if let Some(KeyChange::Destroyed { through, .. }) = change {
@@ -90,16 +113,18 @@ impl Bounds {
         }
     }
 
-    fn crash(&self, world: &mut World, wal: usize, unsynced: Unsynced) {
+    fn crash(&self, world: &mut World, wal: usize, unsynced: Unsynced, start: Start) {
         world.count(Count::Crashes);
+        if start.is_locked() {
+            world.count(Count::Outages);
+        }
         if world.backup.as_ref().is_some_and(|backup| backup.end.is_none()) {
             world.backup = None;
         }
         let primary = &mut world.primary;
         primary.wal.truncate(wal);
-        primary.memory = None;
-        primary.files.crash(unsynced);
-        primary.recover(self);
+        primary.crash(unsynced);
+        primary.recover(start, self);
     }
 
     fn step_backup(&self, world: &mut World, action: Action) {
@@ -112,12 +137,16 @@ impl Bounds {
                 backup.keys = Some(primary.files.copy(listed));
             }
             Action::CopyPages => backup.pages = Some((primary.page, primary.map)),
+            Action::CopyMarks => backup.marks = Some(primary.marks),
             Action::EndBackup => {
                 let end = primary.wal.len();
                 backup.end = Some(end);
                 primary.flush(end, self.order);
             }
-            _ => {
+            Action::Restore { locked } => {
+                if locked {
+                    world.left[Count::Outages as usize] -= 1;
+                }
                 let Some((page, map)) = backup.pages else { return };
                 let mut replica = Server {
                     redo: backup.redo,
@@ -125,9 +154,13 @@ impl Bounds {
                     files: backup.keys.clone().unwrap_or_default(),
                     page,
                     map,
+                    marks: backup.marks.unwrap_or_default(),
                     ..Server::default()
                 };
-                replica.open_keystore(self.order);
+                replica.open_keystore(self.order, locked);
+                if self.outages > 0 {
+                    replica.note_copied(self.order);
+                }
                 replica.check_consistency(self);
                 world.replica = Some(replica);
                 world.backup = None;
@@ -137,12 +170,13 @@ impl Bounds {
                     *primary = Server { flushed: wal.len(), wal, ..Server::default() };
                 }
             }
+            _ => {}
         }
     }
 
     fn step_replica(&self, world: &mut World, action: Action) {
-        if action == Action::Rewind {
-            return self.rewind(world);
+        if let Action::Rewind { locked } = action {
+            return self.rewind(world, locked);
         }
         let Some(replica) = &mut world.replica else { return };
         match action {
@@ -156,11 +190,13 @@ impl Bounds {
                 world.left[Count::RestartPoints as usize] -= 1;
                 replica.restart_point(self);
             }
-            Action::CrashReplica(unsynced) => {
+            Action::CrashReplica { unsynced, locked } => {
                 world.left[Count::ReplicaCrashes as usize] -= 1;
-                replica.memory = None;
-                replica.files.crash(unsynced);
-                replica.open_keystore(self.order);
+                if locked {
+                    world.left[Count::Outages as usize] -= 1;
+                }
+                replica.crash(unsynced);
+                replica.open_keystore(self.order, locked);
                 replica.check_consistency(self);
             }
             _ => self.promote(world),
@@ -173,6 +209,8 @@ impl Bounds {
         let fork = replica.recovery().map_or(0, |recovery| recovery.replayed);
         replica.wal = world.primary.wal[..fork].to_vec();
         replica.flushed = fork;
+        replica.drop_locked_pages(self.order);
+        replica.after_redo(self.order);
         replica.begin_service();
         world.reported = world.reported.filter(|(_, end)| *end <= fork);
         world.backup = None;
@@ -183,12 +221,15 @@ impl Bounds {
 
     /// `pg_rewind` of a former primary that was shut down: its files become those of the source,
     /// where either has changed them since WAL has parted.
-    fn rewind(&self, world: &mut World) {
+    fn rewind(&self, world: &mut World, locked: bool) {
         world.count(Count::Rewinds);
+        if locked {
+            world.count(Count::Outages);
+        }
         let Some((former, fork)) = world.former.take() else { return };
         let source = &mut world.primary;
         // `pg_rewind` wants one since the promotion: pages from before may be in memory only.
-        while source.memory.is_some() && !source.step_checkpoint(self) {}
+        while source.memory.is_some() && !source.step_checkpoint(false, self) {}
         let is_change = |record: &WalRecord| !matches!(record, WalRecord::Checkpoint { .. });
         let parted = former.wal.get(fork..).unwrap_or_default();
         world.left_behind_key = wal::keys_made(parted).next().is_some();
@@ -204,9 +245,14 @@ impl Bounds {
             files: if keeps { former.files } else { source.files.copy(usize::MAX) },
             page: if has_changed { source.page } else { former.page },
             map: source.map,
+            marks: source.marks,
             ..Server::default()
         };
-        replica.open_keystore(self.order);
+        replica.open_keystore(self.order, locked);
+        // Else the file is in no key group.
+        if self.outages > 0 {
+            replica.note_copied(self.order);
+        }
         replica.check_consistency(self);
         world.replica = Some(replica);
     }
