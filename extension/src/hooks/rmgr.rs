@@ -9,6 +9,7 @@ use pgrx::{PgSqlErrorCode, pg_guard, pg_sys};
 
 use super::{proof, restart_points, smgr};
 use crate::keys::redo as key_redo;
+use crate::keys::store::directory;
 use crate::keys::usage::{destruction, interim};
 use crate::page::{placeholders, proven, undecided};
 use crate::pg::report::{Report, Result};
@@ -96,7 +97,7 @@ unsafe extern "C-unwind" fn startup() {
     proof::require_of_server();
     process::note_recovery();
     restart_points::watch_exit();
-    redo_record::watch_hash_indexes();
+    redo_record::watch(|file| directory::locked_group(file).is_some());
     consistency::watch(consistent);
 }
 
@@ -105,6 +106,10 @@ fn consistent() {
         placeholders::require_none(smgr::version_on_disk);
         undecided::judge(smgr::is_authentic_on_disk);
         proven::write();
+        let is_first = shmem::get().is_some_and(|shared| !shared.control.was_consistent());
+        if is_first {
+            interim::destroy_former().unwrap_or_else(|report| report.fatal());
+        }
         interim::drop_locked_pages().unwrap_or_else(|report| report.fatal());
         if let Some(shared) = shmem::get() {
             shared.control.set_consistent();

@@ -398,7 +398,9 @@ unsafe fn target_by_disk(
             }
         }
         Some(if writing.must_compare {
-            page::io::target_over(file, writing.target, sealing::lsn(buffer), &*on_disk)
+            let init = pg_sys::ForkNumber::INIT_FORKNUM;
+            let is_unlogged = || fork != init && pg_sys::smgrexists(reln, init);
+            page::io::target_over(file, writing, sealing::lsn(buffer), &*on_disk, is_unlogged)
         } else {
             writing.target
         })

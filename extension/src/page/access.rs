@@ -73,7 +73,7 @@ fn check_not_destroyed(file: SmgrFile) -> Result<(), PageFault> {
 /// be in shared buffers; costs three flag tests if nothing is refused, locked or destroyed.
 #[inline]
 pub(crate) fn check_access(file: SmgrFile) -> Result<(), PageFault> {
-    if shmem::any_key_refused() || shmem::anything_destroyed() || shows_locked() {
+    if shmem::any_key_refused() || shmem::anything_destroyed() || shmem::any_key_locked() {
         check_not_refused(file)
     } else {
         Ok(())
@@ -98,10 +98,15 @@ fn check_not_refused(file: SmgrFile) -> Result<(), PageFault> {
     if let Some(scope) = directory::refused_scope(file.file) {
         return Err(PageFault::of_key(file, KeyError::Refused { scope }));
     }
-    if shows_locked()
-        && let Some(scope) = directory::locked_group(file.file)
-    {
-        return Err(PageFault::of_key(file, KeyError::Locked { scope }));
+    // Also where no page could be opened: a table may be empty, and be extended. Pages under other
+    // keys of the file are refused one by one then.
+    let locked = match (shmem::any_key_locked(), shows_locked()) {
+        (false, _) => None,
+        (true, true) => directory::locked_group(file.file),
+        (true, false) => directory::current_locked_group(file.file),
+    };
+    match locked {
+        Some(scope) => Err(PageFault::of_key(file, KeyError::Locked { scope })),
+        None => Ok(()),
     }
-    Ok(())
 }

@@ -78,9 +78,11 @@ pub(crate) fn seal_target(file: SmgrFile) -> Option<SealTarget> {
 pub(crate) struct Writing {
     /// As [`seal_target`].
     pub(crate) target: Option<SealTarget>,
-    /// The file is being rewritten, or has pages under its interim key. So the page on disk may be
-    /// under another key or in plaintext, and must be examined: see [`target_over`].
+    /// The file is being rewritten, or may have pages under its interim key. So the page on disk
+    /// may be under another key or in plaintext, and must be examined: see [`target_over`].
     pub(crate) must_compare: bool,
+    /// The file is being rewritten.
+    pub(super) is_mixed: bool,
     /// In recovery: must check whether the page on disk is sealed under an unknown key; see
     /// [`may_write_over`].
     pub(crate) must_check_key: bool,
@@ -90,21 +92,23 @@ pub(crate) struct Writing {
 /// the directory together, so they are consistent.
 #[inline]
 pub(crate) fn writing(file: SmgrFile) -> Writing {
-    let settled = |target| Writing { target, must_compare: false, must_check_key: false };
+    let settled =
+        Writing { target: None, must_compare: false, is_mixed: false, must_check_key: false };
     if file.is_temporary() {
-        return settled(seal_target(file));
+        return Writing { target: seal_target(file), ..settled };
     }
     if !shmem::anything_sealed() {
         // No data key exists yet, but WAL may bring the first one.
         let must_check_key = shmem::any_database_key() && in_recovery();
-        return Writing { target: None, must_compare: false, must_check_key };
+        return Writing { must_check_key, ..settled };
     }
     let writing = directory::writing(file.file);
     let current = writing.as_ref().and_then(|writing| writing.current);
     let target = current.map(|(version, _)| SealTarget { file, version });
     let may_be_interim = target.is_some() && interim::any();
-    let must_compare = may_be_interim || writing.is_some_and(|writing| writing.mixed);
-    Writing { target, must_compare, must_check_key: in_recovery() }
+    let is_mixed = writing.is_some_and(|writing| writing.mixed);
+    let must_compare = may_be_interim || is_mixed;
+    Writing { target, must_compare, is_mixed, must_check_key: in_recovery() }
 }
 
 /// In recovery, before a page is written: if the page on disk is sealed under an unknown key,
@@ -137,8 +141,7 @@ pub(crate) fn version_of(on_disk: &Page, block: u32) -> Option<DataKeyVersion> {
     page::version_of(on_disk).filter(|_| page::may_be_sealed(on_disk, block, data_checksums()))
 }
 
-/// The key for overwriting a page in a file that is being rewritten, where the page on disk may
-/// have another key than `wanted`.
+/// The key for overwriting a page where the page on disk may have another key than is wanted.
 ///
 /// A page may have changed without a WAL record since it was last written: hint bits, free space,
 /// bits of the visibility map, private data of an access method (list:
@@ -146,16 +149,25 @@ pub(crate) fn version_of(on_disk: &Page, block: u32) -> Option<DataKeyVersion> {
 /// written under another key and torn, it would mix two keys, and nothing would repair it. So it
 /// keeps its key on disk, or stays plaintext, until a change of it is logged in WAL, which the
 /// rekey engine ensures.
+///
+/// A file that is not being rewritten has only pages under interim keys besides. `is_unlogged`:
+/// whether a crash empties the fork, so that nothing is repaired, nor logged.
 pub(crate) fn target_over(
     file: SmgrFile,
-    wanted: Option<SealTarget>,
+    writing: Writing,
     lsn: Lsn,
     on_disk: &Page,
+    is_unlogged: impl FnOnce() -> bool,
 ) -> Option<SealTarget> {
+    let wanted = writing.target;
     if page::lsn_of(on_disk) != lsn || page::is_zero(on_disk) {
         return wanted;
     }
-    match page::version_of(on_disk) {
+    let version = page::version_of(on_disk);
+    if !writing.is_mixed && (!version.is_some_and(interim_keys::is_interim) || is_unlogged()) {
+        return wanted;
+    }
+    match version {
         // Not the file's own: [`refuse_plaintext`], [`refuse_former`].
         None if directory::is_sealed_only(file.file) => wanted,
         None => None,

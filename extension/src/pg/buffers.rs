@@ -1,5 +1,7 @@
 //! Shared buffers: flushing, dropping and evicting pages; page-sized memory outside shared buffers.
 
+use std::collections::HashSet;
+
 use pagevault_keystore::RelFile;
 use pgrx::pg_sys::panic::CaughtError;
 use pgrx::pg_sys::{self, Oid};
@@ -108,6 +110,30 @@ pub(crate) fn flush_and_drop_database_in_redo(database: u32) {
     });
 }
 
+/// In the startup process: whether there may be hot standby sessions.
+pub(crate) fn may_have_sessions_in_redo() -> bool {
+    // SAFETY: a plain global of this process.
+    unsafe { pg_sys::standbyState >= pg_sys::HotStandbyState::STANDBY_SNAPSHOT_PENDING }
+}
+
+/// In the startup process: writes the dirty pages of these files, and evicts their pages. Returns
+/// the files of which a page stays, because a session has pinned it: nobody is waited for.
+pub(crate) fn flush_and_evict_files(files: &[RelFile]) -> HashSet<RelFile> {
+    flush_files(files);
+    let files: HashSet<_> = files.iter().copied().collect();
+    let mut left = HashSet::new();
+    for index in 0..count() {
+        if let Some(file) = file_at(index).filter(|file| files.contains(file)) {
+            // SAFETY: an index of a buffer; the startup process has a resource owner.
+            let is_gone = unsafe { compat::evict_buffer(index) };
+            if !is_gone {
+                left.insert(file);
+            }
+        }
+    }
+    left
+}
+
 /// In recovery: ends the hot standby sessions of a database, and keeps new ones out while `work` is
 /// done. Buffers that a session has pinned cannot be dropped: `InvalidateBuffer` (bufmgr.c) tries
 /// for ever.
@@ -116,7 +142,7 @@ pub(crate) fn without_sessions_in_redo(database: u32, work: impl FnOnce()) {
     let lock = pg_sys::AccessExclusiveLock as pg_sys::LOCKMODE;
     // SAFETY: what dbase_redo (dbcommands.c) does before it drops a database.
     let sessions = unsafe {
-        let sessions = pg_sys::standbyState >= pg_sys::HotStandbyState::STANDBY_SNAPSHOT_PENDING;
+        let sessions = may_have_sessions_in_redo();
         if sessions {
             pg_sys::LockSharedObjectForSession(pg_sys::DatabaseRelationId, oid, 0, lock);
             pg_sys::ResolveRecoveryConflictWithDatabase(oid);

@@ -1,10 +1,15 @@
-//! Redo of hash indexes, which locks pages that it does not read.
+//! Redo of hash indexes, which locks pages that it does not read, and of sequences, whose pages
+//! nobody may find.
 //!
 //! Some records name the primary bucket page of a hash index, without an image, only to have it
 //! locked: block 0 of these, if they do not change it (`_hash_squeezebucket`, `_hash_freeovflpage`,
 //! hashovfl.c; `hashbucketcleanup`, hash.c; `hash_xlog_delete` and others, hash_xlog.c). If its key
 //! is locked, redo gets a placeholder for the time of the record. The placeholder is evicted
 //! afterwards: neither another record nor a user may find it.
+//!
+//! Whoever may use a sequence gets its value by `pg_sequence_last_value` (sequence.c), which is a
+//! function, so that no query is refused that names the sequence. In shared buffers of a standby
+//! the page of a locked one would stay until a worker has evicted it. So that is done at once.
 
 use std::time::Duration;
 
@@ -13,13 +18,15 @@ use pagevault_keystore::RelFile;
 use pgrx::pg_guard;
 use pgrx::pg_sys::{self, BlockNumber, ForkNumber, XLogReaderState};
 
+use super::buffers;
 use super::compat;
 use super::process::{self, ProcessLocal};
 
 type Redo = unsafe extern "C-unwind" fn(*mut XLogReaderState);
 
-/// `RM_HASH_ID` (rmgrlist.h)
+/// `RM_HASH_ID` and `RM_SEQ_ID` (rmgrlist.h)
 const HASH: usize = 12;
+const SEQUENCE: usize = 15;
 
 /// `XLOG_HASH_MOVE_PAGE_CONTENTS`, `XLOG_HASH_SQUEEZE_PAGE`, `XLOG_HASH_DELETE` (hash_xlog.h)
 const WITH_BUCKET: [u8; 3] = [0x70, 0x80, 0x90];
@@ -29,25 +36,87 @@ const INFO_OF_SERVER: u8 = 0x0F;
 
 #[derive(Clone, Copy)]
 struct Current {
-    /// The server's function.
+    /// The server's functions.
     redo: Option<Redo>,
+    redo_of_sequence: Option<Redo>,
+    /// Whether a file is in a locked key group.
+    is_locked: fn(RelFile) -> bool,
     /// The record of a hash index that is being replayed, or null.
     record: *mut XLogReaderState,
     /// Redo has got a placeholder.
     stands_in: bool,
 }
 
-static CURRENT: ProcessLocal<Current> =
-    ProcessLocal::new(Current { redo: None, record: std::ptr::null_mut(), stands_in: false });
+static CURRENT: ProcessLocal<Current> = ProcessLocal::new(Current {
+    redo: None,
+    redo_of_sequence: None,
+    is_locked: |_| false,
+    record: std::ptr::null_mut(),
+    stands_in: false,
+});
 
 /// In the process that replays WAL, before it replays any.
-pub(crate) fn watch_hash_indexes() {
+pub(crate) fn watch(is_locked: fn(RelFile) -> bool) {
     // SAFETY: a table of the server, in memory of this process, which custom resource managers are
     // entered in as well (`RegisterCustomRmgr`, rmgr.c). Nobody else uses it now.
     unsafe {
-        let entry = (&raw mut pg_sys::RmgrTable).cast::<pg_sys::RmgrData>().add(HASH);
-        CURRENT.with(|current| current.redo = (*entry).rm_redo);
-        (*entry).rm_redo = Some(hash_redo);
+        let table = (&raw mut pg_sys::RmgrTable).cast::<pg_sys::RmgrData>();
+        let (hash, sequence) = (table.add(HASH), table.add(SEQUENCE));
+        CURRENT.with(|current| {
+            (current.redo, current.redo_of_sequence) = ((*hash).rm_redo, (*sequence).rm_redo);
+            current.is_locked = is_locked;
+        });
+        (*hash).rm_redo = Some(hash_redo);
+        (*sequence).rm_redo = Some(sequence_redo);
+    }
+}
+
+/// Contract: as [`hash_redo`], with a record of a sequence: of its one page, which it makes anew.
+#[pg_guard]
+unsafe extern "C-unwind" fn sequence_redo(record: *mut XLogReaderState) {
+    let (redo, is_locked) = CURRENT.with(|current| (current.redo_of_sequence, current.is_locked));
+    let Some(redo) = redo else { return };
+    // SAFETY: the server's function, with its own argument; the record is decoded, and no lock is
+    // held when it has been replayed.
+    unsafe {
+        redo(record);
+        let decoded = (*record).record;
+        if buffers::may_have_sessions_in_redo()
+            && !decoded.is_null()
+            && (*decoded).max_block_id >= 0
+        {
+            let page = *(*decoded).blocks.as_ptr();
+            if page.in_use && is_locked(compat::file_of_block(&page)) {
+                evict_if_unused(&page);
+            }
+        }
+    }
+}
+
+/// Writes a page and evicts it, unless somebody has pinned it for long: then a worker does that.
+///
+/// # Safety
+/// The page exists, and is in shared buffers; the caller has not locked it.
+unsafe fn evict_if_unused(block: &pg_sys::DecodedBkpBlock) {
+    // SAFETY: redo has just read or made the page, so it exists; the startup process has a resource
+    // owner, and holds no lock of a buffer between two records.
+    unsafe {
+        let buffer = pg_sys::XLogReadBufferExtended(
+            compat::locator(compat::file_of_block(block)),
+            block.forknum,
+            block.blkno,
+            pg_sys::ReadBufferMode::RBM_NORMAL,
+            0,
+        );
+        if buffer != 0 {
+            pg_sys::ReleaseBuffer(buffer);
+            for _ in 0..20 {
+                if compat::evict_buffer(buffer as usize - 1) {
+                    break;
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
     }
 }
 

@@ -6,13 +6,18 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use pagevault_cipher::checksum::page_checksum;
 use pagevault_cipher::page::{HEADER_SIZE, PAGE_SIZE, Page};
 use pagevault_keystore::RelFile;
 use pgrx::PgSqlErrorCode;
-use pgrx::pg_sys::ForkNumber;
+use pgrx::pg_sys::{ForkNumber, RELSEG_SIZE};
 
 use super::compat::relation_path;
+use super::process;
 use super::report::{Report, Result};
+
+/// `pd_checksum` in a page header (bufpage.h).
+const CHECKSUM: std::ops::Range<usize> = 8..10;
 
 /// False if the file does not exist: keys of dropped relations are kept, but need not be copied.
 /// True if that cannot be determined.
@@ -48,7 +53,8 @@ pub(crate) fn first_page(file: RelFile) -> Option<Box<Page>> {
     file.read_exact(page.as_mut_slice()).ok().map(|()| page)
 }
 
-/// Whether a page on disk, in any fork, is such a one. True if that cannot be determined.
+/// Whether a page on disk, in any fork, is such a one. True if that cannot be determined. Outside
+/// of recovery a process that is told to stop does so.
 pub(crate) fn any_page(file: RelFile, is_it: impl Fn(&Page) -> bool) -> bool {
     let forks = ForkNumber::MAIN_FORKNUM..=ForkNumber::INIT_FORKNUM;
     forks.into_iter().any(|fork| {
@@ -82,7 +88,13 @@ fn any_page_of_fork(path: &str, is_it: &impl Fn(&Page) -> bool) -> std::io::Resu
             file => BufReader::with_capacity(64 * PAGE_SIZE, file?),
         };
         let mut page = [0; PAGE_SIZE];
-        loop {
+        for read in 0_u32.. {
+            if read.is_multiple_of(64) && !process::in_recovery() {
+                process::check_for_interrupts();
+                if process::is_told_to_stop() {
+                    return Err(ErrorKind::Interrupted.into());
+                }
+            }
             match file.read_exact(&mut page) {
                 Err(error) if error.kind() == ErrorKind::UnexpectedEof => break,
                 read => read?,
@@ -106,11 +118,11 @@ pub(crate) fn is_empty(file: RelFile) -> bool {
 }
 
 /// Overwrites pages on disk, chosen by their headers: pages of maps with zeros, all but the headers
-/// of others. Nobody uses the file, and none of its pages is in shared buffers.
+/// of others, which get a checksum that programs for backups accept. Nobody uses the file, and none
+/// of its pages is in shared buffers.
 pub(crate) fn overwrite(file: RelFile, is_meant: impl Fn(&[u8]) -> bool) -> Result<()> {
     for fork in ForkNumber::MAIN_FORKNUM..=ForkNumber::INIT_FORKNUM {
         let is_map = matches!(fork, ForkNumber::FSM_FORKNUM | ForkNumber::VISIBILITYMAP_FORKNUM);
-        let from = if is_map { 0 } else { HEADER_SIZE };
         let first = relation_path(file, fork);
         for number in 0.. {
             let path = if number == 0 { first.clone() } else { format!("{first}.{number}") };
@@ -119,7 +131,7 @@ pub(crate) fn overwrite(file: RelFile, is_meant: impl Fn(&[u8]) -> bool) -> Resu
                 Err(error) if error.kind() == ErrorKind::NotFound => break,
                 Err(error) => return Err(not_written(&path, &error)),
             };
-            overwrite_segment(&segment, from, &is_meant)
+            overwrite_segment(&segment, number, is_map, &is_meant)
                 .map_err(|error| not_written(&path, &error))?;
         }
     }
@@ -128,17 +140,25 @@ pub(crate) fn overwrite(file: RelFile, is_meant: impl Fn(&[u8]) -> bool) -> Resu
 
 fn overwrite_segment(
     segment: &File,
-    from: usize,
+    number: u32,
+    is_map: bool,
     is_meant: impl Fn(&[u8]) -> bool,
 ) -> std::io::Result<()> {
-    let nothing = [0; PAGE_SIZE];
     let pages = segment.metadata()?.len() / PAGE_SIZE as u64;
-    for offset in (0..pages).map(|page| page * PAGE_SIZE as u64) {
-        let mut header = [0; HEADER_SIZE];
-        segment.read_exact_at(&mut header, offset)?;
-        if is_meant(&header) {
-            segment.write_all_at(&nothing[from..], offset + from as u64)?;
+    for (block, place) in (number * RELSEG_SIZE..).zip(0..pages) {
+        let offset = place * PAGE_SIZE as u64;
+        let mut page = [0; PAGE_SIZE];
+        segment.read_exact_at(&mut page[..HEADER_SIZE], offset)?;
+        if !is_meant(&page[..HEADER_SIZE]) {
+            continue;
         }
+        if is_map {
+            page.fill(0);
+        } else if process::data_checksums() {
+            let checksum = page_checksum(&page, block);
+            page[CHECKSUM].copy_from_slice(&checksum.to_le_bytes());
+        }
+        segment.write_all_at(&page, offset)?;
     }
     segment.sync_all()
 }

@@ -27,6 +27,8 @@ pub(crate) enum Task {
     DataKeys(u32),
     /// Data keys of files that all databases share, seen to by this one.
     SharedDataKeys(u32),
+    /// Looking for pages under interim keys in files that are not marked.
+    FindInterimPages,
     /// Data keys of a database (OID) for files that have pages under their interim keys.
     InterimPages(u32),
 }
@@ -41,6 +43,7 @@ impl Task {
             Task::DataKeys(database) => (4, database),
             Task::SharedDataKeys(database) => (5, database),
             Task::InterimPages(database) => (6, database),
+            Task::FindInterimPages => (7, 0),
         };
         kind << 32 | u64::from(number)
     }
@@ -55,6 +58,7 @@ impl Task {
             4 => Some(Task::DataKeys(number)),
             5 => Some(Task::SharedDataKeys(number)),
             6 => Some(Task::InterimPages(number)),
+            7 => Some(Task::FindInterimPages),
             _ => None,
         }
     }

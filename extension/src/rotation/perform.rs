@@ -52,6 +52,7 @@ pub(crate) fn perform(task: Task) -> Result<()> {
         }
         Task::DataKeys(database) => request_jobs(Scope::database(database), &due_in),
         Task::SharedDataKeys(_) => request_jobs(Scope::CLUSTER, &due_in),
+        Task::FindInterimPages => interim::find_unmarked(),
         Task::InterimPages(database) => request_jobs(Scope::database(database), &interim_in),
     }
 }
@@ -96,7 +97,11 @@ fn interim_in(home: Scope) -> Result<BTreeSet<RelFile>> {
     let mut found = BTreeSet::new();
     let in_use = survey::files_in_catalog();
     for file in interim::to_rekey()?.into_iter().filter(|file| file.scope() == home) {
-        if in_use.contains(&file) && interim::has_pages(file) {
+        let has_pages = in_use.contains(&file) && interim::has_pages(file);
+        if process::is_told_to_stop() {
+            return Ok(BTreeSet::new());
+        }
+        if has_pages {
             found.insert(file);
         } else {
             interim::unmark(file)?;

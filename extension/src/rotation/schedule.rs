@@ -151,6 +151,9 @@ impl Schedule {
 /// to that.
 fn interim_pages(databases: &[u32]) -> Result<Vec<Task>> {
     interim::log_emptied_maps()?;
+    if interim::any_unmarked() {
+        return Ok(vec![Task::FindInterimPages]);
+    }
     let files = interim::to_rekey()?;
     let is_due = |database: &u32| files.iter().any(|file| file.database == *database);
     let mut due = Vec::new();

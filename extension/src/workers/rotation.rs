@@ -86,6 +86,7 @@ pub(super) fn main(argument: pg_sys::Datum) {
             return;
         }
         let what = match task {
+            Task::FindInterimPages => "look for pages under interim keys",
             Task::InterimPages(_) => "give relations with pages under interim keys new data keys",
             _ => "rotate a key by age",
         };

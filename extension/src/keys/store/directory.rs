@@ -288,16 +288,28 @@ pub(crate) fn has_group_key(file: RelFile) -> bool {
 
 /// The key group whose key is behind the file's current data key, if that key is locked. While the
 /// file is being rewritten, also that of another key under which some of its pages may still be
-/// sealed.
+/// sealed: not of one under which no page is left, as of a group that it left long ago.
 #[cold]
 pub(crate) fn locked_group(file: RelFile) -> Option<Scope> {
+    locked_group_of(file, true)
+}
+
+/// The same of the current data key only.
+#[cold]
+pub(crate) fn current_locked_group(file: RelFile) -> Option<Scope> {
+    locked_group_of(file, false)
+}
+
+fn locked_group_of(file: RelFile, with_others: bool) -> Option<Scope> {
     let shared = get()?;
     let slot = shared.directory.find(file).ok()??;
     let writing = shared.directory.writing(slot).ok()?;
     let current = writing.current.map(|(version, _)| version);
+    let floor = shared.directory.floor(slot).ok()?;
     let mut keys = shared.directory.keys(slot).ok()?.filter_map(std::result::Result::ok);
     let locked = keys.find(|key| {
-        let counts = writing.mixed || Some(key.version) == current;
+        let has_pages = writing.mixed && floor.is_none_or(|floor| key.version >= floor);
+        let counts = with_others && has_pages || Some(key.version) == current;
         let state = shared.secrets.state(key.scope, key.key_version);
         counts && key.scope.key_group().is_some() && state == Some(State::Locked)
     });

@@ -24,7 +24,7 @@ use std::path::PathBuf;
 use pagevault_cipher::{CipherId, interim, page};
 use pagevault_core::policy::Sealing;
 use pagevault_keystore::interim::{
-    ANY, FOLDER, key_place, map_marked_by, mark_of, mark_of_map, marked_by,
+    ANY, FOLDER, group_at, key_place, map_marked_by, mark_of, mark_of_map, marked_by,
 };
 use pagevault_keystore::wal::is_key_place;
 use pagevault_keystore::{KeyGroup, RelFile, Scope};
@@ -135,9 +135,9 @@ pub(crate) fn mark_map(file: RelFile) -> std::io::Result<()> {
 fn make_mark(name: &str) -> std::io::Result<()> {
     let folder = folder();
     match fs::create_dir(&folder) {
-        Ok(()) => File::open(keystore_dir::path())?.sync_all()?,
-        Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
-        Err(error) => return Err(error),
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
+        // Whoever has created it may have been killed before this.
+        _ => File::open(keystore_dir::path())?.sync_all()?,
     }
     File::options().write(true).create(true).truncate(false).open(folder.join(name))?;
     // Afterwards, because another process may find at the same time that there is no mark.
@@ -168,21 +168,49 @@ fn marked_as(file_of: fn(&str) -> Option<RelFile>) -> Result<Vec<RelFile>> {
     Ok(files)
 }
 
+/// Whether there may be such pages in files that are not marked.
+pub(crate) fn any_unmarked() -> bool {
+    shmem::get().is_some_and(|shared| shared.control.any_unmarked_interim())
+}
+
+/// Looks for pages under interim keys in all files that are, or were, in a group, and marks files
+/// that have some. Not in recovery. It reads all of these files.
+///
+/// # Errors
+/// As of the file system.
+pub(crate) fn find_unmarked() -> Result<()> {
+    let shared = shmem::required()?;
+    for info in shared.directory.files()? {
+        process::check_for_interrupts();
+        let file = info?.file;
+        let has_pages =
+            directory::has_group_key(file) && relation_files::may_exist(file) && has_pages(file);
+        // The next start looks again.
+        if process::is_told_to_stop() {
+            return Ok(());
+        }
+        if has_pages {
+            mark(file).map_err(|error| unreadable(&error))?;
+        }
+    }
+    shared.control.interim_is_marked(true);
+    remove_mark(ANY)
+}
+
 /// The marked files whose group is not locked. Not in recovery.
 ///
-/// Marks those whose marks are lost, and raw copies of marked ones, which have the same number in
-/// another database or tablespace. Removes the marks of files that are gone.
+/// Marks raw copies of marked ones, which have the same number in another database or tablespace.
+/// Removes the marks of files that are gone.
 ///
 /// # Errors
 /// As of the file system.
 pub(crate) fn to_rekey() -> Result<Vec<RelFile>> {
     let shared = shmem::required()?;
-    let is_any = shared.control.any_unmarked_interim();
     let mut files = marked_as(marked_by)?;
     let numbers: HashSet<u32> = files.iter().map(|marked| marked.relation).collect();
     for info in shared.directory.files()? {
         let file = info?.file;
-        if (is_any || numbers.contains(&file.relation))
+        if numbers.contains(&file.relation)
             && !files.contains(&file)
             && directory::has_group_key(file)
             && relation_files::may_exist(file)
@@ -191,13 +219,14 @@ pub(crate) fn to_rekey() -> Result<Vec<RelFile>> {
             files.push(file);
         }
     }
-    if is_any {
-        shared.control.interim_is_marked(true);
-        remove_mark(ANY)?;
-    }
     let gone = files.extract_if(.., |file| !relation_files::may_have_any_fork(*file));
     gone.collect::<Vec<_>>().iter().try_for_each(|file| remove_mark(&mark_of(*file)))?;
     if files.is_empty() && shared.control.interim_is_gone() {
+        // Somebody may have marked a file meanwhile.
+        if !marked_as(marked_by)?.is_empty() {
+            shared.control.interim_is_marked(false);
+            return Ok(files);
+        }
         Report::new(
             PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION,
             "pagevault: no page is under an interim key any more",
@@ -238,16 +267,16 @@ pub(crate) fn log_emptied_maps() -> Result<()> {
     Ok(())
 }
 
-/// At server start, before pages are read. After `pg_rewind`, which replaces the folder, any file
-/// of a group may have such pages.
+/// At server start, before pages are read. `pg_rewind` replaces the folder of marks, and a base
+/// backup may have copied it later than the files, when marks were removed. So then any file that
+/// is, or was, in a group may have such pages.
 ///
 /// # Errors
 /// As of the file system.
 pub(crate) fn start() -> Result<()> {
     let control = &shmem::required()?.control;
-    let label = fs::read_to_string(process::data_directory().join("backup_label"));
-    let is_rewound = label.is_ok_and(|label| label.contains("BACKUP METHOD: pg_rewind"));
-    if is_rewound && any_group_key()? {
+    let is_copy = process::data_directory().join("backup_label").exists();
+    if is_copy && any_root_ever()? {
         control.interim_was_read();
         make_mark(ANY).map_err(|error| unreadable(&error))?;
     }
@@ -259,9 +288,10 @@ pub(crate) fn start() -> Result<()> {
     Ok(())
 }
 
-fn any_group_key() -> Result<bool> {
+/// Whether there is, or was, a key from which interim keys are derived.
+fn any_root_ever() -> Result<bool> {
     let mut files = shmem::required()?.directory.files()?;
-    Ok(files.any(|info| info.is_ok_and(|info| directory::has_group_key(info.file))))
+    Ok(files.any(|info| info.is_ok_and(|info| group_at(info.file).is_some())))
 }
 
 /// Whether a page on disk, in any fork, is under an interim key; true if that is not known.
@@ -318,9 +348,26 @@ pub(crate) fn destroy(files: &[RelFile]) -> Result<()> {
         .try_for_each(|file| relation_files::overwrite(*file, is_under_interim_key))
 }
 
-/// When the data directory is consistent, before users are admitted: writes pages of locked groups,
-/// and drops them from shared buffers, where users would not be refused.
-/// What redo brings there later, on a standby, a worker evicts ([`crate::page::withdrawal`]).
+/// When the data directory is consistent for the first time: overwrites pages under interim keys of
+/// files whose data keys had been destroyed before. Redo has seen to others ([`destroy`]).
+///
+/// # Errors
+/// If the directory cannot be read, or a file not be written.
+pub(crate) fn destroy_former() -> Result<()> {
+    if !any_unmarked() || !shmem::anything_destroyed() {
+        return Ok(());
+    }
+    let files = shmem::required()?.directory.files()?.filter_map(std::result::Result::ok);
+    let files: Vec<_> = files.filter(|info| info.is_destroyed()).map(|info| info.file).collect();
+    buffers::flush_and_drop_files(&files);
+    destroy(&files)
+}
+
+/// When the data directory is consistent, before users are admitted, and when recovery ends: writes
+/// pages of locked groups, and removes them from shared buffers, where users would not be refused.
+/// What redo brings there later, on a standby, a worker evicts ([`crate::page::withdrawal`]); and
+/// what a session of a standby has pinned, after its promotion. The marks of these files keep the
+/// worker at work.
 ///
 /// # Errors
 /// If the directory cannot be read.
@@ -332,6 +379,10 @@ pub(crate) fn drop_locked_pages() -> Result<()> {
     let files = shmem::required()?.directory.files()?.filter_map(std::result::Result::ok);
     let locked = |file: &RelFile| directory::locked_group(*file).is_some();
     let locked: Vec<_> = files.map(|info| info.file).filter(locked).collect();
+    if buffers::may_have_sessions_in_redo() {
+        let mut pinned = buffers::flush_and_evict_files(&locked).into_iter();
+        return pinned.try_for_each(mark).map_err(|error| unreadable(&error));
+    }
     buffers::flush_and_drop_files(&locked);
     Ok(())
 }

@@ -9,6 +9,7 @@ use pagevault_tests::datafile::{DataFile, PageState};
 use super::*;
 
 mod destroyed;
+mod others;
 mod standbys;
 
 /// More than `shared_buffers`, so that redo writes pages while it runs.
