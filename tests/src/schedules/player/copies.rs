@@ -169,6 +169,9 @@ impl Player {
             (Target::Mark, None) => bail!("no restore point since the backup"),
             (Target::Present, _) => {
                 Standby::default().follow(&restored, &self.primary)?;
+                // What is encrypted now may be on the copy's disk as it was before, until a restart
+                // point, for which it needs the record of a checkpoint.
+                self.primary.sql("CHECKPOINT")?;
                 restored.start_server()?;
                 for _ in 0..2 {
                     wait_for(&restored, &self.primary)?;

@@ -291,6 +291,16 @@ impl Statement {
         }
     }
 
+    /// Whether it copies secrets into a table that is encrypted only when its label is there. A
+    /// crash before that leaves a file in plaintext.
+    pub(super) fn copies_before_label(&self, database: &Database) -> bool {
+        match self {
+            Statement::CreateAs { of, asked: Asked::ByLabel, .. }
+            | Statement::CreateView { of, asked: Asked::ByLabel, .. } => database.is_secret(*of),
+            _ => false,
+        }
+    }
+
     pub(super) fn wants_tablespace(&self) -> bool {
         matches!(self, Statement::Change { change: Change::SpaceOther, .. })
     }

@@ -155,7 +155,13 @@ impl World {
                 // Session 0 is the player's own, outside of all sessions.
                 let in_main = !matches!(**operation, Operation::Run { .. })
                     || self.sessions.first().is_some_and(|session| session.database == MAIN);
-                reachable && self.is_quiet() && in_main && self.allows(operation)
+                let copies = match &**operation {
+                    Operation::Run { statement, .. } => {
+                        statement.copies_before_label(&self.databases[&MAIN])
+                    }
+                    _ => false,
+                };
+                reachable && self.is_quiet() && in_main && !copies && self.allows(operation)
             }
             Operation::Together { statements, kill_after } => {
                 let Some(seen) = self.databases.get(&MAIN) else { return false };
@@ -172,8 +178,10 @@ impl World {
                     before.add(statement, seen, self.context);
                     apart
                 });
+                let copies = |statement: &Statement| statement.copies_before_label(seen);
                 apart
                     && !statements.is_empty()
+                    && (kill_after.is_none() || !statements.iter().any(copies))
                     && objects < 2
                     && unlocked
                     && self.is_quiet()
