@@ -74,6 +74,7 @@ impl Campaign {
             self.prepare()?;
             self.act()?;
             self.server.revive()?;
+            self.server.end_outage()?;
         }
         self.prepare()?;
         self.server.injector.watch()?;
@@ -85,6 +86,7 @@ impl Campaign {
         }
         let calls = self.server.injector.calls()?;
         self.server.revive()?;
+        self.server.end_outage()?;
         // pg_ctl compares its time with that in postmaster.pid, which the server reads first.
         let clock = match self.scenario.during {
             During::Start | During::Recovery => [1, 50],
@@ -131,6 +133,7 @@ impl Campaign {
         let ending = ending?;
         let after = || format!("after: {ending}");
         let restarted = self.server.revive().with_context(after)?;
+        self.server.end_outage().context("after the outage")?;
         let complaints = judge::log(&self.server, &self.documented, &injection.fault, from)
             .with_context(after)?;
         if matches!(ending, Ending::Done) {
@@ -177,7 +180,10 @@ impl Campaign {
         self.server.acknowledge()?;
         match self.scenario.during {
             During::Start => self.server.cluster.stop(StopMode::Fast),
-            During::Recovery => self.server.cluster.kill(),
+            During::Recovery => {
+                self.server.cluster.kill()?;
+                self.server.begin_outage()
+            }
             During::Crash => {
                 self.victim = Some(self.server.session()?);
                 Ok(())

@@ -28,6 +28,8 @@ pub struct Scenario {
     pub keys: bool,
     /// Without pagevault, as a control.
     pub stock: bool,
+    /// Whether the table `g` is in a key group, whose key is away while calls fail.
+    pub outage: bool,
     /// Lines of its configuration.
     pub conf: &'static [&'static str],
     /// Before each round, without errors.
@@ -49,6 +51,7 @@ const STATEMENT: Scenario = Scenario {
     during: During::Statement,
     keys: true,
     stock: false,
+    outage: false,
     conf: &[],
     before: "SELECT 1",
     sql: "SELECT 1",
@@ -143,6 +146,20 @@ pub const ALL: &[Scenario] = &[
         ..STATEMENT
     },
     Scenario {
+        name: "key-group",
+        before: NO_GROUP,
+        sql: "SELECT pagevault.create_key_group('n');; SELECT pagevault.set_key_group_master_key('n', 'local', 'main');; SET pagevault.rekey_threshold = '1GB';; SECURITY LABEL FOR pagevault ON TABLE p IS 'encrypted key_group=n';; SELECT pagevault.rotate_key_group_key('n');; CHECKPOINT",
+        holds: "SELECT key_group = 'n' AND (SELECT bool_and(state IN ('encrypted', 'empty')) FROM pagevault.verify('p')) FROM pagevault.relations WHERE relation = 'p'::regclass",
+        ..STATEMENT
+    },
+    Scenario {
+        name: "shred-key-group",
+        before: GROUP,
+        sql: "SELECT * FROM pagevault.shred_key_group('n', 'n')",
+        holds: "SELECT bool_and(state IN ('destroyed', 'empty')) FROM pagevault.verify('p')",
+        ..STATEMENT
+    },
+    Scenario {
         name: "sort",
         sql: "SET work_mem = '64kB';; SELECT count(*) FROM (SELECT id, pad || id AS x FROM t, generate_series(1, 3) ORDER BY x) s",
         ..STATEMENT
@@ -196,6 +213,14 @@ pub const ALL: &[Scenario] = &[
         before: CHANGES,
         ..STATEMENT
     },
+    Scenario {
+        name: "locked-recovery",
+        during: During::Recovery,
+        outage: true,
+        conf: &[ONCE],
+        before: "UPDATE g SET pad = repeat('y', 60), v = 1;; VACUUM g;; INSERT INTO g SELECT i, 1, 'z' FROM generate_series(3000, 3100) i;; DELETE FROM g WHERE id >= 3000",
+        ..STATEMENT
+    },
     Scenario { name: "crash", during: During::Crash, conf: WAL, before: CHANGES, ..STATEMENT },
     Scenario {
         name: "crash-stock",
@@ -207,3 +232,7 @@ pub const ALL: &[Scenario] = &[
 ];
 
 const CHANGES: &str = "SET pagevault.default_encryption = on;; DROP TABLE IF EXISTS x;; CREATE TABLE x (id int PRIMARY KEY);; INSERT INTO x SELECT generate_series(1, 100)";
+
+const NO_GROUP: &str = "DROP TABLE IF EXISTS p;; SELECT * FROM pagevault.key_groups g, pagevault.shred_key_group(g.key_group, g.key_group) WHERE g.key_group = 'n';; CREATE TABLE p AS SELECT i AS id, repeat('z', 300) AS pad FROM generate_series(1, 200) i;; CHECKPOINT";
+
+const GROUP: &str = "DROP TABLE IF EXISTS p;; SELECT * FROM pagevault.key_groups g, pagevault.shred_key_group(g.key_group, g.key_group) WHERE g.key_group = 'n';; SELECT pagevault.create_key_group('n');; SELECT pagevault.set_key_group_master_key('n', 'local', 'main');; CREATE TABLE p AS SELECT i AS id, repeat('z', 300) AS pad FROM generate_series(1, 200) i;; SET pagevault.rekey_threshold = '1GB';; SECURITY LABEL FOR pagevault ON TABLE p IS 'encrypted key_group=n';; CHECKPOINT";

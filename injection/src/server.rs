@@ -21,6 +21,8 @@ pub(crate) struct Server {
     pub(crate) cluster: Cluster,
     pub(crate) injector: Injector,
     pub(crate) keys: KeyFile,
+    /// The key of the group that the table `g` is in.
+    group_keys: Option<KeyFile>,
     /// Without pagevault.
     pub(crate) stock: bool,
     /// Rows of the ledger that were acknowledged: 1 to this number.
@@ -97,8 +99,40 @@ impl Server {
         if with_keys && conf.contains(&ENCRYPTED_WAL) {
             cluster.eventually("SELECT wal_encrypted FROM pagevault.status", "t")?;
         }
+        let group_keys = scenario.outage.then(|| grouped(&cluster)).transpose()?;
         cluster.sql("CHECKPOINT")?;
-        Ok(Server { cluster, injector, keys, stock, acknowledged: 0 })
+        Ok(Server { cluster, injector, keys, group_keys, stock, acknowledged: 0 })
+    }
+
+    /// The provider of the key group does not answer any more.
+    pub(crate) fn begin_outage(&self) -> Result<()> {
+        self.group_keys.as_ref().map_or(Ok(()), KeyFile::take_away)
+    }
+
+    /// It answers. What recovery has written under interim keys gets new data keys, and is as it
+    /// was.
+    pub(crate) fn end_outage(&self) -> Result<()> {
+        let Some(keys) = &self.group_keys else { return Ok(()) };
+        keys.bring_back()?;
+        self.cluster.sql("SELECT pagevault.unlock()")?;
+        let marks = self.cluster.data_directory().join("pagevault/interim");
+        // A launcher that could not look looks again after a minute.
+        let deadline = Instant::now() + 2 * PATIENCE;
+        loop {
+            let left = std::fs::read_dir(&marks).map_or(0, Iterator::count);
+            if left == 0 {
+                break;
+            }
+            ensure!(Instant::now() < deadline, "{left} files still have interim pages");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        for plan in ["enable_seqscan = on", "enable_seqscan = off"] {
+            let found = self.cluster.text(&format!(
+                "SET {plan}; SELECT count(*) || ' ' || sum(v) FROM g WHERE id > 0"
+            ))?;
+            ensure!(found == "2000 2000", "g: {found} with {plan}");
+        }
+        Ok(())
     }
 
     /// Adds a row to the ledger that must be there from now on.
@@ -202,6 +236,20 @@ impl Server {
         self.cluster.stop(StopMode::Fast)?;
         self.cluster.start_server()
     }
+}
+
+/// A table in a key group.
+fn grouped(cluster: &Cluster) -> Result<KeyFile> {
+    let keys = cluster.key_file("group_keys", "main")?;
+    cluster.sql(&keys.add_provider("tenants"))?;
+    cluster.sql(
+        "SELECT pagevault.create_key_group('acme');
+         SELECT pagevault.set_key_group_master_key('acme', 'tenants', 'main');
+         CREATE TABLE g (LIKE t INCLUDING ALL);
+         INSERT INTO g SELECT * FROM t",
+    )?;
+    cluster.sql("SECURITY LABEL FOR pagevault ON TABLE g IS 'encrypted key_group=acme'")?;
+    Ok(keys)
 }
 
 /// A dead process that nobody has reaped is a zombie.

@@ -12,8 +12,9 @@ pub use crate::judge::Verdict;
 use crate::judge::{end_of_log, judge};
 use crate::known;
 use crate::ledger::Ledger;
+use crate::outage::Outage;
 use crate::recording::{Cut, Recorded, Recording};
-use crate::scenarios::Scenario;
+use crate::scenarios::{Scenario, Tenants};
 use crate::witnesses;
 
 /// A cut after which something was wrong.
@@ -136,6 +137,8 @@ pub fn try_cut(
     with_others: bool,
 ) -> Result<Verdict> {
     let ledger = Ledger::of(recorded.marks(u64::MAX), cut.place);
+    let outage =
+        (scenario.tenants == Tenants::Away).then(|| Outage::begin(recorded)).transpose()?;
     let first = recorded.cluster_after(cut, ignore)?;
     let within;
     let mut cluster = if cut.twice {
@@ -164,6 +167,20 @@ pub fn try_cut(
         true => witnesses::judge(recorded, cut.place, scenario, server),
         false => Ok(()),
     };
-    let judged = started.and_then(|_| judge(&mut cluster, scenario, &ledger, &may_say, others));
+    let outlived = started.and_then(|_| match &outage {
+        Some(outage) => {
+            let lost = known::lost(&cluster)?;
+            let again = lost.is_empty() && Random::new(cut.seed).of(3).percent(50);
+            let interim = outage.judge(&cluster, &ledger.without(&lost), again)?;
+            outage.end(&cluster).map(|()| interim)
+        }
+        None => Ok(false),
+    });
+    let judged = outlived.and_then(|interim| {
+        match judge(&mut cluster, scenario, &ledger, &may_say, others)? {
+            Verdict::Good if interim => Ok(Verdict::GoodInOutage),
+            verdict => Ok(verdict),
+        }
+    });
     judged.with_context(|| end_of_log(&cluster))
 }

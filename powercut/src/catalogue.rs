@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use crate::scenarios::{Promise, Scenario, Step};
+use crate::scenarios::{Promise, Scenario, Step, Tenants};
+
+mod groups;
 
 const fn step(sql: &'static str) -> Step {
     Step { sql, promise: None, may_fail: None }
@@ -23,6 +25,7 @@ const ORDINARY: Scenario = Scenario {
     passed_over: "'shreds'",
     log: &[],
     conf: &[],
+    tenants: Tenants::Absent,
 };
 
 const ENCRYPTED: &[&str] =
@@ -389,6 +392,8 @@ const TABLESPACE: &str = "SET allow_in_place_tablespaces = on;; CREATE TABLESPAC
 
 /// All of them.
 pub const ALL: &[Scenario] = &[
+    groups::GROUPS,
+    groups::GROUPS_AWAY,
     Scenario { name: "stock", encrypted: false, keys: false, steps: STOCK, ..ORDINARY },
     Scenario {
         name: "stock-without-checksums",

@@ -23,16 +23,18 @@ const OF_POSTGRESQL: &str = "
 /// Keys and jobs. Data keys of files that are gone do not matter.
 const OF_PAGEVAULT: &str = "
     SELECT 'provider ' || provider, kind FROM pagevault.providers
+    UNION ALL SELECT 'key group ' || key_group, state FROM pagevault.key_groups
     UNION ALL SELECT 'setting ' || name, setting FROM pg_settings
      WHERE name LIKE 'pagevault.%' AND source = 'configuration file' AND name <> 'pagevault.rekey_threshold'
-    UNION ALL SELECT concat_ws(' ', 'version of database key', scope, database), max(version)::text
-      FROM pagevault.database_keys GROUP BY scope, database
-    UNION ALL SELECT DISTINCT ON (scope, database) concat_ws(' ', 'master key', scope, database), provider || ' ' || master_key
-      FROM (SELECT * FROM pagevault.database_keys ORDER BY scope, database, version DESC) newest
-    UNION ALL SELECT concat_ws(' ', 'version of master key of', scope, database, version), master_key_version::text
+    UNION ALL SELECT concat_ws(' ', 'version of database key', scope, database, key_group), max(version)::text
+      FROM pagevault.database_keys GROUP BY scope, database, key_group
+    UNION ALL SELECT DISTINCT ON (scope, database, key_group) concat_ws(' ', 'master key', scope, database, key_group), provider || ' ' || master_key
+      FROM (SELECT * FROM pagevault.database_keys ORDER BY scope, database, key_group, version DESC) newest
+    UNION ALL SELECT concat_ws(' ', 'version of master key of', scope, database, key_group, version, provider, master_key), master_key_version::text
       FROM pagevault.database_keys
     UNION ALL SELECT concat_ws(' ', 'version of data key', relation, filenode), max(version)::text
       FROM pagevault.data_keys WHERE relation IS NOT NULL GROUP BY relation, filenode
+    UNION ALL SELECT 'group of ' || relation, key_group FROM pagevault.relations WHERE key_group IS NOT NULL
     UNION ALL SELECT concat_ws(' ', 'job', job, kind, relation), state
       FROM pagevault.rekey_jobs WHERE relation IS NOT NULL";
 

@@ -19,6 +19,8 @@ use crate::workload::TABLES;
 pub enum Verdict {
     /// All is as it must be.
     Good,
+    /// And recovery has written pages under interim keys, because a provider was away.
+    GoodInOutage,
     /// What is lost is what PostgreSQL itself loses: see the module `known`.
     Known(String),
 }

@@ -16,6 +16,7 @@ mod facts;
 mod judge;
 mod known;
 mod ledger;
+mod outage;
 pub mod recording;
 mod said;
 pub mod scenarios;

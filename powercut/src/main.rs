@@ -131,10 +131,12 @@ fn report(
     bar.set_style(ProgressStyle::with_template("{prefix} {bar:30} {pos}/{len} {msg}")?);
     bar.set_prefix(scenario.name);
     let (failed, known) = (AtomicUsize::new(0), Mutex::new(BTreeMap::<String, usize>::new()));
+    let interim = AtomicUsize::new(0);
     let failures = campaign.run(scenario, recorded, &cuts, |_, verdict| {
         match verdict {
             None => bar.set_message(format!("{} failed", failed.fetch_add(1, Relaxed) + 1)),
             Some(Verdict::Good) => {}
+            Some(Verdict::GoodInOutage) => drop(interim.fetch_add(1, Relaxed)),
             Some(Verdict::Known(what)) => {
                 let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
                 *known.entry(what.clone()).or_default() += 1;
@@ -151,6 +153,9 @@ fn report(
         cuts.len(),
         failures.len()
     );
+    if interim.load(Relaxed) > 0 {
+        eprintln!("  {} with pages under interim keys", interim.load(Relaxed));
+    }
     for (what, times) in known.into_inner().unwrap_or_default() {
         eprintln!("  {times} as PostgreSQL itself is known to: {what}");
     }

@@ -21,6 +21,11 @@ const STANDBY: u8 = 1;
 /// A mark: the server is down.
 pub(crate) const STOPPED: &str = "stopped";
 
+/// The key file of the provider of key groups.
+pub(crate) const GROUP_KEYS: &str = "group_keys";
+
+const KEY_FILES: [&str; 2] = ["keys", GROUP_KEYS];
+
 const LIBRARY: &str = "libpagevault_powercut_recorder.so";
 
 /// A server that is being recorded.
@@ -127,6 +132,7 @@ impl Recording {
         let journal = std::fs::read(&self.journal.path)?;
         std::fs::remove_file(&self.journal.path)?;
         Ok(Recorded {
+            directory: self.cluster.directory().to_owned(),
             cluster: Some(self.cluster),
             base: self.base,
             standby: self.standby,
@@ -175,7 +181,8 @@ fn introduce(journal: &Journal, server: u8, root: &Path, directory: &Path) -> Re
 /// Base directory and journal: any cut of it can be made again.
 #[derive(Debug)]
 pub struct Recorded {
-    /// Holds what images refer to, such as key files.
+    /// Where the key files are that images refer to.
+    directory: PathBuf,
     cluster: Option<Cluster>,
     base: Disk,
     standby: Option<(Cluster, Disk)>,
@@ -213,6 +220,11 @@ impl Recorded {
     #[must_use]
     pub fn cluster(&self) -> Option<&Cluster> {
         self.cluster.as_ref()
+    }
+
+    /// The key file of the provider of key groups.
+    pub(crate) fn group_keys(&self) -> PathBuf {
+        self.directory.join(GROUP_KEYS)
     }
 
     /// The files at the beginning of the journal.
@@ -390,29 +402,34 @@ impl Recorded {
         if let Some(cluster) = &self.cluster {
             let directory = cluster.directory();
             std::fs::write(to.join("directory"), directory.as_os_str().as_bytes())?;
-            if directory.join("keys").exists() {
-                std::fs::copy(directory.join("keys"), to.join("keys"))?;
+            for keys in KEY_FILES {
+                if directory.join(keys).exists() {
+                    std::fs::copy(directory.join(keys), to.join(keys))?;
+                }
             }
         }
         self.base.after_cut(&Survival::Everything, 0).write(&to.join("base"))?;
         Ok(std::fs::write(to.join("journal"), &self.journal)?)
     }
 
-    /// What was saved. The key file is put back to where it was.
+    /// What was saved. Key files are put back to where they were.
     ///
     /// # Errors
     /// When it cannot be read.
     pub fn load(from: &Path) -> Result<Recorded> {
         let base = Disk::of(&from.join("base"), Order::Kept, None)?;
         let directory = PathBuf::from(std::fs::read_to_string(from.join("directory"))?);
-        if from.join("keys").exists() {
-            let installation = Installation::get()?;
-            std::fs::create_dir_all(&directory)?;
-            installation.give(&directory)?;
-            std::fs::copy(from.join("keys"), directory.join("keys"))?;
-            installation.give(&directory.join("keys"))?;
+        let installation = Installation::get()?;
+        for keys in KEY_FILES {
+            if from.join(keys).exists() {
+                std::fs::create_dir_all(&directory)?;
+                installation.give(&directory)?;
+                std::fs::copy(from.join(keys), directory.join(keys))?;
+                installation.give(&directory.join(keys))?;
+            }
         }
         Ok(Recorded {
+            directory,
             cluster: None,
             base,
             standby: None,

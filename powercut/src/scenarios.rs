@@ -10,7 +10,7 @@ use pagevault_tests::cluster::run_sql;
 use pagevault_tests::{Cluster, Settings, StopMode};
 
 use crate::facts::Facts;
-use crate::recording::{Recorded, Recording, STOPPED};
+use crate::recording::{GROUP_KEYS, Recorded, Recording, STOPPED};
 use crate::workload::{Worker, is_deadlock, tables};
 
 /// What must be true once a step was acknowledged, until another one about the same begins.
@@ -32,6 +32,17 @@ pub struct Step {
     pub promise: Option<Promise>,
     /// With which SQLSTATE it may fail, because of what else happens; without: it never may.
     pub may_fail: Option<&'static str>,
+}
+
+/// The provider `tenants`, which has the keys of key groups.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tenants {
+    /// There is none.
+    Absent,
+    /// It answers.
+    Present,
+    /// It does not answer while a server recovers from a cut.
+    Away,
 }
 
 /// A load, and commands that are given meanwhile.
@@ -57,6 +68,8 @@ pub struct Scenario {
     pub log: &'static [&'static str],
     /// Lines of its configuration.
     pub conf: &'static [&'static str],
+    /// Where keys of key groups come from.
+    pub tenants: Tenants,
 }
 
 impl Named for Scenario {
@@ -120,6 +133,9 @@ impl Scenario {
             }
             cluster
         };
+        if self.tenants != Tenants::Absent {
+            cluster.sql(&cluster.key_file(GROUP_KEYS, "main")?.add_provider("tenants"))?;
+        }
         cluster.sql(&tables())?;
         for sql in self.before {
             run(&cluster, sql).with_context(|| format!("before: {sql}"))?;

@@ -4,19 +4,29 @@
 mod controls;
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Result, ensure};
-use pagevault_powercut::campaign::Campaign;
+use pagevault_powercut::campaign::{Campaign, Verdict};
 use pagevault_powercut::catalogue::ALL;
 use pagevault_tests::choice::named;
 
 const QUICK: Campaign = Campaign { seed: 1, images: 12, jobs: 2, ignore: None, witnesses: 6 };
 
 fn good(name: &str) -> Result<()> {
+    verdicts(name, QUICK).map(drop)
+}
+
+/// Of each cut; none has failed.
+fn verdicts(name: &str, quick: Campaign) -> Result<Vec<Verdict>> {
     let scenario = named(ALL, name)?;
-    let recorded = scenario.record(QUICK.seed, true)?;
-    let cuts = QUICK.cuts(&recorded);
-    let failures = QUICK.run(scenario, &recorded, &cuts, |_, _| {});
+    let recorded = scenario.record(quick.seed, true)?;
+    let cuts = quick.cuts(&recorded);
+    let verdicts = Mutex::new(Vec::new());
+    let failures = quick.run(scenario, &recorded, &cuts, |_, verdict| {
+        let mut verdicts = verdicts.lock().unwrap_or_else(PoisonError::into_inner);
+        verdicts.extend(verdict.cloned());
+    });
     if !failures.is_empty() {
         let kept = std::env::temp_dir().join(format!("powercut-{name}-{}", std::process::id()));
         recorded.save(&kept)?;
@@ -34,7 +44,7 @@ fn good(name: &str) -> Result<()> {
             .collect();
         anyhow::bail!("{} of {} cuts:\n{}", failures.len(), cuts.len(), list.join("\n"));
     }
-    Ok(())
+    Ok(verdicts.into_inner().unwrap_or_else(PoisonError::into_inner))
 }
 
 #[test]
@@ -45,6 +55,14 @@ fn rekeying_survives_power_cuts() -> Result<()> {
 #[test]
 fn rekeying_without_checksums_survives_power_cuts() -> Result<()> {
     good("rekey-without-checksums")
+}
+
+#[test]
+fn key_groups_survive_power_cuts_and_outages() -> Result<()> {
+    good("groups")?;
+    let verdicts = verdicts("groups-away", Campaign { images: 7, ..QUICK })?;
+    ensure!(verdicts.contains(&Verdict::GoodInOutage), "nothing is under an interim key");
+    Ok(())
 }
 
 #[test]
