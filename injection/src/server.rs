@@ -115,17 +115,8 @@ impl Server {
         let Some(keys) = &self.group_keys else { return Ok(()) };
         keys.bring_back()?;
         self.cluster.sql("SELECT pagevault.unlock()")?;
-        let marks = self.cluster.data_directory().join("pagevault/interim");
         // A launcher that could not look looks again after a minute.
-        let deadline = Instant::now() + 2 * PATIENCE;
-        loop {
-            let left = std::fs::read_dir(&marks).map_or(0, Iterator::count);
-            if left == 0 {
-                break;
-            }
-            ensure!(Instant::now() < deadline, "{left} files still have interim pages");
-            std::thread::sleep(Duration::from_millis(50));
-        }
+        self.cluster.wait_for_no_interim_marks(2 * PATIENCE)?;
         for plan in ["enable_seqscan = on", "enable_seqscan = off"] {
             let found = self.cluster.text(&format!(
                 "SET {plan}; SELECT count(*) || ' ' || sum(v) FROM g WHERE id > 0"

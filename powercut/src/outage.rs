@@ -1,9 +1,8 @@
 //! An outage of the provider of key groups, in which a server recovers from a power cut.
 
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use pagevault_tests::Cluster;
@@ -43,7 +42,7 @@ impl Outage {
             server.start_server().context("another start in the outage")?;
             are_right_or_locked(server, ledger)?;
         }
-        Ok(marks(server)? > 0)
+        Ok(server.interim_marks()? > 0)
     }
 
     /// Brings the key file back. The server uses it, and gives new data keys to what recovery has
@@ -54,15 +53,7 @@ impl Outage {
             return Ok(());
         }
         server.sql("SELECT pagevault.unlock()")?;
-        let deadline = Instant::now() + Duration::from_secs(90);
-        loop {
-            let left = marks(server)?;
-            if left == 0 {
-                return Ok(());
-            }
-            ensure!(Instant::now() < deadline, "{left} files still have interim pages");
-            std::thread::sleep(Duration::from_millis(50));
-        }
+        server.wait_for_no_interim_marks(Duration::from_secs(90))
     }
 
     fn bring_back(&self) -> Result<()> {
@@ -79,15 +70,6 @@ impl Drop for Outage {
 
 fn away(keys: &Path) -> PathBuf {
     keys.with_extension("away")
-}
-
-/// How many files may have interim pages.
-fn marks(server: &Cluster) -> Result<usize> {
-    match std::fs::read_dir(server.data_directory().join("pagevault/interim")) {
-        Ok(entries) => Ok(entries.count()),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(0),
-        Err(error) => Err(error).context("marks of interim pages"),
-    }
 }
 
 fn are_right_or_locked(server: &Cluster, ledger: &Ledger) -> Result<()> {

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 
 use crate::Cluster;
 
@@ -41,6 +41,34 @@ impl Cluster {
                 Err(error) if Instant::now() > deadline => bail!("{what}: {error:#}"),
                 Err(_) => std::thread::sleep(Duration::from_millis(100)),
             }
+        }
+    }
+
+    /// How many files are marked that may have pages under interim keys.
+    ///
+    /// # Errors
+    /// When the folder of marks cannot be read.
+    pub fn interim_marks(&self) -> Result<usize> {
+        match std::fs::read_dir(self.data_directory().join("pagevault/interim")) {
+            Ok(entries) => Ok(entries.count()),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(0),
+            Err(error) => Err(error).context("marks of interim pages"),
+        }
+    }
+
+    /// Waits until no file is marked.
+    ///
+    /// # Errors
+    /// When that takes longer.
+    pub fn wait_for_no_interim_marks(&self, patience: Duration) -> Result<()> {
+        let deadline = Instant::now() + patience;
+        loop {
+            let left = self.interim_marks()?;
+            if left == 0 {
+                return Ok(());
+            }
+            ensure!(Instant::now() < deadline, "{left} files still have interim pages");
+            std::thread::sleep(Duration::from_millis(50));
         }
     }
 }

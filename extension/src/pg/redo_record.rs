@@ -24,9 +24,8 @@ use super::process::{self, ProcessLocal};
 
 type Redo = unsafe extern "C-unwind" fn(*mut XLogReaderState);
 
-/// `RM_HASH_ID` and `RM_SEQ_ID` (rmgrlist.h)
-const HASH: usize = 12;
-const SEQUENCE: usize = 15;
+const HASH: usize = pg_sys::RmgrIds::RM_HASH_ID as usize;
+const SEQUENCE: usize = pg_sys::RmgrIds::RM_SEQ_ID as usize;
 
 /// `XLOG_HASH_MOVE_PAGE_CONTENTS`, `XLOG_HASH_SQUEEZE_PAGE`, `XLOG_HASH_DELETE` (hash_xlog.h)
 const WITH_BUCKET: [u8; 3] = [0x70, 0x80, 0x90];
