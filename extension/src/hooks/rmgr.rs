@@ -11,7 +11,7 @@ use super::{proof, restart_points, smgr};
 use crate::keys::redo as key_redo;
 use crate::keys::store::directory;
 use crate::keys::usage::{destruction, interim};
-use crate::page::{placeholders, proven, undecided};
+use crate::page::{placeholders, proven, standby_map, undecided};
 use crate::pg::report::{Report, Result};
 use crate::pg::{consistency, process, redo_record, remnants, wal};
 use crate::shmem;
@@ -85,6 +85,7 @@ fn replay_keys(payload: &[u8], place: (Lsn, Lsn)) -> Result<()> {
     let records = key_redo::decode(batch)?;
     proven::replaying(&records);
     key_redo::replay(scope, id, &records, place)?;
+    standby_map::replayed(&records);
     if placeholders::any_awaited() {
         placeholders::replayed(&records);
     }

@@ -8,6 +8,7 @@ mod lost;
 pub(crate) mod names;
 pub(crate) mod placeholders;
 pub(crate) mod proven;
+pub(crate) mod standby_map;
 pub(crate) mod undecided;
 pub(crate) mod voided;
 pub(crate) mod withdrawal;

@@ -134,6 +134,27 @@ pub(crate) fn flush_and_evict_files(files: &[RelFile]) -> HashSet<RelFile> {
     left
 }
 
+/// In the startup process: marks a page of a map dirty, so that it is written again. One that is
+/// unreadable becomes empty.
+pub(crate) fn rewrite_map_in_redo(file: RelFile, fork: pg_sys::ForkNumber::Type, block: u32) {
+    // SAFETY: as `XLogRecordPageWithFreeSpace` (freespace.c) does; the block is in the file, which
+    // nobody but redo truncates or removes.
+    unsafe {
+        let buffer = pg_sys::XLogReadBufferExtended(
+            compat::locator(file),
+            fork,
+            block,
+            pg_sys::ReadBufferMode::RBM_ZERO_ON_ERROR,
+            0,
+        );
+        if buffer != 0 {
+            compat::lock_exclusively(buffer);
+            pg_sys::MarkBufferDirty(buffer);
+            pg_sys::UnlockReleaseBuffer(buffer);
+        }
+    }
+}
+
 /// In recovery: ends the hot standby sessions of a database, and keeps new ones out while `work` is
 /// done. Buffers that a session has pinned cannot be dropped: `InvalidateBuffer` (bufmgr.c) tries
 /// for ever.

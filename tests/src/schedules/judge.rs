@@ -165,10 +165,6 @@ fn refuses(client: &mut Client, database: &Database) -> Result<()> {
     Ok(())
 }
 
-fn is_free_space_map(file: &DataFile) -> bool {
-    file.path.file_name().is_some_and(|name| name.to_string_lossy().contains("_fsm"))
-}
-
 /// First files of all that belongs to a table, with its number.
 const FAMILIES: &str =
     "SELECT concat_ws(' ', substr(root.relname, 2), pg_relation_filepath(c.oid), c.relname)
@@ -201,10 +197,6 @@ fn seals(
             continue;
         }
         for file in DataFile::find(&cluster.data_directory().join(path))? {
-            // Redo adds pages to a standby's free space map that are not in WAL. They have no data.
-            if server == Server::Standby && is_free_space_map(&file) {
-                continue;
-            }
             let plain = file.states()?.iter().position(|state| *state == PageState::Plaintext);
             ensure!(
                 plain.is_none(),

@@ -1,7 +1,7 @@
 //! Rekeying with standbys: they follow through WAL, and continue jobs of a lost primary.
 
 use anyhow::{Result, ensure};
-use pagevault_tests::datafile::PageState;
+use pagevault_tests::datafile::{DataFile, PageState};
 use pagevault_tests::standby::{standby_of, wait_for};
 use pagevault_tests::{Cluster, Settings};
 
@@ -108,4 +108,54 @@ fn a_page_that_recovery_wrote_is_rewritten_for_standbys() -> Result<()> {
         primary.finish()?;
     }
     Ok(())
+}
+
+/// Redo makes a free space map when a page gets full. The primary makes it later. With data
+/// checksums redo's changes of it stay in memory (`MarkBufferDirtyHint`, bufmgr.c).
+#[test]
+fn a_free_space_map_of_the_standby_alone_is_rewritten() -> Result<()> {
+    let settings = Settings::default().conf("autovacuum = off").without_checksums();
+    let (primary, _keys) = Cluster::with_keys(&settings)?;
+    primary.sql("CREATE TABLE first (); SELECT pagevault.encrypt('first'); CHECKPOINT")?;
+    let standby = standby_of(&primary, &[])?;
+    primary.sql(
+        "CREATE TABLE small (id int, name text);
+         INSERT INTO small SELECT i, repeat('x', 500) FROM generate_series(1, 14) i; CHECKPOINT",
+    )?;
+    let map = |cluster: &Cluster| -> Result<Vec<PageState>> {
+        let mut states = Vec::new();
+        for file in cluster.files("small")?.iter().filter(|file| is_free_space_map(file)) {
+            states.extend(file.states()?);
+        }
+        Ok(states)
+    };
+    let restart_point = || -> Result<()> {
+        primary.sql("CHECKPOINT")?;
+        wait_for(&standby, &primary)?;
+        standby.sql("CHECKPOINT")
+    };
+    restart_point()?;
+    ensure!(map(&primary)?.is_empty(), "the primary has a map, too");
+    let before = map(&standby)?;
+    ensure!(before.contains(&PageState::Plaintext), "the test shows nothing: {before:?}");
+    primary.sql("SELECT pagevault.encrypt('small')")?;
+    let done = "SELECT pagevault.wait_for_rekey('small'::regclass, '1min')";
+    ensure!(primary.text(done)? == "t", "the job was not done");
+    restart_point()?;
+    let after = map(&standby)?;
+    ensure!(after.len() == before.len() && !after.contains(&PageState::Plaintext), "{after:?}");
+    // Later it is used and nothing is refused.
+    primary.sql("INSERT INTO small SELECT i, repeat('x', 500) FROM generate_series(1, 400) i")?;
+    restart_point()?;
+    ensure!(standby.text("SELECT count(*) FROM small")? == "414", "rows are missing");
+    standby.sql("SELECT pg_promote()")?;
+    standby.sql("INSERT INTO small SELECT i, 'y' FROM generate_series(1, 100) i")?;
+    let refused = "SELECT sum(decrypt_failures) FROM pagevault.stats";
+    ensure!(standby.text(refused)? == "0", "pages were refused");
+    standby.finish()?;
+    primary.finish()
+}
+
+fn is_free_space_map(file: &DataFile) -> bool {
+    file.path.to_string_lossy().contains("_fsm")
 }
