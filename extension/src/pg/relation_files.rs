@@ -144,21 +144,25 @@ fn overwrite_segment(
     is_map: bool,
     is_meant: impl Fn(&[u8]) -> bool,
 ) -> std::io::Result<()> {
-    let pages = segment.metadata()?.len() / PAGE_SIZE as u64;
-    for (block, place) in (number * RELSEG_SIZE..).zip(0..pages) {
-        let offset = place * PAGE_SIZE as u64;
+    let length = segment.metadata()?.len();
+    for (block, offset) in (number * RELSEG_SIZE..).zip((0..length).step_by(PAGE_SIZE)) {
+        let size = (length - offset).min(PAGE_SIZE as u64) as usize;
+        if size < HEADER_SIZE {
+            break;
+        }
         let mut page = [0; PAGE_SIZE];
         segment.read_exact_at(&mut page[..HEADER_SIZE], offset)?;
         if !is_meant(&page[..HEADER_SIZE]) {
             continue;
         }
-        if is_map {
+        // The part of a page that fitted on a full disk is no page to PostgreSQL.
+        if size < PAGE_SIZE || is_map {
             page.fill(0);
         } else if process::data_checksums() {
             let checksum = page_checksum(&page, block);
             page[CHECKSUM].copy_from_slice(&checksum.to_le_bytes());
         }
-        segment.write_all_at(&page, offset)?;
+        segment.write_all_at(&page[..size], offset)?;
     }
     segment.sync_all()
 }

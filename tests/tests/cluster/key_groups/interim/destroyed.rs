@@ -1,5 +1,7 @@
 //! What a group has under interim keys is destroyed, dropped or replaced.
 
+use std::io::Write;
+
 use super::*;
 
 /// What a group leaves under interim keys is destroyed with it, on a standby as well.
@@ -48,6 +50,33 @@ fn a_locked_group_is_shredded() -> Result<()> {
     no_marks(&cluster)?;
     wait_for(&standby, &cluster)?;
     standby.finish()?;
+    cluster.finish()
+}
+
+/// Also a part of a page is overwritten, which a full disk leaves at the end of a file.
+#[test]
+fn a_part_of_a_page_is_destroyed() -> Result<()> {
+    let (mut cluster, keys, _) = changed(&Settings::default())?;
+    for text in ["key group", "were destroyed", "could not"] {
+        cluster.allow_log(text);
+    }
+    keys[1].take_away()?;
+    cluster.kill()?;
+    cluster.start_server()?;
+    cluster.sql("CHECKPOINT")?;
+    let path = cluster.relation_path("acme.t")?;
+    let files = interim_files(&cluster)?;
+    let file = files.into_iter().find(|file| file.path.file_name() == path.file_name());
+    let Some(file) = file else { anyhow::bail!("the table has no interim page") };
+    let block = file.states()?.iter().position(is_interim).unwrap_or_default() as u32;
+    let page = file.read_page(block)?;
+    let all = fs::metadata(&file.path)?.len();
+    fs::File::options().append(true).open(&file.path)?.write_all(&page[..4096])?;
+    cluster.sql("SELECT * FROM pagevault.shred_key_group('acme', 'acme')")?;
+    let after = fs::read(&file.path)?;
+    ensure!(after.len() as u64 == all + 4096, "the file has {} bytes", after.len());
+    ensure!(page[24..].iter().any(|byte| *byte != 0), "the test shows nothing");
+    ensure!(after[all as usize..].iter().all(|byte| *byte == 0), "a part is left");
     cluster.finish()
 }
 
