@@ -7,7 +7,9 @@ if [ -t 1 ] && [ -z "${NO_COLOR:-}" ]; then
     bold=$'\e[1m' cyan=$'\e[36m' red=$'\e[31m' plain=$'\e[0m'
 fi
 step=0
+# PAGEVAULT_DEMO_PAUSE: seconds before each heading, for recordings.
 heading() {
+    [ $step -eq 0 ] || sleep "${PAGEVAULT_DEMO_PAUSE:-0}"
     step=$((step + 1))
     printf '\n%s%2d. %s%s\n\n' "$bold" $step "$*" "$plain"
 }
