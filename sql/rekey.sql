@@ -14,6 +14,7 @@ CREATE VIEW pagevault.rekey_jobs AS
                     * pg_catalog.current_setting('block_size')::bigint / j.bytes_per_second)::numeric)::double precision)
            END AS eta,
            CASE WHEN j.requested_by IS NULL THEN 'pagevault.rotate_data_key_after'
+                WHEN j.requested_by = 1 THEN 'interim keys'
                 ELSE pg_catalog.pg_get_userbyid(j.requested_by)::text COLLATE pg_catalog."default"
            END AS requested_by,
            j.requested_at, j.started_at, j.finished_at, j.error,

@@ -259,7 +259,7 @@ COMMENT ON COLUMN pagevault.rekey_jobs.pages_total IS 'total number of these pag
 COMMENT ON COLUMN pagevault.rekey_jobs.percent IS 'pages_done as a percentage of pages_total';
 COMMENT ON COLUMN pagevault.rekey_jobs.mb_per_second IS 'current speed; null if the job is not running';
 COMMENT ON COLUMN pagevault.rekey_jobs.eta IS 'estimated remaining time at this speed';
-COMMENT ON COLUMN pagevault.rekey_jobs.requested_by IS 'session user who requested the job, or pagevault.rotate_data_key_after if the server itself did';
+COMMENT ON COLUMN pagevault.rekey_jobs.requested_by IS 'session user who requested the job; if the server itself did: pagevault.rotate_data_key_after, or interim keys, when a key group is unlocked';
 COMMENT ON COLUMN pagevault.rekey_jobs.requested_at IS 'time of the request';
 COMMENT ON COLUMN pagevault.rekey_jobs.started_at IS 'time when a worker started the job; for an unfinished job, since the last server start';
 COMMENT ON COLUMN pagevault.rekey_jobs.finished_at IS 'time when the job was done, cancelled, or failed';

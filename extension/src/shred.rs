@@ -432,7 +432,8 @@ fn finish(
     let (files, keys, result) = match &outcome {
         Ok(outcome) => {
             let keys = outcome.files.iter().map(|file| u64::from(file.keys)).sum();
-            let result = outcome.not_compacted.as_ref().map_or("ok", Report::message);
+            let failure = outcome.not_compacted.as_ref().or(outcome.not_overwritten.as_ref());
+            let result = failure.map_or("ok", Report::message);
             (outcome.files.len(), keys, result)
         }
         Err(report) => (0, 0, report.message()),
@@ -440,9 +441,18 @@ fn finish(
     let destruction = audit::Destruction { object, files, data_keys: keys, outcome: result };
     audit::log_destruction(&who, by, &destruction);
     let mut outcome = outcome?;
-    match outcome.not_compacted.take() {
-        None => Ok(shredded(outcome)),
-        Some(report) => Err(Report::new(
+    match (outcome.not_compacted.take(), outcome.not_overwritten.take()) {
+        (None, None) => Ok(shredded(outcome)),
+        (None, Some(report)) => Err(Report::new(
+            Code::ERRCODE_IO_ERROR,
+            format!(
+                "the keys of {object} are destroyed, but pages under interim keys are left: {}",
+                report.message()
+            ),
+        )
+        .detail("Recovery has written them while the key of a key group was locked. This server refuses them, but has the key that they are under.")
+        .hint("Remove the cause. The server overwrites them within seconds then.")),
+        (Some(report), _) => Err(Report::new(
             Code::ERRCODE_IO_ERROR,
             format!(
                 "the keys of {object} are destroyed, but the key file still holds them: {}",

@@ -391,7 +391,7 @@ unsafe fn target_by_disk(
         let file = compat::smgr_file(reln);
         let on_disk = read_sealed(reln, fork, block);
         if writing.must_check_key {
-            match page::io::may_write_over(file, block, &*on_disk) {
+            match page::io::may_write_over(file, fork, block, &*on_disk) {
                 Ok(true) => {}
                 Ok(false) => return None,
                 Err(fault) => raise(fault, block),

@@ -62,6 +62,7 @@ pub(crate) fn start() -> Result<Loaded> {
     heap::give_back();
     authenticated::page_images_at_start();
     interim::start()?;
+    given_up::before_redo()?;
     fips::warn_of_refused();
     audit::begin(shared, first_start)?;
     let reads_sealed_wal = shared.wal.switches.is_sealed_from(process::redo_start());

@@ -117,6 +117,7 @@ pub(crate) fn writing(file: SmgrFile) -> Writing {
 /// [`written_over`].
 pub(crate) fn may_write_over(
     file: SmgrFile,
+    fork: i32,
     block: u32,
     on_disk: &Page,
 ) -> Result<bool, PageFault> {
@@ -127,6 +128,8 @@ pub(crate) fn may_write_over(
         {
             if written_over::note(file.file, version, block) {
                 Ok(false)
+            } else if fork_of(fork) == Fork::FreeSpaceMap {
+                Ok(true) // read as empty, see [`open`]
             } else {
                 Err(PageFault::of_key(file, KeyError::NoKey { version }))
             }
@@ -412,14 +415,17 @@ fn open_sealed(
         Err(KeyError::NoKey { .. }) if !page::may_be_sealed(page, block, data_checksums()) => {
             Ok(())
         }
+        // Redo changes this map without comparing LSNs, and its contents may be lost. An empty map
+        // means that there is no free space.
+        Err(KeyError::NoKey { .. }) if fork_of(fork) == Fork::FreeSpaceMap => {
+            if !in_recovery() {
+                count_refusal(file);
+            }
+            page.fill(0);
+            Ok(())
+        }
         // A base backup has copied the page after the keystore, and its key was made in between.
         Err(KeyError::NoKey { .. }) if is_not_consistent_yet() => {
-            if fork_of(fork) == Fork::FreeSpaceMap {
-                // Redo changes this map without comparing LSNs, and its contents may be lost. An
-                // empty map means that there is no free space.
-                page.fill(0);
-                return Ok(());
-            }
             if !placeholders::wait_for(file.file, version, block) {
                 return Err(PageFault::of_key(file, KeyError::TooManyMissing));
             }

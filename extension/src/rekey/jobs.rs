@@ -16,7 +16,8 @@ use pagevault_keystore::{Record, Scope};
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::Oid;
 
-use super::{Job, JobKind, launcher, scheduled};
+use super::scheduled::{self, Reason};
+use super::{Job, JobKind, launcher};
 use crate::audit::{Operation, log_operation};
 use crate::fault;
 use crate::keys::store::persist::append;
@@ -181,7 +182,7 @@ pub(super) fn try_submit(request: Request) -> Result<std::result::Result<i64, Kn
 }
 
 /// A job that gives way is not visible any more.
-fn give_way(known: &Known) -> Result<()> {
+pub(super) fn give_way(known: &Known) -> Result<()> {
     let lock = KeystoreLock::acquire();
     let Some(known) = table()?.find(known.job).filter(scheduled::gives_way) else { return Ok(()) };
     let step = life::step(&known, JobState::Void, "", now());
@@ -224,7 +225,7 @@ pub(crate) fn claim() -> Result<Option<Job>> {
                 relation: known.request.relation.into(),
                 kind: known.request.kind,
                 cipher: CipherId::try_from(known.request.cipher).ok(),
-                is_scheduled: scheduled::is_scheduled(&known),
+                reason: Reason::of(&known),
             }));
         }
     }
@@ -291,7 +292,7 @@ pub(crate) fn note_waiting(job: &Job, why: &str) -> Result<bool> {
 
 /// Whether the job was neither paused nor cancelled, and may run now.
 pub(crate) fn continues(job: &Job) -> Result<bool> {
-    if job.is_scheduled && !scheduled::may_run() {
+    if job.reason.is_some_and(|reason| !reason.may_run()) {
         return Ok(false);
     }
     let _lock = KeystoreLock::acquire();

@@ -41,8 +41,8 @@ pub(crate) struct Job {
     pub(crate) kind: JobKind,
     /// For [`JobKind::Encrypt`], if one was named.
     pub(crate) cipher: Option<CipherId>,
-    /// The server itself has requested it, because a data key is due.
-    pub(crate) is_scheduled: bool,
+    /// Why the server itself has requested it.
+    pub(crate) reason: Option<scheduled::Reason>,
 }
 
 /// Claims a job in a worker; `None` if there is none.

@@ -1,6 +1,7 @@
-//! Jobs that the server itself requests, because a data key has reached the age that
-//! `pagevault.rotate_data_key_after` names. They run while `pagevault.rotation_window` is open, one
-//! at a time, and give way to what users request.
+//! Jobs that the server itself requests: because a data key has reached the age that
+//! `pagevault.rotate_data_key_after` names, while `pagevault.rotation_window` is open; or because
+//! pages are under interim keys, at any time. They run one at a time, and give way to what users
+//! request.
 
 use pagevault_core::rekey::life::is_unfinished;
 use pagevault_keystore::job::JobState;
@@ -8,25 +9,55 @@ use pagevault_keystore::job_table::{Head, JobTable, Known};
 use pgrx::pg_sys::Oid;
 
 use super::JobKind;
-use super::jobs::{request, table, try_submit};
-use crate::keys::usage::interim;
+use super::jobs::{give_way, request, table, try_submit};
 use crate::pg::guc;
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::Result;
 
-/// In the place of the role that has requested a job.
-const SERVER: Oid = Oid::INVALID;
+/// Why the server requests a job: in the place of the role that has requested it. No role has such
+/// a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reason {
+    Age = 0,
+    InterimPages = 1,
+}
+
+impl Reason {
+    /// `None` if somebody else has requested the job.
+    pub(super) fn of(known: &Known) -> Option<Reason> {
+        let all = [Reason::Age, Reason::InterimPages];
+        all.into_iter().find(|reason| known.request.requested_by == *reason as u32)
+    }
+
+    /// Whether such jobs may run now.
+    pub(super) fn may_run(self) -> bool {
+        self == Reason::InterimPages || guc::is_rotation_window_open()
+    }
+}
 
 /// Adds a job that gives a relation new data keys, unless it has another unfinished one, even of a
 /// transaction in progress: waiting for that would hold up everything else. Returns its number.
-pub(crate) fn submit(relation: Oid) -> Result<Option<i64>> {
-    let job = try_submit(request(SERVER, relation, JobKind::Rotate, None))?;
-    Ok(job.ok())
+pub(crate) fn submit(relation: Oid, reason: Reason) -> Result<Option<i64>> {
+    let requested_by = Oid::from(reason as u32);
+    loop {
+        match try_submit(request(requested_by, relation, JobKind::Rotate, None))? {
+            Ok(job) => return Ok(Some(job)),
+            Err(other) if waits_for_window(&other) && reason == Reason::InterimPages => {
+                give_way(&other)?;
+            }
+            Err(_) => return Ok(None),
+        }
+    }
+}
+
+/// Whether nobody is running it, and nobody will before the window opens.
+pub(crate) fn waits_for_window(known: &Known) -> bool {
+    gives_way(known) && Reason::of(known).is_some_and(|reason| !reason.may_run())
 }
 
 /// Whether it is such a job.
 pub(super) fn is_scheduled(known: &Known) -> bool {
-    known.request.requested_by == SERVER.to_u32()
+    Reason::of(known).is_some()
 }
 
 /// Whether it is such a job that nobody is running.
@@ -35,25 +66,22 @@ pub(super) fn gives_way(known: &Known) -> bool {
 }
 
 /// Whether there is such a job that is running, or will be without anybody else doing anything: in
-/// this database; `None`: anywhere.
-pub(crate) fn any_in(database: Option<u32>) -> Result<bool> {
+/// this database; `None`: anywhere; for this reason; `None`: for any.
+pub(crate) fn any_in(database: Option<u32>, reason: Option<Reason>) -> Result<bool> {
     let _lock = KeystoreLock::acquire();
     let wanted = |head: &Head| {
         database.is_none_or(|database| head.job.database == database)
             && head.state == JobState::Waiting
             && (head.process != 0 || head.given_up == 0)
     };
-    Ok(table()?.select(wanted).iter().any(is_scheduled))
-}
-
-/// Whether such jobs may run now. Those that replace interim keys wait for no window.
-pub(super) fn may_run() -> bool {
-    guc::is_rotation_window_open() || interim::any_to_rekey()
+    let found = table()?.select(wanted);
+    let mut reasons = found.iter().filter_map(Reason::of);
+    Ok(reasons.any(|found| reason.is_none_or(|reason| reason == found)))
 }
 
 /// Which jobs are not to be begun now.
 pub(super) fn held(table: &JobTable<'_>) -> impl Fn(&Known) -> bool + use<> {
     let running = table.select(|head| head.process != 0 && is_unfinished(head.state));
-    let held = running.iter().any(is_scheduled) || !may_run();
-    move |known| held && is_scheduled(known)
+    let is_busy = running.iter().any(is_scheduled);
+    move |known| Reason::of(known).is_some_and(|reason| is_busy || !reason.may_run())
 }

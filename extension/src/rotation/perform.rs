@@ -14,7 +14,8 @@ use crate::keys::usage::{interim, wal_switch};
 use crate::pg::guc::{self, KeyKind};
 use crate::pg::report::{Report, Result};
 use crate::pg::{catalog, locks, process, relation, survey};
-use crate::rekey::{jobs, scheduled};
+use crate::rekey::jobs;
+use crate::rekey::scheduled::{self, Reason};
 
 /// The worker in the audit trail.
 const BY: &str = "rotation_worker";
@@ -50,10 +51,12 @@ pub(crate) fn perform(task: Task) -> Result<()> {
             let what = (KeyKind::Wal, Scope::CLUSTER);
             audited(what, "rotate_wal_key", || wal_switch::rotate().map(number))
         }
-        Task::DataKeys(database) => request_jobs(Scope::database(database), &due_in),
-        Task::SharedDataKeys(_) => request_jobs(Scope::CLUSTER, &due_in),
+        Task::DataKeys(database) => request_jobs(Scope::database(database), Reason::Age),
+        Task::SharedDataKeys(_) => request_jobs(Scope::CLUSTER, Reason::Age),
         Task::FindInterimPages => interim::find_unmarked(),
-        Task::InterimPages(database) => request_jobs(Scope::database(database), &interim_in),
+        Task::InterimPages(database) => {
+            request_jobs(Scope::database(database), Reason::InterimPages)
+        }
     }
 }
 
@@ -110,9 +113,9 @@ fn interim_in(home: Scope) -> Result<BTreeSet<RelFile>> {
     Ok(found)
 }
 
-/// Requests jobs for relations of this database that have one of the files which `files` finds;
-/// `home`: this database, or the cluster for shared relations.
-fn request_jobs(home: Scope, files: &dyn Fn(Scope) -> Result<BTreeSet<RelFile>>) -> Result<()> {
+/// Requests jobs for relations of this database whose files are to get new data keys for this
+/// reason; `home`: this database, or the cluster for shared relations.
+fn request_jobs(home: Scope, reason: Reason) -> Result<()> {
     if !catalog::has_extension() {
         if home.is_cluster() {
             return Ok(()); // another database sees to it
@@ -127,7 +130,10 @@ fn request_jobs(home: Scope, files: &dyn Fn(Scope) -> Result<BTreeSet<RelFile>>)
         .hint("CREATE EXTENSION pagevault in this database."));
     }
     let now = process::now();
-    let due = files(home)?;
+    let due = match reason {
+        Reason::Age => due_in(home)?,
+        Reason::InterimPages => interim_in(home)?,
+    };
     if due.is_empty() {
         return Ok(());
     }
@@ -142,9 +148,9 @@ fn request_jobs(home: Scope, files: &dyn Fn(Scope) -> Result<BTreeSet<RelFile>>)
             && relation::is_independent(&facts)
             && !directory::is_destroyed(facts.file)
             && is_due()
-            && may_be_requested(facts.oid, now)?
+            && may_be_requested(facts.oid, reason, now)?
         {
-            let Some(job) = scheduled::submit(facts.oid)? else { continue };
+            let Some(job) = scheduled::submit(facts.oid, reason)? else { continue };
             let name = relation::quoted_name(&facts);
             let operation = Operation { action: "rotate_data_key", by: BY, ..Operation::default() };
             audit::log_operation(&operation.on(format!("{name}, job {job}")), "ok");
@@ -155,9 +161,10 @@ fn request_jobs(home: Scope, files: &dyn Fn(Scope) -> Result<BTreeSet<RelFile>>)
 }
 
 /// Not if a job of the relation is unfinished, or somebody has to look at the last one.
-fn may_be_requested(relation: pgrx::pg_sys::Oid, now: i64) -> Result<bool> {
+fn may_be_requested(relation: pgrx::pg_sys::Oid, reason: Reason, now: i64) -> Result<bool> {
     let Some(last) = jobs::last_known(relation)? else { return Ok(true) };
     Ok(match last.state {
+        JobState::Waiting if reason == Reason::InterimPages => scheduled::waits_for_window(&last),
         JobState::Waiting | JobState::Paused => false,
         JobState::Failed | JobState::Cancelled => last.ended / 1_000_000 < now - AFTER_FAILURE,
         JobState::Done | JobState::Void => true,

@@ -1,9 +1,10 @@
 //! What is due, for the launcher of rekey workers.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use pagevault_keystore::Scope;
+use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
 use super::Task;
@@ -11,9 +12,9 @@ use super::ages::{self, Age};
 use crate::keys::store::persist;
 use crate::keys::usage::interim;
 use crate::pg::guc::{self, KeyKind};
-use crate::pg::report::Result;
-use crate::pg::{process, relation_files};
-use crate::rekey::scheduled;
+use crate::pg::report::{Report, Result};
+use crate::pg::{catalog, process, relation_files};
+use crate::rekey::scheduled::{self, Reason};
 
 /// Longest time between two looks.
 const LOOK: Duration = Duration::from_secs(60);
@@ -44,6 +45,8 @@ pub(crate) struct Schedule {
     tried: BTreeMap<Task, (u32, Instant)>,
     /// By database, 0 for shared files: when the first of its data keys is due, or later.
     data_keys: BTreeMap<u32, i64>,
+    /// Databases that were named in the server log because nobody can connect to them.
+    closed: BTreeSet<u32>,
 }
 
 impl Schedule {
@@ -77,7 +80,7 @@ impl Schedule {
         let mut next = i64::MAX;
         let databases = databases();
         if interim::any() {
-            due.extend(interim_pages(&databases)?);
+            due.extend(self.interim_pages(&databases)?);
         }
         if guc::is_rotation_window_open() {
             for age in ages::of_cluster()? {
@@ -111,6 +114,40 @@ impl Schedule {
         first.copied()
     }
 
+    /// Databases with files that have pages under their interim keys, but for those with jobs that
+    /// see to that.
+    fn interim_pages(&mut self, databases: &[u32]) -> Result<Vec<Task>> {
+        interim::log_emptied_maps()?;
+        if interim::any_unmarked() {
+            return Ok(vec![Task::FindInterimPages]);
+        }
+        let having: BTreeSet<u32> =
+            interim::to_rekey()?.into_iter().map(|file| file.database).collect();
+        let mut due = Vec::new();
+        for database in having {
+            if !databases.contains(&database) {
+                self.note_closed(database);
+            } else if !scheduled::any_in(Some(database), Some(Reason::InterimPages))? {
+                due.push(Task::InterimPages(database));
+            }
+        }
+        Ok(due)
+    }
+
+    fn note_closed(&mut self, database: u32) {
+        if let Some(name) = catalog::database_name(database)
+            && self.closed.insert(database)
+        {
+            Report::new(
+                PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+                format!("relations in database \"{name}\" have pages under interim keys"),
+            )
+            .detail("They cannot be given new data keys, because the database allows no connections.")
+            .hint("ALTER DATABASE ... ALLOW_CONNECTIONS true, until the server log says that no page is under an interim key any more.")
+            .send(PgLogLevel::WARNING);
+        }
+    }
+
     /// Databases with data keys that are due, but for those with jobs that see to that. Reads the
     /// log of a database when it is new here, and when its keys may be due.
     fn databases_due(&mut self, databases: &[u32], now: i64) -> Result<Vec<Task>> {
@@ -121,7 +158,7 @@ impl Schedule {
             let is_later = self.data_keys.get(&database).is_some_and(|at| *at > now);
             if is_later
                 || !persist::has_keys_of(scope)?
-                || scheduled::any_in(Some(database).filter(|database| *database != 0))?
+                || scheduled::any_in(Some(database).filter(|database| *database != 0), None)?
             {
                 continue;
             }
@@ -145,24 +182,6 @@ impl Schedule {
         }
         Ok(due)
     }
-}
-
-/// Databases with files that have pages under their interim keys, but for those with jobs that see
-/// to that.
-fn interim_pages(databases: &[u32]) -> Result<Vec<Task>> {
-    interim::log_emptied_maps()?;
-    if interim::any_unmarked() {
-        return Ok(vec![Task::FindInterimPages]);
-    }
-    let files = interim::to_rekey()?;
-    let is_due = |database: &u32| files.iter().any(|file| file.database == *database);
-    let mut due = Vec::new();
-    for &database in databases.iter().filter(|database| is_due(database)) {
-        if !scheduled::any_in(Some(database))? {
-            due.push(Task::InterimPages(database));
-        }
-    }
-    Ok(due)
 }
 
 fn task(age: &Age) -> Task {

@@ -228,12 +228,13 @@ fn destroy_orphans(found: &[RelFile], outcome: &mut Outcome) -> Result<()> {
         return Ok(());
     }
     buffers::drop_files(found);
-    let destroyed = destruction::destroy(process::my_database(), found, &[], false)?;
+    let mut destroyed = destruction::destroy(process::my_database(), found, &[], false)?;
+    let failure = destroyed.failure();
     outcome.files.extend(destroyed.files);
     outcome.wrapped_by.extend(destroyed.wrapped_by);
     outcome.same_keys.extend(destroyed.same_keys);
     outcome.lsn = destroyed.lsn;
-    destroyed.not_compacted.map_or(Ok(()), Err)
+    failure.map_or(Ok(()), Err)
 }
 
 /// Refuses to destroy what no label puts into the group, and to leave what labels put into it and

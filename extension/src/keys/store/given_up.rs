@@ -21,7 +21,7 @@ use pagevault_keystore::interim::key_place;
 use pagevault_keystore::log::{Contents, Log, Position};
 use pagevault_keystore::storage::{FileStorage, Storage};
 use pagevault_keystore::wrappings::OfCluster;
-use pagevault_keystore::{KeyGroup, Lsn, Record, Scope, batch};
+use pagevault_keystore::{KeyGroup, Lsn, Record, RelFile, Scope, batch};
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
@@ -161,14 +161,34 @@ pub(crate) fn after_redo() -> Result<()> {
     if HERE.with(|here| here.is_none()) {
         return Ok(());
     }
-    let files = shmem::required()?.directory.files()?.filter_map(std::result::Result::ok);
-    let lost: Vec<_> =
-        files.map(|info| info.file).filter(|file| directory::is_lost(*file)).collect();
+    let lost = lost_files()?;
     buffers::flush_and_drop_files(&lost);
     fault::point("given_up.redone");
-    lost.into_iter().try_for_each(|file| {
-        relation_files::overwrite(file, |header| {
-            page::version_of(header).is_some_and(|version| directory::is_lost_key(file, version))
+    overwrite(&lost)
+}
+
+/// At server start, when the logs have been read: overwrites such pages as well, because there may
+/// be no redo: after a clean shutdown, or if no record follows the last checkpoint
+/// (`PerformWalRecovery`, xlogrecovery.c). Redo could not bring any of them up to date.
+///
+/// # Errors
+/// If a file cannot be written.
+pub(crate) fn before_redo() -> Result<()> {
+    match HERE.with(|here| here.is_some()) {
+        true => overwrite(&lost_files()?),
+        false => Ok(()),
+    }
+}
+
+fn lost_files() -> Result<Vec<RelFile>> {
+    let files = shmem::required()?.directory.files()?.filter_map(std::result::Result::ok);
+    Ok(files.map(|info| info.file).filter(|file| directory::is_lost(*file)).collect())
+}
+
+fn overwrite(lost: &[RelFile]) -> Result<()> {
+    lost.iter().try_for_each(|file| {
+        relation_files::overwrite(*file, |header| {
+            page::version_of(header).is_some_and(|version| directory::is_lost_key(*file, version))
         })
     })
 }

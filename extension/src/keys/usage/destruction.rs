@@ -64,9 +64,16 @@ pub(crate) struct Outcome {
     pub(crate) same_keys: Vec<RelFile>,
     /// Why the key file could not be rewritten.
     pub(crate) not_compacted: Option<Report>,
+    /// Why pages under interim keys could not be overwritten.
+    pub(crate) not_overwritten: Option<Report>,
 }
 
 impl Outcome {
+    /// What could not be done after the keys were destroyed.
+    pub(crate) fn failure(&mut self) -> Option<Report> {
+        self.not_compacted.take().or(self.not_overwritten.take())
+    }
+
     /// Nothing was destroyed.
     pub(crate) fn nothing() -> Outcome {
         Outcome {
@@ -76,6 +83,7 @@ impl Outcome {
             lsn: wal::end(),
             same_keys: Vec::new(),
             not_compacted: None,
+            not_overwritten: None,
         }
     }
 }
@@ -96,8 +104,7 @@ pub(crate) fn destroy(
 
 /// Like [`destroy`], under a lock that the caller holds. The files do not exist any more.
 pub(super) fn destroy_with(lock: &KeystoreLock, database: u32, files: &[RelFile]) -> Result<()> {
-    let outcome = destroy_locked(lock, database, files, &[], false)?;
-    outcome.not_compacted.map_or(Ok(()), Err)
+    destroy_locked(lock, database, files, &[], false)?.failure().map_or(Ok(()), Err)
 }
 
 /// Like [`destroy`], for files that no longer exist. Files that got a new key after they were found
@@ -167,9 +174,17 @@ fn destroy_locked(
     wal::flush(lsn);
     fault::point("shred.destroyed");
     let not_overwritten = interim::destroy(files).err();
-    let not_compacted = compact::compact(lock, Scope::database(database)).err().or(not_overwritten);
+    let not_compacted = compact::compact(lock, Scope::database(database)).err();
     fault::point("shred.compacted");
-    Ok(Outcome { files: destroyed, former_keys, wrapped_by, lsn, same_keys, not_compacted })
+    Ok(Outcome {
+        files: destroyed,
+        former_keys,
+        wrapped_by,
+        lsn,
+        same_keys,
+        not_compacted,
+        not_overwritten,
+    })
 }
 
 /// Other files with the same relfilenumber and the same keys, which CREATE DATABASE with the

@@ -200,7 +200,8 @@ pub(crate) fn find_unmarked() -> Result<()> {
 /// The marked files whose group is not locked. Not in recovery.
 ///
 /// Marks raw copies of marked ones, which have the same number in another database or tablespace.
-/// Removes the marks of files that are gone.
+/// Removes the marks of files that are gone; and of those whose data keys are destroyed, after
+/// overwriting what [`destroy`] could not, or did not come to before a crash.
 ///
 /// # Errors
 /// As of the file system.
@@ -221,6 +222,9 @@ pub(crate) fn to_rekey() -> Result<Vec<RelFile>> {
     }
     let gone = files.extract_if(.., |file| !relation_files::may_have_any_fork(*file));
     gone.collect::<Vec<_>>().iter().try_for_each(|file| remove_mark(&mark_of(*file)))?;
+    let destroyed: Vec<_> = files.extract_if(.., |file| directory::is_destroyed(*file)).collect();
+    overwrite(&with_copies(&destroyed)?)?;
+    destroyed.iter().try_for_each(|file| remove_mark(&mark_of(*file)))?;
     if files.is_empty() && shared.control.interim_is_gone() {
         // Somebody may have marked a file meanwhile.
         if !marked_as(marked_by)?.is_empty() {
@@ -237,10 +241,32 @@ pub(crate) fn to_rekey() -> Result<Vec<RelFile>> {
     Ok(files)
 }
 
-/// Whether any marked file is to be rekeyed now.
-pub(crate) fn any_to_rekey() -> bool {
-    let is_unlocked = |file: &RelFile| directory::locked_group(*file).is_none();
-    any() && marked_as(marked_by).is_ok_and(|files| files.iter().any(is_unlocked))
+/// Of marked files, and of raw copies of them: overwrites pages under interim keys where the data
+/// keys are destroyed. Not in recovery.
+///
+/// # Errors
+/// If a file cannot be written.
+pub(crate) fn destroy_left() -> Result<()> {
+    if !any() || !shmem::anything_destroyed() {
+        return Ok(());
+    }
+    overwrite(&with_copies(&marked_as(marked_by)?)?)
+}
+
+/// The files with destroyed data keys that have the numbers of these files.
+fn with_copies(files: &[RelFile]) -> Result<Vec<RelFile>> {
+    if files.is_empty() {
+        return Ok(Vec::new());
+    }
+    let numbers: HashSet<u32> = files.iter().map(|file| file.relation).collect();
+    let known = shmem::required()?.directory.files()?.filter_map(std::result::Result::ok);
+    let destroyed = known.filter(|info| info.is_destroyed()).map(|info| info.file);
+    Ok(destroyed.filter(|file| numbers.contains(&file.relation)).collect())
+}
+
+fn overwrite(files: &[RelFile]) -> Result<()> {
+    let files = files.iter().filter(|file| !is_key_place(**file));
+    files.copied().try_for_each(|file| relation_files::overwrite(file, is_under_interim_key))
 }
 
 /// Gives WAL images of visibility maps that recovery has emptied, in a process that can write WAL.
@@ -341,11 +367,8 @@ pub(crate) fn destroy(files: &[RelFile]) -> Result<()> {
     let is_all = !is_recovery || shmem::required()?.control.any_unmarked_interim();
     let is_meant =
         |file: &&RelFile| is_all || marked.iter().any(|marked| marked.relation == file.relation);
-    files
-        .iter()
-        .filter(is_meant)
-        .filter(|file| !is_key_place(**file))
-        .try_for_each(|file| relation_files::overwrite(*file, is_under_interim_key))
+    let meant: Vec<_> = files.iter().filter(is_meant).copied().collect();
+    overwrite(&meant)
 }
 
 /// When the data directory is consistent for the first time: overwrites pages under interim keys of

@@ -9,6 +9,7 @@ use pagevault_tests::datafile::{DataFile, PageState};
 use super::*;
 
 mod destroyed;
+mod left;
 mod others;
 mod standbys;
 

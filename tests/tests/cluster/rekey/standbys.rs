@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 use pagevault_tests::datafile::{DataFile, PageState};
 use pagevault_tests::standby::{standby_of, wait_for};
-use pagevault_tests::{Cluster, Settings};
+use pagevault_tests::{Cluster, Settings, StopMode};
 
 use super::{SUM, cluster, versions};
 
@@ -152,6 +152,46 @@ fn a_free_space_map_of_the_standby_alone_is_rewritten() -> Result<()> {
     standby.sql("INSERT INTO small SELECT i, 'y' FROM generate_series(1, 100) i")?;
     let refused = "SELECT sum(decrypt_failures) FROM pagevault.stats";
     ensure!(standby.text(refused)? == "0", "pages were refused");
+    standby.finish()?;
+    primary.finish()
+}
+
+/// A free space map has a page under a key that the standby does not know: it is read as empty.
+#[test]
+fn a_free_space_map_without_its_key_is_empty() -> Result<()> {
+    let settings = Settings::default().conf("autovacuum = off").without_checksums();
+    let (primary, _keys) = Cluster::with_keys(&settings)?;
+    primary.sql(
+        "CREATE TABLE big (id int, name text); SELECT pagevault.encrypt('big');
+         INSERT INTO big SELECT i, repeat('x', 500) FROM generate_series(1, 2000) i;
+         DELETE FROM big WHERE id % 2 = 0",
+    )?;
+    primary.sql("VACUUM big")?;
+    primary.sql("CHECKPOINT")?;
+    let mut standby = standby_of(&primary, &[])?;
+    standby.allow_log("could not");
+    let map = standby.files("big")?.into_iter().find(is_free_space_map);
+    let Some(map) = map else { anyhow::bail!("there is no free space map") };
+    standby.stop(StopMode::Fast)?;
+    for block in 0..map.states()?.len() as u32 {
+        let mut page = map.read_page(block)?;
+        let flags = u16::from_le_bytes([page[10], page[11]]) & 7;
+        page[10..12].copy_from_slice(&(flags | 99 << 3).to_le_bytes());
+        map.write_page(block, &page)?;
+    }
+    standby.start_server()?;
+    primary.sql("INSERT INTO big SELECT i, repeat('y', 300) FROM generate_series(1, 1000) i")?;
+    primary.sql("SELECT pagevault.rotate_data_key('big')")?;
+    let done = "SELECT pagevault.wait_for_rekey('big'::regclass, '1min')";
+    ensure!(primary.text(done)? == "t", "the job was not done");
+    primary.sql("INSERT INTO big SELECT i, repeat('z', 300) FROM generate_series(1, 1000) i")?;
+    primary.sql("CHECKPOINT")?;
+    wait_for(&standby, &primary)?;
+    standby.sql("CHECKPOINT")?;
+    standby.sql("SELECT pg_promote()")?;
+    standby.sql("INSERT INTO big SELECT i, 'w' FROM generate_series(1, 1000) i")?;
+    standby.sql("VACUUM big")?;
+    ensure!(standby.text("SELECT count(*) FROM big")? == "4000", "rows are missing");
     standby.finish()?;
     primary.finish()
 }

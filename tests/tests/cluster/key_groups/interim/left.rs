@@ -1,0 +1,181 @@
+//! What is left under interim keys when data keys are destroyed, because of a crash or an error.
+
+use std::os::unix::fs::PermissionsExt;
+
+use super::*;
+
+/// Pages of the group under interim keys that are there still.
+fn bodies(cluster: &Cluster) -> Result<usize> {
+    let mut found = 0;
+    for file in interim_files(cluster)? {
+        for (block, state) in file.states()?.iter().enumerate() {
+            let page = file.read_page(block as u32)?;
+            found += usize::from(is_interim(state) && page[24..].iter().any(|byte| *byte != 0));
+        }
+    }
+    Ok(found)
+}
+
+/// With pages under interim keys on disk.
+fn away(settings: &Settings) -> Result<(Cluster, [KeyFile; 3])> {
+    let (mut cluster, keys, _) = changed(settings)?;
+    for text in ["key group", "were destroyed", "could not", "destroyed, but"] {
+        cluster.allow_log(text);
+    }
+    keys[1].take_away()?;
+    cluster.kill()?;
+    cluster.start_server()?;
+    cluster.sql("CHECKPOINT")?;
+    ensure!(bodies(&cluster)? > 0, "nothing is under an interim key");
+    Ok((cluster, keys))
+}
+
+const SHRED: &str = "SELECT * FROM pagevault.shred_key_group('acme', 'acme')";
+
+fn shred_stops(cluster: &Cluster, meanwhile: impl FnOnce() -> Result<()>) -> Result<()> {
+    cluster.stop_at("shred.destroyed")?;
+    std::thread::scope(|scope| {
+        let shredding = scope.spawn(|| cluster.sql(SHRED));
+        cluster.stopped_at("shred.destroyed")?;
+        meanwhile()?;
+        cluster.resume();
+        ensure!(shredding.join().is_ok_and(|result| result.is_err()), "it was shredded");
+        Ok(())
+    })
+}
+
+fn minimal() -> Settings {
+    Settings::default().conf("wal_level = minimal").conf("max_wal_senders = 0")
+}
+
+/// A crash comes before they are overwritten, and after a checkpoint. With `wal_level = minimal`
+/// no record follows that, so there is no redo.
+#[test]
+fn after_a_crash_without_redo_the_server_overwrites_them() -> Result<()> {
+    let (cluster, _keys) = away(&minimal())?;
+    shred_stops(&cluster, || {
+        cluster.sql("CHECKPOINT")?;
+        ensure!(bodies(&cluster)? > 0, "the test shows nothing");
+        cluster.kill()
+    })?;
+    cluster.start_server()?;
+    ensure!(cluster.log().contains("redo is not required"), "there was redo");
+    cluster.sql(SHRED)?;
+    ensure!(bodies(&cluster)? == 0, "{} pages are left", bodies(&cluster)?);
+    no_marks(&cluster)?;
+    cluster.finish()
+}
+
+/// They cannot be written at first.
+#[test]
+fn after_an_error_the_server_overwrites_them() -> Result<()> {
+    let (cluster, _keys) = away(&Settings::default())?;
+    let path = cluster.relation_path("acme.t")?;
+    let file = interim_files(&cluster)?.into_iter().map(|file| file.path);
+    let Some(file) = file.into_iter().find(|file| file.ends_with(&path)) else {
+        anyhow::bail!("the table has no interim page")
+    };
+    let allow = |mode| fs::set_permissions(&file, fs::Permissions::from_mode(mode));
+    shred_stops(&cluster, || Ok(allow(0o400)?))?;
+    ensure!(cluster.log().contains("pages under interim keys are left"), "another error");
+    let error = cluster.error(SHRED)?;
+    ensure!(error.text().contains("could not write file"), "{error}");
+    ensure!(bodies(&cluster)? > 0, "the test shows nothing");
+    allow(0o600)?;
+    cluster.sql(SHRED)?;
+    ensure!(bodies(&cluster)? == 0, "{} pages are left", bodies(&cluster)?);
+    no_marks(&cluster)?;
+    cluster.finish()
+}
+
+/// Nor is there when the group is given up.
+#[test]
+fn giving_the_group_up_overwrites_them_without_redo() -> Result<()> {
+    let (cluster, _keys) = away(&minimal())?;
+    cluster.sql("CHECKPOINT")?;
+    cluster.kill()?;
+    let mut program = cluster.program("pagevault-keyring");
+    program.arg("give-up-key-group").arg("--data-directory").arg(cluster.data_directory());
+    program.args(["--key-group", "acme", "--confirm", "acme", "--without-answer"]);
+    ensure!(program.output()?.status.success(), "the group was not given up");
+    cluster.start_server()?;
+    ensure!(cluster.log().contains("redo is not required"), "there was redo");
+    ensure!(bodies(&cluster)? == 0, "{} pages are left", bodies(&cluster)?);
+    no_marks(&cluster)?;
+    cluster.finish()
+}
+
+/// Only jobs that replace interim keys run outside of the window.
+#[test]
+fn other_jobs_wait_for_their_window() -> Result<()> {
+    let settings = Settings::default().conf("pagevault.rekey_rate = 64kB");
+    let (cluster, keys, all) = changed(&settings)?;
+    cluster.set(&[("pagevault.rotate_data_key_after", "1s")])?;
+    let jobs = |state: &str| {
+        format!("SELECT count(*) > 0 FROM pagevault.rekey_jobs WHERE state = '{state}'")
+    };
+    cluster.eventually(&jobs("running"), "t")?;
+    let closed = cluster.text(
+        "SELECT to_char(now() AT TIME ZONE current_setting('log_timezone') + interval '3 days', 'Dy')",
+    )?;
+    cluster.set(&[
+        ("pagevault.rotation_window", &closed),
+        ("pagevault.rotate_data_key_after", "0"),
+        ("pagevault.rekey_rate", "0"),
+    ])?;
+    cluster.eventually(&jobs("running"), "f")?;
+    let by_age = "SELECT count(*) FROM pagevault.rekey_jobs
+        WHERE state = 'waiting' AND requested_by = 'pagevault.rotate_data_key_after'
+          AND relation::text NOT LIKE 'acme.%'";
+    let waiting = cluster.text(by_age)?;
+    ensure!(waiting != "0", "the test shows nothing");
+    keys[1].take_away()?;
+    cluster.kill()?;
+    cluster.start_server()?;
+    cluster.sql("CHECKPOINT")?;
+    ensure!(bodies(&cluster)? > 0, "nothing is under an interim key");
+    keys[1].bring_back()?;
+    cluster.sql("SELECT pagevault.unlock()")?;
+    rekeyed(&cluster)?;
+    let asked = "SELECT DISTINCT requested_by FROM pagevault.rekey_jobs WHERE state = 'done'";
+    ensure!(cluster.text(asked)? == "interim keys", "{}", cluster.text(asked)?);
+    ensure!(cluster.text(by_age)? == waiting, "jobs did not wait: {}", cluster.text(by_age)?);
+    is_whole(&cluster, &all)?;
+    cluster.finish()
+}
+
+/// Nobody can connect to a database that has some.
+#[test]
+fn a_database_that_allows_no_connections_keeps_them() -> Result<()> {
+    let (mut cluster, keys, all) = changed(&Settings::default())?;
+    cluster.allow_log("key group");
+    cluster.allow_log("relations in database \"closed\"");
+    let mut elsewhere = cluster.client_to("template1")?;
+    run_sql(&mut elsewhere, "CREATE DATABASE closed TEMPLATE postgres")?;
+    let mut closed = cluster.client_to("closed")?;
+    run_sql(&mut closed, "CHECKPOINT; UPDATE acme.t SET name = 'closed ' || name")?;
+    drop(closed);
+    run_sql(&mut elsewhere, "ALTER DATABASE closed ALLOW_CONNECTIONS false")?;
+    drop(elsewhere);
+    keys[1].take_away()?;
+    cluster.kill()?;
+    cluster.start_server()?;
+    cluster.sql("CHECKPOINT")?;
+    keys[1].bring_back()?;
+    cluster.sql("SELECT pagevault.unlock()")?;
+    cluster.eventually_that("a warning", || {
+        ensure!(cluster.log().contains("relations in database \"closed\" have pages"));
+        Ok(())
+    })?;
+    is_whole(&cluster, &all)?;
+    cluster.sql("ALTER DATABASE closed ALLOW_CONNECTIONS true")?;
+    rekeyed(&cluster)?;
+    let mut closed = cluster.client_to("closed")?;
+    let kept = text(
+        &mut closed,
+        "SELECT count(*) = count(*) FILTER (WHERE name LIKE 'closed %') FROM acme.t",
+    )?;
+    ensure!(kept == "t", "rows are lost");
+    drop(closed);
+    cluster.finish()
+}
