@@ -98,9 +98,22 @@ impl Player {
         program.arg(format!("--source-server=host={source} user=postgres dbname=postgres"));
         run(&mut program)?;
         Standby::default().follow(&old, &self.primary)?;
-        old.start_server()?;
-        self.standby = Some(old);
-        Ok(())
+        // Nothing is kept for `pg_rewind` then, and the server says to make a new copy.
+        let may_be_refused = self.world.setup.forgets;
+        let too_late = "is of a later time than the data directory";
+        match old.start_server() {
+            Err(_) if may_be_refused && old.log().contains(too_late) => {
+                drop(old);
+                let mut standby = Standby::default().start(&self.primary)?;
+                expect_noise(&mut standby);
+                self.standby = Some(standby);
+                Ok(())
+            }
+            started => {
+                self.standby = Some(old);
+                started
+            }
+        }
     }
 
     /// Decodes what is new. Each row must be whole, those that the model has must have been seen by
