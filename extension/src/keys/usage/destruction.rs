@@ -11,7 +11,7 @@
 //! Pages of such a file can be in shared buffers only in recovery, which repeats earlier changes.
 //! Pages that it reads are replaced by blank ones ([`crate::page::io`]); pages that it writes are
 //! sealed under a random key that is not kept. At the tombstone, or at the end of recovery, all of
-//! them are dropped.
+//! them are written and dropped.
 //!
 //! In a file that stays in use, the keys before its current one can be destroyed
 //! ([`Fate::LosesKeysThrough`]). Between the record of the current key and the tombstone, WAL must
@@ -354,11 +354,11 @@ pub(crate) fn before_redo(records: &[Record]) {
             _ => {}
         }
     }
-    buffers::drop_files(&files);
+    write_and_drop(&files);
     interim::destroy(&files).unwrap_or_else(|report| report.fatal());
     buffers::flush_and_drop_files(&left);
     for (database, files) in in_use {
-        buffers::without_sessions_in_redo(database, || buffers::drop_files(&files));
+        buffers::without_sessions_in_redo(database, || write_and_drop(&files));
         interim::destroy(&files).unwrap_or_else(|report| report.fatal());
     }
     for database in whole {
@@ -375,6 +375,15 @@ pub(crate) fn after_redo() {
     let Ok(shared) = shmem::required() else { return };
     let files = shared.directory.files().into_iter().flatten().flatten();
     let files: Vec<_> = files.filter(|info| info.is_destroyed()).map(|info| info.file).collect();
-    buffers::drop_files(&files);
+    write_and_drop(&files);
     interim::destroy(&files).unwrap_or_else(|report| report.fatal());
+}
+
+/// On disk there may be pages in plaintext, from before the file was encrypted. What WAL has
+/// brought since then is written over them, under keys that are being destroyed.
+fn write_and_drop(files: &[RelFile]) {
+    let is_there = |file: &RelFile| relation_files::may_have_any_fork(*file);
+    let there: Vec<_> = files.iter().copied().filter(is_there).collect();
+    buffers::flush_files(&there);
+    buffers::drop_files(files);
 }

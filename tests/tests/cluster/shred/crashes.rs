@@ -258,3 +258,47 @@ fn killed_at_any_step() -> Result<()> {
     cluster.sql("DROP TABLE t CASCADE")?;
     cluster.finish()
 }
+
+/// A standby has pages on disk that are plaintext, from before the table was encrypted, and has
+/// replayed the rest in shared buffers only when the table is shredded.
+#[test]
+fn a_standby_keeps_no_plaintext_of_what_was_shredded() -> Result<()> {
+    for crashes in [false, true] {
+        let settings = Settings::default().conf("bgwriter_lru_maxpages = 0");
+        let settings = settings.conf("checkpoint_timeout = 1h").conf("autovacuum = off");
+        // With data checksums redo writes the pages when it is proven that no server has others.
+        let (primary, _keys) = Cluster::with_keys(&settings.without_checksums())?;
+        primary.sql("CREATE TABLE first (); SELECT pagevault.encrypt('first')")?;
+        let mut standby = standby_of(&primary, &[])?;
+        standby.allow_log("could not");
+        primary.sql("CREATE TABLE late AS SELECT 'rohrdommel ' || i AS name FROM generate_series(1, 1000) i")?;
+        primary.sql("CHECKPOINT")?;
+        wait_for(&standby, &primary)?;
+        standby.sql("CHECKPOINT")?;
+        let is_readable = || -> Result<bool> {
+            let mut found = false;
+            for file in standby.files("late")? {
+                found |= file.contains_text("rohrdommel")?;
+            }
+            Ok(found)
+        };
+        ensure!(is_readable()?, "the test shows nothing");
+        primary.sql("SELECT pagevault.encrypt('late')")?;
+        let done = "SELECT pagevault.wait_for_rekey('late'::regclass, '1min')";
+        ensure!(primary.text(done)? == "t", "the job was not done");
+        primary.sql("SELECT * FROM pagevault.shred('late', confirm => 'public.late')")?;
+        wait_for(&standby, &primary)?;
+        if crashes {
+            standby.crash()?;
+            wait_for(&standby, &primary)?;
+        }
+        ensure!(!is_readable()?, "there is plaintext");
+        for file in standby.files("late")? {
+            let states = file.states()?;
+            ensure!(!states.contains(&PageState::Plaintext), "{states:?}");
+        }
+        standby.finish()?;
+        primary.finish()?;
+    }
+    Ok(())
+}
