@@ -69,9 +69,9 @@ pub(crate) fn log(
     let complaints = complaints.map(|error| error.to_string()).collect();
     ensure!(!log.contains("panicked at"), "a panic of Rust");
     // PostgreSQL itself: once a process has not been able to map the memory of the statistics
-    // (`dsm_impl_posix`, dsm_impl.c; `pgstat_attach_shmem`, pgstat_shmem.c), the next one may end
-    // so. See `crash-stock`.
-    let is_stock = log.contains(" FATAL:  could not map shared memory segment ");
+    // (`dsm_impl_posix`, dsm_impl.c; `pgstat_attach_shmem`, `pgstat_init_entry`, pgstat_shmem.c),
+    // the next one may end so (`pgstat_relation_flush_cb`). See `crash-stock`.
+    let is_stock = log.contains(":  could not map shared memory segment ");
     ensure!(is_stock || !log.contains("was terminated by signal 11"), "a segmentation fault");
     secrets(server, log)?;
     Ok(complaints)
