@@ -33,6 +33,9 @@ pub(super) struct Report {
     /// The data directory, to verify the audit trail with its keys
     #[arg(short = 'D', long, value_name = "DIR", requires = "audit")]
     data_directory: Option<PathBuf>,
+    /// A secret key of minisign: signs what is written, beside it in FILE.minisig
+    #[arg(long, value_name = "FILE")]
+    sign_key: Option<PathBuf>,
     #[command(flatten)]
     access: AccessOptions,
 }
@@ -44,6 +47,7 @@ impl Report {
             return Err(refuse("there is nothing to write")
                 .with_hint("Specify --output FILE.html, --json FILE, or both."));
         }
+        let signer = self.sign_key.as_deref().map(report::Signer::read).transpose()?;
         let earlier = self.compare.as_deref().map(report::read).transpose()?;
         let mut made = report::make(&self.connection.psql()?, self.check_files)?;
         if !self.audit.is_empty() {
@@ -51,19 +55,26 @@ impl Report {
             let directory = self.data_directory.as_deref();
             made["audit"] = report::read_trail(&self.audit, directory, access)?;
         }
-        let mut written = Vec::new();
+        let mut files = Vec::new();
         if let Some(path) = self.json {
             let document = serde_json::to_vec_pretty(&made).map_err(|error| {
                 refuse("the report is not JSON").with_detail(format!("{error}."))
             })?;
-            report::write(&path, &document)?;
-            written.push(path);
+            files.push((path, document));
         }
         if let Some(path) = self.output {
-            report::write(&path, report::page(&made, earlier.as_ref()).as_bytes())?;
-            written.push(path);
+            files.push((path, report::page(&made, earlier.as_ref()).into_bytes()));
         }
-        for path in written {
+        let made_at = made["made_at"].as_str().unwrap_or_default();
+        let mut signatures = Vec::new();
+        if let Some(signer) = signer {
+            for (path, content) in &files {
+                let (path, signature) = signer.sign(path, content, made_at)?;
+                signatures.push((path, signature.into_bytes()));
+            }
+        }
+        for (path, content) in files.into_iter().chain(signatures) {
+            report::write(&path, &content)?;
             writeln!(out, "Wrote {}", path.display()).map_err(unprintable)?;
         }
         Ok(ExitCode::SUCCESS)

@@ -7,6 +7,7 @@ mod html;
 mod keys;
 mod page;
 mod plots;
+mod signature;
 mod trail;
 
 use std::fs;
@@ -17,6 +18,7 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use tempfile::NamedTempFile;
 
+pub(crate) use signature::Signer;
 pub(crate) use trail::read as read_trail;
 
 use crate::doctor;

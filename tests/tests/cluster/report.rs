@@ -2,10 +2,14 @@
 //! name in it is markup.
 
 use std::fs;
+use std::io::Cursor;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use minisign::{KeyPair, SignatureBox};
 use pagevault_tests::{Cluster, Settings};
 use serde_json::Value;
 
@@ -137,5 +141,56 @@ fn a_report_says_who_did_what_and_whether_that_is_proven() -> Result<()> {
     let (document, page) = report(&cluster, &["--audit", &log, "-D", &data])?;
     ensure!(page.contains("Lines are missing, changed or forged."), "{page}");
     ensure!(!document["audit"]["newest"].to_string().contains("victim"), "{page}");
+    cluster.finish()
+}
+
+/// What is signed is verified with the public key; not what was changed, or has another name.
+#[test]
+fn a_report_is_signed() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    let secret = path(&cluster, "auditor.key");
+    let pair = KeyPair::generate_unencrypted_keypair()?;
+    // As `minisign -G -W` makes it.
+    let mut bytes = pair.sk.to_bytes();
+    bytes[2..4].fill(0);
+    fs::write(&secret, format!("untrusted comment: a key\n{}\n", STANDARD.encode(&bytes)))?;
+    let (json, html) = (path(&cluster, "r.json"), path(&cluster, "r.html"));
+    let (json_text, html_text) = (json.display().to_string(), html.display().to_string());
+    let key = secret.display().to_string();
+    let make = |key: &str| {
+        let files = ["report", "--json", &json_text, "--output", &html_text, "--sign-key", key];
+        keyring(&cluster, "postgres", &files)
+    };
+    let (code, output, errors) = make(&key)?;
+    ensure!(code == 0, "{code}: {output}{errors}");
+    for file in [&json, &html] {
+        let signature = format!("{}.minisig", file.display());
+        ensure!(output.contains(&format!("Wrote {signature}\n")), "{output}");
+        let signature = SignatureBox::from_string(&fs::read_to_string(&signature)?)?;
+        let name = file.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let comment = signature.trusted_comment()?;
+        ensure!(comment.starts_with(&format!("file:{name}\tmade:20")), "{comment}");
+        let verify = |content: &[u8]| {
+            let content = Cursor::new(content);
+            minisign::verify(&pair.pk, &signature, content, true, false, false).is_ok()
+        };
+        let mut content = fs::read(file)?;
+        ensure!(verify(&content), "the signature of {name} is wrong");
+        content.push(b' ');
+        ensure!(!verify(&content), "another {name} has the same signature");
+    }
+    fs::remove_file(&json)?;
+    bytes[70] ^= 1;
+    fs::write(&secret, format!("untrusted comment: a key\n{}\n", STANDARD.encode(&bytes)))?;
+    let (code, _, errors) = make(&key)?;
+    ensure!(code != 0 && errors.contains("could not sign"), "{code}: {errors}");
+    let locked = KeyPair::generate_encrypted_keypair(Some("secret".to_owned()))?;
+    fs::write(&secret, locked.sk.to_box(None)?.into_string())?;
+    let (code, _, errors) = make(&key)?;
+    ensure!(code != 0 && errors.contains("must have no password"), "{code}: {errors}");
+    ensure!(!json.exists(), "a report was written without a signature");
+    fs::write(&secret, "no key")?;
+    let (code, _, errors) = make(&key)?;
+    ensure!(code != 0 && errors.contains("could not use the key"), "{code}: {errors}");
     cluster.finish()
 }
