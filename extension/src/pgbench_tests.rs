@@ -20,7 +20,7 @@ mod tests {
     use crate::keys::provider::helper;
     use crate::page::io;
     use crate::pg::compat::{SHARED_BACKEND, SmgrFile};
-    use crate::pg::{clock, process};
+    use crate::pg::{clock, image, process};
     use crate::shmem;
     use crate::shmem::counters::StatsKind;
 
@@ -39,11 +39,13 @@ mod tests {
         /// `None`, with a notice, if there is no key provider helper.
         fn prepare() -> Option<Bench> {
             assert!(Spi::run(LOCK).is_ok());
-            let keyring = helper::program();
-            if !keyring.exists() {
-                notice!("skipped: there is no {}", keyring.display());
-                return None;
-            }
+            let keyring = match helper::program() {
+                Ok(keyring) if keyring.exists() => keyring,
+                other => {
+                    notice!("skipped: there is no helper: {other:?}");
+                    return None;
+                }
+            };
             let keys =
                 process::data_directory().with_extension(format!("keys-{}", std::process::id()));
             run(Command::new(keyring).args(["file", "create"]).arg(&keys).args(["--key", "main"]));
@@ -83,7 +85,7 @@ mod tests {
         }
 
         fn connect(&self, program: &str) -> Command {
-            let mut command = Command::new(process::server_binary_directory().join(program));
+            let mut command = Command::new(image::server_binary().with_file_name(program));
             let ask = |what| Spi::get_one::<String>(what).ok().flatten().unwrap_or_default();
             let directory =
                 ask("SELECT split_part(current_setting('unix_socket_directories'), ',', 1)");

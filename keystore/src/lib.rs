@@ -1,7 +1,8 @@
 //! Key records and their storage, and the protocol between the server and the key provider helper.
 //!
 //! No plaintext key is stored: records hold wrapped keys. Only [`protocol`] and [`briefing`] carry
-//! secrets, in types that wipe them. The crate is pure except for one trait, [`storage::Storage`].
+//! secrets, in types that wipe them. The crate is pure except for one trait, [`storage::Storage`],
+//! and [`installed`], which looks at files.
 //!
 //! | module | subject |
 //! |---|---|
@@ -26,6 +27,7 @@
 //! | [`wrappings`] | older wrappings of data keys |
 //! | [`escrow`] | database keys in escrow, and keys written by a restore |
 //! | [`given_up`] | key groups that were destroyed while the server was down |
+//! | [`installed`] | finding `pagevault-keyring`, and whether it can be trusted |
 //! | [`briefing`] | data that `pagevault-keyring exec` passes to PostgreSQL's programs |
 //! | [`former`] | files that are gone, and whose keys are forgotten |
 //! | [`job`] | rekey jobs |
@@ -48,6 +50,7 @@ pub mod escrow;
 mod failure;
 pub mod former;
 pub mod given_up;
+pub mod installed;
 pub mod interim;
 pub mod job;
 pub mod job_table;

@@ -109,7 +109,10 @@ fn status_rows() -> TableIterator<
         i64::from(counts.files),
         i64::from(counts.keys),
         i64::from(counts.capacity.saturating_sub(persist::RESERVED_KEYS)),
-        privileged.then(|| helper::program().display().to_string()),
+        privileged
+            .then(helper::program)
+            .and_then(|found| found.ok())
+            .map(|path| path.display().to_string()),
         privileged.then(|| unreachable_providers().or_raise()),
         timestamp(last_revalidation),
         Some(wal_key.is_some()),

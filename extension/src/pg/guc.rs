@@ -114,7 +114,7 @@ pub(crate) fn define(changed: Changed) -> Result<()> {
     GucRegistry::define_string_guc(
         c"pagevault.keyring_command",
         c"Program that talks to key providers.",
-        c"If empty, pagevault-keyring in the directory of the server's binary is used.",
+        c"If empty, pagevault-keyring is looked for in ../bin from the directory of the library, beside the server's binary, and in PATH, and refused if other users could change it.",
         &KEYRING_COMMAND,
         GucContext::Sighup,
         GucFlags::SUPERUSER_ONLY,

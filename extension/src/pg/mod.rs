@@ -16,6 +16,7 @@ pub(crate) mod exit;
 pub(crate) mod externs;
 pub(crate) mod guc;
 pub(crate) mod heap;
+pub(crate) mod image;
 pub(crate) mod labels;
 pub(crate) mod locks;
 pub(crate) mod mapping;

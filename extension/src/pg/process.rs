@@ -18,15 +18,6 @@ pub(crate) fn data_directory() -> PathBuf {
     PathBuf::from(OsStr::from_bytes(dir.to_bytes()))
 }
 
-/// The directory of the server's own binary.
-pub(crate) fn server_binary_directory() -> PathBuf {
-    // SAFETY: my_exec_path is a NUL-terminated array set at the very start of main().
-    let path = unsafe { CStr::from_ptr((&raw const pg_sys::my_exec_path).cast()) };
-    let mut path = PathBuf::from(OsStr::from_bytes(path.to_bytes()));
-    path.pop();
-    path
-}
-
 /// OID of the database this backend is connected to; 0 in processes without one.
 pub(crate) fn my_database() -> u32 {
     // SAFETY: a plain global of this process.

@@ -12,27 +12,36 @@ use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use pagevault_keystore::installed::{self, NotFound};
 use pagevault_keystore::protocol::{ErrorClass, Operation, Reply, Request, SIZE_LIMIT};
 use pgrx::PgSqlErrorCode;
 use zeroize::Zeroizing;
 
 use super::refusal;
 use crate::pg::report::Report;
-use crate::pg::{child, guc, process};
+use crate::pg::{child, guc, image, process};
 
 /// Time after the deadline until the helper is killed.
 const GRACE: Duration = Duration::from_secs(2);
 /// Interval at which a waiting process checks for interrupts that did not wake it.
 const TICK: Duration = Duration::from_millis(200);
 
-/// The helper's path: the setting, or the program beside the server's binary.
-pub(crate) fn program() -> PathBuf {
+/// The helper's path: the setting, or the program that was installed with this library or the
+/// server, or is in `PATH`. A program that others could have put there is none.
+pub(crate) fn program() -> Result<PathBuf, NotFound> {
     let configured = guc::keyring_command();
-    if configured.is_empty() {
-        process::server_binary_directory().join("pagevault-keyring")
-    } else {
-        PathBuf::from(configured)
+    if !configured.is_empty() {
+        return Ok(PathBuf::from(configured));
     }
+    let library = image::own_library();
+    let path = std::env::var_os("PATH");
+    let (server, user) = (image::server_binary(), image::user());
+    installed::find_helper(library.as_deref(), Some(&server), path.as_deref(), user)
+}
+
+/// [`program`], for messages.
+fn shown() -> String {
+    program().map_or_else(|_| installed::HELPER.into(), |path| path.display().to_string())
 }
 
 /// Why there is no reply.
@@ -115,7 +124,7 @@ impl Drop for Helper {
 }
 
 fn spawn() -> Result<(Helper, ChildStdin, ChildStdout), HelperError> {
-    let program = program();
+    let program = program().map_err(|not_found| HelperError::Broken(missing(&not_found)))?;
     let mut command = Command::new(&program);
     command.arg("serve").stdin(Stdio::piped()).stdout(Stdio::piped());
     child::isolate_from_server(&mut command);
@@ -135,6 +144,15 @@ fn spawn() -> Result<(Helper, ChildStdin, ChildStdout), HelperError> {
         (Some(stdin), Some(stdout)) => Ok((helper, stdin, stdout)),
         _ => Err(broken("Its pipes could not be opened.".into())),
     }
+}
+
+fn missing(places: &NotFound) -> Report {
+    Report::new(
+        PgSqlErrorCode::ERRCODE_SYSTEM_ERROR,
+        format!("could not find the program \"{}\"", installed::HELPER),
+    )
+    .detail(format!("Key providers are reached through this program. {places}"))
+    .hint("Install it, owned by root and writable by its owner only, or set pagevault.keyring_command.")
 }
 
 fn exchange(request: &[u8], timeout: Duration) -> Result<Zeroizing<Vec<u8>>, HelperError> {
@@ -203,7 +221,7 @@ fn broken(detail: String) -> HelperError {
             PgSqlErrorCode::ERRCODE_EXTERNAL_ROUTINE_EXCEPTION,
             "key provider helper failed",
         )
-        .detail(format!("{detail} The server ran \"{} serve\".", program().display()))
+        .detail(format!("{detail} The server ran \"{} serve\".", shown()))
         .hint("Run \"pagevault-keyring check\" as the server's operating system user."),
     )
 }
@@ -213,6 +231,6 @@ fn too_late(timeout: Duration) -> Report {
         refusal::DEADLINE,
         format!("key provider helper did not answer within {} s", timeout.as_secs()),
     )
-    .detail(format!("The server ran \"{} serve\" and ended it.", program().display()))
+    .detail(format!("The server ran \"{} serve\" and ended it.", shown()))
     .hint("Check the provider, or raise pagevault.keyring_timeout.")
 }
