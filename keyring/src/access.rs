@@ -35,6 +35,8 @@ pub struct Access {
     programs: bool,
     /// Credentials named by key files may be read, and sent to the places that key files name.
     credentials: bool,
+    /// Directories above the data directory may be writable by others.
+    on_volume: bool,
     /// Providers by name, used instead of those in key files.
     providers: BTreeMap<String, ProviderConfig>,
 }
@@ -57,7 +59,18 @@ impl Access {
         providers: Option<&Path>,
     ) -> Result<Self, Failure> {
         let providers = providers.map(read_providers).transpose()?.unwrap_or_default();
-        Ok(Self { programs, credentials, providers })
+        Ok(Self { programs, credentials, on_volume: false, providers })
+    }
+
+    /// Also accepts a data directory below directories that others can write to.
+    #[must_use]
+    pub fn on_volume(self, on_volume: bool) -> Self {
+        Self { on_volume, ..self }
+    }
+
+    /// Which data directories are trusted, and no access to providers.
+    pub(crate) fn only_places(&self) -> Self {
+        Self { on_volume: self.on_volume, ..Self::default() }
     }
 
     /// How a provider is reached: as the user's file says, else as the key files of
@@ -147,14 +160,16 @@ fn read_providers(path: &Path) -> Result<BTreeMap<String, ProviderConfig>, Failu
 pub(crate) fn trusted_directories(
     data_directory: &Path,
     folder: &str,
+    access: &Access,
 ) -> Result<(PathBuf, PathBuf), Failure> {
     let absolute =
         std::path::absolute(data_directory).map_err(|error| unreadable(data_directory, &error))?;
-    let root = follow(FileKind::Keystore, &absolute)
+    let what = if access.on_volume { FileKind::KeystoreOnVolume } else { FileKind::Keystore };
+    let root = follow(what, &absolute)
         .map_err(|unresolved| unresolved.or(|error| unreadable(data_directory, error)))?;
     require_directory(&root)?;
     let inside = root.join(folder);
-    match follow(FileKind::Keystore, &inside) {
+    match follow(what, &inside) {
         Err(Unresolved::Io(error)) if error.kind() == io::ErrorKind::NotFound => Ok((root, inside)),
         Err(unresolved) => Err(unresolved.or(|error| unreadable(&inside, error))),
         Ok(inside) => {

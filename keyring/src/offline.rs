@@ -66,7 +66,7 @@ impl Keystore {
     /// If files are missing, damaged or of different keystores, or if anybody but root and the
     /// current user could have written them.
     pub fn read(data_directory: &Path, access: Access) -> Result<Self, Failure> {
-        let (data_directory, directory) = trusted_directories(data_directory, DIRECTORY)?;
+        let (data_directory, directory) = trusted_directories(data_directory, DIRECTORY, &access)?;
         // The cluster's log comes first: records in others refer to it.
         let scopes = scopes_in(&directory, log::scope_of)?;
         if scopes.first() != Some(&Scope::CLUSTER) {

@@ -17,7 +17,7 @@ use pagevault_keystore::wal::{Switch, WalPhase, stretch_at};
 use pagevault_keystore::wal_pages::WalKeys;
 use zeroize::Zeroizing;
 
-use crate::{raw, say};
+use crate::{raw, say, unasked};
 
 /// The task of this program, once it is known to be the one in the briefing.
 pub(crate) struct Work {
@@ -73,7 +73,7 @@ impl WalKeys for Work {
 static BEGIN: extern "C" fn() = begin;
 
 extern "C" fn begin() {
-    let Some(number) = std::env::var_os(VARIABLE) else { return };
+    let Some(number) = std::env::var_os(VARIABLE) else { return unasked::begin() };
     let number = number.to_str().and_then(|number| number.parse().ok()).ok_or("it has no number");
     // Protect the process also if the keys are meant for a program that this one runs: until that
     // starts, they can be read through the descriptor.

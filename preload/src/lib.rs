@@ -5,6 +5,7 @@
 //! | module | subject |
 //! |---|---|
 //! | `begin` | before `main`: takes the briefing, hides it from other programs |
+//! | `unasked` | without a briefing: has `pg_rewind` and `pg_upgrade` run by `exec` |
 //! | `calls` | the replacements of the C library's functions |
 //! | `files` | the role of each path, and the open descriptors of segments |
 //! | `segment` | reading and writing sealed WAL segments |
@@ -22,6 +23,7 @@ mod files;
 mod keystore;
 mod raw;
 mod segment;
+mod unasked;
 
 /// Prints a message on standard error.
 fn say(text: &str) {

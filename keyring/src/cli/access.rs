@@ -17,6 +17,10 @@ pub(super) struct AccessOptions {
     /// files name
     #[arg(long)]
     allow_credentials: bool,
+    /// Accept a data directory below directories that other users can write to, as volumes of
+    /// Kubernetes are
+    #[arg(long)]
+    allow_shared_parents: bool,
     /// File with the configuration of providers, used instead of the one in the key files:
     /// {"NAME": {"kind": "...", "options": {...}}}
     #[arg(long, value_name = "FILE")]
@@ -26,5 +30,6 @@ pub(super) struct AccessOptions {
 impl AccessOptions {
     pub(super) fn access(&self) -> Result<Access, Failure> {
         Access::new(self.allow_command, self.allow_credentials, self.providers.as_deref())
+            .map(|access| access.on_volume(self.allow_shared_parents))
     }
 }

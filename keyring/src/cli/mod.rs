@@ -137,6 +137,9 @@ enum Command {
         /// Path of pagevault_preload.so, if it is not in PostgreSQL's library directory
         #[arg(long, value_name = "FILE")]
         library: Option<PathBuf>,
+        /// Run the program as it is if there is no keystore, or WAL was never encrypted
+        #[arg(long)]
+        if_needed: bool,
         #[command(flatten)]
         access: access::AccessOptions,
         /// The program and its arguments
@@ -245,8 +248,9 @@ pub fn main() -> ExitCode {
             access.access().and_then(accept).map(|()| ExitCode::SUCCESS)
         }
         Command::GiveUpKeyGroup(give_up) => give_up.run(&mut io::stdout().lock()),
-        Command::Exec { keystore, library, access, line } => {
-            let run = |access| exec::exec(keystore.as_deref(), library.as_deref(), access, &line);
+        Command::Exec { keystore, library, if_needed, access, line } => {
+            let (keystore, library) = (keystore.as_deref(), library.as_deref());
+            let run = |access| exec::exec(keystore, library, if_needed, access, &line);
             Err(access.access().map_or_else(|error| error, run))
         }
         #[cfg(feature = "vault")]

@@ -22,8 +22,10 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use nix::unistd::geteuid;
 use pagevault_cipher::residue::without_trace;
 use pagevault_keystore::briefing::{AT_WORK, Briefing, Role, VARIABLE};
+use pagevault_keystore::installed::{self, Asking};
 use pagevault_keystore::protocol::ErrorClass;
 use pagevault_keystore::wal;
 
@@ -37,14 +39,16 @@ use crate::regular::open_regular;
 /// File name of the library.
 const LIBRARY: &str = "pagevault_preload.so";
 
-/// Replaces this process by the program. Returns only if that fails.
+/// Replaces this process by the program. Returns only if that fails. `if_needed`: without a
+/// keystore or WAL keys it is run as it is.
 pub fn exec(
     keystore: Option<&Path>,
     library: Option<&Path>,
+    if_needed: bool,
     access: Access,
     line: &[OsString],
 ) -> Failure {
-    prepare(keystore, library, access, line).map_or_else(
+    prepare(keystore, library, if_needed, access, line).map_or_else(
         |error| error,
         |mut command| {
             let error = command.exec();
@@ -56,6 +60,7 @@ pub fn exec(
 fn prepare(
     keystore: Option<&Path>,
     library: Option<&Path>,
+    if_needed: bool,
     access: Access,
     line: &[OsString],
 ) -> Result<Command, Failure> {
@@ -85,14 +90,27 @@ fn prepare(
                 .ok_or_else(|| refuse("pg_rewind needs --target-pgdata"))?;
             let target = fs::canonicalize(&target)
                 .map_err(|error| unreadable(Path::new(&target), &error))?;
-            require_same_keystore(&target, arguments)?;
             let role = Role::Rewind { target: target.as_os_str().as_bytes().to_vec() };
             (keystore.map_or(target, Path::to_owned), role)
         }
         WalUse::Seal => (data_directory(keystore, &tool, arguments)?, Role::Seal),
         _ => (data_directory(keystore, &tool, arguments)?, Role::Read),
     };
-    let briefing = make_briefing(&data_directory, access, role, &tool)?;
+    if if_needed && !offline::has_keystore(&data_directory) {
+        return Ok(command);
+    }
+    let places = access.only_places();
+    let keystore = Keystore::read(&data_directory, access)?;
+    if keystore.wal_keys().next().is_none() {
+        if if_needed {
+            return Ok(command);
+        }
+        return Err(never_encrypted(&keystore));
+    }
+    if let Role::Rewind { target } = &role {
+        require_same_keystore(target, &places, arguments)?;
+    }
+    let briefing = make_briefing(&keystore, role, &tool)?;
     let memory = memory(&briefing.encode())?;
     drop(briefing);
     load(&mut command, &library, &memory);
@@ -143,9 +161,22 @@ fn find_library(given: Option<&Path>) -> Result<PathBuf, Failure> {
         fs::canonicalize(path).ok()
     };
     let library = found.or_else(|| given.is_none().then(asked).flatten()).ok_or_else(|| {
-        refuse(format!("the library {LIBRARY} is not installed")).with_hint(
+        let shown = places.iter().map(|place| format!("\"{}\"", place.display()));
+        let shown = shown.collect::<Vec<_>>().join(", ");
+        refuse(format!("the library {LIBRARY} is not installed"))
+            .with_detail(format!("There is none at {shown}."))
+            .with_hint(
             "Install it in the directory that pg_config --pkglibdir shows, or specify its path with --library.",
         )
+    })?;
+    // It will get keys.
+    let program = std::env::current_exe().ok();
+    let asking = Asking { file: program.as_deref(), user: geteuid().as_raw() };
+    installed::require(&library, asking).map_err(|unfit| {
+        let message = format!("the library \"{}\" is not trusted", library.display());
+        Failure::new(ErrorClass::Insecure, message)
+            .with_detail(format!("{unfit}. Others could change it, and it would get keys."))
+            .with_hint("It, and each directory above it, must belong to root or to you, and nobody else may write there.")
     })?;
     // These characters separate libraries in LD_PRELOAD and cannot be quoted.
     if library.as_os_str().as_bytes().iter().any(|c| b": \t\n".contains(c)) {
@@ -232,11 +263,15 @@ fn data_directory(
 
 /// Requires that the source, if it is a directory, has the same keystore as the target. If the
 /// source is a server, the library verifies what it sends.
-fn require_same_keystore(target: &Path, arguments: &[OsString]) -> Result<(), Failure> {
+fn require_same_keystore(
+    target: &[u8],
+    places: &Access,
+    arguments: &[OsString],
+) -> Result<(), Failure> {
     let Some(source) = tools::option(arguments, &["--source-pgdata"]) else { return Ok(()) };
     let (target, source) = (
-        Keystore::read(target, Access::default())?,
-        Keystore::read(Path::new(&source), Access::default())?,
+        Keystore::read(Path::new(OsStr::from_bytes(target)), places.only_places())?,
+        Keystore::read(Path::new(&source), places.only_places())?,
     );
     if target.id() == source.id() {
         return Ok(());
@@ -248,23 +283,15 @@ fn require_same_keystore(target: &Path, arguments: &[OsString]) -> Result<(), Fa
     )))
 }
 
+fn never_encrypted(keystore: &Keystore) -> Failure {
+    refuse(format!("the keystore of \"{}\" has no WAL keys", keystore.data_directory().display()))
+        .with_hint("WAL was never encrypted. Run the program directly, without exec.")
+}
+
 /// Unwraps the WAL keys.
-fn make_briefing(
-    data_directory: &Path,
-    access: Access,
-    role: Role,
-    tool: &Tool,
-) -> Result<Briefing, Failure> {
-    let keystore = Keystore::read(data_directory, access)?;
+fn make_briefing(keystore: &Keystore, role: Role, tool: &Tool) -> Result<Briefing, Failure> {
     let wanted: BTreeSet<_> =
         keystore.wal_keys().map(|(_, key)| (key.scope, key.key_version)).collect();
-    if wanted.is_empty() {
-        return Err(refuse(format!(
-            "the keystore of \"{}\" has no WAL keys",
-            keystore.data_directory().display()
-        ))
-        .with_hint("WAL was never encrypted. Run the program directly, without exec."));
-    }
     let unlocked = keystore.unlock(&wanted)?;
     // With enough capacity: a vector that grows leaves copies of keys behind.
     let mut keys = Vec::with_capacity(keystore.wal_keys().count());

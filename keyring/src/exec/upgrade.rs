@@ -46,13 +46,14 @@ pub(super) fn prepare(
     if !old.join(DIRECTORY).join(log::file_name(Scope::CLUSTER)).exists() {
         return Ok(()); // no keys: an ordinary cluster
     }
+    let places = access.only_places();
     let keystore = Keystore::read(&old, access)?;
     keystore.unlock(&keystore.needed())?;
     require_preload(Path::new(command.get_program()), &new, arguments)?;
     let ticket = Ticket { keystore: keystore.id(), only_check: has(&["-c", "--check"]) };
     if !ticket.only_check {
         let majors = Majors { old: major(&old)?, new: major(&new)? };
-        copy_keystore(&keystore, &new, majors)?;
+        copy_keystore(&keystore, &new, places, majors)?;
     }
     exclude_statistics(command)?;
     command.env(VARIABLE, ticket.encode());
@@ -139,12 +140,17 @@ fn require_preload(program: &Path, new: &Path, arguments: &[OsString]) -> Result
 }
 
 /// Copies the keystore into the new cluster, unless it is there already.
-fn copy_keystore(keystore: &Keystore, new: &Path, majors: Majors) -> Result<(), Failure> {
+fn copy_keystore(
+    keystore: &Keystore,
+    new: &Path,
+    places: Access,
+    majors: Majors,
+) -> Result<(), Failure> {
     let whole = upgrade::carry_over(keystore.state().clone(), majors)
         .map_err(|error| refuse(format!("the keystore of the old cluster is damaged: {error}")))?;
     let place = new.join(DIRECTORY);
     if has_logs(&place)? {
-        require_replaceable_keystore(keystore, &whole, new)?;
+        require_replaceable_keystore(keystore, &whole, new, places)?;
     }
     write(keystore, &whole, new).map_err(|error| {
         refuse(format!("could not create the keystore of \"{}\": {error}", new.display()))
@@ -168,8 +174,9 @@ fn require_replaceable_keystore(
     keystore: &Keystore,
     whole: &State,
     new: &Path,
+    places: Access,
 ) -> Result<(), Failure> {
-    let present = Keystore::read(new, Access::default())?;
+    let present = Keystore::read(new, places)?;
     let detail = if present.id() != keystore.id() {
         "It already has keys of its own, which the upgrade would replace."
     } else if upgrade::is_part_of(present.state(), whole) {

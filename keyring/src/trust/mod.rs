@@ -10,6 +10,7 @@
 //! | program | root, user | 0022 | not a symbolic link |
 //! | module of PKCS#11 | root, user | 0022 | |
 //! | keystore, read without its server | root, user | 0022 | |
+//! | the same, on a volume | root, user | 0022 | directories above may be writable by others |
 //! | socket | root, user | | also the user of the listener (`net::socket`) |
 //!
 //! Credentials are tokens, secret IDs, private keys, AWS credentials and identities for escrow.
@@ -56,6 +57,8 @@ pub enum FileKind {
     Socket,
     /// A data directory or a file of its keystore, read without its server.
     Keystore,
+    /// The same, below directories that others may write to, if the operator says so.
+    KeystoreOnVolume,
     /// A file that describes providers.
     Providers,
     /// A file that describes the store of an anchor, or contains its note.
@@ -74,7 +77,7 @@ impl FileKind {
             FileKind::ServiceAccount => "token file",
             FileKind::Trusted => "file",
             FileKind::Socket => "socket",
-            FileKind::Keystore => "keystore",
+            FileKind::Keystore | FileKind::KeystoreOnVolume => "keystore",
             FileKind::Providers => "providers file",
             FileKind::Anchor => "anchor file",
             FileKind::Bundle => "bundle",
@@ -189,6 +192,7 @@ fn judge_directory(
     }
     let is_safe = mode & WRITABLE == 0
         || mode & STICKY != 0
+        || what == FileKind::KeystoreOnVolume
         || matches!(what, FileKind::Trusted | FileKind::ServiceAccount) && is_read_only();
     if !is_safe {
         return Err(unsafe_directory(format!(
@@ -300,6 +304,21 @@ mod tests {
             error.hint(),
             "Run this command as the user that runs the server (user ID 26?)."
         );
+    }
+
+    #[test]
+    fn above_a_keystore_on_a_volume_only_the_owner_counts() {
+        let judged = |what, mode, owner| {
+            let rights = Rights { mode, owner, us: US };
+            judge_directory(what, Path::new("/d"), rights, || false).is_ok()
+        };
+        for mode in [0o777, 0o775, 0o2775] {
+            for owner in [0, US] {
+                assert!(judged(FileKind::KeystoreOnVolume, mode, owner), "{mode:o} {owner}");
+                assert!(!judged(FileKind::Keystore, mode, owner), "{mode:o} {owner}");
+            }
+            assert!(!judged(FileKind::KeystoreOnVolume, mode, 7), "{mode:o}");
+        }
     }
 
     #[test]

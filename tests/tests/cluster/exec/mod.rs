@@ -4,6 +4,7 @@ mod backups;
 mod large;
 mod refusals;
 mod rewind;
+mod unasked;
 mod waldump;
 
 use std::path::Path;

@@ -15,7 +15,7 @@ use crate::wal::{assert_hidden, sealing};
 
 /// A primary with encrypted tables in two tablespaces and sealed WAL in small segments, and its
 /// standby.
-fn pair() -> Result<(Cluster, Cluster, KeyFile)> {
+pub(super) fn pair() -> Result<(Cluster, Cluster, KeyFile)> {
     let settings = Settings::default()
         .wal_segment_size(1)
         .conf("wal_keep_size = 1GB")
@@ -67,7 +67,7 @@ pub(super) fn allow(cluster: &mut Cluster) {
 }
 
 /// Adds rows with `canary` to all tables, and changes others.
-fn change(cluster: &Cluster, canary: &str, rows: u32) -> Result<()> {
+pub(super) fn change(cluster: &Cluster, canary: &str, rows: u32) -> Result<()> {
     insert(cluster, canary, rows / 10)?;
     cluster.sql(&format!(
         "INSERT INTO sealed (name) SELECT '{canary}-' || i || repeat('.', 100) FROM generate_series(1, {rows}) i;
@@ -78,7 +78,7 @@ fn change(cluster: &Cluster, canary: &str, rows: u32) -> Result<()> {
 }
 
 /// A digest of the tables.
-fn content(cluster: &Cluster) -> Result<String> {
+pub(super) fn content(cluster: &Cluster) -> Result<String> {
     cluster.text(
         "SELECT concat_ws(' ', (SELECT md5(string_agg(name, ',' ORDER BY id)) FROM sealed),
             (SELECT md5(string_agg(name, ',' ORDER BY id, name)) FROM elsewhere),
@@ -87,7 +87,7 @@ fn content(cluster: &Cluster) -> Result<String> {
 }
 
 /// Creates new keys of every kind. On both sides of a divergence they have the same versions.
-fn rotate(cluster: &Cluster) -> Result<()> {
+pub(super) fn rotate(cluster: &Cluster) -> Result<()> {
     cluster.sql("SELECT pagevault.rotate_wal_key()")?;
     cluster.sql("SELECT pagevault.rotate_data_key('sealed')")?;
     cluster.sql("SELECT pagevault.wait_for_rekey('sealed'::regclass, '1min')")
