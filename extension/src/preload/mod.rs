@@ -80,7 +80,8 @@ fn load_and_unlock() -> Result<()> {
         anchor::at_start(loaded.shared)?;
     }
     // With a missing key pg_upgrade would fail in the middle.
-    unlock::at_start(loaded.needs_keys || process::is_binary_upgrade())
+    unlock::at_start(loaded.needs_keys || process::is_binary_upgrade())?;
+    if loaded.first_start { hooks::files::seal_backup() } else { Ok(()) }
 }
 
 /// Refuses to work if the library was not preloaded.

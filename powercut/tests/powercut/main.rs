@@ -2,6 +2,7 @@
 //! powercut`.
 
 mod controls;
+mod received;
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};

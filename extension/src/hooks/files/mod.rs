@@ -24,6 +24,7 @@ use pagevault_keystore::transfer;
 
 pub(crate) use calls::raw;
 pub(crate) use table::Tag;
+pub(crate) use wal::seal_backup;
 
 /// The kind of file that a descriptor refers to. The numbers are used in the table of descriptors.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

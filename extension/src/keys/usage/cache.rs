@@ -116,6 +116,14 @@ fn is_former(file: SmgrFile, version: DataKeyVersion) -> bool {
     !file.is_temporary() && directory::is_former(file.file, version)
 }
 
+/// Wipes all expanded keys of this process.
+pub(crate) fn wipe() {
+    CACHE.with(|cache| {
+        cache.forget_all();
+        cache.wrap_keys = [const { None }; WAYS];
+    });
+}
+
 /// Wipes the expanded keys of this process if keys were destroyed since its last use of one.
 #[inline]
 pub(crate) fn forget_destroyed() {

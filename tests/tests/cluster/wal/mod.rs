@@ -6,6 +6,7 @@ mod barrier;
 mod crashes;
 mod leftovers;
 mod readers;
+mod received;
 mod replication;
 mod switching;
 mod timelines;

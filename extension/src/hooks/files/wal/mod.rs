@@ -18,6 +18,7 @@
 mod fault;
 mod history;
 mod ranges;
+mod received;
 mod writing;
 
 use std::ffi::{CStr, c_void};
@@ -30,6 +31,7 @@ use pgrx::pg_sys;
 
 use self::fault::{errno, raise};
 use self::ranges::{read_range, write_range};
+pub(crate) use self::received::seal_backup;
 use self::writing::{write_copied, write_pages};
 use super::{File, Handler, Tag, at_position, raw};
 use crate::hooks::calls_seen::{self, Call};
