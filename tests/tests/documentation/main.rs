@@ -5,6 +5,7 @@
 //! as ignored and is named on standard error; with `PAGEVAULT_REQUIRE_KEY_SERVERS` set, as in CI,
 //! it fails.
 
+mod cloudnativepg;
 mod formats;
 mod messages;
 mod monitoring;
@@ -30,6 +31,8 @@ fn main() -> ExitCode {
         trial("names::exist", names::exist),
         trial("reference::is_what_server_and_code_say", reference::is_up_to_date),
         trial("formats::are_those_of_the_golden_files", formats::are_golden),
+        trial("cloudnativepg::examples_fit_together", cloudnativepg::fit_together),
+        trial("cloudnativepg::mistakes_are_noticed", cloudnativepg::mistakes_are_noticed),
         trial("monitoring::examples_fit_together", monitoring::fit_together),
     ];
     for path in pages() {

@@ -10,6 +10,7 @@ mod age;
 mod backups;
 mod barman;
 mod citus;
+mod cloudnativepg;
 mod foreign;
 mod graph;
 mod inspection;
@@ -44,6 +45,7 @@ fn main() -> ExitCode {
         age::TESTS,
         barman::TESTS,
         citus::TESTS,
+        cloudnativepg::TESTS,
         foreign::TESTS,
         graph::TESTS,
         inspection::TESTS,
@@ -65,6 +67,7 @@ fn trial(test: Test) -> Trial {
     let is_there = |name| {
         Installation::get().is_ok_and(|found| found.has_extension(name))
             || programs::program(name).is_some()
+            || cloudnativepg::is_there(name)
     };
     let lacking = test.needs.iter().find(|name| !is_there(name));
     let required = lacking.is_some_and(|name| {
