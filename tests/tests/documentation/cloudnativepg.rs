@@ -2,10 +2,13 @@
 //! and its own checks say; the files belong together.
 //!
 //! `cloudnativepg/schemas.json` is the operator's own (Apache License 2.0, contributors to
-//! CloudNativePG): config/crd/bases of v1.30.0 without descriptions and status. Not compared:
-//! `pattern`, and the rules in CEL (`x-kubernetes-validations`).
+//! CloudNativePG): config/crd/bases of v1.30.0 without descriptions and status. If
+//! `PAGEVAULT_CNPG_CRDS` names that directory of a checkout, the file is compared with it, or made
+//! anew (`PAGEVAULT_BLESS=1`). Not compared: `pattern`, and the rules in CEL
+//! (`x-kubernetes-validations`).
 
 use std::fs;
+use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
@@ -69,6 +72,64 @@ pub(crate) fn fit_together() -> Result<()> {
     Ok(())
 }
 
+/// The schemas are those of the operator's files.
+pub(crate) fn schemas_are_the_operators() -> Result<()> {
+    let Some(directory) = std::env::var_os("PAGEVAULT_CNPG_CRDS") else { return Ok(()) };
+    let mut made = String::from("{\n");
+    for (kind, file) in
+        [("Cluster", "clusters"), ("Database", "databases"), ("ImageCatalog", "imagecatalogs")]
+    {
+        let path = Path::new(&directory).join(format!("postgresql.cnpg.io_{file}.yaml"));
+        let definition = document(&fs::read_to_string(path)?)?;
+        let version = &definition["spec"]["versions"][0];
+        ensure!(version["name"] == "v1" && definition["spec"]["names"]["kind"] == kind);
+        let mut top = without_descriptions(&version["schema"]["openAPIV3Schema"]);
+        let mut take = |what: &str| {
+            let fields = top["properties"].as_object_mut();
+            fields.and_then(|fields| fields.remove(what)).unwrap_or_default()
+        };
+        take("status");
+        let mut spec = take("spec");
+        let fields = spec.as_object_mut().and_then(|spec| spec.remove("properties"));
+        if made.len() > 2 {
+            made.push_str(",\n");
+        }
+        made += &format!(
+            "  \"{kind}\": {{\"top\": {top},\n    \"spec\": {spec},\n    \"fields\": {{\n"
+        );
+        // One line for each, so that differences can be read.
+        let fields = fields.context("no fields")?;
+        let lines = fields.as_object().into_iter().flatten();
+        let lines: Vec<_> = lines.map(|(name, of)| format!("      \"{name}\": {of}")).collect();
+        made += &(lines.join(",\n") + "\n    }}");
+    }
+    made.push_str("\n}\n");
+    let path = crate::root().join("tests/tests/documentation/cloudnativepg/schemas.json");
+    if std::env::var_os("PAGEVAULT_BLESS").is_some() {
+        return Ok(fs::write(path, made)?);
+    }
+    let (made, known): (Value, Value) =
+        (serde_json::from_str(&made)?, serde_json::from_str(&fs::read_to_string(path)?)?);
+    ensure!(made == known, "the operator's schemas are others");
+    Ok(())
+}
+
+/// A schema without its descriptions.
+fn without_descriptions(schema: &Value) -> Value {
+    match schema {
+        Value::Object(fields) => {
+            let is_text =
+                |(name, value): &(&String, &Value)| *name == "description" && value.is_string();
+            let fields = fields.iter().filter(|field| !is_text(field));
+            Value::Object(
+                fields.map(|(name, value)| (name.clone(), without_descriptions(value))).collect(),
+            )
+        }
+        Value::Array(items) => Value::Array(items.iter().map(without_descriptions).collect()),
+        other => other.clone(),
+    }
+}
+
 /// A wrong manifest would be noticed.
 pub(crate) fn mistakes_are_noticed() -> Result<()> {
     let right = fs::read_to_string(path("cluster.yaml"))?;
@@ -118,6 +179,7 @@ fn json(yaml: &Yaml) -> Result<Value> {
             };
             Value::Object(fields.iter().map(field).collect::<Result<_>>()?)
         }
+        Yaml::Null => Value::Null,
         other => bail!("{other:?} is not used here"),
     })
 }

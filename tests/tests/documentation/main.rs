@@ -32,6 +32,7 @@ fn main() -> ExitCode {
         trial("reference::is_what_server_and_code_say", reference::is_up_to_date),
         trial("formats::are_those_of_the_golden_files", formats::are_golden),
         trial("cloudnativepg::examples_fit_together", cloudnativepg::fit_together),
+        trial("cloudnativepg::schemas_are_the_operators", cloudnativepg::schemas_are_the_operators),
         trial("cloudnativepg::mistakes_are_noticed", cloudnativepg::mistakes_are_noticed),
         trial("monitoring::examples_fit_together", monitoring::fit_together),
     ];

@@ -15,7 +15,7 @@ use pagevault_tests::installation::run;
 use pagevault_tests::leaks::{Canary, Scanner, report};
 use pagevault_tests::wal::{Segment, WalPage};
 
-use self::pods::{Env, Host, Pod};
+use self::pods::{Env, Host, Pod, crate_root};
 use crate::Test;
 
 /// Without the setting, which 18 has introduced, the operator mounts no images of extensions; and
@@ -33,6 +33,7 @@ pub(crate) fn is_there(what: &str) -> bool {
                 .output()
                 .is_ok_and(|output| output.status.success())
         }
+        "dpkg-deb" => Command::new("dpkg-deb").arg("--version").output().is_ok(),
         _ => false,
     }
 }
@@ -42,6 +43,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test { name: "cloudnativepg::the_helper_is_found", needs: NEEDS, run: the_helper_is_found },
     Test { name: "cloudnativepg::the_library_is_idle", needs: NEEDS, run: the_library_is_idle },
     Test { name: "cloudnativepg::upgrades", needs: NEEDS, run: upgrades },
+    Test { name: "cloudnativepg::packages", needs: &["dpkg-deb"], run: packages },
 ];
 
 const SETUP: &str = include_str!("../../../../docs/examples/cloudnativepg/setup.sql");
@@ -129,9 +131,12 @@ fn a_cluster_lives() -> Result<()> {
     first.eventually("postgres", "SELECT wal_encrypted FROM pagevault.status", "t")?;
     let refused = first.error("ALTER SYSTEM SET pagevault.wal_encryption = off")?;
     ensure!(refused.text().contains("ALTER SYSTEM is not allowed"), "{}", refused.text());
-    let mut touch = host.command(Path::new("/usr/bin/touch"), Env::Manager)?;
-    let touched = touch.arg(host.at("extensions/pagevault/bin/pagevault-keyring")).output()?;
-    ensure!(!touched.status.success(), "the image is not read-only");
+    for place in [host.at("extensions/pagevault/bin"), "/var/tmp".into()] {
+        let mut touch = host.command(Path::new("/usr/bin/touch"), Env::Manager)?;
+        let touched = touch.arg(place.join("pagevault-cnpg")).output()?;
+        let said = String::from_utf8_lossy(&touched.stderr).into_owned();
+        ensure!(said.contains("Read-only file system"), "{}: {said}", place.display());
+    }
 
     first.sql("app", "SELECT pg_switch_wal()")?;
     first.sql("app", "CREATE TABLE t (id serial PRIMARY KEY, name text)")?;
@@ -353,7 +358,6 @@ fn upgrades() -> Result<()> {
         let mut upgrade = pod.tool("pg_upgrade", env)?;
         upgrade.args(["--link", "--username", "postgres", "--old-bindir"]).arg(host.bin()?);
         upgrade.arg("--old-datadir").arg(pod.pgdata()).arg("--new-datadir").arg(&new);
-        // The script that mounts comes first; `setpriv` keeps the directory.
         upgrade.current_dir(&new);
         Ok(upgrade)
     };
@@ -367,4 +371,48 @@ fn upgrades() -> Result<()> {
     ensure!(pod.text("app", CONTENT)? == content, "the tables differ");
     ensure!(pod.text("app", "SELECT pagevault.is_encrypted('t')")? == "t", "it is not encrypted");
     pod.stop()
+}
+
+/// The tree is the same from a package as from a server, and belongs to root alone.
+fn packages() -> Result<()> {
+    let root = tempfile::tempdir()?;
+    let at = |name: &str| root.path().join(name);
+    let tool = || {
+        let mut tool = Command::new(crate_root().join("tools/cnpg-image"));
+        tool.arg("tree");
+        tool
+    };
+    let pg_config = Installation::get()?.program("pg_config");
+    run(tool().arg(at("tree")).arg(pg_config))?;
+    // As tools/deb does.
+    for (from, to) in [
+        ("lib", "usr/lib/postgresql/18/lib"),
+        ("bin", "usr/lib/postgresql/18/bin"),
+        ("share/extension", "usr/share/postgresql/18/extension"),
+    ] {
+        fs::create_dir_all(at("package").join(to).parent().context("a directory")?)?;
+        run(Command::new("cp").arg("-r").arg(at("tree").join(from)).arg(at("package").join(to)))?;
+    }
+    let documents = at("package/usr/share/doc/postgresql-18-pagevault");
+    fs::create_dir_all(&documents)?;
+    fs::write(documents.join("copyright"), "licences")?;
+    fs::create_dir(at("package/DEBIAN"))?;
+    fs::write(
+        at("package/DEBIAN/control"),
+        "Package: postgresql-18-pagevault\nVersion: 1\nArchitecture: all\nMaintainer: nobody <nobody@example.com>\nDescription: test\n",
+    )?;
+    run(Command::new("dpkg-deb").args(["-Znone", "--build"]).arg(at("package")).arg(at("deb")))?;
+    run(tool().arg(at("again")).arg(at("deb")))?;
+    let same = run(Command::new("diff")
+        .arg("-r")
+        .arg(at("tree"))
+        .arg(at("again"))
+        .arg("--exclude=licenses"))?;
+    ensure!(same.is_empty(), "{same}");
+    ensure!(at("again/licenses/copyright").exists(), "the licences are missing");
+    let open = run(Command::new("find").arg(at("again")).args(["-perm", "/022"]))?;
+    ensure!(open.is_empty(), "others can write to {open}");
+    // Nothing is replaced.
+    ensure!(!tool().arg(at("again")).arg(at("deb")).output()?.status.success());
+    Ok(())
 }

@@ -95,13 +95,16 @@ impl Host {
         Ok(self.at("server").join(fs::read_to_string(self.at("bin"))?))
     }
 
-    /// A program in a pod, as user 26, with the image mounted.
+    /// A program in a pod, as user 26, with the image mounted and a read-only root.
     pub(crate) fn command(&self, program: &Path, env: Env) -> Result<Command> {
         let root = self.root.path().display();
         let script = format!(
-            "mount --bind '{root}/passwd' /etc/passwd
+            "mount --bind '{root}' '{root}'
+             mount --bind '{root}/passwd' /etc/passwd
              mount --bind '{root}/image' '{root}/extensions/pagevault'
              mount -o remount,bind,ro '{root}/extensions/pagevault'
+             mount -o remount,bind,ro /
+             cd \"$(pwd)\"
              exec setpriv --reuid {USER} --regid {USER} --clear-groups --no-new-privs \"$@\""
         );
         let mut command = Command::new("unshare");
