@@ -12,7 +12,7 @@
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
 use std::io::{self, Read};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use nix::fcntl::OFlag;
@@ -156,32 +156,42 @@ fn read_providers(path: &Path) -> Result<BTreeMap<String, ProviderConfig>, Failu
 }
 
 /// A data directory and the directory of its keystore, if only root and the current user can write
-/// there. The latter need not exist.
+/// there; and by which rules the files in it are judged. The latter directory need not exist.
 pub(crate) fn trusted_directories(
     data_directory: &Path,
     folder: &str,
     access: &Access,
-) -> Result<(PathBuf, PathBuf), Failure> {
+) -> Result<(PathBuf, PathBuf, FileKind), Failure> {
     let absolute =
         std::path::absolute(data_directory).map_err(|error| unreadable(data_directory, &error))?;
     let what = if access.on_volume { FileKind::KeystoreOnVolume } else { FileKind::Keystore };
     let root = follow(what, &absolute)
         .map_err(|unresolved| unresolved.or(|error| unreadable(data_directory, error)))?;
-    require_directory(&root)?;
+    let mode = require_directory(FileKind::Keystore, &root)?;
+    let kind = match access.on_volume && mode & 0o077 == 0 {
+        true => FileKind::KeystoreBehindDoor,
+        false => FileKind::Keystore,
+    };
     let inside = root.join(folder);
     match follow(what, &inside) {
-        Err(Unresolved::Io(error)) if error.kind() == io::ErrorKind::NotFound => Ok((root, inside)),
+        Err(Unresolved::Io(error)) if error.kind() == io::ErrorKind::NotFound => {
+            Ok((root, inside, kind))
+        }
         Err(unresolved) => Err(unresolved.or(|error| unreadable(&inside, error))),
+        // By a symbolic link it may be elsewhere.
         Ok(inside) => {
-            require_directory(&inside)?;
-            Ok((root, inside))
+            let kind = if inside.starts_with(&root) { kind } else { FileKind::Keystore };
+            require_directory(kind, &inside)?;
+            Ok((root, inside, kind))
         }
     }
 }
 
-fn require_directory(path: &Path) -> Result<(), Failure> {
+/// Returns its mode.
+fn require_directory(what: FileKind, path: &Path) -> Result<u32, Failure> {
     let metadata = std::fs::symlink_metadata(path).map_err(|error| unreadable(path, &error))?;
-    require(FileKind::Keystore, path, &metadata)
+    require(what, path, &metadata)?;
+    Ok(metadata.mode())
 }
 
 /// The content of a file that only root and the current user can write.
@@ -191,6 +201,12 @@ pub(crate) fn read_trusted(what: FileKind, path: &Path) -> Result<Vec<u8>, Failu
     let opened = OpenOptions::new().read(true).custom_flags(flags.bits()).open(path);
     let file = opened.map_err(failed)?;
     let metadata = file.metadata().map_err(failed)?;
+    // Another name may be where others can write.
+    let has_one_name = metadata.nlink() <= 1;
+    let what = match what {
+        FileKind::KeystoreBehindDoor if !has_one_name => FileKind::Keystore,
+        what => what,
+    };
     require(what, path, &metadata)?;
     if !metadata.is_file() || metadata.len() > log::MAX_LOG {
         return Err(failed(io::ErrorKind::InvalidData.into()));

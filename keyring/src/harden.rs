@@ -2,6 +2,7 @@
 
 use std::io;
 use std::panic;
+use std::sync::OnceLock;
 
 use nix::sys::prctl;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -15,6 +16,9 @@ use rustix::thread::{
 /// have a limit of a million.
 const OPEN_FILES: u64 = 1024;
 
+/// The limit of open files, and the mode of new files, that this process was started with.
+static BEFORE: OnceLock<(u64, Mode)> = OnceLock::new();
+
 /// No core dumps; no tracing by other processes of the same user; no privileges beyond the user's,
 /// also in child processes; new files for the owner only; and panic messages without values.
 ///
@@ -27,18 +31,30 @@ pub fn harden() -> io::Result<()> {
     // RLIMIT_CORE does not apply if core_pattern pipes into a program. Not dumpable covers that,
     // and denies other processes of the same user /proc/PID/mem and ptrace.
     prctl::set_dumpable(false)?;
-    let (_, most_files) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    let (files, most_files) = getrlimit(Resource::RLIMIT_NOFILE)?;
     setrlimit(Resource::RLIMIT_NOFILE, OPEN_FILES.min(most_files), most_files)?;
     prctl::set_no_new_privs()?;
     if !geteuid().is_root() {
         drop_capabilities()?;
     }
-    umask(Mode::from_bits_truncate(0o077));
+    let _ = BEFORE.set((files, umask(Mode::from_bits_truncate(0o077))));
     panic::set_hook(Box::new(|info| {
         let place = info.location().map_or_else(String::new, |at| format!(" at {at}"));
         eprintln!("pagevault-keyring: internal error{place}");
     }));
     Ok(())
+}
+
+/// For a program of PostgreSQL that is run in the place of this one: what does not protect secrets
+/// is as it was.
+pub(crate) fn relax() {
+    if let Some(&(files, mode)) = BEFORE.get() {
+        umask(mode);
+        if let Ok((_, most_files)) = getrlimit(Resource::RLIMIT_NOFILE) {
+            // It was possible before.
+            let _ = setrlimit(Resource::RLIMIT_NOFILE, files, most_files);
+        }
+    }
 }
 
 /// Drops capabilities that a service manager may have given the server, such as `CAP_IPC_LOCK`.

@@ -47,6 +47,8 @@ pub struct Keystore {
     of_cluster: OfCluster,
     given_up: GivenUp,
     access: Access,
+    /// How its files are judged.
+    kind: FileKind,
     /// What [`databases`] has found, when it was asked first.
     databases: OnceLock<Option<HashSet<u32>>>,
 }
@@ -66,7 +68,8 @@ impl Keystore {
     /// If files are missing, damaged or of different keystores, or if anybody but root and the
     /// current user could have written them.
     pub fn read(data_directory: &Path, access: Access) -> Result<Self, Failure> {
-        let (data_directory, directory) = trusted_directories(data_directory, DIRECTORY, &access)?;
+        let (data_directory, directory, kind) =
+            trusted_directories(data_directory, DIRECTORY, &access)?;
         // The cluster's log comes first: records in others refer to it.
         let scopes = scopes_in(&directory, log::scope_of)?;
         if scopes.first() != Some(&Scope::CLUSTER) {
@@ -93,7 +96,7 @@ impl Keystore {
                     format!("key file \"{}\" is not readable: {what}", path.display()),
                 )
             };
-            let bytes = read_trusted(FileKind::Keystore, &path)?;
+            let bytes = read_trusted(kind, &path)?;
             let mut contents = log::replay(&bytes, scope).map_err(|error| damaged(&error))?;
             if *id.get_or_insert(contents.position.keystore_id) != contents.position.keystore_id {
                 return Err(damaged(&"it belongs to another keystore than the other key files"));
@@ -102,7 +105,7 @@ impl Keystore {
             let of_cluster = match &mut of_cluster {
                 Some(of_cluster) => of_cluster,
                 None => {
-                    given_up = beside::given_up(&directory, contents.position.keystore_id)?;
+                    given_up = beside::given_up(&directory, kind, contents.position.keystore_id)?;
                     let logged = contents.position.logged;
                     of_cluster.insert(OfCluster::new(&contents.records, logged, &given_up))
                 }
@@ -113,13 +116,24 @@ impl Keystore {
             }
         }
         let (id, of_cluster) = (id.unwrap_or_default(), of_cluster.unwrap_or_default());
-        for record in beside::restored(&directory, id)?.into_iter().chain(given_up.records()) {
+        for record in beside::restored(&directory, kind, id)?.into_iter().chain(given_up.records())
+        {
             state.apply(record).map_err(|error| {
                 Failure::new(ErrorClass::Internal, format!("the keystore is damaged: {error}"))
             })?;
         }
         let databases = OnceLock::new();
-        Ok(Self { data_directory, id, scopes, state, of_cluster, given_up, access, databases })
+        Ok(Self {
+            data_directory,
+            id,
+            scopes,
+            state,
+            of_cluster,
+            given_up,
+            access,
+            kind,
+            databases,
+        })
     }
 
     /// The data directory, without symbolic links.
@@ -176,8 +190,7 @@ impl Keystore {
         let mut found = Vec::new();
         for scope in scopes_in(&directory, unsettled::scope_of)? {
             let path = directory.join(unsettled::name(scope));
-            let records =
-                unsettled::decode(&read_trusted(FileKind::Keystore, &path)?, scope, &self.id);
+            let records = unsettled::decode(&read_trusted(self.kind, &path)?, scope, &self.id);
             let mut records = records.map_err(|error| {
                 let what = format!("key file \"{}\" is not readable: {error}", path.display());
                 Failure::new(ErrorClass::Internal, what)

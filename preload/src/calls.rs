@@ -18,6 +18,9 @@ use crate::{keystore, raw, say, segment};
 /// # Safety
 /// `path` is a C string.
 unsafe fn open_at(directory: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
+    if path.is_null() {
+        return bad_address();
+    }
     // SAFETY: the caller promises a C string, which is valid during the call.
     let path = unsafe { CStr::from_ptr(path) };
     let Some(work) = work().filter(|_| directory == libc::AT_FDCWD) else {
@@ -60,6 +63,13 @@ fn finish(work: &Work) -> Result<(), String> {
         Role::Rewind { target } => keystore::commit(Path::new(OsStr::from_bytes(target))),
         _ => Ok(()),
     }
+}
+
+/// What the kernel says to a null pointer.
+#[cold]
+fn bad_address() -> c_int {
+    raw::set_errno(libc::EFAULT);
+    -1
 }
 
 #[cold]
@@ -122,6 +132,9 @@ extern "C" fn close(fd: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn unlink(path: *const c_char) -> c_int {
+    if path.is_null() {
+        return bad_address();
+    }
     // SAFETY: the program called us with a path that is a C string, as the C library asks.
     let path = unsafe { CStr::from_ptr(path) };
     if let Some(Work { role: Role::Rewind { target }, .. }) = work() {

@@ -25,11 +25,20 @@ const OPTIONS: &str = "PAGEVAULT_EXEC_OPTIONS";
 const FLAGS: [&str; 3] = ["--allow-command", "--allow-credentials", "--allow-shared-parents"];
 const PROVIDERS: &str = "--providers=";
 
+/// Environment variable with the number of the process that has asked already. `exec` keeps the
+/// number; children of the program have others.
+const ASKED: &str = "PAGEVAULT_EXEC_BY";
+
 /// Called before `main`, without a briefing. Returns in programs that need no keys.
 pub(crate) fn begin() {
     let Ok(program) = std::env::current_exe() else { return };
     let name = program.file_name().unwrap_or_default().as_bytes();
     if !PROGRAMS.contains(&name) {
+        return;
+    }
+    // No keys were needed, and this library is loaded again by another name.
+    let number = std::process::id().to_string();
+    if std::env::var_os(ASKED).is_some_and(|asked| asked.as_bytes() == number.as_bytes()) {
         return;
     }
     let problem = match arguments() {
@@ -63,6 +72,7 @@ fn run(program: &Path, arguments: &[OsString]) -> String {
         }
     };
     let mut command = Command::new(&helper);
+    command.env(ASKED, std::process::id().to_string());
     command.args(["exec", "--if-needed"]).args(options).arg("--").arg(program).args(arguments);
     match without_this(&std::env::var_os("LD_PRELOAD").unwrap_or_default()) {
         Some(others) => command.env("LD_PRELOAD", others),

@@ -33,6 +33,7 @@ use self::tools::{Tool, WalUse};
 use crate::access::Access;
 use crate::bindir::{find, own_directory};
 use crate::failure::{Failure, refuse, unreadable};
+use crate::harden;
 use crate::offline::{self, Keystore};
 use crate::regular::open_regular;
 
@@ -51,6 +52,7 @@ pub fn exec(
     prepare(keystore, library, if_needed, access, line).map_or_else(
         |error| error,
         |mut command| {
+            harden::relax();
             let error = command.exec();
             refuse(format!("could not run \"{}\": {error}", command.get_program().display()))
         },
@@ -86,8 +88,11 @@ fn prepare(
     probe(&program, &library)?;
     let (data_directory, role) = match wal_use {
         WalUse::Rewind => {
-            let target = tools::option(arguments, &["-D", "--target-pgdata"])
-                .ok_or_else(|| refuse("pg_rewind needs --target-pgdata"))?;
+            let target = match tools::target_of_rewind(arguments) {
+                Some(target) => target,
+                None if if_needed => return Ok(command), // it says so itself
+                None => return Err(refuse("pg_rewind needs --target-pgdata")),
+            };
             let target = fs::canonicalize(&target)
                 .map_err(|error| unreadable(Path::new(&target), &error))?;
             let role = Role::Rewind { target: target.as_os_str().as_bytes().to_vec() };

@@ -99,6 +99,41 @@ pub(super) fn option(arguments: &[OsString], names: &[&str]) -> Option<OsString>
     found
 }
 
+/// The options of pg_rewind (pg_rewind.c) that are followed by a value: `-D` and these.
+const REWIND_VALUES: [&str; 5] =
+    ["target-pgdata", "source-pgdata", "source-server", "config-file", "sync-method"];
+
+/// The data directory that pg_rewind is to change, as `getopt_long` finds it: joined short options,
+/// and abbreviations, included. The last one counts.
+pub(super) fn target_of_rewind(arguments: &[OsString]) -> Option<OsString> {
+    let mut found = None;
+    let mut left = arguments.iter();
+    while let Some(argument) = left.next() {
+        let argument = argument.as_bytes();
+        if argument == b"--" {
+            break;
+        }
+        if let Some(long) = argument.strip_prefix(b"--") {
+            let (name, value) = match long.iter().position(|byte| *byte == b'=') {
+                Some(at) => (&long[..at], Some(OsString::from_vec(long[at + 1..].to_vec()))),
+                None => (long, None),
+            };
+            let is = |known: &&&str| !name.is_empty() && known.as_bytes().starts_with(name);
+            let Some(known) = REWIND_VALUES.iter().find(is) else { continue };
+            let value = value.or_else(|| left.next().cloned());
+            found = if *known == "target-pgdata" { value.or(found) } else { found };
+        } else if let Some(short) = argument.strip_prefix(b"-")
+            && let Some(at) = short.iter().position(|byte| *byte == b'D')
+        {
+            // All others have no value.
+            let value = Some(&short[at + 1..]).filter(|value| !value.is_empty());
+            let value = value.map(|value| OsString::from_vec(value.to_vec()));
+            found = value.or_else(|| left.next().cloned()).or(found);
+        }
+    }
+    found
+}
+
 /// Whether the program only prints its version or usage: PostgreSQL's programs look for that in
 /// their first argument.
 pub(super) fn only_prints_info(arguments: &[OsString]) -> bool {
@@ -121,6 +156,31 @@ mod tests {
         for line in [&["-n"][..], &["--", "-D", "/x"], &["--pgdatas=/x"], &["-D"]] {
             let line: Vec<OsString> = line.iter().map(OsString::from).collect();
             assert_eq!(option(&line, &names), None, "{line:?}");
+        }
+    }
+
+    #[test]
+    fn the_target_of_pg_rewind_is_found_as_it_finds_it() {
+        let target = |line: &[&str]| {
+            let line: Vec<OsString> = line.iter().map(OsString::from).collect();
+            target_of_rewind(&line).map(|found| found.into_string().unwrap())
+        };
+        for line in [
+            &["-D", "/x"][..],
+            &["-D/x"],
+            &["-nD", "/x"],
+            &["-nPD/x"],
+            &["--target-pgdata", "/x"],
+            &["--target-pgdata=/x"],
+            &["--target-pg=/x"],
+            &["--t", "/x"],
+            &["--source-server", "-D/y", "-D", "/x"],
+            &["-D", "/y", "--source-server=-D/z", "--dry-run", "-D", "/x"],
+        ] {
+            assert_eq!(target(line).as_deref(), Some("/x"), "{line:?}");
+        }
+        for line in [&["-n"][..], &["--", "-D", "/x"], &["--source-pgdata", "-D"], &["-D"]] {
+            assert_eq!(target(line), None, "{line:?}");
         }
     }
 

@@ -13,12 +13,12 @@ use crate::failure::Failure;
 use crate::trust::FileKind;
 
 /// Key groups that were given up, and that the server has not logged yet.
-pub(super) fn given_up(directory: &Path, id: [u8; 16]) -> Result<GivenUp, Failure> {
+pub(super) fn given_up(directory: &Path, kind: FileKind, id: [u8; 16]) -> Result<GivenUp, Failure> {
     let path = directory.join(given_up::NAME);
     if fs::symlink_metadata(&path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
         return Ok(GivenUp::default());
     }
-    let given_up = GivenUp::decode(&read_trusted(FileKind::Keystore, &path)?).map_err(|error| {
+    let given_up = GivenUp::decode(&read_trusted(kind, &path)?).map_err(|error| {
         Failure::new(
             ErrorClass::Internal,
             format!("key file \"{}\" is not readable: {error}", path.display()),
@@ -29,12 +29,16 @@ pub(super) fn given_up(directory: &Path, id: [u8; 16]) -> Result<GivenUp, Failur
 }
 
 /// Records of a restored escrow that the server has not applied yet.
-pub(super) fn restored(directory: &Path, id: [u8; 16]) -> Result<Vec<Record>, Failure> {
+pub(super) fn restored(
+    directory: &Path,
+    kind: FileKind,
+    id: [u8; 16],
+) -> Result<Vec<Record>, Failure> {
     let path = directory.join(escrow::RESTORED);
     if fs::symlink_metadata(&path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
         return Ok(Vec::new());
     }
-    let bytes = read_trusted(FileKind::Keystore, &path)?;
+    let bytes = read_trusted(kind, &path)?;
     let restored = Restored::decode(&bytes).map_err(|error| {
         Failure::new(
             ErrorClass::Internal,

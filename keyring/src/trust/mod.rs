@@ -11,6 +11,7 @@
 //! | module of PKCS#11 | root, user | 0022 | |
 //! | keystore, read without its server | root, user | 0022 | |
 //! | the same, on a volume | root, user | 0022 | directories above may be writable by others |
+//! | the same, in a data directory of mode 0700 | root, user | | one name |
 //! | socket | root, user | | also the user of the listener (`net::socket`) |
 //!
 //! Credentials are tokens, secret IDs, private keys, AWS credentials and identities for escrow.
@@ -59,6 +60,9 @@ pub enum FileKind {
     Keystore,
     /// The same, below directories that others may write to, if the operator says so.
     KeystoreOnVolume,
+    /// The same, in a data directory that only its owner can enter: Kubernetes makes all files
+    /// of a volume writable for a group.
+    KeystoreBehindDoor,
     /// A file that describes providers.
     Providers,
     /// A file that describes the store of an anchor, or contains its note.
@@ -77,7 +81,9 @@ impl FileKind {
             FileKind::ServiceAccount => "token file",
             FileKind::Trusted => "file",
             FileKind::Socket => "socket",
-            FileKind::Keystore | FileKind::KeystoreOnVolume => "keystore",
+            FileKind::Keystore | FileKind::KeystoreOnVolume | FileKind::KeystoreBehindDoor => {
+                "keystore"
+            }
             FileKind::Providers => "providers file",
             FileKind::Anchor => "anchor file",
             FileKind::Bundle => "bundle",
@@ -94,6 +100,7 @@ impl FileKind {
         match self {
             FileKind::KeyFile => 0o077,
             FileKind::Credentials => 0o027,
+            FileKind::KeystoreBehindDoor => 0,
             _ => WRITABLE,
         }
     }
@@ -192,7 +199,7 @@ fn judge_directory(
     }
     let is_safe = mode & WRITABLE == 0
         || mode & STICKY != 0
-        || what == FileKind::KeystoreOnVolume
+        || matches!(what, FileKind::KeystoreOnVolume | FileKind::KeystoreBehindDoor)
         || matches!(what, FileKind::Trusted | FileKind::ServiceAccount) && is_read_only();
     if !is_safe {
         return Err(unsafe_directory(format!(

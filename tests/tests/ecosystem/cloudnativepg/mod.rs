@@ -346,6 +346,7 @@ fn upgrades() -> Result<()> {
     insert(&pod, CANARY, 5000)?;
     let content = pod.text("app", CONTENT)?;
     pod.stop()?;
+    pod.mount()?;
 
     let new = pod.volume().join("pgdata-new");
     run(pod

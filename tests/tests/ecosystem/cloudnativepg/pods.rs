@@ -259,8 +259,17 @@ impl Pod<'_> {
         self.make_standby()
     }
 
+    /// Another pod gets the volume: the kubelet gives it to the group, as `fsGroup` says
+    /// (`SetVolumeOwnership`, pkg/volume), and the manager takes back the data directory itself
+    /// (`EnsurePgDataPerms`, initdb.go).
+    pub(crate) fn mount(&self) -> Result<()> {
+        open_for_group(&self.volume())?;
+        Ok(fs::set_permissions(self.pgdata(), fs::Permissions::from_mode(0o700))?)
+    }
+
     /// `Run` (instance.go): the server as a child of the manager.
     pub(crate) fn start(&mut self) -> Result<()> {
+        self.mount()?;
         let log = fs::File::options().append(true).create(true).open(self.log_path())?;
         let mut server = self.tool("postgres", Env::Postgres)?;
         let mut child =
@@ -319,6 +328,7 @@ impl Pod<'_> {
         fs::copy(control, &old)?;
         chown(&old, Some(USER), Some(USER))?;
         self.follow(primary)?;
+        self.mount()?;
         let mut rewind = self.tool("pg_rewind", env)?;
         rewind.args(["-P", "--source-server", &(primary.conninfo() + " dbname=postgres")]);
         rewind.arg("--target-pgdata").arg(self.pgdata()).arg("--restore-target-wal");
@@ -373,6 +383,21 @@ impl Drop for Pod<'_> {
         let _ = process::kill_all(&self.pgdata());
         let _ = self.ended();
     }
+}
+
+fn open_for_group(path: &Path) -> Result<()> {
+    let metadata = fs::symlink_metadata(path)?;
+    let mode = metadata.permissions().mode() & 0o7777;
+    let added = if metadata.is_dir() { 0o2770 } else { 0o660 };
+    if !metadata.is_symlink() {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode | added))?;
+    }
+    if metadata.is_dir() {
+        for entry in fs::read_dir(path)? {
+            open_for_group(&entry?.path())?;
+        }
+    }
+    Ok(())
 }
 
 pub(crate) fn crate_root() -> PathBuf {

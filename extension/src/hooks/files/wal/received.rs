@@ -128,6 +128,10 @@ fn seal_all(directory: &Path, done: &mut Done) -> std::result::Result<(), (PathB
     for (name, parsed) in names {
         let path = directory.join(name);
         let base = parsed.start(process::wal_segment_size());
+        // No server makes a file with such a name.
+        if base.0.checked_add(process::wal_segment_size()).is_none() {
+            continue;
+        }
         match seal_segment(directory, &path, &unfinished, base) {
             Ok(0) => {}
             Ok(pages) => {
@@ -164,8 +168,8 @@ fn seal_segment(
     let old =
         OpenOptions::new().read(true).write(true).custom_flags(libc::O_NOFOLLOW).open(path)?;
     let metadata = old.metadata()?;
-    if !metadata.is_file() || metadata.len() != process::wal_segment_size() {
-        // Not complete: the server does not read it either.
+    // Of a shorter file the server reads the whole pages (`XLogPageRead`, xlogrecovery.c).
+    if !metadata.is_file() || metadata.len() > process::wal_segment_size() {
         return Ok(0);
     }
     let mut chunk = vec![0; CHUNK];
@@ -195,10 +199,17 @@ fn seal_segment(
     fs::rename(unfinished, path)?;
     fault::point_of("received.renamed", 0);
     // Until this has succeeded, a power cut may bring the old file back.
-    File::open(directory).and_then(|directory| directory.sync_all()).map_err(Stopped::Uncertain)?;
+    match File::open(directory).and_then(|directory| directory.sync_all()) {
+        Ok(()) => {}
+        // Not possible there, which the server accepts (`fsync_fname_ext`, fd.c).
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EBADF | libc::EINVAL)) => {
+            return Ok(pages);
+        }
+        Err(error) => return Err(Stopped::Uncertain(error)),
+    }
     fault::point_of("received.replaced", 0);
     // Other names for the old file, such as those in a copy by hard links, are not ours.
-    if metadata.nlink() > 1 {
+    if old.metadata().map_or(true, |metadata| metadata.nlink() > 0) {
         return Ok(pages);
     }
     // The new file is in its place: failures here leave bytes in blocks that are free.
