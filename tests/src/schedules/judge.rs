@@ -151,7 +151,7 @@ fn object_length(oid: u32) -> usize {
     format!("object {} ", oid - 900_000).len() * 1000
 }
 
-/// Whether a locked server refuses what is encrypted, and tells the rest. The keys of key groups have
+/// Whether a locked server refuses what is encrypted, and tells the rest. Keys of key groups have
 /// another provider, which is not away: their tables are refused only if the planner reads
 /// statistics.
 fn refuses(client: &mut Client, database: &Database, context: &Surroundings) -> Result<()> {
