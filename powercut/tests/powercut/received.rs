@@ -57,7 +57,7 @@ fn cuts(recorded: &Recorded, survival: Option<Survival>) -> Vec<Cut> {
     // Around each step, and between.
     let step = places.len().div_ceil(24).max(1);
     let places = places.into_iter().step_by(step);
-    let cut = |(seed, place)| Cut { place, seed, survival: survival, twice: false };
+    let cut = |(seed, place)| Cut { place, seed, survival, twice: false };
     (0..).zip(places).map(cut).collect()
 }
 
