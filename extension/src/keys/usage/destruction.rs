@@ -26,8 +26,10 @@ use pagevault_keystore::given_up::AFTER_ALL_WAL;
 use pagevault_keystore::wal::is_key_place;
 use pagevault_keystore::{Record, RelFile, Scope};
 
-use super::{data_keys, interim};
+use super::key_error::KeyError;
+use super::{cache, data_keys, interim};
 use crate::keys::store::{compact, directory, given_up, persist};
+use crate::pg::compat::{SHARED_BACKEND, SmgrFile};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result, internal};
 use crate::pg::{buffers, process, relation_files, wal};
@@ -380,10 +382,22 @@ pub(crate) fn after_redo() {
 }
 
 /// On disk there may be pages in plaintext, from before the file was encrypted. What WAL has
-/// brought since then is written over them, under keys that are being destroyed.
+/// brought since then is written over them, under keys that are being destroyed; unless these are
+/// locked, because then it would never be possible to replay the destruction.
 fn write_and_drop(files: &[RelFile]) {
     let is_there = |file: &RelFile| relation_files::may_have_any_fork(*file);
-    let there: Vec<_> = files.iter().copied().filter(is_there).collect();
-    buffers::flush_files(&there);
+    let there = files.iter().copied().filter(|file| is_there(file) && can_be_written(*file));
+    buffers::flush_files(&there.collect::<Vec<_>>());
     buffers::drop_files(files);
+}
+
+/// Whether there is a key for writing pages of this file: its own, or an interim key.
+fn can_be_written(file: RelFile) -> bool {
+    let Some(version) = directory::current_version(file) else { return true };
+    match cache::with_page_key(SmgrFile { file, backend: SHARED_BACKEND }, version, |_| ()) {
+        // It is written under a random key if its own is destroyed.
+        Ok(()) | Err(KeyError::Destroyed) => true,
+        Err(KeyError::Locked { scope }) => scope.key_group().is_some_and(interim::is_possible),
+        Err(_) => false,
+    }
 }
