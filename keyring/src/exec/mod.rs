@@ -88,7 +88,7 @@ fn prepare(
     probe(&program, &library)?;
     let (data_directory, role) = match wal_use {
         WalUse::Rewind => {
-            let target = match tools::target_of_rewind(arguments) {
+            let target = match tools::option_of_rewind(arguments, "target-pgdata") {
                 Some(target) => target,
                 None if if_needed => return Ok(command), // it says so itself
                 None => return Err(refuse("pg_rewind needs --target-pgdata")),
@@ -273,7 +273,7 @@ fn require_same_keystore(
     places: &Access,
     arguments: &[OsString],
 ) -> Result<(), Failure> {
-    let Some(source) = tools::option(arguments, &["--source-pgdata"]) else { return Ok(()) };
+    let Some(source) = tools::option_of_rewind(arguments, "source-pgdata") else { return Ok(()) };
     let (target, source) = (
         Keystore::read(Path::new(OsStr::from_bytes(target)), places.only_places())?,
         Keystore::read(Path::new(&source), places.only_places())?,

@@ -103,9 +103,9 @@ pub(super) fn option(arguments: &[OsString], names: &[&str]) -> Option<OsString>
 const REWIND_VALUES: [&str; 5] =
     ["target-pgdata", "source-pgdata", "source-server", "config-file", "sync-method"];
 
-/// The data directory that pg_rewind is to change, as `getopt_long` finds it: joined short options,
-/// and abbreviations, included. The last one counts.
-pub(super) fn target_of_rewind(arguments: &[OsString]) -> Option<OsString> {
+/// The value of an option of pg_rewind, by its long name without hyphens, as `getopt_long` finds
+/// it: joined short options, and abbreviations, included. The last one counts.
+pub(super) fn option_of_rewind(arguments: &[OsString], wanted: &str) -> Option<OsString> {
     let mut found = None;
     let mut left = arguments.iter();
     while let Some(argument) = left.next() {
@@ -121,14 +121,15 @@ pub(super) fn target_of_rewind(arguments: &[OsString]) -> Option<OsString> {
             let is = |known: &&&str| !name.is_empty() && known.as_bytes().starts_with(name);
             let Some(known) = REWIND_VALUES.iter().find(is) else { continue };
             let value = value.or_else(|| left.next().cloned());
-            found = if *known == "target-pgdata" { value.or(found) } else { found };
+            found = if *known == wanted { value.or(found) } else { found };
         } else if let Some(short) = argument.strip_prefix(b"-")
             && let Some(at) = short.iter().position(|byte| *byte == b'D')
         {
             // All others have no value.
             let value = Some(&short[at + 1..]).filter(|value| !value.is_empty());
             let value = value.map(|value| OsString::from_vec(value.to_vec()));
-            found = value.or_else(|| left.next().cloned()).or(found);
+            let value = value.or_else(|| left.next().cloned());
+            found = if wanted == "target-pgdata" { value.or(found) } else { found };
         }
     }
     found
@@ -163,7 +164,7 @@ mod tests {
     fn the_target_of_pg_rewind_is_found_as_it_finds_it() {
         let target = |line: &[&str]| {
             let line: Vec<OsString> = line.iter().map(OsString::from).collect();
-            target_of_rewind(&line).map(|found| found.into_string().unwrap())
+            option_of_rewind(&line, "target-pgdata").map(|found| found.into_string().unwrap())
         };
         for line in [
             &["-D", "/x"][..],
@@ -181,6 +182,12 @@ mod tests {
         }
         for line in [&["-n"][..], &["--", "-D", "/x"], &["--source-pgdata", "-D"], &["-D"]] {
             assert_eq!(target(line), None, "{line:?}");
+        }
+        for line in
+            [&["--source-pg=/x", "-D/y"][..], &["-D", "--source-pgdata=/y", "--source-p", "/x"]]
+        {
+            let line: Vec<OsString> = line.iter().map(OsString::from).collect();
+            assert_eq!(option_of_rewind(&line, "source-pgdata"), Some("/x".into()), "{line:?}");
         }
     }
 
