@@ -92,6 +92,35 @@ CREATE VIEW pagevault.relations AS
      WHERE r.data_key_version IS NOT NULL OR c.oid >= 16384;
 COMMENT ON VIEW pagevault.relations IS 'relations with storage, and the key under which their pages are written';
 
+-- With what belongs to a table: its indexes, its TOAST table with that one's index, and owned sequences.
+CREATE VIEW pagevault.tables AS
+    SELECT t.oid::pg_catalog.regclass AS relation,
+           t.relkind AS kind,
+           CASE WHEN pg_catalog.bool_and(f.encrypted) THEN 'yes'
+                WHEN pg_catalog.bool_or(f.encrypted) THEN 'partly'
+                ELSE 'no' END AS encrypted,
+           CASE WHEN pg_catalog.bool_and(f.authenticated) THEN 'yes'
+                WHEN pg_catalog.bool_or(f.authenticated) THEN 'partly'
+                ELSE 'no' END AS authenticated,
+           pg_catalog.string_agg(DISTINCT f.cipher, ', ') AS ciphers,
+           pg_catalog.string_agg(DISTINCT f.key_group, ', ') AS key_group,
+           pg_catalog.pg_size_pretty(pg_catalog.sum(f.bytes)) AS size,
+           CASE WHEN pg_catalog.bool_or(f.encrypted) THEN
+                pg_catalog.array_agg(f.relation ORDER BY f.relation::pg_catalog.text)
+                FILTER (WHERE NOT f.encrypted) END AS plaintext
+      FROM pagevault.relations f
+      LEFT JOIN pg_catalog.pg_index i ON i.indexrelid = f.relation
+      LEFT JOIN pg_catalog.pg_depend d
+             ON f.kind = 'S' AND d.objid = f.relation AND d.deptype IN ('a', 'i')
+            AND d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass
+            AND d.refclassid = 'pg_catalog.pg_class'::pg_catalog.regclass
+     CROSS JOIN LATERAL (SELECT coalesce(i.indrelid, d.refobjid, f.relation)) o (owner)
+      LEFT JOIN pg_catalog.pg_class w ON w.reltoastrelid = o.owner
+      JOIN pg_catalog.pg_class t ON t.oid = coalesce(w.oid, o.owner)
+     GROUP BY t.oid, t.relkind
+     ORDER BY t.oid::pg_catalog.regclass::pg_catalog.text;
+COMMENT ON VIEW pagevault.tables IS 'tables with all that belongs to them, for people: what is encrypted, and how much it is';
+
 CREATE VIEW pagevault.drift AS
     SELECT * FROM pagevault.drift(false);
 COMMENT ON VIEW pagevault.drift IS 'relations that differ from what labels and settings require, and the command that fixes each';
@@ -244,6 +273,15 @@ COMMENT ON COLUMN pagevault.relations.authenticated IS 'true if every page must 
 COMMENT ON COLUMN pagevault.relations.bytes IS 'size of the main fork';
 COMMENT ON COLUMN pagevault.relations.key_group IS 'key group whose key wraps the data key used for writing; null if it is in none';
 
+COMMENT ON COLUMN pagevault.tables.relation IS 'name of the table, or of a materialized view, or of a sequence that no table owns';
+COMMENT ON COLUMN pagevault.tables.kind IS 'r table, m materialized view, S sequence; p partitioned table, if it owns a sequence';
+COMMENT ON COLUMN pagevault.tables.encrypted IS 'yes if pages of the table, its indexes, its TOAST table and owned sequences are encrypted when they are written; no if none are; else partly';
+COMMENT ON COLUMN pagevault.tables.authenticated IS 'the same for pages with a tag, so that a changed or moved page is refused';
+COMMENT ON COLUMN pagevault.tables.ciphers IS 'ciphers used for writing';
+COMMENT ON COLUMN pagevault.tables.key_group IS 'key group whose key wraps the data keys used for writing; null if they are in none';
+COMMENT ON COLUMN pagevault.tables.size IS 'size of the main forks of all of these, in a readable unit';
+COMMENT ON COLUMN pagevault.tables.plaintext IS 'which of these are not encrypted, if others are';
+
 COMMENT ON COLUMN pagevault.drift.relation IS 'name of the relation';
 COMMENT ON COLUMN pagevault.drift.expected IS 'encrypted, with the cipher if the label names one, or plaintext';
 COMMENT ON COLUMN pagevault.drift.reason IS 'the label or setting that decides, such as: schema app; table t (its own label, or that of a table it belongs to); setting pagevault.default_encryption (of this session)';
@@ -370,7 +408,7 @@ $$;
 
 -- PUBLIC: reading, without information about keys or providers.
 GRANT USAGE ON SCHEMA pagevault TO PUBLIC;
-GRANT SELECT ON pagevault.status, pagevault.data_keys, pagevault.relations TO PUBLIC;
+GRANT SELECT ON pagevault.status, pagevault.data_keys, pagevault.relations, pagevault.tables TO PUBLIC;
 GRANT EXECUTE ON FUNCTION
     pagevault.status_rows(), pagevault.data_key_rows(), pagevault.relation_rows(), pagevault.is_encrypted(regclass),
     pagevault.key_group_names()

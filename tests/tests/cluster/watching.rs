@@ -12,7 +12,7 @@ const TABLES: &str = "CREATE SCHEMA app;
     INSERT INTO app.sealed (name) SELECT repeat(md5(i::text), 100) FROM generate_series(1, 100) i";
 
 /// All monitoring queries.
-const LOOKS: [&str; 15] = [
+const LOOKS: [&str; 16] = [
     "SELECT * FROM pagevault.status",
     "SELECT * FROM pagevault.providers",
     "SELECT * FROM pagevault.database_keys",
@@ -28,6 +28,7 @@ const LOOKS: [&str; 15] = [
     "SELECT pagevault.is_encrypted('app.plain')",
     "SELECT pagevault.wait_for_rekey('app.sealed'::regclass)",
     "SELECT pagevault.check_provider('local')",
+    "SELECT * FROM pagevault.tables",
 ];
 
 /// Commands that may lock a table, its index, its TOAST table and its sequence indefinitely.
@@ -71,6 +72,65 @@ fn locked_tables_do_not_delay_monitoring() -> Result<()> {
         ensure!(text(&mut watcher, LOOKS[11])? == "t" && text(&mut watcher, LOOKS[12])? == "f");
         run_sql(&mut session, "ROLLBACK")?;
     }
+    cluster.finish()
+}
+
+/// The view `tables` counts indexes, TOAST tables and owned sequences with their table.
+#[test]
+fn tables_are_shown_with_what_belongs_to_them() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default().conf("autovacuum = off"))?;
+    cluster.sql(TABLES)?;
+    cluster.sql(
+        "CREATE SEQUENCE app.alone;
+         CREATE MATERIALIZED VIEW app.seen AS SELECT id FROM app.plain;
+         SET pagevault.default_encryption = off;
+         CREATE TABLE app.parted (id int GENERATED ALWAYS AS IDENTITY, name text) PARTITION BY HASH (id);
+         CREATE TABLE app.part PARTITION OF app.parted FOR VALUES WITH (MODULUS 1, REMAINDER 0);
+         ALTER INDEX app.sealed_pkey RENAME TO a_key;
+         CHECKPOINT",
+    )?;
+    let shown = |columns: &str| {
+        cluster.text(&format!(
+            "SELECT string_agg(concat_ws(' ', relation, {columns}), ', ' ORDER BY relation::text)
+               FROM pagevault.tables WHERE relation::text LIKE 'app.%'"
+        ))
+    };
+    let is = |columns: &str, expected: &str| -> Result<()> {
+        let got = shown(columns)?;
+        ensure!(got == expected, "{got}, not {expected}");
+        Ok(())
+    };
+    is(
+        "kind, encrypted",
+        "app.alone S no, app.part r no, app.parted p no, app.plain r no, app.sealed r yes, app.seen m no",
+    )?;
+    let sizes = "SELECT string_agg(relation || ' ' || size, ', ' ORDER BY relation::text)
+                   FROM pagevault.tables WHERE relation::text IN ('app.plain', 'app.sealed')";
+    let counted = "SELECT string_agg(t || ' ' || pg_size_pretty(
+                       pg_relation_size(t) + pg_relation_size(t || '_id_seq')
+                       + pg_relation_size(key) + pg_relation_size(toast)
+                       + (SELECT pg_relation_size(indexrelid) FROM pg_index WHERE indrelid = toast)), ', ' ORDER BY t)
+                   FROM (SELECT c.oid::regclass::text AS t, c.reltoastrelid AS toast,
+                                (SELECT indexrelid FROM pg_index WHERE indrelid = c.oid) AS key
+                           FROM pg_class c
+                          WHERE c.oid IN ('app.plain'::regclass, 'app.sealed'::regclass)) _";
+    let (size, count) = (cluster.text(sizes)?, cluster.text(counted)?);
+    ensure!(size == count, "{size}, not {count}");
+
+    // A setting applies to new files only.
+    cluster.sql("SET pagevault.default_encryption = on; REINDEX TABLE app.plain")?;
+    let partly = "SELECT encrypted || ' ' || plaintext::text FROM pagevault.tables
+                   WHERE relation = 'app.plain'::regclass";
+    let got = cluster.text(partly)?;
+    ensure!(got.starts_with("partly {app.plain,app.plain_id_seq"), "{got}");
+
+    cluster.sql("SELECT pagevault.encrypt('app.plain'); SELECT pagevault.encrypt('app.part')")?;
+    cluster.sql("SELECT pagevault.encrypt('app.alone', 'aes-256-xts')")?;
+    is(
+        "encrypted, authenticated, ciphers",
+        "app.alone yes no aes-256-xts, app.part yes yes aes-256-xts-auth, app.parted no no, \
+         app.plain yes yes aes-256-xts-auth, app.sealed yes yes aes-256-xts-auth, app.seen no no",
+    )?;
     cluster.finish()
 }
 

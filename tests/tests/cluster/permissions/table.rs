@@ -125,6 +125,7 @@ const CALLS: &[Row] = &[
     ("SELECT * FROM pagevault.status",                                      ". . . . . . ."),
     ("SELECT * FROM pagevault.status_rows()",                                ". . . . . . ."),
     ("SELECT * FROM pagevault.relations",                                   ". . . . . . ."),
+    ("SELECT * FROM pagevault.tables",                                      ". . . . . . ."),
     ("SELECT * FROM pagevault.data_keys",                                   ". . . . . . ."),
     ("SELECT * FROM pagevault.data_key_rows()",                             ". . . . . . ."),
     ("SELECT * FROM pagevault.relation_rows()",                             ". . . . . . ."),
@@ -248,7 +249,7 @@ fn of_all_objects_of_the_extension() -> Result<()> {
         AND (has_table_privilege('stranger', oid,
                  'INSERT, UPDATE, DELETE, TRUNCATE, REFERENCES, TRIGGER')
              OR (has_table_privilege('stranger', oid, 'SELECT')
-                 AND relname NOT IN ('status', 'relations', 'data_keys')))";
+                 AND relname NOT IN ('status', 'relations', 'tables', 'data_keys')))";
     ensure!(column(&mut client, views)?.is_empty(), "{:?}", column(&mut client, views)?);
     let settings =
         "SELECT name FROM pg_settings WHERE name LIKE 'pagevault.%' AND context = 'user'";
@@ -262,9 +263,15 @@ fn of_all_objects_of_the_extension() -> Result<()> {
     cluster.sql("CREATE TABLE app.t (id int); SELECT pagevault.encrypt('app.t')")?;
     run_sql(&mut client, "SET SESSION AUTHORIZATION stranger")?;
     let mut read = String::new();
-    for source in
-        ["status", "relations", "data_keys", "status_rows()", "data_key_rows()", "relation_rows()"]
-    {
+    for source in [
+        "status",
+        "relations",
+        "tables",
+        "data_keys",
+        "status_rows()",
+        "data_key_rows()",
+        "relation_rows()",
+    ] {
         let rows = column(&mut client, &format!("SELECT r::text FROM pagevault.{source} r"))?;
         ensure!(!rows.is_empty(), "{source} is empty");
         read.extend(rows);
