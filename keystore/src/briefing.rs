@@ -28,6 +28,10 @@ const VERSION: u16 = 1;
 /// Environment variable that holds the number of the file descriptor.
 pub const VARIABLE: &str = "PAGEVAULT_BRIEFING";
 
+/// Environment variable with the number of the process that runs, or ran, `pagevault-keyring exec`.
+/// It keeps the number as PostgreSQL's program; children of that have others.
+pub const ASKED: &str = "PAGEVAULT_EXEC_BY";
+
 /// The library overwrites the first bytes of a briefing with this when it is active. Differs from
 /// the magic number.
 pub const AT_WORK: [u8; 8] = *b"at work\n";

@@ -5,8 +5,9 @@
 //! exist, like keys of WAL ([`crate::wal::key_place`]): the cluster's database key wraps it, WAL
 //! brings it to every server, and it is never forgotten. It is destroyed with the group.
 //!
-//! A mark is an empty file in a folder beside the key files, named after the relation file. Another
-//! one says that pages of its visibility map were emptied.
+//! A mark is a file in a folder beside the key files, named after the relation file. It has the
+//! number of the key group in it. Another one, which is empty, says that pages of the visibility
+//! map were emptied.
 
 use pagevault_cipher::DataKeyVersion;
 
@@ -39,6 +40,19 @@ pub const ANY: &str = "any";
 pub fn mark_of(file: RelFile) -> String {
     let RelFile { tablespace, database, relation } = file;
     format!("{tablespace}_{database}_{relation}")
+}
+
+/// What is in the mark of a file with pages under interim keys of this group.
+#[must_use]
+pub fn content_of_mark(group: KeyGroup) -> String {
+    format!("{:05}\n", group.number())
+}
+
+/// The group that a mark names; `None` if it does not.
+#[must_use]
+pub fn group_of_mark(content: &str) -> Option<KeyGroup> {
+    let group = KeyGroup::new(content.strip_suffix('\n')?.parse().ok()?)?;
+    (content_of_mark(group) == content).then_some(group)
 }
 
 /// The name of the mark that says that pages of the visibility map of a file were emptied.
@@ -79,6 +93,16 @@ mod tests {
             ["", ANY, "1663_5", "1663_5_7_", "1663_5_7_8", "01663_5_7", "+1_5_7", "1663_5_-7"]
         {
             assert_eq!(marked_by(name), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn marks_name_groups() {
+        let group = KeyGroup::new(100).unwrap();
+        assert_eq!(content_of_mark(group), "00100\n");
+        assert_eq!(group_of_mark("00100\n"), Some(group));
+        for content in ["", "00100", "100\n", "00001\n", "+0100\n", "00100\n\n"] {
+            assert_eq!(group_of_mark(content), None, "{content:?}");
         }
     }
 

@@ -11,6 +11,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use pagevault_keystore::briefing::ASKED;
 use pagevault_keystore::installed;
 
 use crate::{raw, say};
@@ -24,10 +25,6 @@ const OPTIONS: &str = "PAGEVAULT_EXEC_OPTIONS";
 /// Options that may be in [`OPTIONS`].
 const FLAGS: [&str; 3] = ["--allow-command", "--allow-credentials", "--allow-shared-parents"];
 const PROVIDERS: &str = "--providers=";
-
-/// Environment variable with the number of the process that has asked already. `exec` keeps the
-/// number; children of the program have others.
-const ASKED: &str = "PAGEVAULT_EXEC_BY";
 
 /// Called before `main`, without a briefing. Returns in programs that need no keys.
 pub(crate) fn begin() {

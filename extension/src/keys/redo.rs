@@ -41,9 +41,7 @@ pub(crate) fn replay(
     (start, end): (Lsn, Lsn),
 ) -> Result<()> {
     let destroys = records.iter().any(|record| matches!(record, Record::Destroyed { .. }));
-    if destroys {
-        destruction::before_redo(records);
-    }
+    let sessions = if destroys { destruction::before_redo(records) } else { Vec::new() };
     let ends = records.iter().any(|record| matches!(record, Record::EndedKeyGroup { .. }));
     fault::point("redo.keys");
     let lock = KeystoreLock::acquire();
@@ -86,6 +84,7 @@ pub(crate) fn replay(
     }
     fault::point("redo.keys_in_file");
     apply_logged(&lock, &records);
+    drop(sessions);
     if are_gone {
         former::end_recorded(&lock, &records)?;
     }

@@ -14,7 +14,7 @@ use super::lost::{blank, blank_for_redo, blank_if_lost, is_in_use_after_destruct
 use super::{placeholders, undecided, written_over};
 use crate::keys::store::{directory, given_up};
 use crate::keys::usage::key_error::KeyError;
-use crate::keys::usage::{cache, interim, temporary};
+use crate::keys::usage::{cache, destruction, interim, temporary};
 use crate::pg::compat::SmgrFile;
 use crate::pg::process::{data_checksums, in_recovery, is_after_own_crash, is_not_consistent_yet};
 use crate::shmem;
@@ -216,6 +216,9 @@ pub(crate) fn seal(
         Err(KeyError::Destroyed) => {
             cache::with_lost_key(|key| run(key, version)).ok_or(KeyError::Destroyed)
         }
+        Err(error) if destruction::is_under_way() => {
+            cache::with_lost_key(|key| run(key, version)).ok_or(error)
+        }
         Err(locked @ KeyError::Locked { scope }) if scope.key_group().is_some() => {
             interim_version(file.file, version).ok_or(locked).and_then(|version| {
                 interim::mark(file.file).map_err(|_| KeyError::NotMarked)?;
@@ -396,11 +399,7 @@ fn open_sealed(
             Ok(())
         }
         // Redo changes this map without an image of it, and nobody relies on it.
-        Err(KeyError::Locked { scope })
-            if fork_of(fork) == Fork::FreeSpaceMap
-                && in_recovery()
-                && scope.key_group().is_some_and(interim::is_possible) =>
-        {
+        Err(KeyError::Locked { .. }) if fork_of(fork) == Fork::FreeSpaceMap && in_recovery() => {
             page.fill(0);
             Ok(())
         }

@@ -11,6 +11,8 @@ use pagevault_keystore::{Record, RelFile};
 use pgrx::pg_sys::ForkNumber;
 
 use crate::keys::store::directory;
+use crate::keys::usage::cache;
+use crate::pg::compat::{SHARED_BACKEND, SmgrFile};
 use crate::pg::{buffers, relation_files};
 
 /// Redo has applied these records.
@@ -27,12 +29,17 @@ fn rewrite_rest(file: RelFile) {
     let current = directory::current_version(file);
     let (mut block, mut stale) = (0, Vec::new());
     let _ = relation_files::each_page(file, ForkNumber::FSM_FORKNUM, |page| {
-        if page::version_of(page) != current && page.iter().any(|&byte| byte != 0) {
-            stale.push(block);
+        let version = page::version_of(page);
+        if version != current && page.iter().any(|&byte| byte != 0) {
+            stale.push((block, version));
         }
         block += 1;
     });
-    for block in stale {
-        buffers::rewrite_map_in_redo(file, ForkNumber::FSM_FORKNUM, block);
+    let file_of_all = SmgrFile { file, backend: SHARED_BACKEND };
+    for (block, version) in stale {
+        // The relation may have left a key group that is locked.
+        let has_key = version
+            .is_none_or(|version| cache::with_page_key(file_of_all, version, |_| ()).is_ok());
+        buffers::rewrite_map_in_redo(file, ForkNumber::FSM_FORKNUM, block, has_key);
     }
 }

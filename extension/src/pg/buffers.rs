@@ -97,17 +97,15 @@ pub(crate) fn flush_and_drop_files(files: &[RelFile]) {
     drop_files(files);
 }
 
-/// In recovery: ends the hot standby sessions of a database and keeps new ones out. Then writes the
-/// dirty pages of the database, as the primary has done, and drops all its buffers.
+/// In recovery, while no session uses the database: writes its dirty pages, as the primary has
+/// done, and drops all its buffers.
 pub(crate) fn flush_and_drop_database_in_redo(database: u32) {
     let oid = Oid::from(database);
-    without_sessions_in_redo(database, || {
-        // SAFETY: what dbase_redo (dbcommands.c) does before it drops a database.
-        unsafe {
-            pg_sys::FlushDatabaseBuffers(oid);
-            pg_sys::DropDatabaseBuffers(oid);
-        }
-    });
+    // SAFETY: what dbase_redo (dbcommands.c) does before it drops a database.
+    unsafe {
+        pg_sys::FlushDatabaseBuffers(oid);
+        pg_sys::DropDatabaseBuffers(oid);
+    }
 }
 
 /// In the startup process: whether there may be hot standby sessions.
@@ -135,46 +133,61 @@ pub(crate) fn flush_and_evict_files(files: &[RelFile]) -> HashSet<RelFile> {
 }
 
 /// In the startup process: marks a page of a map dirty, so that it is written again. One that is
-/// unreadable becomes empty.
-pub(crate) fn rewrite_map_in_redo(file: RelFile, fork: pg_sys::ForkNumber::Type, block: u32) {
+/// unreadable becomes empty; without its key (`has_key`) it is not even read.
+pub(crate) fn rewrite_map_in_redo(
+    file: RelFile,
+    fork: pg_sys::ForkNumber::Type,
+    block: u32,
+    has_key: bool,
+) {
+    let mode = match has_key {
+        true => pg_sys::ReadBufferMode::RBM_ZERO_ON_ERROR,
+        false => pg_sys::ReadBufferMode::RBM_ZERO_AND_LOCK,
+    };
     // SAFETY: as `XLogRecordPageWithFreeSpace` (freespace.c) does; the block is in the file, which
-    // nobody but redo truncates or removes.
+    // nobody but redo truncates or removes. In the second mode the buffer is locked already.
     unsafe {
-        let buffer = pg_sys::XLogReadBufferExtended(
-            compat::locator(file),
-            fork,
-            block,
-            pg_sys::ReadBufferMode::RBM_ZERO_ON_ERROR,
-            0,
-        );
+        let buffer = pg_sys::XLogReadBufferExtended(compat::locator(file), fork, block, mode, 0);
         if buffer != 0 {
-            compat::lock_exclusively(buffer);
+            if has_key {
+                compat::lock_exclusively(buffer);
+            }
             pg_sys::MarkBufferDirty(buffer);
             pg_sys::UnlockReleaseBuffer(buffer);
         }
     }
 }
 
-/// In recovery: ends the hot standby sessions of a database, and keeps new ones out while `work` is
-/// done. Buffers that a session has pinned cannot be dropped: `InvalidateBuffer` (bufmgr.c) tries
-/// for ever.
-pub(crate) fn without_sessions_in_redo(database: u32, work: impl FnOnce()) {
-    let oid = Oid::from(database);
+/// Keeps hot standby sessions out of a database.
+pub(crate) struct SessionsOut {
+    /// Nobody, if there are no such sessions.
+    database: Option<Oid>,
+}
+
+/// In recovery: ends the hot standby sessions of a database, and keeps new ones out. Buffers that a
+/// session has pinned cannot be dropped: `InvalidateBuffer` (bufmgr.c) tries for ever.
+pub(crate) fn keep_sessions_out_in_redo(database: u32) -> SessionsOut {
+    let database = Oid::from(database);
+    if !may_have_sessions_in_redo() {
+        return SessionsOut { database: None };
+    }
     let lock = pg_sys::AccessExclusiveLock as pg_sys::LOCKMODE;
     // SAFETY: what dbase_redo (dbcommands.c) does before it drops a database.
-    let sessions = unsafe {
-        let sessions = may_have_sessions_in_redo();
-        if sessions {
-            pg_sys::LockSharedObjectForSession(pg_sys::DatabaseRelationId, oid, 0, lock);
-            pg_sys::ResolveRecoveryConflictWithDatabase(oid);
-        }
-        sessions
-    };
-    work();
-    if sessions {
-        // SAFETY: as before; it has the lock.
-        unsafe {
-            pg_sys::UnlockSharedObjectForSession(pg_sys::DatabaseRelationId, oid, 0, lock);
+    unsafe {
+        pg_sys::LockSharedObjectForSession(pg_sys::DatabaseRelationId, database, 0, lock);
+        pg_sys::ResolveRecoveryConflictWithDatabase(database);
+    }
+    SessionsOut { database: Some(database) }
+}
+
+impl Drop for SessionsOut {
+    fn drop(&mut self) {
+        let lock = pg_sys::AccessExclusiveLock as pg_sys::LOCKMODE;
+        if let Some(database) = self.database {
+            // SAFETY: this process has the lock, since it made this.
+            unsafe {
+                pg_sys::UnlockSharedObjectForSession(pg_sys::DatabaseRelationId, database, 0, lock);
+            }
         }
     }
 }

@@ -46,6 +46,18 @@ pub(crate) fn may_have_any_fork(file: RelFile) -> bool {
     (ForkNumber::MAIN_FORKNUM..=ForkNumber::INIT_FORKNUM).any(may_exist)
 }
 
+/// Whether the file is in a tablespace whose file system seems not to be mounted: all its files
+/// would seem to be gone, with their pages.
+pub(crate) fn is_away(file: RelFile) -> bool {
+    let path = relation_path(file, ForkNumber::MAIN_FORKNUM);
+    // pg_tblspc/16388/PG_15_202209061/5/16470
+    let mut above = Path::new(&path).ancestors().skip(2);
+    let (Some(of_all), Some(link)) = (above.next(), above.next()) else { return false };
+    let is_dropped =
+        || link.symlink_metadata().is_err_and(|error| error.kind() == ErrorKind::NotFound);
+    link.starts_with("pg_tblspc") && !of_all.is_dir() && !is_dropped()
+}
+
 /// The first page of the main fork, if it can be read.
 pub(crate) fn first_page(file: RelFile) -> Option<Box<Page>> {
     let mut page = Box::new([0; PAGE_SIZE]);

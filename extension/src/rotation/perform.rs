@@ -95,19 +95,20 @@ fn due_in(home: Scope) -> Result<BTreeSet<RelFile>> {
 }
 
 /// The files of a database that have pages under their interim keys. Removes the marks of those
-/// that have none any more, and of files that a crash has left: nobody reads these.
+/// that have none any more. Files that a crash has left stay marked, until they are gone or their
+/// keys are destroyed: nobody reads them, and no job rewrites them.
 fn interim_in(home: Scope) -> Result<BTreeSet<RelFile>> {
     let mut found = BTreeSet::new();
     let in_use = survey::files_in_catalog();
     for file in interim::to_rekey()?.into_iter().filter(|file| file.scope() == home) {
-        let has_pages = in_use.contains(&file) && interim::has_pages(file);
+        let has_pages = interim::has_pages(file);
         if process::is_told_to_stop() {
             return Ok(BTreeSet::new());
         }
-        if has_pages {
-            found.insert(file);
-        } else {
+        if !has_pages {
             interim::unmark(file)?;
+        } else if in_use.contains(&file) {
+            found.insert(file);
         }
     }
     Ok(found)

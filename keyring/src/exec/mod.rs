@@ -8,6 +8,7 @@
 //! The dynamic linker silently ignores a library that it cannot load. So the program is first run
 //! with `--version`, and the library must report that it is loaded there.
 
+mod options;
 mod tools;
 mod upgrade;
 
@@ -24,11 +25,12 @@ use std::process::{Command, Stdio};
 
 use nix::unistd::geteuid;
 use pagevault_cipher::residue::without_trace;
-use pagevault_keystore::briefing::{AT_WORK, Briefing, Role, VARIABLE};
+use pagevault_keystore::briefing::{ASKED, AT_WORK, Briefing, Role, VARIABLE};
 use pagevault_keystore::installed::{self, Asking};
 use pagevault_keystore::protocol::ErrorClass;
 use pagevault_keystore::wal;
 
+use self::options::Line;
 use self::tools::{Tool, WalUse};
 use crate::access::Access;
 use crate::bindir::{find, own_directory};
@@ -52,6 +54,8 @@ pub fn exec(
     prepare(keystore, library, if_needed, access, line).map_or_else(
         |error| error,
         |mut command| {
+            // Where the environment names the library, it has asked this process already.
+            command.env(ASKED, std::process::id().to_string());
             harden::relax();
             let error = command.exec();
             refuse(format!("could not run \"{}\": {error}", command.get_program().display()))
@@ -73,11 +77,12 @@ fn prepare(
     let tool = Tool::of(&program)?;
     let mut command = Command::new(&program);
     command.args(arguments);
+    let said = tool.syntax.read(arguments);
     let wal_use = match &tool.wal_use {
         WalUse::Nothing => return Ok(command),
         _ if tools::only_prints_info(arguments) => return Ok(command),
         WalUse::Upgrade => {
-            upgrade::prepare(&mut command, access, arguments)?;
+            upgrade::prepare(&mut command, access, if_needed, &said)?;
             return Ok(command);
         }
         wal_use => wal_use,
@@ -88,18 +93,18 @@ fn prepare(
     probe(&program, &library)?;
     let (data_directory, role) = match wal_use {
         WalUse::Rewind => {
-            let target = match tools::option_of_rewind(arguments, "target-pgdata") {
+            let target = match tool.directory(&said) {
                 Some(target) => target,
                 None if if_needed => return Ok(command), // it says so itself
                 None => return Err(refuse("pg_rewind needs --target-pgdata")),
             };
-            let target = fs::canonicalize(&target)
-                .map_err(|error| unreadable(Path::new(&target), &error))?;
-            let role = Role::Rewind { target: target.as_os_str().as_bytes().to_vec() };
+            let whole = fs::canonicalize(&target).map_err(|error| unreadable(&target, &error))?;
+            let role = Role::Rewind { target: whole.as_os_str().as_bytes().to_vec() };
+            // As it is named: links on the way there must be trustworthy, too.
             (keystore.map_or(target, Path::to_owned), role)
         }
-        WalUse::Seal => (data_directory(keystore, &tool, arguments)?, Role::Seal),
-        _ => (data_directory(keystore, &tool, arguments)?, Role::Read),
+        WalUse::Seal => (data_directory(keystore, tool, &said)?, Role::Seal),
+        _ => (data_directory(keystore, tool, &said)?, Role::Read),
     };
     if if_needed && !offline::has_keystore(&data_directory) {
         return Ok(command);
@@ -113,7 +118,12 @@ fn prepare(
         return Err(never_encrypted(&keystore));
     }
     if let Role::Rewind { target } = &role {
-        require_same_keystore(target, &places, arguments)?;
+        require_same_keystore(target, &places, &said)?;
+    }
+    if tool.writes_there()
+        && let Some(target) = written_directory(tool, &said)
+    {
+        require_keystore_of(&target, &keystore, &places)?;
     }
     let briefing = make_briefing(&keystore, role, &tool)?;
     let memory = memory(&briefing.encode())?;
@@ -246,17 +256,18 @@ fn memory(content: &[u8]) -> Result<OwnedFd, Failure> {
     make().map_err(|error| refuse(format!("could not allocate memory for keys: {error}")))
 }
 
-fn data_directory(
-    keystore: Option<&Path>,
-    tool: &Tool,
-    arguments: &[OsString],
-) -> Result<PathBuf, Failure> {
+fn data_directory(keystore: Option<&Path>, tool: Tool, said: &Line) -> Result<PathBuf, Failure> {
     if let Some(given) = keystore {
         return Ok(given.to_owned());
     }
+    if tool.writes_there()
+        && let Some(target) = written_directory(tool, said)
+    {
+        return Ok(target);
+    }
     // Only directories that are named: the keystore near a WAL file may be anybody's.
-    let environment = std::env::var_os("PGDATA");
-    let mut places = tool.places(arguments).into_iter().chain(environment).map(PathBuf::from);
+    let environment = std::env::var_os("PGDATA").map(PathBuf::from);
+    let mut places = tool.directory(said).into_iter().chain(environment);
     places
         .find(|place| offline::has_keystore(place))
         .ok_or_else(|| {
@@ -266,17 +277,40 @@ fn data_directory(
         })
 }
 
+/// The directory whose WAL a program writes.
+fn written_directory(tool: Tool, said: &Line) -> Option<PathBuf> {
+    tool.directory(said).or_else(|| std::env::var_os("PGDATA").map(PathBuf::from))
+}
+
+/// Requires that WAL in this directory is encrypted by keys of this keystore: the server that is
+/// started there must have them.
+fn require_keystore_of(
+    directory: &Path,
+    keystore: &Keystore,
+    places: &Access,
+) -> Result<(), Failure> {
+    if !offline::has_keystore(directory) {
+        return Err(refuse(format!("\"{}\" has no keystore", directory.display()))
+            .with_detail("A server there could not read WAL that is encrypted. Nothing was done.")
+            .with_hint("If WAL was never encrypted there, run the program directly, without exec. Otherwise restore the directory pagevault first."));
+    }
+    let own = Keystore::read(directory, places.only_places())?;
+    if own.id() == keystore.id() {
+        return Ok(());
+    }
+    Err(refuse(format!("\"{}\" has another keystore", directory.display())).with_detail(format!(
+        "It does not originate from the same cluster as \"{}\". Nothing was done.",
+        keystore.data_directory().display()
+    )))
+}
+
 /// Requires that the source, if it is a directory, has the same keystore as the target. If the
 /// source is a server, the library verifies what it sends.
-fn require_same_keystore(
-    target: &[u8],
-    places: &Access,
-    arguments: &[OsString],
-) -> Result<(), Failure> {
-    let Some(source) = tools::option_of_rewind(arguments, "source-pgdata") else { return Ok(()) };
+fn require_same_keystore(target: &[u8], places: &Access, said: &Line) -> Result<(), Failure> {
+    let Some(source) = said.value("source-pgdata") else { return Ok(()) };
     let (target, source) = (
         Keystore::read(Path::new(OsStr::from_bytes(target)), places.only_places())?,
-        Keystore::read(Path::new(&source), places.only_places())?,
+        Keystore::read(Path::new(source), places.only_places())?,
     );
     if target.id() == source.id() {
         return Ok(());

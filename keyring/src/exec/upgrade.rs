@@ -7,50 +7,61 @@
 //! killed before that, nothing has changed. If it is killed later, the same command can be repeated
 //! as far as `pg_upgrade` allows.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use pagevault_keystore::Scope;
 use pagevault_keystore::log::{self, Log};
 use pagevault_keystore::state::State;
 use pagevault_keystore::storage::FileStorage;
 use pagevault_keystore::upgrade::{self, Majors, Ticket, VARIABLE};
 
-use super::tools::option;
+use super::options::Line;
 use crate::access::Access;
 use crate::failure::{Failure, refuse, unreadable};
-use crate::offline::{DIRECTORY, Keystore};
+use crate::offline::{self, DIRECTORY, Keystore};
 
 /// Directory in which the new keystore is prepared.
 const UNFINISHED: &str = "pagevault.upgrade";
 
-/// Prepares the new cluster, and `command`, which will run `pg_upgrade`.
+/// Prepares the new cluster, and `command`, which will run `pg_upgrade`. `if_needed`: if it cannot
+/// be said which clusters are meant, `pg_upgrade` says so itself.
 pub(super) fn prepare(
     command: &mut Command,
     access: Access,
-    arguments: &[OsString],
+    if_needed: bool,
+    line: &Line,
 ) -> Result<(), Failure> {
-    let has = |names: &[&str]| arguments.iter().any(|a| names.iter().any(|name| a == name));
-    if has(&["-V", "--version", "-?", "--help"]) {
+    let old = directory(line, "old-datadir", "PGDATAOLD");
+    if if_needed && !old.as_deref().is_some_and(offline::has_keystore) {
         return Ok(());
     }
-    let old = cluster(arguments, &["-d", "--old-datadir"], "PGDATAOLD")?;
-    let new = cluster(arguments, &["-D", "--new-datadir"], "PGDATANEW")?;
-    if old == new {
+    let old = old.ok_or_else(|| refuse("pg_upgrade needs -d or --old-datadir"))?;
+    require_cluster(&old)?;
+    let new = directory(line, "new-datadir", "PGDATANEW")
+        .ok_or_else(|| refuse("pg_upgrade needs -D or --new-datadir"))?;
+    require_cluster(&new)?;
+    let real = |path: &Path| fs::canonicalize(path).map_err(|error| unreadable(path, &error));
+    if real(&old)? == real(&new)? {
         return Err(refuse("old and new cluster have the same data directory"));
     }
-    if !old.join(DIRECTORY).join(log::file_name(Scope::CLUSTER)).exists() {
+    if !offline::has_keystore(&old) {
         return Ok(()); // no keys: an ordinary cluster
     }
+    let only_check = line.has("check");
+    if !only_check {
+        // A check may be made while the old one runs.
+        require_down(&old)?;
+    }
+    require_down(&new)?;
     let places = access.only_places();
     let keystore = Keystore::read(&old, access)?;
     keystore.unlock(&keystore.needed())?;
-    require_preload(Path::new(command.get_program()), &new, arguments)?;
-    let ticket = Ticket { keystore: keystore.id(), only_check: has(&["-c", "--check"]) };
+    require_preload(Path::new(command.get_program()), &new, line)?;
+    let ticket = Ticket { keystore: keystore.id(), only_check };
     if !ticket.only_check {
         let majors = Majors { old: major(&old)?, new: major(&new)? };
         copy_keystore(&keystore, &new, places, majors)?;
@@ -77,22 +88,29 @@ fn exclude_statistics(command: &mut Command) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The data directory that an option or variable names; its server must be down.
-fn cluster(arguments: &[OsString], names: &[&str], variable: &str) -> Result<PathBuf, Failure> {
-    let named = option(arguments, names).or_else(|| std::env::var_os(variable));
-    let named = named.ok_or_else(|| refuse(format!("pg_upgrade needs {}", names.join(" or "))))?;
-    let path = fs::canonicalize(&named).map_err(|error| unreadable(Path::new(&named), &error))?;
-    if !path.join("PG_VERSION").is_file() {
-        return Err(refuse(format!("\"{}\" is not a data directory", path.display()))
-            .with_detail("It has no file PG_VERSION.")
-            .with_hint("Specify the data directory; if the configuration files are elsewhere, use the options -o and -O of pg_upgrade."));
+/// The data directory that an option or variable names.
+fn directory(line: &Line, option: &str, variable: &str) -> Option<PathBuf> {
+    let named = line.value(option).map(OsStr::to_owned);
+    named.or_else(|| std::env::var_os(variable)).map(PathBuf::from)
+}
+
+fn require_cluster(path: &Path) -> Result<(), Failure> {
+    fs::metadata(path).map_err(|error| unreadable(path, &error))?;
+    if path.join("PG_VERSION").is_file() {
+        return Ok(());
     }
-    if path.join("postmaster.pid").exists() {
-        return Err(refuse(format!("a server is running in \"{}\"", path.display()))
-            .with_detail("Lock file postmaster.pid exists. Nothing was done.")
-            .with_hint("Stop the server."));
+    Err(refuse(format!("\"{}\" is not a data directory", path.display()))
+        .with_detail("It has no file PG_VERSION.")
+        .with_hint("Specify the data directory; if the configuration files are elsewhere, use the options -o and -O of pg_upgrade."))
+}
+
+fn require_down(path: &Path) -> Result<(), Failure> {
+    if !path.join("postmaster.pid").exists() {
+        return Ok(());
     }
-    Ok(path)
+    Err(refuse(format!("a server is running in \"{}\"", path.display()))
+        .with_detail("Lock file postmaster.pid exists. Nothing was done.")
+        .with_hint("Stop the server."))
 }
 
 /// The major version of a data directory (file PG_VERSION).
@@ -106,12 +124,11 @@ fn major(data_directory: &Path) -> Result<u32, Failure> {
 
 /// Requires that the new server loads pagevault: otherwise it would write the restored data as
 /// plaintext.
-fn require_preload(program: &Path, new: &Path, arguments: &[OsString]) -> Result<(), Failure> {
-    let directory = option(arguments, &["-B", "--new-bindir"])
-        .or_else(|| std::env::var_os("PGBINNEW"))
-        .map_or_else(|| program.parent().unwrap_or(Path::new("")).to_owned(), PathBuf::from);
+fn require_preload(program: &Path, new: &Path, line: &Line) -> Result<(), Failure> {
+    let directory = directory(line, "new-bindir", "PGBINNEW")
+        .unwrap_or_else(|| program.parent().unwrap_or(Path::new("")).to_owned());
     let server = directory.join("postgres");
-    let options = option(arguments, &["-O", "--new-options"]).unwrap_or_default();
+    let options = line.value("new-options").unwrap_or_default();
     let mut command = Command::new(&server);
     command.arg("-D").arg(new).args(
         options.as_bytes().split(|c| *c == b' ').filter(|o| !o.is_empty()).map(OsStr::from_bytes),

@@ -26,11 +26,11 @@ use pagevault_keystore::given_up::AFTER_ALL_WAL;
 use pagevault_keystore::wal::is_key_place;
 use pagevault_keystore::{Record, RelFile, Scope};
 
-use super::key_error::KeyError;
-use super::{cache, data_keys, interim};
+use super::{data_keys, interim};
 use crate::keys::store::{compact, directory, given_up, persist};
-use crate::pg::compat::{SHARED_BACKEND, SmgrFile};
+use crate::pg::buffers::SessionsOut;
 use crate::pg::locks::KeystoreLock;
+use crate::pg::process::ProcessLocal;
 use crate::pg::report::{Report, Result, internal};
 use crate::pg::{buffers, process, relation_files, wal};
 use crate::{fault, shmem};
@@ -327,7 +327,12 @@ impl Former {
 /// has replayed this record; and no page changed under these keys stays in shared buffers. If a
 /// whole database is destroyed, it may also have files without keys, whose replayed changes are not
 /// on disk yet.
-pub(crate) fn before_redo(records: &[Record]) {
+///
+/// Until the keys are destroyed, nobody may read such a page again: what is returned keeps sessions
+/// out.
+#[must_use]
+pub(crate) fn before_redo(records: &[Record]) -> Vec<SessionsOut> {
+    let mut sessions = Vec::new();
     buffers::set_recovery_minimum();
     let (mut files, mut left) = (Vec::new(), Vec::new());
     // Of a group that was given up: nobody has locked its relations.
@@ -360,15 +365,18 @@ pub(crate) fn before_redo(records: &[Record]) {
     interim::destroy(&files).unwrap_or_else(|report| report.fatal());
     buffers::flush_and_drop_files(&left);
     for (database, files) in in_use {
-        buffers::without_sessions_in_redo(database, || write_and_drop(&files));
+        sessions.push(buffers::keep_sessions_out_in_redo(database));
+        write_and_drop(&files);
         interim::destroy(&files).unwrap_or_else(|report| report.fatal());
     }
     for database in whole {
-        buffers::flush_and_drop_database_in_redo(database);
+        sessions.push(buffers::keep_sessions_out_in_redo(database));
+        as_destroyed(|| buffers::flush_and_drop_database_in_redo(database));
         files_of_database(database)
             .and_then(|files| interim::destroy(&files))
             .unwrap_or_else(|report| report.fatal());
     }
+    sessions
 }
 
 /// Called after redo, which may have ended before it replayed a tombstone that is in the keystore.
@@ -382,22 +390,26 @@ pub(crate) fn after_redo() {
 }
 
 /// On disk there may be pages in plaintext, from before the file was encrypted. What WAL has
-/// brought since then is written over them, under keys that are being destroyed; unless these are
-/// locked, because then it would never be possible to replay the destruction.
+/// brought since then is written over them, under keys that are being destroyed, or a random one.
 fn write_and_drop(files: &[RelFile]) {
     let is_there = |file: &RelFile| relation_files::may_have_any_fork(*file);
-    let there = files.iter().copied().filter(|file| is_there(file) && can_be_written(*file));
-    buffers::flush_files(&there.collect::<Vec<_>>());
+    let there: Vec<_> = files.iter().copied().filter(is_there).collect();
+    as_destroyed(|| buffers::flush_files(&there));
     buffers::drop_files(files);
 }
 
-/// Whether there is a key for writing pages of this file: its own, or an interim key.
-fn can_be_written(file: RelFile) -> bool {
-    let Some(version) = directory::current_version(file) else { return true };
-    match cache::with_page_key(SmgrFile { file, backend: SHARED_BACKEND }, version, |_| ()) {
-        // It is written under a random key if its own is destroyed.
-        Ok(()) | Err(KeyError::Destroyed) => true,
-        Err(KeyError::Locked { scope }) => scope.key_group().is_some_and(interim::is_possible),
-        Err(_) => false,
-    }
+/// Whether this process writes pages whose keys are being destroyed.
+static IS_UNDER_WAY: ProcessLocal<bool> = ProcessLocal::new(false);
+
+/// While redo writes pages before their keys are destroyed: a page whose key is not there, because
+/// it is locked, is written under a random key. Otherwise it would never be possible to replay the
+/// destruction.
+pub(crate) fn is_under_way() -> bool {
+    IS_UNDER_WAY.with(|is| *is)
+}
+
+fn as_destroyed(write: impl FnOnce()) {
+    IS_UNDER_WAY.with(|is| *is = true);
+    write();
+    IS_UNDER_WAY.with(|is| *is = false);
 }

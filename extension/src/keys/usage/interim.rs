@@ -16,15 +16,17 @@
 //! - While there is any mark, the page on disk is looked at before it is written over
 //!   ([`crate::page::io::writing`]): a torn write must not mix two keys.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::{self, File};
 use std::io::ErrorKind;
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
 use pagevault_cipher::{CipherId, interim, page};
 use pagevault_core::policy::Sealing;
 use pagevault_keystore::interim::{
-    ANY, FOLDER, group_at, key_place, map_marked_by, mark_of, mark_of_map, marked_by,
+    ANY, FOLDER, content_of_mark, group_at, group_of_mark, key_place, map_marked_by, mark_of,
+    mark_of_map, marked_by,
 };
 use pagevault_keystore::wal::is_key_place;
 use pagevault_keystore::{KeyGroup, RelFile, Scope};
@@ -115,7 +117,7 @@ pub(crate) fn mark(file: RelFile) -> std::io::Result<()> {
     if MARKED.with(|(known, _)| known.contains(&Some(file))) {
         return Ok(());
     }
-    make_mark(&mark_of(file))?;
+    make_mark(&mark_of(file), directory::current_key_group(file))?;
     fault::point("interim.marked");
     MARKED.with(|(known, hand)| {
         known[*hand] = Some(file);
@@ -129,17 +131,22 @@ pub(crate) fn mark(file: RelFile) -> std::io::Result<()> {
 /// # Errors
 /// As of the file system.
 pub(crate) fn mark_map(file: RelFile) -> std::io::Result<()> {
-    make_mark(&mark_of_map(file))
+    make_mark(&mark_of_map(file), None)
 }
 
-fn make_mark(name: &str) -> std::io::Result<()> {
+fn make_mark(name: &str, group: Option<KeyGroup>) -> std::io::Result<()> {
     let folder = folder();
     match fs::create_dir(&folder) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
         // Whoever has created it may have been killed before this.
         _ => File::open(keystore_dir::path())?.sync_all()?,
     }
-    File::options().write(true).create(true).truncate(false).open(folder.join(name))?;
+    let mut options = File::options();
+    let mark = options.write(true).create(true).truncate(false).open(folder.join(name))?;
+    if let Some(group) = group {
+        // The same bytes each time.
+        mark.write_all_at(content_of_mark(group).as_bytes(), 0)?;
+    }
     // Afterwards, because another process may find at the same time that there is no mark.
     if let Some(shared) = shmem::get() {
         shared.control.interim_is_marked(false);
@@ -168,6 +175,16 @@ fn marked_as(file_of: fn(&str) -> Option<RelFile>) -> Result<Vec<RelFile>> {
     Ok(files)
 }
 
+/// The groups whose interim keys pages of marked files are under, by the numbers of the files: raw
+/// copies have the same. A mark that does not say it is left out.
+fn marked_groups() -> Result<HashMap<u32, KeyGroup>> {
+    let of = |file: RelFile| {
+        let content = fs::read_to_string(folder().join(mark_of(file))).ok()?;
+        group_of_mark(&content).map(|group| (file.relation, group))
+    };
+    Ok(marked_as(marked_by)?.into_iter().filter_map(of).collect())
+}
+
 /// Whether there may be such pages in files that are not marked.
 pub(crate) fn any_unmarked() -> bool {
     shmem::get().is_some_and(|shared| shared.control.any_unmarked_interim())
@@ -180,9 +197,11 @@ pub(crate) fn any_unmarked() -> bool {
 /// As of the file system.
 pub(crate) fn find_unmarked() -> Result<()> {
     let shared = shmem::required()?;
+    let mut are_all_there = true;
     for info in shared.directory.files()? {
         process::check_for_interrupts();
         let file = info?.file;
+        are_all_there &= !relation_files::is_away(file);
         let has_pages =
             directory::has_group_key(file) && relation_files::may_exist(file) && has_pages(file);
         // The next start looks again.
@@ -193,6 +212,9 @@ pub(crate) fn find_unmarked() -> Result<()> {
             mark(file).map_err(|error| unreadable(&error))?;
         }
     }
+    if !are_all_there {
+        return Ok(());
+    }
     shared.control.interim_is_marked(true);
     remove_mark(ANY)
 }
@@ -201,10 +223,11 @@ pub(crate) fn find_unmarked() -> Result<()> {
 ///
 /// Marks raw copies of marked ones, which have the same number in another database or tablespace.
 /// Removes the marks of files that are gone; and of those whose data keys are destroyed, after
-/// overwriting what [`destroy`] could not, or did not come to before a crash.
+/// overwriting what [`destroy`] could not, or did not come to before a crash. What cannot be
+/// overwritten stays marked, and holds up no other file.
 ///
 /// # Errors
-/// As of the file system.
+/// If marks cannot be read or written.
 pub(crate) fn to_rekey() -> Result<Vec<RelFile>> {
     let shared = shmem::required()?;
     let mut files = marked_as(marked_by)?;
@@ -220,12 +243,21 @@ pub(crate) fn to_rekey() -> Result<Vec<RelFile>> {
             files.push(file);
         }
     }
+    let away: Vec<_> = files.extract_if(.., |file| relation_files::is_away(*file)).collect();
     let gone = files.extract_if(.., |file| !relation_files::may_have_any_fork(*file));
     gone.collect::<Vec<_>>().iter().try_for_each(|file| remove_mark(&mark_of(*file)))?;
     let destroyed: Vec<_> = files.extract_if(.., |file| directory::is_destroyed(*file)).collect();
-    overwrite(&with_copies(&destroyed)?)?;
-    destroyed.iter().try_for_each(|file| remove_mark(&mark_of(*file)))?;
-    if files.is_empty() && shared.control.interim_is_gone() {
+    let mut left = HashSet::new();
+    for file in with_copies(&destroyed)? {
+        if let Err(report) = overwrite(&[file]) {
+            left.insert(file.relation);
+            warn_once(file, report);
+        }
+    }
+    let overwritten = destroyed.iter().filter(|file| !left.contains(&file.relation));
+    overwritten.copied().try_for_each(|file| remove_mark(&mark_of(file)))?;
+    let none_left = files.is_empty() && away.is_empty() && left.is_empty();
+    if none_left && shared.control.interim_is_gone() {
         // Somebody may have marked a file meanwhile.
         if !marked_as(marked_by)?.is_empty() {
             shared.control.interim_is_marked(false);
@@ -241,16 +273,36 @@ pub(crate) fn to_rekey() -> Result<Vec<RelFile>> {
     Ok(files)
 }
 
-/// Of marked files, and of raw copies of them: overwrites pages under interim keys where the data
-/// keys are destroyed. Not in recovery.
+/// Before a group ends: of marked files, and of raw copies of them, overwrites pages under interim
+/// keys where the data keys are destroyed. Not in recovery.
 ///
 /// # Errors
-/// If a file cannot be written.
-pub(crate) fn destroy_left() -> Result<()> {
+/// If a file cannot be written, unless its pages are under interim keys of another group.
+pub(crate) fn destroy_left(group: KeyGroup) -> Result<()> {
     if !any() || !shmem::anything_destroyed() {
         return Ok(());
     }
-    overwrite(&with_copies(&marked_as(marked_by)?)?)
+    let groups = marked_groups()?;
+    for file in with_copies(&marked_as(marked_by)?)? {
+        match overwrite(&[file]) {
+            Err(report) if groups.get(&file.relation).is_none_or(|of| *of == group) => {
+                return Err(report);
+            }
+            Err(report) => warn_once(file, report),
+            Ok(()) => {}
+        }
+    }
+    Ok(())
+}
+
+/// Files of which this process has told lately that something cannot be done.
+static WARNED: ProcessLocal<BTreeSet<RelFile>> = ProcessLocal::new(BTreeSet::new());
+
+/// Tries are repeated every few seconds.
+fn warn_once(file: RelFile, report: Report) {
+    if WARNED.with(|warned| warned.insert(file)) {
+        report.send(PgLogLevel::WARNING);
+    }
 }
 
 /// The files with destroyed data keys that have the numbers of these files.
@@ -275,18 +327,24 @@ fn overwrite(files: &[RelFile]) -> Result<()> {
 /// heapam.c, names no page of the map in WAL that has none of the bits).
 ///
 /// # Errors
-/// As of the file system.
+/// If marks cannot be read or removed. A file that cannot be read stays marked.
 pub(crate) fn log_emptied_maps() -> Result<()> {
     for file in marked_as(map_marked_by)? {
         let fork = ForkNumber::VISIBILITYMAP_FORKNUM;
         let mut block = 0;
-        relation_files::each_page(file, fork, |page| {
+        if relation_files::is_away(file) {
+            continue;
+        }
+        let read = relation_files::each_page(file, fork, |page| {
             if page::is_zero(page) {
                 wal::log_empty_page(file, fork, block);
             }
             block += 1;
-        })
-        .map_err(|error| unreadable(&error))?;
+        });
+        if let Err(error) = read {
+            warn_once(file, unreadable(&error));
+            continue;
+        }
         wal::flush(wal::end());
         remove_mark(&mark_of_map(file))?;
     }
@@ -304,7 +362,7 @@ pub(crate) fn start() -> Result<()> {
     let is_copy = process::data_directory().join("backup_label").exists();
     if is_copy && any_root_ever()? {
         control.interim_was_read();
-        make_mark(ANY).map_err(|error| unreadable(&error))?;
+        make_mark(ANY, None).map_err(|error| unreadable(&error))?;
     }
     if folder().join(ANY).exists() {
         control.interim_was_read();
@@ -337,7 +395,8 @@ fn is_under_interim_key(header: &[u8]) -> bool {
 pub(crate) fn unmark(file: RelFile) -> Result<()> {
     let mut same = marked_as(marked_by)?;
     same.retain(|other| other.relation == file.relation);
-    if same.iter().any(|other| *other != file && has_pages(*other)) {
+    let may_have = |other: RelFile| has_pages(other) || relation_files::is_away(other);
+    if same.iter().any(|other| *other != file && may_have(*other)) {
         return Ok(());
     }
     same.iter().try_for_each(|file| remove_mark(&mark_of(*file)))

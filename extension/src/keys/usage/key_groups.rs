@@ -149,7 +149,7 @@ pub(crate) fn end(group: KeyGroup, gone: &[Former]) -> Result<()> {
         destruction::destroy_with(&lock, database, &files)?;
     }
     fault::point("key_group.files_destroyed");
-    interim::destroy_left()?;
+    interim::destroy_left(group)?;
     let mut records = vec![Record::EndedKeyGroup { group, at: process::now() }];
     let (root, version) = key_place(group);
     if directory::has_key(root, version) {

@@ -1,6 +1,7 @@
 //! `pg_basebackup`, `pg_verifybackup`, `pg_resetwal`.
 
 use std::cell::Cell;
+use std::ffi::OsStr;
 use std::os::unix::fs::MetadataExt;
 
 use anyhow::{Result, ensure};
@@ -123,4 +124,45 @@ fn pg_resetwal_seals_what_it_writes() -> Result<()> {
     ensure!(count(&cluster, "fink")? == "100", "rows are missing");
     ensure!(!leaks(&segments(&cluster)?, "fink"), "WAL is plaintext");
     cluster.finish()
+}
+
+/// Whatever else is named: a server is started on the directory that is written to, and needs the
+/// keys of that WAL.
+#[test]
+fn pg_resetwal_takes_the_keys_of_the_directory_that_it_writes() -> Result<()> {
+    let [(a, _of_a), (b, _of_b)] = [sealing(&Settings::default())?, sealing(&Settings::default())?];
+    let none = Cluster::create(&Settings::default())?;
+    for server in [&a, &b] {
+        server.without_witness("pg_resetwal begins other WAL");
+        insert(server, "drossel", 100)?;
+        server.stop(StopMode::Fast)?;
+    }
+    let (of_a, of_b) = (a.data_directory(), b.data_directory());
+    let long = format!("--pgd={}", of_b.display());
+    let named: [&[&OsStr]; 3] = [
+        &[of_b.as_os_str(), OsStr::new("-f")],
+        &[OsStr::new(&long)],
+        &[OsStr::new("-fD"), of_b.as_os_str()],
+    ];
+    for arguments in named {
+        let mut reset = exec(&b, &[], "pg_resetwal");
+        run(reset.args(arguments).env("PGDATA", &of_a))?;
+        b.start_server()?;
+        ensure!(count(&b, "drossel")? == "100", "rows are missing");
+        b.stop(StopMode::Fast)?;
+    }
+    let mut other = exec(&b, &["--keystore", &of_a.to_string_lossy()], "pg_resetwal");
+    let refused = failure(other.arg("-D").arg(&of_b))?;
+    ensure!(refused.contains("has another keystore"), "{refused}");
+    let mut without = exec(&b, &[], "pg_resetwal");
+    let refused = failure(without.arg(none.data_directory()).env("PGDATA", &of_a))?;
+    ensure!(refused.contains("there is no keystore in"), "{refused}");
+    let mut other = exec(&b, &["--keystore", &of_a.to_string_lossy()], "pg_resetwal");
+    let refused = failure(other.arg(none.data_directory()))?;
+    ensure!(refused.contains("has no keystore"), "{refused}");
+    for server in [a, b] {
+        server.start_server()?;
+        server.finish()?;
+    }
+    Ok(())
 }

@@ -125,6 +125,23 @@ fn keystores_in_parent_directories_are_not_used() -> Result<()> {
     cluster.finish()
 }
 
+/// A link in a directory that others can write to may lead elsewhere tomorrow.
+#[test]
+fn the_target_of_pg_rewind_is_not_taken_by_any_link() -> Result<()> {
+    let (cluster, _keys) = sealing(&Settings::default())?;
+    insert(&cluster, "drossel", 10)?;
+    cluster.stop(StopMode::Fast)?;
+    let open = directory(&cluster, "open")?;
+    fs::set_permissions(&open, fs::Permissions::from_mode(0o777))?;
+    let link = open.join("link");
+    std::os::unix::fs::symlink(cluster.data_directory(), &link)?;
+    let mut rewind = exec(&cluster, &[], "pg_rewind");
+    rewind.arg("-D").arg(&link).arg("--source-server=host=/nonexistent");
+    let error = failure(&mut rewind)?;
+    ensure!(error.contains("is not safe for a keystore"), "{error}");
+    cluster.finish()
+}
+
 fn insert_something(cluster: &Cluster) -> Result<()> {
     cluster.sql("CREATE TABLE t (id serial PRIMARY KEY, name text)")?;
     insert(cluster, "drossel", 10)

@@ -10,6 +10,7 @@ use pagevault_tests::datafile::holds;
 use super::*;
 
 mod given_up;
+mod locked;
 
 /// A standby follows new groups, their rotation and their end; and is promoted.
 #[test]
@@ -161,40 +162,4 @@ fn is_below(directory: &Path, text: &str) -> Result<bool> {
         }
     }
     Ok(false)
-}
-
-/// A standby replays changes of a group whose key is away, and then its destruction. There are no
-/// interim keys, because only the database has a master key, not the cluster.
-#[test]
-fn a_group_without_interim_keys_ends_on_a_locked_standby() -> Result<()> {
-    let settings = Settings::default().conf("autovacuum = off").conf("bgwriter_lru_maxpages = 0");
-    let primary = Cluster::start(&settings)?;
-    let acme = primary.key_file("acme", "main")?;
-    primary.sql("CREATE EXTENSION pagevault")?;
-    let database = primary.key_file("database", "main")?;
-    primary.sql(&acme.add_provider("of_acme"))?;
-    primary.sql(&database.add_provider("of_database"))?;
-    primary.sql(
-        "SELECT pagevault.set_database_master_key('of_database', 'main');
-         SELECT pagevault.create_key_group('acme');
-         SELECT pagevault.set_key_group_master_key('acme', 'of_acme', 'main');
-         CREATE TABLE t (id int, name text);
-         SECURITY LABEL FOR pagevault ON TABLE t IS 'encrypted key_group=acme';
-         INSERT INTO t SELECT i, 'some' FROM generate_series(1, 10) i",
-    )?;
-    let mut standby = standby_of(&primary, &[])?;
-    for text in ["key group", "were destroyed", "could not", "terminating walreceiver"] {
-        standby.allow_log(text);
-    }
-    standby.kill()?;
-    primary.sql("CHECKPOINT")?;
-    primary.sql("UPDATE t SET name = 'other'")?;
-    acme.take_away()?;
-    primary.sql("SELECT * FROM pagevault.shred_key_group('acme', 'acme')")?;
-    standby.start_server()?;
-    wait_for(&standby, &primary)?;
-    let error = standby.error(&format!("{COUNT} t"))?;
-    ensure!(error.text().contains("were destroyed"), "{error}");
-    standby.finish()?;
-    primary.finish()
 }

@@ -239,3 +239,38 @@ fn a_database_in_an_absent_tablespace_is_not_shredded() -> Result<()> {
     ensure!(text(&mut cluster.client_to("app")?, "SELECT count(*) FROM half")? == "10000");
     cluster.finish()
 }
+
+/// A session that begins while a standby replays the destruction does not read pages any more.
+#[test]
+fn sessions_are_kept_out_until_the_keys_are_destroyed() -> Result<()> {
+    let (primary, _keys) = cluster("")?;
+    primary.sql("CREATE DATABASE app")?;
+    run_sql(
+        &mut primary.client_to("app")?,
+        "CREATE EXTENSION pagevault; SET pagevault.default_encryption = on;
+         CREATE TABLE t AS SELECT i AS id, 'meise' AS name FROM generate_series(1, 1000) i",
+    )?;
+    let mut standby = standby_of(&primary, &[])?;
+    standby.allow_log("were destroyed");
+    wait_for(&standby, &primary)?;
+    standby.stop_at("redo.keys")?;
+    primary.sql("SELECT * FROM pagevault.shred_database('app', 'app')")?;
+    standby.stopped_at("redo.keys")?;
+    std::thread::scope(|scope| -> Result<()> {
+        let reading = scope.spawn(|| -> Result<String> {
+            text(&mut standby.client_to("app")?, "SELECT count(*) FROM t")
+        });
+        // It waits for a lock now, which the startup process has.
+        let end = std::time::Instant::now() + std::time::Duration::from_secs(2);
+        while std::time::Instant::now() < end && !reading.is_finished() {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        standby.resume();
+        let read = reading.join().map_err(|_| anyhow::anyhow!("the session has panicked"))?;
+        ensure!(read.is_err(), "{read:?} rows were read");
+        Ok(())
+    })?;
+    wait_for(&standby, &primary)?;
+    standby.finish()?;
+    primary.finish()
+}

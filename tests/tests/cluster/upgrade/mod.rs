@@ -5,6 +5,7 @@
 mod failing;
 mod moving;
 mod scene;
+mod written;
 
 use std::process::Command;
 

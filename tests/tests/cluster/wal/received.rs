@@ -194,3 +194,31 @@ fn links_in_the_place_of_segments_are_not_followed() -> Result<()> {
     restored.finish()?;
     cluster.finish()
 }
+
+/// What is behind the end of a segment, or behind its last whole page, is not kept: no server reads
+/// it.
+#[test]
+fn segments_of_other_lengths() -> Result<()> {
+    let (cluster, restored, _keys) = backed_up()?;
+    let all = segments(&restored)?;
+    let size = all[0].bytes.len();
+    for segment in &all {
+        let mut bytes = segment.bytes.clone();
+        bytes.extend_from_slice(b"drossel");
+        fs::write(&segment.path, bytes)?;
+    }
+    // Of a later part of WAL, cut anywhere.
+    let later = restored.data_directory().join("pg_wal/0000000100000000000000F0");
+    fs::write(&later, "drossel".repeat(1157))?;
+    restored.installation().give(&later)?;
+    restored.start_server()?;
+    let rows = count(&restored, "drossel")?;
+    ensure!(rows != "0", "rows are missing");
+    assert_sealed(&restored)?;
+    for segment in segments(&restored)? {
+        let length = segment.bytes.len();
+        ensure!(length == size || segment.path == later && length == 0, "{length} bytes");
+    }
+    restored.finish()?;
+    cluster.finish()
+}

@@ -168,12 +168,16 @@ fn seal_segment(
     let old =
         OpenOptions::new().read(true).write(true).custom_flags(libc::O_NOFOLLOW).open(path)?;
     let metadata = old.metadata()?;
-    // Of a shorter file the server reads the whole pages (`XLogPageRead`, xlogrecovery.c).
-    if !metadata.is_file() || metadata.len() > process::wal_segment_size() {
-        return Ok(0);
+    if !metadata.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file").into());
     }
+    // The server reads whole pages of a segment (`XLogPageRead`, xlogrecovery.c). What is behind
+    // them is not taken over.
+    let size = metadata.len().min(process::wal_segment_size());
+    let size = size - size % PAGE as u64;
     let mut chunk = vec![0; CHUNK];
-    if !has_due(&old, metadata.len(), base, &mut chunk)? {
+    let cut = size < metadata.len() && ServerKeys.phase_at(Lsn(base.0)).sealed().is_some();
+    if !cut && !has_due(&old, size, base, &mut chunk)? {
         return Ok(0);
     }
     let mut new = OpenOptions::new()
@@ -182,7 +186,7 @@ fn seal_segment(
         .mode(metadata.mode() & 0o777)
         .open(unfinished)?;
     let mut pages = 0;
-    for (at, length) in chunks(metadata.len()) {
+    for (at, length) in chunks(size) {
         let run = &mut chunk[..length];
         old.read_exact_at(run, at)?;
         for (page, address) in run.chunks_exact_mut(PAGE).zip((base.0 + at..).step_by(PAGE)) {

@@ -1,6 +1,7 @@
 //! What is left under interim keys when data keys are destroyed, because of a crash or an error.
 
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 
 use super::*;
 
@@ -177,5 +178,98 @@ fn a_database_that_allows_no_connections_keeps_them() -> Result<()> {
     )?;
     ensure!(kept == "t", "rows are lost");
     drop(closed);
+    cluster.finish()
+}
+
+/// A file of one tenant that cannot be written holds up neither the jobs of another one, nor the
+/// end of that one's group.
+#[test]
+fn a_file_that_cannot_be_overwritten_holds_up_nobody_else() -> Result<()> {
+    let (cluster, keys) = with_groups(&Settings::default().conf("autovacuum = off"))?;
+    let mut cluster = cluster;
+    for text in ["key group", "were destroyed", "could not", "destroyed, but"] {
+        cluster.allow_log(text);
+    }
+    tables(&cluster)?;
+    cluster.sql("CREATE TABLE acme.born (id int)")?;
+    cluster.sql("CHECKPOINT")?;
+    cluster
+        .sql("UPDATE acme.t SET name = 'a' || name; UPDATE umbrella.t SET name = 'a' || name")?;
+    for key in &keys[1..] {
+        key.take_away()?;
+    }
+    cluster.kill()?;
+    cluster.start_server()?;
+    cluster.sql("CHECKPOINT")?;
+    let file = cluster.data_directory().join(cluster.relation_path("acme.t")?);
+    let allow = |mode| fs::set_permissions(&file, fs::Permissions::from_mode(mode));
+    shred_stops(&cluster, || Ok(allow(0o400)?))?;
+    keys[2].bring_back()?;
+    // The other key is still away.
+    cluster.error("SELECT pagevault.unlock()")?;
+    cluster.eventually(
+        "SELECT count(*) > 0 FROM pagevault.rekey_jobs
+          WHERE relation = 'umbrella.t'::regclass AND state = 'done'",
+        "t",
+    )?;
+    cluster.sql("SELECT * FROM pagevault.shred_key_group('umbrella', 'umbrella')")?;
+    ensure!(bodies(&cluster)? > 0, "the test shows nothing");
+    allow(0o600)?;
+    cluster.sql(SHRED)?;
+    ensure!(bodies(&cluster)? == 0, "{} pages are left", bodies(&cluster)?);
+    no_marks(&cluster)?;
+    cluster.finish()
+}
+
+/// A crash has left a file that no relation has. It stays marked until it is overwritten.
+#[test]
+fn a_file_that_no_relation_has_is_overwritten() -> Result<()> {
+    let (mut cluster, keys) = with_groups(&Settings::default().conf("autovacuum = off"))?;
+    for text in ["key group", "were destroyed", "could not", "destroyed, but"] {
+        cluster.allow_log(text);
+    }
+    tables(&cluster)?;
+    cluster.sql("CHECKPOINT")?;
+    cluster.sql("UPDATE acme.t SET name = 'a' || name")?;
+    let mut client = cluster.client()?;
+    run_sql(&mut client, &format!("BEGIN; CREATE TABLE acme.left_it (id, name) AS {ROWS}"))?;
+    let path = text(&mut client, "SELECT pg_relation_filepath('acme.left_it')")?;
+    let path = Path::new(&path);
+    let marks = cluster.data_directory().join("pagevault/interim");
+    let is_marked = |path: &Path| {
+        let number = path.file_name().unwrap_or_default().to_string_lossy();
+        let mut marks = fs::read_dir(&marks)?.filter_map(Result::ok);
+        anyhow::Ok(marks.any(|mark| mark.file_name().to_string_lossy().ends_with(&*number)))
+    };
+    let table = cluster.relation_path("acme.t")?;
+    // What is in WAL so far gets to the disk.
+    cluster.sql("SELECT pg_switch_wal()")?;
+    keys[1].take_away()?;
+    cluster.kill()?;
+    drop(client);
+    cluster.start_server()?;
+    cluster.sql("CHECKPOINT")?;
+    ensure!(is_marked(path)? && is_marked(&table)?, "nothing is under an interim key");
+    keys[1].bring_back()?;
+    cluster.sql("SELECT pagevault.unlock()")?;
+    cluster.eventually_that("a job for the table", || {
+        ensure!(!is_marked(&table)?, "it is marked");
+        Ok(())
+    })?;
+    ensure!(is_marked(path)?, "its mark is gone, and not its pages");
+    let file = DataFile::find(&cluster.data_directory().join(path))?.swap_remove(0);
+    let bodies = || -> Result<usize> {
+        let mut found = 0;
+        for (block, state) in file.states()?.iter().enumerate() {
+            let page = file.read_page(block as u32)?;
+            found += usize::from(is_interim(state) && page[24..].iter().any(|byte| *byte != 0));
+        }
+        Ok(found)
+    };
+    ensure!(bodies()? > 0, "the test shows nothing");
+    shred_stops(&cluster, || cluster.kill())?;
+    cluster.start_server()?;
+    cluster.sql(SHRED)?;
+    ensure!(bodies()? == 0, "{} pages are left", bodies()?);
     cluster.finish()
 }
