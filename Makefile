@@ -4,7 +4,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all test-unit test-regress test-recovery test-upgrade \
-	powercut inject schedules models hostile builds hosts aarch64 prove install bench lint tidy fuzz deb deb-fips test-fips sbom image cnpg-image image-test docker-demo
+	powercut inject schedules models hostile builds hosts aarch64 prove install bench lint tidy fuzz deb deb-fips test-fips sbom book image cnpg-image image-test docker-demo
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -88,6 +88,9 @@ deb-fips: ## the same with a validated cryptographic module: postgresql-PG-pagev
 
 test-fips: ## builds with a validated cryptographic module, and their data in ordinary servers; PG defaults to 15
 	@set -e; for pg in $(or $(PG),15); do tools/test-fips $$pg; done
+
+book: ## the documentation as a website in target/book, all links followed; LINKS=all follows those to other sites
+	@LINKS='$(LINKS)' tools/book
 
 sbom: ## what the packages are made of, as CycloneDX
 	@tools/sbom

@@ -32,6 +32,18 @@ fn documents_name_this_version() {
     }
 }
 
+/// PGXN has the version of the distribution, and that of the extension in it.
+#[test]
+fn pgxn_is_told_this_version() {
+    let meta: serde_json::Value = serde_json::from_str(&read("META.json")).unwrap();
+    for at in ["/version", "/provides/pagevault/version"] {
+        let told = meta.pointer(at).and_then(serde_json::Value::as_str);
+        assert_eq!(told, Some(env!("CARGO_PKG_VERSION")), "{at}");
+    }
+    let file = meta.pointer("/provides/pagevault/file").and_then(serde_json::Value::as_str);
+    assert!(file.is_some_and(|file| root().join(file).is_file()), "{file:?}");
+}
+
 #[test]
 fn the_extension_takes_its_version_from_cargo() {
     assert!(read("extension/pagevault.control").contains("default_version = '@CARGO_VERSION@'"));

@@ -2,9 +2,12 @@
 //!
 //! `cargo xtask tidy` checks the rules in CONTRIBUTING.md ("Tidy"). It prints each violation as
 //! `path:line: rule: message`, and fails if there is any. Each rule is a module in `rules`.
+//!
+//! `cargo xtask book` prepares the documentation for mdBook; `tools/book` does the rest.
 
 #![forbid(unsafe_code)]
 
+mod book;
 mod cfg;
 mod exceptions;
 mod rules;
@@ -22,7 +25,8 @@ use workspace::Workspace;
 const USAGE: &str = "\
 cargo xtask tidy            says where rules are broken
 cargo xtask tidy --bless    writes xtask/exceptions.toml and xtask/arrows.toml by what there is now
-cargo xtask tidy --arrows   shows which module uses which, and the cycles among them";
+cargo xtask tidy --arrows   shows which module uses which, and the cycles among them
+cargo xtask book DIRECTORY  writes there what mdBook makes a website of";
 
 #[expect(clippy::print_stdout, reason = "what it finds is its output")]
 fn main() -> Result<ExitCode> {
@@ -43,6 +47,7 @@ fn main() -> Result<ExitCode> {
             }
         }
         ["tidy", "--bless"] => bless(&workspace)?,
+        ["book", into] => book::write(root, Path::new(into))?,
         ["tidy", "--arrows"] => print!("{}", arrows::show(&workspace)),
         _ => bail!("usage:\n{USAGE}"),
     }

@@ -48,7 +48,7 @@ fn the_library_in_the_environment() -> Result<()> {
     upgrade.arg("-b").arg(a.installation().program(""));
     upgrade.arg("-B").arg(b.installation().program(""));
     upgrade.args(["-U", "postgres", "-s"]).arg(b.directory()).arg("-ckd").arg(a.data_directory());
-    upgrade.arg("-D").arg(b.data_directory()).arg("-O").arg("-c work_mem=5MB");
+    upgrade.arg("-D").arg(b.data_directory()).arg(format!("-O{}", "-c work_mem=5MB"));
     let said = run(&mut upgrade)?;
     ensure!(said.contains("compatible"), "{said}");
 
