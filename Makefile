@@ -4,7 +4,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all test-unit test-regress test-recovery test-upgrade \
-	powercut inject schedules models hostile builds hosts aarch64 prove install bench lint tidy fuzz deb deb-fips test-fips sbom book image cnpg-image image-test docker-demo
+	powercut inject schedules models hostile builds hosts aarch64 prove install bench claims lint tidy fuzz deb deb-fips test-fips sbom book image cnpg-image image-test docker-demo
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,6 +49,9 @@ install: ## build and install into PostgreSQL PG, or into the server of PG_CONFI
 
 bench: ## what encryption costs beside stock PostgreSQL: the quick form, some minutes
 	@tools/bench $(or $(PG),15)
+
+claims: ## what is in plaintext on disk after statements that encryption can miss, beside stock PostgreSQL
+	@tools/bench $(or $(PG),15) claims
 
 lint: ## formatting, clippy, tidy, documentation, dependency policy
 	@tools/lint $(or $(PG),15)

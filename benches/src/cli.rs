@@ -13,9 +13,10 @@ use crate::others::{self, Argument, Other};
 use crate::plan::{Length, Plan, Profile, Stratum};
 use crate::results::Results;
 use crate::runner::{self, Request, Target};
+use crate::servers::Sides;
 use crate::suites::Suite;
 use crate::variants::Variant;
-use crate::{callgrind, diff, gate, report, statements};
+use crate::{callgrind, claims, diff, gate, report, statements};
 
 /// The cost of pagevault's encryption, measured against stock PostgreSQL on this machine.
 #[derive(Parser)]
@@ -30,6 +31,8 @@ pub(crate) enum Command {
     /// Measure, and write a JSON file, Markdown and an HTML report
     #[command(visible_alias = "compare")]
     Run(Box<RunArguments>),
+    /// Look for plaintext in the files of servers, after statements that encryption can miss
+    Claims(ClaimsArguments),
     /// Write the reports of result files anew; several make one report, e.g. of several versions
     Report(ReportArguments),
     /// Set two result files side by side
@@ -123,6 +126,18 @@ pub(crate) struct RunArguments {
 }
 
 #[derive(Args)]
+pub(crate) struct ClaimsArguments {
+    #[command(flatten)]
+    server: ServerArguments,
+    /// Servers of this PostgreSQL
+    #[arg(long, value_enum, value_delimiter = ',', default_values = ["stock", "everything"])]
+    variants: Vec<Variant>,
+    /// Another server beside these, as for `run`; its scripts have all that is new encrypted
+    #[arg(long, value_name = "VARIANT")]
+    variant: Vec<Argument>,
+}
+
+#[derive(Args)]
 pub(crate) struct ReportArguments {
     /// Result files of `run`
     #[arg(required = true)]
@@ -164,6 +179,7 @@ impl Command {
     pub(crate) fn execute(self) -> Result<ExitCode> {
         match self {
             Command::Run(arguments) => arguments.execute(),
+            Command::Claims(arguments) => arguments.execute(),
             Command::Report(arguments) => arguments.execute(),
             Command::Diff(arguments) => {
                 let before = Results::read(&arguments.before)?;
@@ -208,6 +224,46 @@ fn user_exists(name: &str) -> bool {
     users.lines().any(|line| line.split(':').next() == Some(name))
 }
 
+/// These variants, and the user's.
+fn with_others(
+    mut variants: Vec<Variant>,
+    others: &[Argument],
+    notes: &mut Vec<String>,
+) -> Result<Vec<Variant>> {
+    for argument in others {
+        let other = Other::open(argument)?;
+        ensure!(
+            variants.iter().all(|variant| variant.name() != other.name),
+            "there are two variants {}",
+            other.name
+        );
+        notes.push(others::note(other));
+        variants.push(Variant::Other(other));
+    }
+    Ok(variants)
+}
+
+impl ClaimsArguments {
+    fn execute(&self) -> Result<ExitCode> {
+        let mut notes = Vec::new();
+        // Servers of the user's have their own programs.
+        self.server.installation()?;
+        let variants = with_others(self.variants.clone(), &self.variant, &mut notes)?;
+        let sides = Sides::own(&variants, &self.server.directory(), |name| {
+            eprintln!("pagevault-bench: starting {name}");
+        })?;
+        let (table, is_well) = claims::compare(&sides)?;
+        for note in notes {
+            eprintln!("{note}");
+        }
+        for complaint in sides.finish() {
+            eprintln!("{complaint}");
+        }
+        print(&table);
+        Ok(if is_well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    }
+}
+
 impl RunArguments {
     fn plan(&self, sides: usize, machine: &Machine) -> Result<Plan> {
         fn replace<T: Clone>(own: &mut T, wanted: Option<&T>) {
@@ -248,21 +304,6 @@ impl RunArguments {
         Ok(plan)
     }
 
-    fn variants(&self, notes: &mut Vec<String>) -> Result<Vec<Variant>> {
-        let mut variants = self.variants.clone().unwrap_or_else(|| Variant::OWN.into());
-        for argument in &self.variant {
-            let other = Other::open(argument)?;
-            ensure!(
-                variants.iter().all(|variant| variant.name() != other.name),
-                "there are two variants {}",
-                other.name
-            );
-            notes.push(others::note(other));
-            variants.push(Variant::Other(other));
-        }
-        Ok(variants)
-    }
-
     fn execute(&self) -> Result<ExitCode> {
         let directory = self.server.directory();
         let machine = Machine::here(&directory);
@@ -275,7 +316,11 @@ impl RunArguments {
             },
             None => Target::Own {
                 installation: self.server.installation()?,
-                variants: self.variants(&mut notes)?,
+                variants: with_others(
+                    self.variants.clone().unwrap_or_else(|| Variant::OWN.into()),
+                    &self.variant,
+                    &mut notes,
+                )?,
             },
         };
         let sides = match &target {

@@ -10,11 +10,13 @@
 //!    results  the JSON file; statistics: ratios with intervals
 //!    report/  terminal, Markdown, HTML
 //!    diff, gate      compare results with one another, or with bands
+//!    claims   what is in plaintext on disk, after statements that encryption can miss
 //!    callgrind, statements  instructions of the page path and of statements, for the gate
 //! ```
 
 mod accounts;
 mod callgrind;
+mod claims;
 mod cli;
 mod diff;
 mod gate;
