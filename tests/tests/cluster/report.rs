@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::io::Cursor;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
@@ -38,6 +38,29 @@ fn report(cluster: &Cluster, options: &[&str]) -> Result<(Value, String)> {
         ensure!(!page.contains(active), "the page contains {active:?}");
     }
     Ok((serde_json::from_str(&fs::read_to_string(&json)?)?, page))
+}
+
+/// Where the library is in a folder of its own, as in images of extensions.
+#[test]
+fn a_report_names_the_files_that_the_server_finds() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    let (of_server, _) = report(&cluster, &[])?;
+    for folder in ["image", "image/lib", "image/bin"] {
+        fs::create_dir(path(&cluster, folder))?;
+        cluster.installation().give(&path(&cluster, folder))?;
+    }
+    // The same file: a session may load it.
+    let library = cluster.installation().library_directory().join("pagevault.so");
+    symlink(library, path(&cluster, "image/lib/pagevault.so"))?;
+    let folders = format!("/nonexistent:{}", path(&cluster, "image/lib").display());
+    cluster.set(&[("dynamic_library_path", &folders)])?;
+    let (of_image, _) = report(&cluster, &[])?;
+    ensure!(of_image["installed"] == of_server["installed"], "{of_image}");
+    fs::write(path(&cluster, "image/bin/pagevault-keyring"), "another")?;
+    let (with_helper, _) = report(&cluster, &[])?;
+    let sum = |of: &str| of_image["installed"][of] == with_helper["installed"][of];
+    ensure!(sum("library") && !sum("helper"), "{with_helper}");
+    cluster.finish()
 }
 
 #[test]
