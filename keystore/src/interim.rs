@@ -5,9 +5,9 @@
 //! exist, like keys of WAL ([`crate::wal::key_place`]): the cluster's database key wraps it, WAL
 //! brings it to every server, and it is never forgotten. It is destroyed with the group.
 //!
-//! A mark is a file in a folder beside the key files, named after the relation file. It has the
-//! number of the key group in it. Another one, which is empty, says that pages of the visibility
-//! map were emptied.
+//! A mark is a file in a folder beside the key files, named after the relation file. It has a line
+//! for each key group whose interim keys pages may be under, with its number. Another one, which is
+//! empty, says that pages of the visibility map were emptied.
 
 use pagevault_cipher::DataKeyVersion;
 
@@ -42,17 +42,21 @@ pub fn mark_of(file: RelFile) -> String {
     format!("{tablespace}_{database}_{relation}")
 }
 
-/// What is in the mark of a file with pages under interim keys of this group.
+/// The line in the mark of a file with pages under interim keys of this group.
 #[must_use]
-pub fn content_of_mark(group: KeyGroup) -> String {
+pub fn line_of_mark(group: KeyGroup) -> String {
     format!("{:05}\n", group.number())
 }
 
-/// The group that a mark names; `None` if it does not.
+/// The groups that a mark names; `None` if it does not say that.
 #[must_use]
-pub fn group_of_mark(content: &str) -> Option<KeyGroup> {
-    let group = KeyGroup::new(content.strip_suffix('\n')?.parse().ok()?)?;
-    (content_of_mark(group) == content).then_some(group)
+pub fn groups_of_mark(content: &str) -> Option<Vec<KeyGroup>> {
+    let group = |line: &str| {
+        let group = KeyGroup::new(line.trim_end().parse().ok()?)?;
+        (line_of_mark(group) == line).then_some(group)
+    };
+    let groups: Option<Vec<_>> = content.split_inclusive('\n').map(group).collect();
+    groups.filter(|groups| !groups.is_empty())
 }
 
 /// The name of the mark that says that pages of the visibility map of a file were emptied.
@@ -98,11 +102,12 @@ mod tests {
 
     #[test]
     fn marks_name_groups() {
-        let group = KeyGroup::new(100).unwrap();
-        assert_eq!(content_of_mark(group), "00100\n");
-        assert_eq!(group_of_mark("00100\n"), Some(group));
-        for content in ["", "00100", "100\n", "00001\n", "+0100\n", "00100\n\n"] {
-            assert_eq!(group_of_mark(content), None, "{content:?}");
+        let group = |number| KeyGroup::new(number).unwrap();
+        assert_eq!(line_of_mark(group(100)), "00100\n");
+        assert_eq!(groups_of_mark("00100\n"), Some(vec![group(100)]));
+        assert_eq!(groups_of_mark("00100\n11999\n"), Some(vec![group(100), group(11_999)]));
+        for content in ["", "00100", "100\n", "00001\n", "+0100\n", "00100\n\n", "00100\n001"] {
+            assert_eq!(groups_of_mark(content), None, "{content:?}");
         }
     }
 

@@ -216,7 +216,7 @@ pub(crate) fn seal(
         Err(KeyError::Destroyed) => {
             cache::with_lost_key(|key| run(key, version)).ok_or(KeyError::Destroyed)
         }
-        Err(error) if destruction::is_under_way() => {
+        Err(error) if destruction::is_under_way(file.file) => {
             cache::with_lost_key(|key| run(key, version)).ok_or(error)
         }
         Err(locked @ KeyError::Locked { scope }) if scope.key_group().is_some() => {

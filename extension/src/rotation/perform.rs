@@ -109,6 +109,15 @@ fn interim_in(home: Scope) -> Result<BTreeSet<RelFile>> {
             interim::unmark(file)?;
         } else if in_use.contains(&file) {
             found.insert(file);
+        } else {
+            let report = Report::new(
+                PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION,
+                format!(
+                    "pagevault: relation file {file} has pages under an interim key, and belongs to no relation"
+                ),
+            );
+            let report = report.detail("A crash has left it. While it is there, each page on disk is compared before it is written over.");
+            report.send(pgrx::prelude::PgLogLevel::LOG);
         }
     }
     Ok(found)

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use pagevault_keystore::Scope;
+use pagevault_keystore::{RelFile, Scope};
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
@@ -47,6 +47,8 @@ pub(crate) struct Schedule {
     data_keys: BTreeMap<u32, i64>,
     /// Databases that were named in the server log because nobody can connect to them.
     closed: BTreeSet<u32>,
+    /// The files with pages under interim keys that could be rekeyed when it looked last.
+    interim_files: BTreeSet<RelFile>,
 }
 
 impl Schedule {
@@ -118,12 +120,18 @@ impl Schedule {
     /// see to that.
     fn interim_pages(&mut self, databases: &[u32]) -> Result<Vec<Task>> {
         interim::log_emptied_maps()?;
-        if interim::any_unmarked() {
-            return Ok(vec![Task::FindInterimPages]);
-        }
-        let having: BTreeSet<u32> =
-            interim::to_rekey()?.into_iter().map(|file| file.database).collect();
         let mut due = Vec::new();
+        if interim::any_unmarked() {
+            due.push(Task::FindInterimPages);
+        }
+        let files: BTreeSet<_> = interim::to_rekey()?.into_iter().collect();
+        // Another group was unlocked: files that a crash has left in the database are not to delay
+        // its jobs.
+        for file in files.difference(&self.interim_files) {
+            self.tried.remove(&Task::InterimPages(file.database));
+        }
+        let having: BTreeSet<u32> = files.iter().map(|file| file.database).collect();
+        self.interim_files = files;
         for database in having {
             if !databases.contains(&database) {
                 self.note_closed(database);

@@ -106,7 +106,9 @@ fn prepare(
         WalUse::Seal => (data_directory(keystore, tool, &said)?, Role::Seal),
         _ => (data_directory(keystore, tool, &said)?, Role::Read),
     };
-    if if_needed && !offline::has_keystore(&data_directory) {
+    let written = written_directory(tool, &said).filter(|_| tool.writes_there());
+    let has_keystore = |place: &PathBuf| offline::has_keystore(place);
+    if if_needed && !has_keystore(&data_directory) && !written.as_ref().is_some_and(has_keystore) {
         return Ok(command);
     }
     let places = access.only_places();
@@ -120,9 +122,7 @@ fn prepare(
     if let Role::Rewind { target } = &role {
         require_same_keystore(target, &places, &said)?;
     }
-    if tool.writes_there()
-        && let Some(target) = written_directory(tool, &said)
-    {
+    if let Some(target) = written {
         require_keystore_of(&target, &keystore, &places)?;
     }
     let briefing = make_briefing(&keystore, role, &tool)?;

@@ -337,13 +337,17 @@ pub(crate) fn before_redo(records: &[Record]) -> Vec<SessionsOut> {
     let (mut files, mut left) = (Vec::new(), Vec::new());
     // Of a group that was given up: nobody has locked its relations.
     let mut in_use: BTreeMap<u32, Vec<RelFile>> = BTreeMap::new();
-    let mut whole = BTreeSet::new();
+    let mut whole: BTreeMap<u32, Vec<RelFile>> = BTreeMap::new();
     for record in records {
         match record {
             // No page is under it.
             Record::Destroyed { file, .. } if is_key_place(*file) => {}
-            Record::Destroyed { file, whole: true, .. } => {
-                whole.insert(file.database);
+            Record::Destroyed { file, through, whole: true, .. } => {
+                let doomed = whole.entry(file.database).or_default();
+                // The keystore may know of keys that were made later: redo goes on.
+                if !directory::has_outlived(*file, *through) {
+                    doomed.push(*file);
+                }
             }
             // The file and its pages stay in use. Replayed again, redo may have read pages that it
             // could not bring up to date.
@@ -369,12 +373,10 @@ pub(crate) fn before_redo(records: &[Record]) -> Vec<SessionsOut> {
         write_and_drop(&files);
         interim::destroy(&files).unwrap_or_else(|report| report.fatal());
     }
-    for database in whole {
+    for (database, files) in whole {
         sessions.push(buffers::keep_sessions_out_in_redo(database));
-        as_destroyed(|| buffers::flush_and_drop_database_in_redo(database));
-        files_of_database(database)
-            .and_then(|files| interim::destroy(&files))
-            .unwrap_or_else(|report| report.fatal());
+        as_destroyed(&files, || buffers::flush_and_drop_database_in_redo(database));
+        interim::destroy(&files).unwrap_or_else(|report| report.fatal());
     }
     sessions
 }
@@ -394,22 +396,22 @@ pub(crate) fn after_redo() {
 fn write_and_drop(files: &[RelFile]) {
     let is_there = |file: &RelFile| relation_files::may_have_any_fork(*file);
     let there: Vec<_> = files.iter().copied().filter(is_there).collect();
-    as_destroyed(|| buffers::flush_files(&there));
+    as_destroyed(&there, || buffers::flush_files(&there));
     buffers::drop_files(files);
 }
 
-/// Whether this process writes pages whose keys are being destroyed.
-static IS_UNDER_WAY: ProcessLocal<bool> = ProcessLocal::new(false);
+/// Files whose keys are being destroyed, while this process writes their pages.
+static DOOMED: ProcessLocal<BTreeSet<RelFile>> = ProcessLocal::new(BTreeSet::new());
 
 /// While redo writes pages before their keys are destroyed: a page whose key is not there, because
 /// it is locked, is written under a random key. Otherwise it would never be possible to replay the
 /// destruction.
-pub(crate) fn is_under_way() -> bool {
-    IS_UNDER_WAY.with(|is| *is)
+pub(crate) fn is_under_way(file: RelFile) -> bool {
+    DOOMED.with(|files| files.contains(&file))
 }
 
-fn as_destroyed(write: impl FnOnce()) {
-    IS_UNDER_WAY.with(|is| *is = true);
+fn as_destroyed(files: &[RelFile], write: impl FnOnce()) {
+    DOOMED.with(|doomed| doomed.extend(files));
     write();
-    IS_UNDER_WAY.with(|is| *is = false);
+    DOOMED.with(BTreeSet::clear);
 }

@@ -16,16 +16,15 @@
 //! - While there is any mark, the page on disk is looked at before it is written over
 //!   ([`crate::page::io::writing`]): a torn write must not mix two keys.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashSet};
 use std::fs::{self, File};
-use std::io::ErrorKind;
-use std::os::unix::fs::FileExt;
+use std::io::{ErrorKind, Read, Write};
 use std::path::PathBuf;
 
 use pagevault_cipher::{CipherId, interim, page};
 use pagevault_core::policy::Sealing;
 use pagevault_keystore::interim::{
-    ANY, FOLDER, content_of_mark, group_at, group_of_mark, key_place, map_marked_by, mark_of,
+    ANY, FOLDER, group_at, groups_of_mark, key_place, line_of_mark, map_marked_by, mark_of,
     mark_of_map, marked_by,
 };
 use pagevault_keystore::wal::is_key_place;
@@ -141,11 +140,13 @@ fn make_mark(name: &str, group: Option<KeyGroup>) -> std::io::Result<()> {
         // Whoever has created it may have been killed before this.
         _ => File::open(keystore_dir::path())?.sync_all()?,
     }
-    let mut options = File::options();
-    let mark = options.write(true).create(true).truncate(false).open(folder.join(name))?;
+    let mut mark = File::options().read(true).append(true).create(true).open(folder.join(name))?;
     if let Some(group) = group {
-        // The same bytes each time.
-        mark.write_all_at(content_of_mark(group).as_bytes(), 0)?;
+        let mut content = String::new();
+        mark.read_to_string(&mut content)?;
+        if !groups_of_mark(&content).is_some_and(|groups| groups.contains(&group)) {
+            mark.write_all(line_of_mark(group).as_bytes())?;
+        }
     }
     // Afterwards, because another process may find at the same time that there is no mark.
     if let Some(shared) = shmem::get() {
@@ -175,14 +176,14 @@ fn marked_as(file_of: fn(&str) -> Option<RelFile>) -> Result<Vec<RelFile>> {
     Ok(files)
 }
 
-/// The groups whose interim keys pages of marked files are under, by the numbers of the files: raw
-/// copies have the same. A mark that does not say it is left out.
-fn marked_groups() -> Result<HashMap<u32, KeyGroup>> {
-    let of = |file: RelFile| {
-        let content = fs::read_to_string(folder().join(mark_of(file))).ok()?;
-        group_of_mark(&content).map(|group| (file.relation, group))
-    };
-    Ok(marked_as(marked_by)?.into_iter().filter_map(of).collect())
+/// Whether a page of a file with this number, which raw copies have as well, may be under an
+/// interim key of the group: marks do not say that it is of others only.
+fn may_be_of(relation: u32, group: KeyGroup, marked: &[RelFile]) -> bool {
+    let mut same = marked.iter().filter(|file| file.relation == relation);
+    same.any(|file| {
+        let content = fs::read_to_string(folder().join(mark_of(*file))).unwrap_or_default();
+        groups_of_mark(&content).is_none_or(|groups| groups.contains(&group))
+    })
 }
 
 /// Whether there may be such pages in files that are not marked.
@@ -197,13 +198,17 @@ pub(crate) fn any_unmarked() -> bool {
 /// As of the file system.
 pub(crate) fn find_unmarked() -> Result<()> {
     let shared = shmem::required()?;
-    let mut are_all_there = true;
+    let mut away = None;
     for info in shared.directory.files()? {
         process::check_for_interrupts();
         let file = info?.file;
-        are_all_there &= !relation_files::is_away(file);
-        let has_pages =
-            directory::has_group_key(file) && relation_files::may_exist(file) && has_pages(file);
+        if !directory::has_group_key(file) {
+            continue;
+        }
+        if relation_files::is_away(file) {
+            away = Some(file);
+        }
+        let has_pages = relation_files::may_exist(file) && has_pages(file);
         // The next start looks again.
         if process::is_told_to_stop() {
             return Ok(());
@@ -212,7 +217,13 @@ pub(crate) fn find_unmarked() -> Result<()> {
             mark(file).map_err(|error| unreadable(&error))?;
         }
     }
-    if !are_all_there {
+    if let Some(file) = away {
+        let report = Report::new(
+            PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+            format!("pagevault: relation file {file} may have pages under an interim key"),
+        );
+        let report = report.detail("The directory of its tablespace does not exist. Until then each page on disk is compared before it is written over.");
+        report.hint("Mount it, or drop the tablespace.").send(PgLogLevel::WARNING);
         return Ok(());
     }
     shared.control.interim_is_marked(true);
@@ -249,7 +260,9 @@ pub(crate) fn to_rekey() -> Result<Vec<RelFile>> {
     let destroyed: Vec<_> = files.extract_if(.., |file| directory::is_destroyed(*file)).collect();
     let mut left = HashSet::new();
     for file in with_copies(&destroyed)? {
-        if let Err(report) = overwrite(&[file]) {
+        if relation_files::is_away(file) {
+            left.insert(file.relation);
+        } else if let Err(report) = overwrite(&[file]) {
             left.insert(file.relation);
             warn_once(file, report);
         }
@@ -282,12 +295,10 @@ pub(crate) fn destroy_left(group: KeyGroup) -> Result<()> {
     if !any() || !shmem::anything_destroyed() {
         return Ok(());
     }
-    let groups = marked_groups()?;
-    for file in with_copies(&marked_as(marked_by)?)? {
+    let marked = marked_as(marked_by)?;
+    for file in with_copies(&marked)? {
         match overwrite(&[file]) {
-            Err(report) if groups.get(&file.relation).is_none_or(|of| *of == group) => {
-                return Err(report);
-            }
+            Err(report) if may_be_of(file.relation, group, &marked) => return Err(report),
             Err(report) => warn_once(file, report),
             Ok(()) => {}
         }

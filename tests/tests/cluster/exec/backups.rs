@@ -160,6 +160,10 @@ fn pg_resetwal_takes_the_keys_of_the_directory_that_it_writes() -> Result<()> {
     let mut other = exec(&b, &["--keystore", &of_a.to_string_lossy()], "pg_resetwal");
     let refused = failure(other.arg(none.data_directory()))?;
     ensure!(refused.contains("has no keystore"), "{refused}");
+    let without = none.data_directory().to_string_lossy().into_owned();
+    let mut needed = exec(&b, &["--if-needed", "--keystore", &without], "pg_resetwal");
+    let refused = failure(needed.arg("-f").arg(&of_b))?;
+    ensure!(refused.contains("there is no keystore in"), "{refused}");
     for server in [a, b] {
         server.start_server()?;
         server.finish()?;

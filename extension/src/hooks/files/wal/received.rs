@@ -169,14 +169,15 @@ fn seal_segment(
         OpenOptions::new().read(true).write(true).custom_flags(libc::O_NOFOLLOW).open(path)?;
     let metadata = old.metadata()?;
     if !metadata.is_file() {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file").into());
+        return Ok(0);
     }
     // The server reads whole pages of a segment (`XLogPageRead`, xlogrecovery.c). What is behind
     // them is not taken over.
     let size = metadata.len().min(process::wal_segment_size());
     let size = size - size % PAGE as u64;
     let mut chunk = vec![0; CHUNK];
-    let cut = size < metadata.len() && ServerKeys.phase_at(Lsn(base.0)).sealed().is_some();
+    let is_sealed = |at: u64| ServerKeys.phase_at(Lsn(base.0 + at)).sealed().is_some();
+    let cut = size < metadata.len() && (is_sealed(0) || is_sealed(size));
     if !cut && !has_due(&old, size, base, &mut chunk)? {
         return Ok(0);
     }

@@ -273,3 +273,82 @@ fn a_file_that_no_relation_has_is_overwritten() -> Result<()> {
     ensure!(bodies()? == 0, "{} pages are left", bodies()?);
     cluster.finish()
 }
+
+/// A tablespace that is not mounted delays no job for files that are there.
+#[test]
+fn an_unmounted_tablespace_holds_up_nobody_else() -> Result<()> {
+    let (mut cluster, keys, all) = changed(&Settings::default())?;
+    for text in ["key group", "tablespace", "under an interim key"] {
+        cluster.allow_log(text);
+    }
+    let place = cluster.make_tablespace("elsewhere")?;
+    cluster.sql(
+        "CREATE TABLE umbrella.elsewhere (id int) TABLESPACE elsewhere;
+         INSERT INTO umbrella.elsewhere VALUES (7); CHECKPOINT;
+         UPDATE acme.t SET name = name",
+    )?;
+    keys[1].take_away()?;
+    cluster.kill()?;
+    cluster.start_server()?;
+    cluster.sql("CHECKPOINT")?;
+    ensure!(bodies(&cluster)? > 0, "nothing is under an interim key");
+    cluster.stop(StopMode::Fast)?;
+    // As of a server that was restored: other files may have such pages as well.
+    let any = cluster.data_directory().join("pagevault/interim/any");
+    fs::write(&any, "")?;
+    cluster.installation().give(&any)?;
+    let away = place.with_extension("away");
+    fs::rename(&place, &away)?;
+    cluster.start_server()?;
+    keys[1].bring_back()?;
+    cluster.sql("SELECT pagevault.unlock()")?;
+    cluster.eventually(
+        "SELECT count(*) > 0 FROM pagevault.rekey_jobs
+          WHERE relation = 'acme.t'::regclass AND state = 'done'",
+        "t",
+    )?;
+    cluster.eventually_logs("may have pages under an interim key")?;
+    ensure!(any.exists(), "it was not looked at all files");
+    cluster.stop(StopMode::Fast)?;
+    fs::rename(&away, &place)?;
+    cluster.start_server()?;
+    rekeyed(&cluster)?;
+    is_whole(&cluster, &all)?;
+    ensure!(cluster.text("SELECT id FROM umbrella.elsewhere")? == "7", "another tablespace");
+    cluster.finish()
+}
+
+/// While the destruction of a database is replayed, the keystore may know of keys that its files
+/// got later: these files are not destroyed.
+#[test]
+fn a_table_that_comes_into_a_group_after_its_database_was_shredded() -> Result<()> {
+    let (mut cluster, keys) = with_groups(&Settings::default().conf("autovacuum = off"))?;
+    cluster.allow_log("key group");
+    cluster.sql("CREATE DATABASE app")?;
+    let mut app = cluster.client_to("app")?;
+    run_sql(
+        &mut app,
+        "CREATE EXTENSION pagevault;
+         CREATE TABLE gone AS SELECT 1 AS id; SELECT pagevault.encrypt('gone');
+         CREATE TABLE late (id int, name text) WITH (fillfactor = 30);
+         INSERT INTO late SELECT i, 'a' FROM generate_series(1, 20) i; CHECKPOINT",
+    )?;
+    run_sql(&mut app, "UPDATE late SET name = 'b' WHERE id = 1")?;
+    drop(app);
+    cluster.sql("SELECT * FROM pagevault.shred_database('app', 'app')")?;
+    let mut app = cluster.client_to("app")?;
+    run_sql(&mut app, "UPDATE late SET name = 'c' WHERE id = 2")?;
+    run_sql(&mut app, "SECURITY LABEL FOR pagevault ON TABLE late IS 'encrypted key_group=acme'")?;
+    run_sql(&mut app, "SELECT pagevault.wait_for_rekey('late'::regclass)")?;
+    run_sql(&mut app, "UPDATE late SET name = 'd' WHERE id = 3")?;
+    drop(app);
+    keys[1].take_away()?;
+    cluster.kill()?;
+    cluster.start_server()?;
+    keys[1].bring_back()?;
+    cluster.sql("SELECT pagevault.unlock()")?;
+    let look = "SELECT count(*) || ' ' || string_agg(name, '' ORDER BY id) FROM late WHERE id < 5";
+    let found = text(&mut cluster.client_to("app")?, look)?;
+    ensure!(found == "4 bcda", "{found}");
+    cluster.finish()
+}
