@@ -7,22 +7,30 @@ use super::*;
 
 /// Pages of the group under interim keys that are there still.
 fn bodies(cluster: &Cluster) -> Result<usize> {
+    interim_files(cluster)?.iter().map(bodies_of).sum()
+}
+
+/// Such pages of one file.
+fn bodies_of(file: &DataFile) -> Result<usize> {
     let mut found = 0;
-    for file in interim_files(cluster)? {
-        for (block, state) in file.states()?.iter().enumerate() {
-            let page = file.read_page(block as u32)?;
-            found += usize::from(is_interim(state) && page[24..].iter().any(|byte| *byte != 0));
-        }
+    for (block, state) in file.states()?.iter().enumerate() {
+        let page = file.read_page(block as u32)?;
+        found += usize::from(is_interim(state) && page[24..].iter().any(|byte| *byte != 0));
     }
     Ok(found)
+}
+
+/// What a server says of a group that is locked, or was destroyed in part.
+fn allow_what_is_said(cluster: &mut Cluster) {
+    for text in ["key group", "were destroyed", "could not", "destroyed, but"] {
+        cluster.allow_log(text);
+    }
 }
 
 /// With pages under interim keys on disk.
 fn away(settings: &Settings) -> Result<(Cluster, [KeyFile; 3])> {
     let (mut cluster, keys, _) = changed(settings)?;
-    for text in ["key group", "were destroyed", "could not", "destroyed, but"] {
-        cluster.allow_log(text);
-    }
+    allow_what_is_said(&mut cluster);
     keys[1].take_away()?;
     cluster.kill()?;
     cluster.start_server()?;
@@ -185,11 +193,8 @@ fn a_database_that_allows_no_connections_keeps_them() -> Result<()> {
 /// end of that one's group.
 #[test]
 fn a_file_that_cannot_be_overwritten_holds_up_nobody_else() -> Result<()> {
-    let (cluster, keys) = with_groups(&Settings::default().conf("autovacuum = off"))?;
-    let mut cluster = cluster;
-    for text in ["key group", "were destroyed", "could not", "destroyed, but"] {
-        cluster.allow_log(text);
-    }
+    let (mut cluster, keys) = with_groups(&Settings::default().conf("autovacuum = off"))?;
+    allow_what_is_said(&mut cluster);
     tables(&cluster)?;
     cluster.sql("CREATE TABLE acme.born (id int)")?;
     cluster.sql("CHECKPOINT")?;
@@ -225,9 +230,7 @@ fn a_file_that_cannot_be_overwritten_holds_up_nobody_else() -> Result<()> {
 #[test]
 fn a_file_that_no_relation_has_is_overwritten() -> Result<()> {
     let (mut cluster, keys) = with_groups(&Settings::default().conf("autovacuum = off"))?;
-    for text in ["key group", "were destroyed", "could not", "destroyed, but"] {
-        cluster.allow_log(text);
-    }
+    allow_what_is_said(&mut cluster);
     tables(&cluster)?;
     cluster.sql("CHECKPOINT")?;
     cluster.sql("UPDATE acme.t SET name = 'a' || name")?;
@@ -258,19 +261,11 @@ fn a_file_that_no_relation_has_is_overwritten() -> Result<()> {
     })?;
     ensure!(is_marked(path)?, "its mark is gone, and not its pages");
     let file = DataFile::find(&cluster.data_directory().join(path))?.swap_remove(0);
-    let bodies = || -> Result<usize> {
-        let mut found = 0;
-        for (block, state) in file.states()?.iter().enumerate() {
-            let page = file.read_page(block as u32)?;
-            found += usize::from(is_interim(state) && page[24..].iter().any(|byte| *byte != 0));
-        }
-        Ok(found)
-    };
-    ensure!(bodies()? > 0, "the test shows nothing");
+    ensure!(bodies_of(&file)? > 0, "the test shows nothing");
     shred_stops(&cluster, || cluster.kill())?;
     cluster.start_server()?;
     cluster.sql(SHRED)?;
-    ensure!(bodies()? == 0, "{} pages are left", bodies()?);
+    ensure!(bodies_of(&file)? == 0, "{} pages are left", bodies_of(&file)?);
     cluster.finish()
 }
 
