@@ -10,7 +10,7 @@ use pgrx::{PgSqlErrorCode, pg_guard, pg_sys};
 use super::{proof, restart_points, smgr};
 use crate::keys::redo as key_redo;
 use crate::keys::store::directory;
-use crate::keys::usage::{destruction, interim};
+use crate::keys::usage::{authenticated, destruction, interim};
 use crate::page::{placeholders, proven, standby_map, undecided};
 use crate::pg::report::{Report, Result};
 use crate::pg::{consistency, process, redo_record, remnants, wal};
@@ -123,6 +123,7 @@ fn consistent() {
 unsafe extern "C-unwind" fn cleanup() {
     consistent();
     destruction::after_redo();
+    authenticated::page_images_after_redo();
 }
 
 /// Contract: any process that describes WAL (pg_walinspect, error contexts); must not raise errors.

@@ -209,14 +209,19 @@ impl Control {
         self.memory.head.images_undoubted_from.store(NO_IMAGES, Relaxed);
     }
 
+    /// A checkpoint from `end` on, the end of WAL, removes the doubt if its record says that images
+    /// are made.
+    pub(crate) fn images_are_told_from(&self, end: Lsn) {
+        let undoubted = &self.memory.head.images_undoubted_from;
+        let _ = undoubted.compare_exchange(NO_IMAGES, end.0, Relaxed, Relaxed);
+    }
+
     /// Whether WAL, which ends at `end`, has an image of each page that was changed since the last
     /// checkpoint, with this redo pointer. `said`: its record says that images were made then.
     pub(crate) fn has_images_from(&self, redo: Lsn, said: bool, end: Lsn) -> bool {
+        self.images_are_told_from(end);
         let memory = self.memory.head;
-        // A checkpoint from here on that says so removes the doubt.
-        let undoubted = &memory.images_undoubted_from;
-        let _ = undoubted.compare_exchange(NO_IMAGES, end.0, Relaxed, Relaxed);
-        let undoubted = undoubted.load(Relaxed);
+        let undoubted = memory.images_undoubted_from.load(Relaxed);
         // Nothing was changed since that one but by this server.
         let started_there = memory.clean_start.load(Relaxed) == redo.0;
         (said || started_there) && memory.images_from.load(Relaxed) <= redo.0 && undoubted <= redo.0

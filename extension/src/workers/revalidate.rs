@@ -12,7 +12,7 @@ use crate::audit;
 use crate::keys::provider::revalidate::{Logged, revalidate};
 use crate::keys::store::compact::Leftovers;
 use crate::keys::store::escrow;
-use crate::keys::usage::authenticated::Conditions;
+use crate::keys::usage::authenticated::{self, Conditions};
 use crate::keys::usage::forgetting;
 use crate::page::withdrawal::Withdrawal;
 use crate::pg::{buffers, guc, process};
@@ -62,6 +62,7 @@ pub(super) fn main() {
         ];
         process::wait_in_worker(pauses.into_iter().flatten().fold(SLEEP, Duration::min));
         audit::settings::log_changes();
+        authenticated::page_images_at_times();
         conditions.log_change();
         escrow::log_new_bundle();
         if due_in().is_some_and(|pause| pause.is_zero()) {

@@ -8,6 +8,7 @@ use pagevault_tests::datafile::DataFile;
 use pagevault_tests::errors::SqlError;
 use pagevault_tests::installation::run;
 use pagevault_tests::process::processes_in;
+use pagevault_tests::standby::{standby_of, wait_for};
 use pagevault_tests::{Cluster, KeyFile, Settings, StopMode};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -222,6 +223,29 @@ fn images_that_were_never_off_are_known_after_a_checkpoint() -> Result<()> {
         Ok(())
     })?;
     needs_a_checkpoint(&cluster, || Ok(kill_process(checkpointer, Signal::CONT)?))?;
+    cluster.finish()
+}
+
+/// A standby that has read its configuration again can encrypt after the first checkpoint as a
+/// primary.
+#[test]
+fn a_promoted_standby_that_has_reloaded_needs_one_checkpoint() -> Result<()> {
+    // Only what is in the file is assigned again.
+    let settings = Settings::default().conf("full_page_writes = on");
+    let (cluster, _keys) = Cluster::with_keys(&settings)?;
+    cluster.sql(TABLES[0])?;
+    let standby = standby_of(&cluster, &[])?;
+    standby.append_conf("work_mem = 5MB")?;
+    standby.sql("SELECT pg_reload_conf()")?;
+    standby.eventually("SHOW work_mem", "5MB")?;
+    // The checkpointer has been told, and reads its configuration before it does anything else.
+    standby.sql("CHECKPOINT")?;
+    wait_for(&standby, &cluster)?;
+    standby.promote()?;
+    standby.sql("CHECKPOINT")?;
+    standby.sql(LABEL)?;
+    ensure!(standby.text(SUM)? == EXPECTED);
+    standby.finish()?;
     cluster.finish()
 }
 

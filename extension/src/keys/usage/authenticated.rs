@@ -152,6 +152,21 @@ pub(crate) fn page_images_at_start() {
     }
 }
 
+/// All WAL is replayed; in the startup process. The value that it has takes effect next, and the
+/// checkpoint that follows tells it.
+pub(crate) fn page_images_after_redo() {
+    if let Some(shared) = shmem::get() {
+        shared.control.images_are_told_from(wal::replayed());
+    }
+}
+
+/// Has the next checkpoint remove a doubt, before somebody asks for a key.
+pub(crate) fn page_images_at_times() {
+    if let Some(shared) = shmem::get().filter(|_| !process::in_recovery()) {
+        shared.control.images_are_told_from(wal::end());
+    }
+}
+
 /// Without one there are no data keys. The first of a cluster is reported when it is set.
 pub(crate) fn has_master_key() -> bool {
     shmem::get().is_some_and(|shared| !shared.secrets.is_empty())
