@@ -147,7 +147,9 @@ fn begin_beside(segment: &CStr, name: usize, timeline: u32) -> Option<Lsn> {
     let bytes = segment.to_bytes();
     let directory = bytes.get(..bytes.len().checked_sub(name)?).filter(|_| timeline > 1)?;
     let path = [directory, &wal_timelines::history_name(timeline)].concat();
-    let fd = raw::openat(libc::AT_FDCWD, &CString::new(path).ok()?, libc::O_RDONLY, 0);
+    // There may be a FIFO, or a device.
+    let flags = libc::O_RDONLY | libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC;
+    let fd = raw::openat(libc::AT_FDCWD, &CString::new(path).ok()?, flags, 0);
     if fd < 0 {
         return None;
     }

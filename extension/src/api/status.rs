@@ -108,7 +108,7 @@ fn status_rows() -> TableIterator<
         Some(failure).filter(|text| privileged && !text.is_empty()),
         i64::from(counts.files),
         i64::from(counts.keys),
-        i64::from(counts.capacity.saturating_sub(persist::RESERVED_KEYS)),
+        i64::from(persist::most_data_keys(shared, counts.capacity)),
         privileged
             .then(helper::program)
             .and_then(|found| found.ok())

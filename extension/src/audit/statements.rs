@@ -30,10 +30,13 @@ static PENDING: ProcessLocal<Vec<Pending>> = ProcessLocal::new(Vec::new());
 static LAST_ERROR: ProcessLocal<Option<i32>> = ProcessLocal::new(None);
 /// Statements of this transaction that the server itself has refused.
 static DENIED: ProcessLocal<Vec<(Operation, Identity)>> = ProcessLocal::new(Vec::new());
+/// More of them than [`MOST`], with their number; one for each object.
+static MORE_DENIED: ProcessLocal<Vec<(Operation, Identity, u64)>> = ProcessLocal::new(Vec::new());
 /// Settings that this session has changed in this transaction.
 static CHANGED: ProcessLocal<Vec<(Operation, Identity)>> = ProcessLocal::new(Vec::new());
 
-/// Limit of each list. Outcomes of statements beyond it are logged at once.
+/// Limit of each list. Outcomes of statements beyond it are logged at once; changes of a setting
+/// and refusals beyond it are merged with others of the same object.
 const MOST: usize = 10_000;
 
 /// Called when a statement begins. Returns its number, for [`done`].
@@ -97,8 +100,12 @@ pub(crate) fn setting_changed(name: &'static str, from: bool, to: bool) {
     let operation = Operation { from: text(from), to: text(to), ..operation.on(name) };
     let who = who();
     CHANGED.with(|all| {
-        if all.len() < MOST {
-            all.push((operation, who));
+        let is_full = all.len() >= MOST;
+        let same = |(change, _): &&mut (Operation, Identity)| change.object == operation.object;
+        match all.iter_mut().rev().find(same).filter(|_| is_full) {
+            // The last value is what matters.
+            Some((change, last)) => (change.to, *last) = (operation.to, who),
+            None => all.push((operation, who)),
         }
     });
 }
@@ -108,9 +115,13 @@ pub(crate) fn note_error(code: i32, denied: impl FnOnce() -> Option<Operation>) 
     LAST_ERROR.set(Some(code));
     if let Some(operation) = denied() {
         let who = who();
-        DENIED.with(|all| {
-            if all.len() < MOST {
-                all.push((operation, who));
+        if DENIED.with(|all| all.len() < MOST) {
+            return DENIED.with(|all| all.push((operation, who)));
+        }
+        MORE_DENIED.with(|more| {
+            match more.iter_mut().find(|(same, ..)| same.object == operation.object) {
+                Some((.., times)) => *times += 1,
+                None => more.push((operation, who, 1)),
             }
         });
     }
@@ -134,6 +145,10 @@ pub(crate) fn transaction_ended(outcome: &'static str) {
     }
     settings_changed();
     for (denied, who) in DENIED.take() {
+        denied.log(&who, "denied", Some("42501"));
+    }
+    for (mut denied, who, times) in MORE_DENIED.take() {
+        denied.to = Some(format!("{times} more times"));
         denied.log(&who, "denied", Some("42501"));
     }
 }

@@ -68,8 +68,8 @@ pub(super) unsafe fn operation(statement: *mut pg_sys::Node) -> Option<Operation
             pg_sys::NodeTag::T_AlterRoleSetStmt => {
                 let statement = statement.cast::<pg_sys::AlterRoleSetStmt>();
                 let role = (*statement).role;
-                let role = if role.is_null() { None } else { text((*role).rolename) };
-                let mut whose = format!(" of role {}", role.as_deref().unwrap_or("ALL"));
+                let role = if role.is_null() { "ALL".to_owned() } else { granted::name(role) };
+                let mut whose = format!(" of role {role}");
                 if let Some(database) = text((*statement).database) {
                     whose.push_str(&format!(" in database {database}"));
                 }
@@ -209,7 +209,7 @@ unsafe fn denied(message: *mut pg_sys::ErrorData) -> Option<Operation> {
 }
 
 /// Functions that change what is protected, or who can read it.
-pub(super) const FUNCTIONS: [&str; 41] = [
+const FUNCTIONS: [&str; 41] = [
     "add_cluster_master_key",
     "add_database_master_key",
     "add_key_group_master_key",

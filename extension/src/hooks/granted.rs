@@ -1,17 +1,17 @@
 //! Audited operations of GRANT and similar statements: who may manage keys, call our functions, or
 //! change our settings.
 
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, CString};
 
 use pgrx::PgList;
 use pgrx::pg_sys::{self, NodeTag, RoleSpecType};
 
-use super::audited::{FUNCTIONS, is_ours, text};
+use super::audited::{is_ours, text};
 use crate::audit::Operation;
-use crate::pg::{catalog, process};
+use crate::pg::{catalog, process, session};
 use crate::roles::ADMIN;
 
-const SCHEMA: &str = "pagevault";
+const SCHEMA: &CStr = c"pagevault";
 
 pub(super) fn concerns_us(tag: NodeTag) -> bool {
     use NodeTag::*;
@@ -31,33 +31,31 @@ pub(super) unsafe fn operation(statement: *mut pg_sys::Node) -> Option<Operation
             NodeTag::T_GrantRoleStmt => {
                 let statement = &*statement.cast::<pg_sys::GrantRoleStmt>();
                 let roles = PgList::<pg_sys::AccessPriv>::from_pg(statement.granted_roles);
-                let name = |role: *mut pg_sys::AccessPriv| (*role).priv_name;
-                let role = roles.iter_ptr().map(name).find(|role| is_of_admins(*role))?;
+                let roles = roles.iter_ptr().filter_map(|role| text((*role).priv_name));
                 let to = names(statement.grantee_roles);
-                Some(granted(statement.is_grant, of_role(role), to))
+                Some(granted(statement.is_grant, of_admins(roles)?, to))
             }
             NodeTag::T_GrantStmt => {
                 let statement = &*statement.cast::<pg_sys::GrantStmt>();
-                Some(granted(statement.is_grant, object(statement)?, names(statement.grantees)))
+                Some(granted(statement.is_grant, objects(statement)?, names(statement.grantees)))
             }
             NodeTag::T_CreateRoleStmt => {
                 let statement = &*statement.cast::<pg_sys::CreateRoleStmt>();
                 let into = option(statement.options, c"addroleto")?;
-                let roles = PgList::<pg_sys::RoleSpec>::from_pg(into);
-                let name = |role: *mut pg_sys::RoleSpec| (*role).rolename;
-                let role = roles.iter_ptr().map(name).find(|role| is_of_admins(*role))?;
-                let to = text(statement.role).unwrap_or_default();
-                Some(Operation { by: "CREATE ROLE", ..granted(true, of_role(role), to) })
+                let role = of_admins(each_name(into).into_iter())?;
+                let mut to = vec![text(statement.role).unwrap_or_default()];
+                // They become members of both.
+                for members in [c"rolemembers", c"adminmembers"] {
+                    to.extend(option(statement.options, members).map(|roles| names(roles)));
+                }
+                Some(Operation { by: "CREATE ROLE", ..granted(true, role, to.join(", ")) })
             }
             NodeTag::T_AlterRoleStmt => {
                 let statement = &*statement.cast::<pg_sys::AlterRoleStmt>();
                 let members = option(statement.options, c"rolemembers")?;
-                let role = (*statement.role).rolename;
+                let role = of_admins([name(statement.role)].into_iter())?;
                 let adds = statement.action > 0;
-                is_of_admins(role).then(|| Operation {
-                    by: "ALTER GROUP",
-                    ..granted(adds, of_role(role), names(members))
-                })
+                Some(Operation { by: "ALTER GROUP", ..granted(adds, role, names(members)) })
             }
             _ => None,
         }
@@ -69,57 +67,56 @@ fn granted(grants: bool, object: String, to: String) -> Operation {
     Operation { action, by, to: Some(to), ..Operation::default() }.on(object)
 }
 
-/// Whether members of the role of this name can manage keys.
-///
-/// # Safety
-/// `name` is null or NUL-terminated.
-unsafe fn is_of_admins(name: *const c_char) -> bool {
-    if name.is_null() {
-        return false;
+/// Those of these roles whose members can manage keys; `None` if there is none.
+fn of_admins(roles: impl Iterator<Item = String>) -> Option<String> {
+    let admin = catalog::role_oid(ADMIN);
+    let manages = |name: &String| {
+        let Ok(name) = CString::new(&name[..]) else { return false };
+        let role = catalog::role_oid(&name);
+        // SAFETY: a catalog look-up; statements run in a transaction.
+        role != pg_sys::Oid::INVALID && unsafe { pg_sys::is_member_of_role_nosuper(role, admin) }
+    };
+    if admin == pg_sys::Oid::INVALID {
+        return None;
     }
-    let invalid = pg_sys::Oid::INVALID;
-    // SAFETY: the name is NUL-terminated, as the caller guarantees; statements run in a
-    // transaction, in which catalogs can be read.
-    unsafe {
-        let (role, admin) = (catalog::role_oid(CStr::from_ptr(name)), catalog::role_oid(ADMIN));
-        role != invalid && admin != invalid && pg_sys::is_member_of_role_nosuper(role, admin)
-    }
+    listed("role", roles.filter(manages))
 }
 
-/// # Safety
-/// `name` is null or NUL-terminated.
-unsafe fn of_role(name: *const c_char) -> String {
-    // SAFETY: the name is null or NUL-terminated, as the caller guarantees.
-    format!("role {}", unsafe { text(name) }.unwrap_or_default())
+/// `None` if there is nothing to list.
+fn listed(kind: &str, names: impl Iterator<Item = String>) -> Option<String> {
+    let names: Vec<_> = names.map(|name| format!("{kind} {name}")).collect();
+    (!names.is_empty()).then(|| names.join(", "))
 }
 
-/// The first of a statement's objects that is ours.
+/// The statement's objects that are ours; `None` if there is none.
 ///
 /// # Safety
 /// `statement` is as the parser made it.
-unsafe fn object(statement: &pg_sys::GrantStmt) -> Option<String> {
+unsafe fn objects(statement: &pg_sys::GrantStmt) -> Option<String> {
     use pg_sys::GrantTargetType::{ACL_TARGET_ALL_IN_SCHEMA, ACL_TARGET_OBJECT};
     use pg_sys::ObjectType::{OBJECT_FUNCTION, OBJECT_PARAMETER_ACL, OBJECT_ROUTINE};
-    // SAFETY: the lists have the members that the grammar (gram.y) produces.
+    // SAFETY: the lists have the members that the grammar (gram.y) produces. The look-up finds the
+    // same function as the statement (`objectNamesToOids`, aclchk.c), or raises the error that the
+    // statement would raise.
     unsafe {
         match (statement.targtype, statement.objtype) {
             (ACL_TARGET_OBJECT, OBJECT_FUNCTION | OBJECT_ROUTINE) => {
                 let functions = PgList::<pg_sys::ObjectWithArgs>::from_pg(statement.objects);
-                let function = functions.iter_ptr().map(|function| strings((*function).objname));
-                function.into_iter().find_map(|name| match &name[..] {
-                    [schema, name] if schema == SCHEMA => Some(format!("function {name}")),
-                    [name] if FUNCTIONS.contains(&&name[..]) => Some(format!("function {name}")),
-                    _ => None,
-                })
+                let found = functions.iter_ptr().filter_map(|function| {
+                    let found = pg_sys::LookupFuncWithArgs(statement.objtype, function, true);
+                    catalog::name_in_schema(found, SCHEMA)
+                });
+                listed("function", found)
             }
             (ACL_TARGET_ALL_IN_SCHEMA, OBJECT_FUNCTION | OBJECT_ROUTINE) => {
-                let ours = strings(statement.objects).iter().any(|schema| schema == SCHEMA);
-                ours.then(|| format!("all functions of schema {SCHEMA}"))
+                let name = SCHEMA.to_str().unwrap_or_default();
+                let ours = strings(statement.objects).iter().any(|schema| schema == name);
+                ours.then(|| format!("all functions of schema {name}"))
             }
             (ACL_TARGET_OBJECT, OBJECT_PARAMETER_ACL) => {
-                let settings = strings(statement.objects);
-                let setting = settings.into_iter().find(|setting| is_ours(setting))?;
-                Some(format!("setting {}", setting.to_ascii_lowercase()))
+                let settings = strings(statement.objects).into_iter();
+                let ours = settings.filter(|setting| is_ours(setting));
+                listed("setting", ours.map(|setting| setting.to_ascii_lowercase()))
             }
             _ => None,
         }
@@ -154,23 +151,32 @@ unsafe fn option(options: *mut pg_sys::List, name: &CStr) -> Option<*mut pg_sys:
 /// # Safety
 /// `roles` is a list of RoleSpec or NIL.
 unsafe fn names(roles: *mut pg_sys::List) -> String {
-    // SAFETY: the members are roles, as the caller guarantees.
-    unsafe {
-        let roles = PgList::<pg_sys::RoleSpec>::from_pg(roles);
-        roles.iter_ptr().map(|role| name(role)).collect::<Vec<_>>().join(", ")
-    }
+    // SAFETY: the list has roles only, as the caller guarantees.
+    unsafe { each_name(roles) }.join(", ")
 }
 
 /// # Safety
+/// `roles` is a list of RoleSpec or NIL.
+unsafe fn each_name(roles: *mut pg_sys::List) -> Vec<String> {
+    // SAFETY: the members are roles, as the caller guarantees.
+    unsafe {
+        let roles = PgList::<pg_sys::RoleSpec>::from_pg(roles);
+        roles.iter_ptr().map(|role| name(role)).collect()
+    }
+}
+
+/// The name of the role that is meant (`get_rolespec_oid`, acl.c).
+///
+/// # Safety
 /// `role` is a role in a statement.
-unsafe fn name(role: *mut pg_sys::RoleSpec) -> String {
+pub(super) unsafe fn name(role: *mut pg_sys::RoleSpec) -> String {
     // SAFETY: a role of type ROLESPEC_CSTRING has a NUL-terminated name.
     unsafe {
         match (*role).roletype {
             RoleSpecType::ROLESPEC_CSTRING => text((*role).rolename).unwrap_or_default(),
             RoleSpecType::ROLESPEC_PUBLIC => "PUBLIC".to_owned(),
-            RoleSpecType::ROLESPEC_SESSION_USER => "SESSION_USER".to_owned(),
-            _ => "CURRENT_USER".to_owned(),
+            RoleSpecType::ROLESPEC_SESSION_USER => session::session_role(),
+            _ => session::current_role(),
         }
     }
 }

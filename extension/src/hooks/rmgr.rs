@@ -10,10 +10,10 @@ use pgrx::{PgSqlErrorCode, pg_guard, pg_sys};
 use super::{proof, restart_points, smgr};
 use crate::keys::redo as key_redo;
 use crate::keys::store::directory;
-use crate::keys::usage::{authenticated, destruction, interim};
+use crate::keys::usage::{authenticated, destruction, interim, overwriting};
 use crate::page::{placeholders, proven, standby_map, undecided};
 use crate::pg::report::{Report, Result};
-use crate::pg::{consistency, process, redo_record, remnants, wal};
+use crate::pg::{buffers, consistency, process, redo_record, remnants, wal};
 use crate::shmem;
 
 static MANAGER: Manager = Manager(pg_sys::RmgrData {
@@ -109,7 +109,7 @@ fn consistent() {
         proven::write();
         let is_first = shmem::get().is_some_and(|shared| !shared.control.was_consistent());
         if is_first {
-            interim::destroy_former().unwrap_or_else(|report| report.fatal());
+            overwriting::destroy_former().unwrap_or_else(|report| report.fatal());
         }
         interim::drop_locked_pages().unwrap_or_else(|report| report.fatal());
         if let Some(shared) = shmem::get() {
@@ -124,6 +124,9 @@ unsafe extern "C-unwind" fn cleanup() {
     consistent();
     destruction::after_redo();
     authenticated::page_images_after_redo();
+    if let Some(shared) = shmem::get().filter(|_| buffers::may_have_sessions_in_redo()) {
+        shared.control.set_was_standby();
+    }
 }
 
 /// Contract: any process that describes WAL (pg_walinspect, error contexts); must not raise errors.

@@ -279,10 +279,9 @@ fn map(logs: &[Contents]) -> Result<&'static Shared> {
     let existing = logs.iter().flat_map(|log| &log.records);
     let existing =
         existing.filter(|r| matches!(r, Record::DataKey { .. } | Record::Destroyed { .. })).count();
-    let capacity = u32::try_from(guc::max_data_keys().max(existing))
-        .ok()
-        .and_then(|keys| keys.checked_add(persist::RESERVED_KEYS))
-        .ok_or_else(|| internal("the keystore holds too many data keys".into()))?;
+    let most = u32::try_from(guc::max_data_keys().max(existing))
+        .map_err(|_| internal("the keystore holds too many data keys".into()))?;
+    let capacity = persist::capacity_for(most);
     // Scopes ascend: the cluster's log, which contains the database keys, is first.
     let database_keys =
         logs.first().map_or(0, |cluster| wrappings::database_keys(&cluster.records).len());
@@ -306,11 +305,14 @@ fn map(logs: &[Contents]) -> Result<&'static Shared> {
     let trail: Region<Trail> = map_region(0, MemoryKind::Sparse)?;
     let traffic: Region<Traffic> = map_region(0, MemoryKind::Sparse)?;
     let anchor: Region<Anchor> = map_region(0, MemoryKind::Sparse)?;
+    let control =
+        Control::new(map_region(control::entries_needed(logs.len()), MemoryKind::Sparse)?);
+    control.set_most_data_keys(most);
     Ok(shmem::publish(Shared {
         directory,
         directory_memory,
         secrets,
-        control: Control::new(map_region(control::entries_needed(logs.len()), MemoryKind::Sparse)?),
+        control,
         health: health.head,
         wal: Wal::new(map_region(0, MemoryKind::Sparse)?),
         counters: Counters::new(
@@ -349,7 +351,12 @@ fn reset() -> Result<&'static Shared> {
     let not_cleared = |error: std::io::Error| internal(format!("could not clear memory: {error}"));
     shared.directory_memory.clear().map_err(not_cleared)?;
     Directory::init_zeroed(shared.directory_memory.entries, capacity)?;
+    let (most, was_standby) = (shared.control.most_data_keys(), shared.control.was_standby());
     shared.control.reset().map_err(not_cleared)?;
+    shared.control.set_most_data_keys(most);
+    if was_standby {
+        shared.control.set_was_standby();
+    }
     shared.wal.reset().map_err(not_cleared)?;
     shared.jobs.reset();
     shared.former.clear();

@@ -221,7 +221,7 @@ pub(crate) fn seal(
         }
         Err(locked @ KeyError::Locked { scope }) if scope.key_group().is_some() => {
             interim_version(file.file, version).ok_or(locked).and_then(|version| {
-                interim::mark(file.file).map_err(|_| KeyError::NotMarked)?;
+                interim::mark(file.file, scope.key_group()).map_err(|_| KeyError::NotMarked)?;
                 cache::with_page_key(file, version, |key| run(key, version))
             })
         }

@@ -166,18 +166,40 @@ pub(crate) struct SessionsOut {
 
 /// In recovery: ends the hot standby sessions of a database, and keeps new ones out. Buffers that a
 /// session has pinned cannot be dropped: `InvalidateBuffer` (bufmgr.c) tries for ever.
+///
+/// A session may wait for another connection of its own to the database, and not be interruptible
+/// meanwhile (dblink up to 16). That one waits for the lock, where `CountDBBackends` (procarray.c)
+/// does not see it yet. So the lock is given away from time to time.
 pub(crate) fn keep_sessions_out_in_redo(database: u32) -> SessionsOut {
     let database = Oid::from(database);
     if !may_have_sessions_in_redo() {
         return SessionsOut { database: None };
     }
-    let lock = pg_sys::AccessExclusiveLock as pg_sys::LOCKMODE;
-    // SAFETY: what dbase_redo (dbcommands.c) does before it drops a database.
-    unsafe {
-        pg_sys::LockSharedObjectForSession(pg_sys::DatabaseRelationId, database, 0, lock);
-        pg_sys::ResolveRecoveryConflictWithDatabase(database);
+    loop {
+        let lock = pg_sys::AccessExclusiveLock as pg_sys::LOCKMODE;
+        // SAFETY: as dbase_redo (dbcommands.c) does before it drops a database.
+        unsafe { pg_sys::LockSharedObjectForSession(pg_sys::DatabaseRelationId, database, 0, lock) }
+        let locked = SessionsOut { database: Some(database) };
+        if end_sessions_in_redo(database) {
+            return locked;
+        }
+        drop(locked);
+        end_sessions_in_redo(database);
     }
-    SessionsOut { database: Some(database) }
+}
+
+/// Ends the hot standby sessions of a database. False if there still are some after a second.
+fn end_sessions_in_redo(database: Oid) -> bool {
+    for _ in 0..100 {
+        // SAFETY: reads under a lock of the server.
+        if unsafe { pg_sys::CountDBBackends(database) } == 0 {
+            return true;
+        }
+        compat::end_sessions_in_redo(database);
+        // SAFETY: sleeps for as long as ResolveRecoveryConflictWithDatabase (standby.c).
+        unsafe { pg_sys::pg_usleep(10_000) }
+    }
+    false
 }
 
 impl Drop for SessionsOut {

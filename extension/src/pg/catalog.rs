@@ -236,6 +236,19 @@ pub(crate) fn role_oid(name: &CStr) -> Oid {
     unsafe { pg_sys::get_role_oid(name.as_ptr(), true) }
 }
 
+/// The name of a function that is in the schema of this name; `None` if there is no such function,
+/// or if it is in another schema.
+pub(crate) fn name_in_schema(function: Oid, schema: &CStr) -> Option<String> {
+    // SAFETY: catalog look-ups in a transaction; the name is null or a palloc'd copy.
+    unsafe {
+        let schema = pg_sys::get_namespace_oid(schema.as_ptr(), true);
+        if function == Oid::INVALID || pg_sys::get_func_namespace(function) != schema {
+            return None;
+        }
+        ServerText::copied(pg_sys::get_func_name(function)).map(|name| name.to_string())
+    }
+}
+
 /// True if a role is superuser.
 pub(crate) fn is_superuser(role: Oid) -> bool {
     // SAFETY: a catalog look-up in a transaction.

@@ -244,6 +244,18 @@ pub(crate) fn is_in_client_command() -> bool {
     }
 }
 
+/// The name of the session user. In a transaction.
+pub(crate) fn session_role() -> String {
+    // SAFETY: a global of this process.
+    role_name(unsafe { pg_sys::GetSessionUserId() })
+}
+
+/// The name of the current user. In a transaction.
+pub(crate) fn current_role() -> String {
+    // SAFETY: a global of this process.
+    role_name(unsafe { pg_sys::GetUserId() })
+}
+
 /// The name of a role. A session can outlive its role.
 fn role_name(role: Oid) -> String {
     // SAFETY: a catalog look-up in a transaction; the result is null or a palloc'd copy.

@@ -31,6 +31,8 @@ shared_struct! {
         images_undoubted_from: AtomicU64,
         clean_start: AtomicU64,
         was_consistent: AtomicBool,
+        was_standby: AtomicBool,
+        most_data_keys: AtomicU32,
         /// The number of the key group that is being shredded, or 0; by whom.
         shredded_group: AtomicU32,
         shredding_process: AtomicU32,
@@ -225,6 +227,26 @@ impl Control {
         // Nothing was changed since that one but by this server.
         let started_there = memory.clean_start.load(Relaxed) == redo.0;
         (said || started_there) && memory.images_from.load(Relaxed) <= redo.0 && undoubted <= redo.0
+    }
+
+    /// How many data keys there may be for new ones to be made.
+    pub(crate) fn most_data_keys(&self) -> u32 {
+        self.memory.head.most_data_keys.load(Relaxed)
+    }
+
+    /// Sets this limit.
+    pub(crate) fn set_most_data_keys(&self, most: u32) {
+        self.memory.head.most_data_keys.store(most, Relaxed);
+    }
+
+    /// Whether this server was a standby since it was started.
+    pub(crate) fn was_standby(&self) -> bool {
+        self.memory.head.was_standby.load(Relaxed)
+    }
+
+    /// Notes that the server was a standby.
+    pub(crate) fn set_was_standby(&self) {
+        self.memory.head.was_standby.store(true, Relaxed);
     }
 
     /// The keystore's identity, if it is set.

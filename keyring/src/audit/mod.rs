@@ -154,7 +154,7 @@ fn check(
         })
         .map_err(|error| match too_many {
             true => refuse(format!("\"{}\": {error}", path.display()))
-                .with_hint("Verify fewer files at a time."),
+                .with_hint("Verify fewer files at a time. If one has so many, a role may have logged most of them: any can log lines that look so. Lines that go to a file of their own (pagevault.audit_destination) are not mixed with such."),
             false => unreadable(path, &error),
         })?;
     }

@@ -43,6 +43,38 @@ fn a_full_key_directory_refuses_and_survives_a_crash() -> Result<()> {
     cluster.finish()
 }
 
+/// A standby has not forgotten what its primary has, and has keys for more files than there may be.
+/// It goes on, and makes new ones when it is promoted.
+#[test]
+fn a_standby_has_room_for_more_keys_than_its_primary() -> Result<()> {
+    let settings = Settings::default()
+        .conf(&format!("pagevault.max_data_keys = {MAX_KEYS}"))
+        .conf("pagevault.keep_former_keys = 1s")
+        .conf("pagevault.default_encryption = on");
+    let (cluster, _keys) = Cluster::with_keys(&settings)?;
+    let standby = Standby::default().slot("s").conf("pagevault.keep_former_keys = 1d");
+    let standby = standby.start(&cluster)?;
+    cluster.sql("CREATE TABLE t (id int)")?;
+    let keys = |server: &Cluster| -> Result<u32> {
+        Ok(server.text("SELECT data_keys FROM pagevault.status")?.parse()?)
+    };
+    while keys(&standby)? <= MAX_KEYS + 100 {
+        cluster.sql("DO $$ BEGIN FOR i IN 1..200 LOOP TRUNCATE t; COMMIT; END LOOP; END $$")?;
+        cluster.eventually_that("forgotten keys", || {
+            cluster.sql("CHECKPOINT")?;
+            let left = keys(&cluster)?;
+            ensure!(left < MAX_KEYS / 2, "{left} keys");
+            Ok(())
+        })?;
+        wait_for(&standby, &cluster)?;
+    }
+    standby.promote()?;
+    standby.sql("TRUNCATE t; CREATE INDEX ON t (id); INSERT INTO t VALUES (7)")?;
+    ensure!(standby.text("SELECT id FROM t")? == "7", "the row is lost");
+    standby.finish()?;
+    cluster.finish()
+}
+
 /// OIDs without a database.
 const GONE: u32 = 4_000_000_000;
 

@@ -15,6 +15,7 @@
 use std::time::Duration;
 
 use pagevault_cipher::secret::fill_random;
+use pagevault_keystore::directory::MAX_CAPACITY;
 use pagevault_keystore::job_table;
 use pagevault_keystore::log::{self, Contents, Log, LogError, Position, Settle};
 use pagevault_keystore::state::State;
@@ -29,12 +30,29 @@ use crate::pg::checkpoint::CheckpointDelay;
 use crate::pg::locks::{KeystoreLock, ServerLock};
 use crate::pg::report::{Report, Result, code_of, internal};
 use crate::pg::{checkpoint, critical, process, wal};
-use crate::shmem::{self, control, secrets};
+use crate::shmem::{self, Shared, control, secrets};
 use crate::{fault, keystore_dir};
 
 /// Entries in the key directory that are reserved for recovery: keys recorded before a crash must
 /// fit again after it.
-pub(crate) const RESERVED_KEYS: u32 = 1024;
+const RESERVED_KEYS: u32 = 1024;
+
+/// The size of a key directory in which there may be this many keys for new ones to be made. A
+/// standby forgets keys by its own clock, which begins anew with each start, and not while a base
+/// backup is taken from it. So it may have many more keys than its primary, and has room for twice
+/// as many.
+pub(crate) fn capacity_for(most_data_keys: u32) -> u32 {
+    most_data_keys.saturating_mul(2).saturating_add(RESERVED_KEYS).min(MAX_CAPACITY)
+}
+
+/// How many keys there may be for new ones to be made. A server that was promoted has had room for
+/// more.
+pub(crate) fn most_data_keys(shared: &Shared, capacity: u32) -> u32 {
+    match shared.control.was_standby() {
+        true => capacity.saturating_sub(RESERVED_KEYS),
+        false => shared.control.most_data_keys(),
+    }
+}
 
 /// Refuses to create keys for which there is no room. Checked before anything is written, because
 /// everything written is read at every start, and must fit then.
@@ -67,7 +85,7 @@ fn require_room(scope: Scope, records: &[Record]) -> Result<()> {
         ));
     }
     let counts = shared.directory.counts()?;
-    let limit = counts.capacity.saturating_sub(RESERVED_KEYS) as usize;
+    let limit = most_data_keys(shared, counts.capacity) as usize;
     let new = records.iter().filter(|record| match record {
         Record::DataKey { file, version, .. } => !directory::has_key(*file, *version),
         _ => false,

@@ -26,7 +26,7 @@ use pagevault_keystore::given_up::AFTER_ALL_WAL;
 use pagevault_keystore::wal::is_key_place;
 use pagevault_keystore::{Record, RelFile, Scope};
 
-use super::{data_keys, interim};
+use super::{data_keys, overwriting};
 use crate::keys::store::{compact, directory, given_up, persist};
 use crate::pg::buffers::SessionsOut;
 use crate::pg::locks::KeystoreLock;
@@ -175,7 +175,7 @@ fn destroy_locked(
     let lsn = persist::append_durably(lock, Scope::database(database), &records, None)?;
     wal::flush(lsn);
     fault::point("shred.destroyed");
-    let not_overwritten = interim::destroy(files).err();
+    let not_overwritten = overwriting::destroy(files).err();
     let not_compacted = compact::compact(lock, Scope::database(database)).err();
     fault::point("shred.compacted");
     Ok(Outcome {
@@ -366,17 +366,17 @@ pub(crate) fn before_redo(records: &[Record]) -> Vec<SessionsOut> {
         }
     }
     write_and_drop(&files);
-    interim::destroy(&files).unwrap_or_else(|report| report.fatal());
+    overwriting::destroy(&files).unwrap_or_else(|report| report.fatal());
     buffers::flush_and_drop_files(&left);
     for (database, files) in in_use {
         sessions.push(buffers::keep_sessions_out_in_redo(database));
         write_and_drop(&files);
-        interim::destroy(&files).unwrap_or_else(|report| report.fatal());
+        overwriting::destroy(&files).unwrap_or_else(|report| report.fatal());
     }
     for (database, files) in whole {
         sessions.push(buffers::keep_sessions_out_in_redo(database));
         as_destroyed(&files, || buffers::flush_and_drop_database_in_redo(database));
-        interim::destroy(&files).unwrap_or_else(|report| report.fatal());
+        overwriting::destroy(&files).unwrap_or_else(|report| report.fatal());
     }
     sessions
 }
@@ -388,7 +388,7 @@ pub(crate) fn after_redo() {
     let files = shared.directory.files().into_iter().flatten().flatten();
     let files: Vec<_> = files.filter(|info| info.is_destroyed()).map(|info| info.file).collect();
     write_and_drop(&files);
-    interim::destroy(&files).unwrap_or_else(|report| report.fatal());
+    overwriting::destroy(&files).unwrap_or_else(|report| report.fatal());
 }
 
 /// On disk there may be pages in plaintext, from before the file was encrypted. What WAL has

@@ -27,13 +27,13 @@ use pagevault_keystore::interim::{
     ANY, FOLDER, group_at, groups_of_mark, key_place, line_of_mark, map_marked_by, mark_of,
     mark_of_map, marked_by,
 };
-use pagevault_keystore::wal::is_key_place;
 use pagevault_keystore::{KeyGroup, RelFile, Scope};
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::ForkNumber;
 use pgrx::prelude::PgLogLevel;
 
 use super::data_keys;
+use super::overwriting::{overwrite, with_copies};
 use crate::keys::store::{directory, persist};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::process::ProcessLocal;
@@ -104,25 +104,32 @@ pub(crate) fn was_read() {
     }
 }
 
-/// Files that this process has marked lately.
-static MARKED: ProcessLocal<([Option<RelFile>; 16], usize)> = ProcessLocal::new(([None; 16], 0));
+/// A file, and the group that its mark names.
+type Marked = (RelFile, Option<KeyGroup>);
 
-/// Marks a file, before a page of it is written under its interim key. The mark is durable on
-/// return. Allocates; pages are not written in critical sections.
+/// What this process has marked lately.
+static MARKED: ProcessLocal<([Option<Marked>; 16], usize)> = ProcessLocal::new(([None; 16], 0));
+
+/// Marks a file, before a page of it is written under an interim key of this group. The mark is
+/// durable on return. Allocates; pages are not written in critical sections.
 ///
 /// # Errors
 /// As of the file system.
-pub(crate) fn mark(file: RelFile) -> std::io::Result<()> {
-    if MARKED.with(|(known, _)| known.contains(&Some(file))) {
+pub(crate) fn mark(file: RelFile, group: Option<KeyGroup>) -> std::io::Result<()> {
+    if MARKED.with(|(known, _)| known.contains(&Some((file, group)))) {
         return Ok(());
     }
-    make_mark(&mark_of(file), directory::current_key_group(file))?;
+    make_mark(&mark_of(file), group)?;
     fault::point("interim.marked");
     MARKED.with(|(known, hand)| {
-        known[*hand] = Some(file);
+        known[*hand] = Some((file, group));
         *hand = (*hand + 1) % known.len();
     });
     Ok(())
+}
+
+pub(super) fn mark_as_now(file: RelFile) -> std::io::Result<()> {
+    mark(file, directory::current_key_group(file))
 }
 
 /// Marks a file before a page of its visibility map is emptied.
@@ -155,7 +162,7 @@ fn make_mark(name: &str, group: Option<KeyGroup>) -> std::io::Result<()> {
     File::open(&folder)?.sync_all()
 }
 
-fn folder() -> PathBuf {
+pub(super) fn folder() -> PathBuf {
     keystore_dir::path().join(FOLDER)
 }
 
@@ -163,7 +170,7 @@ fn folder() -> PathBuf {
 ///
 /// # Errors
 /// If the folder cannot be read.
-fn marked_as(file_of: fn(&str) -> Option<RelFile>) -> Result<Vec<RelFile>> {
+pub(super) fn marked_as(file_of: fn(&str) -> Option<RelFile>) -> Result<Vec<RelFile>> {
     let entries = match fs::read_dir(folder()) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries.map_err(|error| unreadable(&error))?,
@@ -176,37 +183,28 @@ fn marked_as(file_of: fn(&str) -> Option<RelFile>) -> Result<Vec<RelFile>> {
     Ok(files)
 }
 
-/// Whether a page of a file with this number, which raw copies have as well, may be under an
-/// interim key of the group: marks do not say that it is of others only.
-fn may_be_of(relation: u32, group: KeyGroup, marked: &[RelFile]) -> bool {
-    let mut same = marked.iter().filter(|file| file.relation == relation);
-    same.any(|file| {
-        let content = fs::read_to_string(folder().join(mark_of(*file))).unwrap_or_default();
-        groups_of_mark(&content).is_none_or(|groups| groups.contains(&group))
-    })
-}
-
 /// Whether there may be such pages in files that are not marked.
 pub(crate) fn any_unmarked() -> bool {
     shmem::get().is_some_and(|shared| shared.control.any_unmarked_interim())
 }
 
-/// Looks for pages under interim keys in all files that are, or were, in a group, and marks files
-/// that have some. Not in recovery. It reads all of these files.
+/// Looks for pages under interim keys in all files that are in a group, or have no keys any more,
+/// and marks files that have some. Not in recovery. It reads all of these files.
 ///
 /// # Errors
 /// As of the file system.
 pub(crate) fn find_unmarked() -> Result<()> {
     let shared = shmem::required()?;
-    let mut away = None;
+    let mut not_there = None;
     for info in shared.directory.files()? {
         process::check_for_interrupts();
-        let file = info?.file;
-        if !directory::has_group_key(file) {
+        let info = info?;
+        let file = info.file;
+        if !info.is_destroyed() && !directory::has_group_key(file) {
             continue;
         }
         if relation_files::is_away(file) {
-            away = Some(file);
+            not_there = Some(file);
         }
         let has_pages = relation_files::may_exist(file) && has_pages(file);
         // The next start looks again.
@@ -214,16 +212,13 @@ pub(crate) fn find_unmarked() -> Result<()> {
             return Ok(());
         }
         if has_pages {
-            mark(file).map_err(|error| unreadable(&error))?;
+            mark_as_now(file).map_err(|error| unreadable(&error))?;
         }
     }
-    if let Some(file) = away {
-        let report = Report::new(
-            PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
-            format!("pagevault: relation file {file} may have pages under an interim key"),
-        );
+    if let Some(file) = not_there {
+        let report = away(file);
         let report = report.detail("The directory of its tablespace does not exist. Until then each page on disk is compared before it is written over.");
-        report.hint("Mount it, or drop the tablespace.").send(PgLogLevel::WARNING);
+        report.send(PgLogLevel::WARNING);
         return Ok(());
     }
     shared.control.interim_is_marked(true);
@@ -234,8 +229,8 @@ pub(crate) fn find_unmarked() -> Result<()> {
 ///
 /// Marks raw copies of marked ones, which have the same number in another database or tablespace.
 /// Removes the marks of files that are gone; and of those whose data keys are destroyed, after
-/// overwriting what [`destroy`] could not, or did not come to before a crash. What cannot be
-/// overwritten stays marked, and holds up no other file.
+/// overwriting what [`super::overwriting::destroy`] could not, or did not come to before a crash.
+/// What cannot be overwritten stays marked, and holds up no other file.
 ///
 /// # Errors
 /// If marks cannot be read or written.
@@ -250,7 +245,7 @@ pub(crate) fn to_rekey() -> Result<Vec<RelFile>> {
             && directory::has_group_key(file)
             && relation_files::may_exist(file)
         {
-            mark(file).map_err(|error| unreadable(&error))?;
+            mark_as_now(file).map_err(|error| unreadable(&error))?;
             files.push(file);
         }
     }
@@ -286,50 +281,23 @@ pub(crate) fn to_rekey() -> Result<Vec<RelFile>> {
     Ok(files)
 }
 
-/// Before a group ends: of marked files, and of raw copies of them, overwrites pages under interim
-/// keys where the data keys are destroyed. Not in recovery.
-///
-/// # Errors
-/// If a file cannot be written, unless its pages are under interim keys of another group.
-pub(crate) fn destroy_left(group: KeyGroup) -> Result<()> {
-    if !any() || !shmem::anything_destroyed() {
-        return Ok(());
-    }
-    let marked = marked_as(marked_by)?;
-    for file in with_copies(&marked)? {
-        match overwrite(&[file]) {
-            Err(report) if may_be_of(file.relation, group, &marked) => return Err(report),
-            Err(report) => warn_once(file, report),
-            Ok(()) => {}
-        }
-    }
-    Ok(())
+pub(super) fn away(file: RelFile) -> Report {
+    Report::new(
+        PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+        format!("relation file {file} may have pages under an interim key"),
+    )
+    .detail("The directory of its tablespace does not exist.")
+    .hint("Mount it, or drop the tablespace.")
 }
 
 /// Files of which this process has told lately that something cannot be done.
 static WARNED: ProcessLocal<BTreeSet<RelFile>> = ProcessLocal::new(BTreeSet::new());
 
 /// Tries are repeated every few seconds.
-fn warn_once(file: RelFile, report: Report) {
+pub(super) fn warn_once(file: RelFile, report: Report) {
     if WARNED.with(|warned| warned.insert(file)) {
         report.send(PgLogLevel::WARNING);
     }
-}
-
-/// The files with destroyed data keys that have the numbers of these files.
-fn with_copies(files: &[RelFile]) -> Result<Vec<RelFile>> {
-    if files.is_empty() {
-        return Ok(Vec::new());
-    }
-    let numbers: HashSet<u32> = files.iter().map(|file| file.relation).collect();
-    let known = shmem::required()?.directory.files()?.filter_map(std::result::Result::ok);
-    let destroyed = known.filter(|info| info.is_destroyed()).map(|info| info.file);
-    Ok(destroyed.filter(|file| numbers.contains(&file.relation)).collect())
-}
-
-fn overwrite(files: &[RelFile]) -> Result<()> {
-    let files = files.iter().filter(|file| !is_key_place(**file));
-    files.copied().try_for_each(|file| relation_files::overwrite(file, is_under_interim_key))
 }
 
 /// Gives WAL images of visibility maps that recovery has emptied, in a process that can write WAL.
@@ -394,7 +362,7 @@ pub(crate) fn has_pages(file: RelFile) -> bool {
     relation_files::any_page(file, |on_disk| is_under_interim_key(on_disk))
 }
 
-fn is_under_interim_key(header: &[u8]) -> bool {
+pub(super) fn is_under_interim_key(header: &[u8]) -> bool {
     page::version_of(header).is_some_and(interim::is_interim)
 }
 
@@ -420,42 +388,6 @@ fn remove_mark(name: &str) -> Result<()> {
     }
 }
 
-/// When the keys of these files are destroyed: overwrites their pages under interim keys, which
-/// would open still. Nobody uses the files, and none of their pages is in shared buffers.
-///
-/// In recovery only of files that are marked, or have the number of one (raw copies). Otherwise of
-/// all that were in a group: whoever destroys them has read all of their pages.
-///
-/// # Errors
-/// If a file cannot be written.
-pub(crate) fn destroy(files: &[RelFile]) -> Result<()> {
-    let is_recovery = process::in_recovery();
-    if is_recovery && !any() {
-        return Ok(());
-    }
-    let marked = if is_recovery { marked_as(marked_by)? } else { Vec::new() };
-    let is_all = !is_recovery || shmem::required()?.control.any_unmarked_interim();
-    let is_meant =
-        |file: &&RelFile| is_all || marked.iter().any(|marked| marked.relation == file.relation);
-    let meant: Vec<_> = files.iter().filter(is_meant).copied().collect();
-    overwrite(&meant)
-}
-
-/// When the data directory is consistent for the first time: overwrites pages under interim keys of
-/// files whose data keys had been destroyed before. Redo has seen to others ([`destroy`]).
-///
-/// # Errors
-/// If the directory cannot be read, or a file not be written.
-pub(crate) fn destroy_former() -> Result<()> {
-    if !any_unmarked() || !shmem::anything_destroyed() {
-        return Ok(());
-    }
-    let files = shmem::required()?.directory.files()?.filter_map(std::result::Result::ok);
-    let files: Vec<_> = files.filter(|info| info.is_destroyed()).map(|info| info.file).collect();
-    buffers::flush_and_drop_files(&files);
-    destroy(&files)
-}
-
 /// When the data directory is consistent, before users are admitted, and when recovery ends: writes
 /// pages of locked groups, and removes them from shared buffers, where users would not be refused.
 /// What redo brings there later, on a standby, a worker evicts ([`crate::page::withdrawal`]); and
@@ -474,13 +406,13 @@ pub(crate) fn drop_locked_pages() -> Result<()> {
     let locked: Vec<_> = files.map(|info| info.file).filter(locked).collect();
     if buffers::may_have_sessions_in_redo() {
         let mut pinned = buffers::flush_and_evict_files(&locked).into_iter();
-        return pinned.try_for_each(mark).map_err(|error| unreadable(&error));
+        return pinned.try_for_each(mark_as_now).map_err(|error| unreadable(&error));
     }
     buffers::flush_and_drop_files(&locked);
     Ok(())
 }
 
-fn unreadable(error: &std::io::Error) -> Report {
+pub(super) fn unreadable(error: &std::io::Error) -> Report {
     Report::new(
         PgSqlErrorCode::ERRCODE_IO_ERROR,
         format!("could not read or write folder \"{}/{FOLDER}\": {error}", keystore_dir::NAME),

@@ -12,7 +12,7 @@ use pagevault_keystore::{KeyGroup, Record, RelFile, Scope};
 use pgrx::PgSqlErrorCode as Code;
 
 use super::destruction::{self, Former};
-use super::interim;
+use super::overwriting;
 use crate::keys::store::{compact, directory, given_up, key_groups, persist};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result};
@@ -149,7 +149,7 @@ pub(crate) fn end(group: KeyGroup, gone: &[Former]) -> Result<()> {
         destruction::destroy_with(&lock, database, &files)?;
     }
     fault::point("key_group.files_destroyed");
-    interim::destroy_left(group)?;
+    overwriting::destroy_left(group)?;
     let mut records = vec![Record::EndedKeyGroup { group, at: process::now() }];
     let (root, version) = key_place(group);
     if directory::has_key(root, version) {

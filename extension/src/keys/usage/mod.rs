@@ -12,6 +12,7 @@ pub(crate) mod forgetting;
 pub(crate) mod interim;
 pub(crate) mod key_error;
 pub(crate) mod key_groups;
+pub(crate) mod overwriting;
 pub(crate) mod refused;
 pub(crate) mod temporary;
 pub(crate) mod unneeded;

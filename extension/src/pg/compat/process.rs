@@ -139,3 +139,22 @@ pub(crate) unsafe fn assign_hook(
         return &raw mut (*setting).__bindgen_anon_1._bool.assign_hook;
     }
 }
+
+/// In the startup process: tells the hot standby sessions of a database to end, as
+/// `ResolveRecoveryConflictWithDatabase` (standby.c) does.
+pub(crate) fn end_sessions_in_redo(database: pg_sys::Oid) {
+    // SAFETY: signals processes under a lock of the server (procarray.c).
+    unsafe {
+        #[cfg(any(feature = "pg15", feature = "pg16", feature = "pg17", feature = "pg18"))]
+        pg_sys::CancelDBBackends(
+            database,
+            pg_sys::ProcSignalReason::PROCSIG_RECOVERY_CONFLICT_DATABASE,
+            true,
+        );
+        #[cfg(not(any(feature = "pg15", feature = "pg16", feature = "pg17", feature = "pg18")))]
+        pg_sys::SignalRecoveryConflictWithDatabase(
+            database,
+            pg_sys::RecoveryConflictReason::RECOVERY_CONFLICT_DATABASE,
+        );
+    }
+}

@@ -28,7 +28,7 @@ const LONGEST: Duration = Duration::from_secs(60 * 60);
 const GOODBYE: Duration = Duration::from_secs(1);
 
 /// A process that has loaded a module, or is about to. On drop it may log out; then it is killed,
-/// together with all processes that the module has started.
+/// together with the processes that the module has started, except in a session of their own.
 pub(super) struct Process {
     group: Group,
     input: Option<File>,

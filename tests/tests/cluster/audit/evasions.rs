@@ -1,9 +1,10 @@
 //! Attempts to keep a line out of the audit trail, or to falsify it.
 
 use std::io::Write;
+use std::iter;
 use std::process::Stdio;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use pagevault_tests::cluster::{expect_error, run_sql};
 use pagevault_tests::{Cluster, Settings, StopMode};
 use serde_json::Value;
@@ -110,18 +111,42 @@ fn changes_of_the_session_user_are_recorded() -> Result<()> {
     cluster.finish()
 }
 
+const OF_POSTGRES: &str = "pagevault.enforce_encryption of role postgres";
+
 #[test]
 fn grants_of_key_administration_are_recorded() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
-    cluster
-        .sql("CREATE ROLE dba; CREATE ROLE app; GRANT pagevault_admin TO dba; GRANT app TO dba")?;
+    cluster.sql(
+        "CREATE ROLE dba; CREATE ROLE app; CREATE ROLE peer; GRANT pagevault_admin, app TO dba",
+    )?;
     for (statement, action, object, to) in [
         ("GRANT pagevault_admin TO app", "grant", "role pagevault_admin", "app"),
         ("REVOKE pagevault_admin FROM app", "revoke", "role pagevault_admin", "app"),
-        ("GRANT dba TO CURRENT_USER", "grant", "role dba", "CURRENT_USER"),
+        ("GRANT dba, app TO CURRENT_USER", "grant", "role dba", "postgres"),
+        ("GRANT dba, pagevault_admin TO peer", "grant", "role dba, role pagevault_admin", "peer"),
         ("CREATE ROLE new IN ROLE app, dba", "grant", "role dba", "new"),
         ("ALTER GROUP dba ADD USER new", "grant", "role dba", "new"),
         ("ALTER GROUP dba DROP USER new", "revoke", "role dba", "new"),
+        ("ALTER GROUP CURRENT_USER ADD USER new", "grant", "role postgres", "new"),
+        ("CREATE ROLE spy IN ROLE SESSION_USER ROLE new", "grant", "role postgres", "spy, new"),
+        (
+            "ALTER ROLE CURRENT_USER SET pagevault.enforce_encryption = off",
+            "set",
+            OF_POSTGRES,
+            "off",
+        ),
+        (
+            "GRANT ALL ON FUNCTION postgres.pagevault.provider_rows, pagevault.report TO PUBLIC",
+            "grant",
+            "function provider_rows, function report",
+            "PUBLIC",
+        ),
+        (
+            "SET search_path = pagevault; GRANT ALL ON FUNCTION key_age_rows TO app; RESET search_path",
+            "grant",
+            "function key_age_rows",
+            "app",
+        ),
         ("GRANT EXECUTE ON FUNCTION pagevault.unlock() TO app", "grant", "function unlock", "app"),
         (
             "GRANT ALL ON ALL FUNCTIONS IN SCHEMA pagevault TO PUBLIC, app",
@@ -161,6 +186,32 @@ fn all_refusals_within_a_transaction_are_recorded() -> Result<()> {
     let lines = written(&cluster, || settle(&mut client))?;
     let objects: Vec<_> = of(&lines, "call").iter().map(|line| line["object"].clone()).collect();
     ensure!(objects == ["function shred", "function unlock"], "{lines:#?}");
+    drop(client);
+    cluster.finish()
+}
+
+/// More of them than are kept apart.
+#[test]
+fn very_many_changes_and_refusals_in_a_transaction_are_recorded() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.sql("CREATE ROLE nobody LOGIN")?;
+    let mut client = cluster.client()?;
+    let changes = "DO $$ BEGIN FOR i IN 1..10001 LOOP PERFORM set_config(
+        'pagevault.enforce_encryption', CASE WHEN i % 2 = 1 THEN 'on' ELSE 'off' END, false);
+        END LOOP; END $$";
+    let lines = written(&cluster, || run_sql(&mut client, changes))?;
+    let last = lines.last().context("no line")?;
+    ensure!(last["action"] == "set" && last["to"] == "on", "{last}");
+    run_sql(&mut client, "SET ROLE nobody; BEGIN; SAVEPOINT a")?;
+    for call in iter::repeat_n("check_provider('x')", 10_002).chain(["unlock()"]) {
+        expect_error(&mut client, &format!("SELECT pagevault.{call}"))?;
+        run_sql(&mut client, "ROLLBACK TO a")?;
+    }
+    let lines = written(&cluster, || run_sql(&mut client, "ROLLBACK"))?;
+    let calls = of(&lines, "call");
+    let [.., more, last] = &calls[..] else { bail!("no lines") };
+    ensure!(more["object"] == "function check_provider" && more["to"] == "2 more times", "{more}");
+    ensure!(last["object"] == "function unlock" && last["outcome"] == "denied", "{last}");
     drop(client);
     cluster.finish()
 }

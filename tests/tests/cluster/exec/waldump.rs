@@ -1,9 +1,12 @@
 //! `pg_waldump` and `pg_receivewal`: each reads what the other writes.
 
-use anyhow::{Result, ensure};
+use std::sync::{Mutex, PoisonError};
+
+use anyhow::{Context, Result, ensure};
 use pagevault_tests::installation::run;
 use pagevault_tests::wal::{Segment, WalPage};
 use pagevault_tests::{Settings, StopMode};
+use rustix::fs::{CWD, Mode};
 
 use super::{assert_nowhere, count, directory, exec, exec_with_keystore, failure, insert, sealing};
 
@@ -46,6 +49,30 @@ fn pg_waldump_shows_the_records_of_plaintext_wal() -> Result<()> {
     let first = Segment::all(&sealed)?.remove(0).path;
     let mut dump = exec_with_keystore(&cluster, "pg_waldump");
     ensure!(run(dump.arg("--limit=5").arg(first))?.lines().count() == 5);
+    cluster.finish()
+}
+
+/// Nothing waits for the writer of a FIFO that is named like the history of a segment's timeline.
+#[test]
+fn a_history_that_is_a_fifo_is_passed_over() -> Result<()> {
+    let (cluster, _keys) = sealing(&Settings::default())?;
+    insert(&cluster, "drossel", 100)?;
+    let archive = directory(&cluster, "archive")?;
+    let segment = Segment::all(&cluster.data_directory().join("pg_wal"))?.remove(0).path;
+    let name = segment.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let later = archive.join(format!("00000002{}", &name[8..]));
+    std::fs::copy(&segment, &later)?;
+    let fifo = archive.join("00000002.history");
+    rustix::fs::mkfifoat(CWD, &fifo, Mode::RUSR | Mode::WUSR)?;
+    for path in [&later, &fifo] {
+        cluster.installation().give(path)?;
+    }
+    let dump = exec_with_keystore(&cluster, "pg_waldump").arg("--limit=5").arg(later).spawn()?;
+    let dump = Mutex::new(dump);
+    cluster.eventually_that("its end", || {
+        let mut dump = dump.lock().unwrap_or_else(PoisonError::into_inner);
+        dump.try_wait()?.context("it runs").map(drop)
+    })?;
     cluster.finish()
 }
 

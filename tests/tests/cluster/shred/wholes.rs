@@ -1,5 +1,10 @@
 //! Partitions, schemas and databases.
 
+use std::io;
+use std::net::TcpListener;
+use std::os::unix::net::UnixStream;
+use std::thread;
+
 use super::*;
 
 #[test]
@@ -108,6 +113,45 @@ fn a_database_is_shredded_as_a_whole() -> Result<()> {
     primary.sql("DROP DATABASE app")?;
     primary.sql("CHECKPOINT")?;
     wait_for(&standby, &primary)?;
+    standby.finish()?;
+    primary.finish()
+}
+
+/// A session of a standby waits for another connection of its own to the database, and cannot be
+/// ended meanwhile (dblink, up to 16).
+#[test]
+fn a_session_that_connects_to_its_own_database_holds_up_no_redo() -> Result<()> {
+    let (primary, _keys) = cluster("")?;
+    primary.sql("CREATE DATABASE app")?;
+    let mut app = primary.client_to("app")?;
+    run_sql(&mut app, "CREATE EXTENSION pagevault; CREATE EXTENSION dblink")?;
+    run_sql(&mut app, "CREATE TABLE secret (id int); SELECT pagevault.encrypt('secret')")?;
+    drop(app);
+    let mut standby = standby_of(&primary, &[])?;
+    standby.allow_log("conflict with recovery");
+    standby.allow_log("could not establish connection");
+    wait_for(&standby, &primary)?;
+    let mut idle = standby.client_to("app")?;
+    let pid = text(&mut idle, "SELECT pg_backend_pid()")?;
+    let mut asking = standby.client_to("app")?;
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let connect = format!(
+        "SELECT dblink_connect('host=127.0.0.1 port={} dbname=app user=postgres')",
+        listener.local_addr()?.port()
+    );
+    let asking = thread::spawn(move || run_sql(&mut asking, &connect));
+    let (client, _) = listener.accept()?;
+    primary.sql("SELECT * FROM pagevault.shred_database('app', 'app')")?;
+    // Now both sessions are told to end.
+    let left = format!("SELECT count(*) FROM pg_stat_activity WHERE pid = {pid}");
+    standby.eventually(&left, "0")?;
+    let server = UnixStream::connect(standby.directory().join(".s.PGSQL.5432"))?;
+    let (mut from_client, mut to_client) = (client.try_clone()?, client);
+    let (mut from_server, mut to_server) = (server.try_clone()?, server);
+    thread::spawn(move || io::copy(&mut from_client, &mut to_server));
+    thread::spawn(move || io::copy(&mut from_server, &mut to_client));
+    wait_for(&standby, &primary)?;
+    ensure!(asking.join().is_ok_and(|asked| asked.is_err()), "the session has not ended");
     standby.finish()?;
     primary.finish()
 }

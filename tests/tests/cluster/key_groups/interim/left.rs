@@ -3,6 +3,9 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
+use anyhow::Context;
+use pagevault_tests::Standby;
+
 use super::*;
 
 /// Pages of the group under interim keys that are there still.
@@ -317,6 +320,127 @@ fn an_unmounted_tablespace_holds_up_nobody_else() -> Result<()> {
     rekeyed(&cluster)?;
     is_whole(&cluster, &all)?;
     ensure!(cluster.text("SELECT id FROM umbrella.elsewhere")? == "7", "another tablespace");
+    cluster.finish()
+}
+
+/// Nor does a group end while the tablespace of such a file is not mounted.
+#[test]
+fn a_group_with_pages_in_an_unmounted_tablespace_does_not_end() -> Result<()> {
+    let (mut cluster, keys, _) = changed(&Settings::default())?;
+    allow_what_is_said(&mut cluster);
+    let place = cluster.make_tablespace("elsewhere")?;
+    cluster.sql("ALTER TABLE acme.t SET TABLESPACE elsewhere; CHECKPOINT")?;
+    cluster.sql("UPDATE acme.t SET name = name")?;
+    keys[1].take_away()?;
+    cluster.kill()?;
+    cluster.start_server()?;
+    cluster.sql("CHECKPOINT")?;
+    let file = cluster.data_directory().join(cluster.relation_path("acme.t")?);
+    let file = DataFile::find(&file)?.swap_remove(0);
+    ensure!(bodies_of(&file)? > 0, "nothing is under an interim key");
+    let allow = |mode| fs::set_permissions(&file.path, fs::Permissions::from_mode(mode));
+    shred_stops(&cluster, || Ok(allow(0o400)?))?;
+    allow(0o600)?;
+    let away = place.with_extension("away");
+    fs::rename(&place, &away)?;
+    let error = cluster.error(SHRED)?;
+    ensure!(error.hint.contains("Mount it") && error.sqlstate == "55000", "{error}");
+    fs::rename(&away, &place)?;
+    ensure!(bodies_of(&file)? > 0, "the test shows nothing");
+    cluster.sql(SHRED)?;
+    ensure!(bodies_of(&file)? == 0, "{} pages are left", bodies_of(&file)?);
+    no_marks(&cluster)?;
+    cluster.finish()
+}
+
+/// A standby replays the end of a group while a tablespace is not mounted. When it is, pages are
+/// overwritten: by a standby that is restarted, or by one that was promoted meanwhile.
+#[test]
+fn a_standby_with_an_unmounted_tablespace_overwrites_them_later() -> Result<()> {
+    for is_promoted in [false, true] {
+        let (mut cluster, keys, _) = changed(&Settings::default())?;
+        cluster.allow_log("key group");
+        let place = cluster.make_tablespace("elsewhere")?;
+        cluster.sql("ALTER TABLE acme.t SET TABLESPACE elsewhere")?;
+        let its = cluster.directory().join("of-standby");
+        let mapping = format!("--tablespace-mapping={}={}", place.display(), its.display());
+        let mut standby = Standby::default().backup(&mapping).start(&cluster)?;
+        allow_what_is_said(&mut standby);
+        standby.allow_log("under an interim key");
+        standby.stop(StopMode::Fast)?;
+        keys[1].take_away()?;
+        // Only a server that may have pages in files that are not marked looks at all files.
+        let any = standby.data_directory().join("pagevault/interim/any");
+        if !is_promoted {
+            fs::remove_file(&any)?;
+        }
+        standby.start_server()?;
+        cluster.sql("UPDATE acme.t SET name = name")?;
+        wait_for(&standby, &cluster)?;
+        standby.sql("CHECKPOINT")?;
+        let file = standby.data_directory().join(cluster.relation_path("acme.t")?);
+        let file = DataFile::find(&file)?.swap_remove(0);
+        ensure!(bodies_of(&file)? > 0, "nothing is under an interim key");
+        let away = its.with_extension("away");
+        fs::rename(&its, &away)?;
+        cluster.sql(SHRED)?;
+        wait_for(&standby, &cluster)?;
+        standby.sql("CHECKPOINT")?;
+        if is_promoted {
+            // As after pg_rewind, which has no marks of this server.
+            for mark in fs::read_dir(any.with_file_name(""))? {
+                let mark = mark?.path();
+                if mark != any {
+                    fs::remove_file(mark)?;
+                }
+            }
+            standby.promote()?;
+            standby.eventually_logs("may have pages under an interim key")?;
+        }
+        fs::rename(&away, &its)?;
+        ensure!(bodies_of(&file)? > 0, "the test shows nothing");
+        if !is_promoted {
+            standby.restart()?;
+        }
+        standby.eventually_that("they are overwritten", || {
+            let left = bodies_of(&file)?;
+            ensure!(left == 0, "{left} pages are left");
+            Ok(())
+        })?;
+        standby.finish()?;
+        cluster.finish()?;
+    }
+    Ok(())
+}
+
+/// Each group under whose interim keys a file may have pages is in its mark.
+#[test]
+fn marks_name_the_groups_of_a_relation_that_moves() -> Result<()> {
+    let (cluster, keys, _) = changed(&Settings::default())?;
+    let mut standby = standby_of(&cluster, &[])?;
+    allow_what_is_said(&mut standby);
+    standby.stop(StopMode::Fast)?;
+    for key in &keys[1..] {
+        key.take_away()?;
+    }
+    standby.start_server()?;
+    let change = || {
+        cluster.sql("UPDATE acme.t SET name = name")?;
+        wait_for(&standby, &cluster)?;
+        standby.sql("CHECKPOINT")
+    };
+    change()?;
+    cluster
+        .sql("SECURITY LABEL FOR pagevault ON TABLE acme.t IS 'encrypted key_group=umbrella'")?;
+    cluster.sql("SELECT pagevault.wait_for_rekey('acme.t'::regclass)")?;
+    change()?;
+    let number = cluster.text("SELECT pg_relation_filenode('acme.t')")?;
+    let marks = fs::read_dir(standby.data_directory().join("pagevault/interim"))?;
+    let mut marks = marks.filter_map(Result::ok).map(|mark| mark.path());
+    let mark = marks.find(|mark| mark.to_string_lossy().ends_with(&format!("_{number}")));
+    let groups = fs::read_to_string(mark.context("no mark")?)?;
+    ensure!(groups == "00100\n00101\n", "{groups:?}");
+    standby.finish()?;
     cluster.finish()
 }
 
