@@ -142,6 +142,11 @@ impl Keystore {
         &self.data_directory
     }
 
+    /// How files of the keystore are judged.
+    pub(crate) fn file_kind(&self) -> FileKind {
+        self.kind
+    }
+
     /// The identity of the keystore; copies and standbys have the same.
     #[must_use]
     pub fn id(&self) -> [u8; 16] {

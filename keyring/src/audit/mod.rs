@@ -73,7 +73,7 @@ pub(crate) fn accepted(
     let folder = keystore.data_directory().join(DIRECTORY);
     // Read before the files, so that lines which the server writes meanwhile do not count as
     // missing.
-    let noted = noted(&folder)?;
+    let noted = noted(&folder, keystore.file_kind())?;
     let last = noted.as_ref().and_then(|noted| Some((Line::parse(&noted.text)?, noted.written)));
     let keys = keys(&keystore)?;
     let verdict = check(files, Some(&keys), last.as_ref().map(|(line, written)| (line, *written)))?;
@@ -98,12 +98,12 @@ pub(crate) fn accepted(
 }
 
 /// The newest line according to the server's state file.
-fn noted(folder: &Path) -> Result<Option<Noted>, Failure> {
+fn noted(folder: &Path, kind: FileKind) -> Result<Option<Noted>, Failure> {
     let path = folder.join(STATE);
     if fs::symlink_metadata(&path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
         return Ok(None);
     }
-    Ok(newest(&read_trusted(FileKind::Keystore, &path)?))
+    Ok(newest(&read_trusted(kind, &path)?))
 }
 
 /// The MAC keys for all versions of the cluster's database key.

@@ -23,6 +23,23 @@ fn verify(cluster: &Cluster, files: &[&Path]) -> Result<String> {
     run(&mut command)
 }
 
+/// On a volume of Kubernetes, which makes all files writable for a group.
+#[test]
+fn a_state_file_that_a_group_can_write_is_read_on_a_volume() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    let directory = cluster.data_directory();
+    for (path, mode) in [("", 0o700), ("pagevault/audit.state", 0o660)] {
+        fs::set_permissions(directory.join(path), fs::Permissions::from_mode(mode))?;
+    }
+    let log = cluster.directory().join("log");
+    let mut command = cluster.program("pagevault-keyring");
+    command.args(["audit", "verify"]).arg(&log).arg("-D").arg(&directory);
+    let output = run(command.arg("--allow-shared-parents"))?;
+    ensure!(output.contains("Nothing is missing"), "{output}");
+    ensure!(verify(&cluster, &[&log]).is_err(), "also without that");
+    cluster.finish()
+}
+
 #[test]
 fn the_trail_can_be_written_to_a_separate_file() -> Result<()> {
     let (mut cluster, _keys) = Cluster::with_keys(&Settings::default())?;
