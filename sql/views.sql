@@ -303,7 +303,7 @@ COMMENT ON COLUMN pagevault.rekey_jobs.started_at IS 'time when a worker started
 COMMENT ON COLUMN pagevault.rekey_jobs.finished_at IS 'time when the job was done, cancelled, or failed';
 COMMENT ON COLUMN pagevault.rekey_jobs.waits_for IS 'processes that hold up the job by a lock on the relation; 0 is a prepared transaction';
 COMMENT ON COLUMN pagevault.rekey_jobs.waits_since IS 'begin of the oldest of their transactions; null if it may not be seen (pg_read_all_stats)';
-COMMENT ON COLUMN pagevault.rekey_jobs.error IS 'why the job failed, why it was cancelled other than by cancel_rekey(), or for which key it waits';
+COMMENT ON COLUMN pagevault.rekey_jobs.error IS 'why the job failed, why it was cancelled other than by cancel_rekey(), or what it waits for';
 
 COMMENT ON COLUMN pagevault.stats.kind IS 'relation; wal; or temporary (temporary relations and files)';
 COMMENT ON COLUMN pagevault.stats.pages_encrypted IS 'number of 8 kB pages encrypted for writing; plaintext and empty pages do not count. Temporary files are written in pieces; each counts as its size in pages, at least one';

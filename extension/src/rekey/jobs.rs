@@ -283,8 +283,8 @@ pub(crate) fn note(job: &Job, progress: &Progress) -> Result<bool> {
     Ok(continues)
 }
 
-/// Stores why the job waits for keys; nothing if it waits no longer. Returns whether the waiting
-/// begins or ends.
+/// Stores why the job waits for what ends by itself; nothing if it waits no longer. Returns whether
+/// the waiting begins or ends.
 pub(crate) fn note_waiting(job: &Job, why: &str) -> Result<bool> {
     let _lock = KeystoreLock::acquire();
     Ok(table()?.note_waiting(here(job.id), why))

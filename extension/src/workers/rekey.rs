@@ -16,7 +16,7 @@ use super::rotation;
 
 use crate::fault;
 use crate::keys::provider::unlock;
-use crate::keys::usage::withheld;
+use crate::keys::usage::{authenticated, withheld};
 use crate::pg::report::{self, OrRaise};
 use crate::pg::{catalog, exit, guc, process, worker};
 use crate::rekey::jobs::{self, End};
@@ -139,8 +139,8 @@ enum Run {
     Over(Option<End>),
     /// The relation stayed locked by another session, or another session waited for the worker.
     LockedOut,
-    /// This error, for want of a key that is locked or refused.
-    WaitsForKeys(String),
+    /// This error, for something that ends by itself ([`withheld`]).
+    Waits(String),
 }
 
 /// Main function of a worker.
@@ -158,7 +158,7 @@ pub(super) fn main(database: pg_sys::Datum) {
     worker::at_exit(jobs::give_up);
     process::write_back_early();
     while let Some(job) = rekey::claim() {
-        if !unlock::withholds_keys_of(database) {
+        if !unlock::withholds_keys_of(database) && authenticated::has_images() {
             no_longer_waits(&job);
         }
         withheld::take();
@@ -173,7 +173,7 @@ pub(super) fn main(database: pg_sys::Datum) {
         .catch_when(PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE, |error| {
             fault::point("rekey.refused");
             match withheld::take() {
-                true => Run::WaitsForKeys(message_of(&error)),
+                true => Run::Waits(message_of(&error)),
                 false => failed(&error),
             }
         })
@@ -187,10 +187,10 @@ pub(super) fn main(database: pg_sys::Datum) {
                 // Other databases may be waiting for a worker, and more tables may be locked here.
                 return;
             }
-            Run::WaitsForKeys(error) => {
+            Run::Waits(error) => {
                 process::abort_transaction();
                 if jobs::note_waiting(&job, &error).or_raise() {
-                    pgrx::log!("pagevault: rekey job {} waits for keys: {error}", job.id);
+                    pgrx::log!("pagevault: rekey job {} waits: {error}", job.id);
                 }
                 jobs::give_up();
             }
@@ -210,7 +210,7 @@ pub(super) fn main(database: pg_sys::Datum) {
 /// Each attempt would be a line in the log otherwise, and there is one every few seconds.
 fn no_longer_waits(job: &Job) {
     if jobs::note_waiting(job, "").or_raise() {
-        pgrx::log!("pagevault: rekey job {} waits for keys no longer", job.id);
+        pgrx::log!("pagevault: rekey job {} waits no longer", job.id);
     }
 }
 

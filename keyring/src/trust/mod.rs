@@ -205,7 +205,10 @@ fn judge_directory(
         return Err(unsafe_directory(format!(
             "Its mode is {mode:04o}: users other than its owner could replace the {name}."
         ))
-        .with_hint(format!("Run: chmod go-w \"{shown}\"")));
+        .with_hint(match what {
+            FileKind::Keystore => format!("Run: chmod go-w \"{shown}\". On a volume that Kubernetes makes writable for a group (fsGroup), use --allow-shared-parents instead."),
+            _ => format!("Run: chmod go-w \"{shown}\""),
+        }));
     }
     Ok(())
 }

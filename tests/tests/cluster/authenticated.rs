@@ -249,6 +249,29 @@ fn a_promoted_standby_that_has_reloaded_needs_one_checkpoint() -> Result<()> {
     cluster.finish()
 }
 
+/// A job that comes before that checkpoint waits for it.
+#[test]
+fn a_job_waits_for_the_checkpoint() -> Result<()> {
+    let (mut cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.allow_log("a crash tears would be lost");
+    cluster.sql(TABLES[0])?;
+    cluster.sql("CHECKPOINT")?;
+    cluster.sql(LABEL)?;
+    cluster.set(&[("full_page_writes", "off")])?;
+    cluster.set(&[("full_page_writes", "on")])?;
+    cluster.sql("SELECT pagevault.rotate_data_key('t')")?;
+    cluster.eventually_logs("rekey job 1 waits: cannot encrypt with aes-256-xts-auth yet")?;
+    cluster.eventually_that("a checkpoint helps", || {
+        cluster.sql("CHECKPOINT")?;
+        let done = "SELECT state = 'done' FROM pagevault.rekey_jobs WHERE job = 1";
+        ensure!(cluster.text(done)? == "t");
+        Ok(())
+    })?;
+    ensure!(!cluster.log().contains("has failed"), "the job failed");
+    ensure!(cluster.text(SUM)? == EXPECTED);
+    cluster.finish()
+}
+
 /// From format 1 to format 2 and back, by jobs, with rows that change and a crash in between.
 #[test]
 fn relations_change_between_formats() -> Result<()> {

@@ -5,6 +5,7 @@ use pagevault_cipher::{CipherId, Lsn, PageFormat};
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
+use super::withheld;
 use crate::keys::store::directory;
 use crate::pg::report::{Report, Result};
 use crate::pg::{control_file, guc, process, wal};
@@ -47,11 +48,15 @@ pub(crate) fn require_untorn_pages(cipher: CipherId, has_pages: bool) -> Result<
     if !process::torn_pages_are_restored() {
         return Err(not_restored(cipher));
     }
-    if has_pages && !has_images() { Err(not_yet(cipher)) } else { Ok(()) }
+    if has_pages && !has_images() {
+        withheld::note();
+        return Err(not_yet(cipher));
+    }
+    Ok(())
 }
 
 /// Whether WAL has an image of each page that was changed since the last checkpoint.
-fn has_images() -> bool {
+pub(crate) fn has_images() -> bool {
     let Some(shared) = shmem::get() else { return true };
     let last = control_file::read_again();
     last.is_some_and(|last| {

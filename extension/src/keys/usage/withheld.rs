@@ -1,5 +1,6 @@
-//! Whether an operation of this process has failed because a database key is locked or refused,
-//! which ends by itself. The state of the keys does not tell that afterwards: it may have changed.
+//! Whether an operation of this process has failed for something that ends by itself: a database
+//! key is locked or refused, or pages have no images in WAL before the next checkpoint. The state
+//! does not tell that afterwards: it may have changed.
 
 use crate::pg::process::ProcessLocal;
 
