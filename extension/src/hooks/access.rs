@@ -9,8 +9,7 @@ use pgrx::pg_sys;
 
 use super::naming;
 use crate::keys::store::directory;
-use crate::keys::usage::cache;
-use crate::keys::usage::refused;
+use crate::keys::usage::{cache, closing, refused};
 use crate::pg::compat::{self, CheckPerms, SHARED_BACKEND, SmgrFile};
 use crate::pg::process::ProcessLocal;
 use crate::pg::relation::{self, Facts};
@@ -30,18 +29,19 @@ pub(crate) fn install() {
 compat::check_perms_hook!(check_perms, check, PREVIOUS);
 
 /// Contract: called at the start of every query and of COPY, in a transaction, with the relations
-/// locked; may raise errors. While nothing is refused it tests three words.
+/// locked; may raise errors. While nothing is refused it tests four words.
 ///
 /// # Safety
 /// `range_table` is a list of RangeTblEntry or NIL. No frame between here and the server's call has
 /// values with destructors.
 #[inline]
 unsafe fn check(range_table: *mut pg_sys::List) {
-    if naming::is_needed() {
+    if naming::is_needed() || closing::any() {
         // SAFETY: our caller has no values with destructors, so an ERROR from the guard may skip
         // its frame; the range table is the server's.
         unsafe {
             pg_sys::panic::pgrx_extern_c_guard(|| {
+                closing::refuse_session();
                 naming::note_all(relations_of(range_table));
                 if shmem::any_key_refused()
                     || shmem::anything_destroyed()

@@ -122,7 +122,7 @@ pub(super) fn is_ours(setting: &str) -> bool {
 }
 
 /// If it no longer names pagevault, the next server start is without pagevault.
-fn is_library_list(setting: &str) -> bool {
+pub(super) fn is_library_list(setting: &str) -> bool {
     setting.eq_ignore_ascii_case("shared_preload_libraries")
 }
 

@@ -6,7 +6,7 @@ use std::ffi::{CStr, CString};
 use pgrx::PgList;
 use pgrx::pg_sys::{self, NodeTag, RoleSpecType};
 
-use super::audited::{is_ours, text};
+use super::audited::{is_library_list, is_ours, text};
 use crate::audit::Operation;
 use crate::pg::{catalog, process, session};
 use crate::roles::ADMIN;
@@ -22,11 +22,12 @@ pub(super) fn concerns_us(tag: NodeTag) -> bool {
 /// # Safety
 /// `statement` is a parse tree node.
 pub(super) unsafe fn operation(statement: *mut pg_sys::Node) -> Option<Operation> {
-    if process::creates_us() {
-        return None; // the extension's script always grants the same
-    }
     // SAFETY: the tag says which node it is; a node and all it points to have the same lifetime.
     unsafe {
+        // The extension's script always grants the same.
+        if process::creates_us() && (*statement).type_ == NodeTag::T_GrantStmt {
+            return None;
+        }
         match (*statement).type_ {
             NodeTag::T_GrantRoleStmt => {
                 let statement = &*statement.cast::<pg_sys::GrantRoleStmt>();
@@ -115,7 +116,7 @@ unsafe fn objects(statement: &pg_sys::GrantStmt) -> Option<String> {
             }
             (ACL_TARGET_OBJECT, OBJECT_PARAMETER_ACL) => {
                 let settings = strings(statement.objects).into_iter();
-                let ours = settings.filter(|setting| is_ours(setting));
+                let ours = settings.filter(|name| is_ours(name) || is_library_list(name));
                 listed("setting", ours.map(|setting| setting.to_ascii_lowercase()))
             }
             _ => None,

@@ -13,7 +13,7 @@ use crate::keys::store::directory;
 use crate::keys::usage::{authenticated, destruction, interim, overwriting};
 use crate::page::{placeholders, proven, standby_map, undecided};
 use crate::pg::report::{Report, Result};
-use crate::pg::{buffers, consistency, process, redo_record, remnants, wal};
+use crate::pg::{consistency, process, redo_record, remnants, wal};
 use crate::shmem;
 
 static MANAGER: Manager = Manager(pg_sys::RmgrData {
@@ -124,7 +124,7 @@ unsafe extern "C-unwind" fn cleanup() {
     consistent();
     destruction::after_redo();
     authenticated::page_images_after_redo();
-    if let Some(shared) = shmem::get().filter(|_| buffers::may_have_sessions_in_redo()) {
+    if let Some(shared) = shmem::get().filter(|_| process::is_archive_recovery()) {
         shared.control.set_was_standby();
     }
 }

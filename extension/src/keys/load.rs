@@ -279,7 +279,12 @@ fn map(logs: &[Contents]) -> Result<&'static Shared> {
     let existing = logs.iter().flat_map(|log| &log.records);
     let existing =
         existing.filter(|r| matches!(r, Record::DataKey { .. } | Record::Destroyed { .. })).count();
-    let most = u32::try_from(guc::max_data_keys().max(existing))
+    // A server that was a standby has had room for more: it goes on.
+    let most = match guc::max_data_keys() {
+        most if existing > most => existing.saturating_add(most),
+        most => most,
+    };
+    let most = u32::try_from(most)
         .map_err(|_| internal("the keystore holds too many data keys".into()))?;
     let capacity = persist::capacity_for(most);
     // Scopes ascend: the cluster's log, which contains the database keys, is first.

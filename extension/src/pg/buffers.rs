@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use pagevault_keystore::RelFile;
 use pgrx::pg_sys::panic::CaughtError;
 use pgrx::pg_sys::{self, Oid};
+use pgrx::prelude::PgLogLevel;
 use pgrx::{PgSqlErrorCode, PgTryBuilder};
 
 use super::compat::{self, SHARED_BACKEND, SmgrFile};
@@ -175,7 +176,7 @@ pub(crate) fn keep_sessions_out_in_redo(database: u32) -> SessionsOut {
     if !may_have_sessions_in_redo() {
         return SessionsOut { database: None };
     }
-    loop {
+    for round in 0.. {
         let lock = pg_sys::AccessExclusiveLock as pg_sys::LOCKMODE;
         // SAFETY: as dbase_redo (dbcommands.c) does before it drops a database.
         unsafe { pg_sys::LockSharedObjectForSession(pg_sys::DatabaseRelationId, database, 0, lock) }
@@ -184,8 +185,18 @@ pub(crate) fn keep_sessions_out_in_redo(database: u32) -> SessionsOut {
             return locked;
         }
         drop(locked);
+        if round == 0 {
+            Report::new(
+                PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION,
+                format!("pagevault: recovery waits for sessions of database {database} to end"),
+            )
+            .detail("They were told to, because keys of the database are being destroyed.")
+            .hint("Find them in pg_stat_activity. What they wait for may not be interruptible.")
+            .send(PgLogLevel::LOG);
+        }
         end_sessions_in_redo(database);
     }
+    unreachable!("there is no last round")
 }
 
 /// Ends the hot standby sessions of a database. False if there still are some after a second.
@@ -196,8 +207,12 @@ fn end_sessions_in_redo(database: Oid) -> bool {
             return true;
         }
         compat::end_sessions_in_redo(database);
-        // SAFETY: sleeps for as long as ResolveRecoveryConflictWithDatabase (standby.c).
-        unsafe { pg_sys::pg_usleep(10_000) }
+        // SAFETY: sleeps for as long as ResolveRecoveryConflictWithDatabase (standby.c). In the
+        // startup process, which may exit: nothing of the record has been done.
+        unsafe {
+            pg_sys::pg_usleep(10_000);
+            compat::process_startup_interrupts();
+        }
     }
     false
 }

@@ -111,6 +111,12 @@ pub(crate) fn is_physical_walsender() -> bool {
     unsafe { pg_sys::am_walsender && !pg_sys::am_db_walsender }
 }
 
+/// In the startup process: whether this is the recovery of a standby, or of a restored backup.
+pub(crate) fn is_archive_recovery() -> bool {
+    // SAFETY: a plain global of this process.
+    unsafe { pg_sys::ArchiveRecoveryRequested }
+}
+
 /// Whether the postmaster of this process is alive; in single-user mode there is none.
 pub(crate) fn has_postmaster() -> bool {
     // SAFETY: asks the operating system whether the parent process is alive, or reads the pipe that

@@ -32,6 +32,7 @@ shared_struct! {
         clean_start: AtomicU64,
         was_consistent: AtomicBool,
         was_standby: AtomicBool,
+        closed: AtomicU32,
         most_data_keys: AtomicU32,
         /// The number of the key group that is being shredded, or 0; by whom.
         shredded_group: AtomicU32,
@@ -227,6 +228,16 @@ impl Control {
         // Nothing was changed since that one but by this server.
         let started_there = memory.clean_start.load(Relaxed) == redo.0;
         (said || started_there) && memory.images_from.load(Relaxed) <= redo.0 && undoubted <= redo.0
+    }
+
+    /// The database that redo has closed, or 0.
+    pub(crate) fn closed(&self) -> u32 {
+        self.memory.head.closed.load(Relaxed)
+    }
+
+    /// Sets this database.
+    pub(crate) fn close(&self, database: u32) {
+        self.memory.head.closed.store(database, Relaxed);
     }
 
     /// How many data keys there may be for new ones to be made.

@@ -158,7 +158,7 @@ pub(super) fn main(database: pg_sys::Datum) {
     worker::at_exit(jobs::give_up);
     process::write_back_early();
     while let Some(job) = rekey::claim() {
-        if !unlock::withholds_keys_of(database) && authenticated::has_images() {
+        if !unlock::withholds_keys_of(database) && !authenticated::may_wait_for_images(job.cipher) {
             no_longer_waits(&job);
         }
         withheld::take();

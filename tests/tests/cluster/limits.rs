@@ -70,6 +70,8 @@ fn a_standby_has_room_for_more_keys_than_its_primary() -> Result<()> {
     }
     standby.promote()?;
     standby.sql("TRUNCATE t; CREATE INDEX ON t (id); INSERT INTO t VALUES (7)")?;
+    standby.restart()?;
+    standby.sql("CREATE TABLE u (id int); INSERT INTO u VALUES (8)")?;
     ensure!(standby.text("SELECT id FROM t")? == "7", "the row is lost");
     standby.finish()?;
     cluster.finish()

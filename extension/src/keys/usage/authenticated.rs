@@ -55,8 +55,15 @@ pub(crate) fn require_untorn_pages(cipher: CipherId, has_pages: bool) -> Result<
     Ok(())
 }
 
+/// Whether a new key may be refused until there are such images; of this cipher, or of one that
+/// relations have.
+pub(crate) fn may_wait_for_images(cipher: Option<CipherId>) -> bool {
+    let authenticates = |cipher| PageFormat::of(cipher) == PageFormat::V2;
+    !has_images() && (cipher.is_some_and(authenticates) || directory::any_of_format(PageFormat::V2))
+}
+
 /// Whether WAL has an image of each page that was changed since the last checkpoint.
-pub(crate) fn has_images() -> bool {
+fn has_images() -> bool {
     let Some(shared) = shmem::get() else { return true };
     let last = control_file::read_again();
     last.is_some_and(|last| {

@@ -26,9 +26,9 @@ use pagevault_keystore::given_up::AFTER_ALL_WAL;
 use pagevault_keystore::wal::is_key_place;
 use pagevault_keystore::{Record, RelFile, Scope};
 
+use super::closing::Closed;
 use super::{data_keys, overwriting};
 use crate::keys::store::{compact, directory, given_up, persist};
-use crate::pg::buffers::SessionsOut;
 use crate::pg::locks::KeystoreLock;
 use crate::pg::process::ProcessLocal;
 use crate::pg::report::{Report, Result, internal};
@@ -331,7 +331,7 @@ impl Former {
 /// Until the keys are destroyed, nobody may read such a page again: what is returned keeps sessions
 /// out.
 #[must_use]
-pub(crate) fn before_redo(records: &[Record]) -> Vec<SessionsOut> {
+pub(crate) fn before_redo(records: &[Record]) -> Vec<Closed> {
     let mut sessions = Vec::new();
     buffers::set_recovery_minimum();
     let (mut files, mut left) = (Vec::new(), Vec::new());
@@ -369,12 +369,12 @@ pub(crate) fn before_redo(records: &[Record]) -> Vec<SessionsOut> {
     overwriting::destroy(&files).unwrap_or_else(|report| report.fatal());
     buffers::flush_and_drop_files(&left);
     for (database, files) in in_use {
-        sessions.push(buffers::keep_sessions_out_in_redo(database));
+        sessions.push(Closed::new(database));
         write_and_drop(&files);
         overwriting::destroy(&files).unwrap_or_else(|report| report.fatal());
     }
     for (database, files) in whole {
-        sessions.push(buffers::keep_sessions_out_in_redo(database));
+        sessions.push(Closed::new(database));
         as_destroyed(&files, || buffers::flush_and_drop_database_in_redo(database));
         overwriting::destroy(&files).unwrap_or_else(|report| report.fatal());
     }

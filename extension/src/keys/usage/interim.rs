@@ -204,7 +204,13 @@ pub(crate) fn find_unmarked() -> Result<()> {
             continue;
         }
         if relation_files::is_away(file) {
-            not_there = Some(file);
+            // What was destroyed may have been in no group.
+            if info.is_destroyed() {
+                mark(file, None).map_err(|error| unreadable(&error))?;
+                warn_once(file, away(file));
+            } else {
+                not_there = Some(file);
+            }
         }
         let has_pages = relation_files::may_exist(file) && has_pages(file);
         // The next start looks again.

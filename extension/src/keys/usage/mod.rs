@@ -3,6 +3,7 @@
 
 pub(crate) mod authenticated;
 pub(crate) mod cache;
+pub(crate) mod closing;
 pub(crate) mod copies;
 pub(crate) mod data_keys;
 pub(crate) mod destruction;

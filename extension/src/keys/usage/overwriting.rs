@@ -17,8 +17,8 @@ use crate::pg::{buffers, process, relation_files};
 use crate::shmem;
 
 /// When the keys of these files are destroyed: overwrites their pages under interim keys; marks
-/// files whose tablespaces are away. Nobody uses the files, and none of their pages is in shared
-/// buffers.
+/// files whose tablespaces are away, and in recovery those that cannot be written. Nobody uses the
+/// files, and none of their pages is in shared buffers.
 ///
 /// In recovery only of files that are marked, or have the number of one (raw copies). Otherwise of
 /// all that were in a group: whoever destroys them has read all of their pages.
@@ -35,11 +35,15 @@ pub(crate) fn destroy(files: &[RelFile]) -> Result<()> {
     let is_meant =
         |file: &&RelFile| is_all || marked.iter().any(|marked| marked.relation == file.relation);
     for &file in files.iter().filter(is_meant) {
-        if relation_files::is_away(file) {
-            mark_as_now(file).map_err(|error| unreadable(&error))?;
-        } else {
-            overwrite(&[file])?;
+        if !relation_files::is_away(file) {
+            match overwrite(&[file]) {
+                Ok(()) => continue,
+                // Recovery goes on: the pages are refused anyway.
+                Err(report) if is_recovery => warn_once(file, report),
+                Err(report) => return Err(report),
+            }
         }
+        mark_as_now(file).map_err(|error| unreadable(&error))?;
     }
     Ok(())
 }
@@ -58,7 +62,9 @@ pub(crate) fn destroy_former() -> Result<()> {
         true => destroyed_files()?,
         false => with_copies(&marked_as(marked_by)?)?,
     };
-    buffers::flush_and_drop_files(&files);
+    let there: Vec<_> =
+        files.iter().copied().filter(|file| !relation_files::is_away(*file)).collect();
+    buffers::flush_and_drop_files(&there);
     destroy(&files)
 }
 
@@ -75,9 +81,11 @@ pub(crate) fn destroy_left(group: KeyGroup) -> Result<()> {
     let marked = marked_as(marked_by)?;
     let files = if any_unmarked() { destroyed_files()? } else { with_copies(&marked)? };
     for file in files {
-        let done = if relation_files::is_away(file) { Err(away(file)) } else { overwrite(&[file]) };
+        let is_away = relation_files::is_away(file);
+        let done = if is_away { Err(away(file)) } else { overwrite(&[file]) };
         match done {
-            Err(report) if any_unmarked() || may_be_of(file.relation, group, &marked) => {
+            // Of what is away, and has no name of a group, nobody knows whether it was in one.
+            Err(report) if may_be_of(file.relation, group, &marked, !is_away) => {
                 return Err(report);
             }
             Err(report) => warn_once(file, report),
@@ -88,12 +96,12 @@ pub(crate) fn destroy_left(group: KeyGroup) -> Result<()> {
 }
 
 /// Whether a page of a file with this number, which raw copies have as well, may be under an
-/// interim key of the group: marks do not say that it is of others only.
-fn may_be_of(relation: u32, group: KeyGroup, marked: &[RelFile]) -> bool {
+/// interim key of the group, as marks say; `if_unknown` if one names no group.
+fn may_be_of(relation: u32, group: KeyGroup, marked: &[RelFile], if_unknown: bool) -> bool {
     let mut same = marked.iter().filter(|file| file.relation == relation);
     same.any(|file| {
         let content = fs::read_to_string(folder().join(mark_of(*file))).unwrap_or_default();
-        groups_of_mark(&content).is_none_or(|groups| groups.contains(&group))
+        groups_of_mark(&content).map_or(if_unknown, |groups| groups.contains(&group))
     })
 }
 

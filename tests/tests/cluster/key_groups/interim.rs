@@ -8,6 +8,7 @@ use pagevault_tests::datafile::{DataFile, PageState};
 
 use super::*;
 
+mod absent;
 mod destroyed;
 mod left;
 mod others;

@@ -130,6 +130,8 @@ fn a_session_that_connects_to_its_own_database_holds_up_no_redo() -> Result<()> 
     let mut standby = standby_of(&primary, &[])?;
     standby.allow_log("conflict with recovery");
     standby.allow_log("could not establish connection");
+    standby.allow_log("accepts no connections while its keys are being destroyed");
+    standby.allow_log("were destroyed");
     wait_for(&standby, &primary)?;
     let mut idle = standby.client_to("app")?;
     let pid = text(&mut idle, "SELECT pg_backend_pid()")?;
@@ -145,6 +147,13 @@ fn a_session_that_connects_to_its_own_database_holds_up_no_redo() -> Result<()> 
     // Now both sessions are told to end.
     let left = format!("SELECT count(*) FROM pg_stat_activity WHERE pid = {pid}");
     standby.eventually(&left, "0")?;
+    // Sessions that begin meanwhile read nothing.
+    for _ in 0..3 {
+        let read = standby.client_to("app").and_then(|mut client| {
+            client.batch_execute("SELECT count(*) FROM secret").map_err(Into::into)
+        });
+        ensure!(read.is_err(), "a session reads what is shredded");
+    }
     let server = UnixStream::connect(standby.directory().join(".s.PGSQL.5432"))?;
     let (mut from_client, mut to_client) = (client.try_clone()?, client);
     let (mut from_server, mut to_server) = (server.try_clone()?, server);

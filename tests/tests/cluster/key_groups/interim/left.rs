@@ -4,17 +4,16 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use anyhow::Context;
-use pagevault_tests::Standby;
 
 use super::*;
 
 /// Pages of the group under interim keys that are there still.
-fn bodies(cluster: &Cluster) -> Result<usize> {
+pub(super) fn bodies(cluster: &Cluster) -> Result<usize> {
     interim_files(cluster)?.iter().map(bodies_of).sum()
 }
 
 /// Such pages of one file.
-fn bodies_of(file: &DataFile) -> Result<usize> {
+pub(super) fn bodies_of(file: &DataFile) -> Result<usize> {
     let mut found = 0;
     for (block, state) in file.states()?.iter().enumerate() {
         let page = file.read_page(block as u32)?;
@@ -24,7 +23,7 @@ fn bodies_of(file: &DataFile) -> Result<usize> {
 }
 
 /// What a server says of a group that is locked, or was destroyed in part.
-fn allow_what_is_said(cluster: &mut Cluster) {
+pub(super) fn allow_what_is_said(cluster: &mut Cluster) {
     for text in ["key group", "were destroyed", "could not", "destroyed, but"] {
         cluster.allow_log(text);
     }
@@ -42,12 +41,12 @@ fn away(settings: &Settings) -> Result<(Cluster, [KeyFile; 3])> {
     Ok((cluster, keys))
 }
 
-const SHRED: &str = "SELECT * FROM pagevault.shred_key_group('acme', 'acme')";
+pub(super) const SHRED: &str = "SELECT * FROM pagevault.shred_key_group('acme', 'acme')";
 
 const UMBRELLA_REKEYED: &str = "SELECT count(*) > 0 FROM pagevault.rekey_jobs
     WHERE relation = 'umbrella.t'::regclass AND state = 'done'";
 
-fn shred_stops(cluster: &Cluster, meanwhile: impl FnOnce() -> Result<()>) -> Result<()> {
+pub(super) fn shred_stops(cluster: &Cluster, meanwhile: impl FnOnce() -> Result<()>) -> Result<()> {
     cluster.stop_at("shred.destroyed")?;
     std::thread::scope(|scope| {
         let shredding = scope.spawn(|| cluster.sql(SHRED));
@@ -277,140 +276,6 @@ fn a_file_that_no_relation_has_is_overwritten() -> Result<()> {
     cluster.sql(SHRED)?;
     ensure!(bodies_of(&file)? == 0, "{} pages are left", bodies_of(&file)?);
     cluster.finish()
-}
-
-/// A tablespace that is not mounted delays no job for files that are there.
-#[test]
-fn an_unmounted_tablespace_holds_up_nobody_else() -> Result<()> {
-    let (mut cluster, keys, all) = changed(&Settings::default())?;
-    for text in ["key group", "tablespace", "under an interim key"] {
-        cluster.allow_log(text);
-    }
-    let place = cluster.make_tablespace("elsewhere")?;
-    cluster.sql(
-        "CREATE TABLE umbrella.elsewhere (id int) TABLESPACE elsewhere;
-         INSERT INTO umbrella.elsewhere VALUES (7); CHECKPOINT;
-         UPDATE acme.t SET name = name",
-    )?;
-    keys[1].take_away()?;
-    cluster.kill()?;
-    cluster.start_server()?;
-    cluster.sql("CHECKPOINT")?;
-    ensure!(bodies(&cluster)? > 0, "nothing is under an interim key");
-    cluster.stop(StopMode::Fast)?;
-    // As of a server that was restored: other files may have such pages as well.
-    let any = cluster.data_directory().join("pagevault/interim/any");
-    fs::write(&any, "")?;
-    cluster.installation().give(&any)?;
-    let away = place.with_extension("away");
-    fs::rename(&place, &away)?;
-    cluster.start_server()?;
-    keys[1].bring_back()?;
-    cluster.sql("SELECT pagevault.unlock()")?;
-    cluster.eventually(
-        "SELECT count(*) > 0 FROM pagevault.rekey_jobs
-          WHERE relation = 'acme.t'::regclass AND state = 'done'",
-        "t",
-    )?;
-    cluster.eventually_logs("may have pages under an interim key")?;
-    ensure!(any.exists(), "it was not looked at all files");
-    cluster.stop(StopMode::Fast)?;
-    fs::rename(&away, &place)?;
-    cluster.start_server()?;
-    rekeyed(&cluster)?;
-    is_whole(&cluster, &all)?;
-    ensure!(cluster.text("SELECT id FROM umbrella.elsewhere")? == "7", "another tablespace");
-    cluster.finish()
-}
-
-/// Nor does a group end while the tablespace of such a file is not mounted.
-#[test]
-fn a_group_with_pages_in_an_unmounted_tablespace_does_not_end() -> Result<()> {
-    let (mut cluster, keys, _) = changed(&Settings::default())?;
-    allow_what_is_said(&mut cluster);
-    let place = cluster.make_tablespace("elsewhere")?;
-    cluster.sql("ALTER TABLE acme.t SET TABLESPACE elsewhere; CHECKPOINT")?;
-    cluster.sql("UPDATE acme.t SET name = name")?;
-    keys[1].take_away()?;
-    cluster.kill()?;
-    cluster.start_server()?;
-    cluster.sql("CHECKPOINT")?;
-    let file = cluster.data_directory().join(cluster.relation_path("acme.t")?);
-    let file = DataFile::find(&file)?.swap_remove(0);
-    ensure!(bodies_of(&file)? > 0, "nothing is under an interim key");
-    let allow = |mode| fs::set_permissions(&file.path, fs::Permissions::from_mode(mode));
-    shred_stops(&cluster, || Ok(allow(0o400)?))?;
-    allow(0o600)?;
-    let away = place.with_extension("away");
-    fs::rename(&place, &away)?;
-    let error = cluster.error(SHRED)?;
-    ensure!(error.hint.contains("Mount it") && error.sqlstate == "55000", "{error}");
-    fs::rename(&away, &place)?;
-    ensure!(bodies_of(&file)? > 0, "the test shows nothing");
-    cluster.sql(SHRED)?;
-    ensure!(bodies_of(&file)? == 0, "{} pages are left", bodies_of(&file)?);
-    no_marks(&cluster)?;
-    cluster.finish()
-}
-
-/// A standby replays the end of a group while a tablespace is not mounted. When it is, pages are
-/// overwritten: by a standby that is restarted, or by one that was promoted meanwhile.
-#[test]
-fn a_standby_with_an_unmounted_tablespace_overwrites_them_later() -> Result<()> {
-    for is_promoted in [false, true] {
-        let (mut cluster, keys, _) = changed(&Settings::default())?;
-        cluster.allow_log("key group");
-        let place = cluster.make_tablespace("elsewhere")?;
-        cluster.sql("ALTER TABLE acme.t SET TABLESPACE elsewhere")?;
-        let its = cluster.directory().join("of-standby");
-        let mapping = format!("--tablespace-mapping={}={}", place.display(), its.display());
-        let mut standby = Standby::default().backup(&mapping).start(&cluster)?;
-        allow_what_is_said(&mut standby);
-        standby.allow_log("under an interim key");
-        standby.stop(StopMode::Fast)?;
-        keys[1].take_away()?;
-        // Only a server that may have pages in files that are not marked looks at all files.
-        let any = standby.data_directory().join("pagevault/interim/any");
-        if !is_promoted {
-            fs::remove_file(&any)?;
-        }
-        standby.start_server()?;
-        cluster.sql("UPDATE acme.t SET name = name")?;
-        wait_for(&standby, &cluster)?;
-        standby.sql("CHECKPOINT")?;
-        let file = standby.data_directory().join(cluster.relation_path("acme.t")?);
-        let file = DataFile::find(&file)?.swap_remove(0);
-        ensure!(bodies_of(&file)? > 0, "nothing is under an interim key");
-        let away = its.with_extension("away");
-        fs::rename(&its, &away)?;
-        cluster.sql(SHRED)?;
-        wait_for(&standby, &cluster)?;
-        standby.sql("CHECKPOINT")?;
-        if is_promoted {
-            // As after pg_rewind, which has no marks of this server.
-            for mark in fs::read_dir(any.with_file_name(""))? {
-                let mark = mark?.path();
-                if mark != any {
-                    fs::remove_file(mark)?;
-                }
-            }
-            standby.promote()?;
-            standby.eventually_logs("may have pages under an interim key")?;
-        }
-        fs::rename(&away, &its)?;
-        ensure!(bodies_of(&file)? > 0, "the test shows nothing");
-        if !is_promoted {
-            standby.restart()?;
-        }
-        standby.eventually_that("they are overwritten", || {
-            let left = bodies_of(&file)?;
-            ensure!(left == 0, "{left} pages are left");
-            Ok(())
-        })?;
-        standby.finish()?;
-        cluster.finish()?;
-    }
-    Ok(())
 }
 
 /// Each group under whose interim keys a file may have pages is in its mark.
