@@ -41,6 +41,11 @@ all_versions="15 16 17 18 19"
 # selects features of dependencies for the given packages, and rebuilds the dependencies for others.
 whole=(--workspace --exclude pagevault)
 
+# upstream_version: the version of the sources, which only Cargo.toml defines.
+upstream_version() {
+    sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' "$root/Cargo.toml"
+}
+
 # build_programs PROFILE: pagevault-keyring, and the library that it loads into PostgreSQL's own
 # programs, into program_target.
 build_programs() {

@@ -100,9 +100,10 @@ pub(crate) fn setting_changed(name: &'static str, from: bool, to: bool) {
     let operation = Operation { from: text(from), to: text(to), ..operation.on(name) };
     let who = who();
     CHANGED.with(|all| {
-        let is_full = all.len() >= MOST;
-        let same = |(change, _): &&mut (Operation, Identity)| change.object == operation.object;
-        match all.iter_mut().rev().find(same).filter(|_| is_full) {
+        if all.len() < MOST {
+            return all.push((operation, who));
+        }
+        match all.iter_mut().rfind(|(change, _)| change.object == operation.object) {
             // The last value is what matters.
             Some((change, last)) => (change.to, *last) = (operation.to, who),
             None => all.push((operation, who)),

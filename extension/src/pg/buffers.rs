@@ -176,7 +176,8 @@ pub(crate) fn keep_sessions_out_in_redo(database: u32) -> SessionsOut {
     if !may_have_sessions_in_redo() {
         return SessionsOut { database: None };
     }
-    for round in 0.. {
+    let mut is_told = false;
+    loop {
         let lock = pg_sys::AccessExclusiveLock as pg_sys::LOCKMODE;
         // SAFETY: as dbase_redo (dbcommands.c) does before it drops a database.
         unsafe { pg_sys::LockSharedObjectForSession(pg_sys::DatabaseRelationId, database, 0, lock) }
@@ -185,7 +186,8 @@ pub(crate) fn keep_sessions_out_in_redo(database: u32) -> SessionsOut {
             return locked;
         }
         drop(locked);
-        if round == 0 {
+        if !is_told {
+            is_told = true;
             Report::new(
                 PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION,
                 format!("pagevault: recovery waits for sessions of database {database} to end"),
@@ -196,7 +198,6 @@ pub(crate) fn keep_sessions_out_in_redo(database: u32) -> SessionsOut {
         }
         end_sessions_in_redo(database);
     }
-    unreachable!("there is no last round")
 }
 
 /// Ends the hot standby sessions of a database. False if there still are some after a second.
