@@ -8,6 +8,7 @@ use pagevault_keystore::log::{self, Log, Trust};
 use pagevault_keystore::storage::FileStorage;
 use pagevault_keystore::{Record, Scope};
 use pagevault_tests::cluster::run_sql;
+use pagevault_tests::installation::run;
 use pagevault_tests::standby::wait_for;
 use pagevault_tests::{Cluster, Settings, Standby, StopMode};
 
@@ -52,8 +53,9 @@ fn a_standby_has_room_for_more_keys_than_its_primary() -> Result<()> {
         .conf("pagevault.keep_former_keys = 1s")
         .conf("pagevault.default_encryption = on");
     let (cluster, _keys) = Cluster::with_keys(&settings)?;
-    let standby = Standby::default().slot("s").conf("pagevault.keep_former_keys = 1d");
-    let standby = standby.start(&cluster)?;
+    let keeps = |slot: &str| Standby::default().slot(slot).conf("pagevault.keep_former_keys = 1d");
+    let standby = keeps("s").start(&cluster)?;
+    let without_sessions = keeps("w").conf("hot_standby = off").start(&cluster)?;
     cluster.sql("CREATE TABLE t (id int)")?;
     let keys = |server: &Cluster| -> Result<u32> {
         Ok(server.text("SELECT data_keys FROM pagevault.status")?.parse()?)
@@ -68,12 +70,18 @@ fn a_standby_has_room_for_more_keys_than_its_primary() -> Result<()> {
         })?;
         wait_for(&standby, &cluster)?;
     }
-    standby.promote()?;
-    standby.sql("TRUNCATE t; CREATE INDEX ON t (id); INSERT INTO t VALUES (7)")?;
-    standby.restart()?;
-    standby.sql("CREATE TABLE u (id int); INSERT INTO u VALUES (8)")?;
-    ensure!(standby.text("SELECT id FROM t")? == "7", "the row is lost");
-    standby.finish()?;
+    let both =
+        "SELECT count(*) FROM pg_stat_replication WHERE replay_lsn >= pg_current_wal_flush_lsn()";
+    cluster.eventually(both, "2")?;
+    for server in [standby, without_sessions] {
+        let mut promote = server.program("pg_ctl");
+        run(promote.args(["promote", "--wait", "--pgdata"]).arg(server.data_directory()))?;
+        server.sql("TRUNCATE t; CREATE INDEX ON t (id); INSERT INTO t VALUES (7)")?;
+        server.restart()?;
+        server.sql("CREATE TABLE u (id int); INSERT INTO u VALUES (8)")?;
+        ensure!(server.text("SELECT id FROM t")? == "7", "the row is lost");
+        server.finish()?;
+    }
     cluster.finish()
 }
 

@@ -174,6 +174,28 @@ fn grants_of_key_administration_are_recorded() -> Result<()> {
     cluster.finish()
 }
 
+/// The extension's script grants as well, but not what a trigger does meanwhile.
+#[test]
+fn grants_while_the_extension_is_created_are_recorded() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.sql("CREATE ROLE app")?;
+    cluster.sql("CREATE DATABASE other")?;
+    let mut other = cluster.client_to("other")?;
+    other.batch_execute(
+        "CREATE FUNCTION helps() RETURNS event_trigger LANGUAGE plpgsql
+             AS 'BEGIN GRANT pagevault_admin TO app; END';
+         CREATE EVENT TRIGGER helps ON ddl_command_end WHEN TAG IN ('CREATE VIEW')
+             EXECUTE FUNCTION helps()",
+    )?;
+    let lines = written(&cluster, || run_sql(&mut other, "CREATE EXTENSION pagevault"))?;
+    let grants = of(&lines, "grant");
+    let is_recorded =
+        |line: &&Value| line["object"] == "role pagevault_admin" && line["to"] == "app";
+    ensure!(!grants.is_empty() && grants.iter().all(is_recorded), "{lines:#?}");
+    drop(other);
+    cluster.finish()
+}
+
 #[test]
 fn all_refusals_within_a_transaction_are_recorded() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
