@@ -57,6 +57,7 @@ pub mod job_table;
 mod line;
 pub mod log;
 pub mod manifest_seal;
+pub mod presence;
 pub mod protocol;
 pub mod record;
 pub mod rel_file;

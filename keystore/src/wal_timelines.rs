@@ -43,15 +43,23 @@ pub fn begin_of(history: &[u8]) -> Option<Lsn> {
     fork(lines(history).next_back()?).map(|(_, end)| end)
 }
 
-/// The timeline of an address in the history of `timeline`: the first that did not end before it.
+/// The timeline of an address in the history of `timeline`: the newest that began no later
+/// (`tliOfPointInHistory`, timeline.c). A timeline may end before its parent does, after recovery
+/// to an earlier point.
 #[must_use]
 pub fn owner_of(history: &[u8], timeline: u32, address: Lsn) -> u32 {
-    let owner = forks(history).find(|(_, end)| address < *end);
-    owner.map_or(timeline, |(parent, _)| parent)
+    let mut owner = timeline;
+    for (parent, end) in forks(history).rev() {
+        if address >= end {
+            break;
+        }
+        owner = parent;
+    }
+    owner
 }
 
 /// The lines of a history file: earlier timelines, and where they ended.
-pub fn forks(history: &[u8]) -> impl Iterator<Item = (u32, Lsn)> {
+pub fn forks(history: &[u8]) -> impl DoubleEndedIterator<Item = (u32, Lsn)> {
     lines(history).filter_map(fork)
 }
 
@@ -121,6 +129,9 @@ mod tests {
             [0, 0x2FFF, 0x3000, 0x4FFF, 0x5000, u64::MAX].map(|at| owner_of(history, 4, Lsn(at)));
         assert_eq!(owners, [1, 1, 2, 2, 4, 4]);
         assert_eq!(owner_of(b"", 1, Lsn(0x3000)), 1);
+        let history = b"1\t0/5000\tx\n2\t0/4000\tx\n";
+        let owners = [0x3FFF, 0x4000, 0x4FFF, 0x5000].map(|at| owner_of(history, 3, Lsn(at)));
+        assert_eq!(owners, [1, 3, 3, 3]);
     }
 
     #[test]

@@ -37,6 +37,7 @@ pub mod sealing;
 mod server;
 pub mod standby;
 pub mod tools;
+pub mod unreading;
 #[cfg(test)]
 mod version;
 pub mod waiting;

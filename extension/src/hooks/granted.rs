@@ -1,7 +1,7 @@
 //! Audited operations of GRANT and similar statements: who may manage keys, call our functions, or
 //! change our settings.
 
-use std::ffi::{CStr, CString};
+use std::ffi::{CStr, c_char};
 
 use pgrx::PgList;
 use pgrx::pg_sys::{self, NodeTag, RoleSpecType};
@@ -15,7 +15,7 @@ const SCHEMA: &CStr = c"pagevault";
 
 pub(super) fn concerns_us(tag: NodeTag) -> bool {
     use NodeTag::*;
-    matches!(tag, T_GrantRoleStmt | T_GrantStmt | T_CreateRoleStmt | T_AlterRoleStmt)
+    matches!(tag, T_GrantRoleStmt | T_GrantStmt | T_CreateRoleStmt | T_AlterRoleStmt | T_RenameStmt)
 }
 
 /// The audited operation of a statement for which [`concerns_us`] is true; `None` if there is none.
@@ -24,26 +24,27 @@ pub(super) fn concerns_us(tag: NodeTag) -> bool {
 pub(super) unsafe fn operation(statement: *mut pg_sys::Node) -> Option<Operation> {
     // SAFETY: the tag says which node it is; a node and all it points to have the same lifetime.
     unsafe {
-        // The extension's script always grants the same.
-        if process::creates_us() && (*statement).type_ == NodeTag::T_GrantStmt {
-            return None;
-        }
         match (*statement).type_ {
             NodeTag::T_GrantRoleStmt => {
                 let statement = &*statement.cast::<pg_sys::GrantRoleStmt>();
                 let roles = PgList::<pg_sys::AccessPriv>::from_pg(statement.granted_roles);
-                let roles = roles.iter_ptr().filter_map(|role| text((*role).priv_name));
+                let roles = roles.iter_ptr().filter(|role| !(**role).priv_name.is_null());
+                let roles = roles.map(|role| named((*role).priv_name));
                 let to = names(statement.grantee_roles);
                 Some(granted(statement.is_grant, of_admins(roles)?, to))
             }
             NodeTag::T_GrantStmt => {
                 let statement = &*statement.cast::<pg_sys::GrantStmt>();
-                Some(granted(statement.is_grant, objects(statement)?, names(statement.grantees)))
+                let to = names(statement.grantees);
+                if process::creates_us() && is_of_script(statement, &to) {
+                    return None;
+                }
+                Some(granted(statement.is_grant, objects(statement)?, to))
             }
             NodeTag::T_CreateRoleStmt => {
                 let statement = &*statement.cast::<pg_sys::CreateRoleStmt>();
                 let into = option(statement.options, c"addroleto")?;
-                let role = of_admins(each_name(into).into_iter())?;
+                let role = of_admins(each(into).into_iter())?;
                 let mut to = vec![text(statement.role).unwrap_or_default()];
                 // They become members of both.
                 for members in [c"rolemembers", c"adminmembers"] {
@@ -54,13 +55,37 @@ pub(super) unsafe fn operation(statement: *mut pg_sys::Node) -> Option<Operation
             NodeTag::T_AlterRoleStmt => {
                 let statement = &*statement.cast::<pg_sys::AlterRoleStmt>();
                 let members = option(statement.options, c"rolemembers")?;
-                let role = of_admins([name(statement.role)].into_iter())?;
+                let role = of_admins(identified(statement.role).into_iter())?;
                 let adds = statement.action > 0;
                 Some(Operation { by: "ALTER GROUP", ..granted(adds, role, names(members)) })
+            }
+            // A grant of the role under another name would have no line.
+            NodeTag::T_RenameStmt => {
+                let statement = &*statement.cast::<pg_sys::RenameStmt>();
+                let is_ours =
+                    |name: *const c_char| !name.is_null() && CStr::from_ptr(name) == ADMIN;
+                let (from, to) = (statement.subname, statement.newname);
+                if statement.renameType != pg_sys::ObjectType::OBJECT_ROLE
+                    || !(is_ours(from) || is_ours(to))
+                {
+                    return None;
+                }
+                let (by, role) = ("ALTER ROLE", format!("role {}", text(from)?));
+                Some(
+                    Operation { action: "rename", by, to: text(to), ..Operation::default() }
+                        .on(role),
+                )
             }
             _ => None,
         }
     }
+}
+
+/// Whether the extension's script grants such things, always the same: functions, to these.
+fn is_of_script(statement: &pg_sys::GrantStmt, to: &str) -> bool {
+    let usual = ["PUBLIC", "pg_monitor", "pagevault_admin"];
+    statement.objtype != pg_sys::ObjectType::OBJECT_PARAMETER_ACL
+        && to.split(", ").all(|role| usual.contains(&role))
 }
 
 fn granted(grants: bool, object: String, to: String) -> Operation {
@@ -68,19 +93,18 @@ fn granted(grants: bool, object: String, to: String) -> Operation {
     Operation { action, by, to: Some(to), ..Operation::default() }.on(object)
 }
 
-/// Those of these roles whose members can manage keys; `None` if there is none.
-fn of_admins(roles: impl Iterator<Item = String>) -> Option<String> {
+/// Those of these roles whose members can manage keys; `None` if there is none. By OID: names may
+/// have bytes for which there is no character.
+fn of_admins(roles: impl Iterator<Item = (pg_sys::Oid, String)>) -> Option<String> {
     let admin = catalog::role_oid(ADMIN);
-    let manages = |name: &String| {
-        let Ok(name) = CString::new(&name[..]) else { return false };
-        let role = catalog::role_oid(&name);
+    let manages = |role: pg_sys::Oid| {
         // SAFETY: a catalog look-up; statements run in a transaction.
         role != pg_sys::Oid::INVALID && unsafe { pg_sys::is_member_of_role_nosuper(role, admin) }
     };
     if admin == pg_sys::Oid::INVALID {
         return None;
     }
-    listed("role", roles.filter(manages))
+    listed("role", roles.filter(|(role, _)| manages(*role)).map(|(_, name)| name))
 }
 
 /// `None` if there is nothing to list.
@@ -164,6 +188,37 @@ unsafe fn each_name(roles: *mut pg_sys::List) -> Vec<String> {
         let roles = PgList::<pg_sys::RoleSpec>::from_pg(roles);
         roles.iter_ptr().map(|role| name(role)).collect()
     }
+}
+
+/// # Safety
+/// `roles` is a list of RoleSpec or NIL.
+unsafe fn each(roles: *mut pg_sys::List) -> Vec<(pg_sys::Oid, String)> {
+    // SAFETY: the members are roles, as the caller guarantees.
+    unsafe {
+        let roles = PgList::<pg_sys::RoleSpec>::from_pg(roles);
+        roles.iter_ptr().filter_map(|role| identified(role)).collect()
+    }
+}
+
+/// The role that is meant; `None` for PUBLIC, which is none.
+///
+/// # Safety
+/// `role` is a role in a statement.
+unsafe fn identified(role: *mut pg_sys::RoleSpec) -> Option<(pg_sys::Oid, String)> {
+    // SAFETY: as above; a look-up in a transaction.
+    unsafe {
+        match (*role).roletype {
+            RoleSpecType::ROLESPEC_PUBLIC => None,
+            _ => Some((pg_sys::get_rolespec_oid(role, true), name(role))),
+        }
+    }
+}
+
+/// # Safety
+/// `name` is the NUL-terminated name of a role.
+unsafe fn named(name: *const c_char) -> (pg_sys::Oid, String) {
+    // SAFETY: as the caller guarantees.
+    unsafe { (catalog::role_oid(CStr::from_ptr(name)), text(name).unwrap_or_default()) }
 }
 
 /// The name of the role that is meant (`get_rolespec_oid`, acl.c).

@@ -14,7 +14,7 @@ use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
 use super::store::persist::{self, keystore_failure, state_of};
-use super::store::{escrow, former as former_files, given_up, unsettled};
+use super::store::{escrow, former as former_files, given_up, presence, unsettled};
 use super::usage::{authenticated, fips, interim};
 use crate::audit;
 use crate::keystore_dir;
@@ -50,6 +50,7 @@ pub(crate) fn start() -> Result<Loaded> {
     let recovering = process::was_not_shut_down();
     let mut logs = read_logs(&storage, process::replays_wal())?;
     require_one_keystore(&logs)?;
+    presence::require(&logs)?;
     require_keys_for_wal(&logs)?;
     if !process::replays_wal() {
         unsettled::require_none_missing(&storage, &logs)?;

@@ -9,6 +9,7 @@ use pgrx::prelude::PgLogLevel;
 use pgrx::{PgSqlErrorCode, PgTryBuilder};
 
 use super::compat::{self, SHARED_BACKEND, SmgrFile};
+use super::processes;
 use super::report::{Report, Result};
 
 /// A page that is read or written without shared buffers, aligned like the server's buffers
@@ -196,6 +197,9 @@ pub(crate) fn keep_sessions_out_in_redo(database: u32) -> SessionsOut {
             .hint("Find them in pg_stat_activity. What they wait for may not be interruptible.")
             .send(PgLogLevel::LOG);
         }
+        // From 18 on, one that sends to its client hears of no conflict
+        // (`ProcessClientWriteInterrupt`, postgres.c).
+        processes::terminate_in(database);
         end_sessions_in_redo(database);
     }
 }

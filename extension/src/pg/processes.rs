@@ -57,6 +57,23 @@ pub(crate) fn is_there(process: usize, then: u32) -> bool {
     pid(process) == then && exists(then)
 }
 
+/// Tells the sessions and workers of a database to end, like `pg_terminate_backend()`.
+pub(crate) fn terminate_in(database: pg_sys::Oid) {
+    for (number, entry) in (0..).map_while(|number| Some((number, entry(number)?))) {
+        let of_session = pid(number) as libc::pid_t;
+        // SAFETY: a word that its owner writes. The server looks the process up under its lock: a
+        // free entry may keep the PID of its last process, which may be anybody's now.
+        unsafe {
+            if (&raw const (*entry).databaseId).read_volatile() == database
+                && of_session != 0
+                && pg_sys::BackendPidGetProc(of_session) == entry
+            {
+                libc::kill(of_session, libc::SIGTERM);
+            }
+        }
+    }
+}
+
 fn exists(pid: u32) -> bool {
     // SAFETY: signal 0 sends nothing; the call only checks whether the process exists.
     let asked = unsafe { libc::kill(pid as libc::pid_t, 0) };

@@ -16,6 +16,9 @@ use super::compat::relation_path;
 use super::process;
 use super::report::{Report, Result};
 
+/// `DEFAULTTABLESPACE_OID` (pg_tablespace_d.h)
+const DEFAULT_TABLESPACE: u32 = 1663;
+
 /// `pd_checksum` in a page header (bufpage.h).
 const CHECKSUM: std::ops::Range<usize> = 8..10;
 
@@ -44,6 +47,13 @@ pub(crate) fn exists(file: RelFile) -> Result<bool> {
 pub(crate) fn may_have_any_fork(file: RelFile) -> bool {
     let may_exist = |fork| Path::new(&relation_path(file, fork)).try_exists().unwrap_or(true);
     (ForkNumber::MAIN_FORKNUM..=ForkNumber::INIT_FORKNUM).any(may_exist)
+}
+
+/// Tablespaces that files of a database can be in.
+pub(crate) fn tablespaces() -> impl Iterator<Item = u32> {
+    let entries = std::fs::read_dir("pg_tblspc").into_iter().flatten().flatten();
+    let others = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    std::iter::once(DEFAULT_TABLESPACE).chain(others)
 }
 
 /// Whether the file is in a tablespace whose file system seems not to be mounted: all its files

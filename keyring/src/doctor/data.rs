@@ -93,6 +93,12 @@ pub(super) fn jobs(found: &Value, findings: &mut Vec<Finding>) {
     for database in list(&found["databases"]) {
         for job in list(&database["rekey_jobs"]) {
             let (state, number) = (text(&job["state"]), &job["job"]);
+            let replaces = |later: &Value| {
+                later["relation"] == job["relation"] && later["job"].as_i64() > number.as_i64()
+            };
+            if !job["relation"].is_null() && list(&database["rekey_jobs"]).iter().any(replaces) {
+                continue;
+            }
             let severity = match state {
                 "failed" => Warning,
                 "paused" | "cancelled" => Notice,

@@ -118,6 +118,11 @@ fn each_check_finds_its_own() {
         (format!("{app}/drift"), json!([{"relation": "t", "fix": "f"}]), &["drift"]),
         (format!("{app}/rekey_jobs"), json!([{"job": 1, "state": "failed"}]), &["job-unfinished"]),
         (format!("{app}/rekey_jobs"), json!([{"job": 1, "state": "done"}]), &[]),
+        (
+            format!("{app}/rekey_jobs"),
+            json!([{"job": 1, "relation": "t", "state": "cancelled"}, {"job": 2, "relation": "t", "state": "done"}]),
+            &[],
+        ),
         (format!("{app}/key_ages/0/age_seconds"), json!(year), &["master-key-old"]),
         (format!("{app}/key_ages/1/age_seconds"), json!(year), &["key-overdue"]),
         ("/cluster/providers/0/consecutive_failures".into(), json!(1), &["provider-refuses"]),

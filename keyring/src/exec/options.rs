@@ -112,8 +112,13 @@ pub(super) struct Line {
 impl Line {
     /// The value of an option. The last one counts.
     pub(super) fn value(&self, name: &str) -> Option<&OsStr> {
-        let mut found = self.values.iter().rev().filter(|(known, _)| *known == name);
-        found.next().map(|(_, value)| value.as_os_str())
+        self.all(name).next_back()
+    }
+
+    /// The values of an option that may be repeated.
+    pub(super) fn all(&self, name: &str) -> impl DoubleEndedIterator<Item = &OsStr> {
+        let found = self.values.iter().filter(move |(known, _)| *known == name);
+        found.map(|(_, value)| value.as_os_str())
     }
 
     pub(super) fn has(&self, flag: &str) -> bool {

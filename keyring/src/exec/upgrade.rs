@@ -9,11 +9,12 @@
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use pagevault_keystore::interim;
 use pagevault_keystore::log::{self, Log};
 use pagevault_keystore::state::State;
 use pagevault_keystore::storage::FileStorage;
@@ -64,7 +65,7 @@ pub(super) fn prepare(
     let ticket = Ticket { keystore: keystore.id(), only_check };
     if !ticket.only_check {
         let majors = Majors { old: major(&old)?, new: major(&new)? };
-        copy_keystore(&keystore, &new, places, majors)?;
+        copy_keystore(&keystore, &old, &new, places, majors)?;
     }
     exclude_statistics(command)?;
     command.env(VARIABLE, ticket.encode());
@@ -128,11 +129,13 @@ fn require_preload(program: &Path, new: &Path, line: &Line) -> Result<(), Failur
     let directory = directory(line, "new-bindir", "PGBINNEW")
         .unwrap_or_else(|| program.parent().unwrap_or(Path::new("")).to_owned());
     let server = directory.join("postgres");
-    let options = line.value("new-options").unwrap_or_default();
+    // pg_upgrade joins them (`parseCommandLine`, option.c), and a shell splits what results.
+    let options = line.all("new-options").collect::<Vec<_>>().join(OsStr::new(" "));
+    let options = shlex::bytes::split(options.as_bytes()).ok_or_else(|| {
+        refuse(format!("the options \"{}\" of the new server end within quotes", options.display()))
+    })?;
     let mut command = Command::new(&server);
-    command.arg("-D").arg(new).args(
-        options.as_bytes().split(|c| *c == b' ').filter(|o| !o.is_empty()).map(OsStr::from_bytes),
-    );
+    command.arg("-D").arg(new).args(options.iter().map(|option| OsStr::from_bytes(option)));
     let output = command
         .args(["-C", "shared_preload_libraries"])
         .stdin(Stdio::null())
@@ -159,6 +162,7 @@ fn require_preload(program: &Path, new: &Path, line: &Line) -> Result<(), Failur
 /// Copies the keystore into the new cluster, unless it is there already.
 fn copy_keystore(
     keystore: &Keystore,
+    old: &Path,
     new: &Path,
     places: Access,
     majors: Majors,
@@ -169,7 +173,7 @@ fn copy_keystore(
     if has_logs(&place)? {
         require_replaceable_keystore(keystore, &whole, new, places)?;
     }
-    write(keystore, &whole, new).map_err(|error| {
+    write(keystore, old, &whole, new).map_err(|error| {
         refuse(format!("could not create the keystore of \"{}\": {error}", new.display()))
     })
 }
@@ -206,7 +210,7 @@ fn require_replaceable_keystore(
         .with_hint("Create the new cluster again with initdb. It needs the settings of the old cluster, but no provider and no keys: the upgrade transfers them."))
 }
 
-fn write(keystore: &Keystore, whole: &State, new: &Path) -> io::Result<()> {
+fn write(keystore: &Keystore, old: &Path, whole: &State, new: &Path) -> io::Result<()> {
     let (unfinished, place) = (new.join(UNFINISHED), new.join(DIRECTORY));
     remove_directory(&unfinished)?;
     let storage = FileStorage::new(&unfinished)?;
@@ -214,10 +218,29 @@ fn write(keystore: &Keystore, whole: &State, new: &Path) -> io::Result<()> {
         let records = whole.records(scope);
         Log::create(&storage, keystore.id(), scope, &records).map_err(io::Error::other)?;
     }
+    copy_marks(&old.join(DIRECTORY), &unfinished)?;
     File::open(&unfinished)?.sync_all()?;
     remove_directory(&place)?;
     fs::rename(&unfinished, &place)?;
     File::open(new)?.sync_all()
+}
+
+/// Copies the marks of files with pages under interim keys. pg_upgrade takes over pages as they are,
+/// and with them the numbers of files, databases and tablespaces.
+fn copy_marks(old: &Path, new: &Path) -> io::Result<()> {
+    let marks = match fs::read_dir(old.join(interim::FOLDER)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        marks => marks?,
+    };
+    let folder = new.join(interim::FOLDER);
+    fs::create_dir(&folder)?;
+    for mark in marks {
+        let mark = mark?;
+        let mut copy = File::create_new(folder.join(mark.file_name()))?;
+        copy.write_all(&fs::read(mark.path())?)?;
+        copy.sync_all()?;
+    }
+    File::open(&folder)?.sync_all()
 }
 
 fn remove_directory(path: &Path) -> io::Result<()> {

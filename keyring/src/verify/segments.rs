@@ -88,8 +88,9 @@ pub(super) fn merged(mut segments: Vec<Segment>, mut others: Vec<Segment>) -> Ve
 #[derive(Default)]
 struct History {
     parents: BTreeSet<u32>,
-    /// The owners of addresses: where each ended, in this order. Of those that ended no later than
-    /// one before them, no address is.
+    /// The owners of addresses: where the addresses of each end, in this order. An address is of the
+    /// newest timeline that began no later (`tliOfPointInHistory`, timeline.c), so a timeline that
+    /// ends before its parent does has none.
     owners: Vec<(Lsn, u32)>,
 }
 
@@ -98,9 +99,11 @@ impl History {
         let mut history = History::default();
         for (parent, end) in forks(text) {
             history.parents.insert(parent);
-            if history.owners.last().is_none_or(|(last, _)| *last < end) {
-                history.owners.push((end, parent));
+            let mut owner = parent;
+            while let Some((_, before)) = history.owners.pop_if(|(last, _)| *last >= end) {
+                owner = before;
             }
+            history.owners.push((end, owner));
         }
         history
     }

@@ -44,6 +44,7 @@ mod open_transactions;
 mod page_kinds;
 mod permissions;
 mod preload;
+mod presence;
 mod proven_backup;
 mod proven_files;
 mod proven_recovery;

@@ -257,3 +257,42 @@ fn a_library_removed_too_early_is_reported() -> Result<()> {
     ensure!(cluster.text("SELECT id FROM t")? == "7", "the table");
     cluster.finish()
 }
+
+/// Files are copied then, and have another place than their keys.
+#[test]
+fn a_database_that_was_moved_without_the_library_can_be_moved_back() -> Result<()> {
+    let settings = Settings::default()
+        .conf("pagevault.keep_former_keys = 0")
+        .conf("allow_in_place_tablespaces = on");
+    let (cluster, _keys) = Cluster::with_keys(&settings)?;
+    cluster.without_witness("files are copied without WAL that pagevault sees");
+    cluster.sql("CREATE TABLESPACE space LOCATION ''")?;
+    cluster.sql("CREATE DATABASE app")?;
+    let in_app = |statement: &str| run_sql(&mut cluster.client_to("app")?, statement);
+    in_app("CREATE EXTENSION pagevault; CREATE TABLE t AS SELECT 7 AS id")?;
+    in_app("SELECT pagevault.encrypt('t')")?;
+    let move_without = |space: &str| -> Result<()> {
+        cluster.stop(StopMode::Fast)?;
+        cluster.append_conf("shared_preload_libraries = ''")?;
+        cluster.start_server()?;
+        cluster.sql(&format!("ALTER DATABASE app SET TABLESPACE {space}"))?;
+        cluster.stop(StopMode::Fast)?;
+        cluster.append_conf("shared_preload_libraries = 'pagevault'")?;
+        cluster.start_server()
+    };
+    move_without("space")?;
+    cluster.sql("CREATE TABLE gone AS SELECT 1 AS id; SELECT pagevault.encrypt('gone')")?;
+    let keys = || cluster.text("SELECT data_keys FROM pagevault.status");
+    let before = keys()?;
+    cluster.sql("DROP TABLE gone")?;
+    cluster.eventually_that("the key of the dropped table is forgotten", || {
+        cluster.sql("CHECKPOINT")?;
+        ensure!(keys()? != before, "{before} keys");
+        Ok(())
+    })?;
+    move_without("pg_default")?;
+    let mut client = cluster.client_to("app")?;
+    ensure!(text(&mut client, "SELECT id FROM t")? == "7", "the row is lost");
+    drop(client);
+    cluster.finish()
+}

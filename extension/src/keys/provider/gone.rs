@@ -1,24 +1,20 @@
 //! Dropped databases. Their keys stay in the keystore, because old backups and WAL need them. The
 //! server does not need them, and must not depend on a provider that may no longer exist.
 
-use std::fs;
 use std::path::Path;
 
 use pagevault_keystore::{RelFile, Scope};
 use pgrx::pg_sys::ForkNumber;
 
-use crate::pg::{compat, process};
-
-/// `DEFAULTTABLESPACE_OID` (pg_tablespace_d.h)
-const DEFAULT_TABLESPACE: u32 = 1663;
+use crate::pg::{compat, process, relation_files};
 
 /// Whether no tablespace has a directory of the scope's database. Recovery may create it later;
 /// pg_upgrade will, because keys are transferred before databases.
 pub(crate) fn is_gone(scope: Scope) -> bool {
     scope.is_database()
         && !process::is_binary_upgrade()
-        && !has_directory(scope.number(), DEFAULT_TABLESPACE)
-        && !tablespaces().any(|tablespace| has_directory(scope.number(), tablespace))
+        && !relation_files::tablespaces()
+            .any(|tablespace| has_directory(scope.number(), tablespace))
 }
 
 fn has_directory(database: u32, tablespace: u32) -> bool {
@@ -26,10 +22,4 @@ fn has_directory(database: u32, tablespace: u32) -> bool {
     let path = compat::relation_path(any, ForkNumber::MAIN_FORKNUM);
     // If this cannot be determined, the directory may exist.
     Path::new(&path).parent().is_some_and(|path| path.try_exists().unwrap_or(true))
-}
-
-/// Tablespaces other than the built-in ones.
-fn tablespaces() -> impl Iterator<Item = u32> {
-    let entries = fs::read_dir("pg_tblspc").into_iter().flatten().flatten();
-    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }

@@ -284,7 +284,15 @@ fn remove_former_wrappings() {
     match removed {
         Ok(found) if found.were_there => wal::begin_segment(),
         Ok(_) => {}
-        Err(report) => report.send(PgLogLevel::WARNING),
+        Err(report) => Report::new(
+            Code::ERRCODE_WARNING,
+            "former wrappings of database keys could not be removed yet",
+        )
+        .detail(format!(
+            "The new ones are stored, and in use: {}. A server that runs tries again to remove the former ones.",
+            report.message()
+        ))
+        .send(PgLogLevel::WARNING),
     }
 }
 

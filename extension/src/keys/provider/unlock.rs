@@ -404,7 +404,7 @@ fn cannot_recover(cause: &Report) -> Report {
         format!("cannot start without keys: {}", cause.message()),
     )
     .detail(format!("{} {}", need, cause.detail_text()))
-    .hint("Make the key provider reachable and start the server again. Nothing was changed.")
+    .hint("Make the key provider reachable and start the server again. No data was changed.")
 }
 
 fn starts_without_groups(cause: &Report, are_needed: bool) -> Report {

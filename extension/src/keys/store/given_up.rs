@@ -164,7 +164,8 @@ pub(crate) fn after_redo() -> Result<()> {
     let lost = lost_files()?;
     buffers::flush_and_drop_files(&lost);
     fault::point("given_up.redone");
-    overwrite(&lost)
+    overwrite(&lost).unwrap_or_else(|report| report.send(PgLogLevel::WARNING));
+    Ok(())
 }
 
 /// At server start, when the logs have been read: overwrites such pages as well, because there may
@@ -174,10 +175,10 @@ pub(crate) fn after_redo() -> Result<()> {
 /// # Errors
 /// If a file cannot be written.
 pub(crate) fn before_redo() -> Result<()> {
-    match HERE.with(|here| here.is_some()) {
-        true => overwrite(&lost_files()?),
-        false => Ok(()),
+    if HERE.with(|here| here.is_some()) {
+        overwrite(&lost_files()?).unwrap_or_else(|report| report.send(PgLogLevel::WARNING));
     }
+    Ok(())
 }
 
 fn lost_files() -> Result<Vec<RelFile>> {
@@ -185,12 +186,30 @@ fn lost_files() -> Result<Vec<RelFile>> {
     Ok(files.map(|info| info.file).filter(|file| directory::is_lost(*file)).collect())
 }
 
+/// Overwrites what is there and can be written; the error of the first file of which that is not
+/// so. Nobody else is to wait for it: [`announce`] tries again.
 fn overwrite(lost: &[RelFile]) -> Result<()> {
-    lost.iter().try_for_each(|file| {
-        relation_files::overwrite(*file, |header| {
-            page::version_of(header).is_some_and(|version| directory::is_lost_key(*file, version))
-        })
-    })
+    let mut all = Ok(());
+    for &file in lost {
+        let is_meant = |header: &[u8]| {
+            page::version_of(header).is_some_and(|version| directory::is_lost_key(file, version))
+        };
+        let done = match relation_files::is_away(file) {
+            true => Err(away(file)),
+            false => relation_files::overwrite(file, is_meant),
+        };
+        all = all.and(done);
+    }
+    all
+}
+
+fn away(file: RelFile) -> Report {
+    Report::new(
+        PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+        format!("relation file {file} may have pages of a key group that was given up"),
+    )
+    .detail("The directory of its tablespace does not exist.")
+    .hint("Mount it, or drop the tablespace.")
 }
 
 /// When the server can write WAL: logs the tombstones and the ends of the groups, and removes the
@@ -213,6 +232,9 @@ pub(crate) fn announce() -> Result<()> {
     if given_up.groups.is_empty() {
         return storage.remove(NAME).map_err(|error| not_read(&error));
     }
+    // What could not be overwritten when the server started. A source of `pg_rewind` that knows of
+    // the end would not bring the keystore back under which such pages open.
+    overwrite(&lost_files()?)?;
     fault::point("given_up.announcing");
     let lock = KeystoreLock::acquire();
     let tombstones = tombstones()?;

@@ -8,4 +8,5 @@ pub(crate) mod former;
 pub(crate) mod given_up;
 pub(crate) mod key_groups;
 pub(crate) mod persist;
+pub(crate) mod presence;
 pub(crate) mod unsettled;

@@ -25,7 +25,7 @@ use pagevault_keystore::{FormatError, Lsn, Problem, Record, Scope, batch};
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
-use super::{database_keys, directory, former};
+use super::{database_keys, directory, former, presence};
 use crate::pg::checkpoint::CheckpointDelay;
 use crate::pg::locks::{KeystoreLock, ServerLock};
 use crate::pg::report::{Report, Result, code_of, internal};
@@ -103,7 +103,10 @@ fn require_room(scope: Scope, records: &[Record]) -> Result<()> {
     .detail(
         "Keys of dropped relations count until they are forgotten (pagevault.keep_former_keys).",
     )
-    .hint("Raise pagevault.max_data_keys and restart the server."))
+    .hint(match shared.control.was_standby() {
+        true => "Restart the server: at its start it reserves more room than is in use. Raise pagevault.max_data_keys.",
+        false => "Raise pagevault.max_data_keys and restart the server.",
+    }))
 }
 
 /// Whether the keystore has or had keys of a database: its own database key, or data keys of its
@@ -231,7 +234,11 @@ pub(crate) fn stage(
     };
     let mut log = match shared.control.position(scope) {
         Some(position) => Log::resume(&storage, position),
-        None => Log::create(&storage, id, scope, &[]).map_err(|e| keystore_failure(&e))?,
+        None => {
+            let log = Log::create(&storage, id, scope, &[]).map_err(|e| keystore_failure(&e))?;
+            presence::note(scope, wal::reached())?;
+            log
+        }
     };
     shared.control.set_keystore_id(&id);
     let remembered = shared.control.set_position(&log.position());

@@ -8,6 +8,7 @@ use pagevault_keystore::directory::FileSlot;
 use pagevault_keystore::wal::is_key_place;
 use pagevault_keystore::{DataKeyVersion, RelFile};
 
+use crate::keys::store::{directory, former};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::Result;
 use crate::pg::{catalog, process, relation_files, survey, xact};
@@ -30,11 +31,25 @@ pub(super) fn missing(is_wanted: impl Fn(RelFile) -> bool) -> Result<Missing> {
             && is_wanted(info.file)
             && !is_key_place(info.file)
             && !relation_files::may_have_any_fork(info.file)
+            && !was_moved(info.file)
         {
             missing.insert(info.file, (info.slot, last));
         }
     }
     Ok(missing)
+}
+
+/// Whether the pages may be in another tablespace, and under this key. While the library is not
+/// loaded, the server moves databases as files, which keep their numbers (`movedb`, dbcommands.c).
+/// Moving the database back makes the pages readable.
+fn was_moved(file: RelFile) -> bool {
+    let mut others = relation_files::tablespaces().map(|tablespace| RelFile { tablespace, ..file });
+    others.any(|other| {
+        let page = || relation_files::first_page(other);
+        other != file
+            && !directory::is_known(other)
+            && page().is_some_and(|page| !former::is_plaintext(&page))
+    })
 }
 
 /// Notes which files of this worker's database, and which shared files, were dropped.

@@ -153,6 +153,7 @@ fn make_mark(name: &str, group: Option<KeyGroup>) -> std::io::Result<()> {
         mark.read_to_string(&mut content)?;
         if !groups_of_mark(&content).is_some_and(|groups| groups.contains(&group)) {
             mark.write_all(line_of_mark(group).as_bytes())?;
+            mark.sync_all()?;
         }
     }
     // Afterwards, because another process may find at the same time that there is no mark.

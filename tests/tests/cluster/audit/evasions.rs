@@ -6,6 +6,7 @@ use std::process::Stdio;
 
 use anyhow::{Context, Result, bail, ensure};
 use pagevault_tests::cluster::{expect_error, run_sql};
+use pagevault_tests::installation::run;
 use pagevault_tests::{Cluster, Settings, StopMode};
 use serde_json::Value;
 
@@ -174,6 +175,51 @@ fn grants_of_key_administration_are_recorded() -> Result<()> {
     cluster.finish()
 }
 
+/// The names of roles are shared by databases with other encodings.
+#[test]
+fn grants_of_roles_whose_names_a_database_cannot_write_are_recorded() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.sql(
+        "CREATE ROLE \"schlüssel\"; GRANT pagevault_admin TO \"schlüssel\"; CREATE ROLE app",
+    )?;
+    cluster.sql("CREATE DATABASE latin ENCODING latin1 TEMPLATE template0 LOCALE 'C'")?;
+    // The bytes of the name in UTF-8.
+    let psql = |statement: &str| {
+        let statement = format!("SET client_encoding = latin1; {statement}");
+        run(cluster.program("psql").args(["-q", "-d", "latin", "-c", &statement]))
+    };
+    for statement in [
+        "GRANT \"schlüssel\" TO app",
+        "CREATE ROLE new IN ROLE \"schlüssel\"",
+        "ALTER GROUP \"schlüssel\" ADD USER app",
+    ] {
+        let lines = written(&cluster, || psql(statement).map(drop))?;
+        let grants = of(&lines, "grant");
+        ensure!(grants.len() == 2, "{statement}: {lines:#?}");
+    }
+    cluster.finish()
+}
+
+/// The role that its members can manage keys by has another name for a moment.
+#[test]
+fn a_grant_under_another_name_is_recorded() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.sql("CREATE ROLE app")?;
+    let lines = written(&cluster, || {
+        cluster.sql(
+            "BEGIN; ALTER ROLE pagevault_admin RENAME TO x; GRANT x TO app;
+             ALTER ROLE x RENAME TO pagevault_admin; COMMIT",
+        )
+    })?;
+    let renames = of(&lines, "rename");
+    for (object, to) in [("role pagevault_admin", "x"), ("role x", "pagevault_admin")] {
+        let renames = renames.iter().filter(|line| line["object"] == object && line["to"] == to);
+        let outcomes: Vec<_> = renames.map(|line| &line["outcome"]).collect();
+        ensure!(outcomes == ["attempted", "ok"], "{object}: {lines:#?}");
+    }
+    cluster.finish()
+}
+
 /// The extension's script grants as well, but not what a trigger does meanwhile.
 #[test]
 fn grants_while_the_extension_is_created_are_recorded() -> Result<()> {
@@ -183,15 +229,17 @@ fn grants_while_the_extension_is_created_are_recorded() -> Result<()> {
     let mut other = cluster.client_to("other")?;
     other.batch_execute(
         "CREATE FUNCTION helps() RETURNS event_trigger LANGUAGE plpgsql
-             AS 'BEGIN GRANT pagevault_admin TO app; END';
+             AS 'BEGIN GRANT pagevault_admin TO app;
+                 GRANT SET ON PARAMETER pagevault.enforce_encryption TO app; END';
          CREATE EVENT TRIGGER helps ON ddl_command_end WHEN TAG IN ('CREATE VIEW')
              EXECUTE FUNCTION helps()",
     )?;
     let lines = written(&cluster, || run_sql(&mut other, "CREATE EXTENSION pagevault"))?;
     let grants = of(&lines, "grant");
-    let is_recorded =
-        |line: &&Value| line["object"] == "role pagevault_admin" && line["to"] == "app";
-    ensure!(!grants.is_empty() && grants.iter().all(is_recorded), "{lines:#?}");
+    for object in ["role pagevault_admin", "setting pagevault.enforce_encryption"] {
+        ensure!(grants.iter().any(|line| line["object"] == object), "{object}: {lines:#?}");
+    }
+    ensure!(grants.iter().all(|line| line["to"] == "app"), "{lines:#?}");
     drop(other);
     cluster.finish()
 }

@@ -4,6 +4,7 @@ use std::thread::JoinHandle;
 
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::cluster::{expect_error, run_sql, text};
+use pagevault_tests::unreading::UnreadingClient;
 use pagevault_tests::{Cluster, Settings, StopMode};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -239,35 +240,17 @@ fn nothing_is_delayed(cluster: &Cluster) -> Result<()> {
     run_sql(&mut client, "SELECT * FROM pagevault.shred_former_files('postgres')")
 }
 
-/// A client that reads nothing of a large result; its session is in `secure_write` with all its
-/// locks.
-struct UnreadingClient(std::process::Child);
-
-impl UnreadingClient {
-    fn new(cluster: &Cluster) -> Result<UnreadingClient> {
-        // More than the buffers of socket and pipe hold.
-        let query = "COPY (SELECT t.name FROM t, generate_series(1, 1000)) TO STDOUT";
-        let mut psql = cluster.program("psql");
-        psql.args(["-q", "-d", "postgres", "-c", query]).stdout(std::process::Stdio::piped());
-        let unreading = UnreadingClient(psql.spawn()?);
-        let waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'ClientWrite'";
-        cluster.eventually(waits, "1")?;
-        Ok(unreading)
-    }
-}
-
-impl Drop for UnreadingClient {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+/// A session that waits for its client.
+fn unread(cluster: &Cluster) -> Result<UnreadingClient> {
+    let query = "SELECT t.name FROM t, generate_series(1, 1000)";
+    UnreadingClient::new(cluster, "postgres", query)
 }
 
 #[test]
 fn a_client_that_does_not_read_delays_nothing() -> Result<()> {
     let mut cluster = cluster(&[])?;
     cluster.allow_log("connection to client lost");
-    let unreading = UnreadingClient::new(&cluster)?;
+    let unreading = unread(&cluster)?;
     nothing_is_delayed(&cluster)?;
     drop(unreading);
     cluster.finish()
@@ -277,8 +260,8 @@ fn a_client_that_does_not_read_delays_nothing() -> Result<()> {
 fn a_stopped_client_delays_nothing() -> Result<()> {
     let mut cluster = cluster(&[])?;
     cluster.allow_log("connection to client lost");
-    let unreading = UnreadingClient::new(&cluster)?;
-    let pid = Pid::from_raw(unreading.0.id() as i32).context("no process id")?;
+    let unreading = unread(&cluster)?;
+    let pid = Pid::from_raw(unreading.pid() as i32).context("no process id")?;
     kill_process(pid, Signal::STOP)?;
     nothing_is_delayed(&cluster)?;
     drop(unreading);

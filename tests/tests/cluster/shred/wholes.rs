@@ -5,6 +5,8 @@ use std::net::TcpListener;
 use std::os::unix::net::UnixStream;
 use std::thread;
 
+use pagevault_tests::unreading::UnreadingClient;
+
 use super::*;
 
 #[test]
@@ -161,6 +163,28 @@ fn a_session_that_connects_to_its_own_database_holds_up_no_redo() -> Result<()> 
     thread::spawn(move || io::copy(&mut from_server, &mut to_client));
     wait_for(&standby, &primary)?;
     ensure!(asking.join().is_ok_and(|asked| asked.is_err()), "the session has not ended");
+    standby.finish()?;
+    primary.finish()
+}
+
+/// From 18 on, a session that sends to its client hears of no conflict with recovery.
+#[test]
+fn a_client_that_does_not_read_holds_up_no_redo() -> Result<()> {
+    let (primary, _keys) = cluster("")?;
+    primary.sql("CREATE DATABASE app")?;
+    let mut app = primary.client_to("app")?;
+    run_sql(&mut app, "CREATE EXTENSION pagevault")?;
+    run_sql(&mut app, "CREATE TABLE secret (id int); SELECT pagevault.encrypt('secret')")?;
+    drop(app);
+    let mut standby = standby_of(&primary, &[])?;
+    standby.allow_log("terminating connection");
+    standby.allow_log("connection to client lost");
+    wait_for(&standby, &primary)?;
+    let query = "SELECT repeat('x', 1000) FROM generate_series(1, 1000000)";
+    let unreading = UnreadingClient::new(&standby, "app", query)?;
+    primary.sql("SELECT * FROM pagevault.shred_database('app', 'app')")?;
+    wait_for(&standby, &primary)?;
+    drop(unreading);
     standby.finish()?;
     primary.finish()
 }

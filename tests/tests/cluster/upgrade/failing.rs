@@ -40,6 +40,18 @@ fn upgrades_that_would_lose_keys_are_refused() -> Result<()> {
     new.append_conf("shared_preload_libraries = ''")?;
     refused(&new, "does not load pagevault")?;
     new.append_conf("shared_preload_libraries = 'pagevault'")?;
+    // pg_upgrade joins its options, and a shell splits them.
+    let with = |options: [&str; 2]| {
+        let mut command = upgrading(&old, &new);
+        command.args(options.iter().flat_map(|option| ["-O", option]));
+        failure(&mut command, &new)
+    };
+    let response = with(["-c shared_preload_libraries=", "-c work_mem=8MB"])?;
+    ensure!(response.contains("does not load pagevault"), "{response}");
+    let response = with(["-c archive_mode='off'", "-c work_mem='8"])?;
+    ensure!(response.contains("end within quotes"), "{response}");
+    let response = with(["-c archive_mode='off'", "-c shared_preload_libraries=''"])?;
+    ensure!(response.contains("does not load pagevault"), "{response}");
 
     // The same directory twice, a directory without a cluster, and a missing directory.
     refused(&old, "the same data directory")?;

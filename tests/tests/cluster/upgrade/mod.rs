@@ -56,7 +56,7 @@ fn alone(old: &Cluster, new: &Cluster) -> Command {
 }
 
 /// pg_upgrade with the keys.
-fn upgrading(old: &Cluster, new: &Cluster) -> Command {
+pub(crate) fn upgrading(old: &Cluster, new: &Cluster) -> Command {
     let mut command = new.installation().command("pagevault-keyring");
     command.args(["exec", "--", "pg_upgrade"]);
     arguments(&mut command, old, new);

@@ -54,7 +54,7 @@ fn report(fault: Fault) -> Report {
             format!("cannot open {page}: the key of the cluster is locked"),
         )
         .detail("Its key provider did not answer or refused when the server started.")
-        .hint("Make the key provider reachable and start the server again. Nothing was changed."),
+        .hint("Make the key provider reachable and start the server again. No data was changed."),
         KeyError::Unapproved { cipher } => fips::refused(&page, "", cipher),
         // WAL keys are never destroyed, and do not belong to a file.
         KeyError::NoKey { .. }

@@ -1,6 +1,7 @@
 //! What a locked group costs others, and what others see of it.
 
 use pagevault_tests::backup::Backup;
+use pagevault_tests::installation::run;
 use pagevault_tests::standby::{allow_what_failovers_say, rewind};
 
 use super::*;
@@ -301,4 +302,24 @@ fn a_former_group_locks_nobody_out() -> Result<()> {
         cluster.finish()?;
     }
     Ok(())
+}
+
+/// pg_upgrade takes over pages as they are.
+#[test]
+fn an_upgraded_cluster_rekeys_its_interim_pages() -> Result<()> {
+    let (cluster, keys, all) = changed(&Settings::default())?;
+    cluster.without_witness("the new cluster is looked at");
+    keys[1].take_away()?;
+    cluster.kill()?;
+    cluster.start_server()?;
+    cluster.sql("CHECKPOINT")?;
+    ensure!(!interim_files(&cluster)?.is_empty(), "nothing is under an interim key");
+    cluster.stop(StopMode::Fast)?;
+    keys[1].bring_back()?;
+    let new = Cluster::create(&Settings::default().conf("autovacuum = off"))?;
+    run(&mut crate::upgrade::upgrading(&cluster, &new))?;
+    new.start_server()?;
+    rekeyed(&new)?;
+    is_whole(&new, &all)?;
+    new.finish()
 }

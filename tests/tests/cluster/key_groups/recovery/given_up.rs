@@ -1,6 +1,8 @@
 //! Groups that are given up: their keys are gone for ever, recovery needs them, and
 //! `pagevault-keyring give-up-key-group` destroys what is in them while the server is down.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::thread;
 
@@ -205,6 +207,37 @@ fn a_group_with_interim_pages_is_given_up() -> Result<()> {
     is_whole(&cluster, &all)?;
     cluster.sql("DROP TABLE acme.u, acme.t; CHECKPOINT")?;
     no_marks(&cluster)?;
+    cluster.finish()
+}
+
+/// One file of the group cannot be written. The server starts, and the group ends for others when
+/// the file has been overwritten.
+#[test]
+fn a_file_that_cannot_be_written_keeps_no_server_from_starting() -> Result<()> {
+    let (mut cluster, keys) = with_groups(&Settings::default())?;
+    allow(&mut cluster);
+    cluster.allow_log("could not");
+    let all = changed(&cluster)?;
+    let table = cluster.data_directory().join(cluster.relation_path("acme.t")?);
+    // PostgreSQL does not start when its own redo cannot open a file.
+    cluster.sql("CHECKPOINT; CREATE TABLE public.other (id int)")?;
+    cluster.kill()?;
+    keys[1].take_away()?;
+    give_up(&cluster)?;
+    fs::set_permissions(&table, Permissions::from_mode(0o400))?;
+    cluster.start_server()?;
+    cluster.sql("INSERT INTO public.other VALUES (1)")?;
+    cluster.eventually_that("it is tried again", || {
+        ensure!(cluster.log().matches("could not write file").count() > 1);
+        Ok(())
+    })?;
+    ensure!(marker(&cluster).exists(), "the group has ended");
+    fs::set_permissions(&table, Permissions::from_mode(0o600))?;
+    cluster.eventually_that("the end is logged", || {
+        ensure!(!marker(&cluster).exists());
+        Ok(())
+    })?;
+    is_whole(&cluster, &all)?;
     cluster.finish()
 }
 

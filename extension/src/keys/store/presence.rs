@@ -1,0 +1,72 @@
+//! Key files that must be there (`pagevault_keystore::presence`).
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{ErrorKind, Read, Write};
+
+use pagevault_keystore::log::{self, Contents};
+use pagevault_keystore::presence::{LIMIT, NAME, line, missing, parse};
+use pagevault_keystore::{Lsn, Scope};
+use pgrx::PgSqlErrorCode;
+
+use crate::keys::provider::gone;
+use crate::pg::report::{Report, Result, code_of};
+use crate::pg::{control_file, process};
+
+/// Notes that a scope has a key file, which was created at this address. Durable on return.
+pub(crate) fn note(scope: Scope, created: Lsn) -> Result<()> {
+    append(&line(scope, created)).map_err(|error| failed(&error))
+}
+
+fn append(lines: &str) -> std::io::Result<()> {
+    let directory = process::data_directory();
+    let mut file = File::options().append(true).create(true).open(directory.join(NAME))?;
+    file.write_all(lines.as_bytes())?;
+    file.sync_all()?;
+    File::open(directory)?.sync_all()
+}
+
+/// At server start: refuses a data directory without key files that it had, but for those of
+/// databases that were dropped; and notes those that it has. Not during pg_upgrade, which sets the
+/// address of the new cluster at the end.
+pub(crate) fn require(logs: &[Contents]) -> Result<()> {
+    if process::is_binary_upgrade() {
+        return Ok(());
+    }
+    let named = read().map_err(|error| failed(&error))?;
+    let is_there = |scope| logs.iter().any(|log| log.position.scope == scope);
+    let from = control_file::replayed_from();
+    let may_lack = |scope| is_there(scope) || gone::is_gone(scope);
+    if let Some((scope, created)) = missing(&named, from, may_lack) {
+        return Err(is_missing(scope, created, from));
+    }
+    let scopes = logs.iter().map(|log| log.position.scope);
+    let new = scopes.filter(|scope| !named.contains_key(scope));
+    let lines: String = new.map(|scope| line(scope, from)).collect();
+    if lines.is_empty() { Ok(()) } else { append(&lines).map_err(|error| failed(&error)) }
+}
+
+fn read() -> std::io::Result<BTreeMap<Scope, Lsn>> {
+    let mut text = Vec::new();
+    match File::open(process::data_directory().join(NAME)) {
+        Err(error) if error.kind() == ErrorKind::NotFound => {}
+        file => drop(file?.take(LIMIT).read_to_end(&mut text)?),
+    }
+    Ok(parse(&String::from_utf8_lossy(&text)))
+}
+
+fn is_missing(scope: Scope, created: Lsn, from: Lsn) -> Report {
+    Report::new(
+        PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
+        format!("key file \"{}\" is missing", log::file_name(scope)),
+    )
+    .detail(format!(
+        "The file \"{NAME}\" says that it was there at {created}, and WAL is replayed from {from} on. Nothing was changed."
+    ))
+    .hint(format!("Restore the directory pagevault/ from the backup that the data directory is from. If it was removed on purpose, or is lost for ever, remove \"{NAME}\" as well: what the keys have encrypted is unreadable then."))
+}
+
+fn failed(error: &std::io::Error) -> Report {
+    Report::new(code_of(error), format!("could not read or write file \"{NAME}\": {error}"))
+        .detail("It names the key files. Nothing was changed.")
+}

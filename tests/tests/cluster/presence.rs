@@ -1,0 +1,63 @@
+//! A data directory without its key files, as after a restore that left them out, is refused.
+
+use std::fs;
+
+use anyhow::{Result, ensure};
+use pagevault_tests::cluster::run_sql;
+use pagevault_tests::{Cluster, Settings, StopMode};
+
+fn refused(cluster: &Cluster, file: &str) -> Result<()> {
+    ensure!(cluster.start_server().is_err(), "the server starts without {file}");
+    let log = cluster.log();
+    let last = log.rsplit("FATAL:").next().unwrap_or_default();
+    ensure!(last.contains(&format!("key file \"{file}\" is missing")), "{last}");
+    ensure!(last.contains("Restore the directory pagevault/"), "{last}");
+    Ok(())
+}
+
+#[test]
+fn a_data_directory_without_key_files_is_refused() -> Result<()> {
+    let (mut cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.allow_log("is missing");
+    cluster.without_witness("its keystore is taken away");
+    cluster.sql("CREATE TABLE t AS SELECT 7 AS id; SELECT pagevault.encrypt('t'); CHECKPOINT")?;
+    cluster.sql("CREATE DATABASE gone")?;
+    let encrypt =
+        "CREATE EXTENSION pagevault; CREATE TABLE t (id int); SELECT pagevault.encrypt('t')";
+    run_sql(&mut cluster.client_to("gone")?, encrypt)?;
+    let gone = cluster.text("SELECT oid FROM pg_database WHERE datname = 'gone'")?;
+    cluster.stop(StopMode::Fast)?;
+    let keystore = cluster.data_directory().join("pagevault");
+    let away = cluster.directory().join("away");
+    fs::rename(&keystore, &away)?;
+    refused(&cluster, "cluster.keys")?;
+    // As a restore may leave it.
+    fs::remove_dir_all(&keystore).or_else(|_| anyhow::Ok(()))?;
+    fs::create_dir(&keystore)?;
+    cluster.installation().give(&keystore)?;
+    refused(&cluster, "cluster.keys")?;
+    fs::remove_dir_all(&keystore)?;
+    fs::rename(&away, &keystore)?;
+    for database in ["5", &gone] {
+        let file = keystore.join(format!("{database}.keys"));
+        let away = file.with_extension("away");
+        fs::rename(&file, &away)?;
+        refused(&cluster, &format!("{database}.keys"))?;
+        fs::rename(&away, &file)?;
+    }
+    cluster.start_server()?;
+    ensure!(cluster.text("SELECT id FROM t")? == "7", "the row is lost");
+    // Nobody needs the key file of a database that was dropped.
+    cluster.sql("DROP DATABASE gone")?;
+    cluster.sql("CHECKPOINT")?;
+    cluster.stop(StopMode::Fast)?;
+    fs::remove_file(keystore.join(format!("{gone}.keys")))?;
+    cluster.start_server()?;
+    // Removed on purpose.
+    cluster.stop(StopMode::Fast)?;
+    fs::remove_dir_all(&keystore)?;
+    fs::remove_file(cluster.data_directory().join("pagevault.files"))?;
+    cluster.start_server()?;
+    ensure!(cluster.text("SELECT state FROM pagevault.status")? == "no_master_key");
+    cluster.finish()
+}
