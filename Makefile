@@ -4,7 +4,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all test-unit test-regress test-recovery test-upgrade \
-	powercut inject schedules models hostile builds hosts aarch64 prove install bench claims lint tidy fuzz deb deb-fips test-fips sbom book image cnpg-image image-test docker-demo
+	powercut inject schedules models hostile builds hosts aarch64 prove install bench claims lint tidy fuzz deb deb-fips test-fips sbom book image official-image cnpg-image image-test docker-demo
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -100,6 +100,9 @@ sbom: ## what the packages are made of, as CycloneDX
 
 image: ## the container image pagevault:PG; IMAGE_ARGS go to docker build
 	@set -e; for pg in $(or $(PG),17); do tools/image $$pg $(IMAGE_ARGS); done
+
+official-image: ## the same on top of the official postgres image: pagevault-official:PG
+	@set -e; for pg in $(or $(PG),17); do tools/image $$pg official $(IMAGE_ARGS); done
 
 cnpg-image: ## the image that CloudNativePG mounts; PG=18 or newer
 	@set -e; for pg in $(or $(PG),18); do tools/cnpg-image $$pg $(IMAGE_ARGS); done

@@ -53,13 +53,15 @@ impl Container {
 
     /// Runs a shell command in the container as its user.
     pub(crate) fn shell(&self, command: &str) -> Result<String> {
-        docker(&["exec", &self.name, "bash", "-c", command])
+        docker(&["exec", "-u", "postgres", &self.name, "bash", "-c", command])
     }
 
     /// Runs a statement as the superuser `postgres`; columns are separated by `|`.
     pub(crate) fn sql(&self, statement: &str) -> Result<String> {
         docker(&[
             "exec",
+            "-u",
+            "postgres",
             &self.name,
             "psql",
             "-X",
