@@ -71,8 +71,11 @@ pub(crate) fn drop(name: &str) -> Result<()> {
     }
     if state.uses_provider(name) {
         let scopes: BTreeSet<Scope> = wrapped_by(&state, name).map(|(scope, ..)| scope).collect();
+        let has_others = |(_, _, key, _): (_, _, &DatabaseKey, _)| !key.others.is_empty();
         let hint = if scopes.iter().all(|scope| is_gone(*scope)) {
             "These databases are gone. Nobody asks the provider for their keys any more; its name is kept for backups of their time."
+        } else if wrapped_by(&state, name).all(has_others) {
+            "Other master keys wrap the same keys. Take those of this provider away with pagevault.drop_cluster_master_key(), pagevault.drop_database_master_key() or pagevault.drop_key_group_master_key() first."
         } else {
             "Move them to another provider with pagevault.set_database_master_key() or pagevault.set_cluster_master_key() first."
         };
