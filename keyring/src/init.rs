@@ -226,13 +226,34 @@ fn has_provider(found: &Value, wanted: &Wanted) -> Result<bool, Failure> {
         ))
 }
 
+/// The rows of the newest database key of the cluster: one for each master key.
+fn newest(found: &Value) -> impl Iterator<Item = &Value> {
+    let keys = list(&found["cluster"]["database_keys"]).iter();
+    let keys = keys.filter(|key| key["scope"] == "cluster");
+    let newest = keys.clone().filter_map(|key| key["version"].as_i64()).max();
+    keys.filter(move |key| key["version"].as_i64() == newest)
+}
+
+/// What to say if the master key that is wanted wraps nothing, because the cluster has another one.
+pub(crate) fn stays_with_another(found: &Value, wanted: &Wanted) -> Option<String> {
+    let is_wanted =
+        |key: &Value| key["provider"] == wanted.provider && key["master_key"] == wanted.key;
+    newest(found).next()?;
+    if newest(found).any(is_wanted) {
+        return None;
+    }
+    let [provider, key] = [&wanted.provider, &wanted.key].map(|name| literal(name));
+    Some(format!(
+        "Unchanged: {}. Key \"{}\" of provider \"{}\" wraps nothing yet. To use it instead: SELECT pagevault.set_cluster_master_key({provider}, {key})",
+        master_key(found),
+        wanted.key,
+        wanted.provider
+    ))
+}
+
 /// The master key of the cluster that there is, or its lack.
 fn master_key(found: &Value) -> String {
-    let newest = list(&found["cluster"]["database_keys"])
-        .iter()
-        .filter(|key| key["scope"] == "cluster")
-        .max_by_key(|key| key["version"].as_i64());
-    match newest {
+    match newest(found).min_by_key(|key| key["preference"].as_i64()) {
         None => "the cluster has a master key".to_owned(),
         Some(key) => format!(
             "the cluster has the master key \"{}\" of provider \"{}\"",
@@ -332,6 +353,30 @@ mod tests {
             assert!(failure.message.contains("is missing"), "{failure:?}");
         }
         assert!(plan(&found, &wanted(), Held::Key).is_ok());
+    }
+
+    #[test]
+    fn a_library_that_was_taken_away_is_put_back_first() {
+        let mut found = server("", "", "16");
+        found["databases"][0]["error"] = json!("ERROR:  invalid page");
+        let preload = Action::Sql(preload(""));
+        // Neither a key file nor anything else that the cluster may have.
+        assert_eq!(to_do(&found, Held::NoFile), [preload.clone(), Action::Restart]);
+        found["databases"][0] = json!({"name": "app", "extension_version": "1"});
+        assert_eq!(to_do(&found, Held::NoFile), [preload, Action::Restart]);
+    }
+
+    #[test]
+    fn another_master_key_stays() {
+        let mut found = server("pagevault", "pagevault", "16");
+        assert_eq!(stays_with_another(&found, &wanted()), None);
+        let row = |version, provider| json!({"scope": "cluster", "version": version, "provider": provider, "master_key": "main", "preference": 1});
+        found["cluster"] = json!({"database_keys": [row(1, "local"), row(2, "lost")]});
+        let said = stays_with_another(&found, &wanted()).unwrap_or_default();
+        assert!(said.contains("master key \"main\" of provider \"lost\""), "{said}");
+        assert!(said.ends_with("set_cluster_master_key('local', 'main')"), "{said}");
+        found["cluster"] = json!({"database_keys": [row(2, "lost"), row(2, "local")]});
+        assert_eq!(stays_with_another(&found, &wanted()), None);
     }
 
     #[test]
