@@ -5,13 +5,15 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::doctor::{libraries, preload, workers_wanted};
+use crate::doctor::{preload, workers_wanted};
 use crate::failure::{Failure, refuse};
 use crate::quoting::literal;
-use crate::server::{list, text};
+use crate::server::{libraries, list, runs_without_library, text};
 
 /// Gives a role's objects to superusers again.
 const REASSIGN: &str = "Check the objects, then REASSIGN OWNED BY, or ALTER ROLE ... SUPERUSER.";
+
+const CREATE_EXTENSION: &str = "CREATE EXTENSION pagevault";
 
 /// What the operator wants.
 pub(crate) struct Wanted {
@@ -85,9 +87,17 @@ pub(crate) fn plan(found: &Value, wanted: &Wanted, held: Held) -> Result<Vec<Ste
     steps.push(step(
         format!("database \"{here}\" has the extension"),
         has_extension,
-        Action::Sql("CREATE EXTENSION pagevault".to_owned()),
+        Action::Sql(CREATE_EXTENSION.to_owned()),
         "DROP EXTENSION pagevault",
     ));
+    // What a cluster without the library may have is known after the restart.
+    let is_unseen = |database: &Value| database["error"].is_string();
+    if runs_without_library(found)
+        && (has_extension || list(&found["databases"]).iter().any(is_unseen))
+    {
+        steps.retain(|step| step.action != Some(Action::Sql(CREATE_EXTENSION.to_owned())));
+        return Ok(steps);
+    }
     // After the extension, which tells what the cluster has.
     if let Some(path) = wanted.key_file() {
         if held != Held::Key {
@@ -139,7 +149,8 @@ fn require_own_schema(found: &Value) -> Result<(), Failure> {
             ))
             .with_hint(REASSIGN));
     }
-    if let Some(error) = database["error"].as_str() {
+    // Without the library, what is encrypted cannot be read. It is looked at after the restart.
+    if let Some(error) = database["error"].as_str().filter(|_| !runs_without_library(found)) {
         return Err(refuse(format!("database \"{here}\" could not be looked at"))
             .with_detail(error.to_owned()));
     }
@@ -370,7 +381,10 @@ mod tests {
     fn another_master_key_stays() {
         let mut found = server("pagevault", "pagevault", "16");
         assert_eq!(stays_with_another(&found, &wanted()), None);
-        let row = |version, provider| json!({"scope": "cluster", "version": version, "provider": provider, "master_key": "main", "preference": 1});
+        let row = |version, provider| {
+            let (scope, key) = ("cluster", "main");
+            json!({"scope": scope, "version": version, "provider": provider, "master_key": key})
+        };
         found["cluster"] = json!({"database_keys": [row(1, "local"), row(2, "lost")]});
         let said = stays_with_another(&found, &wanted()).unwrap_or_default();
         assert!(said.contains("master key \"main\" of provider \"lost\""), "{said}");
