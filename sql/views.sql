@@ -77,6 +77,14 @@ CREATE VIEW pagevault.key_groups AS
       FROM pagevault.key_group_rows() k;
 COMMENT ON VIEW pagevault.key_groups IS 'key groups: relations under a key of their own';
 
+CREATE VIEW pagevault.encrypted_databases AS
+    SELECT d.datname AS database,
+           k.encrypted_files
+      FROM pagevault.encrypted_database_rows() k
+      LEFT JOIN pg_catalog.pg_database d ON d.oid = k.database
+     WHERE d.oid IS NOT NULL OR k.database = 0;
+COMMENT ON VIEW pagevault.encrypted_databases IS 'databases that have encrypted files, with or without the extension';
+
 CREATE VIEW pagevault.relations AS
     SELECT c.oid::pg_catalog.regclass AS relation,
            c.relkind AS kind,
@@ -242,6 +250,8 @@ COMMENT ON COLUMN pagevault.key_groups.databases IS 'databases with relations in
 COMMENT ON COLUMN pagevault.key_groups.relation_files IS 'number of relation files that are written under its key; files that are gone count until their keys are forgotten';
 COMMENT ON COLUMN pagevault.key_groups.data_keys IS 'number of data keys under its key, former ones included';
 
+COMMENT ON COLUMN pagevault.encrypted_databases.database IS 'name of the database; null for shared catalogs';
+COMMENT ON COLUMN pagevault.encrypted_databases.encrypted_files IS 'number of files whose new pages are encrypted';
 COMMENT ON COLUMN pagevault.former_keys.kind IS 'database, wal or data; data keys are those of files in use';
 COMMENT ON COLUMN pagevault.former_keys.key_group IS 'name of the key group, if the scope is one';
 COMMENT ON COLUMN pagevault.former_keys.scope IS 'owner of a database key, or of the file of a data key: cluster, database or key group';
@@ -373,6 +383,7 @@ COMMENT ON FUNCTION pagevault.provider_rows() IS 'Serves the view providers.';
 COMMENT ON FUNCTION pagevault.database_key_rows() IS 'Serves the view database_keys.';
 COMMENT ON FUNCTION pagevault.data_key_rows() IS 'Serves the view data_keys.';
 COMMENT ON FUNCTION pagevault.relation_rows() IS 'Serves the view relations.';
+COMMENT ON FUNCTION pagevault.encrypted_database_rows() IS 'Serves the view encrypted_databases.';
 COMMENT ON FUNCTION pagevault.former_key_rows() IS 'Serves the view former_keys.';
 COMMENT ON FUNCTION pagevault.key_age_rows() IS 'Serves the view key_ages.';
 COMMENT ON FUNCTION pagevault.key_group_rows() IS 'Serves the view key_groups.';
@@ -415,10 +426,11 @@ GRANT EXECUTE ON FUNCTION
     TO PUBLIC;
 
 -- Monitoring: drift, state on disk, cost.
-GRANT SELECT ON pagevault.drift, pagevault.stats, pagevault.key_ages,
+GRANT SELECT ON pagevault.drift, pagevault.stats, pagevault.key_ages, pagevault.encrypted_databases,
     pagevault.former_keys, pagevault.key_groups TO pg_monitor, pagevault_admin;
 GRANT EXECUTE ON FUNCTION pagevault.drift(boolean), pagevault.verify(regclass), pagevault.stats_rows(),
-    pagevault.key_age_rows(), pagevault.former_key_rows(), pagevault.key_group_rows()
+    pagevault.key_age_rows(), pagevault.former_key_rows(), pagevault.key_group_rows(),
+    pagevault.encrypted_database_rows()
     TO pg_monitor, pagevault_admin;
 
 -- Key management. Functions that change something check the role again.

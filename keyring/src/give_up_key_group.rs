@@ -122,20 +122,26 @@ fn require_no_key(
         .flat_map(|(version, key)| key.wrappings().map(move |wrapping| (version, key, wrapping)))
         .collect();
     let mut operations = Vec::new();
-    // One that cannot be asked for, because of the configuration here, has a failure.
-    let failures: Vec<Option<Failure>> = asked
+    // Whether a key file is asked. One that cannot be asked for, because of the configuration here,
+    // has a failure.
+    let is_in_file: Vec<Result<bool, Failure>> = asked
         .iter()
         .map(|(_, _, wrapping)| {
-            let operation = keystore.unwrap_operation(scope, wrapping, without_answer);
-            operation.map(|operation| operations.push(operation)).err()
+            let operation = keystore.unwrap_operation(scope, wrapping, without_answer)?;
+            let is_in_file = operation.provider.kind == "file";
+            operations.push(operation);
+            Ok(is_in_file)
         })
         .collect();
     let mut outcomes = keystore.ask(operations).into_iter();
     let mut unanswered = Vec::new();
-    for ((version, key, wrapping), failure) in asked.into_iter().zip(failures) {
-        let outcome = match failure {
-            Some(failure) => Outcome::Failed(failure),
-            None => outcomes.next().unwrap_or_else(|| Outcome::Failed(refuse("no reply"))),
+    for ((version, key, wrapping), is_in_file) in asked.into_iter().zip(is_in_file) {
+        let (outcome, is_in_file) = match is_in_file {
+            Err(failure) => (Outcome::Failed(failure), false),
+            Ok(is_in_file) => {
+                let outcome = outcomes.next();
+                (outcome.unwrap_or_else(|| Outcome::Failed(refuse("no reply"))), is_in_file)
+            }
         };
         let what = format!(
             "master key \"{}\" of provider \"{}\"",
@@ -150,6 +156,12 @@ fn require_no_key(
                     .with_detail(format!("It is unwrapped by {what}. Nothing was changed."))
                     .with_hint("Start the server: it needs nothing else. To end the group all the same, use pagevault.shred_key_group() then."));
             }
+            // No key file says that a key is gone: it may be an old copy, or a new file where the
+            // right one is not mounted.
+            Err(failure) if is_in_file => unanswered.push(format!(
+                "{what}: {}; another copy of the key file may have the key",
+                failure.message
+            )),
             Err(failure) if is_refusal(&failure) => {}
             Err(failure) => unanswered.push(format!("{what}: {}", failure.message)),
         }
@@ -159,7 +171,7 @@ fn require_no_key(
     }
     Err(refuse(format!("it is not known whether the key of key group \"{name}\" is gone"))
         .with_detail(format!("No answer from {}. Nothing was changed.", unanswered.join("; ")))
-        .with_hint("Make the provider reachable for this command, or ask the owner of the key. Options of a provider can be replaced with --providers; --allow-credentials and --allow-command permit those in the key files. If the provider will never answer again, use --without-answer."))
+        .with_hint("Make the provider reachable for this command, or ask the owner of the key. Options of a provider can be replaced with --providers; --allow-credentials and --allow-command permit those in the key files. If the provider will never answer again, or no copy of a key file has the key, use --without-answer."))
 }
 
 /// Whether the provider has answered, and will not unwrap with the key. Anything else may pass.

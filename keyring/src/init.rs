@@ -5,13 +5,15 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::doctor::{libraries, preload, workers_wanted};
+use crate::doctor::{preload, workers_wanted};
 use crate::failure::{Failure, refuse};
 use crate::quoting::literal;
-use crate::server::{list, text};
+use crate::server::{libraries, list, runs_without_library, text};
 
 /// Gives a role's objects to superusers again.
 const REASSIGN: &str = "Check the objects, then REASSIGN OWNED BY, or ALTER ROLE ... SUPERUSER.";
+
+const CREATE_EXTENSION: &str = "CREATE EXTENSION pagevault";
 
 /// What the operator wants.
 pub(crate) struct Wanted {
@@ -85,9 +87,17 @@ pub(crate) fn plan(found: &Value, wanted: &Wanted, held: Held) -> Result<Vec<Ste
     steps.push(step(
         format!("database \"{here}\" has the extension"),
         has_extension,
-        Action::Sql("CREATE EXTENSION pagevault".to_owned()),
+        Action::Sql(CREATE_EXTENSION.to_owned()),
         "DROP EXTENSION pagevault",
     ));
+    // What a cluster without the library may have is known after the restart.
+    let is_unseen = |database: &Value| database["error"].is_string();
+    if runs_without_library(found)
+        && (has_extension || list(&found["databases"]).iter().any(is_unseen))
+    {
+        steps.retain(|step| step.action != Some(Action::Sql(CREATE_EXTENSION.to_owned())));
+        return Ok(steps);
+    }
     // After the extension, which tells what the cluster has.
     if let Some(path) = wanted.key_file() {
         if held != Held::Key {
@@ -139,7 +149,8 @@ fn require_own_schema(found: &Value) -> Result<(), Failure> {
             ))
             .with_hint(REASSIGN));
     }
-    if let Some(error) = database["error"].as_str() {
+    // Without the library, what is encrypted cannot be read. It is looked at after the restart.
+    if let Some(error) = database["error"].as_str().filter(|_| !runs_without_library(found)) {
         return Err(refuse(format!("database \"{here}\" could not be looked at"))
             .with_detail(error.to_owned()));
     }
@@ -226,13 +237,34 @@ fn has_provider(found: &Value, wanted: &Wanted) -> Result<bool, Failure> {
         ))
 }
 
+/// The rows of the newest database key of the cluster: one for each master key.
+fn newest(found: &Value) -> impl Iterator<Item = &Value> {
+    let keys = list(&found["cluster"]["database_keys"]).iter();
+    let keys = keys.filter(|key| key["scope"] == "cluster");
+    let newest = keys.clone().filter_map(|key| key["version"].as_i64()).max();
+    keys.filter(move |key| key["version"].as_i64() == newest)
+}
+
+/// What to say if the master key that is wanted wraps nothing, because the cluster has another one.
+pub(crate) fn stays_with_another(found: &Value, wanted: &Wanted) -> Option<String> {
+    let is_wanted =
+        |key: &Value| key["provider"] == wanted.provider && key["master_key"] == wanted.key;
+    newest(found).next()?;
+    if newest(found).any(is_wanted) {
+        return None;
+    }
+    let [provider, key] = [&wanted.provider, &wanted.key].map(|name| literal(name));
+    Some(format!(
+        "Unchanged: {}. Key \"{}\" of provider \"{}\" wraps nothing yet. To use it instead: SELECT pagevault.set_cluster_master_key({provider}, {key})",
+        master_key(found),
+        wanted.key,
+        wanted.provider
+    ))
+}
+
 /// The master key of the cluster that there is, or its lack.
 fn master_key(found: &Value) -> String {
-    let newest = list(&found["cluster"]["database_keys"])
-        .iter()
-        .filter(|key| key["scope"] == "cluster")
-        .max_by_key(|key| key["version"].as_i64());
-    match newest {
+    match newest(found).min_by_key(|key| key["preference"].as_i64()) {
         None => "the cluster has a master key".to_owned(),
         Some(key) => format!(
             "the cluster has the master key \"{}\" of provider \"{}\"",
@@ -332,6 +364,33 @@ mod tests {
             assert!(failure.message.contains("is missing"), "{failure:?}");
         }
         assert!(plan(&found, &wanted(), Held::Key).is_ok());
+    }
+
+    #[test]
+    fn a_library_that_was_taken_away_is_put_back_first() {
+        let mut found = server("", "", "16");
+        found["databases"][0]["error"] = json!("ERROR:  invalid page");
+        let preload = Action::Sql(preload(""));
+        // Neither a key file nor anything else that the cluster may have.
+        assert_eq!(to_do(&found, Held::NoFile), [preload.clone(), Action::Restart]);
+        found["databases"][0] = json!({"name": "app", "extension_version": "1"});
+        assert_eq!(to_do(&found, Held::NoFile), [preload, Action::Restart]);
+    }
+
+    #[test]
+    fn another_master_key_stays() {
+        let mut found = server("pagevault", "pagevault", "16");
+        assert_eq!(stays_with_another(&found, &wanted()), None);
+        let row = |version, provider| {
+            let (scope, key) = ("cluster", "main");
+            json!({"scope": scope, "version": version, "provider": provider, "master_key": key})
+        };
+        found["cluster"] = json!({"database_keys": [row(1, "local"), row(2, "lost")]});
+        let said = stays_with_another(&found, &wanted()).unwrap_or_default();
+        assert!(said.contains("master key \"main\" of provider \"lost\""), "{said}");
+        assert!(said.ends_with("set_cluster_master_key('local', 'main')"), "{said}");
+        found["cluster"] = json!({"database_keys": [row(2, "lost"), row(2, "local")]});
+        assert_eq!(stays_with_another(&found, &wanted()), None);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! Read-only: the server may be running, and unfinished records at the end of files are ignored.
 
 mod beside;
+mod in_use;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fs;

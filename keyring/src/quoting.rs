@@ -26,6 +26,11 @@ pub(crate) fn literal(text: &str) -> String {
     format!("{}'{inner}'", if has_escapes { "E" } else { "" })
 }
 
+/// A name as SQL, in a statement that is shown: control characters are shown as escapes.
+pub(crate) fn identifier(name: &str) -> String {
+    format!("\"{}\"", name.replace('"', "\"\""))
+}
+
 /// A text as a word of a POSIX shell. Control characters are not shown, so the word is another one
 /// then; but it is one.
 pub(crate) fn shell_word(text: &str) -> String {

@@ -1,5 +1,7 @@
 //! SQL functions behind the views. None of them handles key material.
 
+use std::collections::BTreeMap;
+
 use pagevault_keystore::directory::Directory;
 use pagevault_keystore::wal::is_key_place;
 use pagevault_keystore::{Scope, Wrapping};
@@ -9,10 +11,10 @@ use crate::keys::provider::gone::is_gone;
 use crate::keys::provider::{admin, helper, unlock};
 use crate::keys::store::{directory, escrow, key_groups, persist};
 use crate::keys::usage::wal_switch;
-use crate::pg::catalog;
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{OrRaise, Report, Result};
 use crate::pg::survey::Survey;
+use crate::pg::{catalog, relation_files};
 use crate::shmem::health::Moment;
 use crate::shmem::secrets::State;
 use crate::{preload, roles, shmem, verify};
@@ -311,6 +313,29 @@ fn key_rows(directory: &Directory<'_>) -> Result<Vec<KeyRow>> {
         }
     }
     Ok(rows)
+}
+
+/// Rows of the view `pagevault.encrypted_databases`: encrypted files of all databases; 0 has those
+/// of shared catalogs.
+#[pg_extern]
+fn encrypted_database_rows()
+-> TableIterator<'static, (name!(database, pg_sys::Oid), name!(encrypted_files, i64))> {
+    preload::require_active().or_raise();
+    let files = encrypted_files(&shmem::required().or_raise().directory).or_raise();
+    TableIterator::new(files.into_iter().map(|(database, files)| (database.into(), files)))
+}
+
+fn encrypted_files(directory: &Directory<'_>) -> Result<BTreeMap<u32, i64>> {
+    let mut files = BTreeMap::new();
+    for file in directory.files()? {
+        let file = file?;
+        let is_encrypted = file.current.is_some() && !is_key_place(file.file);
+        // Keys of dropped relations are kept for a while.
+        if is_encrypted && relation_files::may_exist(file.file) {
+            *files.entry(file.file.database).or_default() += 1;
+        }
+    }
+    Ok(files)
 }
 
 /// Rows of the view `pagevault.relations`: all relations with storage, the key of new pages, and

@@ -9,8 +9,10 @@ use clap::Args;
 use pagevault_keystore::protocol::{ErrorClass, Finding};
 use serde_json::{Map, Value};
 
+use crate::access::Access;
 use crate::failure::{Failure, unprintable};
 use crate::findings::Findings;
+use crate::offline::{Keystore, has_keystore};
 use crate::provider::{Environment, Provider};
 use crate::{check, providers};
 
@@ -28,7 +30,8 @@ pub(super) struct Check {
     /// Name of the master key
     #[arg(long, value_name = "NAME")]
     key: String,
-    /// The server's data directory; files with keys or credentials inside it are refused
+    /// The server's data directory: files with keys or credentials inside it are refused, and the
+    /// keys in use there are unwrapped, if the provider has wrapped them
     #[arg(long, value_name = "DIR")]
     data_directory: Option<PathBuf>,
 }
@@ -43,6 +46,9 @@ impl Check {
         let mut findings = findings.into_vec();
         if let Some(provider) = provider {
             findings.extend(check::check(provider.as_ref(), Some(&self.key)));
+            if findings.iter().all(|finding| finding.failure.is_none()) {
+                findings.extend(self.in_use());
+            }
         }
         for finding in &findings {
             print(out, finding).map_err(unprintable)?;
@@ -55,6 +61,25 @@ impl Check {
         };
         writeln!(out, "\n{verdict}").map_err(unprintable)?;
         Ok(if well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    }
+
+    /// Whether the key unwraps what it has wrapped in the data directory, if this has the same
+    /// provider.
+    fn in_use(&self) -> Option<Finding> {
+        let directory = self.data_directory.as_deref().filter(|path| has_keystore(path))?;
+        let unwrapped = options(&self.options).and_then(|options| {
+            // As for the provider: whoever gives these options has chosen them.
+            let keystore = Keystore::read(directory, Access::new(true, true, None)?)?;
+            keystore.unwrap_by(&self.provider_kind, &options, &self.key)
+        });
+        let mut findings = Findings::default();
+        match unwrapped {
+            Ok(0) => return None,
+            other => findings.note("the keys in use can be unwrapped", other, |count| {
+                format!("database keys that were unwrapped: {count}")
+            }),
+        };
+        findings.into_vec().pop()
     }
 
     fn provider(&self) -> Result<Box<dyn Provider>, Failure> {

@@ -1,7 +1,7 @@
 //! `pagevault-keyring escrow`: exporting, checking and restoring recovery bundles.
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Subcommand;
@@ -112,11 +112,22 @@ impl Escrow {
                 let keys = escrow::restore(&bundle, &identities, &data_directory, &holder)?;
                 let (key, name) = (&holder.key, &holder.provider.name);
                 format!(
-                    "Database keys now wrapped by key \"{key}\" of provider \"{name}\": {keys}.\nStart the server. Create its standbys again."
+                    "Database keys now wrapped by key \"{key}\" of provider \"{name}\": {keys}.\n{}Start the server. Create its standbys again.",
+                    later_keys(&data_directory)
                 )
             }
         };
         writeln!(out, "{said}").map_err(unprintable)?;
         Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// A warning where WAL from elsewhere is to be replayed: it may have newer database keys than the
+/// bundle.
+fn later_keys(data_directory: &Path) -> &'static str {
+    if data_directory.join("recovery.signal").exists() {
+        "If a database key was made after the bundle, recovery waits for it: set a recovery target before that, or use a newer bundle.\n"
+    } else {
+        ""
     }
 }

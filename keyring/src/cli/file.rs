@@ -26,7 +26,16 @@ pub(super) fn create(
             "A name has 1 to {NAME_LIMIT} bytes and no control characters."
         )));
     }
-    let place = Place::resolve(&absolute_path(path)?)?;
+    let path_given = absolute_path(path)?;
+    let place = Place::resolve(&path_given).map_err(|failure| {
+        match path_given.parent().filter(|directory| !directory.exists()) {
+            Some(directory) => failure.with_hint(format!(
+                "Check the path. To create the directory, run as the user that runs the server: mkdir -m 0700 \"{}\"",
+                directory.display()
+            )),
+            None => failure,
+        }
+    })?;
     outside(&place, data_directory)?;
     place.check_directories()?;
     store::make_if_missing(&place)?;

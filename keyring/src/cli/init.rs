@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::connection::Connection;
 use super::{check, file};
 use crate::failure::{Failure, refuse, unprintable};
-use crate::init::{Action, Held, Step, Wanted, plan};
+use crate::init::{self, Action, Held, Step, Wanted, plan};
 use crate::keyfile::place::Place;
 use crate::keyfile::store;
 use crate::options::absolute_path;
@@ -62,6 +62,9 @@ impl Init {
                 writeln!(out, "there    {}", visible(&step.what)).map_err(unprintable)?;
             }
             writeln!(out, "\nEverything is there; nothing was changed.").map_err(unprintable)?;
+            if let Some(another) = init::stays_with_another(&found, &wanted) {
+                writeln!(out, "{}", visible(&another)).map_err(unprintable)?;
+            }
             return Ok(ExitCode::SUCCESS);
         }
         let apply = self.apply || {
@@ -169,8 +172,10 @@ fn carry_out(
 ) -> Result<ExitCode, Failure> {
     for _ in 0..ROUNDS {
         let Some(step) = steps.iter().find(|step| step.action.is_some()).cloned() else {
-            writeln!(out, "\nThe server can encrypt: SELECT pagevault.encrypt('TABLE')")
-                .map_err(unprintable)?;
+            let verdict = init::stays_with_another(&found, wanted).unwrap_or_else(|| {
+                "The server can encrypt: SELECT pagevault.encrypt('TABLE')".to_owned()
+            });
+            writeln!(out, "\n{}", visible(&verdict)).map_err(unprintable)?;
             return Ok(ExitCode::SUCCESS);
         };
         match step.action.as_ref() {

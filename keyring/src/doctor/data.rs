@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::Severity::{Critical, Notice, Warning};
 use super::{Finding, anything_encrypted, count, is_loaded};
-use crate::server::{list, text};
+use crate::server::{list, runs_without_library, text};
 
 /// Differences that a finding names; of others it has the number.
 const NAMED: usize = 3;
@@ -17,9 +17,13 @@ pub(super) fn unreachable(found: &Value, findings: &mut Vec<Finding>) {
                 Finding::new(Warning, "database-not-seen", "the database could not be looked at")
                     .in_database(text(&database["name"]))
                     .why(error.replace('\n', " "))
-                    .cure(
-                        "connect as a superuser, or as a member of pagevault_admin and pg_monitor",
-                    ),
+                    .cure(if runs_without_library(found) {
+                        "load pagevault: without it, what is encrypted cannot be read"
+                    } else if database["refused"] == true {
+                        "connect as a superuser, or as a member of pagevault_admin and pg_monitor"
+                    } else {
+                        "see the error, and docs/troubleshooting.md"
+                    }),
             );
         }
         let owner = text(&database["extension_owner"]);

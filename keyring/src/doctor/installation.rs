@@ -3,14 +3,9 @@
 use serde_json::Value;
 
 use super::Severity::{Critical, Notice, Warning};
-use super::{Finding, is_loaded};
-use crate::quoting::{literal, shell_word};
-use crate::server::{list, text};
-
-/// PostgreSQL's library names in a list, which may be quoted.
-pub(crate) fn libraries(setting: &str) -> Vec<&str> {
-    setting.split(',').map(|name| name.trim().trim_matches('"')).filter(|n| !n.is_empty()).collect()
-}
+use super::{Finding, count, is_loaded};
+use crate::quoting::{identifier, literal, shell_word};
+use crate::server::{libraries, list, text};
 
 /// The statement that adds pagevault to a list of libraries.
 pub(crate) fn preload(setting: &str) -> String {
@@ -49,7 +44,11 @@ pub(super) fn library(found: &Value, findings: &mut Vec<Finding>) {
 pub(super) fn extension(found: &Value, findings: &mut Vec<Finding>) {
     let databases = list(&found["databases"]);
     let has_extension = |database: &&Value| !database["extension_version"].is_null();
+    let is_seen = |database: &Value| database["error"].is_null();
     if !databases.iter().any(|database| has_extension(&database)) {
+        if !databases.iter().all(is_seen) {
+            return;
+        }
         findings.push(
             Finding::new(Warning, "extension-missing", "no database has the extension pagevault")
                 .why("Its functions and views are needed to set a master key, to encrypt and to look.")
@@ -58,19 +57,37 @@ pub(super) fn extension(found: &Value, findings: &mut Vec<Finding>) {
         return;
     }
     for database in databases.iter().filter(|database| !has_extension(database)) {
-        if database["labels"].as_i64().unwrap_or(0) > 0 {
-            findings.push(
-                Finding::new(
-                    Warning,
-                    "extension-missing",
-                    "labels of pagevault in a database without the extension",
-                )
-                .in_database(text(&database["name"]))
-                .why("Without it nobody sees what is encrypted there, nor what should be.")
-                .cure("CREATE EXTENSION pagevault"),
-            );
-        }
+        let name = text(&database["name"]);
+        let what = match encrypted_files(found, name) {
+            0 if database["labels"].as_i64().unwrap_or(0) == 0 => continue,
+            0 => "labels of pagevault in a database without the extension".to_owned(),
+            files => {
+                format!("{} in a database without the extension", count(files, "encrypted file"))
+            }
+        };
+        let cure = if database["open"] == false {
+            format!(
+                "ALTER DATABASE {} ALLOW_CONNECTIONS true; then in it: CREATE EXTENSION pagevault",
+                identifier(name)
+            )
+        } else {
+            "CREATE EXTENSION pagevault".to_owned()
+        };
+        findings.push(
+            Finding::new(Warning, "extension-missing", what)
+                .in_database(name)
+                .why("Without it nobody sees what is encrypted there, nor what should be; nor is DROP EXTENSION refused for it.")
+                .cure(cure),
+        );
     }
+}
+
+/// The encrypted files of a database, as the whole cluster knows them.
+fn encrypted_files(found: &Value, database: &str) -> usize {
+    let mut databases = list(&found["cluster"]["encrypted_databases"]).iter();
+    let known = databases.find(|known| known["database"] == database);
+    let files = known.and_then(|known| known["encrypted_files"].as_u64()).unwrap_or(0);
+    usize::try_from(files).unwrap_or(usize::MAX)
 }
 
 pub(super) fn versions(found: &Value, findings: &mut Vec<Finding>) {

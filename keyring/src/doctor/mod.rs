@@ -14,7 +14,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 pub(crate) use host::look as look_at_host;
-pub(crate) use installation::{libraries, preload, workers_wanted};
+pub(crate) use installation::{preload, workers_wanted};
 
 /// How bad a finding is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, clap::ValueEnum)]

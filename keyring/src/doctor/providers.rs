@@ -20,12 +20,37 @@ pub(super) fn outages(found: &Value, findings: &mut Vec<Finding>) {
         } else {
             (Warning, "provider-refuses", "has refused the latest request")
         };
+        let look = format!("look: SELECT * FROM pagevault.check_provider({})", literal(name));
+        let (severity, why, cure) = if others_answer(found, name) {
+            let why = "Other master keys would unlock the same keys after a restart";
+            (Warning, why, format!("repair it, and {look}"))
+        } else {
+            let why = "After a restart its keys would stay locked";
+            (severity, why, format!("repair it, do not restart the server meanwhile, and {look}"))
+        };
         findings.push(
             Finding::new(severity, check, format!("provider \"{name}\" {what}"))
-                .why(format!("After a restart its keys would stay locked. Its last error: {error}"))
-                .cure(format!("repair it, do not restart the server meanwhile, and look: SELECT * FROM pagevault.check_provider({})", literal(name))),
+                .why(format!("{why}. Its last error: {error}"))
+                .cure(cure),
         );
     }
+}
+
+/// Whether each key that a provider wraps is wrapped by another one as well, which has answered.
+fn others_answer(found: &Value, name: &str) -> bool {
+    let answers = |other: &Value| {
+        let mut providers = list(&found["cluster"]["providers"]).iter();
+        let known = providers.find(|known| known["provider"] == *other);
+        known.is_some_and(|known| known["reachable"] == true && known["consecutive_failures"] == 0)
+    };
+    let keys = list(&found["cluster"]["database_keys"]);
+    let mut own = keys.iter().filter(|key| key["provider"] == name).peekable();
+    let place = ["scope", "database", "key_group", "version"];
+    own.peek().is_some()
+        && own.all(|key| {
+            let mut same = keys.iter().filter(|other| place.iter().all(|of| other[of] == key[of]));
+            same.any(|other| other["provider"] != name && answers(&other["provider"]))
+        })
 }
 
 /// The worker that asks the providers.

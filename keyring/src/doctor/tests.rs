@@ -90,6 +90,11 @@ fn each_check_finds_its_own() {
         ("/host/version".into(), json!("0.9.0"), &["program-differs"]),
         (format!("{app}/extension_version"), json!("0.9.0"), &["extension-outdated"]),
         ("/databases/1/labels".into(), json!(2), &["extension-missing"]),
+        (
+            "/cluster/encrypted_databases".into(),
+            json!([{"database": "app", "encrypted_files": 7}, {"database": "other", "encrypted_files": 1}]),
+            &["extension-missing"],
+        ),
         ("/databases/1/error".into(), json!("denied"), &["database-not-seen"]),
         (format!("{status}/state"), json!("no_master_key"), &["no-master-key"]),
         (format!("{status}/locked_database_keys"), json!(1), &["keys-locked"]),
@@ -193,6 +198,47 @@ fn an_outage_is_critical() {
         (Severity::Critical, "provider-unreachable")
     );
     assert!(findings[0].cure.contains("check_provider('it''s')"), "{}", findings[0].cure);
+}
+
+/// If another master key answers, a restart does no harm.
+#[test]
+fn an_outage_of_one_of_several_is_a_warning() {
+    let mut document = sound();
+    let row = |provider, version| {
+        let (scope, state) = ("cluster", "unlocked");
+        json!({"scope": scope, "version": version, "state": state, "provider": provider})
+    };
+    document["cluster"]["database_keys"] =
+        json!([row("local", 1), row("two", 1), row("local", 2), row("two", 2)]);
+    document["cluster"]["providers"] = json!([
+        {"provider": "local", "in_use": true, "reachable": false, "consecutive_failures": 1},
+        {"provider": "two", "in_use": true, "reachable": true, "consecutive_failures": 0},
+    ]);
+    let severity = |document: &Value| {
+        let findings = examine(document);
+        let outage = findings.iter().find(|found| found.check == "provider-unreachable").cloned();
+        outage.map(|outage| (outage.severity, outage.why.contains("would stay locked")))
+    };
+    assert_eq!(severity(&document), Some((Severity::Warning, false)));
+    document["cluster"]["providers"][1]["reachable"] = Value::Null;
+    assert_eq!(severity(&document), Some((Severity::Critical, true)));
+    document["cluster"]["providers"][1]["reachable"] = json!(true);
+    document["cluster"]["database_keys"] = json!([row("local", 1), row("local", 2), row("two", 2)]);
+    assert_eq!(severity(&document), Some((Severity::Critical, true)));
+}
+
+/// Without the library nobody knows what a database that cannot be read has.
+#[test]
+fn a_database_that_cannot_be_read_for_want_of_the_library() {
+    let document = json!({
+        "server": {"settings": {"shared_preload_libraries": ""}},
+        "cluster": null,
+        "databases": [{"name": "app", "error": "ERROR:  invalid page"}],
+    });
+    let findings = examine(&document);
+    let checks: Vec<_> = findings.iter().map(|finding| finding.check).collect();
+    assert_eq!(checks, ["library-not-loaded", "database-not-seen"]);
+    assert!(!findings[1].cure.contains("superuser"), "{findings:?}");
 }
 
 /// A cure names the function for the owner of the key.

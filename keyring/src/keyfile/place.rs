@@ -17,6 +17,11 @@ use crate::failure::Failure;
 use crate::trust::resolve::follow;
 use crate::trust::{FileKind, check_directory, data_directory_above, insecure, io_error, require};
 
+/// What to do about a key file that is not there. It may have keys in use: to whoever creates
+/// another one, the outage becomes a refusal. Where no key can be in use, the callers say how to
+/// create one.
+const NOT_THERE: &str = "Check the path, restore the key file from its copy, or mount what it is on. Do not create a new one: it would not have the keys in use.";
+
 /// A file's directory, without symbolic links, and its name in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
@@ -48,9 +53,7 @@ impl Place {
             let shown = above.display();
             let failure = io_error(&error, &format!("could not find directory \"{shown}\""));
             match (error.kind(), what) {
-                (io::ErrorKind::NotFound, FileKind::KeyFile) => failure.with_hint(format!(
-                    "Check the path. To create the directory, run as the user that runs the server: mkdir -m 0700 \"{shown}\""
-                )),
+                (io::ErrorKind::NotFound, FileKind::KeyFile) => failure.with_hint(NOT_THERE),
                 (io::ErrorKind::NotFound, _) => failure.with_hint("Check the path."),
                 _ => failure,
             }
@@ -206,9 +209,7 @@ impl Place {
             }
             if error.kind() == io::ErrorKind::NotFound {
                 return io_error(&error, &format!("key file \"{shown}\" does not exist"))
-                    .with_hint(format!(
-                        "Restore the file, or check the path. To create a new key file, use: pagevault-keyring file create \"{shown}\" --key NAME"
-                    ));
+                    .with_hint(NOT_THERE);
             }
             io_error(&error, &format!("could not open key file \"{shown}\""))
         })?;

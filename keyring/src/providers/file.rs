@@ -78,10 +78,7 @@ impl FileProvider {
                 format!("key file \"{shown}\" has no key \"{name}\""),
             )
             .with_detail(detail)
-            .with_hint(format!(
-                "Check the name. To create a new key, use: pagevault-keyring file create \
-                 \"{shown}\" --key \"{name}\""
-            ))
+            .with_hint("Check the name, or restore the newest copy of the key file.")
         })
     }
 
@@ -126,9 +123,11 @@ impl Provider for FileProvider {
         };
         let file = self.load()?;
         let Some(version) = self.find(&file, key)?.version(key_version) else {
-            return Err(self.refused(format!(
-                "It was wrapped by version {key_version} of the key, which this file does not contain."
-            )));
+            return Err(self
+                .refused(format!(
+                    "It was wrapped by version {key_version} of the key, which this file does not contain."
+                ))
+                .with_hint("Restore the newest copy of the key file. Each rotation adds a version to it."));
         };
         let mut plaintext = Zeroizing::new(vec![0; body.len().saturating_sub(OVERHEAD)]);
         let bound = associated_data(key, key_version, context);

@@ -238,10 +238,12 @@ fn drift(html: &mut Html, seen: &[(&Value, Share)]) {
 }
 
 /// Databases of which the report knows nothing.
+pub(super) fn not_looked_at(report: &Value) -> impl Iterator<Item = &Value> {
+    list(&report["databases"]).iter().filter(|database| !database["relations"].is_array())
+}
+
 fn unseen(html: &mut Html, report: &Value) {
-    let rows: Vec<_> = list(&report["databases"])
-        .iter()
-        .filter(|database| !database["relations"].is_array())
+    let rows: Vec<_> = not_looked_at(report)
         .map(|database| {
             let why = match (text(&database["error"]), &database["labels"]) {
                 ("", Value::Null) => "it admits no connections",

@@ -69,7 +69,7 @@ fn summary(html: &mut Html, report: &Value) {
         html.tile(
             class(share.encrypted, share.bytes),
             &percent(share.encrypted, share.bytes),
-            &format!("of {of} are encrypted"),
+            &format!("of {of} that were looked at are encrypted{}", unseen(report)),
         );
         html.tile(
             class(share.proven, share.bytes),
@@ -92,6 +92,15 @@ fn summary(html: &mut Html, report: &Value) {
     };
     html.tile(class, &critical.to_string(), &format!("critical findings, {warnings} warnings"));
     html.raw("</ul>\n");
+}
+
+/// What the shares of the summary do not cover.
+fn unseen(report: &Value) -> String {
+    match data::not_looked_at(report).count() {
+        0 => String::new(),
+        1 => "; 1 database was not looked at".to_owned(),
+        number => format!("; {number} databases were not looked at"),
+    }
 }
 
 fn findings(html: &mut Html, report: &Value) {
@@ -309,6 +318,7 @@ mod tests {
         assert!(!page.contains("<img") && !page.contains("onerror=alert(1)>"), "{page}");
         assert!(page.matches("&lt;img").count() > 50);
         assert!(page.ends_with("</html>\n"));
+        assert!(page.contains("are encrypted; 1 database was not looked at"), "{page}");
         assert_eq!(page.matches("<table>").count(), page.matches("</table>").count());
     }
 

@@ -4,12 +4,15 @@
 mod conninfo;
 mod psql;
 
+use pagevault_keystore::protocol::ErrorClass;
 use serde_json::{Map, Value, json};
 
 use crate::failure::Failure;
 pub(crate) use psql::{Psql, Setting};
 
 const SERVER: &str = include_str!("server.sql");
+const DATABASES: &str = include_str!("databases.sql");
+const ENCRYPTED: &str = include_str!("encrypted.sql");
 const DATABASE: &str = include_str!("database.sql");
 const INSTALLED: &str = include_str!("installed.sql");
 
@@ -19,10 +22,23 @@ const INSTALLED: &str = include_str!("installed.sql");
 ///
 /// With `check_files`, the server reads all files of relations.
 ///
+/// Without its library a server may be unable to read what is encrypted, statistics included, on
+/// which most queries depend. Then whatever fails is an `error` of its database.
+///
 /// # Errors
-/// If the server cannot be reached, or none of its databases tells about pagevault and one refuses.
+/// If the server cannot be reached; if it has the library, and cannot tell its databases, or none
+/// of them tells about pagevault and one refuses.
 pub(crate) fn look(psql: &Psql, check_files: bool) -> Result<Value, Failure> {
     let mut server = psql.ask(None, SERVER, &[])?;
+    let lacks_library = runs_without_library(&json!({"server": server}));
+    match (psql.ask(None, DATABASES, &[]), &mut server) {
+        (Ok(Value::Object(more)), Value::Object(server)) => server.extend(more),
+        (Err(failure), Value::Object(server)) if lacks_library => {
+            let here = json!({"name": server["database"], "error": why(&failure)});
+            server.insert("databases".into(), json!([here]));
+        }
+        (told, _) => drop(told?),
+    }
     let check_files = Setting("check_files", if check_files { "true" } else { "false" });
     let mut cluster = Value::Null;
     let (mut databases, mut first_failure) = (Vec::new(), None);
@@ -30,23 +46,28 @@ pub(crate) fn look(psql: &Psql, check_files: bool) -> Result<Value, Failure> {
         let name = text(&database["name"]);
         let mut entry = Map::new();
         entry.insert("name".into(), database["name"].clone());
-        entry.insert("bytes".into(), database["bytes"].clone());
+        for known in ["bytes", "open", "error"] {
+            entry.insert(known.into(), database[known].clone());
+        }
         if database["open"] == json!(true) {
             match psql.ask(Some(name), DATABASE, &[&check_files]) {
                 Ok(mut told) => {
                     let mut part =
                         |name: &str| told.get_mut(name).map(Value::take).unwrap_or_default();
                     let of_cluster = part("cluster");
-                    if cluster.is_null() {
+                    if cluster.is_null() && !of_cluster.is_null() {
                         cluster = of_cluster;
+                        // An older extension does not know.
+                        cluster["encrypted_databases"] =
+                            psql.ask(Some(name), ENCRYPTED, &[]).unwrap_or_default();
                     }
                     if let Value::Object(of_database) = part("database") {
                         entry.extend(of_database);
                     }
                 }
                 Err(failure) => {
-                    let detail = failure.detail.as_ref().unwrap_or(&failure.message);
-                    entry.insert("error".into(), detail.as_str().into());
+                    entry.insert("error".into(), why(&failure).into());
+                    entry.insert("refused".into(), is_refusal(&failure).into());
                     first_failure.get_or_insert(failure);
                 }
             }
@@ -54,7 +75,7 @@ pub(crate) fn look(psql: &Psql, check_files: bool) -> Result<Value, Failure> {
         databases.push(Value::Object(entry));
     }
     // Nobody has told about the cluster; that one might have.
-    if let (Value::Null, Some(failure)) = (&cluster, first_failure) {
+    if let (Value::Null, Some(failure), false) = (&cluster, first_failure, lacks_library) {
         return Err(failure);
     }
     if let Value::Object(server) = &mut server {
@@ -63,9 +84,29 @@ pub(crate) fn look(psql: &Psql, check_files: bool) -> Result<Value, Failure> {
     Ok(json!({"server": server, "cluster": cluster, "databases": databases}))
 }
 
+fn why(failure: &Failure) -> &str {
+    failure.detail.as_ref().unwrap_or(&failure.message)
+}
+
+/// Whether another role might get an answer.
+fn is_refusal(failure: &Failure) -> bool {
+    matches!(failure.class, ErrorClass::Denied | ErrorClass::Unreachable)
+}
+
 /// SHA-256 of the installed `library` and `helper`, if the server may read them.
 pub(crate) fn checksums(psql: &Psql) -> Value {
     psql.ask(None, INSTALLED, &[]).unwrap_or_default()
+}
+
+/// PostgreSQL's library names in a list, which may be quoted.
+pub(crate) fn libraries(setting: &str) -> Vec<&str> {
+    setting.split(',').map(|name| name.trim().trim_matches('"')).filter(|n| !n.is_empty()).collect()
+}
+
+/// Whether the server is known to run without pagevault.
+pub(crate) fn runs_without_library(found: &Value) -> bool {
+    let now = found["server"]["settings"]["shared_preload_libraries"].as_str();
+    now.is_some_and(|now| !libraries(now).contains(&"pagevault"))
 }
 
 /// The text of a JSON string; empty for everything else.

@@ -1,4 +1,5 @@
--- What a server tells without pagevault, and of all its databases; one JSON document.
+-- What a server tells without pagevault; one JSON document. No table is read: a server without the
+-- library may be unable to read statistics, which the planner asks for.
 BEGIN TRANSACTION READ ONLY;
 SET LOCAL search_path = pg_catalog, pg_temp;
 SET LOCAL lock_timeout = '30s';
@@ -34,16 +35,5 @@ SELECT jsonb_build_object(
         SELECT setting::int8 FROM pg_settings WHERE name = 'pagevault.revalidate_interval'),
     'at_next_start', :'next'::jsonb,
     'installed_version', (
-        SELECT default_version FROM pg_available_extensions WHERE name = 'pagevault'),
-    'slots', (
-        SELECT coalesce(jsonb_agg(slot_name ORDER BY slot_name), '[]')
-          FROM pg_replication_slots WHERE NOT temporary),
-    'checkpointer', (SELECT pid FROM pg_stat_activity WHERE backend_type = 'checkpointer'),
-    'databases', (
-        SELECT jsonb_agg(jsonb_build_object(
-                   'name', datname,
-                   'open', datallowconn AND datconnlimit <> -2,
-                   'bytes', CASE WHEN has_database_privilege(oid, 'CONNECT')
-                            THEN pg_database_size(oid) END) ORDER BY datname)
-          FROM pg_database));
+        SELECT default_version FROM pg_available_extensions() WHERE name = 'pagevault'));
 COMMIT;

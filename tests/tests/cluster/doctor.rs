@@ -134,3 +134,74 @@ fn all_databases_are_looked_at_and_no_name_misleads() -> Result<()> {
     }
     cluster.finish()
 }
+
+/// The server runs without the library, and cannot read the statistics of a database.
+#[test]
+fn a_library_that_was_taken_away_is_found() -> Result<()> {
+    let (mut cluster, keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.allow_log("invalid page");
+    cluster.allow_log("page verification failed");
+    cluster.sql("CREATE DATABASE app")?;
+    cluster.client_to("app")?.batch_execute(
+        "CREATE EXTENSION pagevault; CREATE TABLE t AS SELECT 1 AS id; SELECT pagevault.encrypt('t')",
+    )?;
+    let with = "shared_preload_libraries = 'pagevault'";
+    cluster.append_conf("shared_preload_libraries = ''")?;
+    cluster.restart()?;
+    let path = keys.path().display().to_string();
+    let init = ["init", "--key-file", &path];
+    // Only another database has something that cannot be read.
+    let found = findings(&cluster, "warning")?;
+    ensure!(found.contains(&"library-not-loaded".to_owned()), "{found:?}");
+    cluster.append_conf(with)?;
+    cluster.restart()?;
+    cluster.sql("CREATE TABLE t AS SELECT 1 AS id; SELECT pagevault.encrypt('t')")?;
+    cluster.append_conf("shared_preload_libraries = ''")?;
+    cluster.restart()?;
+    let found = findings(&cluster, "warning")?;
+    ensure!(found.starts_with(&["library-not-loaded".to_owned()]), "{found:?}");
+    ensure!(found.contains(&"database-not-seen in postgres".to_owned()), "{found:?}");
+    let (_, output, errors) = keyring(&cluster, "postgres", &["doctor"])?;
+    ensure!(!format!("{output}{errors}").contains("superuser"), "{output}{errors}");
+    let (code, script, errors) = keyring(&cluster, "postgres", &init)?;
+    ensure!(code == 0 && script.contains("SET shared_preload_libraries"), "{code}: {errors}");
+    ensure!(!script.contains("CREATE EXTENSION") && !script.contains("file create"), "{script}");
+    cluster.append_conf(with)?;
+    cluster.restart()?;
+    ensure!(cluster.text("SELECT count(*) FROM t")? == "1");
+    cluster.finish()
+}
+
+/// Databases without the extension are encrypted by a setting of the cluster.
+#[test]
+fn encrypted_databases_without_the_extension_are_found() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.set(&[("pagevault.default_encryption", "on")])?;
+    cluster.sql("CREATE DATABASE shop")?;
+    cluster.sql("CREATE DATABASE closed")?;
+    for database in ["shop", "closed"] {
+        cluster.client_to(database)?.batch_execute("CREATE TABLE t AS SELECT 1 AS id")?;
+    }
+    cluster.sql("ALTER DATABASE closed ALLOW_CONNECTIONS false")?;
+    let query =
+        "SELECT string_agg(database, ',' ORDER BY database) FROM pagevault.encrypted_databases
+                  WHERE encrypted_files > 0";
+    ensure!(cluster.text(query)? == "closed,shop", "{}", cluster.text(query)?);
+    let found = findings(&cluster, "warning")?;
+    for expected in ["extension-missing in shop", "extension-missing in closed"] {
+        ensure!(found.contains(&expected.to_owned()), "{found:?}");
+    }
+    let (_, output, _) = keyring(&cluster, "postgres", &["doctor"])?;
+    ensure!(output.contains("ALTER DATABASE \"closed\" ALLOW_CONNECTIONS true"), "{output}");
+    cluster.sql("DROP DATABASE closed")?;
+    cluster.client_to("shop")?.batch_execute("DROP TABLE t")?;
+    cluster.client_to("shop")?.batch_execute(
+        "CREATE EXTENSION pagevault; SET pagevault.data_catalog_encryption = off;
+         SELECT pagevault.decrypt(c) FROM unnest('{pg_statistic,pg_statistic_ext_data,pg_largeobject}'::regclass[]) c",
+    )?;
+    cluster.client_to("shop")?.batch_execute(
+        "SELECT pagevault.wait_for_rekey(job) FROM pagevault.rekey_jobs; CHECKPOINT",
+    )?;
+    cluster.eventually("SELECT count(*) FROM pagevault.encrypted_databases", "0")?;
+    cluster.finish()
+}

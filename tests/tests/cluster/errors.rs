@@ -241,7 +241,19 @@ fn the_helper() -> Result<()> {
     check("key_file_open_to_others", &cluster, None, &[rotate])?;
     std::fs::set_permissions(keys.path(), Permissions::from_mode(0o600))?;
     keys.take_away()?;
-    check("key_file_away", &cluster, None, &[rotate])?;
+    // To create a new file is proposed only where no key is in use.
+    let elsewhere = r#"SELECT pagevault.add_provider('new', 'file', '{"path": "{dir}/new"}')"#;
+    cluster.sql(&elsewhere.replace("{dir}", &cluster.directory().to_string_lossy()))?;
+    check(
+        "key_file_away",
+        &cluster,
+        None,
+        &[
+            rotate,
+            "SELECT pagevault.set_cluster_master_key('local', 'next')",
+            "SELECT pagevault.set_cluster_master_key('new', 'main')",
+        ],
+    )?;
     keys.bring_back()?;
 
     let hanging = cluster.script("hanging", "exec sleep 60")?;

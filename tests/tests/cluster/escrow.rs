@@ -150,7 +150,8 @@ fn a_backup_is_recovered_with_the_bundle() -> Result<()> {
     let signal = restored.data_directory().join("recovery.signal");
     fs::write(&signal, "")?;
     restored.installation().give(&signal)?;
-    run(&mut restore(&restored, &bundle, &identity, &found))?;
+    let response = run(&mut restore(&restored, &bundle, &identity, &found))?;
+    ensure!(response.contains("set a recovery target before that"), "{response}");
     restored.start_server()?;
     restored.eventually("SELECT pg_is_in_recovery()", "f")?;
     taken_over(&restored)?;

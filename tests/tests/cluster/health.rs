@@ -96,6 +96,39 @@ fn check_provider_reports_faults_and_raises_no_error() -> Result<()> {
     let missing = "NOT ok AND master_key = 'typo' AND result LIKE '%typo%' AND hint <> ''";
     ensure!(count("'local', 'typo'", missing)? == "1", "a key that is not there");
 
+    // A stale copy of the key file wraps and unwraps test keys, but not the keys in use.
+    let in_use = "item = 'the keys in use can be unwrapped'";
+    for key in ["main", "second"] {
+        let condition = format!("{in_use} AND ok AND master_key = '{key}' AND result <> ''");
+        ensure!(count("'local'", &condition)? == "1", "{key}");
+    }
+    let copy = std::fs::read(keys.path())?;
+    cluster.sql(ROTATE)?;
+    let newest = std::fs::read(keys.path())?;
+    std::fs::write(keys.path(), copy)?;
+    let stale = format!(
+        "{in_use} AND NOT ok AND master_key = 'main' AND result LIKE '%the key of the cluster%version 2%'
+         AND hint LIKE 'Restore the newest copy%'"
+    );
+    ensure!(count("'local'", &stale)? == "1", "a stale copy");
+    // So does the program, with a data directory.
+    let offline = || -> Result<(bool, String)> {
+        let options = serde_json::json!({"path": keys.path()}).to_string();
+        let mut program = cluster.program("pagevault-keyring");
+        program.args(["check", "--provider-kind", "file", "--options", &options, "--key", "main"]);
+        let output = program.arg("--data-directory").arg(cluster.data_directory()).output()?;
+        Ok((output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned()))
+    };
+    let (well, output) = offline()?;
+    ensure!(!well && output.contains("not ok  the keys in use can be unwrapped"), "{output}");
+    ensure!(count("'local'", "NOT ok")? == "1", "the other key, and the newest version");
+    std::fs::write(keys.path(), newest)?;
+    ensure!(count("'local'", "NOT ok")? == "0", "the newest copy");
+    let (well, output) = offline()?;
+    ensure!(well && output.contains("keys that were unwrapped: 1"), "{output}");
+    keys.add_key("unused")?;
+    ensure!(count("'local', 'unused'", in_use)? == "0", "a key that wraps nothing");
+
     // For an unused provider only the provider itself is checked.
     let other = cluster.key_file("other", "main")?;
     cluster.sql(&other.add_provider("other"))?;

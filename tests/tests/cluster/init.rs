@@ -69,6 +69,30 @@ fn a_stock_server_is_set_up_once() -> Result<()> {
     cluster.finish()
 }
 
+/// A cluster keeps its master key, and is told so.
+#[test]
+fn another_master_key_stays() -> Result<()> {
+    let (cluster, _keys) =
+        Cluster::with_keys(&Settings::default().conf("max_worker_processes = 24"))?;
+    let other = cluster.key_file("other", "main")?.path().display().to_string();
+    let arguments = ["init", "--key-file", &other, "--provider", "second", "--apply"];
+    for _ in 0..2 {
+        let (code, output, errors) = keyring(&cluster, "postgres", &arguments)?;
+        ensure!(code == 0 && !output.contains("can encrypt"), "{code}: {output}{errors}");
+        ensure!(
+            output.contains(
+                "Unchanged: the cluster has the master key \"main\" of provider \"local\""
+            ),
+            "{output}"
+        );
+        ensure!(output.contains("set_cluster_master_key('second', 'main')"), "{output}");
+    }
+    cluster.sql("SELECT pagevault.set_cluster_master_key('second', 'main')")?;
+    let (_, output, _) = keyring(&cluster, "postgres", &arguments)?;
+    ensure!(output.contains("Everything is there") && !output.contains("Unchanged"), "{output}");
+    cluster.finish()
+}
+
 #[test]
 fn what_it_prints_is_a_script() -> Result<()> {
     let cluster = Cluster::start(&Settings::default().conf("max_worker_processes = 24"))?;

@@ -285,3 +285,14 @@ fn programs_unlock_by_any_of_them() -> Result<()> {
     }
     cluster.start_server()
 }
+
+/// The hint for a provider of an additional master key names what helps.
+#[test]
+fn the_provider_of_another_master_key_is_dropped() -> Result<()> {
+    let (cluster, _files) = with_three(&Settings::default())?;
+    let error = cluster.error("SELECT pagevault.drop_provider('third')")?;
+    ensure!(error.hint.contains("pagevault.drop_cluster_master_key()"), "{error}");
+    cluster.sql("SELECT pagevault.drop_cluster_master_key('third', 'spare')")?;
+    cluster.sql("SELECT pagevault.drop_provider('third')")?;
+    cluster.finish()
+}

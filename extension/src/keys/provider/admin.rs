@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use pagevault_cipher::KeyVersion;
-use pagevault_keystore::protocol::{Action, ProviderSpec};
+use pagevault_keystore::protocol::{Action, Failure, ProviderSpec};
 use pagevault_keystore::state::State;
 use pagevault_keystore::{DatabaseKey, Record, Scope, Wrapping};
 use pgrx::PgSqlErrorCode as Code;
@@ -13,7 +13,7 @@ use super::gone::is_gone;
 use super::operations::{self, Answer, Question};
 use super::{master_keys, refusal};
 use crate::keys::names;
-use crate::keys::store::persist;
+use crate::keys::store::{database_keys, persist};
 use crate::pg::catalog;
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result};
@@ -45,10 +45,8 @@ pub(crate) fn alter(name: &str, options: &Value) -> Result<()> {
     let provider =
         state.provider(name).ok_or_else(|| operations::no_such_provider(name, &state))?;
     let spec = checked_options(BY, name, &provider.kind, options)?;
-    // If a tablespace is not mounted, its databases seem to be dropped.
-    let is_known = |scope: Scope| catalog::database_name(scope.number()).is_some();
     let mut wrapped: Vec<_> = wrapped_by(&state, name).collect();
-    wrapped.retain(|(scope, ..)| !is_gone(*scope) || is_known(*scope));
+    wrapped.retain(|(scope, ..)| is_needed(*scope));
     let mut questions = Vec::new();
     for (scope, version, record, wrapping) in &wrapped {
         let place = (*scope, *version);
@@ -73,8 +71,11 @@ pub(crate) fn drop(name: &str) -> Result<()> {
     }
     if state.uses_provider(name) {
         let scopes: BTreeSet<Scope> = wrapped_by(&state, name).map(|(scope, ..)| scope).collect();
+        let has_others = |(_, _, key, _): (_, _, &DatabaseKey, _)| !key.others.is_empty();
         let hint = if scopes.iter().all(|scope| is_gone(*scope)) {
             "These databases are gone. Nobody asks the provider for their keys any more; its name is kept for backups of their time."
+        } else if wrapped_by(&state, name).all(has_others) {
+            "Other master keys wrap the same keys. Take those of this provider away with pagevault.drop_cluster_master_key(), pagevault.drop_database_master_key() or pagevault.drop_key_group_master_key() first."
         } else {
             "Move them to another provider with pagevault.set_database_master_key() or pagevault.set_cluster_master_key() first."
         };
@@ -100,7 +101,8 @@ pub(crate) struct Checked {
     pub(crate) hint: Option<String>,
 }
 
-/// Checks a provider, with each of its master keys in use, or with `key`.
+/// Checks a provider, with each of its master keys in use, or with `key`, and whether it unwraps
+/// the database keys in use.
 pub(crate) fn check(name: &str, key: Option<&str>) -> Result<Vec<Checked>> {
     let state = persist::current_cluster_state()?;
     let spec = operations::spec_of(&state, name)?;
@@ -117,24 +119,92 @@ pub(crate) fn check(name: &str, key: Option<&str>) -> Result<Vec<Checked>> {
     };
     let question = |key| Question::new(spec.clone(), key, None, Action::Check);
     let answers = operations::ask("check_provider", keys.into_iter().map(question).collect())?;
-    let mut lines = Vec::new();
+    let mut checks = Vec::new();
     for answer in answers {
-        let master_key = Some(answer.subject.key.clone()).filter(|key| !key.is_empty());
+        let master_key = answer.subject.key.clone();
+        let mut lines = Vec::new();
         for finding in answer.findings(&format!("check key provider \"{name}\""))? {
-            let (ok, result, hint) = match finding.failure {
-                None => (true, finding.seen, None),
-                Some(failure) => {
-                    let detail = failure.detail.map(|d| format!(". {d}")).unwrap_or_default();
-                    let fallback = || refusal::hint(failure.class).to_owned();
-                    let hint = failure.hint.unwrap_or_else(fallback);
-                    (false, format!("{}{detail}", failure.message), Some(hint))
-                }
-            };
-            let (master_key, what) = (master_key.clone(), finding.what);
-            lines.push(Checked { master_key, what, ok, result, hint });
+            let line = Checked::new(&master_key, finding.what);
+            lines.push(match finding.failure {
+                None => Checked { result: finding.seen, ..line },
+                Some(failure) => line.failed(failure),
+            });
+        }
+        checks.push((master_key, lines));
+    }
+    // One that fails anyway is not asked again.
+    let usable = checks.iter().filter(|(_, lines)| lines.iter().all(|line| line.ok));
+    let usable = usable.map(|(key, _)| key.as_str()).collect();
+    let mut unwrapped = check_in_use(&state, &spec, &usable)?;
+    let all = checks.into_iter().flat_map(|(key, mut lines)| {
+        lines.extend(unwrapped.remove(&key));
+        lines
+    });
+    Ok(all.collect())
+}
+
+impl Checked {
+    fn new(master_key: &str, what: impl Into<String>) -> Checked {
+        let master_key = Some(master_key.to_owned()).filter(|key| !key.is_empty());
+        Checked { master_key, what: what.into(), ok: true, result: String::new(), hint: None }
+    }
+
+    fn failed(self, failure: Failure) -> Checked {
+        let detail = failure.detail.map(|detail| format!(". {detail}")).unwrap_or_default();
+        let fallback = || refusal::hint(failure.class).to_owned();
+        let hint = Some(failure.hint.unwrap_or_else(fallback));
+        Checked { ok: false, result: format!("{}{detail}", failure.message), hint, ..self }
+    }
+}
+
+/// Whether a provider unwraps the database keys in use that these master keys wrap, as it has to
+/// when the server starts: a test key, which the newest version wraps, does not prove that. Keys of
+/// dropped databases are not needed.
+fn check_in_use(
+    state: &State,
+    spec: &ProviderSpec,
+    master_keys: &BTreeSet<&str>,
+) -> Result<BTreeMap<String, Checked>> {
+    let in_use = database_keys::in_use()?;
+    let mut wrapped: Vec<_> = wrapped_by(state, &spec.name).collect();
+    wrapped.retain(|(scope, version, _, by)| {
+        in_use.contains(&(*scope, *version))
+            && master_keys.contains(by.master_key.as_str())
+            && is_needed(*scope)
+    });
+    let questions = wrapped.iter().map(|(scope, version, record, by)| {
+        Question::unwrap_by(spec.clone(), (*scope, *version), record.check, by)
+    });
+    let answers = operations::ask("check_provider", questions.collect())?;
+    let mut results: BTreeMap<String, (usize, Option<Failure>)> = BTreeMap::new();
+    for ((scope, version, _, by), answer) in wrapped.into_iter().zip(answers) {
+        let (count, failure) = results.entry(by.master_key.clone()).or_default();
+        *count += 1;
+        if failure.is_none()
+            && let Some(refused) = answer.failure()
+        {
+            let whose = master_keys::scope_name(scope);
+            let message = format!("version {version} of the key of {whose}: {}", refused.message);
+            *failure = Some(Failure { message, ..refused.clone() });
         }
     }
-    Ok(lines)
+    let lines = results.into_iter().map(|(key, (count, failure))| {
+        let line = Checked::new(&key, "the keys in use can be unwrapped");
+        let line = match failure {
+            None => {
+                Checked { result: format!("database keys that were unwrapped: {count}"), ..line }
+            }
+            Some(failure) => line.failed(failure),
+        };
+        (key, line)
+    });
+    Ok(lines.collect())
+}
+
+/// Whether the key of a scope is needed. If a tablespace is not mounted, its databases seem to be
+/// dropped.
+fn is_needed(scope: Scope) -> bool {
+    !is_gone(scope) || catalog::database_name(scope.number()).is_some()
 }
 
 /// The master keys of a provider that wrap a database key, each with its newest version in use.

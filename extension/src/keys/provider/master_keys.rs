@@ -14,6 +14,7 @@ use pagevault_keystore::{CheckValue, DatabaseKey, Record, Scope, Wrapping};
 use pgrx::PgSqlErrorCode as Code;
 use pgrx::prelude::PgLogLevel;
 
+use super::creation;
 use super::operations::{self, Answer, Question};
 use super::proof::{self, Expects};
 use super::revoked;
@@ -50,8 +51,9 @@ pub(crate) fn set(by: &str, scope: Scope, provider: &str, key: &str) -> Result<(
     let state = persist::current_cluster_state()?;
     let spec = operations::spec_of(&state, provider)?;
     refused::require_usable(scope)?;
+    let explain = |report| creation::explain(report, &state, &spec, key);
     let Some((_, current)) = state.current_database_key(scope) else {
-        return set_first(by, scope, spec, key);
+        return set_first(by, scope, spec.clone(), key).map_err(explain);
     };
     let mut all = targets(&state, current, false)?;
     match current.wrappings().position(|known| known.is_by(provider, key)) {
@@ -59,8 +61,8 @@ pub(crate) fn set(by: &str, scope: Scope, provider: &str, key: &str) -> Result<(
         Some(known) => drop(all.remove(known)),
         None => drop(all.remove(0)),
     }
-    all.insert(0, Target { spec, key: key.to_owned(), wraps: true });
-    wrap_with(by, &state, scope, &all).map(|_| ())
+    all.insert(0, Target { spec: spec.clone(), key: key.to_owned(), wraps: true });
+    wrap_with(by, &state, scope, &all).map(|_| ()).map_err(explain)
 }
 
 fn set_first(by: &str, scope: Scope, spec: ProviderSpec, key: &str) -> Result<()> {
@@ -111,8 +113,9 @@ pub(crate) fn add(by: &str, scope: Scope, provider: &str, key: &str) -> Result<(
         )
         .detail("More are not possible."));
     }
-    all.push(Target { spec, key: key.to_owned(), wraps: true });
-    wrap_with(by, &state, scope, &all).map(|_| ())
+    all.push(Target { spec: spec.clone(), key: key.to_owned(), wraps: true });
+    let done = wrap_with(by, &state, scope, &all).map(|_| ());
+    done.map_err(|report| creation::explain(report, &state, &spec, key))
 }
 
 /// Takes one of several master keys away, after proving that another one unlocks.

@@ -2,6 +2,7 @@
 //! unwrap database keys.
 
 pub(crate) mod admin;
+mod creation;
 pub(crate) mod gone;
 pub(crate) mod helper;
 pub(crate) mod master_keys;

@@ -59,8 +59,14 @@ pub(crate) fn rotate() -> Result<KeyVersion> {
 }
 
 fn not_encrypted() -> Report {
-    Report::new(PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE, "WAL is not encrypted")
-        .hint("Turn on pagevault.wal_encryption first.")
+    let code = PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE;
+    let report = Report::new(code, "WAL is not encrypted");
+    if guc::wal_encryption() != Some(true) {
+        return report.hint("Turn on pagevault.wal_encryption first.");
+    }
+    report
+        .detail("pagevault.wal_encryption is on, but WAL is not switched yet.")
+        .hint("Try again in a moment. If it stays so, wal_error in pagevault.status says why.")
 }
 
 /// Switches WAL encryption as `pagevault.wal_encryption` requires; for the worker. Stores for the

@@ -101,6 +101,8 @@ const CALLS: &[Row] = &[
     ("SELECT pagevault.rotate_key_group_master_key('of_{who}')",            "x x x . . x ."),
     ("SELECT pagevault.rotate_key_group_key('of_{who}')",                   "x x x . . x ."),
     ("SELECT pagevault.drop_key_group('of_{who}')",                         "x x x . . x ."),
+    ("SELECT * FROM pagevault.encrypted_databases",                         "x x x . . . ."),
+    ("SELECT * FROM pagevault.encrypted_database_rows()",                   "x x x . . . ."),
     ("SELECT * FROM pagevault.key_groups",                                  "x x x . . . ."),
     ("SELECT * FROM pagevault.key_group_rows()",                            "x x x . . . ."),
     ("SELECT * FROM pagevault.key_group_names()",                           ". . . . . . ."),

@@ -64,6 +64,9 @@ fn without_a_cluster_master_key_wal_encryption_is_refused_with_a_message() -> Re
         "false: cannot encrypt WAL: the cluster has no master key",
     )?;
     cluster.eventually_logs("WARNING:  cannot encrypt WAL: the cluster has no master key")?;
+    // The setting is on already.
+    let error = cluster.error("SELECT pagevault.rotate_wal_key()")?;
+    ensure!(error.hint.contains("wal_error") && !error.hint.contains("Turn on"), "{error}");
     let keys = cluster.key_file("keys", "main")?;
     cluster.sql(&keys.add_provider("local"))?;
     cluster.sql("SELECT pagevault.set_cluster_master_key('local', 'main')")?;

@@ -308,15 +308,20 @@ fn only_a_group_whose_key_is_gone_is_given_up() -> Result<()> {
     }
     keys[1].take_away()?;
     refused(&cluster, &confirmed, &["not known whether", "No answer from", "--without-answer"])?;
-    // A provider that is there and does not have the key.
+    // Key files that are there and do not have the key: the right one may not be mounted.
     let other = cluster.key_file("other", "another")?;
     fs::rename(other.path(), keys[1].path())?;
+    let words = ["not known whether", "has no key \"main\"; another copy", "--without-answer"];
+    refused(&cluster, &confirmed, &words)?;
+    keys[1].add_key("main")?;
+    refused(&cluster, &confirmed, &["cannot be unwrapped with key file", "; another copy"])?;
+    let confirmed = ["--confirm", "acme", "--without-answer"];
     // A command that was killed has left this, which says nothing, or has done all.
     let half = marker(&cluster).with_extension("new");
     fs::write(&half, b"pvgiven1")?;
     cluster.installation().give(&half)?;
     let before = fs::read(cluster.data_directory().join("pagevault/cluster.keys"))?;
-    let (said, well) = command(&cluster, &["--dry-run"])?;
+    let (said, well) = command(&cluster, &["--dry-run", "--without-answer"])?;
     ensure!(well && said.contains("Nothing was changed."), "{said}");
     ensure!(said.contains("Key group \"acme\" (key group 100)"), "{said}");
     ensure!(said.contains("database 5: ") && said.contains("  tablespace 1663, relfilenumber "));
