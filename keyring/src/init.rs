@@ -130,10 +130,18 @@ pub(crate) fn plan(found: &Value, wanted: &Wanted, held: Held) -> Result<Vec<Ste
     Ok(steps)
 }
 
-/// Refuses a database in which the statements of a superuser could run what somebody else wrote.
+/// Refuses a cluster that has not told what it has, and a database in which the statements of a
+/// superuser could run what somebody else wrote.
 fn require_own_schema(found: &Value) -> Result<(), Failure> {
     let here = text(&found["server"]["database"]);
     let mut databases = list(&found["databases"]).iter();
+    let unseen = databases.clone().find(|database| database["error"].is_string());
+    if let Some(database) = unseen
+        && found["cluster"].is_null()
+        && !runs_without_library(found)
+    {
+        return Err(unseen_because(database));
+    }
     let Some(database) = databases.find(|database| database["name"] == here) else {
         return Ok(());
     };
@@ -150,11 +158,16 @@ fn require_own_schema(found: &Value) -> Result<(), Failure> {
             .with_hint(REASSIGN));
     }
     // Without the library, what is encrypted cannot be read. It is looked at after the restart.
-    if let Some(error) = database["error"].as_str().filter(|_| !runs_without_library(found)) {
-        return Err(refuse(format!("database \"{here}\" could not be looked at"))
-            .with_detail(error.to_owned()));
+    if database["error"].is_string() && !runs_without_library(found) {
+        return Err(unseen_because(database));
     }
     Ok(())
+}
+
+fn unseen_because(database: &Value) -> Failure {
+    let name = text(&database["name"]);
+    refuse(format!("database \"{name}\" could not be looked at"))
+        .with_detail(text(&database["error"]))
 }
 
 /// Refuses to make a key in the place of one that the cluster had: what is wrapped by that one
@@ -375,6 +388,10 @@ mod tests {
         assert_eq!(to_do(&found, Held::NoFile), [preload.clone(), Action::Restart]);
         found["databases"][0] = json!({"name": "app", "extension_version": "1"});
         assert_eq!(to_do(&found, Held::NoFile), [preload, Action::Restart]);
+        // With the library, another database may tell of a master key.
+        let mut found = server("pagevault", "pagevault", "16");
+        found["databases"] = json!([{"name": "other", "error": "ERROR:  invalid page"}]);
+        assert!(plan(&found, &wanted(), Held::Key).is_err());
     }
 
     #[test]

@@ -41,7 +41,7 @@ pub(crate) fn look(psql: &Psql, check_files: bool) -> Result<Value, Failure> {
     }
     let check_files = Setting("check_files", if check_files { "true" } else { "false" });
     let mut cluster = Value::Null;
-    let (mut databases, mut first_failure) = (Vec::new(), None);
+    let (mut databases, mut first_refusal) = (Vec::new(), None);
     for database in list(&server["databases"]) {
         let name = text(&database["name"]);
         let mut entry = Map::new();
@@ -68,14 +68,16 @@ pub(crate) fn look(psql: &Psql, check_files: bool) -> Result<Value, Failure> {
                 Err(failure) => {
                     entry.insert("error".into(), why(&failure).into());
                     entry.insert("refused".into(), is_refusal(&failure).into());
-                    first_failure.get_or_insert(failure);
+                    if is_refusal(&failure) {
+                        first_refusal.get_or_insert(failure);
+                    }
                 }
             }
         }
         databases.push(Value::Object(entry));
     }
-    // Nobody has told about the cluster; that one might have.
-    if let (Value::Null, Some(failure), false) = (&cluster, first_failure, lacks_library) {
+    // Nobody has told about the cluster; that one might have, asked by another role.
+    if let (Value::Null, Some(failure), false) = (&cluster, first_refusal, lacks_library) {
         return Err(failure);
     }
     if let Value::Object(server) = &mut server {
