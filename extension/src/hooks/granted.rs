@@ -217,7 +217,7 @@ unsafe fn identified(role: *mut pg_sys::RoleSpec) -> Option<(pg_sys::Oid, String
 /// # Safety
 /// `name` is the NUL-terminated name of a role.
 unsafe fn named(name: *const c_char) -> (pg_sys::Oid, String) {
-    // SAFETY: as the caller guarantees.
+    // SAFETY: the text ends with a NUL, as the caller guarantees.
     unsafe { (catalog::role_oid(CStr::from_ptr(name)), text(name).unwrap_or_default()) }
 }
 

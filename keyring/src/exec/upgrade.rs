@@ -225,8 +225,8 @@ fn write(keystore: &Keystore, old: &Path, whole: &State, new: &Path) -> io::Resu
     File::open(new)?.sync_all()
 }
 
-/// Copies the marks of files with pages under interim keys. pg_upgrade takes over pages as they are,
-/// and with them the numbers of files, databases and tablespaces.
+/// Copies the marks of files with pages under interim keys. pg_upgrade takes over pages as they
+/// are, and with them the numbers of files, databases and tablespaces.
 fn copy_marks(old: &Path, new: &Path) -> io::Result<()> {
     let marks = match fs::read_dir(old.join(interim::FOLDER)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),

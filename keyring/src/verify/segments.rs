@@ -88,9 +88,9 @@ pub(super) fn merged(mut segments: Vec<Segment>, mut others: Vec<Segment>) -> Ve
 #[derive(Default)]
 struct History {
     parents: BTreeSet<u32>,
-    /// The owners of addresses: where the addresses of each end, in this order. An address is of the
-    /// newest timeline that began no later (`tliOfPointInHistory`, timeline.c), so a timeline that
-    /// ends before its parent does has none.
+    /// The owners of addresses: where the addresses of each end, in this order. An address is of
+    /// the newest timeline that began no later (`tliOfPointInHistory`, timeline.c), so a timeline
+    /// that ends before its parent does has none.
     owners: Vec<(Lsn, u32)>,
 }
 
