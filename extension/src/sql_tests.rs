@@ -3,6 +3,8 @@
 
 #[pgrx::pg_schema]
 mod tests {
+    use std::time::{Duration, Instant};
+
     use pagevault_keystore::protocol::ErrorClass;
     use pagevault_keystore::{KeyVersion, Lsn, Scope};
     use pgrx::prelude::*;
@@ -11,6 +13,7 @@ mod tests {
     use crate::keys::provider::refusal;
     use crate::pg::locks::KeystoreLock;
     use crate::pg::mapping::{MemoryKind, Region};
+    use crate::pg::process;
     use crate::policy::label::{self, Label};
     use crate::shmem::control::{self, Control};
     use crate::shmem::health::{Health, OperationFailure};
@@ -29,6 +32,16 @@ mod tests {
         let loaded = Spi::get_one::<bool>("SELECT loaded FROM pagevault.status")?;
         assert_eq!(loaded, Some(true));
         Ok(())
+    }
+
+    /// Whoever has waited for something else has reset the latch that came with it.
+    #[pg_test]
+    fn a_reload_before_a_wait_ends_it() {
+        // SAFETY: a plain global of this process.
+        unsafe { pg_sys::ConfigReloadPending = 1 }
+        let begin = Instant::now();
+        process::wait_in_worker(Duration::from_secs(600));
+        assert!(begin.elapsed() < Duration::from_secs(300));
     }
 
     #[pg_test(error = "key provider \"nobody\" does not exist")]

@@ -228,8 +228,11 @@ fn order(job: i64, order: Order) -> Result<()> {
     require_primary("change rekey jobs")?;
     if order == Order::Resume {
         let (rel, kind) = jobs::subject_of(job)?;
-        if let Some(later) = jobs::last_of(rel)?.filter(|last| *last > job) {
-            return Err(replaced(job, later));
+        if kind != JobKind::Decrypt
+            && let Some((last, JobKind::Decrypt)) = jobs::last_with_kind(rel)?
+            && last > job
+        {
+            return Err(replaced(job, last));
         }
         if kind == JobKind::Decrypt && relation::facts(rel).is_some() {
             require_right_to_decrypt(rel)?;
@@ -238,13 +241,13 @@ fn order(job: i64, order: Order) -> Result<()> {
     jobs::apply_order(job, order)
 }
 
-/// What this job was to do need not be what is wanted now.
+/// It would encrypt again what was decrypted since.
 fn replaced(job: i64, later: i64) -> Report {
     Report::new(
         PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
-        format!("rekey job {job} cannot be resumed: a later job has replaced it"),
+        format!("rekey job {job} cannot be resumed: its relation was to be decrypted later"),
     )
-    .detail(format!("Job {later} has the same relation."))
+    .detail(format!("By job {later}."))
 }
 
 /// Resuming a decryption requires the same rights as requesting it: to remove encryption, and to

@@ -223,22 +223,35 @@ pub(crate) fn handle_worker_signals() {
         compat::set_signal_handler(libc::SIGTERM, externs::SignalHandlerForShutdownRequest);
         compat::set_signal_handler(libc::SIGHUP, externs::SignalHandlerForConfigReload);
         pg_sys::BackgroundWorkerUnblockSignals();
+        // A reload since the fork is lost: `BackgroundWorkerMain` (bgworker.c) begins by ignoring
+        // SIGHUP, which discards one that is pending.
+        pg_sys::ConfigReloadPending = 1;
     }
 }
 
 /// Waits in a background worker: for `pause`, or until the worker is woken. Reloads changed
 /// settings. Ends the process if that was requested or the postmaster is gone.
 pub(crate) fn wait_in_worker(pause: Duration) {
-    sleep(pause);
+    // Whoever has waited for something else meanwhile has reset the latch.
+    if !heed_signals() {
+        sleep(pause);
+        heed_signals();
+    }
+}
+
+/// Does what signals have asked a worker for; whether it has reloaded settings.
+fn heed_signals() -> bool {
     // SAFETY: plain globals of this process; configuration is read outside of any transaction.
     unsafe {
         if pg_sys::ShutdownRequestPending != 0 {
             pg_sys::proc_exit(1); // after exit code 0 the worker would never be restarted
         }
-        if pg_sys::ConfigReloadPending != 0 {
-            pg_sys::ConfigReloadPending = 0;
-            pg_sys::ProcessConfigFile(pg_sys::GucContext::PGC_SIGHUP);
+        if pg_sys::ConfigReloadPending == 0 {
+            return false;
         }
+        pg_sys::ConfigReloadPending = 0;
+        pg_sys::ProcessConfigFile(pg_sys::GucContext::PGC_SIGHUP);
+        true
     }
 }
 

@@ -419,6 +419,11 @@ pub(crate) fn last_of(relation: Oid) -> Result<Option<i64>> {
     Ok(last_known(relation)?.as_ref().map(number_of))
 }
 
+/// The same with its kind.
+pub(crate) fn last_with_kind(relation: Oid) -> Result<Option<(i64, JobKind)>> {
+    Ok(last_known(relation)?.map(|known| (number_of(&known), known.request.kind)))
+}
+
 /// The first unfinished job of any of these relations. Those that give way do.
 pub(crate) fn any_unfinished(relations: &[Oid]) -> Result<Option<i64>> {
     let found =

@@ -1,9 +1,10 @@
 //! Kills and outages.
 
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
 use super::Player;
 use crate::cluster::{column, run_sql};
@@ -99,10 +100,21 @@ impl Player {
         // Whoever else stands at a point.
         self.primary.resume();
         let since = || self.primary.log().get(before..).unwrap_or_default().to_owned();
+        let (is_gone, ended) = (Cell::new(false), Cell::new(false));
         self.primary.eventually_that("the crash of a process", || {
-            ensure!(since().contains(AGAIN), "is not noticed");
+            // A worker may have ended by itself before, if nobody had waited for it yet. The
+            // postmaster tells of a signal before it listens to anybody.
+            ended.set(is_gone.get() && !since().contains("was terminated by signal 9"));
+            is_gone.set(test_kill_process(pid).is_err() && self.primary.client().is_ok());
+            ensure!(ended.get() || since().contains(AGAIN), "is not noticed");
             Ok(())
         })?;
+        if ended.get() {
+            // The sessions are gone already.
+            let another = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'checkpointer'";
+            let pid = self.primary.text(another)?.parse()?;
+            return self.kill_one(Pid::from_raw(pid).context("a process")?);
+        }
         // By then the postmaster accepts connections again, or has given up.
         let data = self.primary.data_directory();
         let gave_up = || {

@@ -216,6 +216,19 @@ fn resuming_a_decryption_needs_the_right_to_request_it() -> Result<()> {
     cluster.sql(&resume("postgres"))?;
     ensure!(cluster.text("SELECT pagevault.wait_for_rekey('app.s'::regclass)")? == "t");
     assert_plain(&cluster.files("app.s")?)?;
+    // Nor does a job encrypt what was decrypted later.
+    cluster.set(&[("pagevault.rekey_threshold", "0")])?;
+    cluster.stop_at("rekey.claimed")?;
+    let _ = cluster.sql("SELECT pagevault.encrypt('app.s')");
+    cluster.stopped_at("rekey.claimed")?;
+    let job = cluster.text("SELECT max(job) FROM pagevault.rekey_jobs")?;
+    cluster.sql(&format!("SELECT pagevault.cancel_rekey({job})"))?;
+    cluster.resume();
+    cluster.sql("SELECT pagevault.decrypt('app.s')")?;
+    ensure!(cluster.text("SELECT pagevault.wait_for_rekey('app.s'::regclass)")? == "t");
+    let error = cluster.error(&format!("SELECT pagevault.resume_rekey({job})"))?;
+    ensure!(error.sqlstate == "55000" && error.message.contains("decrypted later"), "{error}");
+    assert_plain(&cluster.files("app.s")?)?;
     cluster.finish()
 }
 
