@@ -13,7 +13,7 @@ mod tests {
     use crate::keys::provider::refusal;
     use crate::pg::locks::KeystoreLock;
     use crate::pg::mapping::{MemoryKind, Region};
-    use crate::pg::process;
+    use crate::pg::worker;
     use crate::policy::label::{self, Label};
     use crate::shmem::control::{self, Control};
     use crate::shmem::health::{Health, OperationFailure};
@@ -37,10 +37,9 @@ mod tests {
     /// Whoever has waited for something else has reset the latch that came with it.
     #[pg_test]
     fn a_reload_before_a_wait_ends_it() {
-        // SAFETY: a plain global of this process.
-        unsafe { pg_sys::ConfigReloadPending = 1 }
+        worker::as_after_a_reload();
         let begin = Instant::now();
-        process::wait_in_worker(Duration::from_secs(600));
+        worker::wait_in_worker(Duration::from_secs(600));
         assert!(begin.elapsed() < Duration::from_secs(300));
     }
 

@@ -21,7 +21,7 @@ pub const NAME: &str = "pagevault.files";
 /// Bytes of the file that are read at most.
 pub const LIMIT: u64 = 16 << 20;
 
-/// The line of a scope's key file.
+/// The line of a scope's key file. An empty line before it ends one that was cut short.
 #[must_use]
 pub fn line(scope: Scope, created: Lsn) -> String {
     format!("{} {created}\n", file_name(scope))

@@ -36,7 +36,7 @@ pub(super) unsafe fn operation(statement: *mut pg_sys::Node) -> Option<Operation
             NodeTag::T_GrantStmt => {
                 let statement = &*statement.cast::<pg_sys::GrantStmt>();
                 let to = names(statement.grantees);
-                if process::creates_us() && is_of_script(statement, &to) {
+                if process::creates_us() && is_of_script(statement) {
                     return None;
                 }
                 Some(granted(statement.is_grant, objects(statement)?, to))
@@ -59,22 +59,22 @@ pub(super) unsafe fn operation(statement: *mut pg_sys::Node) -> Option<Operation
                 let adds = statement.action > 0;
                 Some(Operation { by: "ALTER GROUP", ..granted(adds, role, names(members)) })
             }
-            // A grant of the role under another name would have no line.
+            // A grant under another name would have no line.
             NodeTag::T_RenameStmt => {
                 let statement = &*statement.cast::<pg_sys::RenameStmt>();
-                let is_ours =
-                    |name: *const c_char| !name.is_null() && CStr::from_ptr(name) == ADMIN;
+                let (by, kind, name) = match statement.renameType {
+                    pg_sys::ObjectType::OBJECT_ROLE => ("ALTER ROLE", "role", ADMIN),
+                    pg_sys::ObjectType::OBJECT_SCHEMA => ("ALTER SCHEMA", "schema", SCHEMA),
+                    _ => return None,
+                };
                 let (from, to) = (statement.subname, statement.newname);
-                if statement.renameType != pg_sys::ObjectType::OBJECT_ROLE
-                    || !(is_ours(from) || is_ours(to))
-                {
+                let mut names = [from, to].into_iter().filter(|name| !name.is_null());
+                if !names.any(|named| CStr::from_ptr(named) == name) {
                     return None;
                 }
-                let (by, role) = ("ALTER ROLE", format!("role {}", text(from)?));
-                Some(
-                    Operation { action: "rename", by, to: text(to), ..Operation::default() }
-                        .on(role),
-                )
+                let to = text(to);
+                let renamed = Operation { action: "rename", by, to, ..Operation::default() };
+                Some(renamed.on(format!("{kind} {}", text(from)?)))
             }
             _ => None,
         }
@@ -82,10 +82,23 @@ pub(super) unsafe fn operation(statement: *mut pg_sys::Node) -> Option<Operation
 }
 
 /// Whether the extension's script grants such things, always the same: functions, to these.
-fn is_of_script(statement: &pg_sys::GrantStmt, to: &str) -> bool {
-    let usual = ["PUBLIC", "pg_monitor", "pagevault_admin"];
+///
+/// # Safety
+/// `statement` is as the parser made it.
+unsafe fn is_of_script(statement: &pg_sys::GrantStmt) -> bool {
+    const USUAL: [&CStr; 2] = [c"pg_monitor", ADMIN];
+    // SAFETY: the grantees are roles; one with a name has a NUL-terminated one.
+    let is_usual = |role: *mut pg_sys::RoleSpec| unsafe {
+        match (*role).roletype {
+            RoleSpecType::ROLESPEC_PUBLIC => true,
+            RoleSpecType::ROLESPEC_CSTRING => USUAL.contains(&CStr::from_ptr((*role).rolename)),
+            _ => false,
+        }
+    };
+    // SAFETY: a list of roles, or NIL.
+    let grantees = unsafe { PgList::<pg_sys::RoleSpec>::from_pg(statement.grantees) };
     statement.objtype != pg_sys::ObjectType::OBJECT_PARAMETER_ACL
-        && to.split(", ").all(|role| usual.contains(&role))
+        && grantees.iter_ptr().all(is_usual)
 }
 
 fn granted(grants: bool, object: String, to: String) -> Operation {

@@ -214,56 +214,6 @@ pub(crate) fn serves_users() -> bool {
         || compat::is_slot_sync_worker(kind)
 }
 
-/// Makes this background worker end on SIGTERM and reload its settings on SIGHUP, in any wait; call
-/// once, when it starts.
-pub(crate) fn handle_worker_signals() {
-    // SAFETY: handlers of the server itself, for a process with a latch; then signals are
-    // unblocked.
-    unsafe {
-        compat::set_signal_handler(libc::SIGTERM, externs::SignalHandlerForShutdownRequest);
-        compat::set_signal_handler(libc::SIGHUP, externs::SignalHandlerForConfigReload);
-        pg_sys::BackgroundWorkerUnblockSignals();
-        // A reload since the fork is lost: `BackgroundWorkerMain` (bgworker.c) begins by ignoring
-        // SIGHUP, which discards one that is pending.
-        pg_sys::ConfigReloadPending = 1;
-    }
-}
-
-/// Waits in a background worker: for `pause`, or until the worker is woken. Reloads changed
-/// settings. Ends the process if that was requested or the postmaster is gone.
-pub(crate) fn wait_in_worker(pause: Duration) {
-    // Whoever has waited for something else meanwhile has reset the latch.
-    if !heed_signals() {
-        sleep(pause);
-        heed_signals();
-    }
-}
-
-/// Does what signals have asked a worker for; whether it has reloaded settings.
-fn heed_signals() -> bool {
-    // SAFETY: plain globals of this process; configuration is read outside of any transaction.
-    unsafe {
-        if pg_sys::ShutdownRequestPending != 0 {
-            pg_sys::proc_exit(1); // after exit code 0 the worker would never be restarted
-        }
-        if pg_sys::ConfigReloadPending == 0 {
-            return false;
-        }
-        pg_sys::ConfigReloadPending = 0;
-        pg_sys::ProcessConfigFile(pg_sys::GucContext::PGC_SIGHUP);
-        true
-    }
-}
-
-/// Like [`wait_in_worker`], however often the worker is woken.
-pub(crate) fn pause_worker(pause: Duration) {
-    let end = Instant::now() + pause;
-    while let Some(left) = end.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())
-    {
-        wait_in_worker(left);
-    }
-}
-
 /// Sleeps for `pause`, or until this process is woken. Raises an error if the process is to end.
 pub(crate) fn sleep(pause: Duration) {
     let events = pg_sys::WL_LATCH_SET | pg_sys::WL_TIMEOUT | pg_sys::WL_EXIT_ON_PM_DEATH;

@@ -2,13 +2,14 @@
 
 use std::ffi::CStr;
 use std::panic::AssertUnwindSafe;
+use std::time::{Duration, Instant};
 
 use pgrx::PgSqlErrorCode;
 use pgrx::bgworkers::BackgroundWorker;
 use pgrx::pg_sys::{self, Oid};
 
 use super::locks::ServerLock;
-use super::process::ProcessLocal;
+use super::process::{self, ProcessLocal};
 use super::{compat, exit, externs};
 
 /// Settings that a worker must not take from `postgresql.conf`, a database or the bootstrap
@@ -204,5 +205,65 @@ fn release_session() {
     unsafe {
         pg_sys::AbortOutOfAnyTransaction();
         pg_sys::LockReleaseAll(pg_sys::DEFAULT_LOCKMETHOD as pg_sys::LOCKMETHODID, true);
+    }
+}
+
+/// Makes this background worker end on SIGTERM and reload its settings on SIGHUP, in any wait; call
+/// once, when it starts.
+pub(crate) fn handle_worker_signals() {
+    // SAFETY: handlers of the server itself, for a process with a latch; then signals are
+    // unblocked.
+    unsafe {
+        compat::set_signal_handler(libc::SIGTERM, externs::SignalHandlerForShutdownRequest);
+        compat::set_signal_handler(libc::SIGHUP, externs::SignalHandlerForConfigReload);
+        pg_sys::BackgroundWorkerUnblockSignals();
+        // A reload since the fork is lost: `BackgroundWorkerMain` (bgworker.c) begins by ignoring
+        // SIGHUP, which discards one that is pending.
+        pg_sys::ProcessConfigFile(pg_sys::GucContext::PGC_SIGHUP);
+    }
+}
+
+/// Waits in a background worker: for `pause`, or until the worker is woken. Reloads changed
+/// settings. Ends the process if that was requested or the postmaster is gone.
+pub(crate) fn wait_in_worker(pause: Duration) {
+    // Whoever has waited for something else meanwhile has reset the latch.
+    if !heed_signals() {
+        process::sleep(pause);
+        heed_signals();
+    }
+}
+
+/// As if SIGHUP had come, and somebody had reset the latch since.
+#[cfg(any(test, feature = "pg_test"))]
+pub(crate) fn as_after_a_reload() {
+    // SAFETY: plain globals of this process.
+    unsafe {
+        pg_sys::ConfigReloadPending = 1;
+        pg_sys::ResetLatch(pg_sys::MyLatch);
+    }
+}
+
+/// Does what signals have asked a worker for; whether it has reloaded settings.
+fn heed_signals() -> bool {
+    // SAFETY: plain globals of this process; configuration is read outside of any transaction.
+    unsafe {
+        if pg_sys::ShutdownRequestPending != 0 {
+            pg_sys::proc_exit(1); // after exit code 0 the worker would never be restarted
+        }
+        if pg_sys::ConfigReloadPending == 0 {
+            return false;
+        }
+        pg_sys::ConfigReloadPending = 0;
+        pg_sys::ProcessConfigFile(pg_sys::GucContext::PGC_SIGHUP);
+        true
+    }
+}
+
+/// Like [`wait_in_worker`], however often the worker is woken.
+pub(crate) fn pause_worker(pause: Duration) {
+    let end = Instant::now() + pause;
+    while let Some(left) = end.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())
+    {
+        wait_in_worker(left);
     }
 }

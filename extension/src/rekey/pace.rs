@@ -15,8 +15,8 @@ use super::engine::{Online, in_transaction};
 use super::jobs::{self, Progress};
 use super::traffic::Auto;
 use crate::pg::guc::{self, RekeyRate};
-use crate::pg::process;
 use crate::pg::report::Report;
+use crate::pg::{process, worker};
 
 /// Interval between updates of the progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
@@ -90,10 +90,10 @@ impl<'a> Pace<'a> {
                 if self.waits_too_long(reason) {
                     in_transaction(|| Err::<(), _>(not_available(oid, &what)));
                 }
-                process::wait_in_worker(POLL_INTERVAL);
+                worker::wait_in_worker(POLL_INTERVAL);
             }
             StepResult::Done | StepResult::StartedOver | StepResult::Ended(_) => {
-                process::wait_in_worker(Duration::ZERO)
+                worker::wait_in_worker(Duration::ZERO)
             }
         }
         self.auto.iter_mut().for_each(Auto::resume);
@@ -149,7 +149,7 @@ impl<'a> Pace<'a> {
                 RekeyRate::Unlimited => Duration::ZERO,
             };
             let left = takes.saturating_sub(rewritten.elapsed());
-            process::wait_in_worker(left.min(CHECK_INTERVAL));
+            worker::wait_in_worker(left.min(CHECK_INTERVAL));
             if left <= CHECK_INTERVAL {
                 self.auto.iter_mut().for_each(Auto::resume);
                 return Flow::GoOn;

@@ -32,6 +32,7 @@ shared_struct! {
         clean_start: AtomicU64,
         was_consistent: AtomicBool,
         was_standby: AtomicBool,
+        has_given_up_pages: AtomicBool,
         closed: AtomicU32,
         most_data_keys: AtomicU32,
         /// The number of the key group that is being shredded, or 0; by whom.
@@ -258,6 +259,16 @@ impl Control {
     /// Notes that the server was a standby.
     pub(crate) fn set_was_standby(&self) {
         self.memory.head.was_standby.store(true, Relaxed);
+    }
+
+    /// Whether the start could not overwrite all pages of key groups that were given up.
+    pub(crate) fn has_given_up_pages(&self) -> bool {
+        self.memory.head.has_given_up_pages.load(Relaxed)
+    }
+
+    /// Sets this.
+    pub(crate) fn set_has_given_up_pages(&self, has: bool) {
+        self.memory.head.has_given_up_pages.store(has, Relaxed);
     }
 
     /// The keystore's identity, if it is set.

@@ -52,7 +52,7 @@ impl Running {
 
 /// Main function of the worker.
 pub(super) fn main(argument: pg_sys::Datum) {
-    process::handle_worker_signals();
+    worker::handle_worker_signals();
     let argument = argument.value() as u64;
     let (database, patience) = (argument as u32, Duration::from_secs(argument >> 32));
     if database == ALL_DATABASES {

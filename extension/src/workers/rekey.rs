@@ -50,15 +50,15 @@ pub(super) fn register() {
 
 /// Main function of the launcher.
 pub(super) fn launcher_main() {
-    process::handle_worker_signals();
+    worker::handle_worker_signals();
     // Connecting reads shared catalogs.
     while unlock::prevents_connections() {
-        process::wait_in_worker(LOOK);
+        worker::wait_in_worker(LOOK);
     }
     process::connect_without_database();
     launcher::register();
     // Other libraries start workers at server start too, and slots are few.
-    process::wait_in_worker(FIRST_LOOK);
+    worker::wait_in_worker(FIRST_LOOK);
     let mut running: Vec<(u32, DynamicBackgroundWorker)> = Vec::new();
     let mut turns = Turns::default();
     let mut rotation = rotation::Launcher::default();
@@ -90,11 +90,11 @@ pub(super) fn launcher_main() {
         }
         if has_left_jobs {
             // A worker that cannot be forked, or fails at once, wakes us when it ends.
-            process::pause_worker(LOOK_SOON);
+            worker::pause_worker(LOOK_SOON);
             continue;
         }
         let look = if pending.soon { LOOK_SOON } else { LOOK };
-        process::wait_in_worker(rotation.look().map_or(look, |due| due.min(look)));
+        worker::wait_in_worker(rotation.look().map_or(look, |due| due.min(look)));
     }
 }
 
@@ -145,7 +145,7 @@ enum Run {
 
 /// Main function of a worker.
 pub(super) fn main(database: pg_sys::Datum) {
-    process::handle_worker_signals();
+    worker::handle_worker_signals();
     let database = database.value() as u32;
     jobs::serve(database);
     // Before connecting, which may fail.

@@ -15,7 +15,7 @@ use crate::keys::store::escrow;
 use crate::keys::usage::authenticated::{self, Conditions};
 use crate::keys::usage::forgetting;
 use crate::page::withdrawal::Withdrawal;
-use crate::pg::{buffers, guc, process};
+use crate::pg::{buffers, guc, worker};
 
 /// Longest sleep; a change of settings ends it early.
 const SLEEP: Duration = Duration::from_secs(3600);
@@ -33,7 +33,7 @@ pub(super) fn register() {
 
 /// Main function of the worker, on primaries and standbys.
 pub(super) fn main() {
-    process::handle_worker_signals();
+    worker::handle_worker_signals();
     buffers::prepare_to_evict();
     audit::repeat_early_lines();
     escrow::log_new_bundle();
@@ -60,7 +60,7 @@ pub(super) fn main() {
             dropped.due_in(),
             Some(former_wrappings.due_in()),
         ];
-        process::wait_in_worker(pauses.into_iter().flatten().fold(SLEEP, Duration::min));
+        worker::wait_in_worker(pauses.into_iter().flatten().fold(SLEEP, Duration::min));
         audit::settings::log_changes();
         authenticated::page_images_at_times();
         conditions.log_change();

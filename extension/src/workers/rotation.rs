@@ -59,7 +59,7 @@ impl Launcher {
 
 /// Main function of the worker.
 pub(super) fn main(argument: pg_sys::Datum) {
-    process::handle_worker_signals();
+    worker::handle_worker_signals();
     let Some(task) = Task::decode(argument.value() as u64) else { return };
     match task {
         Task::DataKeys(database)

@@ -9,7 +9,7 @@ use pgrx::prelude::PgLogLevel;
 use crate::hooks::proof::{self, Unproven};
 use crate::keys::provider::unlock;
 use crate::keys::store::unsettled;
-use crate::pg::process;
+use crate::pg::{process, worker};
 
 /// Pause while keys are locked or the disk is full, and before a failed worker is restarted.
 const PAUSE: Duration = Duration::from_secs(5);
@@ -31,19 +31,19 @@ pub(super) fn register() {
 
 /// Main function of the worker. If it returns (exit code 0), the worker is not restarted.
 pub(super) fn main() {
-    process::handle_worker_signals();
+    worker::handle_worker_signals();
     // If no WAL was replayed, no other code does this.
     let forgotten = unsettled::forget();
     // Connecting reads shared catalogs.
     while unlock::prevents_connections() {
-        process::wait_in_worker(PAUSE);
+        worker::wait_in_worker(PAUSE);
     }
     process::connect_without_database();
     prove();
     if let Err(report) = forgotten {
         report.send(PgLogLevel::WARNING);
         while unsettled::forget().is_err() {
-            process::wait_in_worker(PAUSE);
+            worker::wait_in_worker(PAUSE);
         }
     }
 }
@@ -57,13 +57,13 @@ fn prove() {
         match unproven {
             Unproven::Unknown { disk_full: true, .. } => {
                 report.send(PgLogLevel::LOG);
-                process::wait_in_worker(PAUSE);
+                worker::wait_in_worker(PAUSE);
             }
             // A server that still fails after these attempts may be one that bypasses pagevault.
             Unproven::Unknown { .. } if tries < TRIES => {
                 report.send(PgLogLevel::LOG);
                 tries += 1;
-                process::wait_in_worker(RETRY);
+                worker::wait_in_worker(RETRY);
             }
             Unproven::Unknown { .. } | Unproven::Bypassed(_) => {
                 report.send(PgLogLevel::LOG);

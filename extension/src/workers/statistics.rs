@@ -32,7 +32,7 @@ pub(crate) fn delete_for_this_session() -> Result<()> {
 
 /// Main function of the worker.
 pub(super) fn main(argument: pg_sys::Datum) {
-    process::handle_worker_signals();
+    worker::handle_worker_signals();
     let argument = argument.value() as u64;
     let (pid, database) = ((argument >> 32) as i32, argument as u32);
     worker::connect_to_database_if_exists(pg_sys::Oid::from(database));

@@ -5,7 +5,7 @@ use std::time::Duration;
 use pgrx::bgworkers::{BackgroundWorkerBuilder, BgWorkerStartTime};
 
 use crate::keys::provider::unlock;
-use crate::pg::process;
+use crate::pg::worker;
 
 /// Pause before the first attempt, because server start has just made one, and before a failed
 /// worker is restarted.
@@ -24,10 +24,10 @@ pub(super) fn register() {
 
 /// Main function of the worker. If it returns (exit code 0), the worker is not restarted.
 pub(super) fn main() {
-    process::handle_worker_signals();
+    worker::handle_worker_signals();
     let mut pause = INTERVAL;
     while !unlock::locked_keys().is_empty() {
-        process::wait_in_worker(pause);
+        worker::wait_in_worker(pause);
         pause = unlock::unlock_quietly("unlock_worker");
     }
 }

@@ -10,7 +10,7 @@ use pgrx::prelude::PgLogLevel;
 use crate::anchor::Watch;
 use crate::keys::store::{escrow, given_up};
 use crate::keys::usage::wal_switch;
-use crate::pg::process;
+use crate::pg::worker;
 
 /// Longest sleep; a change of settings ends it early.
 const SLEEP: Duration = Duration::from_secs(3600);
@@ -30,7 +30,7 @@ pub(super) fn register() {
 
 /// Main function of the worker.
 pub(super) fn main() {
-    process::handle_worker_signals();
+    worker::handle_worker_signals();
     let mut last_warning = String::new();
     let mut is_first = true;
     let mut anchor = Watch::default();
@@ -59,6 +59,6 @@ pub(super) fn main() {
             }
         };
         anchor.note_if_due();
-        process::wait_in_worker(anchor.due_in().map_or(pause, |due| due.min(pause)));
+        worker::wait_in_worker(anchor.due_in().map_or(pause, |due| due.min(pause)));
     }
 }

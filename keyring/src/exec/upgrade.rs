@@ -16,6 +16,7 @@ use std::process::{Command, Stdio};
 
 use pagevault_keystore::interim;
 use pagevault_keystore::log::{self, Log};
+use pagevault_keystore::presence;
 use pagevault_keystore::state::State;
 use pagevault_keystore::storage::FileStorage;
 use pagevault_keystore::upgrade::{self, Majors, Ticket, VARIABLE};
@@ -220,6 +221,11 @@ fn write(keystore: &Keystore, old: &Path, whole: &State, new: &Path) -> io::Resu
     }
     copy_marks(&old.join(DIRECTORY), &unfinished)?;
     File::open(&unfinished)?.sync_all()?;
+    // Of an earlier attempt: it may name key files that this one does not have.
+    match fs::remove_file(new.join(presence::NAME)) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
     remove_directory(&place)?;
     fs::rename(&unfinished, &place)?;
     File::open(new)?.sync_all()

@@ -1,6 +1,7 @@
 //! A data directory without its key files, as after a restore that left them out, is refused.
 
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
 
 use anyhow::{Result, ensure};
 use pagevault_tests::cluster::run_sql;
@@ -13,6 +14,25 @@ fn refused(cluster: &Cluster, file: &str) -> Result<()> {
     ensure!(last.contains(&format!("key file \"{file}\" is missing")), "{last}");
     ensure!(last.contains("Restore the directory pagevault/"), "{last}");
     Ok(())
+}
+
+/// The error is of one attempt: the key file exists then, and the next attempt uses it.
+#[test]
+fn a_key_file_that_cannot_be_noted_is_used_later() -> Result<()> {
+    let (mut cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.allow_log("could not read or write file");
+    let files = cluster.data_directory().join("pagevault.files");
+    fs::set_permissions(&files, Permissions::from_mode(0o400))?;
+    let encrypt = "CREATE TABLE t AS SELECT 7 AS id; SELECT pagevault.encrypt('t')";
+    let error = cluster.error(encrypt)?;
+    ensure!(error.sqlstate == "58030" && error.message.contains("pagevault.files"), "{error}");
+    fs::set_permissions(&files, Permissions::from_mode(0o600))?;
+    cluster.sql("CREATE TABLE IF NOT EXISTS t AS SELECT 7 AS id")?;
+    cluster.sql("SELECT pagevault.encrypt('t')")?;
+    cluster.restart()?;
+    ensure!(cluster.text("SELECT id FROM t")? == "7", "the row is lost");
+    ensure!(fs::read_to_string(&files)?.contains("\n5.keys "), "it is not noted");
+    cluster.finish()
 }
 
 #[test]

@@ -264,13 +264,15 @@ fn a_database_that_was_moved_without_the_library_can_be_moved_back() -> Result<(
     let settings = Settings::default()
         .conf("pagevault.keep_former_keys = 0")
         .conf("allow_in_place_tablespaces = on");
-    let (cluster, _keys) = Cluster::with_keys(&settings)?;
+    let (mut cluster, _keys) = Cluster::with_keys(&settings)?;
     cluster.without_witness("files are copied without WAL that pagevault sees");
+    cluster.allow_log("has no key");
     cluster.sql("CREATE TABLESPACE space LOCATION ''")?;
     cluster.sql("CREATE DATABASE app")?;
     let in_app = |statement: &str| run_sql(&mut cluster.client_to("app")?, statement);
     in_app("CREATE EXTENSION pagevault; CREATE TABLE t AS SELECT 7 AS id")?;
-    in_app("SELECT pagevault.encrypt('t')")?;
+    in_app("SELECT pagevault.encrypt('t'); CREATE TABLE empty (body text)")?;
+    in_app("SELECT pagevault.encrypt('empty')")?;
     let move_without = |space: &str| -> Result<()> {
         cluster.stop(StopMode::Fast)?;
         cluster.append_conf("shared_preload_libraries = ''")?;
@@ -290,9 +292,21 @@ fn a_database_that_was_moved_without_the_library_can_be_moved_back() -> Result<(
         ensure!(keys()? != before, "{before} keys");
         Ok(())
     })?;
+    cluster.eventually_logs("may have been moved while pagevault was not loaded")?;
     move_without("pg_default")?;
     let mut client = cluster.client_to("app")?;
     ensure!(text(&mut client, "SELECT id FROM t")? == "7", "the row is lost");
+    // Its TOAST table was empty, too.
+    let row =
+        "INSERT INTO empty SELECT string_agg(md5(i::text), '') FROM generate_series(1, 999) i";
+    run_sql(&mut client, row)?;
+    for table in ["empty", "t"] {
+        let sealed = format!("SELECT pagevault.is_encrypted('{table}')");
+        ensure!(text(&mut client, &sealed)? == "t", "{table} has no key");
+    }
+    let plain = "SELECT string_agg(relation::text || ' is ' || actual, ', ')
+        FROM pagevault.drift(true) WHERE relation::text ~ 'empty|toast'";
+    ensure!(text(&mut client, &format!("SELECT coalesce(({plain}), '')"))?.is_empty(), "drift");
     drop(client);
     cluster.finish()
 }

@@ -116,7 +116,7 @@ fn end(_lock: &KeystoreLock, is_former: impl Fn(RelFile, DataKeyVersion) -> bool
 }
 
 /// A page of zeros may be one that is not written yet.
-pub(crate) fn is_plaintext(page: &Page) -> bool {
+fn is_plaintext(page: &Page) -> bool {
     let sealed = page::may_be_sealed(page, 0, process::data_checksums())
         && page::version_of(page.as_slice()).is_some();
     !sealed && page.iter().any(|byte| *byte != 0)

@@ -164,8 +164,7 @@ pub(crate) fn after_redo() -> Result<()> {
     let lost = lost_files()?;
     buffers::flush_and_drop_files(&lost);
     fault::point("given_up.redone");
-    overwrite(&lost).unwrap_or_else(|report| report.send(PgLogLevel::WARNING));
-    Ok(())
+    overwrite_now(&lost)
 }
 
 /// At server start, when the logs have been read: overwrites such pages as well, because there may
@@ -176,7 +175,7 @@ pub(crate) fn after_redo() -> Result<()> {
 /// If a file cannot be written.
 pub(crate) fn before_redo() -> Result<()> {
     if HERE.with(|here| here.is_some()) {
-        overwrite(&lost_files()?).unwrap_or_else(|report| report.send(PgLogLevel::WARNING));
+        overwrite_now(&lost_files()?)?;
     }
     Ok(())
 }
@@ -186,8 +185,18 @@ fn lost_files() -> Result<Vec<RelFile>> {
     Ok(files.map(|info| info.file).filter(|file| directory::is_lost(*file)).collect())
 }
 
+/// At a start. What cannot be overwritten keeps nobody out: [`announce`] tries again.
+fn overwrite_now(lost: &[RelFile]) -> Result<()> {
+    let done = overwrite(lost);
+    shmem::required()?.control.set_has_given_up_pages(done.is_err());
+    if let Err(report) = done {
+        report.send(PgLogLevel::WARNING);
+    }
+    Ok(())
+}
+
 /// Overwrites what is there and can be written; the error of the first file of which that is not
-/// so. Nobody else is to wait for it: [`announce`] tries again.
+/// so.
 fn overwrite(lost: &[RelFile]) -> Result<()> {
     let mut all = Ok(());
     for &file in lost {
@@ -234,7 +243,11 @@ pub(crate) fn announce() -> Result<()> {
     }
     // What could not be overwritten when the server started. A source of `pg_rewind` that knows of
     // the end would not bring the keystore back under which such pages open.
-    overwrite(&lost_files()?)?;
+    let control = &shmem::required()?.control;
+    if control.has_given_up_pages() {
+        overwrite(&lost_files()?)?;
+        control.set_has_given_up_pages(false);
+    }
     fault::point("given_up.announcing");
     let lock = KeystoreLock::acquire();
     let tombstones = tombstones()?;

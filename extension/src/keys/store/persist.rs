@@ -234,15 +234,16 @@ pub(crate) fn stage(
     };
     let mut log = match shared.control.position(scope) {
         Some(position) => Log::resume(&storage, position),
-        None => {
-            let log = Log::create(&storage, id, scope, &[]).map_err(|e| keystore_failure(&e))?;
-            presence::note(scope, wal::reached())?;
-            log
-        }
+        None => Log::create(&storage, id, scope, &[]).map_err(|e| keystore_failure(&e))?,
     };
+    let is_new = shared.control.position(scope).is_none();
     shared.control.set_keystore_id(&id);
     let remembered = shared.control.set_position(&log.position());
     remembered.map_err(|control::TooManyLogs| recovery_needs_room("key file"))?;
+    // The next start notes what this has not.
+    if is_new {
+        presence::note(scope, wal::reached())?;
+    }
     // First of all: a checkpoint with a redo pointer after the address at which the batch is staged
     // waits for the lock, and then finds the batch logged.
     checkpoint::request_sync(scope);

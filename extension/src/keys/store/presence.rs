@@ -21,7 +21,8 @@ pub(crate) fn note(scope: Scope, created: Lsn) -> Result<()> {
 fn append(lines: &str) -> std::io::Result<()> {
     let directory = process::data_directory();
     let mut file = File::options().append(true).create(true).open(directory.join(NAME))?;
-    file.write_all(lines.as_bytes())?;
+    // Behind a line that was not written completely.
+    file.write_all(format!("\n{lines}").as_bytes())?;
     file.sync_all()?;
     File::open(directory)?.sync_all()
 }

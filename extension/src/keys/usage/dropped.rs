@@ -1,16 +1,19 @@
 //! Finding out which files with keys were dropped. That a file does not exist is no proof: its file
 //! system may not be mounted. No relation in the catalog may have it either.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
 use pagevault_keystore::directory::FileSlot;
 use pagevault_keystore::wal::is_key_place;
 use pagevault_keystore::{DataKeyVersion, RelFile};
+use pgrx::PgSqlErrorCode;
+use pgrx::prelude::PgLogLevel;
 
-use crate::keys::store::{directory, former};
+use crate::keys::store::directory;
 use crate::pg::locks::KeystoreLock;
-use crate::pg::report::Result;
+use crate::pg::process::ProcessLocal;
+use crate::pg::report::{Report, Result};
 use crate::pg::{catalog, process, relation_files, survey, xact};
 use crate::shmem;
 use crate::writers::{Activity, Others};
@@ -44,12 +47,28 @@ pub(super) fn missing(is_wanted: impl Fn(RelFile) -> bool) -> Result<Missing> {
 /// Moving the database back makes the pages readable.
 fn was_moved(file: RelFile) -> bool {
     let mut others = relation_files::tablespaces().map(|tablespace| RelFile { tablespace, ..file });
-    others.any(|other| {
-        let page = || relation_files::first_page(other);
-        other != file
-            && !directory::is_known(other)
-            && page().is_some_and(|page| !former::is_plaintext(&page))
-    })
+    // Whatever is in it: it may be empty, or half decrypted.
+    let moved = others.find(|other| {
+        *other != file && !directory::is_known(*other) && relation_files::may_have_any_fork(*other)
+    });
+    if let Some(moved) = moved
+        && WARNED.with(|warned| warned.insert(file.database))
+    {
+        without_keys(file, moved).send(PgLogLevel::WARNING);
+    }
+    moved.is_some()
+}
+
+/// Databases that this process has told of.
+static WARNED: ProcessLocal<BTreeSet<u32>> = ProcessLocal::new(BTreeSet::new());
+
+fn without_keys(file: RelFile, moved: RelFile) -> Report {
+    Report::new(
+        PgSqlErrorCode::ERRCODE_WARNING,
+        format!("relation file {file} is gone, and {moved} has no key"),
+    )
+    .detail("The database may have been moved while pagevault was not loaded. Its relations cannot be read there, and new rows of empty ones are not encrypted.")
+    .hint("Move the database back as it was moved: without pagevault. Its keys are kept.")
 }
 
 /// Notes which files of this worker's database, and which shared files, were dropped.

@@ -200,7 +200,7 @@ fn grants_of_roles_whose_names_a_database_cannot_write_are_recorded() -> Result<
     cluster.finish()
 }
 
-/// The role that its members can manage keys by has another name for a moment.
+/// The role that its members can manage keys by, or the schema, has another name for a moment.
 #[test]
 fn a_grant_under_another_name_is_recorded() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
@@ -208,11 +208,18 @@ fn a_grant_under_another_name_is_recorded() -> Result<()> {
     let lines = written(&cluster, || {
         cluster.sql(
             "BEGIN; ALTER ROLE pagevault_admin RENAME TO x; GRANT x TO app;
-             ALTER ROLE x RENAME TO pagevault_admin; COMMIT",
+             ALTER ROLE x RENAME TO pagevault_admin; ALTER SCHEMA pagevault RENAME TO x;
+             GRANT ALL ON ALL FUNCTIONS IN SCHEMA x TO app;
+             ALTER SCHEMA x RENAME TO pagevault; COMMIT",
         )
     })?;
     let renames = of(&lines, "rename");
-    for (object, to) in [("role pagevault_admin", "x"), ("role x", "pagevault_admin")] {
+    for (object, to) in [
+        ("role pagevault_admin", "x"),
+        ("role x", "pagevault_admin"),
+        ("schema pagevault", "x"),
+        ("schema x", "pagevault"),
+    ] {
         let renames = renames.iter().filter(|line| line["object"] == object && line["to"] == to);
         let outcomes: Vec<_> = renames.map(|line| &line["outcome"]).collect();
         ensure!(outcomes == ["attempted", "ok"], "{object}: {lines:#?}");
