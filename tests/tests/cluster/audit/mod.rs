@@ -12,10 +12,11 @@ use serde_json::Value;
 
 const MARK: &str = "LOG:  pagevault audit: ";
 
-/// Every line of the audit trail.
+/// Every line of the audit trail, but for one that is being written.
 fn trail(cluster: &Cluster) -> Result<Vec<Value>> {
     let log = cluster.log();
-    let lines = log.lines().filter(|line| line.contains("pagevault audit:"));
+    let whole = log.rfind('\n').map_or("", |end| &log[..end]);
+    let lines = whole.lines().filter(|line| line.contains("pagevault audit:"));
     lines
         .map(|line| {
             let (_, json) = line.split_once(MARK).with_context(|| line.to_owned())?;
