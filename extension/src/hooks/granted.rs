@@ -189,17 +189,10 @@ unsafe fn option(options: *mut pg_sys::List, name: &CStr) -> Option<*mut pg_sys:
 /// # Safety
 /// `roles` is a list of RoleSpec or NIL.
 unsafe fn names(roles: *mut pg_sys::List) -> String {
-    // SAFETY: the list has roles only, as the caller guarantees.
-    unsafe { each_name(roles) }.join(", ")
-}
-
-/// # Safety
-/// `roles` is a list of RoleSpec or NIL.
-unsafe fn each_name(roles: *mut pg_sys::List) -> Vec<String> {
     // SAFETY: the members are roles, as the caller guarantees.
     unsafe {
         let roles = PgList::<pg_sys::RoleSpec>::from_pg(roles);
-        roles.iter_ptr().map(|role| name(role)).collect()
+        roles.iter_ptr().map(|role| name(role)).collect::<Vec<_>>().join(", ")
     }
 }
 

@@ -232,11 +232,12 @@ pub(crate) fn stage(
         Some(id) => id,
         None => new_keystore_id()?,
     };
-    let mut log = match shared.control.position(scope) {
+    let known = shared.control.position(scope);
+    let is_new = known.is_none();
+    let mut log = match known {
         Some(position) => Log::resume(&storage, position),
         None => Log::create(&storage, id, scope, &[]).map_err(|e| keystore_failure(&e))?,
     };
-    let is_new = shared.control.position(scope).is_none();
     shared.control.set_keystore_id(&id);
     let remembered = shared.control.set_position(&log.position());
     remembered.map_err(|control::TooManyLogs| recovery_needs_room("key file"))?;

@@ -1,6 +1,6 @@
 //! Key files that must be there (`pagevault_keystore::presence`).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
 
@@ -35,15 +35,14 @@ pub(crate) fn require(logs: &[Contents]) -> Result<()> {
         return Ok(());
     }
     let named = read().map_err(|error| failed(&error))?;
-    let is_there = |scope| logs.iter().any(|log| log.position.scope == scope);
+    let there: BTreeSet<Scope> = logs.iter().map(|log| log.position.scope).collect();
     let from = control_file::replayed_from();
-    let may_lack = |scope| is_there(scope) || gone::is_gone(scope);
+    let may_lack = |scope| there.contains(&scope) || gone::is_gone(scope);
     if let Some((scope, created)) = missing(&named, from, may_lack) {
         return Err(is_missing(scope, created, from));
     }
-    let scopes = logs.iter().map(|log| log.position.scope);
-    let new = scopes.filter(|scope| !named.contains_key(scope));
-    let lines: String = new.map(|scope| line(scope, from)).collect();
+    let new = there.iter().filter(|scope| !named.contains_key(scope));
+    let lines: String = new.map(|scope| line(*scope, from)).collect();
     if lines.is_empty() { Ok(()) } else { append(&lines).map_err(|error| failed(&error)) }
 }
 

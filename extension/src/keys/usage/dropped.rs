@@ -27,6 +27,7 @@ pub(super) type Missing = HashMap<RelFile, (FileSlot, DataKeyVersion)>;
 /// Files with keys that do not exist, among those that `is_wanted` names.
 pub(super) fn missing(is_wanted: impl Fn(RelFile) -> bool) -> Result<Missing> {
     let directory = &shmem::required()?.directory;
+    let tablespaces: Vec<u32> = relation_files::tablespaces().collect();
     let mut missing = Missing::new();
     for info in directory.files()? {
         let info = info?;
@@ -34,7 +35,7 @@ pub(super) fn missing(is_wanted: impl Fn(RelFile) -> bool) -> Result<Missing> {
             && is_wanted(info.file)
             && !is_key_place(info.file)
             && !relation_files::may_have_any_fork(info.file)
-            && !was_moved(info.file)
+            && !was_moved(info.file, &tablespaces)
         {
             missing.insert(info.file, (info.slot, last));
         }
@@ -42,11 +43,11 @@ pub(super) fn missing(is_wanted: impl Fn(RelFile) -> bool) -> Result<Missing> {
     Ok(missing)
 }
 
-/// Whether the pages may be in another tablespace, and under this key. While the library is not
-/// loaded, the server moves databases as files, which keep their numbers (`movedb`, dbcommands.c).
-/// Moving the database back makes the pages readable.
-fn was_moved(file: RelFile) -> bool {
-    let mut others = relation_files::tablespaces().map(|tablespace| RelFile { tablespace, ..file });
+/// Whether the pages may be in another one of these tablespaces, and under this key. While the
+/// library is not loaded, the server moves databases as files, which keep their numbers (`movedb`,
+/// dbcommands.c). Moving the database back makes the pages readable.
+fn was_moved(file: RelFile, tablespaces: &[u32]) -> bool {
+    let mut others = tablespaces.iter().map(|&tablespace| RelFile { tablespace, ..file });
     // Whatever is in it: it may be empty, or half decrypted.
     let moved = others.find(|other| {
         *other != file && !directory::is_known(*other) && relation_files::may_have_any_fork(*other)
