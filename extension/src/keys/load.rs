@@ -48,9 +48,13 @@ pub(crate) struct Loaded {
 pub(crate) fn start() -> Result<Loaded> {
     let storage = keystore_dir::storage()?;
     let recovering = process::was_not_shut_down();
-    let mut logs = read_logs(&storage, process::replays_wal())?;
+    // Before anything is changed: reading the logs of a crashed server rewrites them.
+    let scopes = log::scopes(&storage).map_err(|e| keystore_failure(&e))?;
+    presence::require(&scopes)?;
+    require_cluster_log(&scopes)?;
+    let mut logs = read_logs(&storage, scopes, process::replays_wal())?;
     require_one_keystore(&logs)?;
-    presence::require(&logs)?;
+    presence::note_all(&logs)?;
     require_keys_for_wal(&logs)?;
     if !process::replays_wal() {
         unsettled::require_none_missing(&storage, &logs)?;
@@ -77,14 +81,18 @@ pub(crate) fn start() -> Result<Loaded> {
 const LARGE: u64 = 64 << 10;
 const OBSOLETE: usize = 1000;
 
-fn read_logs(storage: &FileStorage, recovering: bool) -> Result<Vec<Contents>> {
+fn read_logs(
+    storage: &FileStorage,
+    scopes: Vec<Scope>,
+    recovering: bool,
+) -> Result<Vec<Contents>> {
     let mut logs = Vec::new();
     let mut of_cluster: Option<OfCluster> = None;
     let mut given_up = given_up::begin(storage)?;
     // Only WAL knows whether changes that no checkpoint has settled took place.
     let trust =
         if recovering { Trust::Settled { redo: process::redo_start() } } else { Trust::All };
-    for scope in log::scopes(storage).map_err(|e| keystore_failure(&e))? {
+    for scope in scopes {
         if !recovering {
             refuse_torn(storage, scope)?;
         }
@@ -148,23 +156,30 @@ fn leave_out_obsolete(
     Ok(())
 }
 
-/// Refuses key files that do not belong together, as after an incomplete restore. If the server
-/// went on, missing files would be lost permanently.
+/// Refuses key files of databases without the cluster's. If the server went on, what is missing
+/// would be lost permanently.
+fn require_cluster_log(scopes: &[Scope]) -> Result<()> {
+    // Scopes ascend, so the cluster's is the first.
+    if scopes.first().is_none_or(|scope| scope.is_cluster()) {
+        return Ok(());
+    }
+    Err(incomplete(format!("key file \"{}\" is missing", log::file_name(Scope::CLUSTER)))
+        .detail("The directory pagevault/ of the data directory is incomplete or mixed. Nothing was changed."))
+}
+
+/// Refuses key files that do not belong together, as after an incomplete restore.
 fn require_one_keystore(logs: &[Contents]) -> Result<()> {
     let Some(first) = logs.first() else { return Ok(()) };
-    // Scopes ascend, so the cluster's log is the first.
-    let problem = if !first.position.scope.is_cluster() {
-        format!("key file \"{}\" is missing", log::file_name(Scope::CLUSTER))
-    } else if let Some(other) =
-        logs.iter().find(|log| log.position.keystore_id != first.position.keystore_id)
-    {
-        format!("key file \"{}\" is of another keystore", log::file_name(other.position.scope))
-    } else {
-        return Ok(());
-    };
-    Err(Report::new(PgSqlErrorCode::ERRCODE_DATA_CORRUPTED, problem)
-        .detail("The directory pagevault/ of the data directory is incomplete or mixed. Nothing was changed.")
-        .hint("Restore it from the backup that the data directory is from."))
+    let is_other = |log: &&Contents| log.position.keystore_id != first.position.keystore_id;
+    let Some(other) = logs.iter().find(is_other) else { return Ok(()) };
+    let name = log::file_name(other.position.scope);
+    Err(incomplete(format!("key file \"{name}\" is of another keystore"))
+        .detail("The directory pagevault/ of the data directory is incomplete or mixed. No key was changed."))
+}
+
+fn incomplete(problem: String) -> Report {
+    Report::new(PgSqlErrorCode::ERRCODE_DATA_CORRUPTED, problem)
+        .hint("Restore the directory pagevault/ from the backup that the data directory is from.")
 }
 
 /// Refuses a keystore from which keys were forgotten that the data directory, or WAL which is
@@ -218,7 +233,6 @@ fn refuse_torn(storage: &FileStorage, scope: Scope) -> Result<()> {
 ///
 /// `ahead`: all records of a log that contains records that cannot be interpreted yet; all of them
 /// are kept.
-/// lost.
 fn rewrite(
     log: &mut Log<'_, FileStorage>,
     contents: &mut Contents,

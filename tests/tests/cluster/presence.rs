@@ -1,7 +1,9 @@
 //! A data directory without its key files, as after a restore that left them out, is refused.
 
+use std::collections::BTreeMap;
 use std::fs::{self, Permissions};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
 use pagevault_tests::cluster::run_sql;
@@ -33,6 +35,38 @@ fn a_key_file_that_cannot_be_noted_is_used_later() -> Result<()> {
     ensure!(cluster.text("SELECT id FROM t")? == "7", "the row is lost");
     ensure!(fs::read_to_string(&files)?.contains("\n5.keys "), "it is not noted");
     cluster.finish()
+}
+
+/// The start after a crash rewrites key files, but not if one of them is missing.
+#[test]
+fn nothing_is_changed_if_a_key_file_is_missing_after_a_crash() -> Result<()> {
+    let (mut cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.allow_log("is missing");
+    cluster.sql("CREATE TABLE t AS SELECT 7 AS id; SELECT pagevault.encrypt('t'); CHECKPOINT")?;
+    // WAL would bring these again.
+    cluster.sql("CREATE TABLE u AS SELECT 7 AS id; SELECT pagevault.encrypt('u')")?;
+    cluster.kill()?;
+    let keystore = cluster.data_directory().join("pagevault");
+    let away = cluster.directory().join("away");
+    for file in ["cluster.keys", "5.keys"] {
+        fs::rename(keystore.join(file), &away)?;
+        let before = contents(&keystore)?;
+        refused(&cluster, file)?;
+        ensure!(contents(&keystore)? == before, "key files were changed without {file}");
+        fs::rename(&away, keystore.join(file))?;
+    }
+    cluster.start_server()?;
+    ensure!(cluster.text("SELECT t.id + u.id FROM t, u")? == "14", "a row is lost");
+    cluster.finish()
+}
+
+/// The files of a directory, with their inodes and bytes.
+fn contents(directory: &Path) -> Result<BTreeMap<PathBuf, (u64, Vec<u8>)>> {
+    let one = |entry: std::io::Result<fs::DirEntry>| {
+        let path = entry?.path();
+        Ok((path.clone(), (path.metadata()?.ino(), fs::read(&path)?)))
+    };
+    fs::read_dir(directory)?.map(one).collect()
 }
 
 #[test]

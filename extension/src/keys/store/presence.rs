@@ -1,6 +1,6 @@
 //! Key files that must be there (`pagevault_keystore::presence`).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
 
@@ -27,22 +27,30 @@ fn append(lines: &str) -> std::io::Result<()> {
     File::open(directory)?.sync_all()
 }
 
-/// At server start: refuses a data directory without key files that it had, but for those of
-/// databases that were dropped; and notes those that it has. Not during pg_upgrade, which sets the
-/// address of the new cluster at the end.
-pub(crate) fn require(logs: &[Contents]) -> Result<()> {
+/// At server start, before key files are read: refuses a data directory without key files that it
+/// had, but for those of databases that were dropped. Not during pg_upgrade, which sets the address
+/// of the new cluster at the end.
+pub(crate) fn require(there: &[Scope]) -> Result<()> {
     if process::is_binary_upgrade() {
         return Ok(());
     }
     let named = read().map_err(|error| failed(&error))?;
-    let there: BTreeSet<Scope> = logs.iter().map(|log| log.position.scope).collect();
     let from = control_file::replayed_from();
     let may_lack = |scope| there.contains(&scope) || gone::is_gone(scope);
-    if let Some((scope, created)) = missing(&named, from, may_lack) {
-        return Err(is_missing(scope, created, from));
+    missing(&named, from, may_lack)
+        .map_or(Ok(()), |(scope, created)| Err(is_missing(scope, created, from)))
+}
+
+/// At server start: notes the key files that are there.
+pub(crate) fn note_all(logs: &[Contents]) -> Result<()> {
+    if process::is_binary_upgrade() {
+        return Ok(());
     }
-    let new = there.iter().filter(|scope| !named.contains_key(scope));
-    let lines: String = new.map(|scope| line(*scope, from)).collect();
+    let named = read().map_err(|error| failed(&error))?;
+    let from = control_file::replayed_from();
+    let there = logs.iter().map(|log| log.position.scope);
+    let new = there.filter(|scope| !named.contains_key(scope));
+    let lines: String = new.map(|scope| line(scope, from)).collect();
     if lines.is_empty() { Ok(()) } else { append(&lines).map_err(|error| failed(&error)) }
 }
 
