@@ -81,11 +81,7 @@ pub(crate) fn start() -> Result<Loaded> {
 const LARGE: u64 = 64 << 10;
 const OBSOLETE: usize = 1000;
 
-fn read_logs(
-    storage: &FileStorage,
-    scopes: Vec<Scope>,
-    recovering: bool,
-) -> Result<Vec<Contents>> {
+fn read_logs(storage: &FileStorage, scopes: Vec<Scope>, recovering: bool) -> Result<Vec<Contents>> {
     let mut logs = Vec::new();
     let mut of_cluster: Option<OfCluster> = None;
     let mut given_up = given_up::begin(storage)?;

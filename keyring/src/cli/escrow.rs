@@ -66,6 +66,9 @@ pub(super) enum Escrow {
         /// Name of the new provider in SQL
         #[arg(long, value_name = "NAME", default_value = "restored")]
         provider_name: String,
+        /// Transfer only the keys of this provider, which is lost; can be given several times
+        #[arg(long, value_name = "NAME")]
+        lost: Vec<String>,
     },
 }
 
@@ -99,6 +102,7 @@ impl Escrow {
                 options: text,
                 key,
                 provider_name,
+                lost,
             } => {
                 let identities = escrow::identities(&identity)?;
                 let provider = ProviderSpec {
@@ -108,7 +112,7 @@ impl Escrow {
                     // Whoever gives the options here can already run programs as the server's user.
                     programs: true,
                 };
-                let holder = Holder { provider, key };
+                let holder = Holder { provider, key, instead_of: lost };
                 let keys = escrow::restore(&bundle, &identities, &data_directory, &holder)?;
                 let (key, name) = (&holder.key, &holder.provider.name);
                 format!(

@@ -144,6 +144,8 @@ pub struct Holder {
     pub provider: ProviderSpec,
     /// Name of the master key there.
     pub key: String,
+    /// Names of the providers whose keys it is to hold; empty for all.
+    pub instead_of: Vec<String>,
 }
 
 /// Decrypts a bundle and has another provider wrap the database keys of a data directory whose
@@ -180,8 +182,8 @@ fn restore_keys(
 ) -> Result<usize, Failure> {
     prove(keystore, known, "bundle")?;
     require_free_name(keystore, &holder.provider)?;
-    let records = wrap(keystore, known, holder)?;
-    let count = known.iter().count();
+    let keys = to_move(keystore, known, &holder.instead_of)?;
+    let records = wrap(keystore, &keys, holder)?;
     let restored = Restored { keystore: keystore.id(), records };
     let bytes = restored.encode().map_err(|error| refuse(error.to_string()))?;
     put(keystore, RESTORED, &bytes).map_err(|error| {
@@ -191,7 +193,34 @@ fn restore_keys(
         ))
         .with_detail("Nothing was changed.")
     })?;
-    Ok(count)
+    Ok(keys.len())
+}
+
+/// A database key with its scope and version.
+type Known<'a> = (Scope, KeyVersion, &'a Secret32);
+
+/// The keys that these providers wrap; all if none is named. Keys that only the bundle has are
+/// taken to be wrapped like others of their scope.
+fn to_move<'a>(
+    keystore: &Keystore,
+    known: &'a DatabaseKeys,
+    lost: &[String],
+) -> Result<Vec<Known<'a>>, Failure> {
+    let state = keystore.state();
+    let wrapped_by = |name: &str, scope: Scope| {
+        let mut keys = state.database_keys().filter(|(of, ..)| *of == scope).peekable();
+        keys.peek().is_none() || keys.any(|(.., key)| key.wrappings().any(|by| by.provider == name))
+    };
+    let wraps_any = |name: &String| {
+        state.database_keys().any(|(.., key)| key.wrappings().any(|by| by.provider == *name))
+    };
+    if let Some(other) = lost.iter().find(|name| !wraps_any(name)) {
+        return Err(refuse(format!("provider \"{other}\" wraps no database key"))
+            .with_detail("Nothing was changed.")
+            .with_hint("The names of providers are in pagevault.providers, and in the server's log where it does not start."));
+    }
+    let is_lost = |scope| lost.is_empty() || lost.iter().any(|name| wrapped_by(name, scope));
+    Ok(known.iter().filter(|(scope, ..)| is_lost(*scope)).collect())
 }
 
 /// Writes a file of the keystore's directory atomically.
@@ -342,13 +371,9 @@ fn name(scope: Scope, version: KeyVersion) -> String {
     }
 }
 
-/// The records that make the new provider the holder of all keys. Each new wrapping is unwrapped
+/// The records that make the new provider the holder of these keys. Each new wrapping is unwrapped
 /// again as a test.
-fn wrap(
-    keystore: &Keystore,
-    known: &DatabaseKeys,
-    holder: &Holder,
-) -> Result<Vec<Record>, Failure> {
+fn wrap(keystore: &Keystore, keys: &[Known<'_>], holder: &Holder) -> Result<Vec<Record>, Failure> {
     let operation = |scope, action| Operation {
         provider: holder.provider.clone(),
         key: holder.key.clone(),
@@ -356,7 +381,7 @@ fn wrap(
         action,
         once: false,
     };
-    let wraps = known.iter().map(|(scope, _, key)| {
+    let wraps = keys.iter().map(|&(scope, _, key)| {
         operation(scope, Action::Wrap { plaintext: SecretBytes::from_slice(key.expose()) })
     });
     let mut wrapped = Vec::new();
@@ -368,11 +393,11 @@ fn wrap(
             other => return Err(failure_of(other)),
         }
     }
-    let unwraps = known.iter().zip(&wrapped).map(|((scope, _, _), (bytes, _))| {
+    let unwraps = keys.iter().zip(&wrapped).map(|(&(scope, _, _), (bytes, _))| {
         operation(scope, Action::Unwrap { wrapped: Base64(bytes.clone()) })
     });
     let outcomes = keystore.ask(unwraps.collect());
-    for (outcome, (scope, version, key)) in outcomes.into_iter().zip(known.iter()) {
+    for (outcome, &(scope, version, key)) in outcomes.into_iter().zip(keys) {
         if !key.matches(unwrapped(outcome)?.expose()) {
             return Err(Failure::new(
                 ErrorClass::WrongCiphertext,
@@ -391,7 +416,7 @@ fn wrap(
         programs: provider.programs,
     }];
     let at = now();
-    for ((scope, version, key), (wrapped, master_version)) in known.iter().zip(wrapped) {
+    for (&(scope, version, key), (wrapped, master_version)) in keys.iter().zip(wrapped) {
         let by = (provider.name.as_str(), holder.key.as_str());
         let check = keystore.check_value((scope, version), key);
         let new = DatabaseKey::new(check, Wrapping::new(by, master_version, wrapped, at));

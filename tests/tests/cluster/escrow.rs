@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 use age::secrecy::ExposeSecret;
 use age::x25519::Identity;
 use anyhow::{Context, Result, ensure};
+use pagevault_tests::cluster::{run_sql, text};
 use pagevault_tests::datafile::holds;
 use pagevault_tests::installation::run;
 use pagevault_tests::standby::{standby_of, wait_for};
@@ -122,6 +123,49 @@ fn a_bundle_restores_keys_to_another_provider() -> Result<()> {
     insert(&cluster, "fink", 100)?;
     cluster.crash()?;
     ensure!(count(&cluster, "fink")? == "100", "rows are missing");
+    cluster.finish()
+}
+
+/// A database with a master key of its own, whose provider answers, stays with it.
+#[test]
+fn only_keys_of_a_lost_provider_are_restored() -> Result<()> {
+    let (mut cluster, lost) = sealing(&Settings::default())?;
+    cluster.without_witness("WAL from before needs keys that are gone");
+    cluster.allow_log("cannot start without keys");
+    let own = cluster.key_file("own", "tenant")?;
+    cluster.sql("CREATE TABLE sealed AS SELECT 7 AS id; SELECT pagevault.encrypt('sealed')")?;
+    cluster.sql("CREATE DATABASE other")?;
+    let mut other = cluster.client_to("other")?;
+    run_sql(&mut other, "CREATE EXTENSION pagevault")?;
+    let add = "SELECT pagevault.add_provider('own', 'file', '{\"path\": \"PATH\"}')";
+    run_sql(&mut other, &add.replace("PATH", &own.path().display().to_string()))?;
+    run_sql(&mut other, "SELECT pagevault.set_database_master_key('own', 'tenant')")?;
+    run_sql(&mut other, "CREATE TABLE t AS SELECT 8 AS id; SELECT pagevault.encrypt('t')")?;
+    drop(other);
+    let (identity, recipient) = key_pair(&cluster, "identity")?;
+    let bundle = cluster.directory().join("bundle");
+    run(&mut export(&cluster, &[&recipient], &bundle))?;
+    cluster.kill()?;
+    fs::remove_file(lost.path())?;
+    ensure!(cluster.start_server().is_err(), "the server starts without keys");
+
+    let found = cluster.key_file("found", "new")?;
+    let before = keystore(&cluster)?;
+    let mut of_nobody = restore(&cluster, &bundle, &identity, &found);
+    let response = refused(of_nobody.args(["--lost", "local", "--lost", "locale"]))?;
+    ensure!(response.contains("provider \"locale\" wraps no database key"), "{response}");
+    ensure!(keystore(&cluster)? == before, "the keystore was changed");
+    run(restore(&cluster, &bundle, &identity, &found).args(["--lost", "local"]))?;
+    cluster.start_server()?;
+    cluster
+        .eventually("SELECT count(*) FROM pg_ls_dir('pagevault') f WHERE f = 'restored'", "0")?;
+    let holders =
+        "SELECT string_agg(DISTINCT concat_ws(' ', scope, database, provider, master_key), ', ')
+        FROM pagevault.database_keys";
+    let holders = cluster.text(holders)?;
+    ensure!(holders == "cluster restored new, database other own tenant", "{holders}");
+    ensure!(cluster.text("SELECT id FROM sealed")? == "7", "a row is missing");
+    ensure!(text(&mut cluster.client_to("other")?, "SELECT id FROM t")? == "8", "a row is missing");
     cluster.finish()
 }
 
