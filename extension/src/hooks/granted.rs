@@ -15,7 +15,8 @@ const SCHEMA: &CStr = c"pagevault";
 
 pub(super) fn concerns_us(tag: NodeTag) -> bool {
     use NodeTag::*;
-    matches!(tag, T_GrantRoleStmt | T_GrantStmt | T_CreateRoleStmt | T_AlterRoleStmt | T_RenameStmt)
+    matches!(tag, T_GrantRoleStmt | T_GrantStmt | T_CreateRoleStmt | T_AlterRoleStmt)
+        || matches!(tag, T_RenameStmt | T_AlterObjectSchemaStmt | T_AlterOwnerStmt)
 }
 
 /// The audited operation of a statement for which [`concerns_us`] is true; `None` if there is none.
@@ -43,13 +44,17 @@ pub(super) unsafe fn operation(statement: *mut pg_sys::Node) -> Option<Operation
             }
             NodeTag::T_CreateRoleStmt => {
                 let statement = &*statement.cast::<pg_sys::CreateRoleStmt>();
-                let into = option(statement.options, c"addroleto")?;
-                let role = of_admins(each(into).into_iter())?;
-                let mut to = vec![text(statement.role).unwrap_or_default()];
-                // They become members of both.
-                for members in [c"rolemembers", c"adminmembers"] {
-                    to.extend(option(statement.options, members).map(|roles| names(roles)));
-                }
+                let members = [c"rolemembers", c"adminmembers"];
+                let members = members.into_iter().filter_map(|of| option(statement.options, of));
+                let mut to: Vec<_> = members.map(|roles| names(roles)).collect();
+                // The extension takes a role of this name for its own.
+                let role = if !statement.role.is_null() && CStr::from_ptr(statement.role) == ADMIN {
+                    (!to.is_empty()).then(|| format!("role {}", ADMIN.to_string_lossy()))?
+                } else {
+                    // They become members of both.
+                    to.insert(0, text(statement.role).unwrap_or_default());
+                    of_admins(each(option(statement.options, c"addroleto")?).into_iter())?
+                };
                 Some(Operation { by: "CREATE ROLE", ..granted(true, role, to.join(", ")) })
             }
             NodeTag::T_AlterRoleStmt => {
@@ -76,9 +81,37 @@ pub(super) unsafe fn operation(statement: *mut pg_sys::Node) -> Option<Operation
                 let renamed = Operation { action: "rename", by, to, ..Operation::default() };
                 Some(renamed.on(format!("{kind} {}", text(from)?)))
             }
+            NodeTag::T_AlterObjectSchemaStmt => {
+                let statement = &*statement.cast::<pg_sys::AlterObjectSchemaStmt>();
+                let object = function(statement.objectType, statement.object)?;
+                let to = text(statement.newschema);
+                let moved = Operation { action: "rename", to, ..Operation::default() };
+                Some(Operation { by: "ALTER FUNCTION", ..moved.on(object) })
+            }
+            NodeTag::T_AlterOwnerStmt => {
+                let statement = &*statement.cast::<pg_sys::AlterOwnerStmt>();
+                let object = function(statement.objectType, statement.object)?;
+                let to = name(statement.newowner);
+                Some(Operation { by: "ALTER FUNCTION", ..granted(true, object, to) })
+            }
             _ => None,
         }
     }
+}
+
+/// A function of ours.
+///
+/// # Safety
+/// `object` is as the parser made it for an object of this type.
+unsafe fn function(of_type: pg_sys::ObjectType::Type, object: *mut pg_sys::Node) -> Option<String> {
+    use pg_sys::ObjectType::{OBJECT_FUNCTION, OBJECT_ROUTINE};
+    if !matches!(of_type, OBJECT_FUNCTION | OBJECT_ROUTINE) {
+        return None;
+    }
+    // SAFETY: such an object has a name and arguments; the look-up is that of the statement
+    // (`get_object_address`, objectaddress.c), and raises the errors that the statement would raise.
+    let found = unsafe { pg_sys::LookupFuncWithArgs(of_type, object.cast(), true) };
+    catalog::name_in_schema(found, SCHEMA).map(|name| format!("function {name}"))
 }
 
 /// Whether the extension's script grants such things, always the same: functions, to these.

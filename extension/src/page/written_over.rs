@@ -20,16 +20,15 @@ use pgrx::PgSqlErrorCode;
 
 use crate::keys::store::directory;
 use crate::pg::report::Report;
+use crate::shmem;
 use crate::shmem::written_over::PLACES;
-use crate::shmem::{self, anything_destroyed};
 
 /// Whether this key is still to come in WAL. Not an interim key of a group that has ended: a file
 /// that has left the group may have such pages until redo's are written, and has no tombstone.
 pub(crate) fn is_unknown(file: RelFile, version: DataKeyVersion) -> bool {
-    let may_have_ended = directory::is_interim(file, version) && anything_destroyed();
     !directory::has_key(file, version)
         && directory::destroyed_at(file, version).is_none()
-        && !may_have_ended
+        && !directory::is_interim_of_ended_group(file, version)
 }
 
 /// In recovery: notes that a page was to be written over one that is sealed under an unknown key.

@@ -11,6 +11,7 @@ use pgrx::pg_sys::{self, Oid};
 use super::locks::ServerLock;
 use super::process::{self, ProcessLocal};
 use super::{compat, exit, externs};
+use crate::shmem;
 
 /// Settings that a worker must not take from `postgresql.conf`, a database or the bootstrap
 /// superuser: those that `AutoVacWorkerMain` sets (autovacuum.c, 15 to 18), and those that would
@@ -217,9 +218,6 @@ pub(crate) fn handle_worker_signals() {
         compat::set_signal_handler(libc::SIGTERM, externs::SignalHandlerForShutdownRequest);
         compat::set_signal_handler(libc::SIGHUP, externs::SignalHandlerForConfigReload);
         pg_sys::BackgroundWorkerUnblockSignals();
-        // A reload since the fork is lost: `BackgroundWorkerMain` (bgworker.c) begins by ignoring
-        // SIGHUP, which discards one that is pending.
-        pg_sys::ProcessConfigFile(pg_sys::GucContext::PGC_SIGHUP);
     }
 }
 
@@ -228,9 +226,41 @@ pub(crate) fn handle_worker_signals() {
 pub(crate) fn wait_in_worker(pause: Duration) {
     // Whoever has waited for something else meanwhile has reset the latch.
     if !heed_signals() {
-        process::sleep(pause);
+        // Until others have heard of a reload that this process may have missed.
+        let may_have_missed = is_within(MAY_HAVE_MISSED, started_at(), now());
+        process::sleep(if may_have_missed { pause.min(MAY_HAVE_MISSED) } else { pause });
         heed_signals();
     }
+}
+
+/// How long after a worker has started others may hear of a reload that it has missed.
+const MAY_HAVE_MISSED: Duration = Duration::from_secs(1);
+
+/// Whether other workers were told to reload their settings since this process was started, and
+/// this one was not: `BackgroundWorkerMain` (bgworker.c) begins by ignoring SIGHUP, which discards
+/// one that is pending. Settings are not read again at each start, because whoever has changed them
+/// may not have reloaded them yet.
+fn has_missed_reload() -> bool {
+    let reloaded = shmem::get().map_or(0, |shared| shared.control.reloaded_at());
+    // SAFETY: a plain global of this process.
+    let own = unsafe { pg_sys::PgReloadTime };
+    reloaded > own && is_within(MAY_HAVE_MISSED, reloaded, started_at())
+}
+
+/// Whether `time` is not later than this after `start`, or before it (`TimestampTz`, microseconds).
+fn is_within(pause: Duration, start: i64, time: i64) -> bool {
+    time.saturating_sub(start) < pause.as_micros() as i64
+}
+
+fn now() -> i64 {
+    // SAFETY: reads a clock.
+    unsafe { pg_sys::GetCurrentTimestamp() }
+}
+
+/// When this process was forked (a `TimestampTz`).
+fn started_at() -> i64 {
+    // SAFETY: a plain global of this process.
+    unsafe { pg_sys::MyStartTimestamp }
 }
 
 /// As if SIGHUP had come, and somebody had reset the latch since.
@@ -250,11 +280,15 @@ fn heed_signals() -> bool {
         if pg_sys::ShutdownRequestPending != 0 {
             pg_sys::proc_exit(1); // after exit code 0 the worker would never be restarted
         }
-        if pg_sys::ConfigReloadPending == 0 {
+        let is_told = pg_sys::ConfigReloadPending != 0;
+        if !is_told && !has_missed_reload() {
             return false;
         }
         pg_sys::ConfigReloadPending = 0;
         pg_sys::ProcessConfigFile(pg_sys::GucContext::PGC_SIGHUP);
+        if is_told && let Some(shared) = shmem::get() {
+            shared.control.set_reloaded_at(pg_sys::PgReloadTime);
+        }
         true
     }
 }

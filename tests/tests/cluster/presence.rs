@@ -5,8 +5,8 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, ensure};
-use pagevault_tests::cluster::run_sql;
+use anyhow::{Context, Result, ensure};
+use pagevault_tests::cluster::{expect_error, run_sql, text};
 use pagevault_tests::{Cluster, Settings, StopMode};
 
 fn refused(cluster: &Cluster, file: &str) -> Result<()> {
@@ -67,6 +67,58 @@ fn contents(directory: &Path) -> Result<BTreeMap<PathBuf, (u64, Vec<u8>)>> {
         Ok((path.clone(), (path.metadata()?.ino(), fs::read(&path)?)))
     };
     fs::read_dir(directory)?.map(one).collect()
+}
+
+/// A tablespace that is not mounted is no sign that the database was dropped. If it seems so
+/// nevertheless, no second key file is made.
+#[test]
+fn a_missing_key_file_is_missed_while_its_tablespace_is_away() -> Result<()> {
+    let (mut cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.allow_log("is missing");
+    cluster.allow_log("could not open directory");
+    cluster.without_witness("a tablespace is outside of its data directory");
+    let [space, away] = ["space", "space.away"].map(|name| cluster.directory().join(name));
+    fs::create_dir(&space)?;
+    cluster.installation().give(&space)?;
+    cluster.sql(&format!("CREATE TABLESPACE space LOCATION '{}'", space.display()))?;
+    cluster.sql("CREATE DATABASE app TABLESPACE space")?;
+    let encrypt = "CREATE EXTENSION pagevault; CREATE TABLE t AS SELECT 7 AS id; SELECT pagevault.encrypt('t')";
+    run_sql(&mut cluster.client_to("app")?, encrypt)?;
+    let app = cluster.text("SELECT oid FROM pg_database WHERE datname = 'app'")?;
+    cluster.stop(StopMode::Fast)?;
+    let [file, aside] = ["keys", "aside"]
+        .map(|end| cluster.data_directory().join(format!("pagevault/{app}.{end}")));
+    fs::rename(&file, &aside)?;
+    fs::rename(&space, &away)?;
+    refused(&cluster, &format!("{app}.keys"))?;
+    // An empty place where it would be mounted.
+    fs::create_dir(&space)?;
+    refused(&cluster, &format!("{app}.keys"))?;
+    fs::remove_dir(&space)?;
+    fs::rename(&away, &space)?;
+    fs::rename(&aside, &file)?;
+    // The key file is lost when its directory is looked at.
+    let inside = |path: &Path| -> Result<PathBuf> {
+        let versions = fs::read_dir(path)?.next().context("a directory of a version")??.path();
+        Ok(versions.join(&app))
+    };
+    let (database, elsewhere) = (inside(&space)?, cluster.directory().join("database"));
+    fs::rename(&file, &aside)?;
+    fs::rename(&database, &elsewhere)?;
+    cluster.start_server()?;
+    fs::rename(&elsewhere, &database)?;
+    let mut client = cluster.client_to("app")?;
+    let more = "CREATE TABLE u AS SELECT 8 AS id; SELECT pagevault.encrypt('u')";
+    let error = expect_error(&mut client, more)?;
+    ensure!(error.message.contains(&format!("key file \"{app}.keys\" is missing")), "{error}");
+    drop(client);
+    ensure!(!file.exists(), "there is a second key file");
+    cluster.stop(StopMode::Fast)?;
+    fs::rename(&aside, &file)?;
+    cluster.start_server()?;
+    let row = text(&mut cluster.client_to("app")?, "SELECT id FROM t")?;
+    ensure!(row == "7", "the row is lost");
+    cluster.finish()
 }
 
 #[test]

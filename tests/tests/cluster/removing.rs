@@ -258,21 +258,32 @@ fn a_library_removed_too_early_is_reported() -> Result<()> {
     cluster.finish()
 }
 
-/// Files are copied then, and have another place than their keys.
 #[test]
 fn a_database_that_was_moved_without_the_library_can_be_moved_back() -> Result<()> {
+    moved_back(false)
+}
+
+/// The keys that are at the place already are in use again.
+#[test]
+fn a_database_that_was_moved_without_the_library_can_be_moved_back_with_it() -> Result<()> {
+    moved_back(true)
+}
+
+/// Files are copied then, and have another place than their keys.
+fn moved_back(with_library: bool) -> Result<()> {
     let settings = Settings::default()
         .conf("pagevault.keep_former_keys = 0")
         .conf("allow_in_place_tablespaces = on");
     let (mut cluster, _keys) = Cluster::with_keys(&settings)?;
     cluster.without_witness("files are copied without WAL that pagevault sees");
-    cluster.allow_log("has no key");
+    cluster.allow_log("lacks its keys");
     cluster.sql("CREATE TABLESPACE space LOCATION ''")?;
     cluster.sql("CREATE DATABASE app")?;
     let in_app = |statement: &str| run_sql(&mut cluster.client_to("app")?, statement);
     in_app("CREATE EXTENSION pagevault; CREATE TABLE t AS SELECT 7 AS id")?;
     in_app("SELECT pagevault.encrypt('t'); CREATE TABLE empty (body text)")?;
-    in_app("SELECT pagevault.encrypt('empty')")?;
+    in_app("SELECT pagevault.encrypt('empty'); CREATE TABLE added (id int)")?;
+    in_app("SELECT pagevault.encrypt('added')")?;
     let move_without = |space: &str| -> Result<()> {
         cluster.stop(StopMode::Fast)?;
         cluster.append_conf("shared_preload_libraries = ''")?;
@@ -293,9 +304,21 @@ fn a_database_that_was_moved_without_the_library_can_be_moved_back() -> Result<(
         Ok(())
     })?;
     cluster.eventually_logs("may have been moved while pagevault was not loaded")?;
-    move_without("pg_default")?;
+    if with_library {
+        in_app("INSERT INTO added VALUES (3)")?;
+        cluster.sql("ALTER DATABASE app SET TABLESPACE pg_default")?;
+    } else {
+        move_without("pg_default")?;
+    }
     let mut client = cluster.client_to("app")?;
     ensure!(text(&mut client, "SELECT id FROM t")? == "7", "the row is lost");
+    if with_library {
+        let added = "SELECT count(*) FILTER (WHERE relation = 'added'::regclass) FROM pagevault.drift(true)";
+        ensure!(text(&mut client, added)? == "1", "what was added has no drift");
+        ensure!(text(&mut client, "SELECT id FROM added")? == "3", "the row is lost");
+        run_sql(&mut client, "INSERT INTO t SELECT 8")?;
+        run_sql(&mut client, "CHECKPOINT")?;
+    }
     // Its TOAST table was empty, too.
     let row =
         "INSERT INTO empty SELECT string_agg(md5(i::text), '') FROM generate_series(1, 999) i";

@@ -296,3 +296,16 @@ fn the_provider_of_another_master_key_is_dropped() -> Result<()> {
     cluster.sql("SELECT pagevault.drop_provider('third')")?;
     cluster.finish()
 }
+
+/// The member of `pagevault_admin` who names a path may be another person than who creates the file.
+#[test]
+fn a_hint_shows_no_path_that_a_shell_would_take_for_more() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.sql(
+        "SELECT pagevault.add_provider('odd', 'file', '{\"path\": \"/nowhere/$(touch x)/keys\"}')",
+    )?;
+    let error = cluster.error("SELECT pagevault.set_cluster_master_key('odd', 'main')")?;
+    ensure!(error.hint.contains("use pagevault-keyring file create."), "{error}");
+    ensure!(!error.hint.contains("touch"), "{error}");
+    cluster.finish()
+}

@@ -24,7 +24,13 @@ pub(crate) fn explain(report: Report, state: &State, spec: &ProviderSpec, key: &
     } else {
         return report;
     };
-    let shown = path.display();
+    let shown = path.display().to_string();
+    // Who names the file may be another person than who runs the command.
+    let is_plain =
+        |text: &str| text.chars().all(|c| c.is_ascii_alphanumeric() || "_./-".contains(c));
+    if !is_plain(&shown) || !is_plain(key) {
+        return report.hint(format!("{what}, use pagevault-keyring file create."));
+    }
     report.hint(format!("{what}, use: pagevault-keyring file create \"{shown}\" --key \"{key}\""))
 }
 

@@ -4,7 +4,7 @@ use pagevault_cipher::{CipherId, DataKeyVersion, KeyVersion, Lsn, PageFormat, in
 use pagevault_core::policy::Sealing;
 use pagevault_keystore::directory::{FileInfo, Writing};
 use pagevault_keystore::given_up::AFTER_ALL_WAL;
-use pagevault_keystore::interim::key_place;
+use pagevault_keystore::interim::{group_at, key_place};
 use pagevault_keystore::record::MAX_WRAPPED_DATA_KEY;
 use pagevault_keystore::wal::is_key_place;
 use pagevault_keystore::{KeyGroup, Phase, RelFile, Scope};
@@ -205,7 +205,7 @@ pub(crate) fn data_key_version(file: RelFile, version: DataKeyVersion) -> Option
 
 /// The last version of the file's data key, destroyed ones included.
 #[cold]
-fn last_version(file: RelFile) -> Option<DataKeyVersion> {
+pub(crate) fn last_version(file: RelFile) -> Option<DataKeyVersion> {
     let directory = &get()?.directory;
     directory.last_version(directory.find(file).ok()??).ok()?
 }
@@ -223,6 +223,26 @@ pub(crate) fn interim_key(
     let is_right = interim::cipher_of(version).is_some_and(|cipher| cipher as u8 == found.cipher);
     let root = key_place(found.scope.key_group().filter(|_| is_right)?);
     has_key(root.0, root.1).then_some((data_key_version, root))
+}
+
+/// Whether pages of this version may be under an interim key that was destroyed with its group. The
+/// file has, or had, the data key that it stands for: a keystore from before that says nothing
+/// about such pages.
+#[cold]
+pub(crate) fn is_interim_of_ended_group(file: RelFile, version: DataKeyVersion) -> bool {
+    let Some(data_key_version) =
+        data_key_version(file, version).filter(|_| is_interim(file, version))
+    else {
+        return false;
+    };
+    let has_ended = |(file, version)| destroyed_at(file, version).is_some();
+    match data_key(file, data_key_version, &mut [0; MAX_WRAPPED_DATA_KEY]) {
+        Some(found) => found.scope.key_group().map(key_place).is_some_and(has_ended),
+        // The start after a crash leaves out keys that nobody can unwrap any more.
+        None => get().and_then(|shared| shared.directory.files().ok()).is_some_and(|mut files| {
+            files.any(|info| info.is_ok_and(|i| group_at(i.file).is_some() && i.is_destroyed()))
+        }),
+    }
 }
 
 /// True if the file has a data key of this version, or may have pages under this interim one.

@@ -236,7 +236,10 @@ pub(crate) fn stage(
     let is_new = known.is_none();
     let mut log = match known {
         Some(position) => Log::resume(&storage, position),
-        None => Log::create(&storage, id, scope, &[]).map_err(|e| keystore_failure(&e))?,
+        None => {
+            presence::require_new(scope)?;
+            Log::create(&storage, id, scope, &[]).map_err(|e| keystore_failure(&e))?
+        }
     };
     shared.control.set_keystore_id(&id);
     let remembered = shared.control.set_position(&log.position());

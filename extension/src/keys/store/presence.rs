@@ -6,12 +6,12 @@ use std::io::{ErrorKind, Read, Write};
 
 use pagevault_keystore::log::{self, Contents};
 use pagevault_keystore::presence::{LIMIT, NAME, line, missing, parse};
-use pagevault_keystore::{Lsn, Scope};
+use pagevault_keystore::{Lsn, RelFile, Scope};
 use pgrx::PgSqlErrorCode;
 
 use crate::keys::provider::gone;
 use crate::pg::report::{Report, Result, code_of};
-use crate::pg::{control_file, process};
+use crate::pg::{control_file, process, relation_files};
 
 /// Notes that a scope has a key file, which was created at this address. Durable on return.
 pub(crate) fn note(scope: Scope, created: Lsn) -> Result<()> {
@@ -34,11 +34,29 @@ pub(crate) fn require(there: &[Scope]) -> Result<()> {
     if process::is_binary_upgrade() {
         return Ok(());
     }
+    refuse_missing(|scope| there.contains(&scope) || was_dropped(scope))
+}
+
+/// Before a key file is created, not by redo: it must not be one that is missing. At the start its
+/// database may have seemed to be gone.
+pub(crate) fn require_new(scope: Scope) -> Result<()> {
+    if process::in_recovery() || process::is_binary_upgrade() {
+        return Ok(());
+    }
+    refuse_missing(|other| other != scope)
+}
+
+fn refuse_missing(may_lack: impl Fn(Scope) -> bool) -> Result<()> {
     let named = read().map_err(|error| failed(&error))?;
     let from = control_file::replayed_from();
-    let may_lack = |scope| there.contains(&scope) || gone::is_gone(scope);
-    missing(&named, from, may_lack)
-        .map_or(Ok(()), |(scope, created)| Err(is_missing(scope, created, from)))
+    let missing = missing(&named, from, may_lack);
+    missing.map_or(Ok(()), |(scope, created)| Err(is_missing(scope, created, from)))
+}
+
+/// Whether the database is gone, and not only its tablespace.
+fn was_dropped(scope: Scope) -> bool {
+    let any = |tablespace| RelFile { tablespace, database: scope.number(), relation: 1 };
+    gone::is_gone(scope) && !relation_files::tablespaces().any(|t| relation_files::is_away(any(t)))
 }
 
 /// At server start: notes the key files that are there.

@@ -8,6 +8,7 @@
 use std::collections::HashSet;
 
 use pagevault_cipher::DataKeyVersion;
+use pagevault_cipher::page::{Page, is_zero, version_of};
 use pagevault_keystore::rel_file::Phase;
 use pagevault_keystore::state::{Destroyed, File};
 use pagevault_keystore::{KeyGroup, Record, RelFile, Scope};
@@ -32,32 +33,71 @@ pub(crate) fn copy_keys(
     is_place: impl Fn(RelFile) -> bool,
 ) -> Result<()> {
     const RECORDS_AT_ONCE: usize = 10_000;
+    let [from, to] = [from, to].map(Scope::database);
+    let at_former_places = at_former_places(from, to, &copy_of, is_place)?;
     let lock = KeystoreLock::acquire();
-    let to = Scope::database(to);
-    let originals = persist::log_state(&lock, Scope::database(from))?;
+    let originals = persist::log_state(&lock, from)?;
     let present = persist::log_state(&lock, to)?;
     let mut records = Vec::new();
-    let mut with_keys = HashSet::new();
     for (file, entry) in originals.files().filter(|(file, _)| relation_files::may_exist(*file)) {
-        let Some(copy) = copy_of(file) else { continue };
-        add_records(file, entry, copy, present.file(copy), &mut records)?;
-        with_keys.insert(copy);
+        if let Some(copy) = copy_of(file) {
+            add_records(file, entry, copy, present.file(copy), &mut records)?;
+        }
     }
-    // Copies of files that never had a key, at places of former files that were encrypted: as a new
-    // file with such a number.
+    for (file, pages) in at_former_places {
+        records.extend(present.file(file).and_then(|entry| of_former_place(file, entry, &pages)));
+    }
+    for batch in records.chunks(RECORDS_AT_ONCE) {
+        append(&lock, to, batch)?;
+    }
+    Ok(())
+}
+
+/// What there is among the pages of a file.
+struct Pages {
+    sealed: bool,
+    plaintext: bool,
+}
+
+/// Copies of files without keys, at places of files that were encrypted. Reads them.
+fn at_former_places(
+    from: Scope,
+    to: Scope,
+    copy_of: impl Fn(RelFile) -> Option<RelFile>,
+    is_place: impl Fn(RelFile) -> bool,
+) -> Result<Vec<(RelFile, Pages)>> {
+    let (originals, present) = {
+        let lock = KeystoreLock::acquire();
+        (persist::log_state(&lock, from)?, persist::log_state(&lock, to)?)
+    };
+    let exist = originals.files().map(|(file, _)| file).filter(|at| relation_files::may_exist(*at));
+    let with_keys: HashSet<_> = exist.filter_map(copy_of).collect();
     let places = present.files().filter(|(file, entry)| {
         entry.phase.current().is_some()
             && is_place(*file)
             && !with_keys.contains(file)
             && relation_files::may_exist(*file)
     });
-    records.extend(places.filter_map(|(file, entry)| {
-        entry.last_version().map(|after| Record::Plaintext { file, after })
-    }));
-    for batch in records.chunks(RECORDS_AT_ONCE) {
-        append(&lock, to, batch)?;
+    let is_sealed = |page: &Page| version_of(page.as_slice()).is_some();
+    let pages = |file| Pages {
+        sealed: relation_files::any_page(file, is_sealed),
+        plaintext: relation_files::any_page(file, |page| !is_sealed(page) && !is_zero(page)),
+    };
+    Ok(places.map(|(file, _)| (file, pages(file))).collect())
+}
+
+/// What is recorded of such a copy. It may be that of a file which never had a key: as a new file
+/// with such a number. Or the database was moved away while the library was not loaded, and comes
+/// back. Then the pages are under the keys of this place, and what was added to them meanwhile is
+/// in plaintext.
+fn of_former_place(file: RelFile, entry: &File, pages: &Pages) -> Option<Record> {
+    let current = entry.phase.current()?;
+    if pages.sealed && pages.plaintext {
+        return Some(Record::SealedOnly { file, phase: Phase::plaintext_after(current) });
     }
-    Ok(())
+    let is_right = pages.sealed || !pages.plaintext && !entry.is_destroyed(current);
+    let last = entry.last_version().filter(|_| !is_right);
+    last.map(|after| Record::Plaintext { file, after })
 }
 
 fn has_ended(group: KeyGroup) -> Result<bool> {

@@ -48,9 +48,13 @@ pub(super) fn missing(is_wanted: impl Fn(RelFile) -> bool) -> Result<Missing> {
 /// dbcommands.c). Moving the database back makes the pages readable.
 fn was_moved(file: RelFile, tablespaces: &[u32]) -> bool {
     let mut others = tablespaces.iter().map(|&tablespace| RelFile { tablespace, ..file });
-    // Whatever is in it: it may be empty, or half decrypted.
+    let last = directory::last_version(file);
+    // Whatever is in it: it may be empty, or half decrypted. It may be a place where the database
+    // was before, with the keys of then.
     let moved = others.find(|other| {
-        *other != file && !directory::is_known(*other) && relation_files::may_have_any_fork(*other)
+        *other != file
+            && directory::last_version(*other) < last
+            && relation_files::may_have_any_fork(*other)
     });
     if let Some(moved) = moved
         && WARNED.with(|warned| warned.insert(file.database))
@@ -66,10 +70,10 @@ static WARNED: ProcessLocal<BTreeSet<u32>> = ProcessLocal::new(BTreeSet::new());
 fn without_keys(file: RelFile, moved: RelFile) -> Report {
     Report::new(
         PgSqlErrorCode::ERRCODE_WARNING,
-        format!("relation file {file} is gone, and {moved} has no key"),
+        format!("relation file {file} is gone, and {moved} lacks its keys"),
     )
-    .detail("The database may have been moved while pagevault was not loaded. Its relations cannot be read there, and new rows of empty ones are not encrypted.")
-    .hint("Move the database back as it was moved: without pagevault. Its keys are kept.")
+    .detail("The database may have been moved while pagevault was not loaded. Its relations cannot be read there, and new rows are not encrypted.")
+    .hint("Move the database back. Its keys are kept.")
 }
 
 /// Notes which files of this worker's database, and which shared files, were dropped.

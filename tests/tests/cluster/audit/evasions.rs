@@ -76,6 +76,41 @@ fn settings_changed_outside_of_statements_are_recorded() -> Result<()> {
     cluster.finish()
 }
 
+/// Rights over our functions that come with another schema, or another owner, and members of the
+/// role from its first moment on.
+#[test]
+fn functions_in_other_hands_are_recorded() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.sql("CREATE ROLE mallory")?;
+    let unlock = "FUNCTION pagevault.unlock()";
+    let cases = [
+        (format!("ALTER {unlock} SET SCHEMA public"), "rename", "function unlock", "public"),
+        ("ALTER FUNCTION public.unlock() SET SCHEMA pagevault".to_owned(), "", "", ""),
+        (format!("ALTER {unlock} OWNER TO mallory"), "grant", "function unlock", "mallory"),
+        (
+            "ALTER FUNCTION pagevault.unlock() OWNER TO postgres".to_owned(),
+            "grant",
+            "function unlock",
+            "postgres",
+        ),
+    ];
+    for (statement, action, object, to) in cases {
+        let lines = written(&cluster, || cluster.sql(&statement))?;
+        let told = |line: &Value| line["object"] == object && line["to"] == to;
+        let found = of(&lines, action).into_iter().filter(|line| told(line)).count();
+        ensure!(found == if action.is_empty() { 0 } else { 2 }, "{statement}: {lines:#?}");
+    }
+    cluster.sql("DROP EXTENSION pagevault CASCADE; DROP ROLE pagevault_admin")?;
+    let create = "CREATE ROLE pagevault_admin ROLE mallory ADMIN postgres";
+    let lines = written(&cluster, || cluster.sql(create))?;
+    let grants = of(&lines, "grant");
+    let told = grants
+        .iter()
+        .any(|line| line["object"] == "role pagevault_admin" && line["to"] == "mallory, postgres");
+    ensure!(told, "{lines:#?}");
+    cluster.finish()
+}
+
 #[test]
 fn values_are_recorded_exactly() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;

@@ -11,6 +11,7 @@ use super::*;
 mod absent;
 mod destroyed;
 mod left;
+mod older;
 mod others;
 mod standbys;
 

@@ -55,6 +55,20 @@ fn after_checkpoints(cluster: &Cluster, query: &str, expected: &str) -> Result<(
     })
 }
 
+/// A start that a fault point stops; then all processes are killed.
+fn kill_in_start(server: &Cluster, point: &str) -> Result<()> {
+    server.stop_at(point)?;
+    std::thread::scope(|scope| -> Result<()> {
+        let start = scope.spawn(|| server.start_server());
+        server.stopped_at(point)?;
+        server.kill()?;
+        let _ = start.join();
+        Ok(())
+    })?;
+    server.resume();
+    Ok(())
+}
+
 /// The number of relations of a schema by key group.
 fn groups_in(cluster: &Cluster, schema: &str) -> Result<String> {
     cluster.text(&format!(

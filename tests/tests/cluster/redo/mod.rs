@@ -27,7 +27,7 @@ fn cluster(settings: Settings) -> Result<Cluster> {
     Ok(cluster)
 }
 
-fn copy(from: &Path, to: &Path) -> Result<()> {
+pub(super) fn copy(from: &Path, to: &Path) -> Result<()> {
     let status = Command::new("cp").args(["-a", "--"]).arg(from).arg(to).status()?;
     ensure!(status.success(), "cp {}", from.display());
     Ok(())

@@ -1,8 +1,12 @@
 //! Switching on, off, and to another key: each from some page on, with readable WAL before and
 //! after.
 
-use anyhow::{Result, ensure};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use pagevault_tests::process::processes_in;
 use pagevault_tests::{Cluster, Settings};
+use rustix::process::{Pid, Signal, kill_process};
 
 use super::{STATE, assert_hidden, count, insert, leaks, marks, sealing, segments, switch};
 
@@ -38,6 +42,36 @@ fn wal_after_the_switch_is_sealed() -> Result<()> {
     assert_hidden(&cluster, "meise")?;
     cluster.restart()?;
     ensure!(count(&cluster, "meise")? == "1000", "rows are missing");
+    cluster.finish()
+}
+
+/// A worker that starts again has the settings of the others.
+#[test]
+fn a_setting_that_is_not_reloaded_has_no_effect() -> Result<()> {
+    let (mut cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.append_conf("pagevault.wal_encryption = on")?;
+    cluster.sql("SELECT pg_reload_conf()")?;
+    cluster.allow_log("background worker \"pagevault wal\"");
+    cluster.eventually(STATE, "t")?;
+    cluster.sql("ALTER SYSTEM SET pagevault.wal_encryption = off")?;
+    let worker = || {
+        let is_it = |pid: &Pid| {
+            let title = std::fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero()));
+            title.is_ok_and(|title| title.starts_with(b"postgres: pagevault wal"))
+        };
+        processes_in(&cluster.data_directory()).into_iter().find(is_it).context("no worker")
+    };
+    let before = worker()?;
+    kill_process(before, Signal::TERM)?;
+    cluster.eventually_that("another worker", || {
+        ensure!(worker()? != before, "it is the same");
+        Ok(())
+    })?;
+    // It reads settings when it starts, if at all, and when others were told to.
+    std::thread::sleep(Duration::from_millis(1500));
+    ensure!(cluster.text(STATE)? == "t", "WAL is not encrypted any more");
+    cluster.set(&[("pagevault.wal_encryption", "off")])?;
+    cluster.eventually(STATE, "f")?;
     cluster.finish()
 }
 

@@ -4,7 +4,6 @@
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
-use std::thread;
 
 use pagevault_tests::standby::allow_what_failovers_say;
 
@@ -123,20 +122,6 @@ fn await_replay(primary: &Cluster) -> Result<()> {
     let end = primary.text("SELECT pg_current_wal_flush_lsn()")?;
     let replayed = "SELECT coalesce(bool_or(replay_lsn >= 'END'), false) FROM pg_stat_replication";
     primary.eventually(&replayed.replace("END", &end), "t")
-}
-
-/// A start that a fault point stops; then all processes are killed.
-fn kill_in_start(server: &Cluster, point: &str) -> Result<()> {
-    server.stop_at(point)?;
-    thread::scope(|scope| -> Result<()> {
-        let start = scope.spawn(|| server.start_server());
-        server.stopped_at(point)?;
-        server.kill()?;
-        let _ = start.join();
-        Ok(())
-    })?;
-    server.resume();
-    Ok(())
 }
 
 /// A tenant destroys its key, and the server crashes before a checkpoint. It starts when the group
