@@ -109,7 +109,7 @@ unsafe fn function(of_type: pg_sys::ObjectType::Type, object: *mut pg_sys::Node)
         return None;
     }
     // SAFETY: such an object has a name and arguments; the look-up is that of the statement
-    // (`get_object_address`, objectaddress.c), and raises the errors that the statement would raise.
+    // (`get_object_address`, objectaddress.c), and raises the errors that it would raise.
     let found = unsafe { pg_sys::LookupFuncWithArgs(of_type, object.cast(), true) };
     catalog::name_in_schema(found, SCHEMA).map(|name| format!("function {name}"))
 }

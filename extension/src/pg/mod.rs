@@ -28,6 +28,7 @@ pub(crate) mod processes;
 pub(crate) mod redo_record;
 pub(crate) mod relation;
 pub(crate) mod relation_files;
+pub(crate) mod reloads;
 pub(crate) mod remnants;
 pub(crate) mod report;
 pub(crate) mod scratch;

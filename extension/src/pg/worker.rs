@@ -10,8 +10,7 @@ use pgrx::pg_sys::{self, Oid};
 
 use super::locks::ServerLock;
 use super::process::{self, ProcessLocal};
-use super::{compat, exit, externs};
-use crate::shmem;
+use super::{compat, exit, externs, reloads};
 
 /// Settings that a worker must not take from `postgresql.conf`, a database or the bootstrap
 /// superuser: those that `AutoVacWorkerMain` sets (autovacuum.c, 15 to 18), and those that would
@@ -227,40 +226,9 @@ pub(crate) fn wait_in_worker(pause: Duration) {
     // Whoever has waited for something else meanwhile has reset the latch.
     if !heed_signals() {
         // Until others have heard of a reload that this process may have missed.
-        let may_have_missed = is_within(MAY_HAVE_MISSED, started_at(), now());
-        process::sleep(if may_have_missed { pause.min(MAY_HAVE_MISSED) } else { pause });
+        process::sleep(reloads::longest_pause().map_or(pause, |longest| pause.min(longest)));
         heed_signals();
     }
-}
-
-/// How long after a worker has started others may hear of a reload that it has missed.
-const MAY_HAVE_MISSED: Duration = Duration::from_secs(1);
-
-/// Whether other workers were told to reload their settings since this process was started, and
-/// this one was not: `BackgroundWorkerMain` (bgworker.c) begins by ignoring SIGHUP, which discards
-/// one that is pending. Settings are not read again at each start, because whoever has changed them
-/// may not have reloaded them yet.
-fn has_missed_reload() -> bool {
-    let reloaded = shmem::get().map_or(0, |shared| shared.control.reloaded_at());
-    // SAFETY: a plain global of this process.
-    let own = unsafe { pg_sys::PgReloadTime };
-    reloaded > own && is_within(MAY_HAVE_MISSED, reloaded, started_at())
-}
-
-/// Whether `time` is not later than this after `start`, or before it (`TimestampTz`, microseconds).
-fn is_within(pause: Duration, start: i64, time: i64) -> bool {
-    time.saturating_sub(start) < pause.as_micros() as i64
-}
-
-fn now() -> i64 {
-    // SAFETY: reads a clock.
-    unsafe { pg_sys::GetCurrentTimestamp() }
-}
-
-/// When this process was forked (a `TimestampTz`).
-fn started_at() -> i64 {
-    // SAFETY: a plain global of this process.
-    unsafe { pg_sys::MyStartTimestamp }
 }
 
 /// As if SIGHUP had come, and somebody had reset the latch since.
@@ -281,13 +249,13 @@ fn heed_signals() -> bool {
             pg_sys::proc_exit(1); // after exit code 0 the worker would never be restarted
         }
         let is_told = pg_sys::ConfigReloadPending != 0;
-        if !is_told && !has_missed_reload() {
+        if !is_told && !reloads::one_was_missed() {
             return false;
         }
         pg_sys::ConfigReloadPending = 0;
         pg_sys::ProcessConfigFile(pg_sys::GucContext::PGC_SIGHUP);
-        if is_told && let Some(shared) = shmem::get() {
-            shared.control.set_reloaded_at(pg_sys::PgReloadTime);
+        if is_told {
+            reloads::tell_others();
         }
         true
     }

@@ -41,7 +41,6 @@ shared_struct! {
         shredding_pid: AtomicU32,
         /// The number of the process that starts rekey workers, plus one.
         launcher: AtomicU32,
-        reloaded_at: AtomicU64,
         has_id: AtomicBool,
         id: [AtomicU8; 16],
         logged: AtomicU64,
@@ -85,16 +84,6 @@ pub(crate) fn entries_needed(logs: usize) -> usize {
 pub(crate) struct TooManyLogs;
 
 impl Control {
-    /// When a background worker has last reloaded its settings because it was told to (a
-    /// `TimestampTz`).
-    pub(crate) fn reloaded_at(&self) -> i64 {
-        self.memory.head.reloaded_at.load(Acquire).cast_signed()
-    }
-
-    pub(crate) fn set_reloaded_at(&self, time: i64) {
-        self.memory.head.reloaded_at.store(time.cast_unsigned(), Release);
-    }
-
     /// State in this memory, which is zero at first.
     pub(crate) fn new(memory: Region<Memory, LogEnd>) -> Control {
         Control { memory }

@@ -10,7 +10,7 @@ pub(crate) mod statistics;
 mod unlock;
 mod wal;
 
-use crate::pg::{process, worker};
+use crate::pg::{process, reloads, worker};
 
 worker::entry_points! {
     pagevault_self_check_main => |_| self_check::main(),
@@ -26,6 +26,7 @@ worker::entry_points! {
 
 /// Registers the workers; from `_PG_init`.
 pub(crate) fn register() {
+    reloads::prepare();
     self_check::register();
     unlock::register();
     // During pg_upgrade no other process may change the cluster.

@@ -297,7 +297,7 @@ fn the_provider_of_another_master_key_is_dropped() -> Result<()> {
     cluster.finish()
 }
 
-/// The member of `pagevault_admin` who names a path may be another person than who creates the file.
+/// The member of `pagevault_admin` who names a path may be another person than who creates a file.
 #[test]
 fn a_hint_shows_no_path_that_a_shell_would_take_for_more() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
