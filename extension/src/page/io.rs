@@ -153,6 +153,11 @@ pub(crate) fn version_of(on_disk: &Page, block: u32) -> Option<DataKeyVersion> {
 /// keeps its key on disk, or stays plaintext, until a change of it is logged in WAL, which the
 /// rekey engine ensures.
 ///
+/// The page on disk does not decide if it is in a state in which the file had no page any more when
+/// the present rewriting began ([`directory::may_be_on_disk`]). Then it is damaged, or somebody has
+/// put it there, perhaps so that the server writes plaintext, or under a key without a tag. Nothing
+/// is lost by that: a file that is not being rewritten is not compared at all.
+///
 /// A file that is not being rewritten has only pages under interim keys besides. `is_unlogged`:
 /// whether a crash empties the fork, so that nothing is repaired, nor logged.
 pub(crate) fn target_over(
@@ -171,8 +176,7 @@ pub(crate) fn target_over(
         return wanted;
     }
     match version {
-        // Not the file's own: [`refuse_plaintext`], [`refuse_former`].
-        None if directory::is_sealed_only(file.file) => wanted,
+        _ if writing.is_mixed && !directory::may_be_on_disk(file.file, version) => wanted,
         None => None,
         Some(version) if directory::is_former(file.file, version) => wanted,
         Some(version) if directory::has_key(file.file, version) => {

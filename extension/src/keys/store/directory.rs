@@ -103,6 +103,18 @@ fn floor(file: RelFile) -> Option<DataKeyVersion> {
     directory.floor(directory.find(file).ok()??).ok()?
 }
 
+/// True if the page on disk, under this version or in plaintext, is what a server may have written
+/// that keeps up with the file's rewriting.
+#[cold]
+pub(crate) fn may_be_on_disk(file: RelFile, version: Option<DataKeyVersion>) -> bool {
+    let first = || {
+        let directory = &get()?.directory;
+        directory.first_version(directory.find(file).ok()??).ok()?
+    };
+    let version = version.and_then(|version| data_key_version(file, version));
+    first().is_none_or(|first| version >= Some(first))
+}
+
 /// A number that changes when more versions may be [`is_former`].
 #[inline]
 pub(crate) fn floors() -> u32 {
