@@ -11,12 +11,14 @@ use pagevault_keystore::RelFile;
 use pagevault_keystore::record::MAX_WRAPPED_DATA_KEY;
 
 use super::lost::{blank, blank_for_redo, blank_if_lost, is_in_use_after_destruction};
-use super::{placeholders, undecided, written_over};
+use super::{misnamed, placeholders, undecided, written_over};
 use crate::keys::store::{directory, given_up};
 use crate::keys::usage::key_error::KeyError;
 use crate::keys::usage::{cache, destruction, interim, temporary};
 use crate::pg::compat::SmgrFile;
-use crate::pg::process::{data_checksums, in_recovery, is_after_own_crash, is_not_consistent_yet};
+use crate::pg::process::{
+    self, data_checksums, in_recovery, is_after_own_crash, is_not_consistent_yet,
+};
 use crate::shmem;
 use crate::shmem::counters::StatsKind;
 use crate::stats::{self, Timing};
@@ -113,10 +115,11 @@ pub(crate) fn writing(file: SmgrFile) -> Writing {
 
 /// In recovery, before a page is written: if the page on disk is sealed under an unknown key,
 /// whether the file's first or a later one, notes that and returns false, so that the page on disk
-/// stays. A fault if all WAL has been replayed that could have brought the key. See
-/// [`written_over`].
+/// stays. A fault if all WAL has been replayed that could have brought the key, or the user has
+/// asked to write over the page in any case. See [`written_over`].
 pub(crate) fn may_write_over(
     file: SmgrFile,
+    writing: Writing,
     fork: i32,
     block: u32,
     on_disk: &Page,
@@ -124,9 +127,12 @@ pub(crate) fn may_write_over(
     match page::version_of(on_disk) {
         Some(version)
             if written_over::is_unknown(file.file, version)
-                && page::may_be_sealed(on_disk, block, data_checksums()) =>
+                && page::may_be_sealed(on_disk, block, data_checksums())
+                && !misnamed::is_misnamed(file, fork, block, on_disk) =>
         {
-            if written_over::note(file.file, version, block) {
+            if writing.target.is_some() && process::ignores_invalid_pages() {
+                Err(PageFault::of_key(file, KeyError::NoKey { version }))
+            } else if written_over::note(file.file, version, block) {
                 Ok(false)
             } else if fork_of(fork) == Fork::FreeSpaceMap {
                 Ok(true) // read as empty, see [`open`]
@@ -138,10 +144,19 @@ pub(crate) fn may_write_over(
     }
 }
 
-/// The data key version of a page on disk; `None` also if its header only looks like that of a
-/// sealed page.
-pub(crate) fn version_of(on_disk: &Page, block: u32) -> Option<DataKeyVersion> {
-    page::version_of(on_disk).filter(|_| page::may_be_sealed(on_disk, block, data_checksums()))
+/// The unknown key that a page on disk is under; `None` also if its header only looks like that of
+/// such a page.
+pub(crate) fn unknown_version_of(
+    file: SmgrFile,
+    fork: i32,
+    block: u32,
+    on_disk: &Page,
+) -> Option<DataKeyVersion> {
+    page::version_of(on_disk).filter(|version| {
+        written_over::is_unknown(file.file, *version)
+            && page::may_be_sealed(on_disk, block, data_checksums())
+            && !misnamed::is_misnamed(file, fork, block, on_disk)
+    })
 }
 
 /// The key for overwriting a page where the page on disk may have another key than is wanted.

@@ -245,6 +245,17 @@ pub(crate) fn has_key(file: RelFile, version: DataKeyVersion) -> bool {
     data_key(file, version, &mut [0; MAX_WRAPPED_DATA_KEY]).is_some()
 }
 
+/// Whether `is_it` is true of a version of which the file has a data key. No lock, no allocation.
+#[cold]
+pub(crate) fn any_version(file: RelFile, mut is_it: impl FnMut(DataKeyVersion) -> bool) -> bool {
+    let mut any = || {
+        let directory = &get()?.directory;
+        let mut keys = directory.keys(directory.find(file).ok()??).ok()?;
+        Some(keys.any(|key| key.is_ok_and(|key| is_it(key.version))))
+    };
+    any() == Some(true)
+}
+
 /// A wrapped data key, copied from the directory.
 pub(crate) struct Found {
     pub(crate) cipher: u8,
