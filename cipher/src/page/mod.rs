@@ -6,6 +6,7 @@
 //! PostgreSQL's checksum in the header is that of the sealed bytes.
 
 mod blank;
+mod misnamed;
 mod v1;
 mod v2;
 
@@ -13,6 +14,7 @@ mod v2;
 mod tests;
 
 pub use self::blank::{blank, blank_heap, is_bare, is_bare_block, is_placeholder, placeholder};
+pub use self::misnamed::{is_misnamed, is_misnamed_plaintext};
 use crate::checksum::page_checksum;
 use crate::key::{CipherId, Fork};
 use crate::layout::{CHECKSUM, FLAGS, LOWER, LSN, SPECIAL, UPPER, VALID_FLAGS, get};

@@ -248,3 +248,59 @@ proptest! {
         prop_assert!(torn == torn_plain);
     }
 }
+
+/// One bit of the version is wrong. A page under another key is not taken for one under this.
+#[test]
+fn a_page_that_names_another_version_is_recognized_by_its_key() {
+    for cipher in CipherId::ALL {
+        for (seed, checksums) in (0..64).map(|seed| (seed, seed % 2 == 0)) {
+            let key = key(cipher, seed);
+            let sealed = || {
+                let mut page = page_of_rows(9, checksums);
+                page[200..1000].fill(seed);
+                page[0] = seed;
+                if checksums {
+                    let sum = page_checksum(&page, 9);
+                    put(&mut page, CHECKSUM, sum);
+                }
+                seal(&mut page, &key, VERSION, 9, Fork::Main, checksums);
+                page
+            };
+            let is_it = |page: &Page, key: &PageKey| {
+                is_misnamed(&mut { *page }, key, VERSION, 9, Fork::Main, checksums)
+            };
+            assert!(!is_it(&sealed(), &key), "it names this version");
+            for bit in 3..16 {
+                let mut page = sealed();
+                page[FLAGS + bit / 8] ^= 1 << (bit % 8);
+                for is_summed in [false, true] {
+                    if is_summed && checksums {
+                        let sum = page_checksum(&page, 9);
+                        put(&mut page, CHECKSUM, sum);
+                    }
+                    assert!(is_it(&page, &key), "{cipher:?} bit {bit}");
+                }
+                assert!(!is_it(&page, &self::key(cipher, seed + 64)), "another key");
+                assert!(!is_misnamed_plaintext(&page), "not in plaintext");
+                page[5000] ^= 1;
+                if PageFormat::of(cipher) == PageFormat::V2 {
+                    assert!(!is_it(&page, &key), "it has another wrong bit");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_page_in_plaintext_that_names_a_version_is_recognized() {
+    let page = page_of_rows(9, false);
+    assert!(!is_misnamed_plaintext(&page), "it names none");
+    for bit in 3..16 {
+        let mut page = page;
+        page[FLAGS + bit / 8] ^= 1 << (bit % 8);
+        assert!(is_misnamed_plaintext(&page));
+        let key = key(CipherId::Aes256Xts, 1);
+        assert!(!is_misnamed(&mut page, &key, VERSION, 9, Fork::Main, false));
+    }
+    assert!(!is_misnamed_plaintext(&[0xFF; PAGE_SIZE]));
+}

@@ -60,7 +60,7 @@ unsafe extern "C-unwind" fn redo(record: *mut pg_sys::XLogReaderState) {
     unsafe {
         let missing = if is_checkpoint(record) && process::is_not_consistent_yet() {
             pg_sys::panic::pgrx_extern_c_guard(|| {
-                let file = placeholders::file_with_missing_key(smgr::version_on_disk)
+                let file = placeholders::file_with_missing_key(smgr::unknown_version_on_disk)
                     .or_else(undecided::file_with_torn_page);
                 file.inspect(|file| compat::refer_to_missing_page(*file))
             })
@@ -117,7 +117,7 @@ fn is_stopped() -> bool {
 
 /// Whether everything that redo has replayed can be written.
 fn is_complete() -> bool {
-    placeholders::missing_key(smgr::version_on_disk).is_none()
+    placeholders::missing_key(smgr::unknown_version_on_disk).is_none()
         && undecided::file_with_torn_page().is_none()
 }
 

@@ -104,7 +104,7 @@ unsafe extern "C-unwind" fn startup() {
 
 fn consistent() {
     restart_points::at_consistency(|| {
-        placeholders::require_none(smgr::version_on_disk);
+        placeholders::require_none(smgr::unknown_version_on_disk);
         undecided::judge(smgr::is_authentic_on_disk);
         proven::write();
         let is_first = shmem::get().is_some_and(|shared| !shared.control.was_consistent());

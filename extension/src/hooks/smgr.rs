@@ -7,12 +7,14 @@ use std::ffi::c_void;
 
 use pagevault_cipher::{DataKeyVersion, Page};
 use pgrx::pg_sys::{self, BlockNumber, SMgrRelation};
+use pgrx::prelude::PgLogLevel;
 
 use super::calls_seen::{self, Call};
 use super::forward::Forward;
 use super::{aio, ddl, locked, sealing};
 use crate::page::io::{PageFault, SealTarget, Writing};
 use crate::pg::compat::{self, SmgrFile};
+use crate::pg::process;
 use crate::{fault, page};
 
 type ForkNumber = i32;
@@ -391,10 +393,20 @@ unsafe fn target_by_disk(
         let file = compat::smgr_file(reln);
         let on_disk = read_sealed(reln, fork, block);
         if writing.must_check_key {
-            match page::io::may_write_over(file, fork, block, &*on_disk) {
+            match page::io::may_write_over(file, writing, fork, block, &*on_disk) {
                 Ok(true) => {}
                 Ok(false) => return None,
-                Err(fault) => raise(fault, block),
+                Err(fault) if !process::ignores_invalid_pages() => raise(fault, block),
+                Err(fault) => {
+                    // Never in plaintext over a page that is sealed as far as anybody knows.
+                    let is_kept = writing.target.is_none();
+                    pg_sys::panic::pgrx_extern_c_guard(|| {
+                        page::errors::ignored(fault, block, is_kept).send(PgLogLevel::WARNING);
+                    });
+                    if is_kept {
+                        return None;
+                    }
+                }
             }
         }
         Some(if writing.must_compare {
@@ -429,8 +441,8 @@ pub(super) unsafe fn read_sealed(
     on_disk
 }
 
-/// The data key version of a page on disk. In the startup process.
-pub(crate) fn version_on_disk(
+/// The unknown key that a page on disk is under. In the startup process.
+pub(crate) fn unknown_version_on_disk(
     file: SmgrFile,
     fork: ForkNumber,
     block: BlockNumber,
@@ -442,13 +454,14 @@ pub(crate) fn version_on_disk(
         if block >= compat::smgr_blocks(reln, fork) {
             return None;
         }
-        page::io::version_of(&*read_sealed(reln, fork, block), block)
+        let on_disk = read_sealed(reln, fork, block);
+        page::io::unknown_version_of(file, fork, block, &*on_disk)
     }
 }
 
 /// Whether a page can be opened as it is on disk; true if there is none. In the startup process.
 pub(crate) fn is_authentic_on_disk(file: SmgrFile, fork: ForkNumber, block: BlockNumber) -> bool {
-    // SAFETY: as in `version_on_disk`; the memory is this process's, until the next such read.
+    // SAFETY: as in `unknown_version_on_disk`; the memory is this process's until the next read.
     unsafe {
         let reln = compat::open_smgr_of(file);
         if block >= compat::smgr_blocks(reln, fork) {

@@ -1,5 +1,6 @@
 //! Error reports for page faults. Not on the page path, which only returns the faults.
 
+use pagevault_cipher::DataKeyVersion;
 use pagevault_keystore::RelFile;
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::ForkNumber;
@@ -11,7 +12,7 @@ use crate::keys::store::{directory, key_groups, unsettled};
 use crate::keys::usage::key_error::KeyError;
 use crate::keys::usage::{fips, refused, withheld};
 use crate::pg::compat;
-use crate::pg::process::is_startup_process;
+use crate::pg::process::{in_recovery, is_startup_process};
 use crate::pg::report::Report;
 
 /// The database number of files of shared catalogs.
@@ -123,12 +124,12 @@ pub(crate) fn report(fault: PageFault, block: u32) -> Report {
             })
         }
         KeyError::Refused { scope } => refused::refuses(&what, &(place + &search), scope),
-        KeyError::NoKey { version } => Report::new(
-            PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
-            format!("no data key of version {version} for block {block} of {what}"),
-        )
-        .detail(format!("The page is encrypted, but the keystore under pagevault/ in the data directory does not hold its key.{place}"))
-        .hint(format!("Restore the keystore from a backup taken together with this data directory. Do not zero or reset the page: it is intact.{search}{}", unsettled::hint().unwrap_or_default())),
+        KeyError::NoKey { version } => no_key(version, block, &what)
+            .detail(format!("The page is encrypted, but the keystore under pagevault/ in the data directory does not hold its key.{place}"))
+            .hint(format!("First make sure that the keystore is the one that belongs to this data directory; if not, restore that: then the page is intact, so do not zero it before.{search}{} If it is the right one, the page is damaged: {}", unsettled::hint().unwrap_or_default(), match in_recovery() {
+                true => WITHOUT_THE_PAGE,
+                false => "restore the relation from a backup, or fail over to a standby.",
+            })),
         KeyError::Destroyed => match directory::is_destroyed(file) {
             false => lost(block, &what, &(place + &search)),
             true => destroyed(&what, &(place + &search)),
@@ -148,6 +149,27 @@ pub(crate) fn report(fault: PageFault, block: u32) -> Report {
         .detail(format!("Its record in the keystore does not authenticate under the database key.{place}"))
         .hint(format!("Restore the keystore from a backup taken together with this data directory.{search}")),
     }
+}
+
+/// What to do in recovery about a page that is damaged, and looks encrypted. A sentence precedes.
+pub(super) const WITHOUT_THE_PAGE: &str = "fail over to a standby, or make this one anew; or keep a copy of the file and start the server with ignore_invalid_pages = on, which writes over the page if WAL restores it, and otherwise leaves it as it is.";
+
+fn no_key(version: DataKeyVersion, block: u32, what: &str) -> Report {
+    Report::new(
+        PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
+        format!("no data key of version {version} for block {block} of {what}"),
+    )
+}
+
+/// The warning about a page whose key is missing, with `ignore_invalid_pages`. `is_kept`: whether
+/// it stays on disk.
+pub(crate) fn ignored(fault: PageFault, block: u32, is_kept: bool) -> Report {
+    let Cause::Key(KeyError::NoKey { version }) = fault.cause else { return report(fault, block) };
+    let Subject { what, place, .. } = Subject::of(fault.file.file);
+    no_key(version, block, &what).detail(match is_kept {
+        true => format!("It stays as it is, and its changes in WAL are lost: the file is not encrypted as far as the keystore knows, and plaintext must not take the place of an encrypted page.{place}"),
+        false => format!("It is written over, because ignore_invalid_pages is on.{place}"),
+    })
 }
 
 /// The report for a page that was still under the key of a key group when that was given up.

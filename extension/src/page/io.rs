@@ -11,12 +11,14 @@ use pagevault_keystore::RelFile;
 use pagevault_keystore::record::MAX_WRAPPED_DATA_KEY;
 
 use super::lost::{blank, blank_for_redo, blank_if_lost, is_in_use_after_destruction};
-use super::{placeholders, undecided, written_over};
+use super::{misnamed, placeholders, undecided, written_over};
 use crate::keys::store::{directory, given_up};
 use crate::keys::usage::key_error::KeyError;
 use crate::keys::usage::{cache, destruction, interim, temporary};
 use crate::pg::compat::SmgrFile;
-use crate::pg::process::{data_checksums, in_recovery, is_after_own_crash, is_not_consistent_yet};
+use crate::pg::process::{
+    self, data_checksums, in_recovery, is_after_own_crash, is_not_consistent_yet,
+};
 use crate::shmem;
 use crate::shmem::counters::StatsKind;
 use crate::stats::{self, Timing};
@@ -113,10 +115,11 @@ pub(crate) fn writing(file: SmgrFile) -> Writing {
 
 /// In recovery, before a page is written: if the page on disk is sealed under an unknown key,
 /// whether the file's first or a later one, notes that and returns false, so that the page on disk
-/// stays. A fault if all WAL has been replayed that could have brought the key. See
-/// [`written_over`].
+/// stays. A fault if all WAL has been replayed that could have brought the key, or the user has
+/// asked to write over the page in any case. See [`written_over`].
 pub(crate) fn may_write_over(
     file: SmgrFile,
+    writing: Writing,
     fork: i32,
     block: u32,
     on_disk: &Page,
@@ -124,9 +127,12 @@ pub(crate) fn may_write_over(
     match page::version_of(on_disk) {
         Some(version)
             if written_over::is_unknown(file.file, version)
-                && page::may_be_sealed(on_disk, block, data_checksums()) =>
+                && page::may_be_sealed(on_disk, block, data_checksums())
+                && !misnamed::is_misnamed(file, fork, block, on_disk) =>
         {
-            if written_over::note(file.file, version, block) {
+            if writing.target.is_some() && process::ignores_invalid_pages() {
+                Err(PageFault::of_key(file, KeyError::NoKey { version }))
+            } else if written_over::note(file.file, version, block) {
                 Ok(false)
             } else if fork_of(fork) == Fork::FreeSpaceMap {
                 Ok(true) // read as empty, see [`open`]
@@ -138,10 +144,19 @@ pub(crate) fn may_write_over(
     }
 }
 
-/// The data key version of a page on disk; `None` also if its header only looks like that of a
-/// sealed page.
-pub(crate) fn version_of(on_disk: &Page, block: u32) -> Option<DataKeyVersion> {
-    page::version_of(on_disk).filter(|_| page::may_be_sealed(on_disk, block, data_checksums()))
+/// The unknown key that a page on disk is under; `None` also if its header only looks like that of
+/// such a page.
+pub(crate) fn unknown_version_of(
+    file: SmgrFile,
+    fork: i32,
+    block: u32,
+    on_disk: &Page,
+) -> Option<DataKeyVersion> {
+    page::version_of(on_disk).filter(|version| {
+        written_over::is_unknown(file.file, *version)
+            && page::may_be_sealed(on_disk, block, data_checksums())
+            && !misnamed::is_misnamed(file, fork, block, on_disk)
+    })
 }
 
 /// The key for overwriting a page where the page on disk may have another key than is wanted.
@@ -152,6 +167,11 @@ pub(crate) fn version_of(on_disk: &Page, block: u32) -> Option<DataKeyVersion> {
 /// written under another key and torn, it would mix two keys, and nothing would repair it. So it
 /// keeps its key on disk, or stays plaintext, until a change of it is logged in WAL, which the
 /// rekey engine ensures.
+///
+/// The page on disk does not decide if it is in a state in which the file had no page any more when
+/// the present rewriting began ([`directory::may_be_on_disk`]). Then it is damaged, or somebody has
+/// put it there, perhaps so that the server writes plaintext, or under a key without a tag. Nothing
+/// is lost by that: a file that is not being rewritten is not compared at all.
 ///
 /// A file that is not being rewritten has only pages under interim keys besides. `is_unlogged`:
 /// whether a crash empties the fork, so that nothing is repaired, nor logged.
@@ -171,8 +191,7 @@ pub(crate) fn target_over(
         return wanted;
     }
     match version {
-        // Not the file's own: [`refuse_plaintext`], [`refuse_former`].
-        None if directory::is_sealed_only(file.file) => wanted,
+        _ if writing.is_mixed && !directory::may_be_on_disk(file.file, version) => wanted,
         None => None,
         Some(version) if directory::is_former(file.file, version) => wanted,
         Some(version) if directory::has_key(file.file, version) => {

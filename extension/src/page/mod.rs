@@ -5,6 +5,7 @@ pub(crate) mod errors;
 pub(crate) mod flushing;
 pub(crate) mod io;
 mod lost;
+mod misnamed;
 pub(crate) mod names;
 pub(crate) mod placeholders;
 pub(crate) mod proven;

@@ -20,19 +20,20 @@ use pagevault_keystore::{Record, RelFile};
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
+use super::flushing;
 use super::written_over::{self, is_unknown};
 use crate::fault;
 use crate::keys::store::{directory, unsettled};
 use crate::pg::compat::{SHARED_BACKEND, SmgrFile};
-use crate::pg::process::ProcessLocal;
+use crate::pg::process::{self, ProcessLocal};
 use crate::pg::report::Report;
 use crate::pg::{buffers, relation_files};
 use crate::shmem::written_over::Note;
 use crate::shmem::{self, Shared};
 
-/// Returns the data key version of a page on disk. Passed as a function, because only the hooks can
-/// call the storage manager's own functions.
-pub(crate) type VersionOnDisk = fn(SmgrFile, i32, u32) -> Option<DataKeyVersion>;
+/// Returns the unknown key that a page on disk is under. Passed as a function, because only the
+/// hooks can call the storage manager's own functions.
+pub(crate) type UnknownVersionOnDisk = fn(SmgrFile, i32, u32) -> Option<DataKeyVersion>;
 
 /// A power of two. Memory is allocated only for entries in use.
 const PLACES: usize = 1 << 16;
@@ -147,13 +148,16 @@ fn resolved(file: RelFile, version: DataKeyVersion) -> Option<RelFile> {
 }
 
 /// Ends recovery if a key is missing when the data directory would become consistent: a key that
-/// redo waits for, or the key of pages on disk that recovery would have overwritten.
-pub(crate) fn require_none(version_on_disk: VersionOnDisk) {
+/// redo waits for, or the key of pages on disk that recovery would have overwritten. With
+/// `ignore_invalid_pages` it goes on, without placeholders.
+pub(crate) fn require_none(version_on_disk: UnknownVersionOnDisk) {
+    let mut given_up = Vec::new();
     while any_awaited()
         && let Some(Awaited { file, version: Some(version), block, .. }) = missing()
     {
         if is_on_disk(file, version) {
             refuse(file, version, block);
+            given_up.push(file);
         }
         give_up(file, version);
     }
@@ -168,11 +172,18 @@ pub(crate) fn require_none(version_on_disk: VersionOnDisk) {
             && relation_files::may_exist(note.file)
             && is_on_disk(note.file, note.version)
     };
-    if let Some(Note { file, version, block }) = shared.written_over.notes().find(is_missing) {
+    for Note { file, version, block } in shared.written_over.notes().filter(is_missing) {
         refuse(file, version, block);
     }
     written_over::refuse_overflow();
-    require_none_in_buffers(version_on_disk);
+    // They may be written later, after promotion, without a check.
+    for Note { file, version, block } in
+        dirty().filter_map(|page| missing_key_on_disk(page, version_on_disk))
+    {
+        refuse(file, version, block);
+        given_up.push(file);
+    }
+    flushing::of(flushing::existing(given_up), buffers::flush_and_drop_files);
     if let Err(report) = unsettled::forget() {
         report.send(PgLogLevel::WARNING);
     }
@@ -195,16 +206,6 @@ fn give_up(file: RelFile, version: DataKeyVersion) {
     });
 }
 
-/// The same check for dirty pages that redo has left in shared buffers. They may be written later,
-/// after promotion, without a check.
-fn require_none_in_buffers(version_on_disk: VersionOnDisk) {
-    if let Some(Note { file, version, block }) =
-        dirty().find_map(|page| missing_key_on_disk(page, version_on_disk))
-    {
-        refuse(file, version, block);
-    }
-}
-
 /// The dirty pages in shared buffers: file, fork, block.
 fn dirty() -> impl Iterator<Item = (RelFile, i32, u32)> {
     let dirty = (0..buffers::count()).filter_map(buffers::dirty);
@@ -214,11 +215,11 @@ fn dirty() -> impl Iterator<Item = (RelFile, i32, u32)> {
 /// The missing key, if the page on disk is sealed under one.
 fn missing_key_on_disk(
     (file, fork, block): (RelFile, i32, u32),
-    version_on_disk: VersionOnDisk,
+    version_on_disk: UnknownVersionOnDisk,
 ) -> Option<Note> {
     let whole = SmgrFile { file, backend: SHARED_BACKEND };
     let version = version_on_disk(whole, fork, block)?;
-    is_unknown(file, version).then_some(Note { file, version, block })
+    Some(Note { file, version, block })
 }
 
 /// A file for which redo would have to be repeated from before this address if a key never arrives,
@@ -226,7 +227,7 @@ fn missing_key_on_disk(
 ///
 /// As [`missing_key`]. If that took long and is requested again soon, any dirty page counts, which
 /// only delays the next restart point.
-pub(crate) fn file_with_missing_key(version_on_disk: VersionOnDisk) -> Option<RelFile> {
+pub(crate) fn file_with_missing_key(version_on_disk: UnknownVersionOnDisk) -> Option<RelFile> {
     /// When the last comparison ended, and how long it took.
     static LAST: ProcessLocal<Option<(Instant, Duration)>> = ProcessLocal::new(None);
     const SHARE: u32 = 20;
@@ -244,7 +245,7 @@ pub(crate) fn file_with_missing_key(version_on_disk: VersionOnDisk) -> Option<Re
 /// A file that has pages which redo has not changed, or whose changes are not written, because a
 /// key is missing. Dirty pages in shared buffers are compared with the disk, because a restart
 /// point would write them.
-pub(crate) fn missing_key(version_on_disk: VersionOnDisk) -> Option<RelFile> {
+pub(crate) fn missing_key(version_on_disk: UnknownVersionOnDisk) -> Option<RelFile> {
     let shared = shmem::get().filter(|_| is_needed())?;
     // In this order: pages that are written meanwhile are noted before they leave the buffers.
     let in_buffers = dirty().find_map(|page| missing_key_on_disk(page, version_on_disk));
@@ -285,16 +286,23 @@ fn missing() -> Option<Awaited> {
     })
 }
 
-/// Ends recovery because of a missing key.
+/// Ends recovery because of a missing key, unless the user has asked to go on.
 fn refuse(file: RelFile, version: DataKeyVersion, block: u32) {
     let file = super::errors::path(file);
-    Report::new(
+    let report = Report::new(
         PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
         format!("WAL has not brought the data key of version {version} of relation file {file}"),
-    )
-    .detail(format!("Block {block} is encrypted under it and was needed in recovery. All WAL is replayed that makes the data directory consistent, and the keystore does not hold the key."))
-    .hint(format!("Restore a base backup as a whole: data directory, keystore and the WAL that belongs to it. If only the keystore was replaced, put the right one back and start the server again. Do not zero or reset the page.{}", unsettled::hint().unwrap_or_default()))
-    .fatal();
+    );
+    if process::ignores_invalid_pages() {
+        let detail = format!(
+            "Block {block} is encrypted under it, or damaged. Changes of it in WAL may be lost."
+        );
+        return report.detail(detail).send(PgLogLevel::WARNING);
+    }
+    report
+        .detail(format!("Block {block} is encrypted under it and was needed in recovery. All WAL is replayed that makes the data directory consistent, and the keystore does not hold the key."))
+        .hint(format!("Restore a base backup as a whole: data directory, keystore and the WAL that belongs to it. If only the keystore was replaced, put the right one back and start the server again; do not zero the page before.{} If all of them belong together, the page is damaged: {}", unsettled::hint().unwrap_or_default(), super::errors::WITHOUT_THE_PAGE))
+        .fatal();
 }
 
 /// The report if more keys are missing than [`LIMIT`].

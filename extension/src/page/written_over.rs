@@ -9,7 +9,9 @@
 //! ([`super::placeholders`]): it already contains every change that is replayed before the key; and
 //! if the key never comes, everything is replayed again with the right keystore. The key is noted
 //! here, and [`super::placeholders::require_none`] checks that all noted keys have arrived. After
-//! that, such a page is an error.
+//! that, such a page is an error, unless `ignore_invalid_pages` is on.
+//!
+//! No such page is one that only names an unknown key ([`super::misnamed`]).
 //!
 //! The notes are in shared memory, because the checkpointer and the background writer write pages
 //! too. No lock, no allocation.

@@ -9,7 +9,7 @@ use crate::sync::{AtomicU32, Ordering};
 
 /// A cache line, of which nine words are used.
 pub(super) const HEADER_WORDS: usize = 16;
-pub(super) const FILE_WORDS: usize = 14;
+pub(super) const FILE_WORDS: usize = 15;
 pub(super) const KEY_WORDS: usize = 4;
 pub(super) const BODY_WORDS: usize = 2 + WRAPPED_WORDS;
 pub(super) const WRAPPED_WORDS: usize = MAX_WRAPPED_DATA_KEY / 4;
@@ -41,6 +41,7 @@ pub(super) mod file {
     pub(crate) const REWRITING: usize = 9;
     pub(crate) const SEALED_ONLY: usize = 12;
     pub(crate) const GENERATION: usize = 13;
+    pub(crate) const EARLIEST: usize = 14;
 }
 
 /// Words of a key entry.

@@ -4,13 +4,13 @@
 //! header   16 words     files, keys, spare body, floors (how often one was raised),
 //!                       reuses, free file, free files, free key, free keys
 //! buckets  2^n words    newest file of each hash chain
-//! files    14 words     tablespace, database, relation,
+//! files    15 words     tablespace, database, relation,
 //!                       phase (version | cipher << 16 | plaintext << 24 | mixed << 25 |
 //!                       sealed only << 26), next,
 //!                       newest key, destroyed (last version | cipher << 16 | count << 24),
 //!                       its LSN (low, high), rewriting (done | plaintext << 1 | version << 2),
 //!                       its LSN in every other count, sealed only (plaintext | version << 1),
-//!                       generation (odd: free)
+//!                       generation (odd: free), earliest (plaintext | version << 1)
 //! keys     4 words      meta (version | cipher << 16 | length << 24), next, sequence, body
 //! bodies   25 words     scope, key version, wrapped key; one more than there are keys
 //! ```
@@ -25,14 +25,14 @@
 //! [`FileSlot`] has the generation of its entry, which changes when the entry becomes free, and
 //! whatever is read through an older slot is [`DirectoryError::Gone`].
 //!
-//! Changes in place are one word each (`phase`, `rewriting`, `sealed only`, `destroyed`), except
-//! for a wrapping, which has 25. A new wrapping is written to the *spare* body; then the key is
-//! pointed to it, and its old body becomes the spare. So a writer that sleeps or dies in between
-//! blocks no reader. If the body that a reader copies is overwritten meanwhile, the reader detects
-//! that the key's body or sequence has changed, and reads again. It gives up with
-//! [`DirectoryError::Busy`] after [`RETRIES`] attempts. That takes as many rewraps of this one
-//! key, each during the copy of 100 bytes, so it happens only if a writer misbehaves. Then an
-//! error is right, and plaintext would be wrong.
+//! Changes in place are one word each (`phase`, `rewriting`, `sealed only`, `earliest`,
+//! `destroyed`), except for a wrapping, which has 25. A new wrapping is written to the *spare*
+//! body; then the key is pointed to it, and its old body becomes the spare. So a writer that sleeps
+//! or dies in between blocks no reader. If the body that a reader copies is overwritten meanwhile,
+//! the reader detects that the key's body or sequence has changed, and reads again. It gives up
+//! with [`DirectoryError::Busy`] after [`RETRIES`] attempts. That takes as many rewraps of this one
+//! key, each during the copy of 100 bytes, so it happens only if a writer misbehaves. Then an error
+//! is right, and plaintext would be wrong.
 //!
 //! The entry of a key that was destroyed, or forgotten while its file is in use, stays, with a
 //! length of 0. Its body is overwritten with zeros in place, after its sequence was changed, so

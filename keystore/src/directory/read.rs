@@ -95,6 +95,13 @@ impl<'a> Directory<'a> {
         })
     }
 
+    /// The first version under which pages may be on disk, as `File::first_version` of the state.
+    pub fn first_version(&self, slot: FileSlot) -> Result<Option<DataKeyVersion>> {
+        let earliest =
+            self.read(slot, |entry| Ok(entry[file::EARLIEST].load(Ordering::Acquire)))?;
+        Ok(self.floor(slot)?.max(unpack_sealed_only(earliest).current()))
+    }
+
     /// A number that changes when the floor of a file is raised.
     pub fn floors(&self) -> Result<u32> {
         Ok(self.word(head::FLOORS)?.load(Ordering::Acquire))

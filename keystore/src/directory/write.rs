@@ -39,6 +39,9 @@ impl Directory<'_> {
                 let entry = self.file(self.find_with_version(*file, version)?.index)?;
                 let word = &entry[file::REWRITING];
                 let last = word.load(Ordering::Relaxed).max(pack_rewriting(*phase, *done));
+                if *done {
+                    raise(&entry[file::EARLIEST], *phase);
+                }
                 word.store(last, Ordering::Release);
                 let (present, cipher) = unpack_phase(entry[file::PHASE].load(Ordering::Relaxed));
                 store_phase(entry, present, cipher);
@@ -46,7 +49,7 @@ impl Directory<'_> {
             Record::SealedOnly { file, phase } => {
                 let Some(version) = phase.version else { return Ok(()) };
                 let entry = self.file(self.find_with_version(*file, version)?.index)?;
-                raise_sealed_only(entry, *phase);
+                raise(&entry[file::SEALED_ONLY], *phase);
                 let (present, cipher) = unpack_phase(entry[file::PHASE].load(Ordering::Relaxed));
                 store_phase(entry, present, cipher);
                 // The first version has no former ones.
@@ -106,12 +109,15 @@ impl Directory<'_> {
             Record::Current { file, version } => self.is_later(*file, Phase::under(*version)),
             Record::Plaintext { file, after } => {
                 let phase = Phase::plaintext_after(*after);
-                Ok(self.is_later(*file, phase)? || self.raises_sealed_only(*file, phase)?)
+                Ok(self.is_later(*file, phase)?
+                    || self.raises_sealed_only(*file, phase)?
+                    || self.raises_earliest(*file, phase)?)
             }
             Record::Rewriting { file, phase, done } => {
                 let Some(slot) = self.find(*file)? else { return Ok(true) };
                 let last = self.file(slot.index)?[file::REWRITING].load(Ordering::Acquire);
-                Ok(pack_rewriting(*phase, *done) > last)
+                Ok(pack_rewriting(*phase, *done) > last
+                    || *done && self.raises_earliest(*file, *phase)?)
             }
             Record::Switched { file, phase, .. } => {
                 let Some(slot) = self.find(*file)? else { return Ok(true) };
@@ -147,6 +153,15 @@ impl Directory<'_> {
         let Some(slot) = self.find(file)? else { return Ok(true) };
         let last = self.file(slot.index)?[file::SEALED_ONLY].load(Ordering::Acquire);
         Ok(pack_sealed_only(phase) > last)
+    }
+
+    /// Not of a version that is forgotten, although the directory may have forgotten this, too.
+    fn raises_earliest(&self, file: RelFile, phase: Phase) -> Result<bool> {
+        let (Some(slot), Some(version)) = (self.find(file)?, phase.version) else {
+            return Ok(true);
+        };
+        let last = self.file(slot.index)?[file::EARLIEST].load(Ordering::Acquire);
+        Ok(pack_sealed_only(phase) > last && self.cipher_of_version(slot, version)?.is_some())
     }
 
     fn phase(&self, slot: FileSlot) -> Result<Phase> {
@@ -227,8 +242,10 @@ impl Directory<'_> {
         let cipher = cipher.ok_or_else(|| self.no_key(slot, version))?;
         let entry = self.file(slot.index)?;
         let (present, its_cipher) = unpack_phase(entry[file::PHASE].load(Ordering::Relaxed));
+        // Readers see both with the next `store_phase`.
         if phase.plaintext {
-            raise_sealed_only(entry, phase);
+            raise(&entry[file::SEALED_ONLY], phase);
+            raise(&entry[file::EARLIEST], phase);
         }
         match phase > present {
             true => store_phase(entry, phase, if phase.plaintext { 0 } else { cipher }),
@@ -340,6 +357,7 @@ impl Directory<'_> {
         file::DESTROYED_LSN.into_iter().flatten().for_each(|word| store(word, 0));
         store(file::REWRITING, 0);
         store(file::SEALED_ONLY, 0);
+        store(file::EARLIEST, 0);
         let mut generation = entry[file::GENERATION].load(Ordering::Relaxed);
         if is_free(generation) {
             generation = generation.wrapping_add(1);
@@ -395,10 +413,8 @@ impl Directory<'_> {
     }
 }
 
-/// Notes since when the file contains sealed pages only, or that it does not any more, if that is
-/// later than what is known. Readers see it with the next [`store_phase`].
-fn raise_sealed_only(entry: &[AtomicU32; FILE_WORDS], phase: Phase) {
-    let word = &entry[file::SEALED_ONLY];
+/// Stores a state, packed by [`pack_sealed_only`], if it is later than the one that is there.
+fn raise(word: &AtomicU32, phase: Phase) {
     word.store(word.load(Ordering::Relaxed).max(pack_sealed_only(phase)), Ordering::Release);
 }
 

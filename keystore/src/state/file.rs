@@ -40,6 +40,8 @@ pub struct File {
     /// Since when it contains sealed pages only, or after which version it does not any more; see
     /// [`File::floor`].
     pub sealed_only: Phase,
+    /// The earliest state in which pages may be on disk; see [`File::first_version`].
+    pub earliest: Phase,
 }
 
 /// Tombstone of destroyed keys.
@@ -83,6 +85,13 @@ impl File {
         self.sealed_only.current().filter(|since| Some(*since) <= self.phase.current())
     }
 
+    /// The first version under which pages may be on the disk of a server that keeps up, if none is
+    /// in plaintext there: that of the last rewriting that was done, if the file was not written in
+    /// plaintext since; or the floor. Other than below the floor, pages are not refused below it.
+    pub fn first_version(&self) -> Option<DataKeyVersion> {
+        self.floor().max(self.earliest.current())
+    }
+
     /// Whether the key of a version was destroyed, or would be when it is recorded.
     pub fn is_destroyed(&self, version: DataKeyVersion) -> bool {
         self.destroyed.is_some_and(|destroyed| version <= destroyed.through)
@@ -116,6 +125,9 @@ impl File {
                 if let Some(version) = phase.version {
                     self.require(file, version)?;
                     self.rewriting = self.rewriting.max(Some((phase, done)));
+                    if done {
+                        self.earliest = self.earliest.max(phase);
+                    }
                 }
             }
             Record::Switched { file, phase, lsn } => {
@@ -160,6 +172,7 @@ impl File {
         self.phase = self.phase.max(phase);
         if phase.plaintext {
             self.sealed_only = self.sealed_only.max(phase);
+            self.earliest = self.earliest.max(phase);
         }
     }
 
@@ -196,12 +209,22 @@ impl File {
         });
         let rewriting = self.rewriting.map(|(phase, done)| Record::Rewriting { file, phase, done });
         let switched = self.switched.map(|(phase, lsn)| Record::Switched { file, phase, lsn });
+        // Not if one of these two says the same.
+        let is_said = self.earliest.plaintext && self.earliest == self.phase
+            || self.rewriting == Some((self.earliest, true));
+        let earliest = self.earliest.version.filter(|_| !is_said).map(|version| {
+            match self.earliest.plaintext {
+                true => Record::Plaintext { file, after: version },
+                false => Record::Rewriting { file, phase: self.earliest, done: true },
+            }
+        });
         // Not if the record of the phase says the same.
         let is_said = self.sealed_only.version.is_none()
             || self.phase.plaintext && self.sealed_only == self.phase;
         let sealed_only = Some(self.sealed_only).filter(|_| !is_said);
         let sealed_only = sealed_only.map(|phase| Record::SealedOnly { file, phase });
-        let states = phase.into_iter().chain(rewriting).chain(switched).chain(sealed_only);
+        let states =
+            earliest.into_iter().chain(phase).chain(rewriting).chain(switched).chain(sealed_only);
         destroyed.into_iter().chain(keys).chain(states)
     }
 }

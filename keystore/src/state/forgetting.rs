@@ -6,7 +6,7 @@ use pagevault_cipher::{DataKeyVersion, KeyVersion, Lsn};
 
 use super::State;
 use crate::former::FormerFiles;
-use crate::rel_file::RelFile;
+use crate::rel_file::{Phase, RelFile};
 use crate::scope::Scope;
 use crate::wal;
 
@@ -111,6 +111,10 @@ impl State {
             let before = entry.keys.len();
             entry.keys.retain(|known, _| known != version);
             count += before - entry.keys.len();
+            // No record can name it any more. The floor is later.
+            if entry.earliest.version.is_some_and(|version| !entry.has_version(version)) {
+                entry.earliest = Phase::default();
+            }
             true
         });
         count

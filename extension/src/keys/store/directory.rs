@@ -103,6 +103,18 @@ fn floor(file: RelFile) -> Option<DataKeyVersion> {
     directory.floor(directory.find(file).ok()??).ok()?
 }
 
+/// True if the page on disk, under this version or in plaintext, is what a server may have written
+/// that keeps up with the file's rewriting.
+#[cold]
+pub(crate) fn may_be_on_disk(file: RelFile, version: Option<DataKeyVersion>) -> bool {
+    let first = || {
+        let directory = &get()?.directory;
+        directory.first_version(directory.find(file).ok()??).ok()?
+    };
+    let version = version.and_then(|version| data_key_version(file, version));
+    first().is_none_or(|first| version >= Some(first))
+}
+
 /// A number that changes when more versions may be [`is_former`].
 #[inline]
 pub(crate) fn floors() -> u32 {
@@ -251,6 +263,17 @@ pub(crate) fn has_key(file: RelFile, version: DataKeyVersion) -> bool {
         return interim_key(file, version).is_some();
     }
     data_key(file, version, &mut [0; MAX_WRAPPED_DATA_KEY]).is_some()
+}
+
+/// Whether `is_it` is true of a version of which the file has a data key. No lock, no allocation.
+#[cold]
+pub(crate) fn any_version(file: RelFile, mut is_it: impl FnMut(DataKeyVersion) -> bool) -> bool {
+    let mut any = || {
+        let directory = &get()?.directory;
+        let mut keys = directory.keys(directory.find(file).ok()??).ok()?;
+        Some(keys.any(|key| key.is_ok_and(|key| is_it(key.version))))
+    };
+    any() == Some(true)
 }
 
 /// A wrapped data key, copied from the directory.

@@ -124,6 +124,7 @@ fn add_records(
     records.extend(entry.destroyed.map(|Destroyed { through, lsn, cipher, whole, at }| {
         Record::Destroyed { file: copy, through, cipher, whole, lsn, at }
     }));
+    let mut copied = HashSet::new();
     for (&version, key) in &entry.keys {
         let other = known.and_then(|known| known.keys.get(&version));
         // A copy stays in the key group of its original.
@@ -143,6 +144,7 @@ fn add_records(
             }
             wrap_data_key(&data_key, wrap_key, copy, version)
         })?;
+        copied.insert(version);
         records.push(Record::DataKey {
             file: copy,
             version,
@@ -159,10 +161,18 @@ fn add_records(
             true => Record::Plaintext { file: copy, after: version },
         });
     }
-    records.extend(entry.rewriting.map(|(phase, done)| Record::Rewriting {
-        file: copy,
-        phase,
-        done,
+    // So that its first version is known, which a new file has from `SealedOnly`.
+    let is_whole = entry.phase.current().is_some() && !entry.is_mixed();
+    let rewriting = if is_whole { Some((entry.phase, true)) } else { entry.rewriting };
+    records.extend(rewriting.map(|(phase, done)| Record::Rewriting { file: copy, phase, done }));
+    // Also that it may have pages in plaintext, which the place perhaps had not.
+    let earliest = entry
+        .earliest
+        .version
+        .filter(|version| !is_whole && (copied.contains(version) || entry.is_destroyed(*version)));
+    records.extend(earliest.map(|version| match entry.earliest.plaintext {
+        true => Record::Plaintext { file: copy, after: version },
+        false => Record::Rewriting { file: copy, phase: entry.earliest, done: true },
     }));
     // The place may have been that of a file which was sealed only. Of the copy that is not known
     // on a server that replays the copying when the original has changed since.

@@ -4,6 +4,7 @@
 mod backups;
 mod file_copies;
 mod garbage;
+mod misnamed;
 mod older_keystore;
 mod placeholders;
 

@@ -5,6 +5,7 @@ mod attacks;
 mod between;
 mod fairness;
 mod faults;
+mod forged;
 mod hints;
 mod locked;
 mod meanwhile;
