@@ -23,6 +23,7 @@ use pgrx::{PgSqlErrorCode as Code, Spi};
 
 use crate::keys::store::directory;
 use crate::keys::usage::destruction::{self, Former, Outcome};
+use crate::keys::usage::dropped;
 use crate::pg::relation::{self, Facts};
 use crate::pg::report::{Report, Result};
 use crate::pg::statistics::Sampled;
@@ -386,6 +387,7 @@ fn require_directories(database: u32, files: impl Iterator<Item = RelFile>) -> R
 /// What does not exist, and has a relation, is somewhere else: on a file system that is not
 /// mounted.
 fn require_dropped(found: &[Former]) -> Result<()> {
+    dropped::require_not_moved(found.iter().map(|former| former.file))?;
     let known = survey::files_in_catalog();
     let Some(missing) = found.iter().find(|former| known.contains(&former.file)) else {
         return Ok(());

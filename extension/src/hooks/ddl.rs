@@ -9,6 +9,7 @@ use pgrx::pg_sys;
 use crate::audit::statements;
 use crate::backups;
 use crate::commands::{altered, databases, labels, removal, storage};
+use crate::keys::usage::dropped;
 use crate::pg::labels::{Object, PROVIDER};
 use crate::pg::process::{self, ProcessLocal};
 use crate::pg::relation;
@@ -73,10 +74,11 @@ unsafe extern "C-unwind" fn object_access(
     }
     let changes = matches!(access, OAT_POST_CREATE | OAT_POST_ALTER);
     let is_role = changes && class == pg_sys::AuthIdRelationId;
-    let drops_extension = access == OAT_DROP && class == pg_sys::ExtensionRelationId;
-    if (changes || drops_extension)
+    let drops = access == OAT_DROP
+        && (class == pg_sys::ExtensionRelationId || class == pg_sys::TableSpaceRelationId);
+    if (changes || drops)
         && sub_id == 0
-        && (is_role || drops_extension || !policy::is_idle())
+        && (is_role || drops || !policy::is_idle())
         && process::runs_transactions()
     {
         // SAFETY: the guarded function has the hook's own contract, and there are no values with
@@ -85,7 +87,8 @@ unsafe extern "C-unwind" fn object_access(
     }
 }
 
-/// [`object_access`] for objects that were created or changed, and for extensions that are dropped.
+/// [`object_access`] for objects that were created or changed, and for extensions and tablespaces
+/// that are dropped.
 #[pg_guard]
 unsafe extern "C-unwind" fn guarded_access(
     access: pg_sys::ObjectAccessType::Type,
@@ -106,6 +109,9 @@ unsafe extern "C-unwind" fn guarded_access(
         ) => {
             let is_new = access == pg_sys::ObjectAccessType::OAT_POST_CREATE;
             roles::refuse_reserved(object, is_new).or_raise();
+        }
+        (pg_sys::ObjectAccessType::OAT_DROP, pg_sys::TableSpaceRelationId) => {
+            dropped::require_none_moved_from(object.to_u32()).or_raise();
         }
         (pg_sys::ObjectAccessType::OAT_DROP, _) => {
             removal::dropping(object).or_raise();

@@ -22,6 +22,9 @@ shared_struct! {
 /// Mapped in the postmaster.
 static TOLD: ProcessLocal<Option<&'static Told>> = ProcessLocal::new(None);
 
+/// What this worker was told last: the clock may be set back.
+static HEARD: ProcessLocal<i64> = ProcessLocal::new(0);
+
 /// How long after a worker has started others may hear of a reload that it has missed.
 const MAY_BE_MISSED: Duration = Duration::from_secs(1);
 
@@ -44,7 +47,7 @@ pub(super) fn one_was_missed() -> bool {
     let told = TOLD.get().map_or(0, |told| told.at.load(Acquire).cast_signed());
     // SAFETY: a plain global of this process.
     let own = unsafe { pg_sys::PgReloadTime };
-    told > own && is_within(told, started_at())
+    HEARD.replace(told) != told && told > own && is_within(told, started_at())
 }
 
 /// How long a new worker sleeps at most, so that it hears of a reload that it has missed.

@@ -183,6 +183,11 @@ fn restore_keys(
     prove(keystore, known, "bundle")?;
     require_free_name(keystore, &holder.provider)?;
     let keys = to_move(keystore, known, &holder.instead_of)?;
+    if keys.is_empty() {
+        return Err(refuse("the bundle contains no key that these providers wrap")
+            .with_detail("Nothing was changed.")
+            .with_hint("Keys of key groups are in no bundle."));
+    }
     let records = wrap(keystore, &keys, holder)?;
     let restored = Restored { keystore: keystore.id(), records };
     let bytes = restored.encode().map_err(|error| refuse(error.to_string()))?;

@@ -304,6 +304,12 @@ fn moved_back(with_library: bool) -> Result<()> {
         Ok(())
     })?;
     cluster.eventually_logs("may have been moved while pagevault was not loaded")?;
+    // The keys that are gone are those of its pages.
+    let mut client = cluster.client_to("app")?;
+    let error = expect_error(&mut client, "SELECT * FROM pagevault.shred_former_files('app')")?;
+    ensure!(error.message.contains("lacks its keys"), "{error}");
+    ensure!(error.sqlstate == "55000", "{error}");
+    drop(client);
     if with_library {
         in_app("INSERT INTO added VALUES (3)")?;
         cluster.sql("ALTER DATABASE app SET TABLESPACE pg_default")?;
@@ -331,5 +337,55 @@ fn moved_back(with_library: bool) -> Result<()> {
         FROM pagevault.drift(true) WHERE relation::text ~ 'empty|toast'";
     ensure!(text(&mut client, &format!("SELECT coalesce(({plain}), '')"))?.is_empty(), "drift");
     drop(client);
+    cluster.finish()
+}
+
+/// Both places have keys then, and those of the place that it comes back to are later.
+#[test]
+fn a_database_that_comes_back_to_later_keys_is_whole() -> Result<()> {
+    let settings = Settings::default()
+        .conf("pagevault.keep_former_keys = 0")
+        .conf("autovacuum = off")
+        .conf("allow_in_place_tablespaces = on");
+    let (mut cluster, _keys) = Cluster::with_keys(&settings)?;
+    cluster.without_witness("files are copied without WAL that pagevault sees");
+    cluster.allow_log("lacks its keys");
+    cluster.sql("CREATE TABLESPACE space LOCATION ''")?;
+    cluster.sql("CREATE DATABASE app")?;
+    let in_app = |statement: &str| run_sql(&mut cluster.client_to("app")?, statement);
+    let move_to = |space: &str| cluster.sql(&format!("ALTER DATABASE app SET TABLESPACE {space}"));
+    let library = |is_loaded: bool| -> Result<()> {
+        cluster.stop(StopMode::Fast)?;
+        let libraries = if is_loaded { "pagevault" } else { "" };
+        cluster.append_conf(&format!("shared_preload_libraries = '{libraries}'"))?;
+        cluster.start_server()
+    };
+    in_app("CREATE EXTENSION pagevault; CREATE TABLE t AS SELECT 7 AS id")?;
+    in_app("SELECT pagevault.encrypt('t')")?;
+    move_to("space")?;
+    let rotate = "SET pagevault.rekey_threshold = 0; SELECT pagevault.rotate_data_key('t')";
+    in_app(rotate)?;
+    in_app("SELECT pagevault.wait_for_rekey('t'::regclass, '60 s')")?;
+    in_app("DELETE FROM t")?;
+    in_app("VACUUM t")?;
+    library(false)?;
+    move_to("pg_default")?;
+    library(true)?;
+    let error = cluster.error("DROP TABLESPACE space")?;
+    ensure!(error.message.contains("lacks its keys"), "{error}");
+    in_app("INSERT INTO t SELECT generate_series(1, 1000)")?;
+    // Makes keys of catalogs; what fails for want of keys must not be in the way.
+    let _ = in_app("SET pagevault.default_encryption = on; CREATE TABLE n (id int)");
+    move_to("space")?;
+    let count = || text(&mut cluster.client_to("app")?, "SELECT count(*) FROM t");
+    ensure!(count()? == "1000", "{} rows", count()?);
+    for _ in 0..3 {
+        cluster.sql("CHECKPOINT")?;
+    }
+    cluster.restart()?;
+    ensure!(count()? == "1000", "{} rows", count()?);
+    in_app(rotate)?;
+    in_app("SELECT pagevault.wait_for_rekey('t'::regclass, '60 s')")?;
+    ensure!(count()? == "1000", "{} rows", count()?);
     cluster.finish()
 }

@@ -175,9 +175,13 @@ fn add_records(
         false => Record::Rewriting { file: copy, phase: entry.earliest, done: true },
     }));
     // The place may have been that of a file which was sealed only. Of the copy that is not known
-    // on a server that replays the copying when the original has changed since.
+    // on a server that replays the copying when the original has changed since. The place may also
+    // be ahead: its database was moved away from it while the library was not loaded.
+    let version = entry.phase.version.map(|version| {
+        known.and_then(|known| known.phase.version).map_or(version, |other| other.max(version))
+    });
     records.extend(
-        entry.phase.version.map(|version| Record::SealedOnly {
+        version.map(|version| Record::SealedOnly {
             file: copy,
             phase: Phase::plaintext_after(version),
         }),

@@ -15,7 +15,7 @@ use crate::keys::store::{directory, former, key_groups};
 use crate::pg::checkpoint::CheckpointDelay;
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result, internal};
-use crate::pg::{buffers, process, wal};
+use crate::pg::{buffers, process, relation_files, wal};
 use crate::writers::{self, Activity};
 use crate::{keystore_dir, shmem};
 
@@ -161,6 +161,14 @@ impl Pages {
     }
 }
 
+/// The last version of files with this number in other tablespaces: the file may be one of them,
+/// with all its pages, if its database was moved while the library was not loaded. If it moves
+/// back, no version must mean two keys.
+fn last_elsewhere(file: RelFile) -> Option<DataKeyVersion> {
+    let others = relation_files::tablespaces().map(|tablespace| RelFile { tablespace, ..file });
+    others.filter(|other| *other != file).filter_map(directory::last_version).max()
+}
+
 /// Like [`new_version`], for a file in use: the key is durable before any page is written under it.
 pub(crate) fn next_version(file: RelFile, sealing: Sealing, pages: Pages) -> Result<()> {
     make_version(file, sealing, pages, append_durably).map(wal::flush)
@@ -215,7 +223,7 @@ fn make_version(
     let lock = KeystoreLock::acquire();
     let directory = &shmem::required()?.directory;
     let last = directory.find(file)?.map(|slot| directory.last_version(slot)).transpose()?;
-    let last = last.flatten().max(former::last_version(&lock, file));
+    let last = last.flatten().max(former::last_version(&lock, file)).max(last_elsewhere(file));
     let version = DataKeyVersion::after(last).ok_or_else(|| {
         Report::new(
             PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED,

@@ -47,21 +47,56 @@ pub(super) fn missing(is_wanted: impl Fn(RelFile) -> bool) -> Result<Missing> {
 /// library is not loaded, the server moves databases as files, which keep their numbers (`movedb`,
 /// dbcommands.c). Moving the database back makes the pages readable.
 fn was_moved(file: RelFile, tablespaces: &[u32]) -> bool {
-    let mut others = tablespaces.iter().map(|&tablespace| RelFile { tablespace, ..file });
-    let last = directory::last_version(file);
-    // Whatever is in it: it may be empty, or half decrypted. It may be a place where the database
-    // was before, with the keys of then.
-    let moved = others.find(|other| {
-        *other != file
-            && directory::last_version(*other) < last
-            && relation_files::may_have_any_fork(*other)
-    });
+    let moved = moved_to(file, tablespaces);
     if let Some(moved) = moved
         && WARNED.with(|warned| warned.insert(file.database))
     {
         without_keys(file, moved).send(PgLogLevel::WARNING);
     }
     moved.is_some()
+}
+
+/// Where the pages of a file that is gone may be then.
+fn moved_to(file: RelFile, tablespaces: &[u32]) -> Option<RelFile> {
+    let mut others = tablespaces.iter().map(|&tablespace| RelFile { tablespace, ..file });
+    let last = directory::last_version(file);
+    // Whatever is in it: it may be empty, or half decrypted. It may be a place where the database
+    // was before, with the keys of then.
+    others.find(|other| {
+        *other != file
+            && directory::last_version(*other) < last
+            && relation_files::may_have_any_fork(*other)
+    })
+}
+
+/// Requires that none of these files, which are gone, was moved in that way.
+///
+/// # Errors
+/// If one may have been.
+pub(crate) fn require_not_moved(mut files: impl Iterator<Item = RelFile>) -> Result<()> {
+    let tablespaces: Vec<u32> = relation_files::tablespaces().collect();
+    let Some((file, moved)) = files.find_map(|file| Some((file, moved_to(file, &tablespaces)?)))
+    else {
+        return Ok(());
+    };
+    Err(Report::new(
+        PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+        format!("relation file {file} is gone, and {moved} lacks its keys"),
+    )
+    .detail("The database may have been moved while pagevault was not loaded, and these keys are those of its pages. Nothing was changed.")
+    .hint("Move the database back first."))
+}
+
+/// Before a tablespace is dropped: it may be where a database is to be moved back to.
+pub(crate) fn require_none_moved_from(tablespace: u32) -> Result<()> {
+    let mut gone = Vec::new();
+    for info in shmem::required()?.directory.files()? {
+        let file = info?.file;
+        if file.tablespace == tablespace && !relation_files::may_have_any_fork(file) {
+            gone.push(file);
+        }
+    }
+    require_not_moved(gone.into_iter())
 }
 
 /// Databases that this process has told of.

@@ -164,5 +164,3 @@ fn with_ignore_invalid_pages_what_looks_encrypted_is_written_over() -> Result<()
     }
     cluster.finish()
 }
-const CHANGE_ALL: &str =
-    "CHECKPOINT; UPDATE t SET id = -id WHERE ctid = '(1,1)'; UPDATE z SET id = -id";
