@@ -389,3 +389,41 @@ fn a_database_that_comes_back_to_later_keys_is_whole() -> Result<()> {
     ensure!(count()? == "1000", "{} rows", count()?);
     cluster.finish()
 }
+
+/// The keys of the place that it comes back to were destroyed: the others are the only ones.
+#[test]
+fn the_last_keys_of_a_database_that_was_moved_are_kept() -> Result<()> {
+    let settings = Settings::default()
+        .conf("pagevault.data_catalog_encryption = off")
+        .conf("allow_in_place_tablespaces = on");
+    let (mut cluster, _keys) = Cluster::with_keys(&settings)?;
+    cluster.without_witness("files are copied without WAL that pagevault sees");
+    for text in ["lacks its keys", "were destroyed"] {
+        cluster.allow_log(text);
+    }
+    cluster.sql("CREATE TABLESPACE space LOCATION ''")?;
+    cluster.sql("CREATE DATABASE app")?;
+    let in_app = |statement: &str| run_sql(&mut cluster.client_to("app")?, statement);
+    in_app("CREATE EXTENSION pagevault; CREATE TABLE t AS SELECT 7 AS id")?;
+    in_app("SELECT pagevault.encrypt('t')")?;
+    cluster.sql("ALTER DATABASE app SET TABLESPACE space")?;
+    let shred = "SELECT * FROM pagevault.shred_former_files('app')";
+    in_app(shred)?;
+    let move_without = |space: &str| -> Result<()> {
+        cluster.stop(StopMode::Fast)?;
+        cluster.append_conf("shared_preload_libraries = ''")?;
+        cluster.start_server()?;
+        cluster.sql(&format!("ALTER DATABASE app SET TABLESPACE {space}"))?;
+        cluster.stop(StopMode::Fast)?;
+        cluster.append_conf("shared_preload_libraries = 'pagevault'")?;
+        cluster.start_server()
+    };
+    move_without("pg_default")?;
+    let error = expect_error(&mut cluster.client_to("app")?, shred)?;
+    ensure!(error.message.contains("lacks its keys"), "{error}");
+    let error = cluster.error("DROP TABLESPACE space")?;
+    ensure!(error.message.contains("lacks its keys"), "{error}");
+    move_without("space")?;
+    ensure!(text(&mut cluster.client_to("app")?, "SELECT id FROM t")? == "7", "the row is lost");
+    cluster.finish()
+}

@@ -222,6 +222,13 @@ pub(crate) fn last_version(file: RelFile) -> Option<DataKeyVersion> {
     directory.last_version(directory.find(file).ok()??).ok()?
 }
 
+/// The last version of which the file has a key that is not destroyed.
+pub(crate) fn newest_key(file: RelFile) -> Option<DataKeyVersion> {
+    let directory = &get()?.directory;
+    let keys = directory.keys(directory.find(file).ok()??).ok()?;
+    keys.filter_map(std::result::Result::ok).map(|key| key.version).max()
+}
+
 /// The data key of a page with an interim version: its version, and where the key is recorded from
 /// which interim keys of its group are derived. `None` if there is no such page: it would be under
 /// the key of a group, with the same cipher.

@@ -7,15 +7,16 @@
 
 use std::collections::HashSet;
 
-use pagevault_cipher::DataKeyVersion;
 use pagevault_cipher::page::{Page, is_zero, version_of};
+use pagevault_cipher::{CipherId, DataKeyVersion};
+use pagevault_core::policy::Sealing;
 use pagevault_keystore::rel_file::Phase;
-use pagevault_keystore::state::{Destroyed, File};
+use pagevault_keystore::state::{self, Destroyed, File};
 use pagevault_keystore::{KeyGroup, Record, RelFile, Scope};
 use pgrx::PgSqlErrorCode;
 
 use super::data_keys::{
-    require_group_key, require_master_key, unwrap_record, with_wrap_key, wrap_data_key,
+    make_key, require_group_key, require_master_key, unwrap_record, with_wrap_key, wrap_data_key,
 };
 use crate::keys::store::persist::{self, append};
 use crate::pg::locks::KeystoreLock;
@@ -45,7 +46,9 @@ pub(crate) fn copy_keys(
         }
     }
     for (file, pages) in at_former_places {
-        records.extend(present.file(file).and_then(|entry| of_former_place(file, entry, &pages)));
+        if let Some(entry) = present.file(file) {
+            of_former_place(file, entry, &pages, &mut records)?;
+        }
     }
     for batch in records.chunks(RECORDS_AT_ONCE) {
         append(&lock, to, batch)?;
@@ -90,14 +93,44 @@ fn at_former_places(
 /// with such a number. Or the database was moved away while the library was not loaded, and comes
 /// back. Then the pages are under the keys of this place, and what was added to them meanwhile is
 /// in plaintext.
-fn of_former_place(file: RelFile, entry: &File, pages: &Pages) -> Option<Record> {
-    let current = entry.phase.current()?;
+fn of_former_place(
+    file: RelFile,
+    entry: &File,
+    pages: &Pages,
+    records: &mut Vec<Record>,
+) -> Result<()> {
+    let (Some(current), Some(last)) = (entry.phase.current(), entry.last_version()) else {
+        return Ok(());
+    };
     if pages.sealed && pages.plaintext {
-        return Some(Record::SealedOnly { file, phase: Phase::plaintext_after(current) });
+        return mixed(file, last, entry.keys.values().next_back(), records);
     }
     let is_right = pages.sealed || !pages.plaintext && !entry.is_destroyed(current);
-    let last = entry.last_version().filter(|_| !is_right);
-    last.map(|after| Record::Plaintext { file, after })
+    if !is_right {
+        records.push(Record::Plaintext { file, after: last });
+    }
+    Ok(())
+}
+
+/// The pages of a file are in states of which none is recorded to be the earlier one. With another
+/// key, each page on disk decides how it may be written, and a job gives all of them this key.
+fn mixed(
+    file: RelFile,
+    last: DataKeyVersion,
+    like: Option<&state::DataKey>,
+    records: &mut Vec<Record>,
+) -> Result<()> {
+    let (Some(like), Some(version)) = (like, DataKeyVersion::after(Some(last))) else {
+        return Ok(());
+    };
+    let Ok(cipher) = CipherId::try_from(like.cipher) else { return Ok(()) };
+    let sealing = Sealing { cipher, group: like.scope.key_group() };
+    let phase = Phase::under(version);
+    records.push(Record::Plaintext { file, after: last });
+    records.push(make_key(file, version, sealing)?);
+    records.push(Record::Rewriting { file, phase, done: false });
+    records.push(Record::Current { file, version });
+    Ok(())
 }
 
 fn has_ended(group: KeyGroup) -> Result<bool> {
@@ -175,17 +208,20 @@ fn add_records(
         false => Record::Rewriting { file: copy, phase: entry.earliest, done: true },
     }));
     // The place may have been that of a file which was sealed only. Of the copy that is not known
-    // on a server that replays the copying when the original has changed since. The place may also
-    // be ahead: its database was moved away from it while the library was not loaded.
-    let version = entry.phase.version.map(|version| {
-        known.and_then(|known| known.phase.version).map_or(version, |other| other.max(version))
-    });
+    // on a server that replays the copying when the original has changed since.
     records.extend(
-        version.map(|version| Record::SealedOnly {
+        entry.phase.version.map(|version| Record::SealedOnly {
             file: copy,
             phase: Phase::plaintext_after(version),
         }),
     );
+    // Its database was moved away from the place while the library was not loaded.
+    let ahead = known.filter(|known| known.phase > entry.phase);
+    if let Some(last) = ahead.and_then(File::last_version).max(entry.last_version())
+        && ahead.is_some()
+    {
+        mixed(copy, last, entry.keys.values().next_back(), records)?;
+    }
     Ok(())
 }
 

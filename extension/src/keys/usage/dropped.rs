@@ -59,12 +59,12 @@ fn was_moved(file: RelFile, tablespaces: &[u32]) -> bool {
 /// Where the pages of a file that is gone may be then.
 fn moved_to(file: RelFile, tablespaces: &[u32]) -> Option<RelFile> {
     let mut others = tablespaces.iter().map(|&tablespace| RelFile { tablespace, ..file });
-    let last = directory::last_version(file);
+    let newest = directory::newest_key(file)?;
     // Whatever is in it: it may be empty, or half decrypted. It may be a place where the database
-    // was before, with the keys of then.
+    // was before, with the keys of then, or whose keys were destroyed.
     others.find(|other| {
         *other != file
-            && directory::last_version(*other) < last
+            && directory::newest_key(*other) < Some(newest)
             && relation_files::may_have_any_fork(*other)
     })
 }
@@ -84,7 +84,7 @@ pub(crate) fn require_not_moved(mut files: impl Iterator<Item = RelFile>) -> Res
         format!("relation file {file} is gone, and {moved} lacks its keys"),
     )
     .detail("The database may have been moved while pagevault was not loaded, and these keys are those of its pages. Nothing was changed.")
-    .hint("Move the database back first."))
+    .hint("Move the database back first; if that is refused, without pagevault, as it came."))
 }
 
 /// Before a tablespace is dropped: it may be where a database is to be moved back to.
@@ -95,6 +95,17 @@ pub(crate) fn require_none_moved_from(tablespace: u32) -> Result<()> {
         if file.tablespace == tablespace && !relation_files::may_have_any_fork(file) {
             gone.push(file);
         }
+    }
+    let others = || relation_files::tablespaces().filter(|other| *other != tablespace);
+    let elsewhere =
+        gone.iter().flat_map(|&file| others().map(move |t| RelFile { tablespace: t, ..file }));
+    if let Some(away) = elsewhere.into_iter().find(|file| relation_files::is_away(*file)) {
+        return Err(Report::new(
+            PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+            format!("the directory of tablespace {} does not exist", away.tablespace),
+        )
+        .detail("A database may have been moved there while pagevault was not loaded, and need keys of the tablespace that is dropped. Nothing was changed.")
+        .hint("Mount it first."));
     }
     require_not_moved(gone.into_iter())
 }
