@@ -269,6 +269,21 @@ fn a_database_that_was_moved_without_the_library_can_be_moved_back_with_it() -> 
     moved_back(true)
 }
 
+fn move_app(cluster: &Cluster, space: &str) -> Result<()> {
+    cluster.sql(&format!("ALTER DATABASE app SET TABLESPACE {space}"))
+}
+
+/// The same while the library is not loaded.
+fn move_without(cluster: &Cluster, space: &str) -> Result<()> {
+    cluster.stop(StopMode::Fast)?;
+    cluster.append_conf("shared_preload_libraries = ''")?;
+    cluster.start_server()?;
+    move_app(cluster, space)?;
+    cluster.stop(StopMode::Fast)?;
+    cluster.append_conf("shared_preload_libraries = 'pagevault'")?;
+    cluster.start_server()
+}
+
 /// Files are copied then, and have another place than their keys.
 fn moved_back(with_library: bool) -> Result<()> {
     let settings = Settings::default()
@@ -284,16 +299,7 @@ fn moved_back(with_library: bool) -> Result<()> {
     in_app("SELECT pagevault.encrypt('t'); CREATE TABLE empty (body text)")?;
     in_app("SELECT pagevault.encrypt('empty'); CREATE TABLE added (id int)")?;
     in_app("SELECT pagevault.encrypt('added')")?;
-    let move_without = |space: &str| -> Result<()> {
-        cluster.stop(StopMode::Fast)?;
-        cluster.append_conf("shared_preload_libraries = ''")?;
-        cluster.start_server()?;
-        cluster.sql(&format!("ALTER DATABASE app SET TABLESPACE {space}"))?;
-        cluster.stop(StopMode::Fast)?;
-        cluster.append_conf("shared_preload_libraries = 'pagevault'")?;
-        cluster.start_server()
-    };
-    move_without("space")?;
+    move_without(&cluster, "space")?;
     cluster.sql("CREATE TABLE gone AS SELECT 1 AS id; SELECT pagevault.encrypt('gone')")?;
     let keys = || cluster.text("SELECT data_keys FROM pagevault.status");
     let before = keys()?;
@@ -312,9 +318,9 @@ fn moved_back(with_library: bool) -> Result<()> {
     drop(client);
     if with_library {
         in_app("INSERT INTO added VALUES (3)")?;
-        cluster.sql("ALTER DATABASE app SET TABLESPACE pg_default")?;
+        move_app(&cluster, "pg_default")?;
     } else {
-        move_without("pg_default")?;
+        move_without(&cluster, "pg_default")?;
     }
     let mut client = cluster.client_to("app")?;
     ensure!(text(&mut client, "SELECT id FROM t")? == "7", "the row is lost");
@@ -353,30 +359,21 @@ fn a_database_that_comes_back_to_later_keys_is_whole() -> Result<()> {
     cluster.sql("CREATE TABLESPACE space LOCATION ''")?;
     cluster.sql("CREATE DATABASE app")?;
     let in_app = |statement: &str| run_sql(&mut cluster.client_to("app")?, statement);
-    let move_to = |space: &str| cluster.sql(&format!("ALTER DATABASE app SET TABLESPACE {space}"));
-    let library = |is_loaded: bool| -> Result<()> {
-        cluster.stop(StopMode::Fast)?;
-        let libraries = if is_loaded { "pagevault" } else { "" };
-        cluster.append_conf(&format!("shared_preload_libraries = '{libraries}'"))?;
-        cluster.start_server()
-    };
     in_app("CREATE EXTENSION pagevault; CREATE TABLE t AS SELECT 7 AS id")?;
     in_app("SELECT pagevault.encrypt('t')")?;
-    move_to("space")?;
+    move_app(&cluster, "space")?;
     let rotate = "SET pagevault.rekey_threshold = 0; SELECT pagevault.rotate_data_key('t')";
     in_app(rotate)?;
     in_app("SELECT pagevault.wait_for_rekey('t'::regclass, '60 s')")?;
     in_app("DELETE FROM t")?;
     in_app("VACUUM t")?;
-    library(false)?;
-    move_to("pg_default")?;
-    library(true)?;
+    move_without(&cluster, "pg_default")?;
     let error = cluster.error("DROP TABLESPACE space")?;
     ensure!(error.message.contains("lacks its keys"), "{error}");
     in_app("INSERT INTO t SELECT generate_series(1, 1000)")?;
     // Makes keys of catalogs; what fails for want of keys must not be in the way.
     let _ = in_app("SET pagevault.default_encryption = on; CREATE TABLE n (id int)");
-    move_to("space")?;
+    move_app(&cluster, "space")?;
     let count = || text(&mut cluster.client_to("app")?, "SELECT count(*) FROM t");
     ensure!(count()? == "1000", "{} rows", count()?);
     for _ in 0..3 {
@@ -406,24 +403,15 @@ fn the_last_keys_of_a_database_that_was_moved_are_kept() -> Result<()> {
     let in_app = |statement: &str| run_sql(&mut cluster.client_to("app")?, statement);
     in_app("CREATE EXTENSION pagevault; CREATE TABLE t AS SELECT 7 AS id")?;
     in_app("SELECT pagevault.encrypt('t')")?;
-    cluster.sql("ALTER DATABASE app SET TABLESPACE space")?;
+    move_app(&cluster, "space")?;
     let shred = "SELECT * FROM pagevault.shred_former_files('app')";
     in_app(shred)?;
-    let move_without = |space: &str| -> Result<()> {
-        cluster.stop(StopMode::Fast)?;
-        cluster.append_conf("shared_preload_libraries = ''")?;
-        cluster.start_server()?;
-        cluster.sql(&format!("ALTER DATABASE app SET TABLESPACE {space}"))?;
-        cluster.stop(StopMode::Fast)?;
-        cluster.append_conf("shared_preload_libraries = 'pagevault'")?;
-        cluster.start_server()
-    };
-    move_without("pg_default")?;
+    move_without(&cluster, "pg_default")?;
     let error = expect_error(&mut cluster.client_to("app")?, shred)?;
     ensure!(error.message.contains("lacks its keys"), "{error}");
     let error = cluster.error("DROP TABLESPACE space")?;
     ensure!(error.message.contains("lacks its keys"), "{error}");
-    move_without("space")?;
+    move_without(&cluster, "space")?;
     ensure!(text(&mut cluster.client_to("app")?, "SELECT id FROM t")? == "7", "the row is lost");
     cluster.finish()
 }
