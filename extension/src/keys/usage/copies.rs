@@ -216,9 +216,8 @@ fn add_records(
         }),
     );
     // Its database was moved away from the place while the library was not loaded.
-    let ahead = known.filter(|known| known.phase > entry.phase);
-    if let Some(last) = ahead.and_then(File::last_version).max(entry.last_version())
-        && ahead.is_some()
+    if let Some(ahead) = known.filter(|known| known.phase > entry.phase)
+        && let Some(last) = ahead.last_version().max(entry.last_version())
     {
         mixed(copy, last, entry.keys.values().next_back(), records)?;
     }
