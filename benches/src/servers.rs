@@ -333,12 +333,22 @@ impl Sides {
         self.existing.is_none()
     }
 
-    /// The server whose relations are encrypted, for work that only it can do.
+    /// The servers on which relations are encrypted and nothing else, for work that only they can
+    /// do: their places in [`Sides::all`].
+    pub(crate) fn sealing_relations(&self) -> Result<Vec<usize>> {
+        let places: Vec<_> = (0..self.all.len())
+            .filter(|&place| {
+                matches!(self.all[place].variant, Variant::Relations | Variant::RelationsXts)
+            })
+            .collect();
+        ensure!(!places.is_empty(), "this needs the variant `relations`, or `relations-xts`");
+        Ok(places)
+    }
+
+    /// The first of them.
     pub(crate) fn sealing(&mut self) -> Result<&mut Side> {
-        self.all
-            .iter_mut()
-            .find(|side| matches!(side.variant, Variant::Relations))
-            .context("this needs the variant `relations`")
+        let places = self.sealing_relations()?;
+        Ok(&mut self.all[places[0]])
     }
 
     /// Stops the servers; returns their warnings and errors.

@@ -1,6 +1,6 @@
 //! Rekeying: its speed and WAL compared with VACUUM FULL of the same table, and how much a job at
-//! the default throttle slows pgbench. All of it runs on the server `relations`; the contenders are
-//! the operations.
+//! the default throttle slows pgbench. All of it runs on the server `relations`, and on
+//! `relations-xts` if that is compared, too; the contenders are the operations on each.
 
 use std::time::Instant;
 
@@ -60,6 +60,33 @@ fn wait_for(side: &Side, statement: &str) -> Result<()> {
     Ok(())
 }
 
+/// These operations on each server, named by both if there are several. Those of a server come
+/// after each other.
+fn on_each(sides: &Sides, operations: &[&str]) -> Vec<String> {
+    // Without such a server `load` fails, and says so.
+    let places = sides.sealing_relations().unwrap_or_default();
+    let names = places.iter().flat_map(|&place| {
+        let server = sides.all[place].variant.name();
+        operations.iter().map(move |operation| format!("{operation} {server}"))
+    });
+    if places.len() > 1 {
+        names.collect()
+    } else {
+        operations.iter().map(ToString::to_string).collect()
+    }
+}
+
+/// The server and the number of the operation of a contender of [`on_each`].
+fn of_contender<'a>(
+    sides: &'a Sides,
+    operations: &[&str],
+    contender: usize,
+) -> Result<(&'a Side, usize)> {
+    let places = sides.sealing_relations()?;
+    let side = &sides.all[places[contender / operations.len()]];
+    Ok((side, contender % operations.len()))
+}
+
 struct Speed {
     megabytes: u64,
 }
@@ -68,24 +95,28 @@ struct Speed {
 const OPERATIONS: [&str; 4] = ["vacuum-full", "encrypt", "new-data-key", "decrypt"];
 
 impl Workload for Speed {
-    fn contenders(&self, _sides: &Sides) -> Vec<String> {
-        OPERATIONS.map(str::to_owned).into()
+    fn contenders(&self, sides: &Sides) -> Vec<String> {
+        on_each(sides, &OPERATIONS)
     }
 
     fn load(&mut self, sides: &mut Sides) -> Result<()> {
         let megabytes = self.megabytes;
-        let side = sides.sealing()?;
-        side.forget_dataset();
-        side.dataset("rekey speed", "", |side| make_table(side, megabytes))?;
-        side.own_cluster()?.set(&[("pagevault.rekey_rate", "0")])
+        for place in sides.sealing_relations()? {
+            let side = &mut sides.all[place];
+            side.forget_dataset();
+            side.dataset("rekey speed", "", |side| make_table(side, megabytes))?;
+            side.own_cluster()?.set(&[("pagevault.rekey_rate", "0")])?;
+        }
+        Ok(())
     }
 
     fn round(&mut self, sides: &mut Sides, contender: usize, _round: usize) -> Result<Sample> {
-        let side = &*sides.sealing()?;
+        let (side, operation) = of_contender(sides, &OPERATIONS, contender)?;
+        let operation = OPERATIONS[operation];
         // Contenders come in any order, so first bring the table into the state that the operation
         // needs.
         let sealed = side.text("SELECT pagevault.is_encrypted('rekeyed')")? == "t";
-        let wanted = matches!(OPERATIONS[contender], "new-data-key" | "decrypt");
+        let wanted = matches!(operation, "new-data-key" | "decrypt");
         let label = |sealed: bool| {
             let to = if sealed { "encrypted" } else { "plaintext" };
             format!("SECURITY LABEL FOR pagevault ON TABLE rekeyed IS '{to}'")
@@ -97,7 +128,7 @@ impl Workload for Speed {
         let size: f64 = side.text("SELECT pg_table_size('rekeyed')")?.parse()?;
         let meter = Meter::start(side)?;
         let started = Instant::now();
-        match OPERATIONS[contender] {
+        match operation {
             "vacuum-full" => side.sql("VACUUM FULL rekeyed")?,
             "encrypt" => wait_for(side, &label(true))?,
             "new-data-key" => wait_for(side, "SELECT pagevault.rotate_data_key('rekeyed')")?,
@@ -118,31 +149,37 @@ struct Beside {
     jobs: u32,
 }
 
+const BESIDE: [&str; 2] = ["alone", "beside-a-job"];
+
 impl Workload for Beside {
-    fn contenders(&self, _sides: &Sides) -> Vec<String> {
-        ["alone", "beside-a-job"].map(str::to_owned).into()
+    fn contenders(&self, sides: &Sides) -> Vec<String> {
+        on_each(sides, &BESIDE)
     }
 
     fn load(&mut self, sides: &mut Sides) -> Result<()> {
         let (megabytes, scale) = (self.megabytes, self.scale.to_string());
-        let side = sides.sealing()?;
-        side.forget_dataset();
-        side.dataset("rekey beside", "pgbench_accounts", |side| {
-            make_table(side, megabytes)?;
-            output(side, "pgbench", &["-i", "-q", "-I", "dtGvp", "-s", &scale])?;
-            side.sql("ALTER SYSTEM RESET pagevault.rekey_rate")?;
-            side.sql("SELECT pg_reload_conf()")
-        })?;
-        let result = wait_for(side, "SECURITY LABEL FOR pagevault ON TABLE rekeyed IS 'encrypted'");
-        side.forget_dataset();
-        result
+        for place in sides.sealing_relations()? {
+            let side = &mut sides.all[place];
+            side.forget_dataset();
+            side.dataset("rekey beside", "pgbench_accounts", |side| {
+                make_table(side, megabytes)?;
+                output(side, "pgbench", &["-i", "-q", "-I", "dtGvp", "-s", &scale])?;
+                side.sql("ALTER SYSTEM RESET pagevault.rekey_rate")?;
+                side.sql("SELECT pg_reload_conf()")
+            })?;
+            let label = "SECURITY LABEL FOR pagevault ON TABLE rekeyed IS 'encrypted'";
+            let result = wait_for(side, label);
+            side.forget_dataset();
+            result?;
+        }
+        Ok(())
     }
 
     fn round(&mut self, sides: &mut Sides, contender: usize, round: usize) -> Result<Sample> {
-        let side = &*sides.sealing()?;
+        let (side, operation) = of_contender(sides, &BESIDE, contender)?;
         side.sql("CHECKPOINT")?;
-        let job = match contender {
-            0 => None,
+        let job = match BESIDE[operation] {
+            "alone" => None,
             _ => Some(side.text("SELECT pagevault.rotate_data_key('rekeyed')")?),
         };
         let meter = Meter::start(side)?;

@@ -9,7 +9,7 @@ use pgrx::pg_sys::{self, Oid};
 
 use super::{enforce, shared_labels};
 use crate::fault;
-use crate::keys::store::persist;
+use crate::keys::store::{persist, presence};
 use crate::keys::usage::copies;
 use crate::pg::catalog;
 use crate::pg::process::{self, ProcessLocal};
@@ -88,7 +88,8 @@ pub(crate) fn created(database: Oid) -> Result<()> {
 fn refuse_oid_of_dropped_database(database: Oid) -> Result<()> {
     let scope = Scope::database(database.to_u32());
     // pg_upgrade adds keys before their databases.
-    if process::is_binary_upgrade() || !persist::has_keys_of(scope)? {
+    if process::is_binary_upgrade() || !persist::has_keys_of(scope)? && !presence::is_named(scope)?
+    {
         return Ok(());
     }
     Err(Report::new(

@@ -17,6 +17,7 @@ pub(super) fn concerns_us(tag: NodeTag) -> bool {
     use NodeTag::*;
     matches!(tag, T_GrantRoleStmt | T_GrantStmt | T_CreateRoleStmt | T_AlterRoleStmt)
         || matches!(tag, T_RenameStmt | T_AlterObjectSchemaStmt | T_AlterOwnerStmt)
+        || tag == T_ReassignOwnedStmt
 }
 
 /// The audited operation of a statement for which [`concerns_us`] is true; `None` if there is none.
@@ -90,9 +91,21 @@ pub(super) unsafe fn operation(statement: *mut pg_sys::Node) -> Option<Operation
             }
             NodeTag::T_AlterOwnerStmt => {
                 let statement = &*statement.cast::<pg_sys::AlterOwnerStmt>();
-                let object = function(statement.objectType, statement.object)?;
+                let (by, object) = if statement.objectType == pg_sys::ObjectType::OBJECT_SCHEMA {
+                    let schema = text((*statement.object.cast::<pg_sys::String>()).sval)?;
+                    let is_ours = schema.as_bytes() == SCHEMA.to_bytes();
+                    ("ALTER SCHEMA", is_ours.then(|| format!("schema {schema}"))?)
+                } else {
+                    ("ALTER FUNCTION", function(statement.objectType, statement.object)?)
+                };
                 let to = name(statement.newowner);
-                Some(Operation { by: "ALTER FUNCTION", ..granted(true, object, to) })
+                Some(Operation { by, ..granted(true, object, to) })
+            }
+            NodeTag::T_ReassignOwnedStmt if catalog::has_extension() => {
+                let statement = &*statement.cast::<pg_sys::ReassignOwnedStmt>();
+                let object = format!("all that {} owns here", names(statement.roles));
+                let to = name(statement.newrole);
+                Some(Operation { by: "REASSIGN OWNED", ..granted(true, object, to) })
             }
             _ => None,
         }

@@ -38,6 +38,7 @@ mod limits;
 mod lost_wal;
 mod memory;
 mod modes;
+mod moved;
 mod neighbours;
 mod offline;
 mod open_transactions;

@@ -159,6 +159,9 @@ fn a_data_directory_without_key_files_is_refused() -> Result<()> {
     cluster.stop(StopMode::Fast)?;
     fs::remove_file(keystore.join(format!("{gone}.keys")))?;
     cluster.start_server()?;
+    // The next start would miss the key file of a new one with its OID.
+    let error = cluster.error(&format!("CREATE DATABASE again OID {gone}"))?;
+    ensure!(error.message.contains("is that of a database that is gone"), "{error}");
     // Removed on purpose.
     cluster.stop(StopMode::Fast)?;
     fs::remove_dir_all(&keystore)?;

@@ -222,6 +222,15 @@ pub(crate) fn last_version(file: RelFile) -> Option<DataKeyVersion> {
     directory.last_version(directory.find(file).ok()??).ok()?
 }
 
+/// The last version that the file is known to have had: also if its key was destroyed, or forgotten
+/// after the file was decrypted.
+pub(crate) fn last_known(file: RelFile) -> Option<DataKeyVersion> {
+    let directory = &get()?.directory;
+    let slot = directory.find(file).ok()??;
+    let phase = directory.info(slot).ok()?.phase;
+    directory.last_version(slot).ok()?.max(phase.version)
+}
+
 /// The last version of which the file has a key that is not destroyed.
 pub(crate) fn newest_key(file: RelFile) -> Option<DataKeyVersion> {
     let directory = &get()?.directory;

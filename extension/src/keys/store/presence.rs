@@ -46,6 +46,11 @@ pub(crate) fn require_new(scope: Scope) -> Result<()> {
     refuse_missing(|other| other != scope)
 }
 
+/// Whether a scope has, or had, a key file: also one that was removed with its database.
+pub(crate) fn is_named(scope: Scope) -> Result<bool> {
+    read().map(|named| named.contains_key(&scope)).map_err(|error| failed(&error))
+}
+
 fn refuse_missing(may_lack: impl Fn(Scope) -> bool) -> Result<()> {
     let named = read().map_err(|error| failed(&error))?;
     let from = control_file::replayed_from();

@@ -16,8 +16,10 @@ use pagevault_keystore::{KeyGroup, Record, RelFile, Scope};
 use pgrx::PgSqlErrorCode;
 
 use super::data_keys::{
-    make_key, require_group_key, require_master_key, unwrap_record, with_wrap_key, wrap_data_key,
+    make_key, require_group_key, require_master_key, unused_version, unwrap_record, with_wrap_key,
+    wrap_data_key,
 };
+use super::dropped;
 use crate::keys::store::persist::{self, append};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::relation_files;
@@ -35,6 +37,7 @@ pub(crate) fn copy_keys(
 ) -> Result<()> {
     const RECORDS_AT_ONCE: usize = 10_000;
     let [from, to] = [from, to].map(Scope::database);
+    dropped::require_own_keys(from, &copy_of)?;
     let at_former_places = at_former_places(from, to, &copy_of, is_place)?;
     let lock = KeystoreLock::acquire();
     let originals = persist::log_state(&lock, from)?;
@@ -42,12 +45,12 @@ pub(crate) fn copy_keys(
     let mut records = Vec::new();
     for (file, entry) in originals.files().filter(|(file, _)| relation_files::may_exist(*file)) {
         if let Some(copy) = copy_of(file) {
-            add_records(file, entry, copy, present.file(copy), &mut records)?;
+            add_records(&lock, file, entry, copy, present.file(copy), &mut records)?;
         }
     }
     for (file, pages) in at_former_places {
         if let Some(entry) = present.file(file) {
-            of_former_place(file, entry, &pages, &mut records)?;
+            of_former_place(&lock, file, entry, &pages, &mut records)?;
         }
     }
     for batch in records.chunks(RECORDS_AT_ONCE) {
@@ -94,6 +97,7 @@ fn at_former_places(
 /// back. Then the pages are under the keys of this place, and what was added to them meanwhile is
 /// in plaintext.
 fn of_former_place(
+    lock: &KeystoreLock,
     file: RelFile,
     entry: &File,
     pages: &Pages,
@@ -103,7 +107,7 @@ fn of_former_place(
         return Ok(());
     };
     if pages.sealed && pages.plaintext {
-        return mixed(file, last, entry.keys.values().next_back(), records);
+        return mixed(lock, file, last, entry.keys.values().next_back(), records);
     }
     let is_right = pages.sealed || !pages.plaintext && !entry.is_destroyed(current);
     if !is_right {
@@ -115,14 +119,14 @@ fn of_former_place(
 /// The pages of a file are in states of which none is recorded to be the earlier one. With another
 /// key, each page on disk decides how it may be written, and a job gives all of them this key.
 fn mixed(
+    lock: &KeystoreLock,
     file: RelFile,
     last: DataKeyVersion,
     like: Option<&state::DataKey>,
     records: &mut Vec<Record>,
 ) -> Result<()> {
-    let (Some(like), Some(version)) = (like, DataKeyVersion::after(Some(last))) else {
-        return Ok(());
-    };
+    let Some(like) = like else { return Ok(()) };
+    let version = unused_version(lock, file, Some(last))?;
     let Ok(cipher) = CipherId::try_from(like.cipher) else { return Ok(()) };
     let sealing = Sealing { cipher, group: like.scope.key_group() };
     let phase = Phase::under(version);
@@ -141,6 +145,7 @@ fn has_ended(group: KeyGroup) -> Result<bool> {
 }
 
 fn add_records(
+    lock: &KeystoreLock,
     file: RelFile,
     entry: &File,
     copy: RelFile,
@@ -219,7 +224,7 @@ fn add_records(
     if let Some(ahead) = known.filter(|known| known.phase > entry.phase)
         && let Some(last) = ahead.last_version().max(entry.last_version())
     {
-        mixed(copy, last, entry.keys.values().next_back(), records)?;
+        mixed(lock, copy, last, entry.keys.values().next_back(), records)?;
     }
     Ok(())
 }
@@ -235,14 +240,15 @@ fn destroyed_in_one(original: &File, copy: &File) -> Option<DataKeyVersion> {
     lost(original, copy).or_else(|| lost(copy, original).filter(|_| !continues))
 }
 
-/// The report if the copy's number belonged to another encrypted relation, whose keys are kept.
+/// The report if the place of the copy has other keys: of a relation that had this number, or of
+/// what was written there when the database was moved away without the library.
 fn taken(file: RelFile, copy: RelFile, version: DataKeyVersion) -> Report {
     Report::new(
         PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
         format!("relation file {copy} has another data key of version {version}"),
     )
     .detail(format!(
-        "It belonged to a relation that was dropped; the copy of relation file {file} would be unreadable."
+        "An encrypted relation had this place before, or the database was there while pagevault was not loaded. The copy of relation file {file} would be unreadable."
     ))
-    .hint("Rewrite the relation into a new file with VACUUM FULL or REINDEX.")
+    .hint("Use a tablespace in which the database has not been; or rewrite the relation into a new file (VACUUM FULL, REINDEX), run CHECKPOINT, and try again.")
 }

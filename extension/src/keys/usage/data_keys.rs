@@ -161,9 +161,28 @@ impl Pages {
     }
 }
 
+/// The first version that a file can have after `last` and all that it has had, here or elsewhere:
+/// no version must mean two keys.
+pub(super) fn unused_version(
+    lock: &KeystoreLock,
+    file: RelFile,
+    last: Option<DataKeyVersion>,
+) -> Result<DataKeyVersion> {
+    let directory = &shmem::required()?.directory;
+    let here = directory.find(file)?.map(|slot| directory.last_version(slot)).transpose()?;
+    let known = [last, here.flatten(), former::last_version(lock, file), last_elsewhere(file)];
+    DataKeyVersion::after(known.into_iter().max().flatten()).ok_or_else(|| {
+        Report::new(
+            PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
+            format!("relation file {file} has used up its data key versions"),
+        )
+        .hint("Rewrite the relation into a new file with VACUUM FULL or REINDEX.")
+    })
+}
+
 /// The last version of files with this number in other tablespaces: the file may be one of them,
-/// with all its pages, if its database was moved while the library was not loaded. If it moves
-/// back, no version must mean two keys.
+/// with all its pages, if its database was moved while the library was not loaded, and it may move
+/// back.
 fn last_elsewhere(file: RelFile) -> Option<DataKeyVersion> {
     let others = relation_files::tablespaces().map(|tablespace| RelFile { tablespace, ..file });
     others.filter(|other| *other != file).filter_map(directory::last_version).max()
@@ -221,16 +240,7 @@ fn make_version(
     refused::require_usable(scope_for(file, sealing)?)?;
     let delay = pages.before_switch(file)?;
     let lock = KeystoreLock::acquire();
-    let directory = &shmem::required()?.directory;
-    let last = directory.find(file)?.map(|slot| directory.last_version(slot)).transpose()?;
-    let last = last.flatten().max(former::last_version(&lock, file)).max(last_elsewhere(file));
-    let version = DataKeyVersion::after(last).ok_or_else(|| {
-        Report::new(
-            PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
-            format!("relation file {file} has used up its data key versions"),
-        )
-        .hint("Rewrite the relation into a new file with VACUUM FULL or REINDEX.")
-    })?;
+    let version = unused_version(&lock, file, None)?;
     if directory::has_group_key(file) {
         require_few_versions(file, version)?;
     }

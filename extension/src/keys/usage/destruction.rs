@@ -27,7 +27,7 @@ use pagevault_keystore::wal::is_key_place;
 use pagevault_keystore::{Record, RelFile, Scope};
 
 use super::closing::Closed;
-use super::{data_keys, overwriting};
+use super::{data_keys, dropped, overwriting};
 use crate::keys::store::{compact, directory, given_up, persist};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::process::ProcessLocal;
@@ -90,7 +90,8 @@ impl Outcome {
     }
 }
 
-/// Destroys all keys of `files`, which belong to one database. No process uses the files, and none
+/// Destroys all keys of `files`, which belong to one database, and those that they have left where
+/// the database was before: mostly the same. No process uses the files, and none
 /// of their pages is in shared buffers. Of the files `living`, destroys the keys up to the given
 /// version: see the module's description.
 ///
@@ -101,7 +102,12 @@ pub(crate) fn destroy(
     living: &[(RelFile, DataKeyVersion)],
     whole: bool,
 ) -> Result<Outcome> {
-    destroy_locked(&KeystoreLock::acquire(), database, files, living, whole)
+    let mut files = files.to_vec();
+    if !whole {
+        let places = dropped::former_places(&files)?;
+        files.extend(places);
+    }
+    destroy_locked(&KeystoreLock::acquire(), database, &files, living, whole)
 }
 
 /// Like [`destroy`], under a lock that the caller holds. The files do not exist any more.

@@ -4,10 +4,12 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
+use pagevault_cipher::page::version_of;
 use pagevault_keystore::directory::FileSlot;
 use pagevault_keystore::wal::is_key_place;
-use pagevault_keystore::{DataKeyVersion, RelFile};
+use pagevault_keystore::{DataKeyVersion, RelFile, Scope};
 use pgrx::PgSqlErrorCode;
+use pgrx::pg_sys::Oid;
 use pgrx::prelude::PgLogLevel;
 
 use crate::keys::store::directory;
@@ -59,13 +61,26 @@ fn was_moved(file: RelFile, tablespaces: &[u32]) -> bool {
 /// Where the pages of a file that is gone may be then.
 fn moved_to(file: RelFile, tablespaces: &[u32]) -> Option<RelFile> {
     let mut others = tablespaces.iter().map(|&tablespace| RelFile { tablespace, ..file });
-    let newest = directory::newest_key(file)?;
-    // Whatever is in it: it may be empty, or half decrypted. It may be a place where the database
-    // was before, with the keys of then, or whose keys were destroyed.
-    others.find(|other| {
-        *other != file
-            && directory::newest_key(*other) < Some(newest)
-            && relation_files::may_have_any_fork(*other)
+    others.find(|other| *other != file && lacks_keys_of(file, *other))
+}
+
+/// Whether a file may be this one, which is gone, and lacks its keys.
+fn lacks_keys_of(gone: RelFile, file: RelFile) -> bool {
+    let Some(newest) = directory::newest_key(gone) else { return false };
+    // It may be a place where the database was before, with the keys of then.
+    directory::newest_key(file) < Some(newest)
+        && relation_files::may_have_any_fork(file)
+        && (directory::last_known(file) < Some(newest) || has_pages_of(gone, file))
+}
+
+/// Whether a file has pages under keys that it lacks and `file` has. Its own may have been
+/// destroyed, or forgotten, when its relation had moved away, or when it was decrypted.
+fn has_pages_of(file: RelFile, other: RelFile) -> bool {
+    relation_files::any_page(other, |page| {
+        let version = version_of(page.as_slice());
+        version.is_some_and(|version| {
+            directory::has_key(file, version) && !directory::has_key(other, version)
+        })
     })
 }
 
@@ -79,26 +94,89 @@ pub(crate) fn require_not_moved(mut files: impl Iterator<Item = RelFile>) -> Res
     else {
         return Ok(());
     };
-    Err(Report::new(
+    Err(moved_without_keys(file, moved))
+}
+
+fn moved_without_keys(file: RelFile, moved: RelFile) -> Report {
+    Report::new(
         PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
         format!("relation file {file} is gone, and {moved} lacks its keys"),
     )
     .detail("The database may have been moved while pagevault was not loaded, and these keys are those of its pages. Nothing was changed.")
-    .hint("Move the database back first; if that is refused, without pagevault, as it came."))
+    .hint("Move the database back first; if that is refused, without pagevault, as it came.")
+}
+
+/// Before files are copied: their pages must be under keys of the place that they come from, or the
+/// copies be where their keys are. Anywhere else they could get other keys, and these would no more
+/// be missed there.
+///
+/// # Errors
+/// If one of them was moved in that way.
+pub(super) fn require_own_keys(
+    database: Scope,
+    copy_of: impl Fn(RelFile) -> Option<RelFile>,
+) -> Result<()> {
+    let tablespaces: Vec<u32> = relation_files::tablespaces().collect();
+    let gone = gone_files(|file| file.scope() == database)?;
+    // Nothing can be moved back to a tablespace that was dropped.
+    let gone = gone.into_iter().filter(|file| tablespaces.contains(&file.tablespace));
+    for file in gone {
+        let newest = directory::newest_key(file);
+        let others = tablespaces.iter().map(|&tablespace| RelFile { tablespace, ..file });
+        let goes_elsewhere =
+            |other: &RelFile| copy_of(*other).is_some_and(|to| directory::newest_key(to) < newest);
+        let mut others = others.filter(|other| *other != file && goes_elsewhere(other));
+        if let Some(moved) = others.find(|other| lacks_keys_of(file, *other)) {
+            return Err(moved_without_keys(file, moved));
+        }
+    }
+    Ok(())
+}
+
+/// Files with keys that do not exist.
+fn gone_files(is_wanted: impl Fn(RelFile) -> bool) -> Result<Vec<RelFile>> {
+    let mut gone = Vec::new();
+    for info in shmem::required()?.directory.files()? {
+        let file = info?.file;
+        if is_wanted(file) && !relation_files::may_have_any_fork(file) {
+            gone.push(file);
+        }
+    }
+    Ok(gone)
+}
+
+/// Files with keys that do not exist, and had the numbers of these files in other tablespaces: the
+/// same relations, whose database was in these. Not those of which it is not known whether they
+/// exist, or to which of several files they belong.
+pub(super) fn former_places(files: &[RelFile]) -> Result<Vec<RelFile>> {
+    let tablespaces: Vec<u32> = relation_files::tablespaces().collect();
+    let numbers: HashSet<(u32, u32)> =
+        files.iter().map(|file| (file.database, file.relation)).collect();
+    let gone = gone_files(|file| numbers.contains(&(file.database, file.relation)))?;
+    let elsewhere = |file: RelFile| {
+        let others = tablespaces.iter().map(move |&tablespace| RelFile { tablespace, ..file });
+        others.filter(move |other| *other != file)
+    };
+    let exists = |other: &RelFile| {
+        relation_files::may_have_any_fork(*other) || relation_files::is_away(*other)
+    };
+    let places = gone.into_iter().filter(|&file| {
+        directory::newest_key(file).is_some()
+            && !relation_files::is_away(file)
+            && !elsewhere(file).any(|other| exists(&other) && !files.contains(&other))
+    });
+    Ok(places.collect())
 }
 
 /// Before a tablespace is dropped: it may be where a database is to be moved back to.
 pub(crate) fn require_none_moved_from(tablespace: u32) -> Result<()> {
-    let mut gone = Vec::new();
-    for info in shmem::required()?.directory.files()? {
-        let file = info?.file;
-        if file.tablespace == tablespace && !relation_files::may_have_any_fork(file) {
-            gone.push(file);
-        }
-    }
-    let others = || relation_files::tablespaces().filter(|other| *other != tablespace);
-    let elsewhere =
-        gone.iter().flat_map(|&file| others().map(move |t| RelFile { tablespace: t, ..file }));
+    let gone = gone_files(|file| file.tablespace == tablespace)?;
+    // Only files in a database's own tablespace are moved with it.
+    let own = |database: u32| catalog::tablespace_of_database(database.into()).map(Oid::to_u32);
+    let elsewhere = gone.iter().filter_map(|&file| {
+        let tablespace = own(file.database).filter(|own| *own != tablespace)?;
+        Some(RelFile { tablespace, ..file })
+    });
     if let Some(away) = elsewhere.into_iter().find(|file| relation_files::is_away(*file)) {
         return Err(Report::new(
             PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,

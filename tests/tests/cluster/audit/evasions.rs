@@ -93,6 +93,18 @@ fn functions_in_other_hands_are_recorded() -> Result<()> {
             "function unlock",
             "postgres",
         ),
+        (
+            "ALTER SCHEMA pagevault OWNER TO mallory".to_owned(),
+            "grant",
+            "schema pagevault",
+            "mallory",
+        ),
+        (
+            "REASSIGN OWNED BY mallory TO postgres".to_owned(),
+            "grant",
+            "all that mallory owns here",
+            "postgres",
+        ),
     ];
     for (statement, action, object, to) in cases {
         let lines = written(&cluster, || cluster.sql(&statement))?;

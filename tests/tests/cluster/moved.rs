@@ -1,0 +1,287 @@
+//! Databases that were moved to another tablespace: as files, which keep their numbers. While the
+//! library is not loaded, their keys stay where they were.
+
+use std::fs;
+
+use anyhow::{Result, ensure};
+use pagevault_tests::cluster::{column, expect_error, run_sql, text};
+use pagevault_tests::{Cluster, KeyFile, Settings, StopMode};
+
+#[test]
+fn a_database_that_was_moved_without_the_library_can_be_moved_back() -> Result<()> {
+    moved_back(false)
+}
+
+/// The keys that are at the place already are in use again.
+#[test]
+fn a_database_that_was_moved_without_the_library_can_be_moved_back_with_it() -> Result<()> {
+    moved_back(true)
+}
+
+fn move_app(cluster: &Cluster, space: &str) -> Result<()> {
+    cluster.sql(&format!("ALTER DATABASE app SET TABLESPACE {space}"))
+}
+
+/// The same while the library is not loaded.
+fn move_without(cluster: &Cluster, space: &str) -> Result<()> {
+    cluster.stop(StopMode::Fast)?;
+    cluster.append_conf("shared_preload_libraries = ''")?;
+    cluster.start_server()?;
+    move_app(cluster, space)?;
+    cluster.stop(StopMode::Fast)?;
+    cluster.append_conf("shared_preload_libraries = 'pagevault'")?;
+    cluster.start_server()
+}
+
+/// Files are copied then, and have another place than their keys.
+fn moved_back(with_library: bool) -> Result<()> {
+    let settings = Settings::default()
+        .conf("pagevault.keep_former_keys = 0")
+        .conf("allow_in_place_tablespaces = on");
+    let (mut cluster, _keys) = Cluster::with_keys(&settings)?;
+    cluster.without_witness("files are copied without WAL that pagevault sees");
+    cluster.allow_log("lacks its keys");
+    cluster.sql("CREATE TABLESPACE space LOCATION ''")?;
+    cluster.sql("CREATE DATABASE app")?;
+    let in_app = |statement: &str| run_sql(&mut cluster.client_to("app")?, statement);
+    in_app("CREATE EXTENSION pagevault; CREATE TABLE t AS SELECT 7 AS id")?;
+    in_app("SELECT pagevault.encrypt('t'); CREATE TABLE empty (body text)")?;
+    in_app("SELECT pagevault.encrypt('empty'); CREATE TABLE added (id int)")?;
+    in_app("SELECT pagevault.encrypt('added')")?;
+    move_without(&cluster, "space")?;
+    cluster.sql("CREATE TABLE gone AS SELECT 1 AS id; SELECT pagevault.encrypt('gone')")?;
+    let keys = || cluster.text("SELECT data_keys FROM pagevault.status");
+    let before = keys()?;
+    cluster.sql("DROP TABLE gone")?;
+    cluster.eventually_that("the key of the dropped table is forgotten", || {
+        cluster.sql("CHECKPOINT")?;
+        ensure!(keys()? != before, "{before} keys");
+        Ok(())
+    })?;
+    cluster.eventually_logs("may have been moved while pagevault was not loaded")?;
+    // The keys that are gone are those of its pages.
+    let mut client = cluster.client_to("app")?;
+    let error = expect_error(&mut client, "SELECT * FROM pagevault.shred_former_files('app')")?;
+    ensure!(error.message.contains("lacks its keys"), "{error}");
+    ensure!(error.sqlstate == "55000", "{error}");
+    drop(client);
+    if with_library {
+        in_app("INSERT INTO added VALUES (3)")?;
+        move_app(&cluster, "pg_default")?;
+    } else {
+        move_without(&cluster, "pg_default")?;
+    }
+    let mut client = cluster.client_to("app")?;
+    ensure!(text(&mut client, "SELECT id FROM t")? == "7", "the row is lost");
+    if with_library {
+        let added = "SELECT count(*) FILTER (WHERE relation = 'added'::regclass) FROM pagevault.drift(true)";
+        ensure!(text(&mut client, added)? == "1", "what was added has no drift");
+        ensure!(text(&mut client, "SELECT id FROM added")? == "3", "the row is lost");
+        run_sql(&mut client, "INSERT INTO t SELECT 8")?;
+        run_sql(&mut client, "CHECKPOINT")?;
+    }
+    // Its TOAST table was empty, too.
+    let row =
+        "INSERT INTO empty SELECT string_agg(md5(i::text), '') FROM generate_series(1, 999) i";
+    run_sql(&mut client, row)?;
+    for table in ["empty", "t"] {
+        let sealed = format!("SELECT pagevault.is_encrypted('{table}')");
+        ensure!(text(&mut client, &sealed)? == "t", "{table} has no key");
+    }
+    let plain = "SELECT string_agg(relation::text || ' is ' || actual, ', ')
+        FROM pagevault.drift(true) WHERE relation::text ~ 'empty|toast'";
+    ensure!(text(&mut client, &format!("SELECT coalesce(({plain}), '')"))?.is_empty(), "drift");
+    drop(client);
+    cluster.finish()
+}
+
+/// Both places have keys then, and those of the place that it comes back to are later.
+#[test]
+fn a_database_that_comes_back_to_later_keys_is_whole() -> Result<()> {
+    let settings = Settings::default()
+        .conf("pagevault.keep_former_keys = 0")
+        .conf("autovacuum = off")
+        .conf("allow_in_place_tablespaces = on");
+    let (mut cluster, _keys) = Cluster::with_keys(&settings)?;
+    cluster.without_witness("files are copied without WAL that pagevault sees");
+    cluster.allow_log("lacks its keys");
+    cluster.sql("CREATE TABLESPACE space LOCATION ''")?;
+    cluster.sql("CREATE DATABASE app")?;
+    let in_app = |statement: &str| run_sql(&mut cluster.client_to("app")?, statement);
+    in_app("CREATE EXTENSION pagevault; CREATE TABLE t AS SELECT 7 AS id")?;
+    in_app("SELECT pagevault.encrypt('t')")?;
+    move_app(&cluster, "space")?;
+    let rotate = "SET pagevault.rekey_threshold = 0; SELECT pagevault.rotate_data_key('t')";
+    in_app(rotate)?;
+    in_app("SELECT pagevault.wait_for_rekey('t'::regclass, '60 s')")?;
+    in_app("DELETE FROM t")?;
+    in_app("VACUUM t")?;
+    move_without(&cluster, "pg_default")?;
+    let error = cluster.error("DROP TABLESPACE space")?;
+    ensure!(error.message.contains("lacks its keys"), "{error}");
+    in_app("INSERT INTO t SELECT generate_series(1, 1000)")?;
+    // Makes keys of catalogs; what fails for want of keys must not be in the way.
+    let _ = in_app("SET pagevault.default_encryption = on; CREATE TABLE n (id int)");
+    move_app(&cluster, "space")?;
+    let count = || text(&mut cluster.client_to("app")?, "SELECT count(*) FROM t");
+    ensure!(count()? == "1000", "{} rows", count()?);
+    for _ in 0..3 {
+        cluster.sql("CHECKPOINT")?;
+    }
+    cluster.restart()?;
+    ensure!(count()? == "1000", "{} rows", count()?);
+    in_app(rotate)?;
+    in_app("SELECT pagevault.wait_for_rekey('t'::regclass, '60 s')")?;
+    ensure!(count()? == "1000", "{} rows", count()?);
+    cluster.finish()
+}
+
+/// The keys of the place that it comes back to were destroyed: the others are the only ones.
+#[test]
+fn the_last_keys_of_a_database_that_was_moved_are_kept() -> Result<()> {
+    let settings = Settings::default()
+        .conf("pagevault.data_catalog_encryption = off")
+        .conf("allow_in_place_tablespaces = on");
+    let (mut cluster, _keys) = Cluster::with_keys(&settings)?;
+    cluster.without_witness("files are copied without WAL that pagevault sees");
+    for text in ["lacks its keys", "were destroyed"] {
+        cluster.allow_log(text);
+    }
+    cluster.sql("CREATE TABLESPACE space LOCATION ''")?;
+    cluster.sql("CREATE DATABASE app")?;
+    let in_app = |statement: &str| run_sql(&mut cluster.client_to("app")?, statement);
+    in_app("CREATE EXTENSION pagevault; CREATE TABLE t AS SELECT 7 AS id")?;
+    in_app("SELECT pagevault.encrypt('t')")?;
+    move_app(&cluster, "space")?;
+    let shred = "SELECT * FROM pagevault.shred_former_files('app')";
+    in_app(shred)?;
+    move_without(&cluster, "pg_default")?;
+    let error = expect_error(&mut cluster.client_to("app")?, shred)?;
+    ensure!(error.message.contains("lacks its keys"), "{error}");
+    let error = cluster.error("DROP TABLESPACE space")?;
+    ensure!(error.message.contains("lacks its keys"), "{error}");
+    move_without(&cluster, "space")?;
+    ensure!(text(&mut cluster.client_to("app")?, "SELECT id FROM t")? == "7", "the row is lost");
+    cluster.finish()
+}
+
+/// Moved on from there, a database would get keys with numbers that it has elsewhere.
+#[test]
+fn a_database_without_its_keys_is_moved_back_only() -> Result<()> {
+    let (cluster, _keys) = with_app(&["here", "there"])?;
+    let in_app = |statement: &str| run_sql(&mut cluster.client_to("app")?, statement);
+    in_app("CREATE TABLE t AS SELECT generate_series(1, 1000) AS id")?;
+    in_app("SELECT pagevault.encrypt('t')")?;
+    let rotate = || -> Result<()> {
+        in_app("SET pagevault.rekey_threshold = 0; SELECT pagevault.rotate_data_key('t')")?;
+        in_app("SELECT pagevault.wait_for_rekey('t'::regclass, '60 s')")
+    };
+    // Keys 1; 1 and 2; 1, 2 and 3.
+    move_app(&cluster, "there")?;
+    move_app(&cluster, "pg_default")?;
+    rotate()?;
+    move_app(&cluster, "here")?;
+    rotate()?;
+    move_without(&cluster, "there")?;
+    let moving = "ALTER DATABASE app SET TABLESPACE pg_default";
+    let copying = "CREATE DATABASE copied TEMPLATE app STRATEGY file_copy";
+    for statement in [moving, copying] {
+        let error = cluster.error(statement)?;
+        ensure!(error.message.contains("lacks its keys"), "{statement}: {error}");
+        ensure!(error.sqlstate == "55000", "{statement}: {error}");
+    }
+    let shred = "SELECT * FROM pagevault.shred_former_files('app')";
+    let error = expect_error(&mut cluster.client_to("app")?, shred)?;
+    ensure!(error.message.contains("lacks its keys"), "{error}");
+    let error = cluster.error("DROP TABLESPACE here")?;
+    ensure!(error.message.contains("lacks its keys"), "{error}");
+    move_app(&cluster, "here")?;
+    let count = text(&mut cluster.client_to("app")?, "SELECT count(*) FROM t")?;
+    ensure!(count == "1000", "{count} rows");
+    cluster.finish()
+}
+
+/// The same keys are recorded where the database was before.
+#[test]
+fn what_is_shredded_is_shredded_where_the_database_was_before() -> Result<()> {
+    let (mut cluster, _keys) = with_app(&["here", "there"])?;
+    cluster.allow_log("were destroyed");
+    cluster.sql("CREATE DATABASE other")?;
+    let in_app = |statement: &str| run_sql(&mut cluster.client_to("app")?, statement);
+    in_app("SELECT pagevault.create_key_group('tenant')")?;
+    in_app("SELECT pagevault.set_key_group_master_key('tenant', 'local', 'main')")?;
+    in_app("CREATE SCHEMA tenant")?;
+    in_app("SECURITY LABEL FOR pagevault ON SCHEMA tenant IS 'encrypted key_group=tenant'")?;
+    for table in ["t", "decrypted", "kept", "tenant.t"] {
+        in_app(&format!("CREATE TABLE {table} AS SELECT generate_series(1, 1000) AS id"))?;
+        in_app(&format!("SELECT pagevault.encrypt('{table}')"))?;
+    }
+    move_app(&cluster, "there")?;
+    in_app("SELECT pagevault.decrypt('decrypted')")?;
+    in_app("SELECT pagevault.wait_for_rekey('decrypted'::regclass, '60 s')")?;
+    // Another key than that of before.
+    in_app("SET pagevault.rekey_threshold = 0; SELECT pagevault.rotate_data_key('t')")?;
+    in_app("SELECT pagevault.wait_for_rekey('t'::regclass, '60 s')")?;
+    let rows = column(
+        &mut cluster.client_to("app")?,
+        "SELECT file FROM pagevault.shred('public.t', 'public.t') WHERE item = 'destroyed' ORDER BY file",
+    )?;
+    ensure!(rows.len() == 2 && rows[0].starts_with("base/"), "{rows:?}");
+    let group =
+        "SELECT detail FROM pagevault.shred_key_group('tenant', 'tenant') WHERE item = 'key group'";
+    let ended = column(&mut cluster.client_to("app")?, group)?;
+    ensure!(ended.len() == 1 && ended[0].contains("is destroyed"), "{ended:?}");
+    in_app("SELECT * FROM pagevault.shred_former_files('app')")?;
+    move_app(&cluster, "here")?;
+    cluster.sql("DROP TABLESPACE there")?;
+    let count = text(&mut cluster.client_to("app")?, "SELECT count(*) FROM kept, decrypted")?;
+    ensure!(count == "1000000", "{count} rows");
+    move_without(&cluster, "pg_default")?;
+    let error = expect_error(&mut cluster.client_to("app")?, "SELECT * FROM t")?;
+    ensure!(!error.message.is_empty(), "{error}");
+    cluster.finish()
+}
+
+/// No database can have been moved to any of them.
+#[test]
+fn tablespaces_that_are_lost_together_can_be_dropped() -> Result<()> {
+    let (mut cluster, _keys) = with_app(&[])?;
+    cluster.allow_log("could not open directory");
+    let in_app = |statement: &str| run_sql(&mut cluster.client_to("app")?, statement);
+    let spaces = ["one", "two"].map(|name| (name, cluster.directory().join(name)));
+    for (name, space) in &spaces {
+        fs::create_dir(space)?;
+        cluster.installation().give(space)?;
+        cluster.sql(&format!("CREATE TABLESPACE {name} LOCATION '{}'", space.display()))?;
+        in_app(&format!("CREATE TABLE {name} TABLESPACE {name} AS SELECT 7 AS id"))?;
+        in_app(&format!("SELECT pagevault.encrypt('{name}')"))?;
+    }
+    cluster.stop(StopMode::Fast)?;
+    for (_, space) in &spaces {
+        fs::remove_dir_all(space)?;
+    }
+    cluster.start_server()?;
+    for (name, _) in &spaces {
+        in_app(&format!("DROP TABLE {name}"))?;
+        cluster.sql(&format!("DROP TABLESPACE {name}"))?;
+    }
+    cluster.finish()
+}
+
+/// A cluster with these tablespaces, and a database `app`.
+fn with_app(tablespaces: &[&str]) -> Result<(Cluster, KeyFile)> {
+    let settings = Settings::default()
+        .conf("pagevault.keep_former_keys = -1")
+        .conf("pagevault.data_catalog_encryption = off")
+        .conf("autovacuum = off")
+        .conf("allow_in_place_tablespaces = on");
+    let (mut cluster, keys) = Cluster::with_keys(&settings)?;
+    cluster.without_witness("files are copied without WAL that pagevault sees");
+    cluster.allow_log("lacks its keys");
+    for tablespace in tablespaces {
+        cluster.sql(&format!("CREATE TABLESPACE {tablespace} LOCATION ''"))?;
+    }
+    cluster.sql("CREATE DATABASE app")?;
+    run_sql(&mut cluster.client_to("app")?, "CREATE EXTENSION pagevault")?;
+    Ok((cluster, keys))
+}
