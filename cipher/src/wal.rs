@@ -87,22 +87,31 @@ impl Mark {
         self.0
     }
 
-    /// The version that the mark stands for: of all versions with this mark the one nearest to
-    /// `reference`, the version in use at the page's address.
+    /// The versions that the mark can stand for, given the version in use at the page's address:
+    /// the nearest with this mark, and the next nearest on the other side of it, if any.
     ///
-    /// A page is never sealed under a key that was in use 2048 versions earlier or later.
+    /// It is the nearest, unless the page was sealed under a key that was in use 2048 versions
+    /// earlier or later: a standby seals what it receives under the key that it has replayed.
     #[must_use]
-    pub fn version_near(self, reference: Option<KeyVersion>) -> KeyVersion {
+    pub fn versions_near(self, reference: Option<KeyVersion>) -> [Option<KeyVersion>; 2] {
         let reference = u64::from(KeyVersion::get_or_zero(reference));
         let mark = u64::from(self.0);
         let marks = u64::from(MARKS);
+        // A mark is at least 1, and so is this.
         let below = mark + reference.saturating_sub(mark) / marks * marks;
-        let nearest = [below, below + marks]
-            .into_iter()
-            .filter(|version| *version <= u64::from(u32::MAX))
-            .min_by_key(|version| version.abs_diff(reference));
-        // A mark is at least 1, and so is the smaller of the two.
-        nearest.and_then(|version| KeyVersion::new(version as u32)).unwrap_or(KeyVersion::FIRST)
+        let mut two = [below, below + marks];
+        two.sort_by_key(|version| version.abs_diff(reference));
+        let mut versions = two.map(|version| u32::try_from(version).ok().and_then(KeyVersion::new));
+        if versions[0].is_none() {
+            versions.swap(0, 1);
+        }
+        versions
+    }
+
+    /// The nearest of [`Mark::versions_near`].
+    #[must_use]
+    pub fn version_near(self, reference: Option<KeyVersion>) -> KeyVersion {
+        self.versions_near(reference)[0].unwrap_or(KeyVersion::FIRST)
     }
 }
 

@@ -51,9 +51,21 @@ pub trait WalKeys {
         })
     }
 
-    /// The key version that a mark in the page at `address` denotes.
-    fn version_of(&self, mark: Mark, address: Lsn) -> KeyVersion {
-        mark.version_near(self.phase_at(address).version)
+    /// Whether there is a key of this version.
+    fn has_key(&self, version: KeyVersion) -> bool {
+        self.with_key(version, |_| ()).is_ok()
+    }
+
+    /// The key versions that a mark in the page at `address` can denote, the most likely first.
+    fn versions_of(&self, mark: Mark, address: Lsn) -> [Option<KeyVersion>; 2] {
+        let mut versions = mark.versions_near(self.phase_at(address).version);
+        if let [Some(nearest), Some(other)] = versions
+            && !self.has_key(nearest)
+            && self.has_key(other)
+        {
+            versions.swap(0, 1);
+        }
+        versions
     }
 }
 
@@ -100,8 +112,30 @@ pub fn open<K: WalKeys>(
         wal::clear_mark(page);
         return Ok(());
     }
-    let version = keys.version_of(mark, address);
-    open_under(keys, page, version).map_err(|cause| Fault { address, version, cause })
+    open_marked(keys, page, mark, address).map(drop)
+}
+
+/// Decrypts a page with this mark, and returns the version of its key. On error the page is
+/// unchanged, or has random bytes.
+fn open_marked<K: WalKeys>(
+    keys: &K,
+    page: &mut [u8],
+    mark: Mark,
+    address: Lsn,
+) -> Result<KeyVersion, Fault<K::Error>> {
+    let [nearest, other] = keys.versions_of(mark, address);
+    let version = nearest.unwrap_or(KeyVersion::FIRST);
+    let Err(cause) = open_under(keys, page, version) else { return Ok(version) };
+    if let (Cause::OtherKey, Some(other)) = (&cause, other)
+        && keys.has_key(other)
+    {
+        // Encrypted again, the page is as it was.
+        let as_it_was = keys.seal(page, page.len(), version).is_ok();
+        if as_it_was && open_under(keys, page, other).is_ok() {
+            return Ok(other);
+        }
+    }
+    Err(Fault { address, version, cause })
 }
 
 fn open_under<K: WalKeys>(
@@ -143,7 +177,10 @@ pub fn phase_of<K: WalKeys>(
     }
     Some(match wal::mark_of(page) {
         None => WalPhase { version: None, plaintext: true },
-        Some(mark) => WalPhase::under(keys.version_of(mark, address)),
+        Some(mark) => {
+            let [version, _] = keys.versions_of(mark, address);
+            WalPhase::under(version.unwrap_or(KeyVersion::FIRST))
+        }
     })
 }
 
@@ -166,15 +203,13 @@ pub fn complete<K: WalKeys>(
     let is_all = bytes.len() == size;
     let on_disk = phase_of(keys, page, address, is_left_over);
     let mut phase = on_disk.unwrap_or(switched);
-    match on_disk.map(WalPhase::sealed) {
-        Some(Some(version)) => {
-            match open_under(keys, page, version) {
-                Ok(()) => {}
-                // Nothing of the old page is needed.
-                Err(_) if is_all => phase = switched,
-                Err(cause) => return Err(Fault { address, version, cause }),
-            }
-        }
+    match on_disk.map(|_| wal::mark_of(page)) {
+        Some(Some(mark)) => match open_marked(keys, page, mark, address) {
+            Ok(version) => phase = WalPhase::under(version),
+            // Nothing of the old page is needed.
+            Err(_) if is_all => phase = switched,
+            Err(fault) => return Err(fault),
+        },
         Some(None) => {}
         // If a header arrives in parts, the first part is there, in plaintext.
         None if offset < wal::HEADER_SIZE => {

@@ -301,7 +301,7 @@ fn cleared(one: &Cleared, outcome: &Outcome) -> Row {
             };
             let before = match key {
                 Key::New(_) => "Older copies of the pages cannot be decrypted with the keystore any more: the keys that the file had before are destroyed.".to_owned(),
-                Key::AsBefore(why) => format!("It has no new key: {why}. Older copies of the pages, in blocks that the disk has freed and in backups, can be decrypted with the present one. Make room, then shred once more."),
+                Key::AsBefore(why) => format!("It has no new key: {why}. Older copies of the pages, in blocks that the disk has freed and in backups, can be decrypted with the present one. Remove the cause, then shred once more."),
                 Key::None => "The file is in plaintext: older copies of the pages, in blocks that the disk has freed and in backups, stay readable.".to_owned(),
             };
             format!("{found} {before}")

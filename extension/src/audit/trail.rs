@@ -11,11 +11,11 @@ use std::io;
 use std::os::unix::fs::FileExt;
 
 use pagevault_cipher::secret::fill_random;
-use pagevault_keystore::Scope;
 use pagevault_keystore::audit::{
     self, AuditKey, MARK, MAX_LINE, Noted, Place, STATE, STATE_SIZE, WRITTEN,
 };
 use pagevault_keystore::storage::Storage;
+use pagevault_keystore::{KeyVersion, Scope};
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
@@ -24,6 +24,7 @@ use crate::pg::guc;
 use crate::pg::locks::AuditLock;
 use crate::pg::process::{self, ProcessLocal};
 use crate::pg::report::{self, Report, Result};
+use crate::shmem::secrets::State;
 use crate::shmem::trail::Trail;
 use crate::shmem::{self, Shared};
 use crate::{fault, keystore_dir};
@@ -103,8 +104,11 @@ pub(super) fn write(facts: &str, sync: bool) {
 /// The audit key from the newest unlocked version of the cluster's database key.
 fn key_of(shared: &Shared) -> Option<AuditKey> {
     let id = shared.control.keystore_id()?;
+    let is_unlocked = |(scope, _, state): &&(Scope, KeyVersion, State)| {
+        *scope == SCOPE && *state != State::Locked
+    };
     let mut versions: Vec<_> =
-        shared.secrets.list().iter().filter(|k| k.0 == SCOPE).map(|k| k.1).collect();
+        shared.secrets.list().iter().filter(is_unlocked).map(|key| key.1).collect();
     versions.sort_unstable();
     versions.into_iter().rev().find_map(|version| {
         shared.secrets.with(SCOPE, version, |key| AuditKey::derive(key, &id, version))

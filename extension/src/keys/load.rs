@@ -1,8 +1,8 @@
 //! Reading the keystore when the server starts, and after a crash restart.
 
-use std::borrow::Borrow;
+use std::borrow::{Borrow, Cow};
 
-use pagevault_cipher::{Lsn, Secret32};
+use pagevault_cipher::{KeyVersion, Lsn, Secret32};
 use pagevault_keystore::directory::Directory;
 use pagevault_keystore::former;
 use pagevault_keystore::job_table::JobTable;
@@ -14,7 +14,7 @@ use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
 use super::store::persist::{self, keystore_failure, state_of};
-use super::store::{escrow, former as former_files, given_up, presence, unsettled};
+use super::store::{database_keys, escrow, former as former_files, given_up, presence, unsettled};
 use super::usage::{authenticated, fips, interim};
 use crate::audit;
 use crate::keystore_dir;
@@ -384,14 +384,59 @@ fn reset() -> Result<&'static Shared> {
 
 fn fill(shared: &Shared, logs: &[Contents]) -> Result<()> {
     let lock = KeystoreLock::acquire();
+    let mut left_out = Vec::new();
     for log in logs {
         shared.control.set_keystore_id(&log.position.keystore_id);
         shared
             .control
             .set_position(&log.position)
             .map_err(|control::TooManyLogs| persist::recovery_needs_room("key file"))?;
-        persist::apply(&lock, &log.records)?;
+        let (applied, without_room) = announce(shared, &log.records);
+        persist::apply(&lock, &applied)?;
+        left_out.extend(without_room);
     }
+    announce_needed(shared, &left_out)?;
     let from = if process::replays_wal() { control_file::replayed_from() } else { Lsn(u64::MAX) };
     former_files::end_all(&lock, from)
+}
+
+/// Announces the database keys of these records. Those for which there is no room are returned, and
+/// the other records. A crash restart keeps the table of these keys, from which versions may have
+/// been taken that the key file has ([`database_keys::make_room`]).
+fn announce<'a>(
+    shared: &Shared,
+    records: &'a [Record],
+) -> (Cow<'a, [Record]>, Vec<(Scope, KeyVersion)>) {
+    let key_of = |record: &Record| match record {
+        Record::DatabaseKey { scope, version, .. } => Some((*scope, *version)),
+        _ => None,
+    };
+    let has_no_room = |(scope, version): &_| shared.secrets.announce(*scope, *version).is_err();
+    let left_out: Vec<_> = records.iter().filter_map(key_of).filter(has_no_room).collect();
+    if left_out.is_empty() {
+        return (Cow::Borrowed(records), left_out);
+    }
+    let is_in = |record: &&Record| !key_of(record).is_some_and(|key| left_out.contains(&key));
+    let applied = records.iter().filter(is_in).cloned().collect();
+    (Cow::Owned(applied), left_out)
+}
+
+/// Announces those of them that are in use.
+fn announce_needed(shared: &Shared, left_out: &[(Scope, KeyVersion)]) -> Result<()> {
+    if left_out.is_empty() {
+        return Ok(());
+    }
+    let wrapping = database_keys::wrapping()?;
+    let newest = shared.secrets.newest_of_each();
+    let is_needed = |(scope, version): &&_| {
+        wrapping.contains(&(*scope, *version)) || newest.get(scope) < Some(version)
+    };
+    for (scope, version) in left_out.iter().filter(is_needed) {
+        if shared.secrets.announce(*scope, *version).is_err() {
+            database_keys::make_room()?;
+            let announced = shared.secrets.announce(*scope, *version);
+            announced.map_err(|secrets::Full| persist::recovery_needs_room("database key"))?;
+        }
+    }
+    Ok(())
 }

@@ -19,6 +19,7 @@ mod given_up;
 mod golden;
 mod jobs;
 mod log;
+mod marks;
 mod protocol;
 mod redo;
 mod replaced;

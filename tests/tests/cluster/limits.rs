@@ -7,10 +7,11 @@ use anyhow::{Context, Result, ensure};
 use pagevault_keystore::log::{self, Log, Trust};
 use pagevault_keystore::storage::FileStorage;
 use pagevault_keystore::{Record, Scope};
-use pagevault_tests::cluster::run_sql;
+use pagevault_tests::cluster::{run_sql, text};
 use pagevault_tests::installation::run;
 use pagevault_tests::standby::wait_for;
 use pagevault_tests::{Cluster, Settings, Standby, StopMode};
+use rustix::process::Pid;
 
 /// The minimum of the setting.
 const MAX_KEYS: u32 = 1000;
@@ -101,7 +102,7 @@ fn replaced_database_keys_make_room_for_newer_ones() -> Result<()> {
     let (mut log, contents) =
         Log::open(&storage, Scope::CLUSTER, Trust::All)?.context("there is no key file")?;
     let own = contents.records.iter().find(|r| matches!(r, Record::DatabaseKey { .. }));
-    let mut gone = vec![own.context("the cluster has no key")?.clone(); 767];
+    let mut gone = vec![own.context("the cluster has no key")?.clone(); 510];
     for (record, database) in gone.iter_mut().zip(GONE..) {
         if let Record::DatabaseKey { scope, .. } = record {
             *scope = Scope::database(database);
@@ -117,9 +118,15 @@ fn replaced_database_keys_make_room_for_newer_ones() -> Result<()> {
             END $$"
         ))
     };
-    // More than there is room for at once.
-    rotate(260)?;
+    // More than there is room for at once: twice as many as there were at the start.
+    rotate(520)?;
     wait_for(&standby, &cluster)?;
+    // Memory is kept when only other processes are started again.
+    let mut client = cluster.client()?;
+    let pid: i32 = text(&mut client, "SELECT pg_backend_pid()")?.parse()?;
+    cluster.crash_process(Pid::from_raw(pid).context("no process")?)?;
+    drop(client);
+    rotate(5)?;
     cluster.crash()?;
     rotate(5)?;
     wait_for(&standby, &cluster)?;

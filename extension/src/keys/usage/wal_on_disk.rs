@@ -76,8 +76,8 @@ impl Segment {
         Ok(None)
     }
 
-    /// The version of a page; `None` if it is not encrypted. A page with another address is left
-    /// from the former use of the file.
+    /// The version of a page, or the lower of two if its mark can stand for both; `None` if it is
+    /// not encrypted. A page with another address is left from the former use of the file.
     fn version_at(
         &self,
         at: u64,
@@ -91,6 +91,6 @@ impl Segment {
         let address = self.start + at;
         let mark = mark_of(&header).filter(|_| address_of(&header) == Some(address));
         let near = || stretch_at(switches, address).phase.version;
-        Ok(mark.map(|mark| mark.version_near(near())))
+        Ok(mark.and_then(|mark| mark.versions_near(near()).into_iter().flatten().min()))
     }
 }

@@ -196,7 +196,7 @@ fn seal_with_new_key(is_sealed: bool) -> Result<Option<KeyVersion>> {
         if !expected(begun(&lock)?) {
             return Ok(None);
         }
-        require_room()?;
+        require_room(is_sealed)?;
         usable?;
         let version = next_version()?;
         let record = new_key(version, cipher)?;
@@ -223,17 +223,19 @@ fn seal_with_new_key(is_sealed: bool) -> Result<Option<KeyVersion>> {
     Ok(Some(version))
 }
 
-/// Checked before anything is written.
-fn require_room() -> Result<()> {
-    // Some places are reserved for switching off.
-    if (shmem::required()?.wal.switches.count() as usize) < Switches::CAPACITY - 16 {
+/// Checked before anything is written. WAL encryption can still be switched off and on when it gets
+/// no other key any more.
+fn require_room(is_rotation: bool) -> Result<()> {
+    let reserved = if is_rotation { 1024 } else { 16 };
+    if (shmem::required()?.wal.switches.count() as usize) < Switches::CAPACITY - reserved {
         return Ok(());
     }
     Err(Report::new(
         PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
-        format!("the WAL key has been changed {} times", Switches::CAPACITY),
+        format!("the WAL key has been changed {} times", Switches::CAPACITY - reserved),
     )
-    .detail("All changes are kept, for WAL that is archived."))
+    .detail("All changes are kept, for WAL that is archived. WAL stays as it is.")
+    .hint("One change a day would have taken forty years: look at pagevault.rotate_wal_key_after, and at what calls rotate_wal_key()."))
 }
 
 /// The newest version of all switches, including those that WAL never reached.
