@@ -16,10 +16,12 @@
 //! for the same code, until their transaction ends; and backups of this server's files for which
 //! another server was told.
 
+use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::{self, Oid};
 
 use crate::pg::locks::KeystoreLock;
 use crate::pg::process::ProcessLocal;
+use crate::pg::report::Report;
 use crate::pg::{compat, processes, session};
 use crate::sync::{AtomicU32, Ordering::*, fence};
 use crate::{fault, shmem};
@@ -82,4 +84,11 @@ pub(crate) fn any() -> bool {
             let pid = slot.backup.load(Acquire);
             pid != 0 && processes::is_there(process, pid)
         })
+}
+
+/// The error for what must not happen meanwhile.
+pub(crate) fn in_progress() -> Report {
+    Report::new(PgSqlErrorCode::ERRCODE_OBJECT_IN_USE, "a base backup is in progress")
+        .detail("What is restored from it may need these keys, to copy a database that was moved since. Nothing was destroyed.")
+        .hint("Try again when it has ended: see pg_stat_progress_basebackup, and sessions that have called pg_backup_start().")
 }

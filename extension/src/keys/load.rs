@@ -1,6 +1,7 @@
 //! Reading the keystore when the server starts, and after a crash restart.
 
 use std::borrow::{Borrow, Cow};
+use std::collections::HashSet;
 
 use pagevault_cipher::{KeyVersion, Lsn, Secret32};
 use pagevault_keystore::directory::Directory;
@@ -412,12 +413,19 @@ fn announce<'a>(
         _ => None,
     };
     let has_no_room = |(scope, version): &_| shared.secrets.announce(*scope, *version).is_err();
-    let left_out: Vec<_> = records.iter().filter_map(key_of).filter(has_no_room).collect();
+    let mut left_out: Vec<_> = records.iter().filter_map(key_of).filter(has_no_room).collect();
     if left_out.is_empty() {
         return (Cow::Borrowed(records), left_out);
     }
     let is_in = |record: &&Record| !key_of(record).is_some_and(|key| left_out.contains(&key));
     let applied = records.iter().filter(is_in).cloned().collect();
+    // Of a group that has ended nothing is in use.
+    let ended = records.iter().filter_map(|record| match record {
+        Record::EndedKeyGroup { group, .. } => Some(group.scope()),
+        _ => None,
+    });
+    let ended: HashSet<Scope> = ended.collect();
+    left_out.retain(|(scope, _)| !ended.contains(scope));
     (Cow::Owned(applied), left_out)
 }
 

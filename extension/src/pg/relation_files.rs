@@ -14,7 +14,7 @@ use pgrx::pg_sys::{ForkNumber, RELSEG_SIZE};
 
 use super::compat::relation_path;
 use super::process;
-use super::report::{Report, Result};
+use super::report::{Report, Result, code_of};
 
 /// `DEFAULTTABLESPACE_OID` (pg_tablespace_d.h)
 const DEFAULT_TABLESPACE: u32 = 1663;
@@ -50,10 +50,22 @@ pub(crate) fn may_have_any_fork(file: RelFile) -> bool {
 }
 
 /// Tablespaces that files of a database can be in.
-pub(crate) fn tablespaces() -> impl Iterator<Item = u32> {
-    let entries = std::fs::read_dir("pg_tblspc").into_iter().flatten().flatten();
-    let others = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    std::iter::once(DEFAULT_TABLESPACE).chain(others)
+///
+/// # Errors
+/// If they cannot be listed. Where a file is, decides about its keys.
+pub(crate) fn tablespaces() -> Result<Vec<u32>> {
+    let list = || -> std::io::Result<Vec<u32>> {
+        let mut found = vec![DEFAULT_TABLESPACE];
+        for entry in std::fs::read_dir("pg_tblspc")? {
+            found.extend(entry?.file_name().to_str().and_then(|name| name.parse::<u32>().ok()));
+        }
+        Ok(found)
+    };
+    list().map_err(|error| {
+        let message = format!("could not read directory \"pg_tblspc\": {error}");
+        Report::new(code_of(&error), message)
+            .detail("So it is not known where files with keys are. Nothing was changed.")
+    })
 }
 
 /// Whether the file is in a tablespace whose file system seems not to be mounted: all its files

@@ -119,7 +119,8 @@ fn end(group: KeyGroup) -> Result<usize> {
 
 /// What prevents the end of a group when its relations have been destroyed.
 fn after_relations(report: Report, object: &str) -> Report {
-    let detail = report.detail_text().replace(NOTHING, "").trim().to_owned();
+    let detail = report.detail_text().replace(NOTHING, "").replace("Nothing was changed.", "");
+    let detail = detail.trim().to_owned();
     let report = report.prefixed(&format!("the relations of {object} are destroyed, not its key"));
     if detail.is_empty() { report } else { report.detail(detail) }
 }

@@ -1,9 +1,11 @@
 //! Databases that were moved to another tablespace: as files, which keep their numbers. While the
 //! library is not loaded, their keys stay where they were.
 
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use pagevault_tests::cluster::{column, expect_error, run_sql, text};
 use pagevault_tests::{Cluster, KeyFile, Settings, StopMode};
 
@@ -227,10 +229,16 @@ fn what_is_shredded_is_shredded_where_the_database_was_before() -> Result<()> {
         "SELECT file FROM pagevault.shred('public.t', 'public.t') WHERE item = 'destroyed' ORDER BY file",
     )?;
     ensure!(rows.len() == 2 && rows[0].starts_with("base/"), "{rows:?}");
+    // Another tablespace, which has nothing of the database, is not mounted meanwhile.
+    cluster.sql("CREATE TABLESPACE unrelated LOCATION ''")?;
+    let unrelated = inside(&cluster, "unrelated")?;
+    fs::remove_dir(&unrelated)?;
     let group =
         "SELECT detail FROM pagevault.shred_key_group('tenant', 'tenant') WHERE item = 'key group'";
     let ended = column(&mut cluster.client_to("app")?, group)?;
     ensure!(ended.len() == 1 && ended[0].contains("is destroyed"), "{ended:?}");
+    fs::create_dir(&unrelated)?;
+    cluster.installation().give(&unrelated)?;
     in_app("SELECT * FROM pagevault.shred_former_files('app')")?;
     move_app(&cluster, "here")?;
     cluster.sql("DROP TABLESPACE there")?;
@@ -266,6 +274,85 @@ fn tablespaces_that_are_lost_together_can_be_dropped() -> Result<()> {
         cluster.sql(&format!("DROP TABLESPACE {name}"))?;
     }
     cluster.finish()
+}
+
+/// Where files are cannot be found out, or their place only seems to be there.
+#[test]
+fn keys_are_kept_if_it_is_not_known_where_files_are() -> Result<()> {
+    let (mut cluster, _keys) = with_app(&["here", "there"])?;
+    cluster.allow_log("could not read directory");
+    cluster.allow_log("could not open directory");
+    let in_app = |statement: &str| run_sql(&mut cluster.client_to("app")?, statement);
+    move_app(&cluster, "here")?;
+    in_app("CREATE TABLE t AS SELECT 7 AS id")?;
+    in_app("SELECT pagevault.encrypt('t')")?;
+    move_without(&cluster, "there")?;
+    let spaces = cluster.data_directory().join("pg_tblspc");
+    fs::set_permissions(&spaces, Permissions::from_mode(0o100))?;
+    let shred = "SELECT * FROM pagevault.shred_former_files('app')";
+    let error = expect_error(&mut cluster.client_to("app")?, shred)?;
+    ensure!(error.message.contains("could not read directory"), "{error}");
+    let error = cluster.error("DROP TABLESPACE here")?;
+    ensure!(error.message.contains("could not read directory"), "{error}");
+    fs::set_permissions(&spaces, Permissions::from_mode(0o700))?;
+    // Recovery makes such directories where a file system is not mounted.
+    let app = cluster.text("SELECT oid FROM pg_database WHERE datname = 'app'")?;
+    let database = inside(&cluster, "there")?.join(app);
+    let away = cluster.directory().join("away");
+    fs::rename(&database, &away)?;
+    fs::create_dir(&database)?;
+    let error = cluster.error("DROP TABLESPACE here")?;
+    ensure!(error.message.contains("does not exist"), "{error}");
+    fs::remove_dir(&database)?;
+    fs::rename(&away, &database)?;
+    move_app(&cluster, "here")?;
+    let row = text(&mut cluster.client_to("app")?, "SELECT id FROM t")?;
+    ensure!(row == "7", "the row is lost");
+    cluster.finish()
+}
+
+/// Redo of the backup may copy files from the former place.
+#[test]
+fn keys_of_former_places_are_kept_for_a_backup() -> Result<()> {
+    let (cluster, _keys) = with_app(&["there"])?;
+    let in_app = |statement: &str| run_sql(&mut cluster.client_to("app")?, statement);
+    in_app("CREATE TABLE t AS SELECT 7 AS id")?;
+    in_app("SELECT pagevault.encrypt('t')")?;
+    let mut backup = cluster.client()?;
+    run_sql(&mut backup, "SELECT pg_backup_start('x', true)")?;
+    move_app(&cluster, "there")?;
+    let shred = "SELECT * FROM pagevault.shred_former_files('app')";
+    let error = expect_error(&mut cluster.client_to("app")?, shred)?;
+    ensure!(error.sqlstate == "55006", "{error}");
+    run_sql(&mut backup, "SELECT * FROM pg_backup_stop()")?;
+    drop(backup);
+    in_app(shred)?;
+    cluster.finish()
+}
+
+/// There is nothing to miss.
+#[test]
+fn a_decrypted_database_can_be_moved_on() -> Result<()> {
+    let (cluster, _keys) = with_app(&["here", "there"])?;
+    let in_app = |statement: &str| run_sql(&mut cluster.client_to("app")?, statement);
+    in_app("CREATE TABLE t AS SELECT generate_series(1, 1000) AS id")?;
+    in_app("SELECT pagevault.encrypt('t')")?;
+    in_app("SELECT pagevault.decrypt('t')")?;
+    in_app("SELECT pagevault.wait_for_rekey('t'::regclass, '60 s')")?;
+    move_without(&cluster, "here")?;
+    cluster.sql("CREATE DATABASE copied TEMPLATE app STRATEGY file_copy")?;
+    move_app(&cluster, "there")?;
+    let count = text(&mut cluster.client_to("copied")?, "SELECT count(*) FROM t")?;
+    ensure!(count == "1000", "{count} rows");
+    cluster.finish()
+}
+
+/// The directory of this major version in a tablespace.
+fn inside(cluster: &Cluster, tablespace: &str) -> Result<PathBuf> {
+    let oid = "SELECT oid FROM pg_tablespace WHERE spcname =";
+    let oid = cluster.text(&format!("{oid} '{tablespace}'"))?;
+    let mut entries = fs::read_dir(cluster.data_directory().join("pg_tblspc").join(oid))?;
+    Ok(entries.next().context("a directory of a version")??.path())
 }
 
 /// A cluster with these tablespaces, and a database `app`.

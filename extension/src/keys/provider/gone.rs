@@ -11,10 +11,13 @@ use crate::pg::{compat, process, relation_files};
 /// Whether no tablespace has a directory of the scope's database. Recovery may create it later;
 /// pg_upgrade will, because keys are transferred before databases.
 pub(crate) fn is_gone(scope: Scope) -> bool {
+    let is_in_none = |tablespaces: Vec<u32>| {
+        tablespaces.into_iter().all(|tablespace| !has_directory(scope.number(), tablespace))
+    };
+    // If they cannot be listed, the directory may exist.
     scope.is_database()
         && !process::is_binary_upgrade()
-        && !relation_files::tablespaces()
-            .any(|tablespace| has_directory(scope.number(), tablespace))
+        && relation_files::tablespaces().is_ok_and(is_in_none)
 }
 
 fn has_directory(database: u32, tablespace: u32) -> bool {

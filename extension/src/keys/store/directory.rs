@@ -231,6 +231,11 @@ pub(crate) fn last_known(file: RelFile) -> Option<DataKeyVersion> {
     directory.last_version(slot).ok()?.max(phase.version)
 }
 
+/// Whether the file was decrypted, or is being decrypted.
+pub(crate) fn is_in_plaintext(file: RelFile) -> bool {
+    info(file).is_some_and(|info| info.phase.plaintext)
+}
+
 /// The last version of which the file has a key that is not destroyed.
 pub(crate) fn newest_key(file: RelFile) -> Option<DataKeyVersion> {
     let directory = &get()?.directory;

@@ -61,7 +61,10 @@ fn refuse_missing(may_lack: impl Fn(Scope) -> bool) -> Result<()> {
 /// Whether the database is gone, and not only its tablespace.
 fn was_dropped(scope: Scope) -> bool {
     let any = |tablespace| RelFile { tablespace, database: scope.number(), relation: 1 };
-    gone::is_gone(scope) && !relation_files::tablespaces().any(|t| relation_files::is_away(any(t)))
+    let are_there = |tablespaces: Vec<u32>| {
+        tablespaces.into_iter().all(|tablespace| !relation_files::is_away(any(tablespace)))
+    };
+    gone::is_gone(scope) && relation_files::tablespaces().is_ok_and(are_there)
 }
 
 /// At server start: notes the key files that are there.

@@ -170,7 +170,8 @@ pub(super) fn unused_version(
 ) -> Result<DataKeyVersion> {
     let directory = &shmem::required()?.directory;
     let here = directory.find(file)?.map(|slot| directory.last_version(slot)).transpose()?;
-    let known = [last, here.flatten(), former::last_version(lock, file), last_elsewhere(file)];
+    let elsewhere = last_elsewhere(file)?;
+    let known = [last, here.flatten(), former::last_version(lock, file), elsewhere];
     DataKeyVersion::after(known.into_iter().max().flatten()).ok_or_else(|| {
         Report::new(
             PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
@@ -183,9 +184,10 @@ pub(super) fn unused_version(
 /// The last version of files with this number in other tablespaces: the file may be one of them,
 /// with all its pages, if its database was moved while the library was not loaded, and it may move
 /// back.
-fn last_elsewhere(file: RelFile) -> Option<DataKeyVersion> {
-    let others = relation_files::tablespaces().map(|tablespace| RelFile { tablespace, ..file });
-    others.filter(|other| *other != file).filter_map(directory::last_version).max()
+fn last_elsewhere(file: RelFile) -> Result<Option<DataKeyVersion>> {
+    let tablespaces = relation_files::tablespaces()?.into_iter();
+    let others = tablespaces.map(|tablespace| RelFile { tablespace, ..file });
+    Ok(others.filter(|other| *other != file).filter_map(directory::last_version).max())
 }
 
 /// Like [`new_version`], for a file in use: the key is durable before any page is written under it.

@@ -33,7 +33,8 @@ use crate::pg::locks::KeystoreLock;
 use crate::pg::process::ProcessLocal;
 use crate::pg::report::{Report, Result, internal};
 use crate::pg::{buffers, process, relation_files, wal};
-use crate::{fault, shmem};
+use crate::writers::{self, Activity};
+use crate::{backups, fault, shmem};
 
 /// A file whose keys were destroyed.
 pub(crate) struct Destroyed {
@@ -102,12 +103,19 @@ pub(crate) fn destroy(
     living: &[(RelFile, DataKeyVersion)],
     whole: bool,
 ) -> Result<Outcome> {
-    let mut files = files.to_vec();
+    let mut places = Vec::new();
     if !whole {
-        let places = dropped::former_places(&files)?;
-        files.extend(places);
+        places = former_among(dropped::former_places(files)?.iter())?;
+        // A process may have made a key for one of them, and be about to create the file.
+        for place in &places {
+            writers::await_others(Activity::Creating, Some(place.file.relation))?;
+        }
+        places.retain(Former::is_gone);
     }
-    destroy_locked(&KeystoreLock::acquire(), database, &files, living, whole)
+    let lock = KeystoreLock::acquire();
+    places.retain(Former::has_no_later_key);
+    let all: Vec<_> = files.iter().copied().chain(places.iter().map(|place| place.file)).collect();
+    destroy_locked(&lock, database, &all, living, whole)
 }
 
 /// Like [`destroy`], under a lock that the caller holds. The files do not exist any more.
@@ -123,6 +131,11 @@ pub(crate) fn destroy_former(
     living: &[(RelFile, DataKeyVersion)],
 ) -> Result<Outcome> {
     let lock = KeystoreLock::acquire();
+    // With the keystore of now, redo of the backup may copy files from where a database was before
+    // it was moved (`dbase_redo`, dbcommands.c), with pages that it cannot write there.
+    if backups::any() {
+        return Err(backups::in_progress());
+    }
     let directory = &shmem::required()?.directory;
     let mut files = Vec::new();
     for former in found {

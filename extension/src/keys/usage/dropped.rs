@@ -2,6 +2,7 @@
 //! system may not be mounted. No relation in the catalog may have it either.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::path::Path;
 use std::time::Duration;
 
 use pagevault_cipher::page::version_of;
@@ -16,7 +17,7 @@ use crate::keys::store::directory;
 use crate::pg::locks::KeystoreLock;
 use crate::pg::process::ProcessLocal;
 use crate::pg::report::{Report, Result};
-use crate::pg::{catalog, process, relation_files, survey, xact};
+use crate::pg::{catalog, compat, process, relation_files, survey, xact};
 use crate::shmem;
 use crate::writers::{Activity, Others};
 
@@ -29,7 +30,7 @@ pub(super) type Missing = HashMap<RelFile, (FileSlot, DataKeyVersion)>;
 /// Files with keys that do not exist, among those that `is_wanted` names.
 pub(super) fn missing(is_wanted: impl Fn(RelFile) -> bool) -> Result<Missing> {
     let directory = &shmem::required()?.directory;
-    let tablespaces: Vec<u32> = relation_files::tablespaces().collect();
+    let tablespaces = relation_files::tablespaces()?;
     let mut missing = Missing::new();
     for info in directory.files()? {
         let info = info?;
@@ -67,10 +68,13 @@ fn moved_to(file: RelFile, tablespaces: &[u32]) -> Option<RelFile> {
 /// Whether a file may be this one, which is gone, and lacks its keys.
 fn lacks_keys_of(gone: RelFile, file: RelFile) -> bool {
     let Some(newest) = directory::newest_key(gone) else { return false };
-    // It may be a place where the database was before, with the keys of then.
+    // It may be a place where the database was before, with the keys of then. And what was
+    // decrypted needs no keys.
+    let never_had_it =
+        directory::last_known(file) < Some(newest) && !directory::is_in_plaintext(gone);
     directory::newest_key(file) < Some(newest)
         && relation_files::may_have_any_fork(file)
-        && (directory::last_known(file) < Some(newest) || has_pages_of(gone, file))
+        && (never_had_it || has_pages_of(gone, file))
 }
 
 /// Whether a file has pages under keys that it lacks and `file` has. Its own may have been
@@ -89,7 +93,7 @@ fn has_pages_of(file: RelFile, other: RelFile) -> bool {
 /// # Errors
 /// If one may have been.
 pub(crate) fn require_not_moved(mut files: impl Iterator<Item = RelFile>) -> Result<()> {
-    let tablespaces: Vec<u32> = relation_files::tablespaces().collect();
+    let tablespaces = relation_files::tablespaces()?;
     let Some((file, moved)) = files.find_map(|file| Some((file, moved_to(file, &tablespaces)?)))
     else {
         return Ok(());
@@ -116,7 +120,7 @@ pub(super) fn require_own_keys(
     database: Scope,
     copy_of: impl Fn(RelFile) -> Option<RelFile>,
 ) -> Result<()> {
-    let tablespaces: Vec<u32> = relation_files::tablespaces().collect();
+    let tablespaces = relation_files::tablespaces()?;
     let gone = gone_files(|file| file.scope() == database)?;
     // Nothing can be moved back to a tablespace that was dropped.
     let gone = gone.into_iter().filter(|file| tablespaces.contains(&file.tablespace));
@@ -145,42 +149,52 @@ fn gone_files(is_wanted: impl Fn(RelFile) -> bool) -> Result<Vec<RelFile>> {
     Ok(gone)
 }
 
-/// Files with keys that do not exist, and had the numbers of these files in other tablespaces: the
-/// same relations, whose database was in these. Not those of which it is not known whether they
-/// exist, or to which of several files they belong.
+/// Files of this database with keys that do not exist, and had the numbers of these files in other
+/// tablespaces: the same relations, whose database was in these. Not those that a relation has, on
+/// a file system that is not mounted; nor those of which the keys may be those of another file with
+/// the number, in the database's own tablespace, to which it was moved.
 pub(super) fn former_places(files: &[RelFile]) -> Result<Vec<RelFile>> {
-    let tablespaces: Vec<u32> = relation_files::tablespaces().collect();
     let numbers: HashSet<(u32, u32)> =
         files.iter().map(|file| (file.database, file.relation)).collect();
-    let gone = gone_files(|file| numbers.contains(&(file.database, file.relation)))?;
-    let elsewhere = |file: RelFile| {
-        let others = tablespaces.iter().map(move |&tablespace| RelFile { tablespace, ..file });
-        others.filter(move |other| *other != file)
+    let mut places = gone_files(|file| {
+        numbers.contains(&(file.database, file.relation)) && directory::newest_key(file).is_some()
+    })?;
+    if places.is_empty() {
+        return Ok(places);
+    }
+    let own = catalog::tablespace_of_database(process::my_database().into()).map(Oid::to_u32);
+    let is_anothers = |file: RelFile| {
+        let moved = own.map(|tablespace| RelFile { tablespace, ..file });
+        moved.is_some_and(|moved| {
+            moved != file
+                && !files.contains(&moved)
+                && (relation_files::may_have_any_fork(moved) || relation_files::is_away(moved))
+        })
     };
-    let exists = |other: &RelFile| {
-        relation_files::may_have_any_fork(*other) || relation_files::is_away(*other)
-    };
-    let places = gone.into_iter().filter(|&file| {
-        directory::newest_key(file).is_some()
-            && !relation_files::is_away(file)
-            && !elsewhere(file).any(|other| exists(&other) && !files.contains(&other))
+    let known = survey::files_in_catalog();
+    places.retain(|&file| {
+        !known.contains(&file) && !relation_files::is_away(file) && !is_anothers(file)
     });
-    Ok(places.collect())
+    Ok(places)
 }
 
 /// Before a tablespace is dropped: it may be where a database is to be moved back to.
 pub(crate) fn require_none_moved_from(tablespace: u32) -> Result<()> {
     let gone = gone_files(|file| file.tablespace == tablespace)?;
-    // Only files in a database's own tablespace are moved with it.
+    // Only files in a database's own tablespace are moved with it. That is not mounted if it lacks a
+    // file that each database has; recovery makes directories without it.
     let own = |database: u32| catalog::tablespace_of_database(database.into()).map(Oid::to_u32);
-    let elsewhere = gone.iter().filter_map(|&file| {
-        let tablespace = own(file.database).filter(|own| *own != tablespace)?;
-        Some(RelFile { tablespace, ..file })
-    });
-    if let Some(away) = elsewhere.into_iter().find(|file| relation_files::is_away(*file)) {
+    let is_away = |(database, tablespace): &(u32, u32)| {
+        let directory = compat::database_path(*database, *tablespace);
+        !Path::new(&directory).join("PG_VERSION").exists()
+    };
+    let databases: BTreeSet<u32> = gone.iter().map(|file| file.database).collect();
+    let places = databases.into_iter().filter_map(|database| Some((database, own(database)?)));
+    let mut elsewhere = places.filter(|(_, own)| *own != tablespace);
+    if let Some((database, away)) = elsewhere.find(is_away) {
         return Err(Report::new(
             PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
-            format!("the directory of tablespace {} does not exist", away.tablespace),
+            format!("the directory of database {database} in tablespace {away} does not exist"),
         )
         .detail("A database may have been moved there while pagevault was not loaded, and need keys of the tablespace that is dropped. Nothing was changed.")
         .hint("Mount it first."));
