@@ -181,8 +181,8 @@ pub(super) fn former_places(files: &[RelFile]) -> Result<Vec<RelFile>> {
 /// Before a tablespace is dropped: it may be where a database is to be moved back to.
 pub(crate) fn require_none_moved_from(tablespace: u32) -> Result<()> {
     let gone = gone_files(|file| file.tablespace == tablespace)?;
-    // Only files in a database's own tablespace are moved with it. That is not mounted if it lacks a
-    // file that each database has; recovery makes directories without it.
+    // Only files in a database's own tablespace are moved with it. It is not mounted if it lacks
+    // a file that each database has; recovery makes directories without it.
     let own = |database: u32| catalog::tablespace_of_database(database.into()).map(Oid::to_u32);
     let is_away = |(database, tablespace): &(u32, u32)| {
         let directory = compat::database_path(*database, *tablespace);
