@@ -4,7 +4,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all test-unit test-regress test-recovery test-upgrade \
-	powercut inject schedules models hostile builds hosts aarch64 prove install bench claims lint tidy fuzz deb deb-fips test-fips sbom book image official-image cnpg-image image-test docker-demo
+	powercut inject schedules patroni models hostile builds hosts aarch64 prove install bench claims lint tidy fuzz deb deb-fips test-fips sbom book image official-image cnpg-image image-test docker-demo
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,6 +44,9 @@ schedules: ## random schedules against a model: COUNT=1000 OPERATIONS=30 SEED=n,
 	@COUNT='$(COUNT)' OPERATIONS='$(OPERATIONS)' SEED='$(SEED)' FILE='$(FILE)' SHRINK='$(SHRINK)' \
 		tools/schedules $(or $(PG),15)
 
+patroni: ## three nodes under Patroni that fail, with keys that change: MINUTES=60 SEED=n; PG=15 only
+	@MINUTES='$(MINUTES)' SEED='$(SEED)' tools/patroni $(or $(PG),15)
+
 install: ## build and install into PostgreSQL PG, or into the server of PG_CONFIG=/path/to/pg_config
 	@tools/install $(or $(PG),15) $(PG_CONFIG)
 
@@ -77,10 +80,11 @@ hosts: ## other Debians with their servers and extensions; SUITE="bookworm trixi
 aarch64: ## pagevault for aarch64, emulated; PART="workspace crates servers regress" selects
 	@tools/aarch64 $(PART)
 
-prove: models ## models, power cuts, injected errors, random schedules, hostile builds in their long forms: hours
+prove: models ## models, power cuts, injected errors, random schedules, Patroni, hostile builds in their long forms: hours
 	@tools/powercut $(or $(IMAGES),200) $(or $(PG),15 18)
 	@tools/inject $(or $(EACH),3) $(or $(PG),15 18)
 	@set -e; for pg in $(or $(PG),15 18); do tools/schedules $$pg; done
+	@tools/patroni 15
 	@tools/test-hostile 18
 
 deb: ## Debian packages postgresql-PG-pagevault in target/deb

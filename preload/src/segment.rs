@@ -1,9 +1,11 @@
 //! Reading and writing any byte range of sealed segments.
 
 use std::cell::UnsafeCell;
+use std::ops::Range;
 
 use libc::{off_t, ssize_t};
 use pagevault_cipher::{Lsn, wal};
+use pagevault_keystore::briefing::Role;
 use pagevault_keystore::wal_pages::{Cause, Fault};
 use pagevault_keystore::wal_segments;
 
@@ -17,6 +19,8 @@ const PAGE: usize = 8192;
 const RUN: usize = 64;
 /// Smallest segment size. Where the size is unknown, the address is known modulo this.
 const SMALLEST: u64 = 1 << 20;
+/// `xlp_seg_size` of `XLogLongPageHeaderData` (src/include/access/xlog_internal.h).
+const SEGMENT_SIZE: Range<usize> = 32..36;
 
 /// Private copies of pages, aligned like files.
 #[repr(C, align(4096))]
@@ -80,7 +84,39 @@ pub(crate) unsafe fn pread(
     // because there is one thread.
     let (to, scratch) =
         unsafe { (std::slice::from_raw_parts_mut(to, length), &mut *SCRATCH.0.get()) };
-    wal_segments::read(work, &segment, scratch, PAGE, to, at).unwrap_or_else(|fault| refuse(&fault))
+    match wal_segments::read(work, &segment, scratch, PAGE, to, at) {
+        Ok(count) => {
+            let read = usize::try_from(count).unwrap_or(0);
+            if at == 0 && matches!(work.role, Role::Read) {
+                tell_size(segment, &mut to[..read]);
+            }
+            count
+        }
+        Err(fault) => refuse(&fault),
+    }
+}
+
+/// A segment that was renamed for later use begins with a page of its former use, which stays
+/// sealed. `pg_waldump` takes the size of all segments from the first one that it finds
+/// (`search_directory`, pg_waldump.c): it is put where that page would say it in plaintext.
+fn tell_size(segment: Segment, first: &mut [u8]) {
+    let mut header = [0; wal::HEADER_SIZE];
+    // SAFETY: the memory has room for as many bytes.
+    let got = unsafe { raw::pread(segment.fd, header.as_mut_ptr(), header.len(), 0) };
+    if got != header.len() as ssize_t || wal::mark_of(&header).is_none() {
+        return;
+    }
+    let (address, timeline) = (wal::address_of(&header), wal::timeline_of(&header));
+    let (Some(base), Some(address), Some(timeline)) = (segment.base(), address, timeline) else {
+        return;
+    };
+    let is_sealed = address != base || segment.has_left_over(timeline, address);
+    let place = first.get_mut(SEGMENT_SIZE);
+    if let (true, Some(place), Ok(size)) =
+        (is_sealed, place, u32::try_from(raw::length(segment.fd)))
+    {
+        place.copy_from_slice(&size.to_ne_bytes());
+    }
 }
 
 /// `pwrite` to a segment.

@@ -30,7 +30,8 @@ use anyhow::Result;
 use libtest_mimic::{Arguments, Failed, Trial};
 use pagevault_tests::Installation;
 
-/// A test: its name, the extensions and programs it needs, and the function.
+/// A test: its name, the extensions and programs it needs, and the function. A long one needs a
+/// variable of the environment that asks for it.
 #[derive(Clone, Copy)]
 struct Test {
     name: &'static str,
@@ -68,6 +69,7 @@ fn trial(test: Test) -> Trial {
         Installation::get().is_ok_and(|found| found.has_extension(name))
             || programs::program(name).is_some()
             || cloudnativepg::is_there(name)
+            || (is_variable(name) && std::env::var_os(name).is_some())
     };
     let lacking = test.needs.iter().find(|name| !is_there(name));
     let required = lacking.is_some_and(|name| {
@@ -76,11 +78,16 @@ fn trial(test: Test) -> Trial {
     if let Some(lacking) = lacking
         && !required
     {
-        eprintln!("SKIPPED {}: there is no {lacking} (tools/extensions)", test.name);
+        let source = if is_variable(lacking) { "make patroni" } else { "tools/extensions" };
+        eprintln!("SKIPPED {}: there is no {lacking} ({source})", test.name);
     }
     Trial::test(test.name, move || match lacking {
         Some(lacking) => Err(Failed::from(format!("there is no {lacking}"))),
         None => (test.run)().map_err(|error| Failed::from(format!("{error:#}"))),
     })
     .with_ignored_flag(lacking.is_some() && !required)
+}
+
+fn is_variable(name: &str) -> bool {
+    name.starts_with("PAGEVAULT_")
 }

@@ -345,8 +345,9 @@ pub(crate) fn unlock_quietly(by: &str) -> Duration {
 pub(crate) fn at_start(recovery_needs_keys: bool) -> Result<()> {
     let mut gone = all_locked_keys();
     gone.retain(|(scope, _)| is_gone(*scope));
-    if process::was_not_shut_down() && !gone.is_empty() {
-        // Replay may create these databases again. If not, their keys are not needed.
+    if process::replays_wal() && !gone.is_empty() {
+        // Replay may create these databases again, and write into those that were dropped later. If
+        // not, their keys are not needed.
         if let Attempt::Locked { report, .. } = ask_for("start", gone, Patience::Full)? {
             key_of_dropped_database(&report).send(PgLogLevel::LOG);
         }

@@ -52,6 +52,35 @@ fn pg_waldump_shows_the_records_of_plaintext_wal() -> Result<()> {
     cluster.finish()
 }
 
+/// `pg_waldump` takes the size of all segments from the first that it finds. That may be one which
+/// was renamed for later, and begins with a page of its former use.
+#[test]
+fn the_first_segment_found_may_be_one_for_later() -> Result<()> {
+    let settings = Settings::default().wal_segment_size(1);
+    let (cluster, _keys) = sealing(&settings)?;
+    cluster.sql("SELECT pg_switch_wal()")?;
+    let start = cluster.text("SELECT pg_current_wal_insert_lsn()")?;
+    insert(&cluster, "drossel", 300)?;
+    let end = cluster.text("SELECT pg_switch_wal()")?;
+    let segment = cluster.text(&format!("SELECT pg_walfile_name('{end}')"))?;
+    cluster.stop(StopMode::Fast)?;
+    let segments = Segment::all(&cluster.data_directory().join("pg_wal"))?;
+    let is_it = |path: &std::path::Path| path.file_name().is_some_and(|name| *name == *segment);
+    let own = segments.iter().find(|own| is_it(&own.path)).context("no segment")?;
+    let archive = directory(&cluster, "archive")?;
+    std::fs::copy(&own.path, archive.join(&segment))?;
+    for number in 0..40 {
+        std::fs::copy(&own.path, archive.join(format!("0000000100000007000000{number:02X}")))?;
+    }
+    for entry in std::fs::read_dir(&archive)? {
+        cluster.installation().give(&entry?.path())?;
+    }
+    let mut dump = exec_with_keystore(&cluster, "pg_waldump");
+    dump.arg("-p").arg(&archive).args(["--start", &start, "--end", &end]);
+    ensure!(run(&mut dump)?.lines().count() > 300);
+    cluster.finish()
+}
+
 /// Nothing waits for the writer of a FIFO that is named like the history of a segment's timeline.
 #[test]
 fn a_history_that_is_a_fifo_is_passed_over() -> Result<()> {

@@ -6,6 +6,7 @@ use age::secrecy::ExposeSecret;
 use anyhow::{Result, ensure};
 use pagevault_tests::cluster::{expect_error, run_sql, text};
 use pagevault_tests::installation::run;
+use pagevault_tests::standby::{standby_of, wait_for};
 use pagevault_tests::{Cluster, Settings, StopMode};
 
 use crate::wal::{count, insert, sealing};
@@ -82,6 +83,39 @@ fn the_key_of_a_dropped_database_is_not_required() -> Result<()> {
     third.bring_back()?;
     cluster.start_server()?;
     cluster.finish()
+}
+
+/// A standby that was shut down may replay WAL from before a database was dropped, although its
+/// files are gone already: a restart point is not made while WAL names pages that are not there.
+#[test]
+fn a_standby_that_was_shut_down_asks_for_keys_of_a_dropped_database() -> Result<()> {
+    let settings = Settings::default().conf("full_page_writes = off").conf("autovacuum = off");
+    let (mut primary, _keys) = Cluster::with_keys(&settings)?;
+    primary.allow_log("connection to client lost");
+    primary.sql("CREATE DATABASE brief")?;
+    let mut brief = primary.client_to("brief")?;
+    run_sql(&mut brief, "CREATE EXTENSION pagevault")?;
+    run_sql(&mut brief, "SELECT pagevault.set_database_master_key('local', 'main')")?;
+    run_sql(&mut brief, "CREATE TABLE t AS SELECT 1 AS id; SELECT pagevault.encrypt('t')")?;
+    let standby = standby_of(&primary, &[])?;
+    primary.sql("CHECKPOINT")?;
+    wait_for(&standby, &primary)?;
+    standby.sql("CHECKPOINT")?;
+    // Without an image of the page, and of a new page.
+    run_sql(&mut brief, "UPDATE t SET id = 2")?;
+    run_sql(&mut brief, "CREATE TABLE new AS SELECT 1 AS id; SELECT pagevault.encrypt('new')")?;
+    run_sql(&mut brief, "INSERT INTO new SELECT generate_series(1, 1000)")?;
+    drop(brief);
+    primary.sql("DROP DATABASE brief")?;
+    wait_for(&standby, &primary)?;
+    standby.stop(StopMode::Immediate)?;
+    standby.start_server()?;
+    wait_for(&standby, &primary)?;
+    standby.stop(StopMode::Fast)?;
+    standby.start_server()?;
+    wait_for(&standby, &primary)?;
+    standby.finish()?;
+    primary.finish()
 }
 
 /// A file system that is not mounted does not count as a dropped database.

@@ -22,9 +22,15 @@ pub(crate) struct Load {
 #[derive(Default)]
 struct State {
     end: AtomicBool,
-    acknowledged: Mutex<Vec<u64>>,
+    /// First and last rows of each series without a gap.
+    acknowledged: Mutex<Vec<(u64, u64)>>,
     /// Rows whose commit is uncertain.
     unknown: AtomicU64,
+    /// Milliseconds between two rows.
+    pace: AtomicU64,
+    paused: AtomicBool,
+    /// The writer has seen that it is to pause.
+    is_idle: AtomicBool,
 }
 
 impl Load {
@@ -38,9 +44,40 @@ impl Load {
 
     /// Runs pgbench on a node as well, until that node stops or the next call.
     pub(crate) fn pgbench_on(&mut self, group: &Group, node: usize) -> Result<()> {
+        self.pgbench_with(group, node, &[])
+    }
+
+    /// The same with other arguments.
+    pub(crate) fn pgbench_with(
+        &mut self,
+        group: &Group,
+        node: usize,
+        arguments: &[&str],
+    ) -> Result<()> {
         self.end_pgbench();
-        self.pgbench = Some(group.pgbench(node).args(["-n", "-c", "2", "-T", "600"]).spawn()?);
+        let mut command = group.pgbench(node);
+        self.pgbench = Some(command.args(["-n", "-c", "2", "-T", "600"]).args(arguments).spawn()?);
         Ok(())
+    }
+
+    /// Inserts a row in so many milliseconds at most.
+    pub(crate) fn set_pace(&self, milliseconds: u64) {
+        self.state.pace.store(milliseconds, Ordering::Relaxed);
+    }
+
+    /// Nothing is written from now on, until `resume`.
+    pub(crate) fn pause(&mut self, group: &Group) -> Result<()> {
+        self.end_pgbench();
+        self.state.paused.store(true, Ordering::Relaxed);
+        group.eventually("the writer pauses", |_| {
+            ensure!(self.state.is_idle.load(Ordering::Acquire), "its row is not acknowledged");
+            Ok(())
+        })
+    }
+
+    pub(crate) fn resume(&self) {
+        self.state.is_idle.store(false, Ordering::Relaxed);
+        self.state.paused.store(false, Ordering::Release);
     }
 
     fn end_pgbench(&mut self) {
@@ -50,8 +87,12 @@ impl Load {
         }
     }
 
-    pub(crate) fn count(&self) -> usize {
-        self.state.acknowledged.lock().unwrap_or_else(PoisonError::into_inner).len()
+    fn acknowledged(&self) -> Vec<(u64, u64)> {
+        self.state.acknowledged.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn count(&self) -> u64 {
+        self.acknowledged().iter().map(|(first, last)| last + 1 - first).sum()
     }
 
     /// Waits until a hundred more rows are acknowledged.
@@ -65,18 +106,23 @@ impl Load {
 
     /// Checks that a node has every row acknowledged so far, and no other.
     pub(crate) fn is_on(&self, node: &Node) -> Result<()> {
-        let acknowledged =
-            self.state.acknowledged.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let acknowledged = self.acknowledged();
         ensure!(!acknowledged.is_empty(), "nothing was written");
-        let list = acknowledged.iter().map(u64::to_string).collect::<Vec<_>>().join(",");
+        let list = |end: fn(&(u64, u64)) -> u64| {
+            acknowledged.iter().map(|row| end(row).to_string()).collect::<Vec<_>>().join(",")
+        };
         let lost = node.text(&format!(
-            "SELECT count(*) FROM unnest('{{{list}}}'::bigint[]) wanted
-             WHERE NOT EXISTS (SELECT FROM ledger WHERE id = wanted AND digest = md5(id::text))"
+            "SELECT count(*)
+             FROM unnest('{{{}}}'::bigint[], '{{{}}}'::bigint[]) series (one, other),
+                 generate_series(one, other) wanted
+             WHERE NOT EXISTS (SELECT FROM ledger WHERE id = wanted AND digest = md5(id::text))",
+            list(|(first, _)| *first),
+            list(|(_, last)| *last)
         ))?;
         ensure!(
             lost == "0",
             "{lost} of {} acknowledged rows are not on {}",
-            acknowledged.len(),
+            acknowledged.iter().map(|(first, last)| last + 1 - first).sum::<u64>(),
             node.name
         );
         Ok(())
@@ -89,9 +135,14 @@ impl Load {
         if let Some(writer) = self.writer.take() {
             writer.join().map_err(|_| anyhow::anyhow!("the writer panicked"))?;
         }
+        self.is_all_on(node)
+    }
+
+    /// Checks the same of one that is paused.
+    pub(crate) fn is_all_on(&self, node: &Node) -> Result<()> {
         self.is_on(node)?;
         let rows: u64 = node.text("SELECT count(*) FROM ledger")?.parse()?;
-        let (known, unknown) = (self.count() as u64, self.state.unknown.load(Ordering::Relaxed));
+        let (known, unknown) = (self.count(), self.state.unknown.load(Ordering::Relaxed));
         ensure!(
             (known..=known + unknown).contains(&rows),
             "{rows} rows of {known} or {unknown} more"
@@ -113,9 +164,16 @@ fn write(state: &State, servers: &postgres::Config) {
     while !state.end.load(Ordering::Relaxed) {
         let Ok(mut client) = servers.connect(NoTls) else {
             std::thread::sleep(Duration::from_millis(100));
+            // There is nothing under way.
+            state.is_idle.store(state.paused.load(Ordering::Acquire), Ordering::Release);
             continue;
         };
         while !state.end.load(Ordering::Relaxed) {
+            if state.paused.load(Ordering::Acquire) {
+                state.is_idle.store(true, Ordering::Release);
+                std::thread::sleep(Duration::from_millis(20));
+                continue;
+            }
             let row = format!(
                 "INSERT INTO ledger VALUES ({next}, md5('{next}'), '{} ' || {next})",
                 CANARY
@@ -128,7 +186,15 @@ fn write(state: &State, servers: &postgres::Config) {
                 state.unknown.fetch_add(1, Ordering::Relaxed);
                 break;
             }
-            acknowledged.push(next - 1);
+            match acknowledged.last_mut() {
+                Some((_, last)) if *last + 2 == next => *last += 1,
+                _ => acknowledged.push((next - 1, next - 1)),
+            }
+            drop(acknowledged);
+            let pace = state.pace.load(Ordering::Relaxed);
+            if pace > 0 {
+                std::thread::sleep(Duration::from_millis(pace));
+            }
         }
     }
 }

@@ -2,6 +2,8 @@
 
 mod load;
 mod nodes;
+mod soak;
+mod wire;
 
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::cluster::column;
@@ -24,6 +26,11 @@ pub(crate) const TESTS: &[Test] = &[
         name: "patroni::a_node_that_cannot_be_rewound_is_made_anew",
         needs: &["patroni", "etcd"],
         run: made_anew,
+    },
+    Test {
+        name: "patroni::nodes_fail_for_long",
+        needs: &["patroni", "etcd", "PAGEVAULT_PATRONI_MINUTES"],
+        run: soak::nodes_fail_for_long,
     },
 ];
 

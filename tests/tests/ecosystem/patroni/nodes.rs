@@ -18,6 +18,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::Value;
 use tempfile::TempDir;
 
+use super::wire::Gate;
 use crate::programs::program;
 
 const NODE: &str = include_str!("../../../../docs/examples/patroni/node.yml");
@@ -43,7 +44,18 @@ pub(crate) struct Node {
     directory: PathBuf,
     port: u16,
     rest_port: u16,
-    patroni: Option<Child>,
+    pub(crate) patroni: Option<Child>,
+    /// Others reach its server and Patroni, and it reaches etcd, through these.
+    pub(crate) gates: Gates,
+    /// Others do not reach it: Patroni's answers there are old.
+    pub(crate) is_alone: bool,
+}
+
+#[derive(Debug)]
+pub(crate) struct Gates {
+    pub(crate) server: Gate,
+    pub(crate) rest: Gate,
+    pub(crate) etcd: Gate,
 }
 
 /// All nodes, and their etcd. Dropping it kills them.
@@ -86,22 +98,36 @@ impl Group {
         let directory = self.directory.path().join(name);
         std::fs::create_dir(&directory)?;
         self.installation.give(&directory)?;
+        let (port, rest_port) = (free_port()?, free_port()?);
         let node = Node {
             name: name.to_owned(),
-            port: free_port()?,
-            rest_port: free_port()?,
+            port,
+            rest_port,
             patroni: None,
             directory,
+            gates: Gates {
+                server: Gate::before(port)?,
+                rest: Gate::before(rest_port)?,
+                etcd: Gate::before(etcd_port)?,
+            },
+            is_alone: false,
         };
+        let local = |port: u16| format!("127.0.0.1:{port}");
         let root = self.directory.path().display();
         let own = node.directory.display();
         let text = replaced(
             NODE,
             &[
                 ("node1", name),
-                ("10.0.0.11:8008", &format!("127.0.0.1:{}", node.rest_port)),
-                ("10.0.0.11:5432", &format!("127.0.0.1:{}", node.port)),
-                ("10.0.0.10:2379", &format!("127.0.0.1:{etcd_port}")),
+                ("  listen: 10.0.0.11:8008", &format!("  listen: {}", local(rest_port))),
+                ("10.0.0.11:8008", &local(node.gates.rest.port)),
+                ("  listen: 10.0.0.11:5432", &format!("  listen: {}", local(port))),
+                ("10.0.0.11:5432", &local(node.gates.server.port)),
+                // Patroni would ask etcd for its own address.
+                (
+                    "10.0.0.10:2379",
+                    &format!("{}\n  use_proxies: true", local(node.gates.etcd.port)),
+                ),
                 ("ttl: 30", "ttl: 15"),
                 ("loop_wait: 10", "loop_wait: 1"),
                 ("retry_timeout: 10", "retry_timeout: 5"),
@@ -188,7 +214,7 @@ impl Group {
         self.with_role(&self.members()?, "sync_standby")
     }
 
-    fn with_role(&self, members: &Value, role: &str) -> Result<usize> {
+    pub(crate) fn with_role(&self, members: &Value, role: &str) -> Result<usize> {
         let list = members["members"].as_array().context("no members")?;
         let member = list.iter().find(|member| member["role"] == role);
         let name = &member.with_context(|| format!("no {role} in {members}"))?["name"];
@@ -197,8 +223,8 @@ impl Group {
     }
 
     /// Patroni's REST description of the cluster, from the first node that replies.
-    fn members(&self) -> Result<Value> {
-        let running = self.nodes.iter().filter(|node| node.patroni.is_some());
+    pub(crate) fn members(&self) -> Result<Value> {
+        let running = self.nodes.iter().filter(|node| node.patroni.is_some() && !node.is_alone);
         let mut problem = anyhow::anyhow!("no node runs");
         for node in running {
             match node.ask("/cluster") {
@@ -312,8 +338,12 @@ impl Node {
     }
 
     pub(crate) fn client(&self) -> Result<Client> {
+        self.client_to("postgres")
+    }
+
+    pub(crate) fn client_to(&self, database: &str) -> Result<Client> {
         let mut config = settings();
-        config.host("127.0.0.1").port(self.port);
+        config.host("127.0.0.1").port(self.port).dbname(database);
         config.connect(NoTls).with_context(|| format!("connect to {}", self.name))
     }
 
@@ -336,13 +366,19 @@ impl Node {
         serde_json::from_str(body).with_context(|| format!("{path}: {body}"))
     }
 
-    fn kill(&mut self) -> Result<()> {
+    /// Kills Patroni and the programs that it runs, but not the server.
+    pub(crate) fn kill_patroni(&mut self) -> Result<()> {
         if let Some(mut patroni) = self.patroni.take() {
             if let Some(group) = i32::try_from(patroni.id()).ok().and_then(Pid::from_raw) {
                 let _ = kill_process_group(group, Signal::KILL);
             }
             patroni.wait()?;
         }
+        Ok(())
+    }
+
+    pub(crate) fn kill(&mut self) -> Result<()> {
+        self.kill_patroni()?;
         process::kill_all(&self.data_directory())?;
         // If nothing reaps orphans, a dead postmaster stays as a zombie and seems to be running.
         let lock = self.directory.join(format!(".s.PGSQL.{}.lock", self.port));
@@ -354,7 +390,7 @@ impl Node {
         Ok(())
     }
 
-    fn stop(&mut self) -> Result<()> {
+    pub(crate) fn stop(&mut self) -> Result<()> {
         let Some(mut patroni) = self.patroni.take() else { return Ok(()) };
         let pid = i32::try_from(patroni.id()).ok().and_then(Pid::from_raw).context("no process")?;
         rustix::process::kill_process(pid, Signal::TERM)?;
