@@ -24,6 +24,7 @@ use pgrx::{PgSqlErrorCode as Code, Spi};
 use crate::keys::store::directory;
 use crate::keys::usage::destruction::{self, Former, Outcome};
 use crate::keys::usage::dropped;
+use crate::pg::locks::KeystoreLock;
 use crate::pg::relation::{self, Facts};
 use crate::pg::report::{Report, Result};
 use crate::pg::statistics::Sampled;
@@ -334,6 +335,8 @@ pub(crate) fn former_files(by: &str, confirm: &str) -> Result<Shredded> {
     let name = catalog::database_name(database).unwrap_or_default().to_string();
     require_confirmation(&name, confirm)?;
     locks::lock_key_management();
+    // Asked again when keys are destroyed; this is before anything is changed.
+    destruction::require_no_backup(&KeystoreLock::acquire())?;
     // Files dropped since the last checkpoint may still exist.
     session::as_owner_of_the_cluster(|| Spi::run("CHECKPOINT"))?;
     let mut found = destruction::former_files(database)?;

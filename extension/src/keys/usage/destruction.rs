@@ -123,6 +123,15 @@ pub(super) fn destroy_with(lock: &KeystoreLock, database: u32, files: &[RelFile]
     destroy_locked(lock, database, files, &[], false)?.failure().map_or(Ok(()), Err)
 }
 
+/// With the keystore of now, redo of a backup may copy files from where a database was before it
+/// was moved (`dbase_redo`, dbcommands.c), with pages that it cannot write there.
+///
+/// # Errors
+/// While a base backup of this server is in progress.
+pub(crate) fn require_no_backup(_lock: &KeystoreLock) -> Result<()> {
+    if backups::any() { Err(backups::in_progress()) } else { Ok(()) }
+}
+
 /// Like [`destroy`], for files that no longer exist. Files that got a new key after they were found
 /// are left out, because their number is in use again.
 pub(crate) fn destroy_former(
@@ -131,11 +140,7 @@ pub(crate) fn destroy_former(
     living: &[(RelFile, DataKeyVersion)],
 ) -> Result<Outcome> {
     let lock = KeystoreLock::acquire();
-    // With the keystore of now, redo of the backup may copy files from where a database was before
-    // it was moved (`dbase_redo`, dbcommands.c), with pages that it cannot write there.
-    if backups::any() {
-        return Err(backups::in_progress());
-    }
+    require_no_backup(&lock)?;
     let directory = &shmem::required()?.directory;
     let mut files = Vec::new();
     for former in found {

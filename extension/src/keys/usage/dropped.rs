@@ -197,7 +197,7 @@ pub(crate) fn require_none_moved_from(tablespace: u32) -> Result<()> {
             format!("the directory of database {database} in tablespace {away} does not exist"),
         )
         .detail("A database may have been moved there while pagevault was not loaded, and need keys of the tablespace that is dropped. Nothing was changed.")
-        .hint("Mount it first."));
+        .hint("Mount it first. If the database is invalid, drop it."));
     }
     require_not_moved(gone.into_iter())
 }
