@@ -68,6 +68,12 @@ pub(crate) fn tablespaces() -> Result<Vec<u32>> {
     })
 }
 
+/// Files with the number of this one in others of these tablespaces.
+pub(crate) fn elsewhere(file: RelFile, tablespaces: &[u32]) -> impl Iterator<Item = RelFile> {
+    let all = tablespaces.iter().map(move |&tablespace| RelFile { tablespace, ..file });
+    all.filter(move |other| *other != file)
+}
+
 /// Whether the file is in a tablespace whose file system seems not to be mounted: all its files
 /// would seem to be gone, with their pages.
 pub(crate) fn is_away(file: RelFile) -> bool {

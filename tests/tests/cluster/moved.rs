@@ -37,16 +37,9 @@ fn move_without(cluster: &Cluster, space: &str) -> Result<()> {
 
 /// Files are copied then, and have another place than their keys.
 fn moved_back(with_library: bool) -> Result<()> {
-    let settings = Settings::default()
-        .conf("pagevault.keep_former_keys = 0")
-        .conf("allow_in_place_tablespaces = on");
-    let (mut cluster, _keys) = Cluster::with_keys(&settings)?;
-    cluster.without_witness("files are copied without WAL that pagevault sees");
-    cluster.allow_log("lacks its keys");
-    cluster.sql("CREATE TABLESPACE space LOCATION ''")?;
-    cluster.sql("CREATE DATABASE app")?;
+    let (cluster, _keys) = with_app_and(&["pagevault.keep_former_keys = 0"], &["space"])?;
     let in_app = |statement: &str| run_sql(&mut cluster.client_to("app")?, statement);
-    in_app("CREATE EXTENSION pagevault; CREATE TABLE t AS SELECT 7 AS id")?;
+    in_app("CREATE TABLE t AS SELECT 7 AS id")?;
     in_app("SELECT pagevault.encrypt('t'); CREATE TABLE empty (body text)")?;
     in_app("SELECT pagevault.encrypt('empty'); CREATE TABLE added (id int)")?;
     in_app("SELECT pagevault.encrypt('added')")?;
@@ -100,17 +93,10 @@ fn moved_back(with_library: bool) -> Result<()> {
 /// Both places have keys then, and those of the place that it comes back to are later.
 #[test]
 fn a_database_that_comes_back_to_later_keys_is_whole() -> Result<()> {
-    let settings = Settings::default()
-        .conf("pagevault.keep_former_keys = 0")
-        .conf("autovacuum = off")
-        .conf("allow_in_place_tablespaces = on");
-    let (mut cluster, _keys) = Cluster::with_keys(&settings)?;
-    cluster.without_witness("files are copied without WAL that pagevault sees");
-    cluster.allow_log("lacks its keys");
-    cluster.sql("CREATE TABLESPACE space LOCATION ''")?;
-    cluster.sql("CREATE DATABASE app")?;
+    let conf = ["pagevault.keep_former_keys = 0", "autovacuum = off"];
+    let (cluster, _keys) = with_app_and(&conf, &["space"])?;
     let in_app = |statement: &str| run_sql(&mut cluster.client_to("app")?, statement);
-    in_app("CREATE EXTENSION pagevault; CREATE TABLE t AS SELECT 7 AS id")?;
+    in_app("CREATE TABLE t AS SELECT 7 AS id")?;
     in_app("SELECT pagevault.encrypt('t')")?;
     move_app(&cluster, "space")?;
     let rotate = "SET pagevault.rekey_threshold = 0; SELECT pagevault.rotate_data_key('t')";
@@ -141,18 +127,11 @@ fn a_database_that_comes_back_to_later_keys_is_whole() -> Result<()> {
 /// The keys of the place that it comes back to were destroyed: the others are the only ones.
 #[test]
 fn the_last_keys_of_a_database_that_was_moved_are_kept() -> Result<()> {
-    let settings = Settings::default()
-        .conf("pagevault.data_catalog_encryption = off")
-        .conf("allow_in_place_tablespaces = on");
-    let (mut cluster, _keys) = Cluster::with_keys(&settings)?;
-    cluster.without_witness("files are copied without WAL that pagevault sees");
-    for text in ["lacks its keys", "were destroyed"] {
-        cluster.allow_log(text);
-    }
-    cluster.sql("CREATE TABLESPACE space LOCATION ''")?;
-    cluster.sql("CREATE DATABASE app")?;
+    let conf = ["pagevault.data_catalog_encryption = off"];
+    let (mut cluster, _keys) = with_app_and(&conf, &["space"])?;
+    cluster.allow_log("were destroyed");
     let in_app = |statement: &str| run_sql(&mut cluster.client_to("app")?, statement);
-    in_app("CREATE EXTENSION pagevault; CREATE TABLE t AS SELECT 7 AS id")?;
+    in_app("CREATE TABLE t AS SELECT 7 AS id")?;
     in_app("SELECT pagevault.encrypt('t')")?;
     move_app(&cluster, "space")?;
     let shred = "SELECT * FROM pagevault.shred_former_files('app')";
@@ -355,13 +334,20 @@ fn inside(cluster: &Cluster, tablespace: &str) -> Result<PathBuf> {
     Ok(entries.next().context("a directory of a version")??.path())
 }
 
-/// A cluster with these tablespaces, and a database `app`.
+/// A cluster with these tablespaces, and a database `app`, which forgets nothing.
 fn with_app(tablespaces: &[&str]) -> Result<(Cluster, KeyFile)> {
-    let settings = Settings::default()
-        .conf("pagevault.keep_former_keys = -1")
-        .conf("pagevault.data_catalog_encryption = off")
-        .conf("autovacuum = off")
-        .conf("allow_in_place_tablespaces = on");
+    let conf = [
+        "pagevault.keep_former_keys = -1",
+        "pagevault.data_catalog_encryption = off",
+        "autovacuum = off",
+    ];
+    with_app_and(&conf, tablespaces)
+}
+
+/// The same with these settings.
+fn with_app_and(conf: &[&str], tablespaces: &[&str]) -> Result<(Cluster, KeyFile)> {
+    let settings = Settings::default().conf("allow_in_place_tablespaces = on");
+    let settings = conf.iter().fold(settings, |settings, line| settings.conf(line));
     let (mut cluster, keys) = Cluster::with_keys(&settings)?;
     cluster.without_witness("files are copied without WAL that pagevault sees");
     cluster.allow_log("lacks its keys");

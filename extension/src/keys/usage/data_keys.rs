@@ -185,9 +185,9 @@ pub(super) fn unused_version(
 /// with all its pages, if its database was moved while the library was not loaded, and it may move
 /// back.
 fn last_elsewhere(file: RelFile) -> Result<Option<DataKeyVersion>> {
-    let tablespaces = relation_files::tablespaces()?.into_iter();
-    let others = tablespaces.map(|tablespace| RelFile { tablespace, ..file });
-    Ok(others.filter(|other| *other != file).filter_map(directory::last_version).max())
+    let tablespaces = relation_files::tablespaces()?;
+    let others = relation_files::elsewhere(file, &tablespaces);
+    Ok(others.filter_map(directory::last_version).max())
 }
 
 /// Like [`new_version`], for a file in use: the key is durable before any page is written under it.

@@ -61,8 +61,7 @@ fn was_moved(file: RelFile, tablespaces: &[u32]) -> bool {
 
 /// Where the pages of a file that is gone may be then.
 fn moved_to(file: RelFile, tablespaces: &[u32]) -> Option<RelFile> {
-    let mut others = tablespaces.iter().map(|&tablespace| RelFile { tablespace, ..file });
-    others.find(|other| *other != file && lacks_keys_of(file, *other))
+    relation_files::elsewhere(file, tablespaces).find(|other| lacks_keys_of(file, *other))
 }
 
 /// Whether a file may be this one, which is gone, and lacks its keys.
@@ -126,10 +125,9 @@ pub(super) fn require_own_keys(
     let gone = gone.into_iter().filter(|file| tablespaces.contains(&file.tablespace));
     for file in gone {
         let newest = directory::newest_key(file);
-        let others = tablespaces.iter().map(|&tablespace| RelFile { tablespace, ..file });
         let goes_elsewhere =
             |other: &RelFile| copy_of(*other).is_some_and(|to| directory::newest_key(to) < newest);
-        let mut others = others.filter(|other| *other != file && goes_elsewhere(other));
+        let mut others = relation_files::elsewhere(file, &tablespaces).filter(goes_elsewhere);
         if let Some(moved) = others.find(|other| lacks_keys_of(file, *other)) {
             return Err(moved_without_keys(file, moved));
         }
