@@ -135,7 +135,7 @@ pub(crate) enum Direction {
 
 /// The next block's tweak: multiplication by x in GF(2^128), IEEE 1619-2018 section 5.2.
 /// Constant time: the carry selects by mask, not by branch.
-fn multiply_by_x(tweak: u128) -> u128 {
+const fn multiply_by_x(tweak: u128) -> u128 {
     let carry = (tweak.cast_signed() >> 127).cast_unsigned();
     (tweak << 1) ^ (carry & 0x87)
 }

@@ -47,46 +47,46 @@ pub(crate) type Groups = Range<usize>;
 
 const BLOCKS: usize = GROUP / size_of::<Block>();
 
-/// Blocks whose products are added before they are reduced: at most two groups.
-const POWERS: usize = 2 * BLOCKS;
-
 /// The powers of a POLYVAL key.
 #[derive(ZeroizeOnDrop)]
 #[repr(align(64))]
 pub(crate) struct Powers {
-    /// Highest first. As many blocks are multiplied by the last of them.
-    each: [Block; POWERS],
-    /// Of each four of the first half the first, four times.
-    common: [Block; BLOCKS],
+    /// Those for the blocks of a group, highest first. As many blocks are multiplied by the last.
+    each: [Block; BLOCKS],
+    #[cfg(target_arch = "x86_64")]
+    wide: vaes512::WidePowers,
 }
 
 impl Powers {
     pub(crate) fn new(key: &Block) -> Self {
-        let mut powers = Self { each: [*key; POWERS], common: [*key; BLOCKS] };
-        for i in (0..POWERS - 1).rev() {
-            let mut product = Polyval::new(&Array(*key));
-            product.update(&[Array(powers.each[i + 1])]);
-            powers.each[i] = product.finalize().0;
+        let mut each = of::<BLOCKS>(key);
+        each.reverse();
+        Self {
+            #[cfg(target_arch = "x86_64")]
+            wide: vaes512::WidePowers::new(key, &each[0]),
+            each,
         }
-        for i in 0..BLOCKS {
-            powers.common[i] = powers.each[i / 4 * 4];
-        }
-        powers
-    }
-
-    /// Those for the first of two groups that are hashed together.
-    #[inline]
-    fn first(&self) -> &[Block; BLOCKS] {
-        // Never the other: there are more.
-        self.each.first_chunk().unwrap_or(&[[0; 16]; BLOCKS])
     }
 
     #[inline]
     fn last<const COUNT: usize>(&self) -> &[Block; COUNT] {
-        const { assert!(COUNT <= POWERS) };
+        const { assert!(COUNT <= BLOCKS) };
         // Never the other: the count is checked above.
         self.each.last_chunk().unwrap_or(&[[0; 16]; COUNT])
     }
+}
+
+/// The powers of a key, from the first on.
+fn of<const COUNT: usize>(key: &Block) -> [Block; COUNT] {
+    let hash = Polyval::new(&Array(*key));
+    let mut powers = [*key; COUNT];
+    for i in 1..COUNT {
+        // The hash of one block is its product with the key.
+        let mut product = hash.clone();
+        product.update(&[Array(powers[i - 1])]);
+        powers[i] = product.finalize().0;
+    }
+    powers
 }
 
 /// What a pass needs besides the keys of XTS.

@@ -4,7 +4,11 @@
 use std::collections::HashSet;
 use std::fs::File;
 use std::hint::black_box;
+use std::iter;
 use std::os::unix::fs::FileExt;
+
+use aes::Aes256Enc;
+use aes::cipher::{BlockCipherEncrypt, KeyInit};
 
 use super::*;
 use crate::residue::{DEPTH, without_trace};
@@ -18,6 +22,16 @@ fn secrets(schedule: &Schedule, powers: &Powers) -> HashSet<u64> {
         (number as u64, (number >> 64) as u64)
     });
     halves.flat_map(|(low, high)| [low, high, low ^ high]).collect()
+}
+
+/// The halves of the sums of outer round keys and tweaks that kernels add to the blocks of a page.
+fn sums(schedule: &Schedule, tweak: Tweak) -> HashSet<u64> {
+    let Schedule::Kernel256(_, keys) = schedule else { panic!("no kernel for AES-256") };
+    let [first, last] = [keys.seal[0], keys.seal[14]].map(u128::from_le_bytes);
+    let tweaks = iter::successors(Some(tweak), |tweak| Some(multiply_by_x(*tweak)));
+    let of_blocks = tweaks.take(PAGE_SIZE / 16).flat_map(|tweak| [tweak ^ first, tweak ^ last]);
+    let sums = of_blocks.chain([first ^ last]);
+    sums.flat_map(|sum| [sum as u64, (sum >> 64) as u64]).collect()
 }
 
 /// Runs `f` so deep in the stack that [`below`] does not overwrite what it leaves there.
@@ -56,20 +70,25 @@ fn no_key_is_left_on_the_stack() {
     let powers = without_trace(|| Powers::new(&core::array::from_fn(|at| at as u8)));
     let job = Job { tweak: 1, powers: &powers, context: &[2; 16] };
     let mut page: Page = [3; PAGE_SIZE];
+    let mut tweak = Array(job.tweak.to_le_bytes());
+    Aes256Enc::new_from_slice(&bytes[32..]).unwrap().encrypt_block(&mut tweak);
+    let tweak = divide_by_x(Tweak::from_le_bytes(tweak.0));
     for backend in kernels() {
         let schedule = without_trace(|| Schedule::new(KeySize::Aes256, &bytes, backend));
         let Some(schedule) = schedule else { continue };
         let secrets = secrets(&schedule, &powers);
-        let left = |f: &mut dyn FnMut()| left(&secrets, f);
         let unit = page[16..].as_chunks_mut().0;
-        let encrypted = left(&mut || schedule.run(Direction::Encrypt, 1, unit));
-        let decrypted = left(&mut || schedule.run(Direction::Decrypt, 1, unit));
-        let sealed =
-            left(&mut || assert!(seal(&schedule, &job, &mut page, 3..5, |_, _| ()).is_ok()));
-        let opened = left(&mut || _ = open(&schedule, &job, &mut page, |group, _| group + 3));
+        let encrypted = left(&secrets, &mut || schedule.run(Direction::Encrypt, 1, unit));
+        let decrypted = left(&secrets, &mut || schedule.run(Direction::Decrypt, 1, unit));
+        let secrets = &secrets | &sums(&schedule, tweak);
+        let sealed = left(&secrets, &mut || {
+            assert!(seal(&schedule, &job, &mut page, 3..5, |_, _| ()).is_ok())
+        });
+        let opened =
+            left(&secrets, &mut || _ = open(&schedule, &job, &mut page, |group, _| group + 3));
         assert_eq!([encrypted, decrypted, sealed, opened], [0; 4], "{backend}");
         // Proof that the search finds a key.
-        assert_ne!(left(&mut || _ = black_box(powers.each)), 0);
+        assert_ne!(left(&secrets, &mut || _ = black_box(powers.each)), 0);
     }
 }
 
