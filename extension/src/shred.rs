@@ -345,6 +345,7 @@ pub(crate) fn former_files(by: &str, confirm: &str) -> Result<Shredded> {
     writers::await_others(Activity::Creating, None)?;
     found.retain(Former::is_gone);
     require_dropped(&found)?;
+    found.retain(Former::has_keys_of_its_own);
     if found.is_empty() {
         return Err(Report::new(
             Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,

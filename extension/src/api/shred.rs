@@ -1,8 +1,9 @@
 //! SQL functions for shredding. Their rows list what was destroyed, and what is left to do
 //! elsewhere.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
+use pagevault_keystore::RelFile;
 use pgrx::pg_sys::{ForkNumber, Oid};
 use pgrx::prelude::*;
 
@@ -209,6 +210,14 @@ fn report_rows(shredded: &Shredded) -> Result<Vec<Row>> {
         let whose = master_keys::scope_name(file.scope());
         let detail = "This file has the same key, as a raw copy made by CREATE DATABASE with the strategy file_copy or by ALTER DATABASE SET TABLESPACE: who can unwrap it can read what is left of the shredded file. Shred it too.";
         rows.push(("same key".to_owned(), whose, Some(path), None, detail.to_owned()));
+    }
+    let perhaps = &shredded.outcome.perhaps_same_keys;
+    for scope in perhaps.iter().map(RelFile::scope).collect::<BTreeSet<_>>() {
+        let files = perhaps.iter().filter(|file| file.scope() == scope).count();
+        let detail = format!(
+            "{files} files may have the same keys, as raw copies made by CREATE DATABASE with the strategy file_copy have: the keys are locked, so this cannot be told. Unlock them, and shred once more, which does no harm."
+        );
+        rows.push(note("same key", &master_keys::scope_name(scope), detail));
     }
     let is_here = |file: &destruction::Destroyed| file.file.database == process::my_database();
     let left = match shredded.outcome.files.iter().any(is_here) {

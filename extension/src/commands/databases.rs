@@ -10,11 +10,11 @@ use pgrx::pg_sys::{self, Oid};
 use super::{enforce, shared_labels};
 use crate::fault;
 use crate::keys::store::{persist, presence};
-use crate::keys::usage::copies;
-use crate::pg::catalog;
+use crate::keys::usage::copies::Copying;
 use crate::pg::process::{self, ProcessLocal};
 use crate::pg::report::{Report, Result};
 use crate::pg::text::ServerText;
+use crate::pg::{catalog, compat};
 use crate::verify;
 use crate::writers::{self, Activity};
 
@@ -76,7 +76,7 @@ pub(crate) fn created(database: Oid) -> Result<()> {
     };
     // Until the transaction ends: the files of these keys do not exist yet.
     writers::begin(Activity::Creating, 0);
-    copies::copy_keys(copy.from, copy.to, copy_of, |_| true)?;
+    Copying { from: copy.from, to: copy.to, copy_of, is_place: |_| true }.copy_keys()?;
     fault::point("database.keys_copied");
     Ok(())
 }
@@ -108,6 +108,22 @@ pub(super) fn original_of(file: RelFile) -> Option<RelFile> {
     Some(RelFile { tablespace, database: copy.from, ..file })
 }
 
+/// ALTER DATABASE ... SET TABLESPACE begins. An error later would leave the copies of files on
+/// standbys: the server records them in WAL before it changes the row (`movedb`, dbcommands.c).
+pub(crate) fn altering(database: &ServerText, tablespace: &ServerText) -> Result<()> {
+    let found = catalog::database_oid(database).zip(catalog::tablespace_oid(tablespace));
+    let Some((database, new)) = found else { return Ok(()) };
+    let Some(old) = catalog::tablespace_of_database(database) else { return Ok(()) };
+    // The server refuses the others.
+    if old == new || !compat::owns_database(database) {
+        return Ok(());
+    }
+    if !process::is_binary_upgrade() {
+        refuse_plaintext_in(database, database, old, new)?;
+    }
+    move_of(database, old, new).require_possible()
+}
+
 /// The row of a database was changed. If its tablespace changes, the files of the old one have been
 /// copied.
 pub(crate) fn altered(database: Oid) -> Result<()> {
@@ -120,12 +136,21 @@ pub(crate) fn altered(database: Oid) -> Result<()> {
     if !process::is_binary_upgrade() {
         refuse_plaintext_in(database, database, old, new)?;
     }
-    let copy_of = |file: RelFile| {
-        (file.tablespace == old.to_u32()).then(|| RelFile { tablespace: new.to_u32(), ..file })
+    move_of(database, old, new).copy_keys()
+}
+
+fn move_of(
+    database: Oid,
+    old: Oid,
+    new: Oid,
+) -> Copying<impl Fn(RelFile) -> Option<RelFile>, impl Fn(RelFile) -> bool> {
+    let (database, old, new) = (database.to_u32(), old.to_u32(), new.to_u32());
+    let copy_of = move |file: RelFile| {
+        (file.tablespace == old).then_some(RelFile { tablespace: new, ..file })
     };
     // Nothing else of the database is there: movedb requires that.
-    let is_place = |file: RelFile| file.tablespace == new.to_u32();
-    copies::copy_keys(database.to_u32(), database.to_u32(), copy_of, is_place)
+    let is_place = move |file: RelFile| file.tablespace == new;
+    Copying { from: database, to: database, copy_of, is_place }
 }
 
 /// Both commands move raw files to other places; `pagevault.enforce_encryption` applies the policy

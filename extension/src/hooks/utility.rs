@@ -97,6 +97,7 @@ fn concerns_us(tag: pg_sys::NodeTag) -> bool {
     matches!(
         tag,
         T_CreatedbStmt
+            | T_AlterDatabaseStmt
             | T_SecLabelStmt
             | T_AlterSystemStmt
             | T_AlterRoleSetStmt
@@ -141,6 +142,14 @@ unsafe fn prepare(statement: *mut pg_sys::Node) -> u64 {
                     .is_some_and(|strategy| strategy.bytes().eq_ignore_ascii_case(b"file_copy"));
                 let template = option(options, c"template").unwrap_or_else(|| "template1".into());
                 databases::creating(template, file_copy);
+            }
+            pg_sys::NodeTag::T_AlterDatabaseStmt => {
+                let statement = statement.cast::<pg_sys::AlterDatabaseStmt>();
+                let tablespace = option((*statement).options, c"tablespace");
+                let database = ServerText::copied((*statement).dbname);
+                if let (Some(database), Some(tablespace)) = (database, tablespace) {
+                    databases::altering(&database, &tablespace).or_raise();
+                }
             }
             pg_sys::NodeTag::T_SecLabelStmt => {
                 let provider = (*statement.cast::<pg_sys::SecLabelStmt>()).provider;

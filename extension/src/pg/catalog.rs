@@ -262,6 +262,12 @@ pub(crate) fn database_oid(name: &ServerText) -> Option<Oid> {
     (oid != Oid::INVALID).then_some(oid)
 }
 
+pub(crate) fn tablespace_oid(name: &ServerText) -> Option<Oid> {
+    // SAFETY: a catalog look-up by name.
+    let oid = unsafe { pg_sys::get_tablespace_oid(name.as_c_str().as_ptr(), true) };
+    (oid != Oid::INVALID).then_some(oid)
+}
+
 /// A database's default tablespace, including the current command's changes.
 pub(crate) fn new_tablespace_of_database(database: Oid) -> Option<Oid> {
     // SAFETY: rows of pg_database have this structure, and stay valid while find_row() calls this.

@@ -279,7 +279,7 @@ pub(crate) fn table_of_index(index: Oid) -> Option<Oid> {
 
 /// The indexes of a table, including dead ones. An interrupted DROP INDEX CONCURRENTLY or REINDEX
 /// CONCURRENTLY leaves a dead index with all its data (`index_concurrently_set_dead`, index.c), and
-/// `RelationGetIndexList` (relcache.c) skips it.
+/// `RelationGetIndexList` (relcache.c) skips it. Sorted as there: all must lock in this order.
 fn indexes_of(table: Oid) -> Vec<Oid> {
     // `IndexIndrelidIndexId`, not among pgrx's bindings, and `Anum_pg_index_indrelid`.
     const BY_TABLE: Oid = Oid::from_u32(2678);
@@ -289,7 +289,9 @@ fn indexes_of(table: Oid) -> Vec<Oid> {
     let read = |row: *mut pg_sys::HeapTupleData| unsafe {
         (*pg_sys::GETSTRUCT(row).cast::<pg_sys::FormData_pg_index>()).indexrelid
     };
-    catalog::rows_of(pg_sys::IndexRelationId, BY_TABLE, (TABLE, table), read)
+    let mut indexes = catalog::rows_of(pg_sys::IndexRelationId, BY_TABLE, (TABLE, table), read);
+    indexes.sort_unstable();
+    indexes
 }
 
 /// A relation and all relations that follow it: indexes, TOAST table with index, owned sequences.

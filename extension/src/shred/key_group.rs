@@ -234,6 +234,7 @@ fn destroy_orphans(found: &[RelFile], outcome: &mut Outcome) -> Result<()> {
     outcome.files.extend(destroyed.files);
     outcome.wrapped_by.extend(destroyed.wrapped_by);
     outcome.same_keys.extend(destroyed.same_keys);
+    outcome.perhaps_same_keys.extend(destroyed.perhaps_same_keys);
     outcome.lsn = destroyed.lsn;
     failure.map_or(Ok(()), Err)
 }

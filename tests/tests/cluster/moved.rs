@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::cluster::{column, expect_error, run_sql, text};
+use pagevault_tests::standby::{standby_of, wait_for};
 use pagevault_tests::{Cluster, KeyFile, Settings, StopMode};
 
 #[test]
@@ -124,25 +125,22 @@ fn a_database_that_comes_back_to_later_keys_is_whole() -> Result<()> {
     cluster.finish()
 }
 
-/// The keys of the place that it comes back to were destroyed: the others are the only ones.
+/// Those of the place that it comes back to are the same, and not destroyed as former ones.
 #[test]
-fn the_last_keys_of_a_database_that_was_moved_are_kept() -> Result<()> {
-    let conf = ["pagevault.data_catalog_encryption = off"];
-    let (mut cluster, _keys) = with_app_and(&conf, &["space"])?;
-    cluster.allow_log("were destroyed");
+fn the_keys_of_a_database_that_was_moved_are_kept() -> Result<()> {
+    let (cluster, _keys) = with_app(&["space"])?;
     let in_app = |statement: &str| run_sql(&mut cluster.client_to("app")?, statement);
     in_app("CREATE TABLE t AS SELECT 7 AS id")?;
     in_app("SELECT pagevault.encrypt('t')")?;
     move_app(&cluster, "space")?;
     let shred = "SELECT * FROM pagevault.shred_former_files('app')";
-    in_app(shred)?;
-    move_without(&cluster, "pg_default")?;
-    let error = expect_error(&mut cluster.client_to("app")?, shred)?;
-    ensure!(error.message.contains("lacks its keys"), "{error}");
-    let error = cluster.error("DROP TABLESPACE space")?;
-    ensure!(error.message.contains("lacks its keys"), "{error}");
-    move_without(&cluster, "space")?;
-    ensure!(text(&mut cluster.client_to("app")?, "SELECT id FROM t")? == "7", "the row is lost");
+    let row = || text(&mut cluster.client_to("app")?, "SELECT id FROM t");
+    for space in ["pg_default", "space"] {
+        let error = expect_error(&mut cluster.client_to("app")?, shred)?;
+        ensure!(error.message.contains("no keys of files that are gone"), "{error}");
+        move_without(&cluster, space)?;
+        ensure!(row()? == "7", "the row is lost");
+    }
     cluster.finish()
 }
 
@@ -218,7 +216,6 @@ fn what_is_shredded_is_shredded_where_the_database_was_before() -> Result<()> {
     ensure!(ended.len() == 1 && ended[0].contains("is destroyed"), "{ended:?}");
     fs::create_dir(&unrelated)?;
     cluster.installation().give(&unrelated)?;
-    in_app("SELECT * FROM pagevault.shred_former_files('app')")?;
     move_app(&cluster, "here")?;
     cluster.sql("DROP TABLESPACE there")?;
     let count = text(&mut cluster.client_to("app")?, "SELECT count(*) FROM kept, decrypted")?;
@@ -300,6 +297,7 @@ fn keys_of_former_places_are_kept_for_a_backup() -> Result<()> {
     let mut backup = cluster.client()?;
     run_sql(&mut backup, "SELECT pg_backup_start('x', true)")?;
     move_app(&cluster, "there")?;
+    in_app("VACUUM FULL t")?;
     let shred = "SELECT * FROM pagevault.shred_former_files('app')";
     let error = expect_error(&mut cluster.client_to("app")?, shred)?;
     ensure!(error.sqlstate == "55006", "{error}");
@@ -323,6 +321,118 @@ fn a_decrypted_database_can_be_moved_on() -> Result<()> {
     move_app(&cluster, "there")?;
     let count = text(&mut cluster.client_to("copied")?, "SELECT count(*) FROM t")?;
     ensure!(count == "1000", "{count} rows");
+    cluster.finish()
+}
+
+/// Redo makes changes at the former place again, and copies the files from there again.
+#[test]
+fn a_standby_replays_moves_after_former_files_were_shredded() -> Result<()> {
+    let conf = ["pagevault.keep_former_keys = -1", "autovacuum = off"];
+    let (mut cluster, _keys) = with_app_and(&conf, &[])?;
+    cluster.allow_log("were destroyed");
+    let in_app = |statement: &str| run_sql(&mut cluster.client_to("app")?, statement);
+    for table in ["t", "dropped"] {
+        in_app(&format!("CREATE TABLE {table} AS SELECT generate_series(1, 1000) AS id"))?;
+        in_app(&format!("SELECT pagevault.encrypt('{table}')"))?;
+    }
+    cluster.sql("CHECKPOINT")?;
+    let mut standby = standby_of(&cluster, &[])?;
+    standby.allow_log("were destroyed");
+    standby.allow_log("found in pg_tblspc/");
+    cluster.sql("CREATE TABLESPACE there LOCATION ''")?;
+    move_app(&cluster, "there")?;
+    in_app("UPDATE t SET id = -id; DROP TABLE dropped")?;
+    move_app(&cluster, "pg_default")?;
+    let shred = "SELECT file FROM pagevault.shred_former_files('app') WHERE item = 'destroyed'";
+    let files = column(&mut cluster.client_to("app")?, shred)?;
+    ensure!(files.len() >= 2, "{files:?}");
+    let again = expect_error(&mut cluster.client_to("app")?, shred)?;
+    ensure!(again.message.contains("no keys of files that are gone"), "{again}");
+    wait_for(&standby, &cluster)?;
+    standby.crash()?;
+    wait_for(&standby, &cluster)?;
+    let sum = |server: &Cluster| text(&mut server.client_to("app")?, "SELECT sum(id) FROM t");
+    ensure!(sum(&standby)? == sum(&cluster)?, "rows are lost");
+    standby.promote()?;
+    run_sql(&mut standby.client_to("app")?, "VACUUM FULL t")?;
+    standby.finish()?;
+    cluster.finish()
+}
+
+/// The server records the copying in WAL before it knows that the keys cannot be copied.
+#[test]
+fn a_move_that_is_refused_leaves_nothing_on_a_standby() -> Result<()> {
+    let (mut cluster, keys) = with_app(&[])?;
+    cluster.allow_log("server starts with encrypted relations locked");
+    let in_app = |statement: &str| run_sql(&mut cluster.client_to("app")?, statement);
+    let own = cluster.key_file("own", "main")?;
+    in_app(&own.add_provider("own"))?;
+    in_app("SELECT pagevault.set_database_master_key('own', 'main')")?;
+    in_app("CREATE TABLE t AS SELECT 7 AS id")?;
+    in_app("SELECT pagevault.encrypt('t')")?;
+    let standby = standby_of(&cluster, &[])?;
+    cluster.sql("CREATE TABLESPACE there LOCATION ''")?;
+    own.take_away()?;
+    cluster.restart()?;
+    let error = cluster.error("ALTER DATABASE app SET TABLESPACE there")?;
+    ensure!(error.message.contains("locked"), "{error}");
+    cluster.sql("CHECKPOINT")?;
+    wait_for(&standby, &cluster)?;
+    let app = cluster.text("SELECT oid FROM pg_database WHERE datname = 'app'")?;
+    for server in [&cluster, &standby] {
+        ensure!(!inside(server, "there")?.join(&app).exists(), "files were copied");
+    }
+    // Whoever may not move it hears that.
+    cluster.sql("CREATE ROLE somebody")?;
+    let mut client = cluster.client()?;
+    run_sql(&mut client, "SET ROLE somebody")?;
+    let error = expect_error(&mut client, "ALTER DATABASE app SET TABLESPACE there")?;
+    ensure!(error.sqlstate == "42501", "{error}");
+    own.bring_back()?;
+    drop(keys);
+    standby.finish()?;
+    cluster.finish()
+}
+
+/// The sampled values, too.
+#[test]
+fn statistics_are_shredded_where_the_database_was_before() -> Result<()> {
+    let conf = ["pagevault.keep_former_keys = -1", "autovacuum = off"];
+    let (mut cluster, _keys) = with_app_and(&conf, &["there"])?;
+    cluster.allow_log("were destroyed");
+    let mut client = cluster.client_to("app")?;
+    run_sql(&mut client, "CREATE TABLE t AS SELECT md5('a') AS name FROM generate_series(1, 999)")?;
+    run_sql(&mut client, "SELECT pagevault.encrypt('t')")?;
+    run_sql(&mut client, "ANALYZE t")?;
+    drop(client);
+    move_app(&cluster, "there")?;
+    let shred = "SELECT item || ' ' || coalesce(file, '') FROM pagevault.shred('t', 'public.t')";
+    let rows = column(&mut cluster.client_to("app")?, shred)?;
+    let has = |item: &str| rows.iter().any(|row| row.starts_with(item));
+    ensure!(has("statistics pg_tblspc") && !has("same key"), "{rows:?}");
+    cluster.finish()
+}
+
+/// With its key locked, it cannot be told which raw copies a database has.
+#[test]
+fn raw_copies_of_a_locked_database_are_named() -> Result<()> {
+    let (mut cluster, _keys) = with_app(&[])?;
+    cluster.allow_log("server starts with encrypted relations locked");
+    let in_app = |statement: &str| run_sql(&mut cluster.client_to("app")?, statement);
+    let own = cluster.key_file("own", "main")?;
+    in_app(&own.add_provider("own"))?;
+    in_app("SELECT pagevault.set_database_master_key('own', 'main')")?;
+    in_app("CREATE TABLE t AS SELECT 7 AS id")?;
+    in_app("SELECT pagevault.encrypt('t')")?;
+    cluster.sql("CREATE DATABASE copied TEMPLATE app STRATEGY file_copy")?;
+    own.take_away()?;
+    cluster.restart()?;
+    let shred = "SELECT object || ': ' || detail FROM pagevault.shred_database('app', 'app')
+        WHERE item = 'same key'";
+    let rows = column(&mut cluster.client()?, shred)?;
+    ensure!(rows.len() == 1, "{rows:?}");
+    ensure!(rows[0].starts_with("database \"copied\": 1 files may"), "{rows:?}");
+    own.bring_back()?;
     cluster.finish()
 }
 

@@ -127,6 +127,46 @@ fn a_revoked_key_is_only_logged_by_default() -> Result<()> {
     cluster.finish()
 }
 
+/// A raw copy would be under another key.
+#[test]
+fn a_database_whose_key_is_revoked_is_neither_copied_nor_moved() -> Result<()> {
+    let settings = strict().conf("allow_in_place_tablespaces = on").conf("autovacuum = off");
+    let (mut cluster, _keys) = Cluster::with_keys(&settings)?;
+    cluster.allow_log("was revoked");
+    cluster.sql("CREATE DATABASE app")?;
+    cluster.sql("CREATE TABLESPACE there LOCATION ''")?;
+    let own = cluster.key_file("own", "main")?;
+    let mut client = cluster.client_to("app")?;
+    run_sql(&mut client, "CREATE EXTENSION pagevault")?;
+    run_sql(&mut client, &own.add_provider("own"))?;
+    run_sql(&mut client, "SELECT pagevault.set_database_master_key('own', 'main')")?;
+    run_sql(&mut client, "CREATE TABLE t AS SELECT 7 AS id")?;
+    run_sql(&mut client, "SELECT pagevault.encrypt('t')")?;
+    drop(client);
+    let copying = "CREATE DATABASE copied TEMPLATE app STRATEGY file_copy";
+    let moving = "ALTER DATABASE app SET TABLESPACE there";
+    replace(&cluster, &own, "another")?;
+    cluster.eventually_that("the key is refused", || {
+        let error = expect_error(&mut cluster.client_to("app")?, "SELECT * FROM t")?;
+        ensure!(error.message.contains("locked"), "{error}");
+        Ok(())
+    })?;
+    for statement in [copying, moving] {
+        let error = cluster.error(statement)?;
+        ensure!(error.message.starts_with("the key of database"), "{statement}: {error}");
+        ensure!(error.sqlstate == "55000", "{statement}: {error}");
+        ensure!(error.detail.contains("\"own\""), "{statement}: {error}");
+    }
+    put_back(&own)?;
+    cluster.sql("SELECT pagevault.unlock()")?;
+    for statement in [copying, moving] {
+        cluster.sql(statement)?;
+    }
+    let row = text(&mut cluster.client_to("copied")?, "SELECT id FROM t")?;
+    ensure!(row == "7", "{row}");
+    cluster.finish()
+}
+
 #[test]
 fn a_revoked_key_is_locked_only_after_the_grace_period() -> Result<()> {
     let settings = watchful()

@@ -5,7 +5,7 @@
 //! copy gets every key of its original, before the transaction that makes it visible commits. The
 //! caller ensures that no keys are made for the originals meanwhile.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 
 use pagevault_cipher::page::{Page, is_zero, version_of};
 use pagevault_cipher::{CipherId, DataKeyVersion};
@@ -17,46 +17,86 @@ use pgrx::PgSqlErrorCode;
 
 use super::data_keys::{
     make_key, require_group_key, require_master_key, unused_version, unwrap_record, with_wrap_key,
-    wrap_data_key,
+    wrap_data_key, wrapping_scope,
 };
-use super::dropped;
+use super::{dropped, refused};
 use crate::keys::store::persist::{self, append};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::relation_files;
 use crate::pg::report::{Report, Result};
 use crate::shmem;
 
-/// Copies the keys of files of database `from` to their copies in database `to`, wrapped by the key
-/// for `to`. `copy_of` returns the copy of a file; `None` if it is not copied. `is_place`: whether
-/// a file is at a place to which files are copied.
-pub(crate) fn copy_keys(
-    from: u32,
-    to: u32,
-    copy_of: impl Fn(RelFile) -> Option<RelFile>,
-    is_place: impl Fn(RelFile) -> bool,
-) -> Result<()> {
-    const RECORDS_AT_ONCE: usize = 10_000;
-    let [from, to] = [from, to].map(Scope::database);
-    dropped::require_own_keys(from, &copy_of)?;
-    let at_former_places = at_former_places(from, to, &copy_of, is_place)?;
-    let lock = KeystoreLock::acquire();
-    let originals = persist::log_state(&lock, from)?;
-    let present = persist::log_state(&lock, to)?;
-    let mut records = Vec::new();
-    for (file, entry) in originals.files().filter(|(file, _)| relation_files::may_exist(*file)) {
-        if let Some(copy) = copy_of(file) {
-            add_records(&lock, file, entry, copy, present.file(copy), &mut records)?;
+/// Files that the server copies, and where.
+pub(crate) struct Copying<C, P> {
+    /// The databases.
+    pub(crate) from: u32,
+    pub(crate) to: u32,
+    /// The copy of a file; `None` if it is not copied.
+    pub(crate) copy_of: C,
+    /// Whether a file is at a place to which files are copied.
+    pub(crate) is_place: P,
+}
+
+impl<C: Fn(RelFile) -> Option<RelFile>, P: Fn(RelFile) -> bool> Copying<C, P> {
+    /// Copies the keys of the files, wrapped by the key for the other database.
+    pub(crate) fn copy_keys(&self) -> Result<()> {
+        const RECORDS_AT_ONCE: usize = 10_000;
+        self.with_records(|lock, records| {
+            for batch in records.chunks(RECORDS_AT_ONCE) {
+                append(lock, Scope::database(self.to), batch)?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Before the server copies anything, which it would also do on standbys.
+    ///
+    /// # Errors
+    /// What would keep [`Self::copy_keys`] from it.
+    pub(crate) fn require_possible(&self) -> Result<()> {
+        self.with_records(|_, _| Ok(()))
+    }
+
+    fn with_records(&self, f: impl FnOnce(&KeystoreLock, &[Record]) -> Result<()>) -> Result<()> {
+        let [from, to] = [self.from, self.to].map(Scope::database);
+        dropped::require_own_keys(from, &self.copy_of)?;
+        self.require_usable_keys()?;
+        let at_former_places = at_former_places(from, to, &self.copy_of, &self.is_place)?;
+        let lock = KeystoreLock::acquire();
+        let originals = persist::log_state(&lock, from)?;
+        let present = persist::log_state(&lock, to)?;
+        let mut records = Vec::new();
+        let exist = originals.files().filter(|(file, _)| relation_files::may_exist(*file));
+        for (file, entry) in exist {
+            if let Some(copy) = (self.copy_of)(file) {
+                add_records(&lock, file, entry, copy, present.file(copy), &mut records)?;
+            }
         }
-    }
-    for (file, pages) in at_former_places {
-        if let Some(entry) = present.file(file) {
-            of_former_place(&lock, file, entry, &pages, &mut records)?;
+        for (file, pages) in at_former_places {
+            if let Some(entry) = present.file(file) {
+                of_former_place(&lock, file, entry, &pages, &mut records)?;
+            }
         }
+        f(&lock, &records)
     }
-    for batch in records.chunks(RECORDS_AT_ONCE) {
-        append(&lock, to, batch)?;
+
+    /// A copy would reveal what is under a refused key. Not under the keystore lock, because an
+    /// error reads the keystore.
+    fn require_usable_keys(&self) -> Result<()> {
+        let mut scopes = BTreeSet::new();
+        {
+            let lock = KeystoreLock::acquire();
+            let originals = persist::log_state(&lock, Scope::database(self.from))?;
+            let copied = originals.files().filter(|(file, _)| {
+                (self.copy_of)(*file).is_some() && relation_files::may_exist(*file)
+            });
+            scopes.extend(copied.flat_map(|(_, entry)| entry.keys.values().map(|key| key.scope)));
+        }
+        if !scopes.is_empty() {
+            scopes.insert(wrapping_scope(self.to)?);
+        }
+        scopes.into_iter().try_for_each(refused::require_usable)
     }
-    Ok(())
 }
 
 /// What there is among the pages of a file.

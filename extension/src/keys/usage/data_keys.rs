@@ -430,13 +430,13 @@ pub(crate) fn unwrap_record(
         })
 }
 
-/// Whether two files have the same data key for a version. False if one of them cannot be unwrapped
-/// now.
-pub(crate) fn have_same_key(one: RelFile, other: RelFile, version: DataKeyVersion) -> bool {
-    without_trace(|| match (present_key(one, version), present_key(other, version)) {
-        (Some(one), Some(other)) => one.is_same(&other),
-        _ => false,
-    })
+/// Whether two files have the same data key for a version. `None` if both have one, and one of them
+/// cannot be unwrapped now.
+pub(crate) fn have_same_key(one: RelFile, other: RelFile, version: DataKeyVersion) -> Option<bool> {
+    if ![one, other].iter().all(|file| directory::has_key(*file, version)) {
+        return Some(false);
+    }
+    without_trace(|| Some(present_key(one, version)?.is_same(&present_key(other, version)?)))
 }
 
 /// The data key of a file and version, if it exists and can be unwrapped now. Within

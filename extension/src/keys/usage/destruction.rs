@@ -27,7 +27,7 @@ use pagevault_keystore::wal::is_key_place;
 use pagevault_keystore::{Record, RelFile, Scope};
 
 use super::closing::Closed;
-use super::{data_keys, dropped, overwriting};
+use super::{dropped, overwriting, same_keys};
 use crate::keys::store::{compact, directory, given_up, persist};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::process::ProcessLocal;
@@ -65,6 +65,8 @@ pub(crate) struct Outcome {
     pub(crate) lsn: Lsn,
     /// Other files with one of these keys, as raw copies of these files have.
     pub(crate) same_keys: Vec<RelFile>,
+    /// Other files of which this cannot be told, because a key is locked.
+    pub(crate) perhaps_same_keys: Vec<RelFile>,
     /// Why the key file could not be rewritten.
     pub(crate) not_compacted: Option<Report>,
     /// Why pages under interim keys could not be overwritten.
@@ -85,16 +87,17 @@ impl Outcome {
             wrapped_by: BTreeSet::new(),
             lsn: wal::end(),
             same_keys: Vec::new(),
+            perhaps_same_keys: Vec::new(),
             not_compacted: None,
             not_overwritten: None,
         }
     }
 }
 
-/// Destroys all keys of `files`, which belong to one database, and those that they have left where
-/// the database was before: mostly the same. No process uses the files, and none
+/// Destroys all keys of `files`, which belong to one database. No process uses the files, and none
 /// of their pages is in shared buffers. Of the files `living`, destroys the keys up to the given
-/// version: see the module's description.
+/// version: see the module's description. Likewise with those that these files have left where the
+/// database was before: mostly the same.
 ///
 /// `whole`: `files` are all files of the database that have keys.
 pub(crate) fn destroy(
@@ -103,9 +106,10 @@ pub(crate) fn destroy(
     living: &[(RelFile, DataKeyVersion)],
     whole: bool,
 ) -> Result<Outcome> {
-    let mut places = Vec::new();
+    let (mut places, mut living) = (Vec::new(), living.to_vec());
     if !whole {
         places = former_among(dropped::former_places(files)?.iter())?;
+        living.extend(at_former_places(&living)?);
         // A process may have made a key for one of them, and be about to create the file.
         for place in &places {
             writers::await_others(Activity::Creating, Some(place.file.relation))?;
@@ -115,7 +119,27 @@ pub(crate) fn destroy(
     let lock = KeystoreLock::acquire();
     places.retain(Former::has_no_later_key);
     let all: Vec<_> = files.iter().copied().chain(places.iter().map(|place| place.file)).collect();
-    destroy_locked(&lock, database, &all, living, whole)
+    destroy_locked(&lock, database, &all, &living, whole)
+}
+
+/// The files that these were before their database was moved, as far as they have such keys.
+fn at_former_places(
+    living: &[(RelFile, DataKeyVersion)],
+) -> Result<Vec<(RelFile, DataKeyVersion)>> {
+    let files: Vec<_> = living.iter().map(|(file, _)| *file).collect();
+    let directory = &shmem::required()?.directory;
+    let mut places = Vec::new();
+    for place in dropped::former_places(&files)? {
+        let same = living.iter().find(|(file, _)| file.relation == place.relation);
+        if let (Some((_, through)), Some(slot)) = (same, directory.find(place)?) {
+            let mut last = None;
+            for key in directory.keys(slot)? {
+                last = last.max(Some(key?.version).filter(|version| version <= through));
+            }
+            places.extend(last.map(|last| (place, last)));
+        }
+    }
+    Ok(places)
 }
 
 /// Like [`destroy`], under a lock that the caller holds. The files do not exist any more.
@@ -141,19 +165,19 @@ pub(crate) fn destroy_former(
 ) -> Result<Outcome> {
     let lock = KeystoreLock::acquire();
     require_no_backup(&lock)?;
-    let directory = &shmem::required()?.directory;
-    let mut files = Vec::new();
-    for former in found {
-        if let Some(slot) = directory.find(former.file)?
-            && directory.last_version(slot)? == former.last_version
-        {
-            files.push(former.file);
+    let (mut files, mut living) = (Vec::new(), living.to_vec());
+    living.extend(at_former_places(&living)?);
+    for former in found.iter().filter(|former| former.has_no_later_key()) {
+        match former.through {
+            through if through == former.last_version => files.push(former.file),
+            Some(through) if !living.iter().any(|(file, _)| *file == former.file) => {
+                living.push((former.file, through));
+            }
+            _ => {}
         }
     }
-    let mut outcome = destroy_locked(&lock, database, &files, living, false)?;
-    // A file moved to another tablespace has the same keys, and is in use.
-    outcome.same_keys.retain(|file| living.iter().any(|(one, _)| one.relation == file.relation));
-    Ok(outcome)
+    living.retain(|(file, _)| !files.contains(file));
+    destroy_locked(&lock, database, &files, &living, false)
 }
 
 fn destroy_locked(
@@ -194,7 +218,9 @@ fn destroy_locked(
         };
         which.push(Destroyed { file, through, keys });
     }
-    let same_keys = files_with_same_keys(destroyed.iter().chain(&former_keys))?;
+    let same = same_keys::files_with(destroyed.iter().chain(&former_keys))?;
+    let (same, perhaps): (Vec<_>, Vec<_>) =
+        same.into_iter().partition(|(_, is_certain)| *is_certain);
     fault::point("shred.decided");
     let lsn = persist::append_durably(lock, Scope::database(database), &records, None)?;
     wal::flush(lsn);
@@ -207,43 +233,11 @@ fn destroy_locked(
         former_keys,
         wrapped_by,
         lsn,
-        same_keys,
+        same_keys: same.into_iter().map(|(file, _)| file).collect(),
+        perhaps_same_keys: perhaps.into_iter().map(|(file, _)| file).collect(),
         not_compacted,
         not_overwritten,
     })
-}
-
-/// Other files with the same relfilenumber and the same keys, which CREATE DATABASE with the
-/// strategy file_copy and ALTER DATABASE SET TABLESPACE leave.
-fn files_with_same_keys<'a>(
-    destroyed: impl Iterator<Item = &'a Destroyed>,
-) -> Result<Vec<RelFile>> {
-    let mut chosen = BTreeSet::new();
-    let mut by_number: BTreeMap<u32, Vec<&Destroyed>> = BTreeMap::new();
-    for one in destroyed {
-        chosen.insert(one.file);
-        by_number.entry(one.file.relation).or_default().push(one);
-    }
-    let directory = &shmem::required()?.directory;
-    let mut same = Vec::new();
-    for info in directory.files()? {
-        let info = info?;
-        let Some(same_number) = by_number.get(&info.file.relation) else { continue };
-        if chosen.contains(&info.file) {
-            continue;
-        }
-        for key in directory.keys(info.slot)? {
-            let version = key?.version;
-            let is_same = |one: &&Destroyed| {
-                version <= one.through && data_keys::have_same_key(info.file, one.file, version)
-            };
-            if same_number.iter().any(is_same) {
-                same.push(info.file);
-                break;
-            }
-        }
-    }
-    Ok(same)
 }
 
 /// Every file of a database that has or had keys.
@@ -264,6 +258,8 @@ pub(crate) fn files_of_database(database: u32) -> Result<Vec<RelFile>> {
 pub(crate) struct Former {
     pub(crate) file: RelFile,
     last_version: Option<DataKeyVersion>,
+    /// The keys up to this one are those of no other file that exists.
+    through: Option<DataKeyVersion>,
 }
 
 /// Existing files of a database that have keys and are not among `these`.
@@ -283,10 +279,11 @@ pub(crate) fn files_besides(database: u32, these: &HashSet<RelFile>) -> Result<V
     Ok(besides)
 }
 
-/// The number of files of a database that no longer exist and have keys, as far as can be
-/// determined.
+/// The number of files of a database that no longer exist and have keys of their own, as far as can
+/// be determined.
 pub(crate) fn count_former_files(database: u32) -> Result<usize> {
-    former(database, |file| Ok(relation_files::may_exist(file))).map(|found| found.len())
+    let found = former(database, |file| Ok(relation_files::may_exist(file)))?;
+    Ok(found.iter().filter(|former| former.has_keys_of_its_own()).count())
 }
 
 /// The files of a database that no longer exist and have keys. The caller must consider that a key
@@ -309,7 +306,8 @@ pub(crate) fn former_among<'a>(files: impl Iterator<Item = &'a RelFile>) -> Resu
         if let Some(slot) = directory.find(file)?
             && !relation_files::exists(file)?
         {
-            former.push(Former { file, last_version: directory.last_version(slot)? });
+            let last_version = directory.last_version(slot)?;
+            former.push(Former { file, last_version, through: last_version });
         }
     }
     Ok(former)
@@ -317,6 +315,7 @@ pub(crate) fn former_among<'a>(files: impl Iterator<Item = &'a RelFile>) -> Resu
 
 fn former(database: u32, is_there: impl Fn(RelFile) -> Result<bool>) -> Result<Vec<Former>> {
     let directory = &shmem::required()?.directory;
+    let tablespaces = relation_files::tablespaces()?;
     let mut former = Vec::new();
     for info in directory.files()? {
         let info = info?;
@@ -325,7 +324,8 @@ fn former(database: u32, is_there: impl Fn(RelFile) -> Result<bool>) -> Result<V
             && !is_there(info.file)?
         {
             let last_version = directory.last_version(info.slot)?;
-            former.push(Former { file: info.file, last_version });
+            let through = same_keys::last_of_its_own(info.file, info.slot, &tablespaces)?;
+            former.push(Former { file: info.file, last_version, through });
         }
     }
     Ok(former)
@@ -339,6 +339,11 @@ impl Former {
             directory.last_version(directory.find(self.file).ok()??).ok()?
         };
         found() == self.last_version
+    }
+
+    /// False if all its keys are also those of a file to which its database was moved.
+    pub(crate) fn has_keys_of_its_own(&self) -> bool {
+        self.through.is_some()
     }
 
     /// False if the file exists meanwhile, or if that can no longer be determined.

@@ -15,6 +15,7 @@ pub(crate) mod key_error;
 pub(crate) mod key_groups;
 pub(crate) mod overwriting;
 pub(crate) mod refused;
+mod same_keys;
 pub(crate) mod temporary;
 pub(crate) mod unneeded;
 pub(crate) mod wal;

@@ -68,6 +68,19 @@ pub(crate) fn owns_relation(oid: pg_sys::Oid) -> bool {
     }
 }
 
+/// Whether the current user owns a database (`object_ownercheck`; `pg_database_ownercheck` before
+/// 16).
+pub(crate) fn owns_database(oid: pg_sys::Oid) -> bool {
+    // SAFETY: a catalog look-up in a transaction; raises if there is no such database.
+    unsafe {
+        let user = pg_sys::GetUserId();
+        #[cfg(feature = "pg15")]
+        return pg_sys::pg_database_ownercheck(oid, user);
+        #[cfg(not(feature = "pg15"))]
+        return pg_sys::object_ownercheck(pg_sys::DatabaseRelationId, oid, user);
+    }
+}
+
 /// The cache of `pg_class` by OID (`SysCacheIdentifier`, syscache.h).
 #[allow(clippy::unnecessary_cast, reason = "identifiers are unsigned before 19")]
 pub(crate) const RELOID: i32 = pg_sys::SysCacheIdentifier::RELOID as i32;

@@ -53,6 +53,37 @@ fn an_absent_synchronous_standby_delays_nothing() -> Result<()> {
     cluster.finish()
 }
 
+/// Commands lock the indexes of a table by OID (`RelationGetIndexList`, relcache.c). In another
+/// order, a job and REINDEX could wait for each other.
+#[test]
+fn indexes_are_locked_in_the_order_of_the_server() -> Result<()> {
+    let cluster = cluster(&["autovacuum = off"])?;
+    encrypt(&cluster, "t")?;
+    // The row of the second index gets an earlier place in the catalog.
+    cluster.sql("CREATE INDEX earlier ON u (id); CREATE INDEX first ON t (name)")?;
+    cluster.sql("DROP INDEX earlier")?;
+    cluster.sql("VACUUM pg_index")?;
+    cluster.sql("CREATE INDEX second ON t (name)")?;
+    let place =
+        |index| format!("(SELECT ctid FROM pg_index WHERE indexrelid = '{index}'::regclass)");
+    let is_later = format!("SELECT {} > {}", place("first"), place("second"));
+    ensure!(cluster.text(&is_later)? == "t", "the test does not test anything");
+    let mut session = cluster.client()?;
+    run_sql(&mut session, "BEGIN")?;
+    run_sql(&mut session, "REINDEX INDEX second")?;
+    let rotate = "SET pagevault.rekey_threshold = 0; SELECT pagevault.rotate_data_key('t')";
+    let rotating = in_background(&cluster, rotate)?;
+    let waiting =
+        "SELECT min(pid) FROM pg_locks WHERE NOT granted AND relation = 'second'::regclass";
+    cluster.eventually(&format!("SELECT ({waiting}) IS NOT NULL"), "t")?;
+    let locked = "SELECT count(*) FROM pg_locks WHERE granted AND relation = 'first'::regclass";
+    ensure!(cluster.text(&format!("{locked} AND pid = ({waiting})"))? == "1", "another order");
+    run_sql(&mut session, "COMMIT")?;
+    joined(rotating)?;
+    cluster.sql("SELECT pagevault.wait_for_rekey('t'::regclass, '60 s')")?;
+    cluster.finish()
+}
+
 /// A transaction has locked an index and goes on to lock its table, which the job has locked while
 /// it waits for the index. The job gives way; it does not fail.
 #[test]
