@@ -46,7 +46,7 @@ pub(crate) fn at_start(shared: &Shared) -> Result<()> {
                     return Err(rolled_back(verdict, &stored.note, here.position, &file));
                 }
                 log(BY, "ok", Some(&stored.note), Some(here.position));
-                shared.anchor.set_generation(stored.note.generation);
+                shared.anchor.go_on_from(&stored.note);
                 return Ok(());
             }
             Ok(None) => {

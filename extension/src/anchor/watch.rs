@@ -117,7 +117,7 @@ impl Watch {
             let stored = store::read(file)?;
             if let Some(stored) = &stored {
                 require_ours(known, &here, stored, file)?;
-                known.set_generation(stored.note.generation);
+                known.go_on_from(&stored.note);
             }
             if stored.is_none() && known.generation() > 0 {
                 lost_note(file).send(PgLogLevel::WARNING);
@@ -138,7 +138,7 @@ impl Watch {
                 if !store::write(file, &note, stored.as_ref().map(|stored| stored.version))? {
                     continue;
                 }
-                known.set_generation(note.generation);
+                known.go_on_from(&note);
             }
             self.noted = Some((file.to_owned(), checkpoint));
             return Ok(());
@@ -162,7 +162,10 @@ fn require_ours(
     let is_ours = note.generation == known.generation()
         // The answer to our last request may have been lost.
         || (known.attempt_us() > 0 && note.time == utc(known.attempt_us()));
-    let is_expected = is_ours || note.accepted.is_some() || known.generation() == 0;
+    // What a person accepts here is no earlier than what this server has noted. Otherwise another
+    // data directory was accepted.
+    let is_accepted_here = note.accepted.is_some() && note.reached.lsn >= known.reached();
+    let is_expected = is_ours || is_accepted_here || known.generation() == 0;
     // If the start could not compare, what the data directory contained then counts, not what has
     // been added since. A person who has accepted it knows both.
     let position = match known.unchecked() {

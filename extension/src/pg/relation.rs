@@ -290,7 +290,7 @@ fn indexes_of(table: Oid) -> Vec<Oid> {
         (*pg_sys::GETSTRUCT(row).cast::<pg_sys::FormData_pg_index>()).indexrelid
     };
     let mut indexes = catalog::rows_of(pg_sys::IndexRelationId, BY_TABLE, (TABLE, table), read);
-    indexes.sort_unstable();
+    indexes.sort_unstable_by_key(|index| index.to_u32());
     indexes
 }
 

@@ -6,7 +6,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 
 use pagevault_keystore::Lsn;
-use pagevault_keystore::anchor::Position;
+use pagevault_keystore::anchor::{Note, Position};
 
 use crate::pg::mapping::shared_struct;
 
@@ -14,6 +14,7 @@ shared_struct! {
     /// See its functions.
     pub(crate) struct Anchor {
         generation: AtomicU64,
+        reached: AtomicU64,
         attempt_us: AtomicU64,
         is_unchecked: AtomicBool,
         timeline: AtomicU32,
@@ -27,9 +28,15 @@ impl Anchor {
         self.generation.load(Acquire)
     }
 
+    /// The address in that note.
+    pub(crate) fn reached(&self) -> Lsn {
+        Lsn(self.reached.load(Acquire))
+    }
+
     /// This server goes on from this note.
-    pub(crate) fn set_generation(&self, generation: u64) {
-        self.generation.store(generation, Release);
+    pub(crate) fn go_on_from(&self, note: &Note) {
+        self.generation.store(note.generation, Release);
+        self.reached.store(note.reached.lsn.0, Release);
         self.is_unchecked.store(false, Release);
     }
 

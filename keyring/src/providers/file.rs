@@ -89,6 +89,15 @@ impl FileProvider {
             .ok_or_else(|| Failure::new(ErrorClass::Internal, "key has no version"))
     }
 
+    fn lacks(&self, version: u64) -> Failure {
+        let detail = format!(
+            "It was wrapped by version {version} of the key, which this file does not contain."
+        );
+        self.refused(detail).with_hint(
+            "Restore the newest copy of the key file. Each rotation adds a version to it.",
+        )
+    }
+
     fn refused(&self, cause: impl Into<String>) -> Failure {
         Failure::new(
             ErrorClass::WrongCiphertext,
@@ -123,11 +132,7 @@ impl Provider for FileProvider {
         };
         let file = self.load()?;
         let Some(version) = self.find(&file, key)?.version(key_version) else {
-            return Err(self
-                .refused(format!(
-                    "It was wrapped by version {key_version} of the key, which this file does not contain."
-                ))
-                .with_hint("Restore the newest copy of the key file. Each rotation adds a version to it."));
+            return Err(self.lacks(key_version));
         };
         let mut plaintext = Zeroizing::new(vec![0; body.len().saturating_sub(OVERHEAD)]);
         let bound = associated_data(key, key_version, context);
@@ -145,8 +150,11 @@ impl Provider for FileProvider {
         let place = self.place()?;
         let mut locked = store::lock(&place)?;
         let newest = self.newest(&locked.keys, key)?.version;
-        if header(wrapped).is_some_and(|(version, _)| version < newest) {
-            return Ok(newest);
+        match header(wrapped) {
+            Some((version, _)) if version < newest => return Ok(newest),
+            // The next version of this file is another key's of that file.
+            Some((version, _)) if version > newest => return Err(self.lacks(version)),
+            _ => {}
         }
         let version = add_version(&mut locked.keys, key)?;
         locked.replace()?;

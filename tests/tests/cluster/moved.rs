@@ -436,6 +436,34 @@ fn raw_copies_of_a_locked_database_are_named() -> Result<()> {
     cluster.finish()
 }
 
+/// Its key is not asked for while its directory is away.
+#[test]
+fn a_database_is_unlocked_when_its_tablespace_is_mounted() -> Result<()> {
+    let (mut cluster, _keys) = with_app(&["there"])?;
+    cluster.allow_log("could not open directory");
+    cluster.allow_log("database \"app\" does not exist");
+    let in_app = |statement: &str| run_sql(&mut cluster.client_to("app")?, statement);
+    let own = cluster.key_file("own", "main")?;
+    in_app(&own.add_provider("own"))?;
+    in_app("SELECT pagevault.set_database_master_key('own', 'main')")?;
+    in_app("CREATE TABLE t AS SELECT 7 AS id")?;
+    in_app("SELECT pagevault.encrypt('t')")?;
+    move_app(&cluster, "there")?;
+    let app = cluster.text("SELECT oid FROM pg_database WHERE datname = 'app'")?;
+    let database = inside(&cluster, "there")?.join(app);
+    let away = cluster.directory().join("away");
+    cluster.stop(StopMode::Fast)?;
+    fs::rename(&database, &away)?;
+    cluster.start_server()?;
+    fs::rename(&away, &database)?;
+    cluster.eventually_that("the database is unlocked", || {
+        let row = text(&mut cluster.client_to("app")?, "SELECT id FROM t")?;
+        ensure!(row == "7", "{row}");
+        Ok(())
+    })?;
+    cluster.finish()
+}
+
 /// The directory of this major version in a tablespace.
 fn inside(cluster: &Cluster, tablespace: &str) -> Result<PathBuf> {
     let oid = "SELECT oid FROM pg_tablespace WHERE spcname =";

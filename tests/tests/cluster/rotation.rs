@@ -1,10 +1,12 @@
 //! Rotation of master and database keys: no page is rewritten, old versions stay usable, and after
 //! a crash at any moment either the old key or the new one is in use.
 
+use std::fs;
 use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use pagevault_tests::cluster::{expect_error, run_sql};
 use pagevault_tests::witnesses::Witnesses;
 use pagevault_tests::{Cluster, Settings};
 
@@ -43,6 +45,37 @@ fn a_database_gets_its_own_master_key() -> Result<()> {
         ensure!(cluster.text("SELECT count(name) FROM u")? == "2000", "u");
         cluster.crash()?;
     }
+    cluster.finish()
+}
+
+/// An old copy of the key file lacks a version that wraps the key of another database, and would
+/// give its number to another key.
+#[test]
+fn an_old_copy_of_the_key_file_makes_no_second_key_of_a_version() -> Result<()> {
+    let (cluster, keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.sql(TABLE)?;
+    cluster.sql("CREATE DATABASE other")?;
+    let mut other = cluster.client_to("other")?;
+    run_sql(&mut other, "CREATE EXTENSION pagevault")?;
+    run_sql(&mut other, "SELECT pagevault.set_database_master_key('local', 'main')")?;
+    let old = fs::read(keys.path())?;
+    run_sql(&mut other, "SELECT pagevault.rotate_database_master_key()")?;
+    let newest = fs::read(keys.path())?;
+    fs::write(keys.path(), &old)?;
+    for (rotate, client) in [
+        ("SELECT pagevault.rotate_cluster_master_key()", &mut cluster.client()?),
+        ("SELECT pagevault.rotate_database_master_key()", &mut other),
+    ] {
+        let error = expect_error(client, rotate)?;
+        ensure!(error.detail.contains("version 2 of the key, which this file does not"), "{error}");
+        ensure!(fs::read(keys.path())? == old, "{rotate} changed the key file");
+    }
+    fs::write(keys.path(), &newest)?;
+    cluster.sql("SELECT pagevault.rotate_cluster_master_key()")?;
+    run_sql(&mut other, "SELECT pagevault.rotate_database_master_key()")?;
+    drop(other);
+    cluster.restart()?;
+    ensure!(cluster.text("SELECT count(name) FROM t")? == "2000", "rows are missing");
     cluster.finish()
 }
 

@@ -185,6 +185,7 @@ pub(crate) fn rotate(by: &str, scope: Scope) -> Result<i64> {
     refused::require_usable(scope)?;
     require_unlocked(&state, scope)?;
     let all = targets(&state, current, true)?;
+    require_newest_versions(by, &state, &all, current)?;
     let questions = all.iter().zip(current.wrappings()).map(|(target, wrapping)| {
         let action = Action::Rotate { wrapped: Base64(wrapping.wrapped.clone()) };
         Question::new(target.spec.clone(), target.key.clone(), Some(scope), action)
@@ -195,6 +196,38 @@ pub(crate) fn rotate(by: &str, scope: Scope) -> Result<i64> {
     }
     let version = wrap_with(by, &state, scope, &all)?;
     i64::try_from(version).map_err(|_| internal("master key version out of range".into()))
+}
+
+/// The keys of other scopes may be wrapped by a later version of these master keys than the key
+/// that is `current` here. A provider that does not have it, as an old copy of a key file, would
+/// give its number to another key.
+fn require_newest_versions(
+    by: &str,
+    state: &State,
+    targets: &[Target],
+    current: &DatabaseKey,
+) -> Result<()> {
+    let mut questions = Vec::new();
+    for (target, known) in targets.iter().zip(current.wrappings()) {
+        let all = state.database_keys().flat_map(|(scope, version, record)| {
+            record.wrappings().map(move |by| ((scope, version), record, by))
+        });
+        let by_this = all.filter(|(_, _, by)| by.is_by(&target.spec.name, &target.key));
+        let newest = by_this.max_by_key(|(_, _, by)| by.master_version);
+        if let Some((place, record, newest)) = newest
+            && newest.master_version > known.master_version
+        {
+            let spec = target.spec.clone();
+            questions.push(Question::unwrap_by(spec, place, record.check, newest));
+        }
+    }
+    if questions.is_empty() {
+        return Ok(());
+    }
+    for answer in operations::ask(by, questions)? {
+        answer.unwrapped("find the newest version of the master key")?;
+    }
+    Ok(())
 }
 
 /// A wrapping that stays, or is to be made.

@@ -181,7 +181,7 @@ pub(crate) fn locked_keys() -> Vec<(Scope, KeyVersion)> {
 }
 
 /// Like [`locked_keys`], including those of dropped databases.
-fn all_locked_keys() -> Vec<(Scope, KeyVersion)> {
+pub(crate) fn all_locked_keys() -> Vec<(Scope, KeyVersion)> {
     in_states(|state| state == KeyState::Locked)
 }
 

@@ -12,9 +12,9 @@ use crate::pg::relation_files;
 use crate::pg::report::Result;
 use crate::shmem;
 
-/// Other files with the same relfilenumber and the same keys, which CREATE DATABASE with the
-/// strategy file_copy and ALTER DATABASE SET TABLESPACE leave; false if this cannot be told, because
-/// a key is locked.
+/// Other files with the same relfilenumber and the same keys, as CREATE DATABASE with the strategy
+/// file_copy and ALTER DATABASE SET TABLESPACE leave them; false if this cannot be told, because a
+/// key is locked.
 pub(super) fn files_with<'a>(
     destroyed: impl Iterator<Item = &'a Destroyed>,
 ) -> Result<Vec<(RelFile, bool)>> {
