@@ -26,8 +26,8 @@ pub(super) fn register() {
 pub(super) fn main() {
     worker::handle_worker_signals();
     let mut pause = INTERVAL;
-    // Those of a database whose directory is not there are not asked for, but its file system may be
-    // mounted later.
+    // Those of a database whose directory is not there are not asked for, but its file system may
+    // be mounted later.
     while !unlock::all_locked_keys().is_empty() {
         worker::wait_in_worker(pause);
         pause = match unlock::locked_keys().is_empty() {
