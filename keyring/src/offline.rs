@@ -4,6 +4,7 @@
 //! Read-only: the server may be running, and unfinished records at the end of files are ignored.
 
 mod beside;
+mod databases;
 mod in_use;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -30,7 +31,6 @@ use zeroize::Zeroizing;
 use crate::access::{Access, read_trusted, trusted_directories};
 use crate::failure::{Failure, unreadable};
 use crate::serve;
-use crate::tablespaces;
 use crate::trust::FileKind;
 
 /// The directory of the keystore in a data directory.
@@ -50,7 +50,7 @@ pub struct Keystore {
     access: Access,
     /// How its files are judged.
     kind: FileKind,
-    /// What [`databases`] has found, when it was asked first.
+    /// What [`databases::find`] has found, when it was asked first.
     databases: OnceLock<Option<HashSet<u32>>>,
 }
 
@@ -160,12 +160,17 @@ impl Keystore {
         &self.scopes
     }
 
-    /// Whether the database of this scope was dropped: no tablespace has a directory for it.
+    /// Whether the database of this scope was dropped: no tablespace has a directory for it. No,
+    /// where that cannot be seen.
     #[must_use]
     pub fn is_gone(&self, scope: Scope) -> bool {
-        let found = self.databases.get_or_init(|| databases(&self.data_directory));
         scope.is_database()
-            && found.as_ref().is_some_and(|databases| !databases.contains(&scope.number()))
+            && self.databases().is_some_and(|found| !found.contains(&scope.number()))
+    }
+
+    /// The databases with a directory; `None` where not all of these can be seen.
+    pub(crate) fn databases(&self) -> Option<&HashSet<u32>> {
+        self.databases.get_or_init(|| databases::find(&self.data_directory)).as_ref()
     }
 
     /// The state that the key files describe.
@@ -385,33 +390,6 @@ pub(crate) fn failure_of(outcome: Outcome) -> Failure {
     }
 }
 
-/// Databases that have a directory in `base` or in a tablespace. In a backup whose tablespaces are
-/// not linked yet they are where its map says. `None` if a directory cannot be examined.
-fn databases(data_directory: &Path) -> Option<HashSet<u32>> {
-    let below = |directory: &Path| -> io::Result<Vec<(String, PathBuf)>> {
-        let entries = match fs::read_dir(directory) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            entries => entries?,
-        };
-        let name =
-            |entry: fs::DirEntry| Some((entry.file_name().into_string().ok()?, entry.path()));
-        entries.filter_map(|entry| entry.map(name).transpose()).collect()
-    };
-    let mut directories = vec![data_directory.join("base")];
-    for tablespace in tablespaces::read(data_directory, &mut Vec::new()).ok()? {
-        // PG_<version>/<database>
-        let versions = below(&tablespace.path).ok()?;
-        let versions = versions.into_iter().filter(|(name, _)| name.starts_with("PG_"));
-        directories.extend(versions.map(|(_, path)| path));
-    }
-    let mut found = HashSet::new();
-    for directory in directories {
-        let names = below(&directory).ok()?;
-        found.extend(names.iter().filter_map(|(name, _)| tablespaces::number(name)));
-    }
-    Some(found)
-}
-
 /// The scopes in the file names of a directory, ascending.
 fn scopes_in(directory: &Path, of: impl Fn(&str) -> Option<Scope>) -> Result<Vec<Scope>, Failure> {
     let entries = match fs::read_dir(directory) {
@@ -466,35 +444,5 @@ impl DatabaseKeys {
     /// Scope, version and key.
     pub fn iter(&self) -> impl Iterator<Item = (Scope, KeyVersion, &Secret32)> {
         self.keys.iter().map(|(&(scope, version), key)| (scope, version, key))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::os::unix::fs::symlink;
-
-    use super::*;
-
-    #[test]
-    fn databases_are_looked_for_in_all_tablespaces() {
-        let root = tempfile::tempdir().unwrap();
-        let data = root.path().join("data");
-        assert_eq!(databases(&data), Some(HashSet::new()));
-        for place in ["data/base/5", "data/pg_tblspc/3/PG_15_1/8", "one/PG_15_1/6", "one/pg/4"] {
-            fs::create_dir_all(root.path().join(place)).unwrap();
-        }
-        fs::create_dir_all(root.path().join("two/PG_15_1/7")).unwrap();
-        symlink(root.path().join("one"), data.join("pg_tblspc/1")).unwrap();
-        symlink("/nowhere", data.join("pg_tblspc/9")).unwrap();
-        assert_eq!(databases(&data), Some(HashSet::from([5, 6, 8])));
-        // The links of a backup are made from its map.
-        let map = format!("2 {}\n", root.path().join("two").display());
-        fs::write(data.join("tablespace_map"), map).unwrap();
-        assert_eq!(databases(&data), Some(HashSet::from([5, 6, 8])));
-        fs::write(data.join("backup_label"), "").unwrap();
-        assert_eq!(databases(&data), Some(HashSet::from([5, 6, 7, 8])));
-        // It may have any.
-        fs::write(root.path().join("two/PG_15_2"), "").unwrap();
-        assert_eq!(databases(&data), None);
     }
 }

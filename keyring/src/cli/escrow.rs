@@ -89,8 +89,16 @@ impl Escrow {
             Self::Check { bundle, identity, data_directory } => {
                 let identities = escrow::identities(&identity)?;
                 let checked = escrow::check(&bundle, &identities, &data_directory)?;
+                let passed_over: Vec<_> = checked.passed_over.iter().map(|it| it.name()).collect();
+                let passed_over = match passed_over.is_empty() {
+                    true => String::new(),
+                    false => format!(
+                        "\nPassed over, as dropped databases, whose keys it does not contain: {}.",
+                        passed_over.join(", ")
+                    ),
+                };
                 format!(
-                    "The bundle contains {} database keys, which unwrap all {} data keys of the data directory.",
+                    "The bundle contains {} database keys, which unwrap all {} data keys of the data directory.{passed_over}",
                     checked.database_keys, checked.data_keys
                 )
             }

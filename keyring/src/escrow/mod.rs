@@ -101,7 +101,7 @@ fn export_keys(
     let made = now();
     Bundle::new(keystore.id(), made, unlocked.iter().map(key).collect())
         .write(recipients, output, form)?;
-    let keys: BTreeSet<_> = unlocked.iter().map(|(scope, version, _)| (scope, version)).collect();
+    let keys = places(unlocked);
     let count = keys.len();
     let mark = Mark { keystore: keystore.id(), made, keys };
     put(keystore, MARK, mark.encode().as_bytes()).map_err(|error| {
@@ -119,6 +119,8 @@ pub struct Checked {
     pub database_keys: usize,
     /// Number of data keys of the data directory; all were unwrapped.
     pub data_keys: usize,
+    /// Dropped databases that have keys which the bundle does not contain.
+    pub passed_over: BTreeSet<Scope>,
 }
 
 /// Decrypts a bundle, and unwraps all data keys of a data directory with it. Changes nothing; the
@@ -135,7 +137,8 @@ pub fn check(
     let keystore = Keystore::read(data_directory, Access::default())?;
     let known = open(&keystore, bundle, identities)?;
     let data_keys = prove(&keystore, &known, "bundle")?;
-    Ok(Checked { database_keys: known.iter().count(), data_keys })
+    let passed_over = lacking(&keystore, &known).map(|(scope, _)| scope).collect();
+    Ok(Checked { database_keys: known.iter().count(), data_keys, passed_over })
 }
 
 /// The provider that is to hold the keys.
@@ -317,21 +320,14 @@ fn open(
 /// Requires that all database keys are present and unwrap every data key, except those of dropped
 /// databases. Returns the number of data keys.
 fn prove(keystore: &Keystore, known: &DatabaseKeys, source: &str) -> Result<usize, Failure> {
-    let have: BTreeSet<_> = known.iter().map(|(scope, version, _)| (scope, version)).collect();
-    let state = keystore.state();
-    let missing: Vec<_> = state
-        .database_keys()
-        .map(|(scope, version, _)| (scope, version))
-        .filter(|key| {
-            let is_of_group = key.0.key_group().is_some();
-            !have.contains(key) && !is_of_group && !keystore.is_gone(key.0)
-        })
-        .collect();
+    let have = places(known);
+    let missing: Vec<_> =
+        lacking(keystore, known).filter(|(scope, _)| !keystore.is_gone(*scope)).collect();
     if !missing.is_empty() {
         return Err(too_old(keystore, &missing));
     }
     let mut opened = 0;
-    for (file, entry) in state.files() {
+    for (file, entry) in keystore.state().files() {
         for (version, record) in &entry.keys {
             let has_key = have.contains(&(record.scope, record.key_version));
             if !has_key && (record.scope.key_group().is_some() || keystore.is_gone(record.scope)) {
@@ -355,6 +351,18 @@ fn prove(keystore: &Keystore, known: &DatabaseKeys, source: &str) -> Result<usiz
     Ok(opened)
 }
 
+/// Scope and version of each of these keys.
+fn places(known: &DatabaseKeys) -> BTreeSet<(Scope, KeyVersion)> {
+    known.iter().map(|(scope, version, _)| (scope, version)).collect()
+}
+
+/// Database keys of the keystore that are not among these, without those of key groups.
+fn lacking(keystore: &Keystore, known: &DatabaseKeys) -> impl Iterator<Item = (Scope, KeyVersion)> {
+    let have = places(known);
+    let all = keystore.state().database_keys().map(|(scope, version, _)| (scope, version));
+    all.filter(move |key| !have.contains(key) && key.0.key_group().is_none())
+}
+
 /// The error for a bundle that lacks newer keys of the data directory.
 fn too_old(keystore: &Keystore, missing: &[(Scope, KeyVersion)]) -> Failure {
     let named = |&(scope, version): &(Scope, KeyVersion)| {
@@ -363,9 +371,18 @@ fn too_old(keystore: &Keystore, missing: &[(Scope, KeyVersion)]) -> Failure {
         format!("{}, which wraps {wraps} data keys", name(scope, version))
     };
     let list: Vec<_> = missing.iter().map(named).collect();
+    let is_unseen = |(scope, _): &(Scope, _)| scope.is_database() && keystore.databases().is_none();
+    let unseen = match missing.iter().any(is_unseen) {
+        true => {
+            " Only a complete data directory with all its tablespaces shows that a database was dropped, so that its keys are not needed."
+        }
+        false => "",
+    };
     refuse("the bundle is older than keys of the data directory")
         .with_detail(format!("It does not contain {}. Nothing was changed.", list.join("; ")))
-        .with_hint("Use a newer bundle, or restore a backup that is not newer than this bundle.")
+        .with_hint(format!(
+            "Use a newer bundle, or restore a backup that is not newer than this bundle.{unseen}"
+        ))
 }
 
 fn name(scope: Scope, version: KeyVersion) -> String {
