@@ -18,9 +18,11 @@ use pagevault_keystore::{DatabaseKey, KeyGroup, RelFile, Scope, Wrapping};
 use crate::access::Access;
 use crate::audit::tools::TrailEntry;
 use crate::clock::now_us;
-use crate::escrow::{put, require_no_server, require_owner, with_trail_result};
+use crate::escrow::with_trail_result;
 use crate::failure::{Failure, refuse, unprintable};
-use crate::offline::{DIRECTORY, DatabaseKeys, Keystore, unwrapped};
+use crate::offline::{
+    DIRECTORY, DatabaseKeys, Keystore, put, require_no_server, require_owner, unwrapped,
+};
 use crate::options::printable;
 use crate::verify::Control;
 

@@ -6,6 +6,7 @@
 mod beside;
 mod databases;
 mod in_use;
+mod writing;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fs;
@@ -28,6 +29,9 @@ use pagevault_keystore::{
 };
 use zeroize::Zeroizing;
 
+pub(crate) use self::writing::{
+    put, require_no_server, require_not_started, require_owner, require_stopped,
+};
 use crate::access::{Access, read_trusted, trusted_directories};
 use crate::failure::{Failure, unreadable};
 use crate::serve;

@@ -14,9 +14,8 @@ use pagevault_keystore::storage::{FileStorage, Storage};
 use pagevault_keystore::{Record, Scope, batch};
 
 use crate::access::Access;
-use crate::escrow::{require_owner, require_stopped};
 use crate::failure::{Failure, refuse, unprintable, unreadable};
-use crate::offline::{DIRECTORY, Keystore};
+use crate::offline::{DIRECTORY, Keystore, require_owner, require_stopped};
 use crate::options::printable;
 use crate::verify::Control;
 

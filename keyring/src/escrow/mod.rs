@@ -8,26 +8,25 @@
 mod bundle;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use nix::unistd::geteuid;
 use pagevault_cipher::{KeyVersion, Secret32};
 use pagevault_keystore::escrow::{MARK, Mark, RESTORED, Restored};
 use pagevault_keystore::protocol::{
     Action, Base64, ErrorClass, Operation, Outcome, ProviderSpec, SecretBytes,
 };
-use pagevault_keystore::storage::{FileStorage, Storage};
 use pagevault_keystore::{DatabaseKey, Record, Scope, Wrapping, master_context};
 
 use self::bundle::{Bundle, Key};
 pub use self::bundle::{Form, identities, recipients};
 use crate::access::Access;
 use crate::audit::tools::TrailEntry;
-use crate::failure::{Failure, refuse, unreadable};
-use crate::offline::{DIRECTORY, DatabaseKeys, Keystore, failure_of, unwrapped};
+use crate::failure::{Failure, refuse};
+use crate::offline::{
+    DIRECTORY, DatabaseKeys, Keystore, failure_of, put, require_not_started, require_owner,
+    require_stopped, unwrapped,
+};
 
 /// Writes a bundle of all database keys of a data directory to a new file, and records in the data
 /// directory that they are in escrow. The server may be running. Returns the number of keys in the
@@ -194,6 +193,8 @@ fn restore_keys(
     let records = wrap(keystore, &keys, holder)?;
     let restored = Restored { keystore: keystore.id(), records };
     let bytes = restored.encode().map_err(|error| refuse(error.to_string()))?;
+    // It may have been started while the provider was asked.
+    require_stopped(keystore.data_directory())?;
     put(keystore, RESTORED, &bytes).map_err(|error| {
         refuse(format!(
             "could not write to \"{}\": {error}",
@@ -201,6 +202,7 @@ fn restore_keys(
         ))
         .with_detail("Nothing was changed.")
     })?;
+    require_not_started(keystore, RESTORED)?;
     Ok(keys.len())
 }
 
@@ -229,49 +231,6 @@ fn to_move<'a>(
     }
     let is_lost = |scope| lost.is_empty() || lost.iter().any(|name| wrapped_by(name, scope));
     Ok(known.iter().filter(|(scope, ..)| is_lost(*scope)).collect())
-}
-
-/// Writes a file of the keystore's directory atomically.
-pub(crate) fn put(keystore: &Keystore, name: &str, bytes: &[u8]) -> std::io::Result<()> {
-    let storage = FileStorage::new(&keystore.data_directory().join(DIRECTORY))?;
-    let new = format!("{name}.new");
-    storage.create(&new, bytes)?;
-    storage.rename(&new, name)
-}
-
-/// Files that are written here must belong to the server's user.
-pub(crate) fn require_owner(keystore: &Keystore) -> Result<(), Failure> {
-    let directory = keystore.data_directory().join(DIRECTORY);
-    let owner = fs::metadata(&directory).map_err(|error| unreadable(&directory, &error))?.uid();
-    if owner == geteuid().as_raw() {
-        return Ok(());
-    }
-    Err(refuse("the data directory belongs to another user")
-        .with_detail(format!("\"{}\" belongs to user ID {owner}.", directory.display()))
-        .with_hint("Run this command as the user that runs the server."))
-}
-
-/// Refuses a data directory in which a server runs.
-pub(crate) fn require_no_server(data_directory: &Path) -> Result<(), Failure> {
-    let lock = data_directory.join("postmaster.pid");
-    if lock.exists() {
-        return Err(refuse("a server is running in the data directory")
-            .with_detail(format!("Lock file {} exists.", lock.display()))
-            .with_hint(
-                "Stop the server. If no server is running, the lock file is left over from a crash: remove it.",
-            ));
-    }
-    Ok(())
-}
-
-/// Refuses a data directory in which a server runs, or that of a standby.
-pub(crate) fn require_stopped(data_directory: &Path) -> Result<(), Failure> {
-    require_no_server(data_directory)?;
-    if data_directory.join("standby.signal").exists() {
-        return Err(refuse("the data directory belongs to a standby")
-            .with_hint("Run this command on the primary, and create its standbys again. To make this server the primary instead, remove standby.signal."));
-    }
-    Ok(())
 }
 
 /// Requires that no other provider has the name: records in WAL may refer to it.

@@ -17,6 +17,7 @@ use pagevault_tests::{Cluster, KeyFile, Settings, StopMode};
 use crate::wal::{count, insert, sealing};
 
 mod dropped;
+mod lost;
 
 const ESCROW: &str = "SELECT concat_ws(' ', last_escrow_at IS NOT NULL, database_keys_not_in_escrow) FROM pagevault.status";
 
