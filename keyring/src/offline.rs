@@ -50,6 +50,7 @@ pub struct Keystore {
     scopes: Vec<Scope>,
     state: State,
     of_cluster: OfCluster,
+    restored: Vec<Record>,
     given_up: GivenUp,
     access: Access,
     /// How its files are judged.
@@ -121,8 +122,8 @@ impl Keystore {
             }
         }
         let (id, of_cluster) = (id.unwrap_or_default(), of_cluster.unwrap_or_default());
-        for record in beside::restored(&directory, kind, id)?.into_iter().chain(given_up.records())
-        {
+        let restored = beside::restored(&directory, kind, id)?;
+        for record in restored.iter().cloned().chain(given_up.records()) {
             state.apply(record).map_err(|error| {
                 Failure::new(ErrorClass::Internal, format!("the keystore is damaged: {error}"))
             })?;
@@ -134,6 +135,7 @@ impl Keystore {
             scopes,
             state,
             of_cluster,
+            restored,
             given_up,
             access,
             kind,
@@ -181,6 +183,11 @@ impl Keystore {
     #[must_use]
     pub fn state(&self) -> &State {
         &self.state
+    }
+
+    /// Records of restored escrows that the server has not applied yet.
+    pub(crate) fn restored(&self) -> &[Record] {
+        &self.restored
     }
 
     /// Key groups that were destroyed while the server was down, and that it has not logged yet.

@@ -16,6 +16,7 @@ use pagevault_keystore::escrow::{MARK, Mark, RESTORED, Restored};
 use pagevault_keystore::protocol::{
     Action, Base64, ErrorClass, Operation, Outcome, ProviderSpec, SecretBytes,
 };
+use pagevault_keystore::state::State;
 use pagevault_keystore::{DatabaseKey, Record, Scope, Wrapping, master_context};
 
 use self::bundle::{Bundle, Key};
@@ -190,7 +191,7 @@ fn restore_keys(
             .with_detail("Nothing was changed.")
             .with_hint("Keys of key groups are in no bundle."));
     }
-    let records = wrap(keystore, &keys, holder)?;
+    let records = with_earlier(keystore, wrap(keystore, &keys, holder)?)?;
     let restored = Restored { keystore: keystore.id(), records };
     let bytes = restored.encode().map_err(|error| refuse(error.to_string()))?;
     // It may have been started while the provider was asked.
@@ -405,6 +406,19 @@ fn wrap(keystore: &Keystore, keys: &[Known<'_>], holder: &Holder) -> Result<Vec<
         let key = DatabaseKey { made, ..new };
         records.push(Record::DatabaseKey { scope, version, key });
     }
+    Ok(records)
+}
+
+/// New records with those of earlier restores that they do not replace: the server has not applied
+/// these yet.
+fn with_earlier(keystore: &Keystore, new: Vec<Record>) -> Result<Vec<Record>, Failure> {
+    let state = State::from_records(keystore.restored().iter().cloned().chain(new))
+        .map_err(|error| refuse(format!("restored keys contradict each other: {error}")))?;
+    let mut records = state.records(Scope::CLUSTER);
+    records.retain(|record| match record {
+        Record::Provider { name, .. } => state.uses_provider(name),
+        _ => true,
+    });
     Ok(records)
 }
 

@@ -3,6 +3,19 @@
 
 use super::*;
 
+/// A restore to another provider than `restored`, instead of one that is lost.
+fn instead(
+    cluster: &Cluster,
+    bundle: &Path,
+    identity: &Path,
+    keys: &KeyFile,
+    (name, lost): (&str, &str),
+) -> Command {
+    let mut command = restore(cluster, bundle, identity, keys);
+    command.args(["--provider-name", name, "--lost", lost]);
+    command
+}
+
 /// A server is started while the new provider is asked. If it does not read the file now, it would
 /// at a later start, when the keys may be elsewhere.
 #[test]
@@ -25,5 +38,49 @@ fn nothing_is_restored_beside_a_server_that_was_started_meanwhile() -> Result<()
     fs::remove_file(&lock)?;
     cluster.start_server()?;
     ensure!(cluster.text(ESCROW)? == "t 0");
+    cluster.finish()
+}
+
+/// Two providers are lost, each with a database of its own.
+#[test]
+fn a_second_restore_adds_to_the_first() -> Result<()> {
+    let (mut cluster, lost) = sealing(&Settings::default())?;
+    cluster.without_witness("WAL from before needs keys that are gone");
+    cluster.allow_log("cannot start without keys");
+    let own = cluster.key_file("own", "tenant")?;
+    cluster.sql("CREATE TABLE sealed AS SELECT 7 AS id; SELECT pagevault.encrypt('sealed')")?;
+    cluster.sql("CREATE DATABASE other")?;
+    let mut other = cluster.client_to("other")?;
+    run_sql(&mut other, "CREATE EXTENSION pagevault")?;
+    run_sql(&mut other, &own.add_provider("own"))?;
+    run_sql(&mut other, "SELECT pagevault.set_database_master_key('own', 'tenant')")?;
+    run_sql(&mut other, "CREATE TABLE t AS SELECT 8 AS id; SELECT pagevault.encrypt('t')")?;
+    drop(other);
+    let (identity, recipient) = key_pair(&cluster, "identity")?;
+    let bundle = cluster.directory().join("bundle");
+    run(&mut export(&cluster, &[&recipient], &bundle))?;
+    cluster.kill()?;
+    fs::remove_file(lost.path())?;
+    fs::remove_file(own.path())?;
+
+    let keys = [cluster.key_file("one", "new")?, cluster.key_file("two", "new")?];
+    run(&mut instead(&cluster, &bundle, &identity, &keys[0], ("one", "local")))?;
+    run(&mut instead(&cluster, &bundle, &identity, &keys[1], ("two", "own")))?;
+    // The first one is not the last word: its keys are given to another provider.
+    let third = cluster.key_file("three", "new")?;
+    run(&mut instead(&cluster, &bundle, &identity, &third, ("three", "one")))?;
+    fs::remove_file(keys[0].path())?;
+    cluster.start_server()?;
+    cluster
+        .eventually("SELECT count(*) FROM pg_ls_dir('pagevault') f WHERE f = 'restored'", "0")?;
+    let holders = "SELECT string_agg(DISTINCT concat_ws(' ', scope, database, provider), ', ')
+        FROM pagevault.database_keys";
+    let holders = cluster.text(holders)?;
+    ensure!(holders == "cluster three, database other two", "{holders}");
+    let providers = "SELECT string_agg(provider, ' ' ORDER BY provider) FROM pagevault.providers";
+    let providers = cluster.text(providers)?;
+    ensure!(providers == "local own three two", "{providers}");
+    ensure!(cluster.text("SELECT id FROM sealed")? == "7", "a row is missing");
+    ensure!(text(&mut cluster.client_to("other")?, "SELECT id FROM t")? == "8", "a row is missing");
     cluster.finish()
 }
