@@ -16,6 +16,7 @@ use pagevault_keystore::escrow::{MARK, Mark, RESTORED, Restored};
 use pagevault_keystore::protocol::{
     Action, Base64, ErrorClass, Operation, Outcome, ProviderSpec, SecretBytes,
 };
+use pagevault_keystore::record::MAX_MASTER_KEYS;
 use pagevault_keystore::state::State;
 use pagevault_keystore::{DatabaseKey, Record, Scope, Wrapping, master_context};
 
@@ -147,7 +148,8 @@ pub struct Holder {
     pub provider: ProviderSpec,
     /// Name of the master key there.
     pub key: String,
-    /// Names of the providers whose keys it is to hold; empty for all.
+    /// Names of the lost providers, whose keys it is to hold; other providers keep what they wrap.
+    /// Empty for all.
     pub instead_of: Vec<String>,
 }
 
@@ -403,10 +405,27 @@ fn wrap(keystore: &Keystore, keys: &[Known<'_>], holder: &Holder) -> Result<Vec<
         let check = keystore.check_value((scope, version), key);
         let new = DatabaseKey::new(check, Wrapping::new(by, master_version, wrapped, at));
         let made = made_at(keystore, scope, version).unwrap_or(at);
-        let key = DatabaseKey { made, ..new };
+        let key = DatabaseKey { made, others: left(keystore, (scope, version), holder), ..new };
         records.push(Record::DatabaseKey { scope, version, key });
     }
     Ok(records)
+}
+
+/// The wrappings of a key by providers that are not lost, if those that are were named.
+fn left(
+    keystore: &Keystore,
+    (scope, version): (Scope, KeyVersion),
+    Holder { provider, key, instead_of }: &Holder,
+) -> Vec<Wrapping> {
+    if instead_of.is_empty() {
+        return Vec::new();
+    }
+    let known = keystore.state().database_key(scope, version);
+    let wrappings = known.into_iter().flat_map(DatabaseKey::wrappings);
+    let others =
+        wrappings.filter(|by| !instead_of.contains(&by.provider) && !by.is_by(&provider.name, key));
+    // One place is taken. All are in use only if no lost provider wraps this version.
+    others.take(MAX_MASTER_KEYS - 1).cloned().collect()
 }
 
 /// New records with those of earlier restores that they do not replace: the server has not applied

@@ -84,3 +84,39 @@ fn a_second_restore_adds_to_the_first() -> Result<()> {
     ensure!(text(&mut cluster.client_to("other")?, "SELECT id FROM t")? == "8", "a row is missing");
     cluster.finish()
 }
+
+/// One of two master keys of the cluster is lost. What the other wraps stays, also after recovery.
+#[test]
+fn other_master_keys_stay() -> Result<()> {
+    let (mut cluster, lost) = sealing(&Settings::default())?;
+    cluster.without_witness("WAL from before needs keys that are gone");
+    cluster.allow_log("could not unwrap");
+    let spare = cluster.key_file("spare", "main")?;
+    cluster.sql("CREATE TABLE sealed AS SELECT 7 AS id; SELECT pagevault.encrypt('sealed')")?;
+    cluster.sql(&spare.add_provider("spare"))?;
+    cluster.sql("SELECT pagevault.add_cluster_master_key('spare', 'main')")?;
+    cluster.sql("SELECT pagevault.rotate_database_key()")?;
+    let (identity, recipient) = key_pair(&cluster, "identity")?;
+    let bundle = cluster.directory().join("bundle");
+    run(&mut export(&cluster, &[&recipient], &bundle))?;
+    cluster.kill()?;
+    fs::remove_file(lost.path())?;
+    let found = cluster.key_file("found", "new")?;
+    run(&mut instead(&cluster, &bundle, &identity, &found, ("found", "local")))?;
+    cluster.start_server()?;
+    cluster
+        .eventually("SELECT count(*) FROM pg_ls_dir('pagevault') f WHERE f = 'restored'", "0")?;
+    let holders = "SELECT string_agg(DISTINCT concat_ws(' ', version, preference, provider), ', ')
+        FROM pagevault.database_keys";
+    let holders = cluster.text(holders)?;
+    ensure!(holders == "1 1 found, 1 2 spare, 2 1 found, 2 2 spare", "{holders}");
+    // Either is enough.
+    for away in [&found, &spare] {
+        cluster.stop(StopMode::Fast)?;
+        away.take_away()?;
+        cluster.start_server()?;
+        ensure!(cluster.text("SELECT id FROM sealed")? == "7", "a row is missing");
+        away.bring_back()?;
+    }
+    cluster.finish()
+}
