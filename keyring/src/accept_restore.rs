@@ -15,7 +15,7 @@ use crate::access::Access;
 use crate::audit::tools::TrailEntry;
 use crate::clock::now_us;
 use crate::failure::{Failure, refuse, unprintable};
-use crate::offline::{DatabaseKeys, Keystore, require_owner};
+use crate::offline::{DatabaseKeys, Keystore};
 use crate::provider::Environment;
 use crate::retry::{Backoff, retry};
 use crate::store::{Store, StoredNote, Written};
@@ -43,8 +43,7 @@ pub fn accept_restore(
             "the reason must be one line of at most {MAX_REASON} bytes, and not empty"
         )));
     }
-    let keystore = Keystore::read(data_directory, access)?;
-    require_owner(&keystore)?;
+    let keystore = Keystore::read_to_write(data_directory, access)?;
     if keystore.data_directory().join("standby.signal").exists() {
         return Err(refuse("the data directory is that of a standby")
             .with_detail("The note of the anchor is about the primary. Nothing was changed.")

@@ -9,12 +9,13 @@ mod in_use;
 mod writing;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
+use nix::fcntl::Flock;
 use pagevault_cipher::residue::without_trace;
 use pagevault_cipher::wrap::{self, WrapKey};
 use pagevault_cipher::{CipherId, DataKeyVersion, KeyVersion, Secret32};
@@ -29,9 +30,7 @@ use pagevault_keystore::{
 };
 use zeroize::Zeroizing;
 
-pub(crate) use self::writing::{
-    put, require_no_server, require_not_started, require_owner, require_stopped,
-};
+pub(crate) use self::writing::{put, require_no_server, require_not_started, require_stopped};
 use crate::access::{Access, read_trusted, trusted_directories};
 use crate::failure::{Failure, unreadable};
 use crate::serve;
@@ -57,6 +56,8 @@ pub struct Keystore {
     kind: FileKind,
     /// What [`databases::find`] has found, when it was asked first.
     databases: OnceLock<Option<HashSet<u32>>>,
+    /// Held by a command that writes.
+    _lock: Option<Flock<File>>,
 }
 
 /// Whether `path` is a data directory with a keystore, or a copy of the keystore only. Directories
@@ -140,6 +141,7 @@ impl Keystore {
             access,
             kind,
             databases,
+            _lock: None,
         })
     }
 

@@ -26,8 +26,8 @@ use crate::access::Access;
 use crate::audit::tools::TrailEntry;
 use crate::failure::{Failure, refuse};
 use crate::offline::{
-    DIRECTORY, DatabaseKeys, Keystore, failure_of, put, require_not_started, require_owner,
-    require_stopped, unwrapped,
+    DIRECTORY, DatabaseKeys, Keystore, failure_of, put, require_not_started, require_stopped,
+    unwrapped,
 };
 
 /// Writes a bundle of all database keys of a data directory to a new file, and records in the data
@@ -43,8 +43,7 @@ pub fn export(
     form: Form,
     access: Access,
 ) -> Result<usize, Failure> {
-    let keystore = Keystore::read(data_directory, access)?;
-    require_owner(&keystore)?;
+    let keystore = Keystore::read_to_write(data_directory, access)?;
     bundle::require_place(&keystore, output)?;
     // Whoever holds the master key of a key group decides on its data: that is what a group is for.
     let all: BTreeSet<_> = keystore
@@ -170,8 +169,7 @@ pub fn restore(
     holder: &Holder,
 ) -> Result<usize, Failure> {
     require_stopped(data_directory)?;
-    let keystore = Keystore::read(data_directory, Access::default())?;
-    require_owner(&keystore)?;
+    let keystore = Keystore::read_to_write(data_directory, Access::default())?;
     let known = open(&keystore, bundle, identities)?;
     let to = format!("provider {}, key {}", holder.provider.name, holder.key);
     let entry = TrailEntry::begin(&keystore, "escrow_restore", &bundle.display().to_string(), &to)?;

@@ -1,14 +1,49 @@
 //! What commands observe that write files of a keystore without its server.
 
-use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg, OFlag};
 use nix::unistd::geteuid;
 use pagevault_keystore::storage::{FileStorage, Storage};
 
 use super::{DIRECTORY, Keystore};
+use crate::access::Access;
 use crate::failure::{Failure, refuse, unreadable};
+
+impl Keystore {
+    /// Like [`Keystore::read`], for a command that then writes there, as the user of the server.
+    /// Other such commands wait until this value is dropped: what one has read, no other replaces.
+    ///
+    /// # Errors
+    /// Those of [`Keystore::read`]; also if the keystore belongs to another user.
+    pub(crate) fn read_to_write(data_directory: &Path, access: Access) -> Result<Self, Failure> {
+        let lock = lock(&data_directory.join(DIRECTORY))?;
+        let keystore = Self { _lock: lock, ..Self::read(data_directory, access)? };
+        require_owner(&keystore)?;
+        Ok(keystore)
+    }
+}
+
+/// Locks a directory, after other commands. `None` if there is none, which reading reports.
+fn lock(directory: &Path) -> Result<Option<Flock<File>>, Failure> {
+    let is_directory = OFlag::O_DIRECTORY.bits();
+    let Ok(opened) = OpenOptions::new().read(true).custom_flags(is_directory).open(directory)
+    else {
+        return Ok(None);
+    };
+    match Flock::lock(opened, FlockArg::LockExclusive) {
+        Ok(held) => Ok(Some(held)),
+        // NFS has no locks of directories.
+        Err((_, Errno::EBADF | Errno::ENOLCK | Errno::EOPNOTSUPP)) => Ok(None),
+        Err((_, error)) => {
+            Err(refuse(format!("could not lock \"{}\": {error}", directory.display()))
+                .with_detail("Nothing was changed."))
+        }
+    }
+}
 
 /// Writes a file of the keystore's directory atomically.
 pub(crate) fn put(keystore: &Keystore, name: &str, bytes: &[u8]) -> std::io::Result<()> {
@@ -19,7 +54,7 @@ pub(crate) fn put(keystore: &Keystore, name: &str, bytes: &[u8]) -> std::io::Res
 }
 
 /// Files that are written here must belong to the server's user.
-pub(crate) fn require_owner(keystore: &Keystore) -> Result<(), Failure> {
+fn require_owner(keystore: &Keystore) -> Result<(), Failure> {
     let directory = keystore.data_directory().join(DIRECTORY);
     let owner = fs::metadata(&directory).map_err(|error| unreadable(&directory, &error))?.uid();
     if owner == geteuid().as_raw() {
