@@ -13,7 +13,7 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use nix::fcntl::Flock;
 use pagevault_cipher::residue::without_trace;
@@ -32,15 +32,12 @@ use zeroize::Zeroizing;
 
 pub(crate) use self::writing::{put, require_no_server, require_not_started, require_stopped};
 use crate::access::{Access, read_trusted, trusted_directories};
-use crate::failure::{Failure, unreadable};
+use crate::failure::{Failure, of_command, unreadable};
 use crate::serve;
 use crate::trust::FileKind;
 
 /// The directory of the keystore in a data directory.
 pub const DIRECTORY: &str = "pagevault";
-
-/// Time limit for unwrapping all keys.
-const TIME: Duration = Duration::from_secs(30);
 
 /// The content of a data directory's key files.
 pub struct Keystore {
@@ -352,9 +349,15 @@ impl Keystore {
     /// Has the providers perform operations; returns one outcome for each.
     pub(crate) fn ask(&self, operations: Vec<Operation>) -> Vec<Outcome> {
         let directory = self.data_directory.to_string_lossy().into_owned();
-        let milliseconds = u64::try_from(TIME.as_millis()).unwrap_or(u64::MAX);
+        let time = self.access.time();
+        let milliseconds = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         let request = Request::new(milliseconds, directory, operations);
-        serve::answer(request, Instant::now(), TIME).results
+        let outcomes = serve::answer(request, Instant::now(), time).results.into_iter();
+        let said = |outcome| match outcome {
+            Outcome::Failed(failure) => Outcome::Failed(of_command(failure)),
+            done => done,
+        };
+        outcomes.map(said).collect()
     }
 
     pub(crate) fn unwrap_operation(

@@ -9,7 +9,7 @@ mod bundle;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use pagevault_cipher::{KeyVersion, Secret32};
 use pagevault_keystore::escrow::{MARK, Mark, RESTORED, Restored};
@@ -153,7 +153,8 @@ pub struct Holder {
 }
 
 /// Decrypts a bundle and has another provider wrap the database keys of a data directory whose
-/// server is down. Returns the number of wrapped keys.
+/// server is down. It has this time to wrap all, and then to unwrap all. Returns the number of
+/// wrapped keys.
 ///
 /// The result is one file ([`RESTORED`]), which is written atomically: if the process is killed,
 /// the data directory is as before or as after. Recovery may replay records of the lost provider,
@@ -167,9 +168,10 @@ pub fn restore(
     identities: &[age::x25519::Identity],
     data_directory: &Path,
     holder: &Holder,
+    time: Duration,
 ) -> Result<usize, Failure> {
     require_stopped(data_directory)?;
-    let keystore = Keystore::read_to_write(data_directory, Access::default())?;
+    let keystore = Keystore::read_to_write(data_directory, Access::default().within(time))?;
     let known = open(&keystore, bundle, identities)?;
     let to = format!("provider {}, key {}", holder.provider.name, holder.key);
     let entry = TrailEntry::begin(&keystore, "escrow_restore", &bundle.display().to_string(), &to)?;

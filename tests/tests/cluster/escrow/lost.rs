@@ -41,6 +41,23 @@ fn nothing_is_restored_beside_a_server_that_was_started_meanwhile() -> Result<()
     cluster.finish()
 }
 
+/// The new provider is slow, and the command has an option for that.
+#[test]
+fn the_new_provider_has_the_time_that_is_given() -> Result<()> {
+    let (cluster, _keys) = sealing(&Settings::default())?;
+    let (identity, recipient) = key_pair(&cluster, "identity")?;
+    let bundle = cluster.directory().join("bundle");
+    run(&mut export(&cluster, &[&recipient], &bundle))?;
+    cluster.stop(StopMode::Fast)?;
+    let options = cluster.key_program("program", "sleep 600")?;
+    let mut command = open(&cluster, "restore", &bundle, &identity);
+    command.args(["--provider-kind", "command", "--key", "new", "--options", &options]);
+    let response = refused(command.args(["--timeout", "1"]))?;
+    ensure!(response.contains("Try again, or raise --timeout."), "{response}");
+    cluster.start_server()?;
+    cluster.finish()
+}
+
 /// Two providers are lost, each with a database of its own.
 #[test]
 fn a_second_restore_adds_to_the_first() -> Result<()> {
