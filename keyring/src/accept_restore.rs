@@ -6,7 +6,7 @@
 
 use std::io::Write;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use pagevault_keystore::anchor::{MAX_REASON, Note, Position, is_reason};
 use pagevault_keystore::audit::utc;
@@ -14,17 +14,13 @@ use pagevault_keystore::audit::utc;
 use crate::access::Access;
 use crate::audit::tools::TrailEntry;
 use crate::clock::now_us;
-use crate::escrow::require_owner;
-use crate::failure::{Failure, refuse, unprintable};
+use crate::failure::{Failure, of_command, refuse, unprintable};
 use crate::offline::{DatabaseKeys, Keystore};
 use crate::provider::Environment;
 use crate::retry::{Backoff, retry};
 use crate::store::{Store, StoredNote, Written};
 use crate::stores;
 use crate::verify::Control;
-
-/// Time limit for all requests to the store.
-const TIME: Duration = Duration::from_secs(30);
 
 /// Accepts a data directory for this reason, and prints the former note and the new one.
 ///
@@ -44,8 +40,8 @@ pub fn accept_restore(
             "the reason must be one line of at most {MAX_REASON} bytes, and not empty"
         )));
     }
-    let keystore = Keystore::read(data_directory, access)?;
-    require_owner(&keystore)?;
+    let time = access.time();
+    let keystore = Keystore::read_to_write(data_directory, access)?;
     if keystore.data_directory().join("standby.signal").exists() {
         return Err(refuse("the data directory is that of a standby")
             .with_detail("The note of the anchor is about the primary. Nothing was changed.")
@@ -57,7 +53,7 @@ pub fn accept_restore(
             .with_detail("It says which part of WAL the data directory contains.")
             .with_hint("Restore the base backup again.")
     })?;
-    let deadline = Some(Instant::now() + TIME);
+    let deadline = Some(Instant::now() + time);
     let data_directory = Some(keystore.data_directory().to_owned());
     // Whoever names the file here can run programs without this one.
     let environment =
@@ -81,7 +77,7 @@ pub fn accept_restore(
     };
     let outcome = if done.is_ok() { "ok" } else { "failed" };
     let recorded = entry.end(&keystore, keys.as_ref(), outcome);
-    let (before, generation) = done?;
+    let (before, generation) = done.map_err(of_command)?;
     recorded.map_err(|error| {
         refuse(format!("the data directory was accepted, but the outcome could not be recorded in the audit trail: {error}"))
     })?;

@@ -14,6 +14,7 @@ use std::fs::OpenOptions;
 use std::io::{self, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use nix::fcntl::OFlag;
 use pagevault_keystore::log;
@@ -39,7 +40,12 @@ pub struct Access {
     on_volume: bool,
     /// Providers by name, used instead of those in key files.
     providers: BTreeMap<String, ProviderConfig>,
+    /// Time limit for a request to all of them, if not [`TIME`].
+    time: Option<Duration>,
 }
+
+/// Time limit for unwrapping all keys.
+pub const TIME: Duration = Duration::from_secs(30);
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -59,13 +65,24 @@ impl Access {
         providers: Option<&Path>,
     ) -> Result<Self, Failure> {
         let providers = providers.map(read_providers).transpose()?.unwrap_or_default();
-        Ok(Self { programs, credentials, on_volume: false, providers })
+        Ok(Self { programs, credentials, providers, ..Self::default() })
     }
 
     /// Also accepts a data directory below directories that others can write to.
     #[must_use]
     pub fn on_volume(self, on_volume: bool) -> Self {
         Self { on_volume, ..self }
+    }
+
+    /// Has providers unwrap all keys within this time.
+    #[must_use]
+    pub fn within(self, time: Duration) -> Self {
+        Self { time: Some(time), ..self }
+    }
+
+    /// Time limit for unwrapping all keys.
+    pub(crate) fn time(&self) -> Duration {
+        self.time.unwrap_or(TIME)
     }
 
     /// Which data directories are trusted, and no access to providers.

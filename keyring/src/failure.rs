@@ -24,3 +24,9 @@ pub(crate) fn unreadable(path: &Path, error: &io::Error) -> Failure {
     let path = visible(&path.display().to_string());
     Failure::new(ErrorClass::Unreachable, format!("could not read \"{path}\": {error}"))
 }
+
+/// The failure of a command. The server has a setting for time limits, a command has an option.
+pub(crate) fn of_command(failure: Failure) -> Failure {
+    let hint = failure.hint.map(|hint| hint.replace("pagevault.keyring_timeout", "--timeout"));
+    Failure { hint, ..failure }
+}

@@ -18,9 +18,9 @@ use pagevault_keystore::{DatabaseKey, KeyGroup, RelFile, Scope, Wrapping};
 use crate::access::Access;
 use crate::audit::tools::TrailEntry;
 use crate::clock::now_us;
-use crate::escrow::{put, require_no_server, require_owner, with_trail_result};
+use crate::escrow::with_trail_result;
 use crate::failure::{Failure, refuse, unprintable};
-use crate::offline::{DIRECTORY, DatabaseKeys, Keystore, unwrapped};
+use crate::offline::{DIRECTORY, DatabaseKeys, Keystore, put, require_no_server, unwrapped};
 use crate::options::printable;
 use crate::verify::Control;
 
@@ -59,8 +59,10 @@ pub fn give_up_key_group(
             ));
     }
     require_no_server(data_directory)?;
-    let keystore = Keystore::read(data_directory, access)?;
-    require_owner(&keystore)?;
+    let keystore = match request.dry_run {
+        true => Keystore::read(data_directory, access)?,
+        false => Keystore::read_to_write(data_directory, access)?,
+    };
     require_recovery(&keystore)?;
     let group = keystore.state().key_group_named(name).ok_or_else(|| {
         refuse(format!("key group \"{name}\" does not exist, or has ended"))

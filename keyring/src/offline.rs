@@ -4,15 +4,18 @@
 //! Read-only: the server may be running, and unfinished records at the end of files are ignored.
 
 mod beside;
+mod databases;
 mod in_use;
+mod writing;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use nix::fcntl::Flock;
 use pagevault_cipher::residue::without_trace;
 use pagevault_cipher::wrap::{self, WrapKey};
 use pagevault_cipher::{CipherId, DataKeyVersion, KeyVersion, Secret32};
@@ -27,17 +30,14 @@ use pagevault_keystore::{
 };
 use zeroize::Zeroizing;
 
+pub(crate) use self::writing::{put, require_no_server, require_not_started, require_stopped};
 use crate::access::{Access, read_trusted, trusted_directories};
-use crate::failure::{Failure, unreadable};
+use crate::failure::{Failure, of_command, unreadable};
 use crate::serve;
-use crate::tablespaces;
 use crate::trust::FileKind;
 
 /// The directory of the keystore in a data directory.
 pub const DIRECTORY: &str = "pagevault";
-
-/// Time limit for unwrapping all keys.
-const TIME: Duration = Duration::from_secs(30);
 
 /// The content of a data directory's key files.
 pub struct Keystore {
@@ -46,12 +46,15 @@ pub struct Keystore {
     scopes: Vec<Scope>,
     state: State,
     of_cluster: OfCluster,
+    restored: Vec<Record>,
     given_up: GivenUp,
     access: Access,
     /// How its files are judged.
     kind: FileKind,
-    /// What [`databases`] has found, when it was asked first.
+    /// What [`databases::find`] has found, when it was asked first.
     databases: OnceLock<Option<HashSet<u32>>>,
+    /// Held by a command that writes.
+    _lock: Option<Flock<File>>,
 }
 
 /// Whether `path` is a data directory with a keystore, or a copy of the keystore only. Directories
@@ -117,8 +120,8 @@ impl Keystore {
             }
         }
         let (id, of_cluster) = (id.unwrap_or_default(), of_cluster.unwrap_or_default());
-        for record in beside::restored(&directory, kind, id)?.into_iter().chain(given_up.records())
-        {
+        let restored = beside::restored(&directory, kind, id)?;
+        for record in restored.iter().cloned().chain(given_up.records()) {
             state.apply(record).map_err(|error| {
                 Failure::new(ErrorClass::Internal, format!("the keystore is damaged: {error}"))
             })?;
@@ -130,10 +133,12 @@ impl Keystore {
             scopes,
             state,
             of_cluster,
+            restored,
             given_up,
             access,
             kind,
             databases,
+            _lock: None,
         })
     }
 
@@ -160,18 +165,28 @@ impl Keystore {
         &self.scopes
     }
 
-    /// Whether the database of this scope was dropped: no tablespace has a directory for it.
+    /// Whether the database of this scope was dropped: no tablespace has a directory for it. No,
+    /// where that cannot be seen.
     #[must_use]
     pub fn is_gone(&self, scope: Scope) -> bool {
-        let found = self.databases.get_or_init(|| databases(&self.data_directory));
         scope.is_database()
-            && found.as_ref().is_some_and(|databases| !databases.contains(&scope.number()))
+            && self.databases().is_some_and(|found| !found.contains(&scope.number()))
+    }
+
+    /// The databases with a directory; `None` where not all of these can be seen.
+    pub(crate) fn databases(&self) -> Option<&HashSet<u32>> {
+        self.databases.get_or_init(|| databases::find(&self.data_directory)).as_ref()
     }
 
     /// The state that the key files describe.
     #[must_use]
     pub fn state(&self) -> &State {
         &self.state
+    }
+
+    /// Records of restored escrows that the server has not applied yet.
+    pub(crate) fn restored(&self) -> &[Record] {
+        &self.restored
     }
 
     /// Key groups that were destroyed while the server was down, and that it has not logged yet.
@@ -334,9 +349,15 @@ impl Keystore {
     /// Has the providers perform operations; returns one outcome for each.
     pub(crate) fn ask(&self, operations: Vec<Operation>) -> Vec<Outcome> {
         let directory = self.data_directory.to_string_lossy().into_owned();
-        let milliseconds = u64::try_from(TIME.as_millis()).unwrap_or(u64::MAX);
+        let time = self.access.time();
+        let milliseconds = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         let request = Request::new(milliseconds, directory, operations);
-        serve::answer(request, Instant::now(), TIME).results
+        let outcomes = serve::answer(request, Instant::now(), time).results.into_iter();
+        let said = |outcome| match outcome {
+            Outcome::Failed(failure) => Outcome::Failed(of_command(failure)),
+            done => done,
+        };
+        outcomes.map(said).collect()
     }
 
     pub(crate) fn unwrap_operation(
@@ -383,33 +404,6 @@ pub(crate) fn failure_of(outcome: Outcome) -> Failure {
         Outcome::Failed(failure) => failure,
         _ => Failure::new(ErrorClass::Internal, "unexpected reply from a provider"),
     }
-}
-
-/// Databases that have a directory in `base` or in a tablespace. In a backup whose tablespaces are
-/// not linked yet they are where its map says. `None` if a directory cannot be examined.
-fn databases(data_directory: &Path) -> Option<HashSet<u32>> {
-    let below = |directory: &Path| -> io::Result<Vec<(String, PathBuf)>> {
-        let entries = match fs::read_dir(directory) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            entries => entries?,
-        };
-        let name =
-            |entry: fs::DirEntry| Some((entry.file_name().into_string().ok()?, entry.path()));
-        entries.filter_map(|entry| entry.map(name).transpose()).collect()
-    };
-    let mut directories = vec![data_directory.join("base")];
-    for tablespace in tablespaces::read(data_directory, &mut Vec::new()).ok()? {
-        // PG_<version>/<database>
-        let versions = below(&tablespace.path).ok()?;
-        let versions = versions.into_iter().filter(|(name, _)| name.starts_with("PG_"));
-        directories.extend(versions.map(|(_, path)| path));
-    }
-    let mut found = HashSet::new();
-    for directory in directories {
-        let names = below(&directory).ok()?;
-        found.extend(names.iter().filter_map(|(name, _)| tablespaces::number(name)));
-    }
-    Some(found)
 }
 
 /// The scopes in the file names of a directory, ascending.
@@ -466,35 +460,5 @@ impl DatabaseKeys {
     /// Scope, version and key.
     pub fn iter(&self) -> impl Iterator<Item = (Scope, KeyVersion, &Secret32)> {
         self.keys.iter().map(|(&(scope, version), key)| (scope, version, key))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::os::unix::fs::symlink;
-
-    use super::*;
-
-    #[test]
-    fn databases_are_looked_for_in_all_tablespaces() {
-        let root = tempfile::tempdir().unwrap();
-        let data = root.path().join("data");
-        assert_eq!(databases(&data), Some(HashSet::new()));
-        for place in ["data/base/5", "data/pg_tblspc/3/PG_15_1/8", "one/PG_15_1/6", "one/pg/4"] {
-            fs::create_dir_all(root.path().join(place)).unwrap();
-        }
-        fs::create_dir_all(root.path().join("two/PG_15_1/7")).unwrap();
-        symlink(root.path().join("one"), data.join("pg_tblspc/1")).unwrap();
-        symlink("/nowhere", data.join("pg_tblspc/9")).unwrap();
-        assert_eq!(databases(&data), Some(HashSet::from([5, 6, 8])));
-        // The links of a backup are made from its map.
-        let map = format!("2 {}\n", root.path().join("two").display());
-        fs::write(data.join("tablespace_map"), map).unwrap();
-        assert_eq!(databases(&data), Some(HashSet::from([5, 6, 8])));
-        fs::write(data.join("backup_label"), "").unwrap();
-        assert_eq!(databases(&data), Some(HashSet::from([5, 6, 7, 8])));
-        // It may have any.
-        fs::write(root.path().join("two/PG_15_2"), "").unwrap();
-        assert_eq!(databases(&data), None);
     }
 }

@@ -14,9 +14,8 @@ use pagevault_keystore::storage::{FileStorage, Storage};
 use pagevault_keystore::{Record, Scope, batch};
 
 use crate::access::Access;
-use crate::escrow::{require_owner, require_stopped};
 use crate::failure::{Failure, refuse, unprintable, unreadable};
-use crate::offline::{DIRECTORY, Keystore};
+use crate::offline::{DIRECTORY, Keystore, require_stopped};
 use crate::options::printable;
 use crate::verify::Control;
 
@@ -26,9 +25,8 @@ use crate::verify::Control;
 /// # Errors
 /// If the server is running or has WAL to replay, or if files cannot be read or written.
 pub fn restore_unsettled(data_directory: &Path, out: &mut impl Write) -> Result<(), Failure> {
+    let keystore = Keystore::read_to_write(data_directory, Access::default())?;
     require_stopped(data_directory)?;
-    let keystore = Keystore::read(data_directory, Access::default())?;
-    require_owner(&keystore)?;
     if !Control::ask(keystore.data_directory())?.ended {
         return Err(refuse("the server was not shut down cleanly, and has WAL to replay")
             .with_detail("WAL contains the keys, or they were never used. Nothing was changed.")

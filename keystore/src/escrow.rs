@@ -16,7 +16,7 @@
 //! ```text
 //!  0  magic     "pvrest1\n"
 //!  8  keystore  16 bytes
-//! 24  a batch of records (see `batch`): the provider, and the database keys as it has wrapped them
+//! 24  a batch of records (see `batch`): providers, and the database keys as they have wrapped them
 //! ```
 //!
 //! Readers of the keystore apply these records after the cluster's log. The server writes them to
@@ -95,7 +95,7 @@ impl Mark {
 pub struct Restored {
     /// The keystore of the keys.
     pub keystore: [u8; 16],
-    /// A provider and database keys.
+    /// Providers and database keys.
     pub records: Vec<Record>,
 }
 

@@ -1,8 +1,8 @@
 //! The file operations that a key log needs, and their implementation on a directory.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// Why a file was not synced.
@@ -92,6 +92,12 @@ impl FileStorage {
         Ok(Self { directory: directory.to_owned(), file_mode })
     }
 
+    /// The mode of its files.
+    #[must_use]
+    pub fn file_mode(&self) -> u32 {
+        self.file_mode
+    }
+
     fn path(&self, name: &str) -> io::Result<PathBuf> {
         if name.is_empty() || name.contains(['/', '\0']) || name == "." || name == ".." {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -151,6 +157,8 @@ impl Storage for FileStorage {
         let path = self.path(name)?;
         let mut file =
             OpenOptions::new().write(true).create_new(true).mode(self.file_mode).open(path)?;
+        // Whatever the umask is.
+        file.set_permissions(Permissions::from_mode(self.file_mode))?;
         file.write_all(bytes)?;
         file.sync_all()
     }

@@ -97,4 +97,22 @@ impl Cluster {
         self.installation().give(&path)?;
         Ok(path.to_string_lossy().into_owned())
     }
+
+    /// Writes a program for providers of kind "command" that gives keys back as they are, and runs
+    /// `first` before it unwraps one. Returns the provider's options.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn key_program(&self, name: &str, first: &str) -> Result<String> {
+        let body = "read -r protocol
+while read -r name value; do
+  case $name in operation) operation=$value;; plaintext | wrapped) key=$value;; esac
+done
+case $operation in
+  wrap) echo \"wrapped $key\"; echo key_version 1;;
+  unwrap) FIRST; echo \"plaintext $key\";;
+esac";
+        let program = self.script(name, &body.replace("FIRST", first))?;
+        Ok(format!("{{\"wrap\": [\"{program}\"], \"unwrap\": [\"{program}\"]}}"))
+    }
 }

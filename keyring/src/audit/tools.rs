@@ -5,15 +5,16 @@
 //! key is unwrapped.
 
 use std::borrow::Cow;
-use std::fs::OpenOptions;
+use std::fs::{OpenOptions, Permissions};
 use std::io::{self, Write};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::PathBuf;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
 
 use nix::fcntl::OFlag;
 use nix::unistd::geteuid;
 use pagevault_cipher::secret::fill_random;
 use pagevault_keystore::audit::{AuditKey, MAX_LINE, Place, TOOLS, next_line};
+use pagevault_keystore::storage::FileStorage;
 
 use super::SCOPE;
 use crate::clock::now_us;
@@ -103,7 +104,7 @@ fn cut(text: &str) -> Cow<'_, str> {
 }
 
 /// The last line of the file.
-fn last(path: &std::path::Path) -> io::Result<Option<Place>> {
+fn last(path: &Path) -> io::Result<Option<Place>> {
     let file = match open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         file => file?,
@@ -116,19 +117,26 @@ fn last(path: &std::path::Path) -> io::Result<Option<Place>> {
     Ok(text.lines().rev().find_map(Place::of))
 }
 
-fn open(path: &std::path::Path) -> io::Result<std::fs::File> {
+fn open(path: &Path) -> io::Result<std::fs::File> {
     let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
     let file = OpenOptions::new().read(true).custom_flags(flags.bits()).open(path)?;
     if file.metadata()?.is_file() { Ok(file) } else { Err(io::Error::other("not a regular file")) }
 }
 
-fn append(path: &std::path::Path, line: &str) -> io::Result<()> {
+fn append(path: &Path, line: &str) -> io::Result<()> {
     let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
     let mut options = OpenOptions::new();
     options.append(true).create(true).mode(0o600).custom_flags(flags.bits());
     let mut file = options.open(path)?;
-    if !file.metadata()?.is_file() {
+    let metadata = file.metadata()?;
+    if !metadata.is_file() {
         return Err(io::Error::other("not a regular file"));
+    }
+    // A group that makes backups reads it as it reads the other files of the keystore.
+    let directory = path.parent().unwrap_or(Path::new("."));
+    let mode = metadata.mode() | FileStorage::new(directory)?.file_mode();
+    if mode != metadata.mode() {
+        file.set_permissions(Permissions::from_mode(mode & 0o7777))?;
     }
     file.write_all(format!("{line}\n").as_bytes())?;
     file.sync_data()

@@ -1,10 +1,11 @@
 //! Options of the commands that ask providers for the keys of a data directory.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, value_parser};
 
-use crate::access::Access;
+use crate::access::{Access, TIME};
 use crate::failure::Failure;
 
 #[derive(Args)]
@@ -25,11 +26,31 @@ pub(super) struct AccessOptions {
     /// {"NAME": {"kind": "...", "options": {...}}}
     #[arg(long, value_name = "FILE")]
     providers: Option<PathBuf>,
+    #[command(flatten)]
+    limit: TimeLimit,
+}
+
+#[derive(Args)]
+pub(super) struct TimeLimit {
+    /// Time limit for unwrapping all keys, or for wrapping them
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = TIME.as_secs(),
+        value_parser = value_parser!(u64).range(1..=86400)
+    )]
+    timeout: u64,
+}
+
+impl TimeLimit {
+    pub(super) fn time(&self) -> Duration {
+        Duration::from_secs(self.timeout)
+    }
 }
 
 impl AccessOptions {
     pub(super) fn access(&self) -> Result<Access, Failure> {
         Access::new(self.allow_command, self.allow_credentials, self.providers.as_deref())
-            .map(|access| access.on_volume(self.allow_shared_parents))
+            .map(|access| access.on_volume(self.allow_shared_parents).within(self.limit.time()))
     }
 }

@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use clap::Args;
+use clap::{Args, value_parser};
 use pagevault_keystore::protocol::{ErrorClass, Finding};
 use serde_json::{Map, Value};
 
 use crate::access::Access;
-use crate::failure::{Failure, unprintable};
+use crate::failure::{Failure, of_command, unprintable};
 use crate::findings::Findings;
 use crate::offline::{Keystore, has_keystore};
 use crate::provider::{Environment, Provider};
@@ -34,6 +34,10 @@ pub(super) struct Check {
     /// keys in use there are unwrapped, if the provider has wrapped them
     #[arg(long, value_name = "DIR")]
     data_directory: Option<PathBuf>,
+    /// Time limit for all requests to the provider, and for unwrapping all keys in use; 10, and 30,
+    /// if it is not given
+    #[arg(long, value_name = "SECONDS", value_parser = value_parser!(u64).range(1..=86400))]
+    timeout: Option<u64>,
 }
 
 impl Check {
@@ -69,7 +73,7 @@ impl Check {
         let directory = self.data_directory.as_deref().filter(|path| has_keystore(path))?;
         let unwrapped = options(&self.options).and_then(|options| {
             // As for the provider: whoever gives these options has chosen them.
-            let keystore = Keystore::read(directory, Access::new(true, true, None)?)?;
+            let keystore = Keystore::read(directory, self.access()?)?;
             keystore.unwrap_by(&self.provider_kind, &options, &self.key)
         });
         let mut findings = Findings::default();
@@ -82,9 +86,17 @@ impl Check {
         findings.into_vec().pop()
     }
 
+    fn access(&self) -> Result<Access, Failure> {
+        let access = Access::new(true, true, None)?;
+        Ok(match self.timeout {
+            Some(seconds) => access.within(Duration::from_secs(seconds)),
+            None => access,
+        })
+    }
+
     fn provider(&self) -> Result<Box<dyn Provider>, Failure> {
         let options = options(&self.options)?;
-        let deadline = Instant::now() + TIME;
+        let deadline = Instant::now() + self.timeout.map_or(TIME, Duration::from_secs);
         let environment = Environment {
             data_directory: self.data_directory.clone(),
             deadline: Some(deadline),
@@ -107,7 +119,7 @@ pub(super) fn options(text: &str) -> Result<Map<String, Value>, Failure> {
 }
 
 fn print(out: &mut impl Write, finding: &Finding) -> std::io::Result<()> {
-    let Some(failure) = &finding.failure else {
+    let Some(failure) = finding.failure.clone().map(of_command) else {
         return writeln!(out, "ok      {}: {}", finding.what, finding.seen);
     };
     writeln!(out, "not ok  {}: {}", finding.what, failure.message)?;

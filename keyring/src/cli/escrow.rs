@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use clap::Subcommand;
 use pagevault_keystore::protocol::ProviderSpec;
 
-use super::access::AccessOptions;
+use super::access::{AccessOptions, TimeLimit};
 use super::check::options;
 use crate::escrow::{self, Form, Holder};
 use crate::failure::{Failure, unprintable};
@@ -69,6 +69,8 @@ pub(super) enum Escrow {
         /// Transfer only the keys of this provider, which is lost; can be given several times
         #[arg(long, value_name = "NAME")]
         lost: Vec<String>,
+        #[command(flatten)]
+        limit: TimeLimit,
     },
 }
 
@@ -89,8 +91,16 @@ impl Escrow {
             Self::Check { bundle, identity, data_directory } => {
                 let identities = escrow::identities(&identity)?;
                 let checked = escrow::check(&bundle, &identities, &data_directory)?;
+                let passed_over: Vec<_> = checked.passed_over.iter().map(|it| it.name()).collect();
+                let passed_over = match passed_over.is_empty() {
+                    true => String::new(),
+                    false => format!(
+                        "\nPassed over, as dropped databases, whose keys it does not contain: {}.",
+                        passed_over.join(", ")
+                    ),
+                };
                 format!(
-                    "The bundle contains {} database keys, which unwrap all {} data keys of the data directory.",
+                    "The bundle contains {} database keys, which unwrap all {} data keys of the data directory.{passed_over}",
                     checked.database_keys, checked.data_keys
                 )
             }
@@ -103,6 +113,7 @@ impl Escrow {
                 key,
                 provider_name,
                 lost,
+                limit,
             } => {
                 let identities = escrow::identities(&identity)?;
                 let provider = ProviderSpec {
@@ -113,7 +124,8 @@ impl Escrow {
                     programs: true,
                 };
                 let holder = Holder { provider, key, instead_of: lost };
-                let keys = escrow::restore(&bundle, &identities, &data_directory, &holder)?;
+                let keys =
+                    escrow::restore(&bundle, &identities, &data_directory, &holder, limit.time())?;
                 let (key, name) = (&holder.key, &holder.provider.name);
                 format!(
                     "Database keys now wrapped by key \"{key}\" of provider \"{name}\": {keys}.\n{}Start the server. Create its standbys again.",

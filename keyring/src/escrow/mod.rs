@@ -8,26 +8,27 @@
 mod bundle;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use nix::unistd::geteuid;
 use pagevault_cipher::{KeyVersion, Secret32};
 use pagevault_keystore::escrow::{MARK, Mark, RESTORED, Restored};
 use pagevault_keystore::protocol::{
     Action, Base64, ErrorClass, Operation, Outcome, ProviderSpec, SecretBytes,
 };
-use pagevault_keystore::storage::{FileStorage, Storage};
+use pagevault_keystore::record::MAX_MASTER_KEYS;
+use pagevault_keystore::state::State;
 use pagevault_keystore::{DatabaseKey, Record, Scope, Wrapping, master_context};
 
 use self::bundle::{Bundle, Key};
 pub use self::bundle::{Form, identities, recipients};
 use crate::access::Access;
 use crate::audit::tools::TrailEntry;
-use crate::failure::{Failure, refuse, unreadable};
-use crate::offline::{DIRECTORY, DatabaseKeys, Keystore, failure_of, unwrapped};
+use crate::failure::{Failure, refuse};
+use crate::offline::{
+    DIRECTORY, DatabaseKeys, Keystore, failure_of, put, require_not_started, require_stopped,
+    unwrapped,
+};
 
 /// Writes a bundle of all database keys of a data directory to a new file, and records in the data
 /// directory that they are in escrow. The server may be running. Returns the number of keys in the
@@ -42,8 +43,7 @@ pub fn export(
     form: Form,
     access: Access,
 ) -> Result<usize, Failure> {
-    let keystore = Keystore::read(data_directory, access)?;
-    require_owner(&keystore)?;
+    let keystore = Keystore::read_to_write(data_directory, access)?;
     bundle::require_place(&keystore, output)?;
     // Whoever holds the master key of a key group decides on its data: that is what a group is for.
     let all: BTreeSet<_> = keystore
@@ -101,7 +101,7 @@ fn export_keys(
     let made = now();
     Bundle::new(keystore.id(), made, unlocked.iter().map(key).collect())
         .write(recipients, output, form)?;
-    let keys: BTreeSet<_> = unlocked.iter().map(|(scope, version, _)| (scope, version)).collect();
+    let keys = places(unlocked);
     let count = keys.len();
     let mark = Mark { keystore: keystore.id(), made, keys };
     put(keystore, MARK, mark.encode().as_bytes()).map_err(|error| {
@@ -119,6 +119,8 @@ pub struct Checked {
     pub database_keys: usize,
     /// Number of data keys of the data directory; all were unwrapped.
     pub data_keys: usize,
+    /// Dropped databases that have keys which the bundle does not contain.
+    pub passed_over: BTreeSet<Scope>,
 }
 
 /// Decrypts a bundle, and unwraps all data keys of a data directory with it. Changes nothing; the
@@ -135,7 +137,8 @@ pub fn check(
     let keystore = Keystore::read(data_directory, Access::default())?;
     let known = open(&keystore, bundle, identities)?;
     let data_keys = prove(&keystore, &known, "bundle")?;
-    Ok(Checked { database_keys: known.iter().count(), data_keys })
+    let passed_over = lacking(&keystore, &known).map(|(scope, _)| scope).collect();
+    Ok(Checked { database_keys: known.iter().count(), data_keys, passed_over })
 }
 
 /// The provider that is to hold the keys.
@@ -144,12 +147,14 @@ pub struct Holder {
     pub provider: ProviderSpec,
     /// Name of the master key there.
     pub key: String,
-    /// Names of the providers whose keys it is to hold; empty for all.
+    /// Names of the lost providers, whose keys it is to hold; other providers keep what they wrap.
+    /// Empty for all.
     pub instead_of: Vec<String>,
 }
 
 /// Decrypts a bundle and has another provider wrap the database keys of a data directory whose
-/// server is down. Returns the number of wrapped keys.
+/// server is down. It has this time to wrap all, and then to unwrap all. Returns the number of
+/// wrapped keys.
 ///
 /// The result is one file ([`RESTORED`]), which is written atomically: if the process is killed,
 /// the data directory is as before or as after. Recovery may replay records of the lost provider,
@@ -163,10 +168,10 @@ pub fn restore(
     identities: &[age::x25519::Identity],
     data_directory: &Path,
     holder: &Holder,
+    time: Duration,
 ) -> Result<usize, Failure> {
     require_stopped(data_directory)?;
-    let keystore = Keystore::read(data_directory, Access::default())?;
-    require_owner(&keystore)?;
+    let keystore = Keystore::read_to_write(data_directory, Access::default().within(time))?;
     let known = open(&keystore, bundle, identities)?;
     let to = format!("provider {}, key {}", holder.provider.name, holder.key);
     let entry = TrailEntry::begin(&keystore, "escrow_restore", &bundle.display().to_string(), &to)?;
@@ -188,9 +193,11 @@ fn restore_keys(
             .with_detail("Nothing was changed.")
             .with_hint("Keys of key groups are in no bundle."));
     }
-    let records = wrap(keystore, &keys, holder)?;
+    let records = with_earlier(keystore, wrap(keystore, &keys, holder)?)?;
     let restored = Restored { keystore: keystore.id(), records };
     let bytes = restored.encode().map_err(|error| refuse(error.to_string()))?;
+    // It may have been started while the provider was asked.
+    require_stopped(keystore.data_directory())?;
     put(keystore, RESTORED, &bytes).map_err(|error| {
         refuse(format!(
             "could not write to \"{}\": {error}",
@@ -198,6 +205,7 @@ fn restore_keys(
         ))
         .with_detail("Nothing was changed.")
     })?;
+    require_not_started(keystore, RESTORED)?;
     Ok(keys.len())
 }
 
@@ -226,49 +234,6 @@ fn to_move<'a>(
     }
     let is_lost = |scope| lost.is_empty() || lost.iter().any(|name| wrapped_by(name, scope));
     Ok(known.iter().filter(|(scope, ..)| is_lost(*scope)).collect())
-}
-
-/// Writes a file of the keystore's directory atomically.
-pub(crate) fn put(keystore: &Keystore, name: &str, bytes: &[u8]) -> std::io::Result<()> {
-    let storage = FileStorage::new(&keystore.data_directory().join(DIRECTORY))?;
-    let new = format!("{name}.new");
-    storage.create(&new, bytes)?;
-    storage.rename(&new, name)
-}
-
-/// Files that are written here must belong to the server's user.
-pub(crate) fn require_owner(keystore: &Keystore) -> Result<(), Failure> {
-    let directory = keystore.data_directory().join(DIRECTORY);
-    let owner = fs::metadata(&directory).map_err(|error| unreadable(&directory, &error))?.uid();
-    if owner == geteuid().as_raw() {
-        return Ok(());
-    }
-    Err(refuse("the data directory belongs to another user")
-        .with_detail(format!("\"{}\" belongs to user ID {owner}.", directory.display()))
-        .with_hint("Run this command as the user that runs the server."))
-}
-
-/// Refuses a data directory in which a server runs.
-pub(crate) fn require_no_server(data_directory: &Path) -> Result<(), Failure> {
-    let lock = data_directory.join("postmaster.pid");
-    if lock.exists() {
-        return Err(refuse("a server is running in the data directory")
-            .with_detail(format!("Lock file {} exists.", lock.display()))
-            .with_hint(
-                "Stop the server. If no server is running, the lock file is left over from a crash: remove it.",
-            ));
-    }
-    Ok(())
-}
-
-/// Refuses a data directory in which a server runs, or that of a standby.
-pub(crate) fn require_stopped(data_directory: &Path) -> Result<(), Failure> {
-    require_no_server(data_directory)?;
-    if data_directory.join("standby.signal").exists() {
-        return Err(refuse("the data directory belongs to a standby")
-            .with_hint("Run this command on the primary, and create its standbys again. To make this server the primary instead, remove standby.signal."));
-    }
-    Ok(())
 }
 
 /// Requires that no other provider has the name: records in WAL may refer to it.
@@ -317,21 +282,14 @@ fn open(
 /// Requires that all database keys are present and unwrap every data key, except those of dropped
 /// databases. Returns the number of data keys.
 fn prove(keystore: &Keystore, known: &DatabaseKeys, source: &str) -> Result<usize, Failure> {
-    let have: BTreeSet<_> = known.iter().map(|(scope, version, _)| (scope, version)).collect();
-    let state = keystore.state();
-    let missing: Vec<_> = state
-        .database_keys()
-        .map(|(scope, version, _)| (scope, version))
-        .filter(|key| {
-            let is_of_group = key.0.key_group().is_some();
-            !have.contains(key) && !is_of_group && !keystore.is_gone(key.0)
-        })
-        .collect();
+    let have = places(known);
+    let missing: Vec<_> =
+        lacking(keystore, known).filter(|(scope, _)| !keystore.is_gone(*scope)).collect();
     if !missing.is_empty() {
         return Err(too_old(keystore, &missing));
     }
     let mut opened = 0;
-    for (file, entry) in state.files() {
+    for (file, entry) in keystore.state().files() {
         for (version, record) in &entry.keys {
             let has_key = have.contains(&(record.scope, record.key_version));
             if !has_key && (record.scope.key_group().is_some() || keystore.is_gone(record.scope)) {
@@ -355,6 +313,18 @@ fn prove(keystore: &Keystore, known: &DatabaseKeys, source: &str) -> Result<usiz
     Ok(opened)
 }
 
+/// Scope and version of each of these keys.
+fn places(known: &DatabaseKeys) -> BTreeSet<(Scope, KeyVersion)> {
+    known.iter().map(|(scope, version, _)| (scope, version)).collect()
+}
+
+/// Database keys of the keystore that are not among these, without those of key groups.
+fn lacking(keystore: &Keystore, known: &DatabaseKeys) -> impl Iterator<Item = (Scope, KeyVersion)> {
+    let have = places(known);
+    let all = keystore.state().database_keys().map(|(scope, version, _)| (scope, version));
+    all.filter(move |key| !have.contains(key) && key.0.key_group().is_none())
+}
+
 /// The error for a bundle that lacks newer keys of the data directory.
 fn too_old(keystore: &Keystore, missing: &[(Scope, KeyVersion)]) -> Failure {
     let named = |&(scope, version): &(Scope, KeyVersion)| {
@@ -363,9 +333,18 @@ fn too_old(keystore: &Keystore, missing: &[(Scope, KeyVersion)]) -> Failure {
         format!("{}, which wraps {wraps} data keys", name(scope, version))
     };
     let list: Vec<_> = missing.iter().map(named).collect();
+    let is_unseen = |(scope, _): &(Scope, _)| scope.is_database() && keystore.databases().is_none();
+    let unseen = match missing.iter().any(is_unseen) {
+        true => {
+            " Only a complete data directory with all its tablespaces shows that a database was dropped, so that its keys are not needed."
+        }
+        false => "",
+    };
     refuse("the bundle is older than keys of the data directory")
         .with_detail(format!("It does not contain {}. Nothing was changed.", list.join("; ")))
-        .with_hint("Use a newer bundle, or restore a backup that is not newer than this bundle.")
+        .with_hint(format!(
+            "Use a newer bundle, or restore a backup that is not newer than this bundle.{unseen}"
+        ))
 }
 
 fn name(scope: Scope, version: KeyVersion) -> String {
@@ -426,9 +405,39 @@ fn wrap(keystore: &Keystore, keys: &[Known<'_>], holder: &Holder) -> Result<Vec<
         let check = keystore.check_value((scope, version), key);
         let new = DatabaseKey::new(check, Wrapping::new(by, master_version, wrapped, at));
         let made = made_at(keystore, scope, version).unwrap_or(at);
-        let key = DatabaseKey { made, ..new };
+        let key = DatabaseKey { made, others: left(keystore, (scope, version), holder), ..new };
         records.push(Record::DatabaseKey { scope, version, key });
     }
+    Ok(records)
+}
+
+/// The wrappings of a key by providers that are not lost, if those that are were named.
+fn left(
+    keystore: &Keystore,
+    (scope, version): (Scope, KeyVersion),
+    Holder { provider, key, instead_of }: &Holder,
+) -> Vec<Wrapping> {
+    if instead_of.is_empty() {
+        return Vec::new();
+    }
+    let known = keystore.state().database_key(scope, version);
+    let wrappings = known.into_iter().flat_map(DatabaseKey::wrappings);
+    let others =
+        wrappings.filter(|by| !instead_of.contains(&by.provider) && !by.is_by(&provider.name, key));
+    // One place is taken. All are in use only if no lost provider wraps this version.
+    others.take(MAX_MASTER_KEYS - 1).cloned().collect()
+}
+
+/// New records with those of earlier restores that they do not replace: the server has not applied
+/// these yet.
+fn with_earlier(keystore: &Keystore, new: Vec<Record>) -> Result<Vec<Record>, Failure> {
+    let state = State::from_records(keystore.restored().iter().cloned().chain(new))
+        .map_err(|error| refuse(format!("restored keys contradict each other: {error}")))?;
+    let mut records = state.records(Scope::CLUSTER);
+    records.retain(|record| match record {
+        Record::Provider { name, .. } => state.uses_provider(name),
+        _ => true,
+    });
     Ok(records)
 }
 

@@ -127,6 +127,20 @@ fn programs_that_key_files_name_are_not_run() {
 }
 
 #[test]
+fn providers_have_the_time_that_the_command_gives_them() {
+    let bench = Bench::new();
+    let program = bench.path("keys/slow");
+    install(&program, "#!/bin/sh\nexec sleep 600\n");
+    keystore_of_commands(&bench, &program);
+    for line in askers(&bench) {
+        let given = ["--allow-command", "--timeout", "1"];
+        refused(&line, &given, "Try again, or raise --timeout.");
+        let line: Vec<&str> = line.iter().map(String::as_str).chain(["--timeout", "0"]).collect();
+        assert_eq!(run(&line).status.code(), Some(2), "{line:?}");
+    }
+}
+
+#[test]
 fn modules_that_key_files_name_are_not_loaded() {
     let bench = Bench::new();
     let module = bench.path("keys/module.so");

@@ -16,6 +16,9 @@ use pagevault_tests::{Cluster, KeyFile, Settings, StopMode};
 
 use crate::wal::{count, insert, sealing};
 
+mod dropped;
+mod lost;
+
 const ESCROW: &str = "SELECT concat_ws(' ', last_escrow_at IS NOT NULL, database_keys_not_in_escrow) FROM pagevault.status";
 
 /// A private key in a file of the server user, and its public key.

@@ -5,7 +5,9 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
+use age::x25519::Identity;
 use anyhow::{Result, ensure};
+use pagevault_tests::installation::run;
 use pagevault_tests::{Cluster, Settings};
 
 #[test]
@@ -25,6 +27,14 @@ fn the_keystore_has_the_modes_of_the_data_directory() -> Result<()> {
         )?;
         // A crash rewrites every key log.
         cluster.crash()?;
+        // The helper makes files there, too.
+        let recipient = Identity::generate().to_public().to_string();
+        let mut export = cluster.program("pagevault-keyring");
+        export.args(["escrow", "export", "--recipient", &recipient]).arg(&data).arg("--output");
+        run(export.arg(cluster.directory().join("bundle")))?;
+        for name in ["escrow", "audit.tools"] {
+            ensure!(data.join("pagevault").join(name).exists(), "{name}");
+        }
         let keystore = data.join("pagevault");
         let mode = |path| -> Result<u32> { Ok(fs::metadata(path)?.permissions().mode() & 0o777) };
         let found = mode(keystore.clone())?;

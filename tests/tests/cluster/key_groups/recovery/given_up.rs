@@ -10,6 +10,7 @@ use pagevault_tests::standby::allow_what_failovers_say;
 use super::*;
 
 mod standbys;
+mod together;
 
 /// `pagevault-keyring give-up-key-group` for the group "acme", with more options. Its output, and
 /// whether it succeeds.
