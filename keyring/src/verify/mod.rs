@@ -33,8 +33,9 @@ use std::path::{Path, PathBuf};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use pagevault_cipher::page::Strength;
-use pagevault_keystore::RelFile;
+use pagevault_keystore::log;
 use pagevault_keystore::wal_segments::parse_name;
+use pagevault_keystore::{RelFile, Scope};
 
 pub(crate) use self::pages::fill;
 pub use self::seal::seal_manifest;
@@ -54,7 +55,7 @@ use self::report::Report;
 use self::segments::Histories;
 use crate::access::Access;
 use crate::failure::{Failure, refuse};
-use crate::offline::{DatabaseKeys, Keystore};
+use crate::offline::{DIRECTORY, DatabaseKeys, Keystore};
 use crate::tablespaces::{self, Tablespace};
 use crate::visible::visible;
 
@@ -338,6 +339,9 @@ pub fn verify(
     let tablespaces = tablespaces::read(root, &mut faults)?;
     faults.extend(control.fault().map(str::to_owned));
     faults.extend(control.lacks_keys(keystore.state().forgotten()));
+    if control.ended {
+        faults.extend(keystore.torn()?.into_iter().map(torn_file));
+    }
     faults.into_iter().for_each(|what| findings.damage(what));
     let version = tablespaces::version_directory(root, control.catalog);
     findings.absent = Absent::of(root, &tablespaces, version.as_deref());
@@ -435,6 +439,14 @@ pub fn verify(
         report.print(out)?
     }
     Ok(findings.damaged == 0)
+}
+
+/// A key file that a server refuses after a clean shutdown, which leaves no unfinished write.
+fn torn_file((scope, torn): (Scope, u64)) -> String {
+    let name = log::file_name(scope);
+    format!(
+        "{DIRECTORY}/{name}: its last {torn} bytes are not readable, and a server that was shut down cleanly does not start with it"
+    )
 }
 
 /// What all checks use.
