@@ -6,8 +6,8 @@ use std::io;
 use std::path::Path;
 
 use super::Context;
+use super::catalogs::{LARGEST_MAP, mappings};
 use super::databases::replaced_by;
-use super::leftovers::{LARGEST_MAP, mappings};
 use super::pages::Files;
 use super::wal_record::{RELMAP, data, kind};
 use crate::regular::read_regular;

@@ -4,6 +4,8 @@
 mod absent;
 mod blocks;
 mod broken;
+mod btree;
+mod catalogs;
 mod complete;
 mod control;
 mod databases;
