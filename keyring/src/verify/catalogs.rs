@@ -154,11 +154,15 @@ fn rows(page: &Page, each: &mut impl FnMut(Row<'_>) -> Option<()>) -> Option<()>
 pub(super) struct Row<'a>(&'a [u8]);
 
 impl Row<'_> {
+    const XMAX: usize = 4;
     const INFOMASK: usize = 20;
     const BEGIN: usize = 22;
     /// Flags of `t_infomask`.
+    const LOCKED_ONLY: u16 = 0x0080;
     const COMMITTED: u16 = 0x0100;
     const INVALID: u16 = 0x0200;
+    const XMAX_INVALID: u16 = 0x0800;
+    const XMAX_IS_MULTI: u16 = 0x1000;
 
     /// A column at an offset: it and those before it are never null, and of a fixed length.
     pub(super) fn column(&self, at: usize) -> Option<u32> {
@@ -172,6 +176,20 @@ impl Row<'_> {
             hints => hints != Self::INVALID,
         })
     }
+
+    /// True only if its transaction has certainly committed, and none may have removed it.
+    pub(super) fn exists(&self, transactions: &Transactions) -> Option<bool> {
+        let flags = half(self.0, Self::INFOMASK)?;
+        let is_there = match flags & (Self::COMMITTED | Self::INVALID) {
+            0 => transactions.has_committed(word(self.0, 0)?),
+            hints => hints != Self::INVALID,
+        };
+        let remover = word(self.0, Self::XMAX)?;
+        let may_be_removed = remover != 0
+            && flags & (Self::XMAX_INVALID | Self::LOCKED_ONLY) == 0
+            && (flags & Self::XMAX_IS_MULTI != 0 || transactions.may_have_committed(remover));
+        Some(is_there && !may_be_removed)
+    }
 }
 
 /// The state of transactions according to `pg_xact`.
@@ -182,6 +200,7 @@ pub(super) struct Transactions {
     may_commit: bool,
 }
 
+#[derive(PartialEq, Eq)]
 enum Outcome {
     Committed,
     Aborted,
@@ -204,6 +223,10 @@ impl Transactions {
             Outcome::Aborted => false,
             Outcome::InProgress => self.may_commit,
         }
+    }
+
+    fn has_committed(&self, number: u32) -> bool {
+        self.outcome(number) == Outcome::Committed
     }
 
     fn outcome(&self, number: u32) -> Outcome {
@@ -250,5 +273,40 @@ mod tests {
             assert_eq!(mappings(&map), None);
         }
         assert_eq!(mappings(&[]), None);
+    }
+
+    #[test]
+    fn rows_are_judged_by_their_transactions() {
+        let directory = tempfile::tempdir().unwrap();
+        // Of the transactions 4 to 7: in progress, committed, aborted, in progress.
+        fs::write(directory.path().join("0000"), [0, 0b10_01_00]).unwrap();
+        let judged = |may_commit: bool, from: u32, to: u32, flags: u16| {
+            let path = directory.path().to_owned();
+            let transactions = Transactions { directory: path, may_commit };
+            let mut row = [0; 24];
+            row[..4].copy_from_slice(&from.to_le_bytes());
+            row[4..8].copy_from_slice(&to.to_le_bytes());
+            row[20..22].copy_from_slice(&flags.to_le_bytes());
+            let row = Row(&row);
+            (row.may_exist(&transactions).unwrap(), row.exists(&transactions).unwrap())
+        };
+        for may_commit in [false, true] {
+            // Inserted in progress, committed, aborted, long ago; and by flags.
+            assert_eq!(judged(may_commit, 4, 0, 0), (may_commit, false));
+            assert_eq!(judged(may_commit, 5, 0, 0), (true, true));
+            assert_eq!(judged(may_commit, 6, 0, 0), (false, false));
+            assert_eq!(judged(may_commit, 2, 0, 0), (true, true));
+            assert_eq!(judged(may_commit, 1 << 20, 0, 0), (true, true));
+            assert_eq!(judged(may_commit, 6, 0, 0x100), (true, true));
+            assert_eq!(judged(may_commit, 6, 0, 0x300), (true, true));
+            assert_eq!(judged(may_commit, 5, 0, 0x200), (false, false));
+            // Removed in progress, committed, aborted; and by flags.
+            assert_eq!(judged(may_commit, 5, 4, 0), (true, !may_commit));
+            assert_eq!(judged(may_commit, 5, 5, 0), (true, false));
+            assert_eq!(judged(may_commit, 5, 6, 0), (true, true));
+            assert_eq!(judged(may_commit, 5, 5, 0x800), (true, true));
+            assert_eq!(judged(may_commit, 5, 5, 0x80), (true, true));
+            assert_eq!(judged(may_commit, 5, 6, 0x1000), (true, false));
+        }
     }
 }

@@ -100,3 +100,53 @@ fn pages_of_pg_class_that_were_never_used_are_no_doubt() -> Result<()> {
     cluster.start_server()?;
     cluster.finish()
 }
+
+/// No session starts without one. What interrupted commands leave of a database has none.
+#[test]
+fn maps_of_catalogs_must_be_there() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.sql("CREATE DATABASE other")?;
+    let database = cluster.text("SELECT oid FROM pg_database WHERE datname = 'other'")?;
+    let (data, away) = (cluster.data_directory(), cluster.directory().join("away"));
+    let other = data.join("base").join(&database);
+    cluster.stop(StopMode::Fast)?;
+    let lacks = |name: &str, code: i32, words: &[&str]| -> Result<()> {
+        fs::rename(data.join(name), &away)?;
+        cluster.expect_verified(&data, code, words)?;
+        Ok(fs::rename(&away, data.join(name))?)
+    };
+    let in_database = format!("base/{database}/pg_filenode.map");
+    for name in ["global/pg_filenode.map", &in_database] {
+        let damage = format!("damaged      {name}: missing; a server needs it");
+        lacks(name, 2, &[&damage, "Damage found: 1."])?;
+    }
+
+    // A copy that was interrupted (`copydir`, copydir.c), before recovery and after it.
+    let copy = data.join("base/99999");
+    fs::create_dir(&copy)?;
+    for name in ["PG_VERSION", "1259"] {
+        fs::copy(other.join(name), copy.join(name))?;
+        cluster.installation().give(&copy.join(name))?;
+    }
+    cluster.installation().give(&copy)?;
+    cluster.expect_verified(&data, 0, &["No damage found."])?;
+    cluster.start_server()?;
+    cluster.kill()?;
+    cluster.expect_verified(&data, 0, &["No damage found."])?;
+    let damage = format!("damaged      {in_database}: missing; a server needs it");
+    lacks(&in_database, 2, &[&damage, "Damage found: 1."])?;
+
+    // A removal that was interrupted (`dropdb`, dbcommands.c).
+    cluster.start_server()?;
+    let limit = |limit| {
+        cluster
+            .sql(&format!("UPDATE pg_database SET datconnlimit = {limit} WHERE datname = 'other'"))
+    };
+    limit(-2)?;
+    cluster.stop(StopMode::Fast)?;
+    lacks(&in_database, 0, &["No damage found."])?;
+    cluster.start_server()?;
+    limit(-1)?;
+    fs::remove_dir_all(&copy)?;
+    cluster.finish()
+}
