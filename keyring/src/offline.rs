@@ -6,6 +6,7 @@
 mod beside;
 mod databases;
 mod in_use;
+mod unfinished;
 mod writing;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -20,13 +21,13 @@ use pagevault_cipher::residue::without_trace;
 use pagevault_cipher::wrap::{self, WrapKey};
 use pagevault_cipher::{CipherId, DataKeyVersion, KeyVersion, Secret32};
 use pagevault_keystore::given_up::GivenUp;
-use pagevault_keystore::log::{self, unsettled};
+use pagevault_keystore::log;
 use pagevault_keystore::protocol::{Action, Base64, ErrorClass, Operation, Outcome, Request};
 use pagevault_keystore::state::{DataKey, State};
 use pagevault_keystore::wal;
 use pagevault_keystore::wrappings::OfCluster;
 use pagevault_keystore::{
-    CheckValue, DatabaseKey, Record, RelFile, Scope, Wrapping, data_key_aad, master_context,
+    CheckValue, DatabaseKey, RelFile, Scope, Wrapping, data_key_aad, master_context,
 };
 use zeroize::Zeroizing;
 
@@ -200,26 +201,6 @@ impl Keystore {
             Some(group) => format!("key group \"{}\"", group.name),
             None => scope.name(),
         }
-    }
-
-    /// Records that failed starts of the server cut off from key files, by scope.
-    ///
-    /// # Errors
-    /// Those of [`Keystore::read`].
-    pub fn unsettled(&self) -> Result<Vec<(Scope, Vec<Record>)>, Failure> {
-        let directory = self.data_directory.join(DIRECTORY);
-        let mut found = Vec::new();
-        for scope in scopes_in(&directory, unsettled::scope_of)? {
-            let path = directory.join(unsettled::name(scope));
-            let records = unsettled::decode(&read_trusted(self.kind, &path)?, scope, &self.id);
-            let mut records = records.map_err(|error| {
-                let what = format!("key file \"{}\" is not readable: {error}", path.display());
-                Failure::new(ErrorClass::Internal, what)
-            })?;
-            self.of_cluster.bring_into_line(&mut records);
-            found.push((scope, records));
-        }
-        Ok(found)
     }
 
     /// The records of all WAL keys, by version.

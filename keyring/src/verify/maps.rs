@@ -1,18 +1,33 @@
 //! Maps of the files of catalogs (`pg_filenode.map`). No session starts without a valid one
 //! (`load_relmap_file`, relmapper.c). Redo writes a whole map, and does not read it before.
+//!
+//! A database has its map in its own tablespace. What an interrupted command leaves of a database
+//! may have none: `CREATE DATABASE` and `SET TABLESPACE` copy files in any order, and `DROP
+//! DATABASE` removes them so. `pg_database` does not name it then, or marks it as invalid.
 
-use std::collections::BTreeMap;
+use std::cell::OnceCell;
+use std::collections::{BTreeMap, HashSet};
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::Context;
+use super::catalogs::{Catalog, Catalogs, LARGEST_MAP, Transactions, mappings};
 use super::databases::replaced_by;
-use super::leftovers::{LARGEST_MAP, mappings};
 use super::pages::Files;
 use super::wal_record::{RELMAP, data, kind};
 use crate::regular::read_regular;
 
 const NAME: &str = "pg_filenode.map";
+
+/// `DatabaseRelationId`, `DatabaseOidIndexId`
+const PG_DATABASE: Catalog = Catalog { table: 1262, index: 2672 };
+
+/// Offsets in FormData_pg_database (pg_database.h), the same in 15 to 18; and
+/// `DATCONNLIMIT_INVALID_DB`.
+const OID: usize = 0;
+const LIMIT: usize = 80;
+const TABLESPACE: usize = 92;
+const INVALID: u32 = -2_i32 as u32;
 
 /// `XLOG_RELMAP_UPDATE` (relmapper.h).
 const UPDATE: u8 = 0x00;
@@ -22,7 +37,7 @@ const UPDATE: u8 = 0x00;
 pub(super) struct Maps(BTreeMap<(u32, u32), String>);
 
 impl Maps {
-    /// Reads those that are there: in the directories of databases that have relations.
+    /// Reads them, in the directories of databases that have relations.
     pub(super) fn of(context: &Context<'_>, files: &Files) -> Self {
         let directory = |path: &Path| path.parent().map(Path::to_owned);
         let directories: BTreeMap<_, _> = files
@@ -30,15 +45,24 @@ impl Maps {
             .iter()
             .filter_map(|it| Some(((it.file.tablespace, it.file.database), directory(&it.path)?)))
             .collect();
-        let damaged = |path: &Path| match read_regular(path, LARGEST_MAP) {
-            Ok(map) if mappings(&map).is_none() => Some("not valid".to_owned()),
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Some(error.to_string()),
-            _ => None,
+        let known = OnceCell::new();
+        let is_needed = |place: (u32, u32), directory: &Path| match place {
+            (_, 0) => true,
+            _ => match known.get_or_init(|| databases(context, files)) {
+                Some(known) => known.contains(&place),
+                None => directory.join("PG_VERSION").exists(),
+            },
         };
-        let what = |(place, directory): (_, std::path::PathBuf)| {
+        let what = |(place, directory): ((u32, u32), PathBuf)| {
             let path = directory.join(NAME);
-            let what = damaged(&path)?;
-            Some((place, format!("{}: {what}; a server needs it", context.show(&path))))
+            let what = match read_regular(&path, LARGEST_MAP) {
+                Ok(map) => mappings(&map).is_none().then(|| "not valid".to_owned()),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    is_needed(place, &directory).then(|| "missing".to_owned())
+                }
+                Err(error) => Some(error.to_string()),
+            };
+            Some((place, format!("{}: {}; a server needs it", context.show(&path), what?)))
         };
         Self(directories.into_iter().filter_map(what).collect())
     }
@@ -61,6 +85,19 @@ impl Maps {
     pub(super) fn rest(self) -> impl Iterator<Item = String> {
         self.0.into_values()
     }
+}
+
+/// Tablespaces and databases that certainly exist. `None` if that is unknown.
+fn databases(context: &Context<'_>, files: &Files) -> Option<HashSet<(u32, u32)>> {
+    let transactions = Transactions::of(context).ok()?;
+    let mut found = HashSet::new();
+    Catalogs::of(context, files, 0)?.rows(&PG_DATABASE, |row| {
+        if row.exists(&transactions)? && row.column(LIMIT)? != INVALID {
+            found.insert((row.column(TABLESPACE)?, row.column(OID)?));
+        }
+        Some(())
+    })?;
+    Some(found)
 }
 
 #[cfg(test)]

@@ -4,6 +4,8 @@
 mod absent;
 mod blocks;
 mod broken;
+mod btree;
+mod catalogs;
 mod complete;
 mod control;
 mod databases;
@@ -33,8 +35,9 @@ use std::path::{Path, PathBuf};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use pagevault_cipher::page::Strength;
-use pagevault_keystore::RelFile;
+use pagevault_keystore::log;
 use pagevault_keystore::wal_segments::parse_name;
+use pagevault_keystore::{RelFile, Scope};
 
 pub(crate) use self::pages::fill;
 pub use self::seal::seal_manifest;
@@ -51,10 +54,11 @@ use self::leftovers::Leftovers;
 use self::maps::Maps;
 use self::referenced::Referenced;
 use self::report::Report;
-use self::segments::Histories;
+use self::runs::Run;
+use self::segments::{Histories, Segment};
 use crate::access::Access;
 use crate::failure::{Failure, refuse};
-use crate::offline::{DatabaseKeys, Keystore};
+use crate::offline::{DIRECTORY, DatabaseKeys, Keystore};
 use crate::tablespaces::{self, Tablespace};
 use crate::visible::visible;
 
@@ -282,6 +286,13 @@ impl Findings {
         self.left_over.insert(visible(path));
     }
 
+    /// Those of other copies of WAL.
+    fn add_damages(&mut self, others: Findings) {
+        self.damaged += others.damaged - others.listed.len() as u64;
+        let new = others.listed.into_iter().filter(|what| !self.listed.contains(what));
+        new.collect::<Vec<_>>().into_iter().for_each(|what| self.damage(what));
+    }
+
     fn damage(&mut self, what: String) {
         self.damaged += 1;
         if self.listed.len() < LISTED {
@@ -338,6 +349,9 @@ pub fn verify(
     let tablespaces = tablespaces::read(root, &mut faults)?;
     faults.extend(control.fault().map(str::to_owned));
     faults.extend(control.lacks_keys(keystore.state().forgotten()));
+    if control.ended {
+        faults.extend(keystore.torn()?.into_iter().map(torn_file));
+    }
     faults.into_iter().for_each(|what| findings.damage(what));
     let version = tablespaces::version_directory(root, control.catalog);
     findings.absent = Absent::of(root, &tablespaces, version.as_deref());
@@ -382,7 +396,7 @@ pub fn verify(
         if needed.required.is_empty() {
             needed = labelled::needed(control, root, archive)?;
         }
-        archived = segments::archived(&segments, archive, &needed.wanted, control.segment)?;
+        archived = segments::archived(archive, &needed.wanted, control.segment)?;
     }
     let archive = options.wal_directory.as_deref();
     let directories: Vec<_> = [&*pg_wal].into_iter().chain(archive).collect();
@@ -399,11 +413,23 @@ pub fn verify(
             findings.damage(format!("{}: {length} bytes instead of {size}", path.display()));
         }
     }
-    segments = segments::merged(segments, archived);
     findings.ask_wal();
     let before = findings.damaged;
-    let runs = records::verify(&context, &segments, &histories, &progress, &mut findings)?;
-    complete::require_wal(&needed.required, "the backup", &runs, &histories, &mut findings);
+    let read = |segments: &[Segment], findings: &mut Findings| -> Result<Vec<Run>, Failure> {
+        let runs = records::verify(&context, segments, &histories, &progress, findings)?;
+        complete::require_wal(&needed.required, "the backup", &runs, &histories, findings);
+        Ok(runs)
+    };
+    // Recovery takes a segment from the archive, if it has it there (`XLogFileReadAnyTLI`,
+    // xlogrecovery.c). Without the archive it takes what is in `pg_wal`.
+    let own = segments::merged(&segments, &archived);
+    segments = segments::merged(&archived, &segments);
+    let runs = read(&segments, &mut findings)?;
+    if segments.iter().zip(&own).any(|(one, other)| one.path != other.path) {
+        let mut others = Findings::default();
+        read(&own, &mut others)?;
+        findings.add_damages(others);
+    }
     let of_redo = control.noted.map_or(0, |noted| noted.timeline);
     if needed.required.is_empty() {
         let required: Vec<_> = control.required(keystore.data_directory()).into_iter().collect();
@@ -435,6 +461,14 @@ pub fn verify(
         report.print(out)?
     }
     Ok(findings.damaged == 0)
+}
+
+/// A key file that a server refuses after a clean shutdown, which leaves no unfinished write.
+fn torn_file((scope, torn): (Scope, u64)) -> String {
+    let name = log::file_name(scope);
+    format!(
+        "{DIRECTORY}/{name}: its last {torn} bytes are not readable, and a server that was shut down cleanly does not start with it"
+    )
 }
 
 /// What all checks use.

@@ -19,7 +19,8 @@ use crate::regular::read_if_there;
 const MAX_HISTORY: u64 = 1 << 20;
 const MAX_HISTORIES: usize = 16 << 20;
 
-/// A file in `pg_wal`.
+/// A file in `pg_wal`, or in an archive.
+#[derive(Clone)]
 pub(super) struct Segment {
     pub(super) path: PathBuf,
     pub(super) name: Name,
@@ -40,18 +41,14 @@ pub(super) fn segments(directory: &Path) -> Result<Vec<Segment>, Failure> {
     Ok(found)
 }
 
-/// Segments of an archive that have addresses of these ranges, and are not among `segments`.
+/// Segments of an archive that have addresses of these ranges.
 pub(super) fn archived(
-    segments: &[Segment],
     archive: &Path,
     ranges: &[Range],
     size: u64,
 ) -> Result<Vec<Segment>, Failure> {
     let mut archived = self::segments(archive)?;
-    archived.retain(|segment| {
-        ranges.iter().any(|range| overlaps(segment, range, size))
-            && segments.iter().all(|other| other.name != segment.name)
-    });
+    archived.retain(|segment| ranges.iter().any(|range| overlaps(segment, range, size)));
     Ok(archived)
 }
 
@@ -77,11 +74,13 @@ fn overlaps(segment: &Segment, range: &Range, size: u64) -> bool {
     start < range.end.0 && range.start.0 < start.saturating_add(size)
 }
 
-/// All of them, by timeline and address.
-pub(super) fn merged(mut segments: Vec<Segment>, mut others: Vec<Segment>) -> Vec<Segment> {
-    segments.append(&mut others);
-    segments.sort_by_key(|segment| (segment.name.timeline, segment.name.number));
-    segments
+/// All of them, by timeline and address; of two of the same name the first.
+pub(super) fn merged(segments: &[Segment], others: &[Segment]) -> Vec<Segment> {
+    let mut all = [segments, others].concat();
+    let name = |segment: &Segment| (segment.name.timeline, segment.name.number);
+    all.sort_by_key(name);
+    all.dedup_by_key(|segment| name(segment));
+    all
 }
 
 /// What a history file says.
@@ -231,6 +230,21 @@ pub(super) mod tests {
             let owner = owner_of(text.as_bytes(), 6, address);
             assert_eq!(histories.owner(6, address), Some(owner), "{address}");
         }
+    }
+
+    #[test]
+    fn of_two_segments_of_the_same_name_the_first_counts() {
+        let place = |place: &str, number| {
+            let path = PathBuf::from(place);
+            Segment { path, ..segment(1, number) }
+        };
+        let archive = [place("archive", 2), place("archive", 3)];
+        let own = [place("own", 1), place("own", 2), place("own", 4)];
+        let paths = |segments: Vec<Segment>| -> Vec<String> {
+            segments.iter().map(|segment| segment.path.display().to_string()).collect()
+        };
+        assert_eq!(paths(merged(&archive, &own)), ["own", "archive", "archive", "own"]);
+        assert_eq!(paths(merged(&own, &archive)), ["own", "own", "archive", "own"]);
     }
 
     #[test]

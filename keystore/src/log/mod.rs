@@ -54,6 +54,9 @@
 //! - Otherwise nothing from X on was ever settled, and all of it is cut off, even if it is
 //!   readable.
 //!
+//! A log that is too short for the mark with which each begins is damaged, too. Otherwise one that
+//! is cut behind its header would seem to be one that never had records.
+//!
 //! A batch with correct checksums but unknown contents is always an error: a later version of
 //! pagevault has written it.
 //!
@@ -92,6 +95,9 @@ pub const MAGIC: [u8; 8] = *b"pvkeys\r\n";
 pub const VERSION: u16 = 1;
 /// Bytes before the first batch.
 pub const HEADER: usize = 40;
+/// A log has at least a mark behind its header: it gets its name when both are durable, and is
+/// never made shorter.
+const SHORTEST: usize = HEADER + batch::HEADER;
 /// Largest log (1 GiB, more than five million data keys).
 pub const MAX_LOG: u64 = 1 << 30;
 /// Records in one batch of a compacted log.

@@ -4,7 +4,7 @@ use std::borrow::Borrow;
 
 use pagevault_cipher::Lsn;
 
-use super::{Contents, HEADER, MAGIC, Position, Trust, VERSION};
+use super::{Contents, HEADER, MAGIC, Position, SHORTEST, Trust, VERSION};
 use crate::batch::{self, Head, MAGIC as FRAME_MAGIC};
 use crate::error::{FormatError, Problem};
 use crate::record::Record;
@@ -83,6 +83,9 @@ fn read(
     mut take: impl FnMut(&mut Vec<Record>, u64, Head),
 ) -> Result<(Position, u64), FormatError> {
     let (keystore_id, generation) = parse_header(bytes, scope)?;
+    if bytes.len() < SHORTEST {
+        return Err(FormatError { offset: bytes.len() as u64, problem: Problem::Short });
+    }
     let (mut end, mut settled) = (HEADER, HEADER as u64);
     while let Some(rest) = bytes.get(end..).filter(|rest| !rest.is_empty()) {
         let before = records.len();

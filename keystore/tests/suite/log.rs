@@ -48,15 +48,17 @@ fn appended_batches_are_replayed() {
 #[test]
 fn a_log_cut_anywhere_keeps_its_whole_batches() {
     let (bytes, starts, batches) = three();
-    for length in HEADER..bytes.len() {
+    for length in HEADER + batch::HEADER..bytes.len() {
         let contents = replay(&bytes[..length], DATABASE).unwrap();
         let ends = [starts[1], starts[2], bytes.len()];
         let whole = ends.iter().filter(|end| **end <= length).count();
         assert_eq!(contents.records, batches[..whole].concat(), "cut at {length}");
         assert_eq!(contents.position.end + contents.torn, length as u64);
     }
-    for length in 0..HEADER {
-        assert!(replay(&bytes[..length], DATABASE).is_err(), "cut at {length}");
+    // It has never been so short.
+    for length in 0..HEADER + batch::HEADER {
+        let error = replay(&bytes[..length], DATABASE).unwrap_err();
+        assert_eq!(error.problem, Problem::Short, "cut at {length}");
     }
 }
 

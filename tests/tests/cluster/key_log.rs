@@ -5,9 +5,9 @@ use std::fs::{self, OpenOptions};
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
-use pagevault_keystore::log::{Log, Trust, replay, scopes};
+use pagevault_keystore::log::{HEADER, Log, Trust, replay, scopes};
 use pagevault_keystore::storage::FileStorage;
-use pagevault_keystore::{KeyVersion, Lsn, Record, RelFile, Scope};
+use pagevault_keystore::{KeyVersion, Lsn, Record, RelFile, Scope, batch};
 use pagevault_tests::cluster::{run_sql, text};
 use pagevault_tests::standby::{standby_of, wait_for};
 use pagevault_tests::{Cluster, KeyFile, Settings, Standby, StopMode};
@@ -59,8 +59,10 @@ fn cut_power(cluster: &Cluster) -> Result<u64> {
         let path = directory(cluster).join(pagevault_keystore::log::file_name(scope));
         let contents = replay(&fs::read(&path)?, scope)?;
         if !contents.position.is_settled() {
-            lost += contents.position.end - contents.position.settled;
-            OpenOptions::new().write(true).open(&path)?.set_len(contents.position.settled)?;
+            // A file has its first mark from the beginning.
+            let durable = contents.position.settled.max((HEADER + batch::HEADER) as u64);
+            lost += contents.position.end - durable;
+            OpenOptions::new().write(true).open(&path)?.set_len(durable)?;
         }
     }
     Ok(lost)

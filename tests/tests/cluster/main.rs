@@ -47,6 +47,7 @@ mod permissions;
 mod preload;
 mod presence;
 mod proven_backup;
+mod proven_catalogs;
 mod proven_files;
 mod proven_recovery;
 mod proven_tablespaces;

@@ -170,3 +170,39 @@ fn a_data_directory_without_key_files_is_refused() -> Result<()> {
     ensure!(cluster.text("SELECT state FROM pagevault.status")? == "no_master_key");
     cluster.finish()
 }
+
+/// After a clean shutdown no write is unfinished. `verify` judges key files as the server does.
+#[test]
+fn an_unfinished_end_of_a_key_file_is_damage_after_a_shutdown() -> Result<()> {
+    let (mut cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.allow_log("is damaged: its last");
+    cluster.allow_log("not properly shut down");
+    cluster.allow_log("unfinished");
+    cluster.sql("CREATE TABLE t AS SELECT 7 AS id; SELECT pagevault.encrypt('t')")?;
+    let data = cluster.data_directory();
+    cluster.stop(StopMode::Fast)?;
+    for file in ["cluster.keys", "5.keys"] {
+        let path = data.join("pagevault").join(file);
+        let whole = fs::read(&path)?;
+        let longer = [&whole[..], b"1234567"].concat();
+        for changed in [&whole[..whole.len() - 3], &longer] {
+            fs::write(&path, changed)?;
+            let damage = format!("damaged      pagevault/{file}: its last ");
+            cluster.expect_verified(&data, 2, &[&damage, "Damage found: 1."])?;
+            ensure!(cluster.start_server().is_err(), "the server starts with {file}");
+            let log = cluster.log();
+            let last = log.rsplit("FATAL:").next().unwrap_or_default();
+            ensure!(last.contains(&format!("key file \"{file}\" is damaged")), "{last}");
+        }
+        fs::write(&path, &whole)?;
+    }
+    cluster.start_server()?;
+    cluster.kill()?;
+    let path = data.join("pagevault/5.keys");
+    let longer = [&fs::read(&path)?[..], b"1234567"].concat();
+    fs::write(&path, &longer)?;
+    cluster.expect_verified(&data, 0, &["No damage found."])?;
+    cluster.start_server()?;
+    ensure!(cluster.text("SELECT id FROM t")? == "7", "the row is lost");
+    cluster.finish()
+}

@@ -365,3 +365,32 @@ fn a_backup_without_a_manifest_has_its_wal_in_the_archive() -> Result<()> {
     expect(&restored, &data, &from, 2, &["is missing; the backup needs it up to"])?;
     cluster.finish()
 }
+
+/// Recovery takes a segment from the archive, if it has it there, and else from `pg_wal`
+/// (`XLogFileReadAnyTLI`, xlogrecovery.c).
+#[test]
+fn segments_of_the_archive_are_read_also_if_the_backup_has_them() -> Result<()> {
+    let (cluster, _keys) = sealing(&Settings::default().wal_segment_size(1))?;
+    insert(&cluster, "amsel", 1000)?;
+    let backup = cluster.directory().join("backup");
+    cluster.base_backup_with(&backup, &["-X", "fetch"])?;
+    let (pg_wal, archive) = (backup.join("pg_wal"), cluster.directory().join("archive"));
+    run(Command::new("cp").arg("-a").arg(&pg_wal).arg(&archive))?;
+    let from = ["--wal-directory", archive.to_str().context("a path")?];
+    expect(&cluster, &backup, &from, 0, &["No damage found."])?;
+    let name =
+        cluster.text(&format!("SELECT pg_walfile_name('{}')", lsn(&backup, "Start-LSN")?))?;
+    for directory in [&archive, &pg_wal] {
+        let path = directory.join(&name);
+        let whole = fs::read(&path)?;
+        let mut garbage = whole.clone();
+        garbage.fill(7);
+        for changed in [&whole[..4096], &garbage] {
+            fs::write(&path, changed)?;
+            expect(&cluster, &backup, &from, 2, &["Damage found: "])?;
+        }
+        fs::write(&path, &whole)?;
+    }
+    expect(&cluster, &backup, &from, 0, &["No damage found."])?;
+    cluster.finish()
+}

@@ -1,0 +1,51 @@
+//! What there is beside the records of key files: those that a start cut off, and incomplete ones.
+
+use std::path::Path;
+
+use pagevault_keystore::log::{self, unsettled};
+use pagevault_keystore::protocol::ErrorClass;
+use pagevault_keystore::{FormatError, Record, Scope};
+
+use super::{DIRECTORY, Keystore, scopes_in};
+use crate::access::read_trusted;
+use crate::failure::Failure;
+
+impl Keystore {
+    /// Records that failed starts of the server cut off from key files, by scope.
+    ///
+    /// # Errors
+    /// Those of [`Keystore::read`].
+    pub fn unsettled(&self) -> Result<Vec<(Scope, Vec<Record>)>, Failure> {
+        let directory = self.data_directory.join(DIRECTORY);
+        let mut found = Vec::new();
+        for scope in scopes_in(&directory, unsettled::scope_of)? {
+            let path = directory.join(unsettled::name(scope));
+            let records = unsettled::decode(&read_trusted(self.kind, &path)?, scope, &self.id);
+            let mut records = records.map_err(|error| unreadable(&path, &error))?;
+            self.of_cluster.bring_into_line(&mut records);
+            found.push((scope, records));
+        }
+        Ok(found)
+    }
+
+    /// Scopes whose key files have bytes behind the last complete record, and how many. While the
+    /// server runs, and after a crash, they are an unfinished write.
+    ///
+    /// # Errors
+    /// Those of [`Keystore::read`].
+    pub(crate) fn torn(&self) -> Result<Vec<(Scope, u64)>, Failure> {
+        let mut found = Vec::new();
+        for &scope in &self.scopes {
+            let path = self.data_directory.join(DIRECTORY).join(log::file_name(scope));
+            let contents = log::replay(&read_trusted(self.kind, &path)?, scope);
+            let torn = contents.map_err(|error| unreadable(&path, &error))?.torn;
+            found.extend((torn > 0).then_some((scope, torn)));
+        }
+        Ok(found)
+    }
+}
+
+fn unreadable(path: &Path, error: &FormatError) -> Failure {
+    let what = format!("key file \"{}\" is not readable: {error}", path.display());
+    Failure::new(ErrorClass::Internal, what)
+}

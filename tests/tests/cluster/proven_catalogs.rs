@@ -1,0 +1,152 @@
+//! `pagevault-keyring verify`: catalogs that are damaged themselves excuse no damage, and those
+//! that a crash has left are not damaged.
+
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use anyhow::{Result, ensure};
+use pagevault_tests::cluster::{run_sql, text};
+use pagevault_tests::{Cluster, Settings, StopMode};
+
+const PAGE: usize = 8192;
+
+fn flip(path: &Path, at: u64) -> Result<()> {
+    let file = OpenOptions::new().read(true).write(true).open(path)?;
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, at)?;
+    Ok(file.write_all_at(&[byte[0] ^ 1], at)?)
+}
+
+/// A file is left over if no row of `pg_class` names it. The index says which pages have rows.
+#[test]
+fn a_damaged_pg_class_excuses_no_damage() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default().conf("autovacuum = off"))?;
+    cluster.sql("CREATE TABLE t AS SELECT i FROM generate_series(1, 5000) i")?;
+    cluster.sql("SELECT pagevault.encrypt('t')")?;
+    let table = cluster.relation_path("t")?;
+    let place = "SELECT (ctid::text::point)[0]::int FROM pg_class WHERE relname = 't'";
+    let at = cluster.text(place)?.parse::<usize>()? * PAGE;
+    let data = cluster.data_directory();
+    let class = data.join(cluster.relation_path("pg_class")?);
+    let index = data.join(cluster.relation_path("pg_class_oid_index")?);
+    cluster.stop(StopMode::Fast)?;
+    flip(&data.join(&table), 5000)?;
+    let damage = format!("{} block 0: the checksum", table.display());
+    let expected = [damage.as_str(), "Damage found: 1."];
+    cluster.expect_verified(&data, 2, &expected)?;
+
+    let (whole, entries) = (fs::read(&class)?, fs::read(&index)?);
+    let mut lost = whole.clone();
+    lost[at..at + PAGE].fill(0);
+    for changed in [&whole[..at], &whole[..0], &lost] {
+        fs::write(&class, changed)?;
+        cluster.expect_verified(&data, 2, &expected)?;
+    }
+    // And the index as well.
+    for at in (0..entries.len()).step_by(PAGE) {
+        let mut lost = entries.clone();
+        lost[at..at + PAGE].fill(0);
+        for changed in [&entries[..at], &lost] {
+            fs::write(&index, changed)?;
+            cluster.expect_verified(&data, 2, &expected)?;
+        }
+    }
+    fs::write(&index, &entries)?;
+    fs::write(&class, &whole)?;
+    flip(&data.join(&table), 5000)?;
+    cluster.start_server()?;
+    ensure!(cluster.text("SELECT count(*) FROM t")? == "5000");
+    cluster.finish()
+}
+
+/// Sessions add pages to a relation before WAL says so, several at a time, and a crash may come
+/// before they are used (`RelationAddBlocks`, hio.c).
+#[test]
+fn pages_of_pg_class_that_were_never_used_are_no_doubt() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default().conf("autovacuum = off"))?;
+    let data = cluster.data_directory();
+    let class = data.join(cluster.relation_path("pg_class")?);
+    let mut client = cluster.client()?;
+    run_sql(&mut client, "BEGIN")?;
+    run_sql(&mut client, "CREATE TABLE lost AS SELECT i FROM generate_series(1, 5000) i")?;
+    let lost = text(&mut client, "SELECT pg_relation_filepath('lost')")?;
+    cluster.sql("CHECKPOINT")?;
+    cluster.crash()?;
+    cluster.stop(StopMode::Fast)?;
+    flip(&data.join(&lost), 5000)?;
+    let line = format!("left over    {lost}: belongs to no relation");
+    let expected = [line.as_str(), "No damage found."];
+    cluster.expect_verified(&data, 0, &expected)?;
+
+    let mut bytes = fs::read(&class)?;
+    let first = bytes.len();
+    bytes.extend([0; 2 * PAGE]);
+    fs::write(&class, &bytes)?;
+    cluster.expect_verified(&data, 0, &expected)?;
+    // The next rows are put into the last page.
+    cluster.start_server()?;
+    cluster.sql(
+        "DO $$ BEGIN FOR i IN 1..300 LOOP EXECUTE format('CREATE TABLE t%s (i int)', i); END LOOP; END $$",
+    )?;
+    cluster.stop(StopMode::Fast)?;
+    let bytes = fs::read(&class)?;
+    let is_zero = |page: &[u8]| page.iter().all(|byte| *byte == 0);
+    ensure!(is_zero(&bytes[first..first + PAGE]), "the page before is in use");
+    ensure!(!is_zero(&bytes[first + PAGE..]), "the page behind it is not");
+    cluster.expect_verified(&data, 0, &expected)?;
+
+    flip(&data.join(&lost), 5000)?;
+    cluster.start_server()?;
+    cluster.finish()
+}
+
+/// No session starts without one. What interrupted commands leave of a database has none.
+#[test]
+fn maps_of_catalogs_must_be_there() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.sql("CREATE DATABASE other")?;
+    let database = cluster.text("SELECT oid FROM pg_database WHERE datname = 'other'")?;
+    let (data, away) = (cluster.data_directory(), cluster.directory().join("away"));
+    let other = data.join("base").join(&database);
+    cluster.stop(StopMode::Fast)?;
+    let lacks = |name: &str, code: i32, words: &[&str]| -> Result<()> {
+        fs::rename(data.join(name), &away)?;
+        cluster.expect_verified(&data, code, words)?;
+        Ok(fs::rename(&away, data.join(name))?)
+    };
+    let in_database = format!("base/{database}/pg_filenode.map");
+    for name in ["global/pg_filenode.map", &in_database] {
+        let damage = format!("damaged      {name}: missing; a server needs it");
+        lacks(name, 2, &[&damage, "Damage found: 1."])?;
+    }
+
+    // A copy that was interrupted (`copydir`, copydir.c), before recovery and after it.
+    let copy = data.join("base/99999");
+    fs::create_dir(&copy)?;
+    for name in ["PG_VERSION", "1259"] {
+        fs::copy(other.join(name), copy.join(name))?;
+        cluster.installation().give(&copy.join(name))?;
+    }
+    cluster.installation().give(&copy)?;
+    cluster.expect_verified(&data, 0, &["No damage found."])?;
+    cluster.start_server()?;
+    cluster.kill()?;
+    cluster.expect_verified(&data, 0, &["No damage found."])?;
+    let damage = format!("damaged      {in_database}: missing; a server needs it");
+    lacks(&in_database, 2, &[&damage, "Damage found: 1."])?;
+
+    // A removal that was interrupted (`dropdb`, dbcommands.c).
+    cluster.start_server()?;
+    let limit = |limit| {
+        cluster
+            .sql(&format!("UPDATE pg_database SET datconnlimit = {limit} WHERE datname = 'other'"))
+    };
+    limit(-2)?;
+    cluster.stop(StopMode::Fast)?;
+    lacks(&in_database, 0, &["No damage found."])?;
+    cluster.start_server()?;
+    limit(-1)?;
+    fs::remove_dir_all(&copy)?;
+    cluster.finish()
+}
