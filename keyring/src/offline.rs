@@ -27,7 +27,7 @@ use pagevault_keystore::state::{DataKey, State};
 use pagevault_keystore::wal;
 use pagevault_keystore::wrappings::OfCluster;
 use pagevault_keystore::{
-    CheckValue, DatabaseKey, RelFile, Scope, Wrapping, data_key_aad, master_context,
+    CheckValue, DatabaseKey, Record, RelFile, Scope, Wrapping, data_key_aad, master_context,
 };
 use zeroize::Zeroizing;
 
