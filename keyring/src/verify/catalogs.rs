@@ -239,12 +239,14 @@ impl Transactions {
             return Outcome::Committed;
         }
         let path = self.directory.join(format!("{:04X}", number / IN_A_FILE));
-        let mut byte = [0];
-        let at = u64::from(number % IN_A_FILE / 4);
-        let read = open_regular(&path).and_then(|file| file.read_exact_at(&mut byte, at));
-        match byte[0] >> (number % 4 * 2) & 3 {
-            // `pg_xact` is truncated only for old transactions.
-            _ if read.is_err() => Outcome::Committed,
+        let mut page: Page = [0; PAGE_SIZE];
+        let at = (number % IN_A_FILE / 4) as usize;
+        let start = at / PAGE_SIZE * PAGE_SIZE;
+        let read = open_regular(&path).and_then(|file| file.read_exact_at(&mut page, start as u64));
+        match page[at - start] >> (number % 4 * 2) & 3 {
+            // `pg_xact` is truncated only for old transactions. A page of which none has ended is
+            // lost.
+            _ if read.is_err() || page::is_zero(&page) => Outcome::Committed,
             ABORTED => Outcome::Aborted,
             IN_PROGRESS => Outcome::InProgress,
             _ => Outcome::Committed,
@@ -279,7 +281,9 @@ mod tests {
     fn rows_are_judged_by_their_transactions() {
         let directory = tempfile::tempdir().unwrap();
         // Of the transactions 4 to 7: in progress, committed, aborted, in progress.
-        fs::write(directory.path().join("0000"), [0, 0b10_01_00]).unwrap();
+        let mut states = vec![0; 2 * PAGE_SIZE];
+        states[1] = 0b10_01_00;
+        fs::write(directory.path().join("0000"), states).unwrap();
         let judged = |may_commit: bool, from: u32, to: u32, flags: u16| {
             let path = directory.path().to_owned();
             let transactions = Transactions { directory: path, may_commit };
@@ -297,6 +301,8 @@ mod tests {
             assert_eq!(judged(may_commit, 6, 0, 0), (false, false));
             assert_eq!(judged(may_commit, 2, 0, 0), (true, true));
             assert_eq!(judged(may_commit, 1 << 20, 0, 0), (true, true));
+            // Of a page that is lost.
+            assert_eq!(judged(may_commit, 1 << 15, 0, 0), (true, true));
             assert_eq!(judged(may_commit, 6, 0, 0x100), (true, true));
             assert_eq!(judged(may_commit, 6, 0, 0x300), (true, true));
             assert_eq!(judged(may_commit, 5, 0, 0x200), (false, false));
