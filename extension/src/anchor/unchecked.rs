@@ -1,0 +1,59 @@
+//! What the data directory contained when it was first started without a comparison. Kept in a file
+//! until a comparison succeeds: otherwise an old data directory would only have to be started twice,
+//! once while the store is down, and run in between until it has overtaken the note.
+
+use pagevault_keystore::anchor::{Position, decode_unchecked, encode_unchecked};
+use pagevault_keystore::storage::Storage;
+use pgrx::PgSqlErrorCode;
+use pgrx::prelude::PgLogLevel;
+
+use crate::keystore_dir;
+use crate::pg::report::Report;
+
+const NAME: &str = "anchor.unchecked";
+const LIMIT: u64 = 4096;
+
+/// The position, if there is one.
+pub(super) fn read() -> Option<Position> {
+    let bytes = keystore_dir::storage().ok()?.read(NAME, 0, LIMIT).ok()??;
+    decode_unchecked(&bytes)
+}
+
+/// Keeps a position, and an earlier one if there is one already. An outage is no refusal, so the
+/// server also starts if that fails.
+pub(super) fn keep(position: Position) {
+    if read().is_some() {
+        return;
+    }
+    let written = || -> std::io::Result<()> {
+        let storage = keystore_dir::storage().map_err(|e| std::io::Error::other(e.to_string()))?;
+        storage.create(NAME, encode_unchecked(position).as_bytes())?;
+        storage.sync(NAME)
+    };
+    if let Err(error) = written() {
+        complain("write", &error);
+    }
+}
+
+/// A comparison was successful, or does not concern this server.
+pub(super) fn forget() {
+    let removed = || -> std::io::Result<()> {
+        let storage = keystore_dir::storage().map_err(|e| std::io::Error::other(e.to_string()))?;
+        match storage.len(NAME)? {
+            Some(_) => storage.remove(NAME),
+            None => Ok(()),
+        }
+    };
+    if let Err(error) = removed() {
+        complain("remove", &error);
+    }
+}
+
+fn complain(what: &str, error: &std::io::Error) {
+    Report::new(
+        PgSqlErrorCode::ERRCODE_IO_ERROR,
+        format!("could not {what} the file pagevault/{NAME}: {error}"),
+    )
+    .detail("It says what the data directory contained when it was started without a comparison with its anchor.")
+    .send(PgLogLevel::WARNING);
+}
