@@ -7,7 +7,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use pagevault_fuzz::{TARGETS, Target};
 use pagevault_keyring::providers::kmip::ttlv::{Tag, Value, Writer};
-use pagevault_keystore::{KeyVersion, Record, Scope, escrow};
+use pagevault_keystore::{CheckValue, KeyVersion, Record, Scope, escrow};
 use proptest::prelude::*;
 use serde_json::Value as Json;
 
@@ -40,7 +40,9 @@ fn seeds() -> Vec<Vec<u8>> {
         b"encrypted aes-128-xts".to_vec(),
         b"plaintext".to_vec(),
     ];
+    let check = CheckValue::from_bytes([9; 16]);
     let keys = [(Scope::CLUSTER, KeyVersion::FIRST), (Scope::database(5), KeyVersion::LAST)];
+    let keys = keys.map(|key| (key, check));
     let mark = escrow::Mark { keystore: [7; 16], made: 1_800_000_000, keys: keys.into() };
     seeds.push(mark.encode().into_bytes());
     let records = vec![Record::DropProvider { name: "local".to_owned() }];

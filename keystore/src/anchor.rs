@@ -195,6 +195,33 @@ pub fn parse_lsn(text: &str) -> Option<Lsn> {
     Some(Lsn((u64::from(half(high)?) << 32) + u64::from(half(low)?)))
 }
 
+const UNCHECKED: &str = "pagevault unchecked 1";
+
+/// The contents of the file that keeps a position which was not compared yet:
+///
+/// ```text
+/// pagevault unchecked 1
+/// reached <LSN> <timeline>
+/// end <CRC-32C of all lines before, 8 hexadecimal digits>
+/// ```
+#[must_use]
+pub fn encode_unchecked(position: Position) -> String {
+    let Position { timeline, lsn } = position;
+    let text = format!("{UNCHECKED}\nreached {lsn} {timeline}\n");
+    let checksum = crc32c::crc32c(text.as_bytes());
+    format!("{text}end {checksum:08x}\n")
+}
+
+/// The position in such a file; `None` if it is damaged, or of another version.
+#[must_use]
+pub fn decode_unchecked(bytes: &[u8]) -> Option<Position> {
+    let text = std::str::from_utf8(bytes).ok()?;
+    let line = text.strip_prefix(UNCHECKED)?.strip_prefix("\nreached ")?.lines().next()?;
+    let (lsn, timeline) = line.split_once(' ')?;
+    let position = Position { timeline: timeline.parse().ok()?, lsn: parse_lsn(lsn)? };
+    (encode_unchecked(position) == text).then_some(position)
+}
+
 /// What a data directory is, seen from a note.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Verdict {

@@ -4,12 +4,14 @@
 //! The mark, a text file named `escrow`:
 //!
 //! ```text
-//! pagevault escrow 1
+//! pagevault escrow 2
 //! keystore <32 hexadecimal digits>
 //! made <seconds since 1970>
-//! key <scope> <version>                   one line for each database key in the bundle
+//! key <scope> <version> <check value>     one line for each database key in the bundle
 //! end <CRC-32C of all lines before, 8 hexadecimal digits>
 //! ```
+//!
+//! A check value has 32 hexadecimal digits.
 //!
 //! A restore, a file named `restored`:
 //!
@@ -22,14 +24,15 @@
 //! Readers of the keystore apply these records after the cluster's log. The server writes them to
 //! its log and, as soon as it may write WAL, to WAL; then it removes the file.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use pagevault_cipher::KeyVersion;
 
 use crate::error::{FormatError, Problem};
+use crate::line::{hex, unhex};
 use crate::scope::Scope;
-use crate::{Record, batch};
+use crate::{CheckValue, Record, batch};
 
 /// Name of the mark's file.
 pub const MARK: &str = "escrow";
@@ -38,7 +41,7 @@ pub const RESTORED: &str = "restored";
 /// Largest size of either file, in bytes.
 pub const LIMIT: u64 = 16 << 20;
 
-const FIRST_LINE: &str = "pagevault escrow 1";
+const FIRST_LINE: &str = "pagevault escrow 2";
 const MAGIC: [u8; 8] = *b"pvrest1\n";
 const HEADER: usize = 24;
 
@@ -49,8 +52,9 @@ pub struct Mark {
     pub keystore: [u8; 16],
     /// Seconds since 1970.
     pub made: i64,
-    /// Scope and version of each database key.
-    pub keys: BTreeSet<(Scope, KeyVersion)>,
+    /// Scope and version of each database key, and its check value: a crash may take a key back,
+    /// and its version be given to another one.
+    pub keys: BTreeMap<(Scope, KeyVersion), CheckValue>,
 }
 
 impl Mark {
@@ -58,16 +62,22 @@ impl Mark {
     pub fn encode(&self) -> String {
         let id = u128::from_be_bytes(self.keystore);
         let mut text = format!("{FIRST_LINE}\nkeystore {id:032x}\nmade {}\n", self.made);
-        for (scope, version) in &self.keys {
+        for ((scope, version), check) in &self.keys {
             // Writing to a string does not fail.
-            let _ = writeln!(text, "key {scope} {version}");
+            let _ = writeln!(text, "key {scope} {version} {}", hex(check.as_bytes()));
         }
         let checksum = crc32c::crc32c(text.as_bytes());
         let _ = writeln!(text, "end {checksum:08x}");
         text
     }
 
-    /// Reads the file. `None` if it is damaged or of a later version; then no key counts as
+    /// Whether this key is in the bundle.
+    #[must_use]
+    pub fn contains(&self, scope: Scope, version: KeyVersion, check: CheckValue) -> bool {
+        self.keys.get(&(scope, version)) == Some(&check)
+    }
+
+    /// Reads the file. `None` if it is damaged or of another version; then no key counts as
     /// escrowed.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let text = std::str::from_utf8(bytes).ok()?;
@@ -82,8 +92,11 @@ impl Mark {
         let keystore = u128::from_str_radix(keystore, 16).ok()?.to_be_bytes();
         let made = lines.next()?.strip_prefix("made ")?.parse().ok()?;
         let key = |line: &str| {
-            let (scope, version) = line.strip_prefix("key ")?.split_once(' ')?;
-            Some((Scope::from_number(scope.parse().ok()?), KeyVersion::new(version.parse().ok()?)?))
+            let (scope, rest) = line.strip_prefix("key ")?.split_once(' ')?;
+            let (version, check) = rest.split_once(' ')?;
+            let place =
+                (Scope::from_number(scope.parse().ok()?), KeyVersion::new(version.parse().ok()?)?);
+            Some((place, CheckValue::from_bytes(unhex(check)?)))
         };
         let keys = lines.map(key).collect::<Option<_>>()?;
         Some(Self { keystore, made, keys })

@@ -6,6 +6,7 @@
 
 mod start;
 mod store;
+mod unchecked;
 mod watch;
 
 use std::fs;

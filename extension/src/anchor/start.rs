@@ -3,11 +3,12 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use pagevault_keystore::anchor::Note;
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
 use super::store::{self, Outage};
-use super::{Here, LABEL, log, read_text, rolled_back};
+use super::{Here, LABEL, log, read_text, rolled_back, unchecked};
 use crate::pg::report::{Report, Result};
 use crate::pg::{guc, process};
 use crate::shmem::Shared;
@@ -28,30 +29,43 @@ const BY: &str = "start";
 /// server starts, and the comparison is made up for ([`super::watch`]).
 pub(crate) fn at_start(shared: &Shared) -> Result<()> {
     let Some(file) = guc::anchor() else { return Ok(()) };
-    if process::is_binary_upgrade() || process::starts_as_standby() {
+    if process::is_binary_upgrade() {
+        return Ok(());
+    }
+    if process::starts_as_standby() {
+        unchecked::forget();
         return Ok(());
     }
     let Some(here) = Here::read() else {
         // PostgreSQL may understand a label that we do not.
         return if read_text(LABEL).is_some() { Err(unreadable_label(&file)) } else { Ok(()) };
     };
+    // A person who has accepted it knows what it contains now.
+    let unchecked = unchecked::read();
+    let position = |note: &Note| match unchecked {
+        Some(earlier) if note.accepted.is_none() => earlier,
+        _ => here.position,
+    };
     let deadline = Instant::now() + guc::anchor_wait();
     let mut logged = String::new();
     loop {
         let report = match store::read(&file) {
             Ok(Some(stored)) => {
-                let verdict = here.compare(&stored.note, here.position);
+                let position = position(&stored.note);
+                let verdict = here.compare(&stored.note, position);
                 if !verdict.contains_the_note() {
-                    log(BY, verdict.name(), Some(&stored.note), Some(here.position));
-                    return Err(rolled_back(verdict, &stored.note, here.position, &file));
+                    log(BY, verdict.name(), Some(&stored.note), Some(position));
+                    return Err(rolled_back(verdict, &stored.note, position, &file));
                 }
-                log(BY, "ok", Some(&stored.note), Some(here.position));
+                log(BY, "ok", Some(&stored.note), Some(position));
+                unchecked::forget();
                 shared.anchor.go_on_from(&stored.note);
                 return Ok(());
             }
             Ok(None) => {
                 log(BY, "no_note", None, Some(here.position));
                 no_note(&file).send(PgLogLevel::LOG);
+                unchecked::forget();
                 return Ok(());
             }
             Err(Outage::Because(report)) => report,
@@ -66,7 +80,9 @@ pub(crate) fn at_start(shared: &Shared) -> Result<()> {
             continue;
         }
         log(BY, "outage", None, Some(here.position));
-        shared.anchor.set_unchecked(here.position);
+        let earliest = unchecked.unwrap_or(here.position);
+        unchecked::keep(earliest);
+        shared.anchor.set_unchecked(earliest);
         goes_on(&report).send(PgLogLevel::WARNING);
         return Ok(());
     }

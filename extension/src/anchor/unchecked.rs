@@ -1,6 +1,6 @@
-//! What the data directory contained when it was first started without a comparison. Kept in a file
-//! until a comparison succeeds: otherwise an old data directory would only have to be started twice,
-//! once while the store is down, and run in between until it has overtaken the note.
+//! What the data directory contained when it was first started without a comparison. Kept in a
+//! file until a comparison succeeds: otherwise an old data directory would only have to be started
+//! twice, once while the store is down, and run in between until it has overtaken the note.
 
 use pagevault_keystore::anchor::{Position, decode_unchecked, encode_unchecked};
 use pagevault_keystore::storage::Storage;
@@ -26,7 +26,8 @@ pub(super) fn keep(position: Position) {
         return;
     }
     let written = || -> std::io::Result<()> {
-        let storage = keystore_dir::storage().map_err(|e| std::io::Error::other(e.to_string()))?;
+        let storage =
+            keystore_dir::storage().map_err(|e| std::io::Error::other(e.message().to_owned()))?;
         storage.create(NAME, encode_unchecked(position).as_bytes())?;
         storage.sync(NAME)
     };
@@ -38,7 +39,8 @@ pub(super) fn keep(position: Position) {
 /// A comparison was successful, or does not concern this server.
 pub(super) fn forget() {
     let removed = || -> std::io::Result<()> {
-        let storage = keystore_dir::storage().map_err(|e| std::io::Error::other(e.to_string()))?;
+        let storage =
+            keystore_dir::storage().map_err(|e| std::io::Error::other(e.message().to_owned()))?;
         match storage.len(NAME)? {
             Some(_) => storage.remove(NAME),
             None => Ok(()),

@@ -9,7 +9,7 @@ use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
 use super::store::{self, Outage, Stored};
-use super::{Here, hint, log, rolled_back};
+use super::{Here, hint, log, rolled_back, unchecked};
 use crate::pg::report::{Report, Result};
 use crate::pg::{control_file, guc, process};
 use crate::shmem;
@@ -117,6 +117,7 @@ impl Watch {
             let stored = store::read(file)?;
             if let Some(stored) = &stored {
                 require_ours(known, &here, stored, file)?;
+                unchecked::forget();
                 known.go_on_from(&stored.note);
             }
             if stored.is_none() && known.generation() > 0 {

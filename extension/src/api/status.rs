@@ -97,8 +97,11 @@ fn status_rows() -> TableIterator<
         (false, _) => "locked",
     };
     let escrow = escrow::mark();
-    let in_escrow =
-        |scope, version| escrow.as_ref().is_some_and(|mark| mark.keys.contains(&(scope, version)));
+    let recorded = escrow.as_ref().and_then(|_| persist::state_at_hand(Scope::CLUSTER).ok());
+    let in_escrow = |scope, version| {
+        let key = recorded.as_ref().and_then(|state| state.database_key(scope, version));
+        escrow.as_ref().zip(key).is_some_and(|(mark, key)| mark.contains(scope, version, key.check))
+    };
     // Keys of key groups are not in bundles.
     let of_ours = keys.iter().filter(|(scope, ..)| scope.key_group().is_none());
     let missing = of_ours.filter(|(scope, version, _)| !in_escrow(*scope, *version)).count();

@@ -18,7 +18,7 @@ use pagevault_keystore::protocol::{
 };
 use pagevault_keystore::record::MAX_MASTER_KEYS;
 use pagevault_keystore::state::State;
-use pagevault_keystore::{DatabaseKey, Record, Scope, Wrapping, master_context};
+use pagevault_keystore::{CheckValue, DatabaseKey, Record, Scope, Wrapping, master_context};
 
 use self::bundle::{Bundle, Key};
 pub use self::bundle::{Form, identities, recipients};
@@ -101,7 +101,10 @@ fn export_keys(
     let made = now();
     Bundle::new(keystore.id(), made, unlocked.iter().map(key).collect())
         .write(recipients, output, form)?;
-    let keys = places(unlocked);
+    let check = |(scope, version, key): (Scope, KeyVersion, &Secret32)| {
+        ((scope, version), CheckValue::of(key, &keystore.id(), scope, version))
+    };
+    let keys: BTreeMap<_, _> = unlocked.iter().map(check).collect();
     let count = keys.len();
     let mark = Mark { keystore: keystore.id(), made, keys };
     put(keystore, MARK, mark.encode().as_bytes()).map_err(|error| {

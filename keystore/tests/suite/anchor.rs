@@ -2,7 +2,8 @@
 
 use pagevault_cipher::Lsn;
 use pagevault_keystore::anchor::{
-    Identity, MAX_NOTE, Note, NoteError, Position, Verdict, compare, parse_lsn, position_of_label,
+    Identity, MAX_NOTE, Note, NoteError, Position, Verdict, compare, decode_unchecked,
+    encode_unchecked, parse_lsn, position_of_label,
 };
 use proptest::prelude::*;
 
@@ -224,5 +225,22 @@ proptest! {
     fn any_bytes_are_read_without_a_panic(bytes: Vec<u8>, text: String) {
         let _ = Note::decode(&bytes);
         let _ = position_of_label(&text);
+    }
+}
+
+/// As documented; another program computed the checksum.
+#[test]
+fn an_unchecked_position_is_read_as_it_was_written_or_not_at_all() {
+    let position = Position { timeline: 3, lsn: Lsn(0x1_0000_0028) };
+    let text = encode_unchecked(position);
+    assert_eq!(text, "pagevault unchecked 1\nreached 1/28 3\nend 46538d18\n");
+    assert_eq!(decode_unchecked(text.as_bytes()), Some(position));
+    for length in 0..text.len() {
+        assert_eq!(decode_unchecked(&text.as_bytes()[..length]), None, "{length} bytes");
+    }
+    for at in 0..text.len() * 8 {
+        let mut bytes = text.as_bytes().to_vec();
+        bytes[at / 8] ^= 1 << (at % 8);
+        assert_eq!(decode_unchecked(&bytes), None, "bit {at}");
     }
 }

@@ -8,19 +8,21 @@ use crate::arbitrary::key_version;
 const ID: [u8; 16] = [0xAB, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
 
 fn mark() -> Mark {
-    let keys = [(0, 1), (0, 2), (16384, 1)]
-        .map(|(scope, version)| (Scope::database(scope), key_version(version)));
+    let keys = [(0, 1), (0, 2), (16384, 1)].map(|(scope, version)| {
+        let check = CheckValue::from_bytes([scope as u8 + version as u8; 16]);
+        ((Scope::database(scope), key_version(version)), check)
+    });
     Mark { keystore: ID, made: 1_767_225_599, keys: keys.into() }
 }
 
 /// As documented; another program computed the checksum.
-const TEXT: &str = "pagevault escrow 1\n\
+const TEXT: &str = "pagevault escrow 2\n\
     keystore ab0102030405060708090a0b0c0d0e0f\n\
     made 1767225599\n\
-    key 0 1\n\
-    key 0 2\n\
-    key 16384 1\n\
-    end 5f066af7\n";
+    key 0 1 01010101010101010101010101010101\n\
+    key 0 2 02020202020202020202020202020202\n\
+    key 16384 1 01010101010101010101010101010101\n\
+    end a9c71a84\n";
 
 #[test]
 fn the_mark_is_as_documented() {
@@ -41,7 +43,7 @@ fn a_damaged_mark_is_refused() {
         // A checksum in capital letters is the same checksum.
         assert!(Mark::decode(&bytes).is_none_or(|read| read == mark()), "bit {at}");
     }
-    let later = TEXT.replace("escrow 1", "escrow 2");
+    let later = TEXT.replace("escrow 2", "escrow 3");
     assert_eq!(Mark::decode(later.as_bytes()), None);
 }
 

@@ -391,6 +391,12 @@ fn without_its_store_a_server_starts_and_compares_later() -> Result<()> {
     cluster.eventually_logs(&format!("WARNING:  {OLDER}"))?;
     ensure!(cluster.log().contains("The next start will be refused"), "no warning");
     ensure!(anchor.read(&cluster)? == noted, "the note was written over");
+    cluster.stop(StopMode::Fast)?;
+    ensure_refused(&cluster, &anchor, OLDER)?;
+    fs::rename(&anchor.described, &away)?;
+    cluster.start_server()?;
+    fs::rename(&away, &anchor.described)?;
+    cluster.sql("CHECKPOINT")?;
     // A person may accept it while the server runs.
     anchor.accept(&cluster, "it was me")?;
     anchor.checkpoint(&cluster)?;

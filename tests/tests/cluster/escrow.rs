@@ -372,7 +372,7 @@ fn status_lists_keys_that_are_not_in_escrow() -> Result<()> {
     says("t 0")?;
     let mark = cluster.data_directory().join("pagevault/escrow");
     let text = fs::read_to_string(&mark)?;
-    fs::write(&mark, text.replace("key 0 1\n", ""))?;
+    fs::write(&mark, text.replace("key 0 1 ", "key 0 3 "))?;
     says("f 3")?;
     export("third")?;
     says("t 0")?;

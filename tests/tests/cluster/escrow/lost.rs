@@ -137,3 +137,24 @@ fn other_master_keys_stay() -> Result<()> {
     }
     cluster.finish()
 }
+
+/// A crash takes a new key back after it was exported. The next one has its version.
+#[test]
+fn a_key_that_was_taken_back_does_not_stand_for_its_successor() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    let (_, recipient) = key_pair(&cluster, "identity")?;
+    cluster.stop_at("keys.in_file")?;
+    let mut client = cluster.client()?;
+    let rotating =
+        std::thread::spawn(move || run_sql(&mut client, "SELECT pagevault.rotate_database_key()"));
+    cluster.stopped_at("keys.in_file")?;
+    run(&mut export(&cluster, &[&recipient], &cluster.directory().join("bundle")))?;
+    cluster.kill()?;
+    cluster.resume();
+    cluster.start_server()?;
+    ensure!(rotating.join().is_ok_and(|result| result.is_err()), "the key was rotated");
+    ensure!(cluster.text(ESCROW)? == "t 0", "{}", cluster.text(ESCROW)?);
+    cluster.sql("SELECT pagevault.rotate_database_key()")?;
+    ensure!(cluster.text(ESCROW)? == "t 1", "{}", cluster.text(ESCROW)?);
+    cluster.finish()
+}
