@@ -145,12 +145,17 @@ fn more_key_files_than_usual_have_room() -> Result<()> {
     run_sql(&mut cluster.client_to("other")?, "CREATE EXTENSION pagevault")?;
     cluster.stop(StopMode::Fast)?;
     let directory = cluster.data_directory().join("pagevault");
+    // The one of the cluster has the identity of the keystore, and an empty one its end.
     let mut empty =
         fs::read(directory.join(log::file_name(Scope::CLUSTER)))?[..log::HEADER].to_vec();
+    let apart = FileStorage::new(cluster.directory())?;
+    Log::create(&apart, [0; 16], Scope::CLUSTER, &[])?;
+    let other = fs::read(cluster.directory().join(log::file_name(Scope::CLUSTER)))?;
+    empty.extend_from_slice(&other[log::HEADER..]);
     for database in GONE..GONE + 8400 {
         empty[28..32].copy_from_slice(&database.to_le_bytes());
         let checksum = crc32c::crc32c(&empty[..36]);
-        empty[36..].copy_from_slice(&checksum.to_le_bytes());
+        empty[36..40].copy_from_slice(&checksum.to_le_bytes());
         let file = directory.join(log::file_name(Scope::database(database)));
         fs::write(&file, &empty)?;
         cluster.installation().give(&file)?;
