@@ -74,16 +74,21 @@ fn in_parallel<F: FnOnce() -> Result<()> + Send>(judges: impl Iterator<Item = F>
     })
 }
 
+/// Since 15.20 a WAL receiver that is ahead of what the primary has flushed, as after a cut by which
+/// the primary lost WAL, waits for it that long, and the promotion for the WAL receiver.
+const RECEIVER_TIMEOUT: &str = "wal_receiver_timeout = 5s";
+const TIMED_OUT: &str = "terminating walreceiver due to timeout";
+
 /// It hears of everything that the server has recovered, is the same, and can take its place.
 fn follows(witness: Cluster, scenario: &Scenario, server: &Cluster, state: &str) -> Result<()> {
-    Standby::default().follow(&witness, server)?;
+    Standby::default().conf(RECEIVER_TIMEOUT).follow(&witness, server)?;
     let judged = witness.start_server().and_then(|()| {
         wait_for(&witness, server)?;
         let found = witness.text(STATE)?;
         ensure!(found == state, "{found} instead of {state}");
         witness.promote()?;
         takes_over(&witness, scenario, Some(state))?;
-        said::judge(&witness.log(), &[&ORDINARY, scenario.log].concat())
+        said::judge(&witness.log(), &[&ORDINARY[..], &[TIMED_OUT], scenario.log].concat())
     });
     judged.with_context(|| judge::end_of_log(&witness))
 }
