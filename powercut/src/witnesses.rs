@@ -74,8 +74,8 @@ fn in_parallel<F: FnOnce() -> Result<()> + Send>(judges: impl Iterator<Item = F>
     })
 }
 
-/// Since 15.20 a WAL receiver that is ahead of what the primary has flushed, as after a cut by which
-/// the primary lost WAL, waits for it that long, and the promotion for the WAL receiver.
+/// Since 15.20 a WAL receiver that is ahead of what the primary has flushed, as after a cut by
+/// which the primary lost WAL, waits for it that long, and the promotion for the WAL receiver.
 const RECEIVER_TIMEOUT: &str = "wal_receiver_timeout = 5s";
 const TIMED_OUT: &str = "terminating walreceiver due to timeout";
 
