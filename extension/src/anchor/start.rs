@@ -28,14 +28,13 @@ const BY: &str = "start";
 /// If the data directory does not contain what the note says. If the note cannot be read, the
 /// server starts, and the comparison is made up for ([`super::watch`]).
 pub(crate) fn at_start(shared: &Shared) -> Result<()> {
-    let Some(file) = guc::anchor() else { return Ok(()) };
     if process::is_binary_upgrade() {
         return Ok(());
     }
-    if process::starts_as_standby() {
+    let Some(file) = guc::anchor().filter(|_| !process::starts_as_standby()) else {
         unchecked::forget();
         return Ok(());
-    }
+    };
     let Some(here) = Here::read() else {
         // PostgreSQL may understand a label that we do not.
         return if read_text(LABEL).is_some() { Err(unreadable_label(&file)) } else { Ok(()) };

@@ -11,6 +11,7 @@ use crate::keystore_dir;
 use crate::pg::report::Report;
 
 const NAME: &str = "anchor.unchecked";
+const NEW: &str = "anchor.unchecked.new";
 const LIMIT: u64 = 4096;
 
 /// The position, if there is one.
@@ -28,8 +29,8 @@ pub(super) fn keep(position: Position) {
     let written = || -> std::io::Result<()> {
         let storage =
             keystore_dir::storage().map_err(|e| std::io::Error::other(e.message().to_owned()))?;
-        storage.create(NAME, encode_unchecked(position).as_bytes())?;
-        storage.sync(NAME)
+        storage.create(NEW, encode_unchecked(position).as_bytes())?;
+        storage.rename(NEW, NAME)
     };
     if let Err(error) = written() {
         complain("write", &error);
@@ -38,13 +39,14 @@ pub(super) fn keep(position: Position) {
 
 /// A comparison was successful, or does not concern this server.
 pub(super) fn forget() {
+    // There may be no keystore yet.
+    if !keystore_dir::path().join(NAME).exists() {
+        return;
+    }
     let removed = || -> std::io::Result<()> {
         let storage =
             keystore_dir::storage().map_err(|e| std::io::Error::other(e.message().to_owned()))?;
-        match storage.len(NAME)? {
-            Some(_) => storage.remove(NAME),
-            None => Ok(()),
-        }
+        storage.remove(NAME)
     };
     if let Err(error) = removed() {
         complain("remove", &error);

@@ -117,7 +117,11 @@ impl Watch {
             let stored = store::read(file)?;
             if let Some(stored) = &stored {
                 require_ours(known, &here, stored, file)?;
-                unchecked::forget();
+            }
+            // Without a note there is nothing to compare with. Before one is written: a start must
+            // not compare what there was before with this server's own.
+            unchecked::forget();
+            if let Some(stored) = &stored {
                 known.go_on_from(&stored.note);
             }
             if stored.is_none() && known.generation() > 0 {

@@ -11,6 +11,9 @@ use crate::pg::worker;
 /// worker is restarted.
 const INTERVAL: Duration = Duration::from_secs(5);
 
+/// How often in a row it is looked only whether directories are back.
+const LOOKS: usize = 12;
+
 pub(super) fn register() {
     BackgroundWorkerBuilder::new("pagevault unlock")
         .set_type("pagevault unlock")
@@ -26,13 +29,24 @@ pub(super) fn register() {
 pub(super) fn main() {
     worker::handle_worker_signals();
     let mut pause = INTERVAL;
-    // Those of a database whose directory is not there are not asked for, but its file system may
-    // be mounted later.
-    while !unlock::all_locked_keys().is_empty() {
-        worker::wait_in_worker(pause);
-        pause = match unlock::locked_keys().is_empty() {
-            true => INTERVAL,
-            false => unlock::unlock_quietly("unlock_worker"),
-        };
+    loop {
+        let locked = unlock::all_locked_keys();
+        if locked.is_empty() {
+            return;
+        }
+        if !unlock::are_gone(&locked) {
+            worker::wait_in_worker(pause);
+            pause = unlock::unlock_quietly("unlock_worker");
+            continue;
+        }
+        // Databases whose directories are not there are not asked for, but their file systems may
+        // be mounted later. To find out which keys are in use takes longer than this.
+        for _ in 0..LOOKS {
+            worker::wait_in_worker(INTERVAL);
+            if !unlock::are_gone(&locked) {
+                break;
+            }
+        }
+        pause = Duration::ZERO;
     }
 }

@@ -3,6 +3,8 @@
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg, OFlag};
@@ -13,6 +15,9 @@ use super::{DIRECTORY, Keystore};
 use crate::access::Access;
 use crate::failure::{Failure, refuse, unreadable};
 
+/// Between two attempts to lock.
+const PAUSE: Duration = Duration::from_millis(50);
+
 impl Keystore {
     /// Like [`Keystore::read`], for a command that then writes there, as the user of the server.
     /// Other such commands wait until this value is dropped: what one has read, no other replaces.
@@ -20,7 +25,7 @@ impl Keystore {
     /// # Errors
     /// Those of [`Keystore::read`]; also if the keystore belongs to another user.
     pub(crate) fn read_to_write(data_directory: &Path, access: Access) -> Result<Self, Failure> {
-        let lock = lock(&data_directory.join(DIRECTORY))?;
+        let lock = lock(&data_directory.join(DIRECTORY), access.time())?;
         let keystore = Self { _lock: lock, ..Self::read(data_directory, access)? };
         require_owner(&keystore)?;
         Ok(keystore)
@@ -28,20 +33,32 @@ impl Keystore {
 }
 
 /// Locks a directory, after other commands. `None` if there is none, which reading reports.
-fn lock(directory: &Path) -> Result<Option<Flock<File>>, Failure> {
+fn lock(directory: &Path, limit: Duration) -> Result<Option<Flock<File>>, Failure> {
     let is_directory = OFlag::O_DIRECTORY.bits();
-    let Ok(opened) = OpenOptions::new().read(true).custom_flags(is_directory).open(directory)
+    let Ok(mut file) = OpenOptions::new().read(true).custom_flags(is_directory).open(directory)
     else {
         return Ok(None);
     };
-    match Flock::lock(opened, FlockArg::LockExclusive) {
-        Ok(held) => Ok(Some(held)),
-        // NFS has no locks of directories.
-        Err((_, Errno::EBADF | Errno::ENOLCK | Errno::EOPNOTSUPP)) => Ok(None),
-        Err((_, error)) => {
-            Err(refuse(format!("could not lock \"{}\": {error}", directory.display()))
-                .with_detail("Nothing was changed."))
-        }
+    let deadline = Instant::now() + limit;
+    let failed = |why: &str| {
+        refuse(format!("could not lock \"{}\": {why}", directory.display()))
+            .with_detail("Nothing was changed.")
+    };
+    loop {
+        file = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(held) => return Ok(Some(held)),
+            // NFS has no locks of directories.
+            Err((_, Errno::EBADF | Errno::ENOLCK | Errno::EOPNOTSUPP)) => return Ok(None),
+            // Who may read the directory may lock it, too.
+            Err((_, Errno::EAGAIN)) if Instant::now() >= deadline => {
+                return Err(failed("another process has locked it").with_hint(
+                    "Let another pagevault-keyring that writes there end. fuser or lslocks name the process.",
+                ));
+            }
+            Err((file, Errno::EAGAIN | Errno::EINTR)) => file,
+            Err((_, error)) => return Err(failed(&error.to_string())),
+        };
+        thread::sleep(PAUSE);
     }
 }
 

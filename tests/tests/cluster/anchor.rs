@@ -11,6 +11,8 @@ use pagevault_tests::standby::{Standby, wait_for};
 use pagevault_tests::{Cluster, KeyFile, Settings, StopMode};
 use serde_json::{Value, json};
 
+mod later;
+
 /// A note in a file, wrapped by the master key of a key file.
 struct Anchor {
     described: PathBuf,
@@ -459,29 +461,6 @@ fn two_primaries_are_reported() -> Result<()> {
     // The other one goes on undisturbed.
     one.sql("INSERT INTO t VALUES (2)")?;
     anchor.checkpoint(&one)?;
-    two.without_witness("it is a copy");
-    two.finish()?;
-    one.finish()
-}
-
-/// It is believed to be down, and a restored data directory is accepted.
-#[test]
-fn a_former_primary_does_not_write_over_what_was_accepted() -> Result<()> {
-    let (mut one, _keys, anchor) = anchored(&settings())?;
-    one.allow_log("another server writes notes");
-    one.stop(StopMode::Fast)?;
-    let two = Cluster::from_files(|target| copy(&one.data_directory(), target))?;
-    one.start_server()?;
-    one.sql("INSERT INTO t VALUES (1)")?;
-    anchor.checkpoint(&one)?;
-    anchor.accept(&two, "restored")?;
-    let accepted = anchor.read(&one)?;
-    one.sql("INSERT INTO t VALUES (2)")?;
-    one.sql("CHECKPOINT")?;
-    one.eventually_logs("WARNING:  another server writes notes to the anchor of this one")?;
-    ensure!(anchor.read(&one)? == accepted, "the note was written over");
-    two.start_server()?;
-    anchor.checkpoint(&two)?;
     two.without_witness("it is a copy");
     two.finish()?;
     one.finish()

@@ -15,6 +15,7 @@ use pgrx::PgSqlErrorCode as Code;
 use pgrx::prelude::PgLogLevel;
 
 use super::creation;
+use super::gone::is_gone;
 use super::operations::{self, Answer, Question};
 use super::proof::{self, Expects};
 use super::revoked;
@@ -209,7 +210,9 @@ fn require_newest_versions(
 ) -> Result<()> {
     let mut questions = Vec::new();
     for (target, known) in targets.iter().zip(current.wrappings()) {
-        let all = state.database_keys().flat_map(|(scope, version, record)| {
+        // Those of dropped databases are not needed, and their providers may be gone.
+        let needed = state.database_keys().filter(|(scope, ..)| !is_gone(*scope));
+        let all = needed.flat_map(|(scope, version, record)| {
             record.wrappings().map(move |by| ((scope, version), record, by))
         });
         let by_this = all.filter(|(_, _, by)| by.is_by(&target.spec.name, &target.key));

@@ -185,6 +185,11 @@ pub(crate) fn all_locked_keys() -> Vec<(Scope, KeyVersion)> {
     in_states(|state| state == KeyState::Locked)
 }
 
+/// Whether all of these are keys of databases that were dropped, or whose directories are not there.
+pub(crate) fn are_gone(keys: &[(Scope, KeyVersion)]) -> bool {
+    keys.iter().all(|(scope, _)| is_gone(*scope))
+}
+
 /// (scope, version) of every database key in use that is locked or refused.
 pub(crate) fn withheld_keys() -> Vec<(Scope, KeyVersion)> {
     in_states(|state| matches!(state, KeyState::Locked | KeyState::Refused))

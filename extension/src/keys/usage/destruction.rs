@@ -118,8 +118,14 @@ pub(crate) fn destroy(
     }
     let lock = KeystoreLock::acquire();
     places.retain(Former::has_no_later_key);
+    living.retain(|(file, _)| has_slot(*file));
     let all: Vec<_> = files.iter().copied().chain(places.iter().map(|place| place.file)).collect();
     destroy_locked(&lock, database, &all, &living, whole)
+}
+
+/// Whether something is known of a file: it may be forgotten while nobody holds the lock.
+fn has_slot(file: RelFile) -> bool {
+    shmem::get().is_some_and(|shared| matches!(shared.directory.find(file), Ok(Some(_))))
 }
 
 /// The files that these were before their database was moved, as far as they have such keys.
@@ -163,10 +169,12 @@ pub(crate) fn destroy_former(
     found: &[Former],
     living: &[(RelFile, DataKeyVersion)],
 ) -> Result<Outcome> {
+    let mut living = living.to_vec();
+    // Not under the lock: it reads catalogs, and who has locked these may wait for the lock.
+    living.extend(at_former_places(&living)?);
     let lock = KeystoreLock::acquire();
     require_no_backup(&lock)?;
-    let (mut files, mut living) = (Vec::new(), living.to_vec());
-    living.extend(at_former_places(&living)?);
+    let mut files = Vec::new();
     for former in found.iter().filter(|former| former.has_no_later_key()) {
         match former.through {
             through if through == former.last_version => files.push(former.file),
@@ -176,7 +184,7 @@ pub(crate) fn destroy_former(
             _ => {}
         }
     }
-    living.retain(|(file, _)| !files.contains(file));
+    living.retain(|(file, _)| !files.contains(file) && has_slot(*file));
     destroy_locked(&lock, database, &files, &living, false)
 }
 

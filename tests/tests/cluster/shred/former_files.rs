@@ -169,3 +169,43 @@ fn files_left_by_a_crash_are_reported() -> Result<()> {
     ensure!(cluster.text(left)?.is_empty(), "{}", cluster.text(left)?);
     cluster.finish()
 }
+
+/// Who has locked a catalog may wait for the keystore: shredding must not wait for it while it
+/// keeps the keystore locked, for no detector would see that.
+#[test]
+fn a_locked_catalog_is_not_waited_for_with_the_keystore_locked() -> Result<()> {
+    let settings = Settings::default()
+        .conf("allow_in_place_tablespaces = on")
+        .conf("pagevault.keep_former_keys = -1")
+        .conf("autovacuum = off");
+    let (cluster, _keys) = Cluster::with_keys(&settings)?;
+    cluster.sql("CREATE TABLESPACE there LOCATION ''")?;
+    cluster.sql("CREATE DATABASE app")?;
+    let mut client = cluster.client_to("app")?;
+    run_sql(&mut client, "CREATE EXTENSION pagevault")?;
+    for table in ["t", "dropped"] {
+        run_sql(&mut client, &format!("CREATE TABLE {table} AS SELECT md5('a') AS name"))?;
+        run_sql(&mut client, &format!("SELECT pagevault.encrypt('{table}')"))?;
+    }
+    run_sql(&mut client, "ANALYZE")?;
+    drop(client);
+    cluster.sql("ALTER DATABASE app SET TABLESPACE there")?;
+    let mut locking = cluster.client_to("app")?;
+    run_sql(&mut locking, "DROP TABLE dropped")?;
+    cluster.stop_at("remnants.cleared")?;
+    let mut shredding = cluster.client_to("app")?;
+    let shredding = std::thread::spawn(move || {
+        run_sql(&mut shredding, "SELECT * FROM pagevault.shred_former_files('app')")
+    });
+    cluster.stopped_at("remnants.cleared")?;
+    run_sql(&mut locking, "BEGIN; LOCK TABLE pg_class")?;
+    cluster.resume();
+    cluster.eventually(
+        "SELECT count(*) > 0 FROM pg_locks WHERE NOT granted AND relation = 1259",
+        "t",
+    )?;
+    run_sql(&mut locking, "SET pagevault.default_encryption = on; CREATE TABLE n (id int)")?;
+    run_sql(&mut locking, "COMMIT")?;
+    shredding.join().map_err(|_| anyhow::anyhow!("panic"))??;
+    cluster.finish()
+}
