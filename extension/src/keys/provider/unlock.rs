@@ -185,7 +185,7 @@ pub(crate) fn all_locked_keys() -> Vec<(Scope, KeyVersion)> {
     in_states(|state| state == KeyState::Locked)
 }
 
-/// Whether all of these are keys of databases that were dropped, or whose directories are not there.
+/// Whether all of these are keys of databases that were dropped, or whose directories are away.
 pub(crate) fn are_gone(keys: &[(Scope, KeyVersion)]) -> bool {
     keys.iter().all(|(scope, _)| is_gone(*scope))
 }
