@@ -2,8 +2,10 @@
 //! file until a comparison succeeds: otherwise an old data directory would only have to be started
 //! twice, once while the store is down, and run in between until it has overtaken the note.
 
+use std::io;
+
 use pagevault_keystore::anchor::{Position, decode_unchecked, encode_unchecked};
-use pagevault_keystore::storage::Storage;
+use pagevault_keystore::storage::{FileStorage, Storage};
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
@@ -16,7 +18,8 @@ const LIMIT: u64 = 4096;
 
 /// The position, if there is one.
 pub(super) fn read() -> Option<Position> {
-    let bytes = keystore_dir::storage().ok()?.read(NAME, 0, LIMIT).ok()??;
+    let storage = FileStorage::new(&keystore_dir::path()).ok()?;
+    let bytes = storage.read(NAME, 0, LIMIT).ok()??;
     decode_unchecked(&bytes)
 }
 
@@ -26,9 +29,8 @@ pub(super) fn keep(position: Position) {
     if read().is_some() {
         return;
     }
-    let written = || -> std::io::Result<()> {
-        let storage =
-            keystore_dir::storage().map_err(|e| std::io::Error::other(e.message().to_owned()))?;
+    let written = || -> io::Result<()> {
+        let storage = FileStorage::new(&keystore_dir::path())?;
         storage.create(NEW, encode_unchecked(position).as_bytes())?;
         storage.rename(NEW, NAME)
     };
@@ -43,17 +45,13 @@ pub(super) fn forget() {
     if !keystore_dir::path().join(NAME).exists() {
         return;
     }
-    let removed = || -> std::io::Result<()> {
-        let storage =
-            keystore_dir::storage().map_err(|e| std::io::Error::other(e.message().to_owned()))?;
-        storage.remove(NAME)
-    };
-    if let Err(error) = removed() {
+    let removed = FileStorage::new(&keystore_dir::path()).and_then(|storage| storage.remove(NAME));
+    if let Err(error) = removed {
         complain("remove", &error);
     }
 }
 
-fn complain(what: &str, error: &std::io::Error) {
+fn complain(what: &str, error: &io::Error) {
     Report::new(
         PgSqlErrorCode::ERRCODE_IO_ERROR,
         format!("could not {what} the file pagevault/{NAME}: {error}"),

@@ -364,12 +364,7 @@ fn a_standby_replays_moves_after_former_files_were_shredded() -> Result<()> {
 fn a_move_that_is_refused_leaves_nothing_on_a_standby() -> Result<()> {
     let (mut cluster, keys) = with_app(&[])?;
     cluster.allow_log("server starts with encrypted relations locked");
-    let in_app = |statement: &str| run_sql(&mut cluster.client_to("app")?, statement);
-    let own = cluster.key_file("own", "main")?;
-    in_app(&own.add_provider("own"))?;
-    in_app("SELECT pagevault.set_database_master_key('own', 'main')")?;
-    in_app("CREATE TABLE t AS SELECT 7 AS id")?;
-    in_app("SELECT pagevault.encrypt('t')")?;
+    let own = with_own_key(&cluster)?;
     let standby = standby_of(&cluster, &[])?;
     cluster.sql("CREATE TABLESPACE there LOCATION ''")?;
     own.take_away()?;
@@ -418,12 +413,7 @@ fn statistics_are_shredded_where_the_database_was_before() -> Result<()> {
 fn raw_copies_of_a_locked_database_are_named() -> Result<()> {
     let (mut cluster, _keys) = with_app(&[])?;
     cluster.allow_log("server starts with encrypted relations locked");
-    let in_app = |statement: &str| run_sql(&mut cluster.client_to("app")?, statement);
-    let own = cluster.key_file("own", "main")?;
-    in_app(&own.add_provider("own"))?;
-    in_app("SELECT pagevault.set_database_master_key('own', 'main')")?;
-    in_app("CREATE TABLE t AS SELECT 7 AS id")?;
-    in_app("SELECT pagevault.encrypt('t')")?;
+    let own = with_own_key(&cluster)?;
     cluster.sql("CREATE DATABASE copied TEMPLATE app STRATEGY file_copy")?;
     own.take_away()?;
     cluster.restart()?;
@@ -442,12 +432,7 @@ fn a_database_is_unlocked_when_its_tablespace_is_mounted() -> Result<()> {
     let (mut cluster, _keys) = with_app(&["there"])?;
     cluster.allow_log("could not open directory");
     cluster.allow_log("database \"app\" does not exist");
-    let in_app = |statement: &str| run_sql(&mut cluster.client_to("app")?, statement);
-    let own = cluster.key_file("own", "main")?;
-    in_app(&own.add_provider("own"))?;
-    in_app("SELECT pagevault.set_database_master_key('own', 'main')")?;
-    in_app("CREATE TABLE t AS SELECT 7 AS id")?;
-    in_app("SELECT pagevault.encrypt('t')")?;
+    let _own = with_own_key(&cluster)?;
     move_app(&cluster, "there")?;
     let app = cluster.text("SELECT oid FROM pg_database WHERE datname = 'app'")?;
     let database = inside(&cluster, "there")?.join(app);
@@ -480,6 +465,17 @@ fn with_app(tablespaces: &[&str]) -> Result<(Cluster, KeyFile)> {
         "autovacuum = off",
     ];
     with_app_and(&conf, tablespaces)
+}
+
+/// Gives the database `app` a master key of its own, and an encrypted table with one row.
+fn with_own_key(cluster: &Cluster) -> Result<KeyFile> {
+    let in_app = |statement: &str| run_sql(&mut cluster.client_to("app")?, statement);
+    let own = cluster.key_file("own", "main")?;
+    in_app(&own.add_provider("own"))?;
+    in_app("SELECT pagevault.set_database_master_key('own', 'main')")?;
+    in_app("CREATE TABLE t AS SELECT 7 AS id")?;
+    in_app("SELECT pagevault.encrypt('t')")?;
+    Ok(own)
 }
 
 /// The same with these settings.

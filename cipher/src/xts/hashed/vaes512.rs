@@ -190,7 +190,7 @@ fn open_all<const N: usize>(
 #[inline(never)]
 #[target_feature(enable = "aes,vaes,avx512f,avx512bw,avx512vbmi,vpclmulqdq")]
 fn run_alone<const N: usize>(round_keys: &[Block; N], tweak: __m128i, group: &mut [u8; GROUP]) {
-    let key = |round: usize| lanes(&[round_keys[round]; LANES]);
+    let key = |round: usize| _mm512_broadcast_i32x4(load(&round_keys[round]));
     write(group, &run_group::<true, N>(key, &tweaks_from(tweak), read(group)));
 }
 
