@@ -62,6 +62,9 @@ pub(crate) fn judge(
     if scenario.checksums {
         checksums(cluster, &files)?;
     }
+    if scenario.encrypted {
+        verify(cluster)?;
+    }
     cluster.start_server().context("the second start")?;
     contents(cluster, scenario, ledger).context("after the second start")?;
     cluster.stop(StopMode::Fast)?;
@@ -232,6 +235,13 @@ fn checksums(cluster: &Cluster, files: &BTreeSet<String>) -> Result<()> {
         .map(|(path, what)| format!("{path}{what}"))
         .collect();
     ensure!(bad.is_empty() && report.contains("Bad checksums"), "{bad:?} {report}");
+    Ok(())
+}
+
+/// `pagevault-keyring verify`, of a server that is down.
+fn verify(cluster: &Cluster) -> Result<()> {
+    let (response, code) = cluster.verify_offline(&cluster.data_directory())?;
+    ensure!(code == Some(0), "pagevault-keyring verify ends with {code:?}:\n{response}");
     Ok(())
 }
 

@@ -5,6 +5,7 @@ use std::ffi::CStr;
 use pgrx::pg_sys::{self, Oid};
 
 use super::compat;
+use super::locks::require_unlocked_keystore;
 use super::statement::quoted_identifier;
 use super::text::ServerText;
 
@@ -19,6 +20,7 @@ pub(super) fn find_row<T>(
     oid: Oid,
     read: impl FnOnce(pg_sys::HeapTuple) -> T,
 ) -> Option<T> {
+    require_unlocked_keystore();
     // SAFETY: a catalog scan by OID; the tuple is read before the scan ends.
     unsafe {
         let lock = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
@@ -47,6 +49,7 @@ pub(super) fn rows_of<T>(
     (column, oid): (pg_sys::AttrNumber, Oid),
     read: impl Fn(pg_sys::HeapTuple) -> T,
 ) -> Vec<T> {
+    require_unlocked_keystore();
     let mut found = Vec::new();
     // SAFETY: a scan of a catalog by its index; each tuple is read before the next is fetched.
     unsafe {
@@ -85,6 +88,7 @@ fn equals(column: pg_sys::AttrNumber, oid: Oid) -> pg_sys::ScanKeyData {
 
 /// A database's name; `None` if there is no such database.
 pub(crate) fn database_name(oid: u32) -> Option<ServerText> {
+    require_unlocked_keystore();
     // SAFETY: a catalog look-up in a transaction; the result is null or a palloc'd copy.
     unsafe { ServerText::copied(pg_sys::get_database_name(oid.into())) }
 }
@@ -123,6 +127,7 @@ fn scan_with<T>(
     snapshot: pg_sys::Snapshot,
     mut read: impl FnMut(pg_sys::HeapTuple, pg_sys::TupleDesc) -> Option<T>,
 ) -> Vec<T> {
+    require_unlocked_keystore();
     let mut found = Vec::new();
     // SAFETY: a scan of a catalog; each tuple is read before the next is fetched.
     unsafe {
@@ -300,6 +305,7 @@ pub(crate) fn new_role_name(role: Oid) -> Option<ServerText> {
 
 /// A database's default tablespace, before the current command's changes.
 pub(crate) fn tablespace_of_database(database: Oid) -> Option<Oid> {
+    require_unlocked_keystore();
     // SAFETY: a catalog look-up in a transaction; the row is read before it is released.
     unsafe {
         let row = pg_sys::SearchSysCache1(compat::DATABASEOID, pg_sys::Datum::from(database));

@@ -73,6 +73,16 @@ impl KeystoreLock {
     }
 }
 
+/// Reading a catalog may wait for locks of transactions, while those wait for the keystore. With the
+/// feature `fault_points`, such a read under the keystore lock is an error.
+#[inline(always)]
+pub(super) fn require_unlocked_keystore() {
+    #[cfg(feature = "fault_points")]
+    if KeystoreLock::is_held() {
+        pgrx::error!("pagevault reads a catalog while it holds the keystore lock");
+    }
+}
+
 impl Drop for KeystoreLock {
     fn drop(&mut self) {
         // SAFETY: this value exists because we took the lock, and no other code releases it.

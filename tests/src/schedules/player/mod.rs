@@ -171,10 +171,17 @@ impl Player {
             self.play(&operation).with_context(|| format!("at the end: {operation:?}"))?;
         }
         self.clients.clear();
-        for server in self.backups.into_iter().chain(self.standby) {
-            server.finish()?;
+        for backup in std::mem::take(&mut self.backups) {
+            self.verify(&backup).context("a backup")?;
+            backup.finish()?;
+        }
+        if let Some(standby) = self.standby.take() {
+            standby.stop(StopMode::Fast)?;
+            self.verify(&standby).context("the standby")?;
+            standby.finish()?;
         }
         self.primary.stop(StopMode::Fast)?;
+        self.verify(&self.primary)?;
         judge::hides(&self.primary, self.wal_is_hidden)?;
         if self.checksums {
             for directory in ["base", "global", "pg_tblspc"] {
@@ -194,6 +201,16 @@ impl Player {
             judge::judge(standby, &self.world, Server::Standby).context("on the standby")?;
             judge::hides(standby, false).context("on the standby")?;
         }
+        Ok(())
+    }
+
+    /// Whether `pagevault-keyring verify` finds everything in order, of a server that is down.
+    fn verify(&self, server: &Cluster) -> Result<()> {
+        if self.world.keys_away {
+            return Ok(());
+        }
+        let (response, code) = server.verify_offline(&server.data_directory())?;
+        ensure!(code == Some(0), "pagevault-keyring verify ends with {code:?}:\n{response}");
         Ok(())
     }
 
