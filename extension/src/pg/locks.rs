@@ -73,8 +73,8 @@ impl KeystoreLock {
     }
 }
 
-/// Reading a catalog may wait for locks of transactions, while those wait for the keystore. With the
-/// feature `fault_points`, such a read under the keystore lock is an error.
+/// Reading a catalog may wait for locks of transactions, while those wait for the keystore. With
+/// the feature `fault_points`, such a read under the keystore lock is an error.
 #[inline(always)]
 pub(super) fn require_unlocked_keystore() {
     #[cfg(feature = "fault_points")]

@@ -398,14 +398,24 @@ pub(crate) fn is_wal_receiver() -> bool {
 }
 
 /// True in a WAL sender that runs BASE_BACKUP: it must send files as they are on disk.
+///
+/// The state stays when the command has ended (`SendBaseBackup`, basebackup.c). So the command
+/// counts, which `exec_replication_command` (walsender.c) and `exec_simple_query` (postgres.c) set.
+/// Its scanner takes this spelling only, after spaces (repl_scanner.l).
 #[inline]
 pub(crate) fn sends_base_backup() -> bool {
     // SAFETY: plain globals of this process; the state is written by this process only.
-    unsafe {
+    let in_state = unsafe {
         pg_sys::am_walsender
             && !pg_sys::MyWalSnd.is_null()
             && (*pg_sys::MyWalSnd).state == pg_sys::WalSndState::WALSNDSTATE_BACKUP
-    }
+    };
+    // SAFETY: a plain global of this process: null or a NUL-terminated text.
+    let command = || unsafe {
+        let command = pg_sys::debug_query_string;
+        (!command.is_null()).then(|| CStr::from_ptr(command).to_bytes().trim_ascii_start())
+    };
+    in_state && command().is_some_and(|command| command.starts_with(b"BASE_BACKUP"))
 }
 
 /// Size of a WAL segment in bytes.

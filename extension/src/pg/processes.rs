@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering::Acquire};
 
+use pagevault_keystore::Lsn;
 use pgrx::{Spi, pg_sys};
 
 use super::session;
@@ -83,23 +84,51 @@ fn exists(pid: u32) -> bool {
 /// Whether a WAL sender runs BASE_BACKUP. Its state says so until the next command
 /// (`exec_replication_command`, walsender.c); one that waits for a command has ended it.
 pub(crate) fn any_base_backup() -> bool {
-    // SAFETY: the array is allocated at server start, with `max_wal_senders` entries; pid and
-    // state are words that their owner writes (`WalSndSetState`, walsender.c).
-    unsafe {
+    senders().any(|sender| {
+        sender.state == pg_sys::WalSndState::WALSNDSTATE_BACKUP && !waits_for_a_command(sender.pid)
+    })
+}
+
+/// How far the standbys have replayed WAL that are connected and do not have to catch up first, by
+/// what they have told last (`ProcessStandbyReplyMessage`, walsender.c). Subscriptions of logical
+/// replication are among them; programs that only store WAL are not.
+pub(crate) fn replayed_by_standbys() -> impl Iterator<Item = Lsn> {
+    senders().filter_map(|sender| {
+        let streams = sender.state == pg_sys::WalSndState::WALSNDSTATE_STREAMING;
+        (streams && sender.replayed != Lsn::INVALID).then_some(sender.replayed)
+    })
+}
+
+/// A WAL sender that is connected.
+struct Sender {
+    pid: i32,
+    state: pg_sys::WalSndState::Type,
+    replayed: Lsn,
+}
+
+fn senders() -> impl Iterator<Item = Sender> {
+    // SAFETY: the array is allocated at server start, with `max_wal_senders` entries. What is read
+    // are aligned words that their owner writes (`WalSndSetState`, walsender.c).
+    let (senders, count) = unsafe {
         let all = pg_sys::WalSndCtl;
-        if all.is_null() {
-            return false;
-        }
-        let senders = (&raw const (*all).walsnds).cast::<pg_sys::WalSnd>();
-        (0..pg_sys::max_wal_senders as usize).map(|sender| senders.add(sender)).any(|sender| {
+        let count = if all.is_null() { 0 } else { pg_sys::max_wal_senders as usize };
+        let first: *const pg_sys::WalSnd = match count {
+            0 => std::ptr::null(),
+            _ => (&raw const (*all).walsnds).cast(),
+        };
+        (first, count)
+    };
+    (0..count).filter_map(move |number| {
+        // SAFETY: as above.
+        unsafe {
+            let sender = senders.add(number);
             // The state of one that has ended stays (`WalSndKill`).
             let pid = (&raw const (*sender).pid).read_volatile();
-            pid != 0
-                && (&raw const (*sender).state).read_volatile()
-                    == pg_sys::WalSndState::WALSNDSTATE_BACKUP
-                && !waits_for_a_command(pid)
-        })
-    }
+            let state = (&raw const (*sender).state).read_volatile();
+            let replayed = Lsn((&raw const (*sender).apply).read_volatile());
+            (pid != 0).then_some(Sender { pid, state, replayed })
+        }
+    })
 }
 
 /// Whether a backend reads from its client, as it does between commands.

@@ -43,6 +43,9 @@ pub(crate) const OP_BARRIER: u8 = 0x20;
 /// half a megabyte of full-page images.
 pub(crate) const READ_AHEAD: usize = 4 << 20;
 
+/// The largest record that only fills space, in bytes.
+const PART: usize = 1 << 20;
+
 /// Inserts records that together do not fit into recovery's buffer for decoded records. So recovery
 /// cannot read them all before the records in front of them are replayed, because those occupy the
 /// buffer until then (`XLogReadRecordAlloc`, xlogreader.c, allocates outside the buffer only when
@@ -51,7 +54,6 @@ pub(crate) const READ_AHEAD: usize = 4 << 20;
 /// `between` is called after each record and may raise an error: an incomplete barrier does no
 /// harm.
 pub(crate) fn insert_barrier(between: impl Fn()) -> Lsn {
-    const PART: usize = 1 << 20;
     // A decoded record is larger than its data.
     const PARTS: usize = READ_AHEAD.div_ceil(PART);
     let zeros = vec![0; PART];
@@ -63,12 +65,22 @@ pub(crate) fn insert_barrier(between: impl Fn()) -> Lsn {
     end
 }
 
-/// Extends WAL up to `lsn`, which is at most one page away, or further. Returns the new end of WAL.
+/// Extends WAL up to `lsn`, or further. Returns the new end of WAL.
 pub(crate) fn fill_up_to(lsn: Lsn) -> Lsn {
-    let zeros = [0; pg_sys::XLOG_BLCKSZ as usize];
-    // Others may have extended it; records have data (ReserveXLogInsertLocation, xlog.c).
-    let missing = (lsn.bytes_since(end()) as usize).max(1);
-    insert_zeros(zeros.get(..missing).unwrap_or(&zeros))
+    let zeros = vec![0; PART];
+    loop {
+        // Others may have extended it; records have data (ReserveXLogInsertLocation, xlog.c).
+        let missing = (lsn.bytes_since(end()) as usize).max(1);
+        let reached = insert_zeros(zeros.get(..missing).unwrap_or(&zeros));
+        if reached >= lsn {
+            return reached;
+        }
+    }
+}
+
+/// Inserts the smallest record that there is. Returns its end.
+pub(crate) fn insert_little() -> Lsn {
+    insert_zeros(&[0])
 }
 
 fn insert_zeros(zeros: &[u8]) -> Lsn {

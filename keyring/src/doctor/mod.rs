@@ -97,6 +97,7 @@ const CHECKS: &[Check] = &[
     data::jobs,
     data::nothing,
     wal::plaintext,
+    wal::archived_twice,
     wal::failures,
     wal::anchor,
     host::memory,

@@ -118,6 +118,7 @@ fn each_check_finds_its_own() {
             json!("off"),
             &["statistics-plaintext"],
         ),
+        ("/server/settings/archive_mode".into(), json!("always"), &["archive-always"]),
         ("/cluster/settings/pagevault.anchor".into(), json!(""), &["no-anchor"]),
         (format!("{app}/relations"), json!([]), &["nothing-encrypted"]),
         (format!("{app}/drift"), json!([{"relation": "t", "fix": "f"}]), &["drift"]),

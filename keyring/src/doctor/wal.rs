@@ -44,6 +44,19 @@ pub(super) fn plaintext(found: &Value, findings: &mut Vec<Finding>) {
     }
 }
 
+/// A standby that lags writes what follows a switch in its own way.
+pub(super) fn archived_twice(found: &Value, findings: &mut Vec<Finding>) {
+    let is_encrypted = found["cluster"]["status"]["wal_encrypted"] == true;
+    if !is_encrypted || text(&found["server"]["settings"]["archive_mode"]) != "always" {
+        return;
+    }
+    findings.push(
+        Finding::new(Notice, "archive-always", "archive_mode is always, and WAL is encrypted")
+            .why("A standby that lagged at a change of the WAL key has some pages under another key than its primary. If both archive to one place, a command that compares what is there already fails from then on.")
+            .cure("give each server an archive of its own, or set archive_mode = on"),
+    );
+}
+
 pub(super) fn failures(found: &Value, findings: &mut Vec<Finding>) {
     let status = &found["cluster"]["status"];
     for (check, column, what, cure) in [

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use pagevault_tests::cluster::{expect_error, run_sql};
 use pagevault_tests::witnesses::Witnesses;
-use pagevault_tests::{Cluster, Settings};
+use pagevault_tests::{Cluster, Settings, StopMode};
 
 const TABLE: &str = "SET pagevault.default_encryption = on;
     CREATE TABLE t (id int PRIMARY KEY, name text);
@@ -82,6 +82,40 @@ fn an_old_copy_of_the_key_file_makes_no_second_key_of_a_version() -> Result<()> 
     cluster.sql("SELECT pagevault.rotate_cluster_master_key()")?;
     cluster.restart()?;
     ensure!(cluster.text("SELECT count(name) FROM t")? == "2000", "rows are missing");
+    cluster.finish()
+}
+
+/// Also if the other database is on a file system that is not mounted.
+#[test]
+fn an_old_copy_of_the_key_file_is_noticed_without_the_other_database() -> Result<()> {
+    let (mut cluster, keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.allow_log("could not open directory");
+    cluster.without_witness("a tablespace is not mounted");
+    let far = cluster.make_tablespace("far")?;
+    cluster.sql("CREATE DATABASE other TABLESPACE far")?;
+    let mut other = cluster.client_to("other")?;
+    run_sql(&mut other, "CREATE EXTENSION pagevault")?;
+    run_sql(&mut other, "SELECT pagevault.set_database_master_key('local', 'main')")?;
+    let old = fs::read(keys.path())?;
+    run_sql(&mut other, "SELECT pagevault.rotate_database_master_key()")?;
+    drop(other);
+    cluster.stop(StopMode::Fast)?;
+    let newest = fs::read(keys.path())?;
+    fs::write(keys.path(), &old)?;
+    let away = far.with_extension("away");
+    fs::rename(&far, &away)?;
+    fs::create_dir(&far)?;
+    cluster.start_server()?;
+    let error = cluster.error("SELECT pagevault.rotate_cluster_master_key()")?;
+    ensure!(error.detail.contains("version 2 of the key, which this file does not"), "{error}");
+    ensure!(fs::read(keys.path())? == old, "the key file is changed");
+    fs::write(keys.path(), &newest)?;
+    cluster.sql("SELECT pagevault.rotate_cluster_master_key()")?;
+    cluster.stop(StopMode::Fast)?;
+    fs::remove_dir(&far)?;
+    fs::rename(&away, &far)?;
+    cluster.start_server()?;
+    run_sql(&mut cluster.client_to("other")?, "SELECT pagevault.rotate_database_master_key()")?;
     cluster.finish()
 }
 

@@ -5,6 +5,7 @@
 //! of a database key are sent to the provider together.
 
 use std::borrow::Borrow;
+use std::collections::HashSet;
 
 use pagevault_cipher::{KeyVersion, Secret32};
 use pagevault_keystore::protocol::{Action, Base64, ProviderSpec, SecretBytes};
@@ -12,10 +13,10 @@ use pagevault_keystore::record::MAX_MASTER_KEYS;
 use pagevault_keystore::state::State;
 use pagevault_keystore::{CheckValue, DatabaseKey, Record, Scope, Wrapping};
 use pgrx::PgSqlErrorCode as Code;
+use pgrx::pg_sys::Oid;
 use pgrx::prelude::PgLogLevel;
 
 use super::creation;
-use super::gone::is_gone;
 use super::operations::{self, Answer, Question};
 use super::proof::{self, Expects};
 use super::revoked;
@@ -209,9 +210,13 @@ fn require_newest_versions(
     current: &DatabaseKey,
 ) -> Result<()> {
     let mut questions = Vec::new();
+    // Not by their directories: a tablespace may not be mounted.
+    let databases: HashSet<Oid> = catalog::any_databases().into_iter().collect();
     for (target, known) in targets.iter().zip(current.wrappings()) {
         // Those of dropped databases are not needed, and their providers may be gone.
-        let needed = state.database_keys().filter(|(scope, ..)| !is_gone(*scope));
+        let needed = state.database_keys().filter(|(scope, ..)| {
+            !scope.is_database() || databases.contains(&scope.number().into())
+        });
         let all = needed.flat_map(|(scope, version, record)| {
             record.wrappings().map(move |by| ((scope, version), record, by))
         });

@@ -32,7 +32,7 @@ use crate::keys::store::{compact, directory, given_up, persist};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::process::ProcessLocal;
 use crate::pg::report::{Report, Result, internal};
-use crate::pg::{buffers, process, relation_files, wal};
+use crate::pg::{buffers, process, relation_files, survey, wal};
 use crate::writers::{self, Activity};
 use crate::{backups, fault, shmem};
 
@@ -172,6 +172,7 @@ pub(crate) fn destroy_former(
     let mut living = living.to_vec();
     // Not under the lock: it reads catalogs, and who has locked these may wait for the lock.
     living.extend(at_former_places(&living)?);
+    let in_use = survey::files_in_catalog();
     let lock = KeystoreLock::acquire();
     require_no_backup(&lock)?;
     let mut files = Vec::new();
@@ -185,7 +186,10 @@ pub(crate) fn destroy_former(
         }
     }
     living.retain(|(file, _)| !files.contains(file) && has_slot(*file));
-    destroy_locked(&lock, database, &files, &living, false)
+    let mut outcome = destroy_locked(&lock, database, &files, &living, false)?;
+    // A relation whose former place got another one, which is gone, is not to be shredded.
+    outcome.same_keys.retain(|file| !in_use.contains(file));
+    Ok(outcome)
 }
 
 fn destroy_locked(
@@ -266,7 +270,7 @@ pub(crate) fn files_of_database(database: u32) -> Result<Vec<RelFile>> {
 pub(crate) struct Former {
     pub(crate) file: RelFile,
     last_version: Option<DataKeyVersion>,
-    /// The keys up to this one are those of no other file that exists.
+    /// The keys up to this one can be destroyed.
     through: Option<DataKeyVersion>,
 }
 
@@ -287,8 +291,8 @@ pub(crate) fn files_besides(database: u32, these: &HashSet<RelFile>) -> Result<V
     Ok(besides)
 }
 
-/// The number of files of a database that no longer exist and have keys of their own, as far as can
-/// be determined.
+/// The number of files of this process's database that no longer exist and have keys of their own, as
+/// far as can be determined.
 pub(crate) fn count_former_files(database: u32) -> Result<usize> {
     let found = former(database, |file| Ok(relation_files::may_exist(file)))?;
     Ok(found.iter().filter(|former| former.has_keys_of_its_own()).count())
@@ -323,7 +327,7 @@ pub(crate) fn former_among<'a>(files: impl Iterator<Item = &'a RelFile>) -> Resu
 
 fn former(database: u32, is_there: impl Fn(RelFile) -> Result<bool>) -> Result<Vec<Former>> {
     let directory = &shmem::required()?.directory;
-    let tablespaces = relation_files::tablespaces()?;
+    let (tablespaces, in_use) = (relation_files::tablespaces()?, survey::files_in_catalog());
     let mut former = Vec::new();
     for info in directory.files()? {
         let info = info?;
@@ -332,7 +336,7 @@ fn former(database: u32, is_there: impl Fn(RelFile) -> Result<bool>) -> Result<V
             && !is_there(info.file)?
         {
             let last_version = directory.last_version(info.slot)?;
-            let through = same_keys::last_of_its_own(info.file, info.slot, &tablespaces)?;
+            let through = same_keys::last_to_destroy(info.file, info.slot, &in_use, &tablespaces)?;
             former.push(Former { file: info.file, last_version, through });
         }
     }
@@ -349,7 +353,8 @@ impl Former {
         found() == self.last_version
     }
 
-    /// False if all its keys are also those of a file to which its database was moved.
+    /// False if its keys are needed, because they are also those of a file to which its database was
+    /// moved.
     pub(crate) fn has_keys_of_its_own(&self) -> bool {
         self.through.is_some()
     }

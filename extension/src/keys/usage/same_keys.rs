@@ -1,6 +1,6 @@
 //! Files with the same keys: raw copies of each other, and places where one file was and is.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use pagevault_cipher::DataKeyVersion;
 use pagevault_keystore::RelFile;
@@ -50,19 +50,24 @@ pub(super) fn files_with<'a>(
     Ok(same)
 }
 
-/// The last key of a file that is gone before the first one that is also that of an existing file
-/// with its number, to which its database was moved. `None`: that is its first one.
+/// The last key of a file that is gone up to which its keys can be destroyed. `None`: none can.
 ///
-/// To destroy those here would not make anything unreadable: the existing file has them. But a
+/// It may be a place where its database was before. Then the file of a relation, `in_use`, has the
+/// same number and the same keys. To destroy those here would not make anything unreadable. But a
 /// server that follows, or was rewound, may still have to replay changes of the file that is gone,
-/// and then that it was copied (`dbase_redo`, dbcommands.c).
-pub(super) fn last_of_its_own(
+/// and then that it was copied (`dbase_redo`, dbcommands.c). So only those before the first such
+/// key can be destroyed.
+///
+/// If the last key is its own, a relation has begun there after that, when OIDs began again: all
+/// can be destroyed.
+pub(super) fn last_to_destroy(
     file: RelFile,
     slot: FileSlot,
+    in_use: &HashSet<RelFile>,
     tablespaces: &[u32],
 ) -> Result<Option<DataKeyVersion>> {
     let others: Vec<_> = relation_files::elsewhere(file, tablespaces)
-        .filter(|other| relation_files::may_exist(*other))
+        .filter(|other| in_use.contains(other))
         .collect();
     let mut versions = Vec::new();
     for key in shmem::required()?.directory.keys(slot)? {
@@ -73,5 +78,6 @@ pub(super) fn last_of_its_own(
         let same = |other: &RelFile| data_keys::have_same_key(file, *other, *version);
         others.iter().all(|other| same(other) == Some(false))
     };
-    Ok(versions.into_iter().take_while(is_own).last())
+    let last = versions.last().copied().filter(is_own);
+    Ok(last.or_else(|| versions.into_iter().take_while(is_own).last()))
 }

@@ -10,6 +10,10 @@
 //!    nothing has been written. That page cannot change meanwhile, because WALWriteLock is held.
 //! 4. The switch is recorded in the keystore and in WAL, from which standbys get it.
 //!
+//! A standby's WAL receiver writes pages as the switches say that are replayed there. So while
+//! standbys receive WAL, the switch begins some megabytes later, and WAL is extended to it when they
+//! have replayed its record. A standby that lags stores WAL the old way until it has replayed it.
+//!
 //! After a crash following step 1 or 2, there is an unused key. After step 3, pages may be sealed
 //! under a key that the server has although it does not know the switch. They can be read, because
 //! pages contain their key version; the server continues as before the switch, and the worker
@@ -30,6 +34,8 @@
 //! wanted. Records of others before or within a barrier make it longer. An unused or incomplete
 //! barrier does no harm.
 
+use std::time::{Duration, Instant};
+
 use pagevault_cipher::{CipherId, KeyVersion, Lsn};
 use pagevault_core::policy::Sealing;
 use pagevault_keystore::wal::{Switch, Switches, WalPhase, key_place};
@@ -42,9 +48,16 @@ use crate::audit::{self, Operation};
 use crate::keys::store::{directory, persist};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result, internal};
-use crate::pg::{guc, process, wal};
+use crate::pg::{guc, process, processes, wal};
 use crate::shmem::wal::Wal;
 use crate::{fault, shmem};
+
+/// How much later than its record a switch begins while standbys receive WAL, in bytes. What they
+/// receive meanwhile is written as before the switch.
+const LEAD: u64 = 4 << 20;
+
+/// How long standbys have time to replay the record of a switch.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The cluster's database key wraps WAL keys.
 const SCOPE: Scope = Scope::CLUSTER;
@@ -133,7 +146,7 @@ fn switch_to(sealed: bool) -> Result<()> {
         switch(&lock, in_plaintext, Lsn::INVALID).map(Some)
     });
     if let Some(start) = done? {
-        reach(start);
+        reach_with_standbys(start);
         log("pagevault: WAL is not encrypted any more".to_owned());
     }
     Ok(())
@@ -160,7 +173,7 @@ fn replace_lost_switch() -> Result<()> {
         }
         switch(&lock, as_it_is, Lsn::INVALID)?
     };
-    reach(start);
+    reach_with_standbys(start);
     log("pagevault: a switch of WAL encryption that was lost with WAL does not count".to_owned());
     Ok(())
 }
@@ -219,7 +232,7 @@ fn seal_with_new_key(is_sealed: bool) -> Result<Option<KeyVersion>> {
         }
         switch(&lock, |_| WalPhase::under(version), behind)?
     };
-    reach(start);
+    reach_with_standbys(start);
     Ok(Some(version))
 }
 
@@ -288,6 +301,10 @@ fn switch(
         None => newest_version()?,
     };
     let phase = WalPhase { version, ..phase };
+    let behind = match processes::replayed_by_standbys().next() {
+        Some(_) => behind.max(wal::end() + LEAD),
+        None => behind,
+    };
     let (added, switch) = wal::at_unwritten_page(behind, |_, start| {
         let switch = Switch { step, start, phase };
         (wal.put_in_force(switch), switch)
@@ -321,6 +338,35 @@ fn as_it_is(before: WalPhase) -> WalPhase {
 /// Extends WAL to the beginning of a switch, so that later records are after it.
 fn reach(start: Lsn) {
     wal::flush(wal::fill_up_to(start));
+}
+
+/// The same after standbys have replayed the record of the switch, or [`PATIENCE`] is over.
+fn reach_with_standbys(start: Lsn) {
+    let record = wal::insert_little();
+    wal::flush(record);
+    fault::point("wal_switch.recorded");
+    let have_replayed = || processes::replayed_by_standbys().all(|lsn| lsn >= record);
+    let end = Instant::now() + PATIENCE;
+    // Who cancels this gets what was begun, a little earlier.
+    while !have_replayed()
+        && wal::end() < start
+        && Instant::now() < end
+        && !process::is_told_to_stop()
+    {
+        // They answer what they receive, and tell what they have replayed by then.
+        wal::flush(wal::insert_little());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let all = have_replayed();
+    reach(start);
+    if !all {
+        Report::new(
+            PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION,
+            "pagevault: a standby has not replayed a switch of WAL encryption in time",
+        )
+        .detail("It stores WAL the old way until it has: in plaintext if WAL encryption was switched on, under the former key after a rotation.")
+        .send(PgLogLevel::LOG);
+    }
 }
 
 /// Logs the newest switch once more after a start: if the server crashed before its record was

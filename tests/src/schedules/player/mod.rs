@@ -1,11 +1,10 @@
 //! Carries out operations on real servers, and has them judged.
 
 mod copies;
+mod end;
 mod kills;
 
 use std::collections::BTreeSet;
-use std::fs::File;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -41,29 +40,11 @@ pub(super) struct Player {
     _directory: TempDir,
 }
 
-const BLOCK: u64 = 8192;
-
 /// What is in the log of a server whose processes are killed and whose keys are taken away. A PANIC
 /// is never.
 fn expect_noise(cluster: &mut Cluster) {
     cluster.allow_log("WARNING:  ");
     cluster.allow_log("FATAL:  ");
-}
-
-/// A process that is killed while it extends a file leaves a part of a block there, because the
-/// kernel copies page by page. The server does not count it (`mdnblocks`, md.c); `pg_checksums`
-/// takes it for damage.
-fn cut_torn_ends(directory: &Path) -> Result<()> {
-    for entry in std::fs::read_dir(directory)? {
-        let entry = entry?;
-        let (path, length) = (entry.path(), entry.metadata()?.len());
-        if path.is_dir() {
-            cut_torn_ends(&path)?;
-        } else if entry.file_name().as_encoded_bytes()[0].is_ascii_digit() && length % BLOCK != 0 {
-            File::options().write(true).open(&path)?.set_len(length - length % BLOCK)?;
-        }
-    }
-    Ok(())
 }
 
 impl Player {
@@ -160,38 +141,6 @@ impl Player {
         Ok(true)
     }
 
-    /// Ends all that is open, judges once more, and stops the servers.
-    pub(super) fn finish(mut self) -> Result<()> {
-        let mut last = vec![Operation::KeysBack, Operation::Crawl { on: false }];
-        last.extend((0..SESSIONS).map(|session| Operation::Commit { session }));
-        last.push(Operation::FinishPrepared { commit: true });
-        last.push(Operation::Order { order: Order::Resume });
-        last.extend([Operation::WaitForJobs, Operation::Decode, Operation::Judge]);
-        for operation in last {
-            self.play(&operation).with_context(|| format!("at the end: {operation:?}"))?;
-        }
-        self.clients.clear();
-        for backup in std::mem::take(&mut self.backups) {
-            self.verify(&backup).context("a backup")?;
-            backup.finish()?;
-        }
-        if let Some(standby) = self.standby.take() {
-            standby.stop(StopMode::Fast)?;
-            self.verify(&standby).context("the standby")?;
-            standby.finish()?;
-        }
-        self.primary.stop(StopMode::Fast)?;
-        self.verify(&self.primary)?;
-        judge::hides(&self.primary, self.wal_is_hidden)?;
-        if self.checksums {
-            for directory in ["base", "global", "pg_tblspc"] {
-                cut_torn_ends(&self.primary.data_directory().join(directory))?;
-            }
-            self.primary.pg_checksums()?;
-        }
-        self.primary.finish()
-    }
-
     fn judge(&self) -> Result<()> {
         judge::hides(&self.primary, self.wal_is_hidden)?;
         judge::judge(&self.primary, &self.world, Server::Primary)?;
@@ -201,16 +150,6 @@ impl Player {
             judge::judge(standby, &self.world, Server::Standby).context("on the standby")?;
             judge::hides(standby, false).context("on the standby")?;
         }
-        Ok(())
-    }
-
-    /// Whether `pagevault-keyring verify` finds everything in order, of a server that is down.
-    fn verify(&self, server: &Cluster) -> Result<()> {
-        if self.world.keys_away {
-            return Ok(());
-        }
-        let (response, code) = server.verify_offline(&server.data_directory())?;
-        ensure!(code == Some(0), "pagevault-keyring verify ends with {code:?}:\n{response}");
         Ok(())
     }
 

@@ -135,3 +135,30 @@ fn incremental_backups_are_complete() -> Result<()> {
     restored.finish()?;
     cluster.finish()
 }
+
+/// A base backup gets segments as they are on disk. What its connection does after that does not.
+#[test]
+fn a_connection_reads_wal_after_a_base_backup() -> Result<()> {
+    let settings = Settings::default().conf("wal_level = logical\nmax_prepared_transactions = 2");
+    let (cluster, _keys) = sealing(&settings)?;
+    let host = cluster.directory().display();
+    let script = cluster.directory().join("script");
+    std::fs::write(
+        &script,
+        " BASE_BACKUP (TARGET 'blackhole', CHECKPOINT 'fast', WAL, WAIT false);
+        CREATE_REPLICATION_SLOT slot LOGICAL test_decoding;
+        BEGIN;
+        INSERT INTO t (name) VALUES ('drossel-1');
+        PREPARE TRANSACTION 'x';
+        COMMIT PREPARED 'x';",
+    )?;
+    // It takes the end of the backup for an error.
+    let mut psql = cluster.program("psql");
+    psql.args(["--no-psqlrc", "--quiet", "--file"]).arg(&script);
+    psql.arg(format!("host={host} user=postgres dbname=postgres replication=database"));
+    run(&mut psql)?;
+    let slots = cluster.text("SELECT count(*) FROM pg_replication_slots")?;
+    ensure!(slots == "1", "{slots} slots");
+    ensure!(count(&cluster, "drossel")? == "1", "the row is missing");
+    cluster.finish()
+}

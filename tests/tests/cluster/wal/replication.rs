@@ -1,6 +1,8 @@
 //! Standbys: the receiver writes at any offset and seals what it receives; promotion copies a
 //! segment.
 
+use std::ffi::OsStr;
+
 use anyhow::{Result, ensure};
 use pagevault_tests::standby::{standby_of, wait_for};
 use pagevault_tests::wal::WalPage;
@@ -73,6 +75,66 @@ fn a_standby_follows_switches() -> Result<()> {
     standby.sql("SELECT pg_promote()")?;
     insert(&standby, "meise", 1000)?;
     assert_hidden(&standby, "meise")?;
+    standby.finish()?;
+    primary.finish()
+}
+
+/// A standby that does not lag knows each switch before it receives what follows: its segments are
+/// those of the primary, as whoever compares copies in an archive requires (`archive_mode = always`).
+#[test]
+fn the_wal_of_a_standby_is_that_of_its_primary() -> Result<()> {
+    let (primary, _keys) = Cluster::with_keys(&Settings::default())?;
+    primary.sql("CREATE TABLE t (id serial PRIMARY KEY, name text)")?;
+    let standby = standby_of(&primary, &[])?;
+    wait_for(&standby, &primary)?;
+    primary.sql("SELECT pg_switch_wal()")?;
+    let from = primary.text("SELECT pg_walfile_name(pg_current_wal_lsn())")?;
+    for round in 0..3 {
+        super::switch(&primary, true)?;
+        insert(&primary, "drossel", 1)?;
+        for _ in 0..3 {
+            primary.sql("SELECT pagevault.rotate_wal_key()")?;
+            insert(&primary, "drossel", 3)?;
+        }
+        wait_for(&standby, &primary)?;
+        for server in [&primary, &standby] {
+            ensure!(!super::leaks(&segments(server)?, "drossel"), "plaintext in round {round}");
+        }
+        super::switch(&primary, false)?;
+    }
+    primary.sql("SELECT pg_switch_wal()")?;
+    let end = primary.text("SELECT pg_walfile_name(pg_current_wal_lsn())")?;
+    wait_for(&standby, &primary)?;
+    let mut compared = 0;
+    for segment in segments(&primary)? {
+        let name = segment.path.file_name().unwrap_or_default();
+        if name < OsStr::new(&from) || name >= OsStr::new(&end) {
+            continue;
+        }
+        let theirs = std::fs::read(standby.data_directory().join("pg_wal").join(name))?;
+        let differs = segment.bytes.chunks(8192).zip(theirs.chunks(8192)).position(|(a, b)| a != b);
+        ensure!(differs.is_none(), "page {differs:?} of {name:?} differs");
+        compared += 1;
+    }
+    ensure!(compared > 2, "{compared} segments");
+    standby.finish()?;
+    primary.finish()
+}
+
+/// A standby that does not replay holds up a switch for seconds only.
+#[test]
+fn a_standby_that_lags_is_not_waited_for() -> Result<()> {
+    let (primary, _keys) = sealing(&Settings::default())?;
+    let standby = standby_of(&primary, &[])?;
+    wait_for(&standby, &primary)?;
+    standby.sql("SELECT pg_wal_replay_pause()")?;
+    standby.eventually("SELECT pg_get_wal_replay_pause_state()", "paused")?;
+    primary.sql("SELECT pagevault.rotate_wal_key()")?;
+    primary.eventually_logs("a standby has not replayed a switch of WAL encryption in time")?;
+    insert(&primary, "drossel", 100)?;
+    standby.sql("SELECT pg_wal_replay_resume()")?;
+    wait_for(&standby, &primary)?;
+    ensure!(count(&standby, "drossel")? == "100", "rows are missing");
     standby.finish()?;
     primary.finish()
 }

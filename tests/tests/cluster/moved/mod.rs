@@ -1,6 +1,8 @@
 //! Databases that were moved to another tablespace: as files, which keep their numbers. While the
 //! library is not loaded, their keys stay where they were.
 
+mod numbers;
+
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
