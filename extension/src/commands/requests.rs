@@ -6,7 +6,7 @@ use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::Oid;
 use pgrx::prelude::PgLogLevel;
 
-use super::{catalogs, drift};
+use super::{catalogs, drift, storage};
 use crate::keys::store::directory;
 use crate::page;
 use crate::pg::guc;
@@ -20,6 +20,7 @@ use crate::rekey::{JobKind, at_once, jobs};
 /// Jobs that are decrypting it, or would, are cancelled, even if this transaction is rolled back.
 pub(crate) fn encrypt(facts: &Facts, cipher: Option<CipherId>) -> Result<Option<i64>> {
     refuse_destroyed(facts)?;
+    refuse_rewritten(facts)?;
     refuse_repacked(facts)?;
     jobs::cancel_decryption(facts.oid)?;
     if takes_a_job(facts) || moves_revocably(facts)? {
@@ -68,6 +69,22 @@ pub(crate) fn refuse_wanted(facts: &Facts) -> Result<()> {
 pub(crate) fn refuse_destroyed(facts: &Facts) -> Result<()> {
     match members(facts).iter().find(|member| directory::is_destroyed(member.file)) {
         Some(member) => Err(page::errors::destroyed(&relation::quoted_name(member), "")),
+        None => Ok(()),
+    }
+}
+
+/// Refuses to encrypt a relation while a command of this session rewrites it, and has called the
+/// function that asks for this: in the end the relation gets new storage that was created before.
+/// Commands of other sessions have a lock that excludes this one.
+fn refuse_rewritten(facts: &Facts) -> Result<()> {
+    let tables = relation::with_partitions(facts.oid);
+    match tables.iter().find(|table| storage::is_being_rewritten(table.oid)) {
+        Some(table) => Err(Report::new(
+            PgSqlErrorCode::ERRCODE_OBJECT_IN_USE,
+            format!("{} is being rewritten", relation::quoted_name(table)),
+        )
+        .detail("A command of this session fills new storage of it.")
+        .hint("Set the label before or after that command.")),
         None => Ok(()),
     }
 }
