@@ -135,20 +135,23 @@ fn submit(facts: &Facts, kind: JobKind, cipher: Option<CipherId>) -> Result<i64>
     Ok(job)
 }
 
-/// True if there is much to rewrite, and workers can see the relation.
+/// True if there is much to rewrite in files that workers can see.
 fn takes_a_job(facts: &Facts) -> bool {
-    let members = members(facts);
-    let blocks: u64 = members.iter().map(|member| u64::from(relation::blocks(member.oid))).sum();
-    blocks > guc::rekey_threshold() && !relation::is_new_here(facts.oid)
+    let members = members(facts).into_iter().filter(|member| !relation::is_new_here(member.oid));
+    let blocks: u64 = members.map(|member| u64::from(relation::blocks(member.oid))).sum();
+    blocks > guc::rekey_threshold()
 }
 
 /// Whether a relation may be put into a key group, or taken out of one, by a statement that is
 /// rolled back later. Keys are not rolled back, and a key group ends with what is in it; jobs are.
 pub(super) fn moves_revocably(facts: &Facts) -> Result<bool> {
-    if relation::is_new_here(facts.oid) || !session::may_be_rolled_back() {
+    if !session::may_be_rolled_back() {
         return Ok(false);
     }
     for member in members(facts) {
+        if relation::is_new_here(member.oid) {
+            continue; // its file is gone then
+        }
         let has = directory::current_key_group(member.file);
         if policy::named_key_group(&member)? != has.map(Named::Group) {
             return Ok(true);

@@ -164,8 +164,8 @@ unsafe fn prepare(statement: *mut pg_sys::Node) -> u64 {
     }
 }
 
-/// The name that is the value of an option of a command. `TEMPLATE DEFAULT` and the like are treated
-/// like no option (gram.y makes a DefElem without argument of them, and createdb in dbcommands.c
+/// The name that is the value of an option of a command. `TEMPLATE DEFAULT` and the like are taken
+/// for no option (gram.y makes a DefElem without argument of them, and createdb in dbcommands.c
 /// checks for that).
 ///
 /// # Safety
