@@ -29,7 +29,10 @@ fn encrypt(relation: Option<Oid>, cipher: Option<&[u8]>) -> Option<i64> {
 fn encrypt_relation(oid: Oid, cipher: Option<&[u8]>) -> Result<Option<i64>> {
     let label = match cipher {
         None => "encrypted".to_owned(),
-        Some(cipher) => format!("encrypted {}", ServerText::from_bytes(cipher)),
+        Some(cipher) => {
+            policy::label::require_short("encrypted ".len() + cipher.len())?;
+            format!("encrypted {}", ServerText::from_bytes(cipher))
+        }
     };
     // Checked before the statement is built; the label provider checks again.
     policy::label::parse(&label)?;

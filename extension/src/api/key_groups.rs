@@ -114,7 +114,7 @@ fn audited<T>(
     work: impl FnOnce(&str) -> Result<T>,
 ) -> Result<T> {
     let name = text::require_utf8(NAME, name)?;
-    audit::audited(Operation::function(function).on(name), || work(name))
+    audit::audited(Operation::function(function).on(text::excerpt(name.as_bytes())), || work(name))
 }
 
 /// A change of the master keys of a key group.
@@ -125,8 +125,8 @@ fn change(
     change: fn(&str, Scope, &str, &str) -> Result<()>,
 ) -> Result<()> {
     let name = text::require_utf8(NAME, name)?;
-    let shown = |name: &[u8]| Some(String::from_utf8_lossy(name).into_owned());
-    let operation = Operation::function(function).on(name);
+    let shown = |name: &[u8]| Some(text::excerpt(name));
+    let operation = Operation::function(function).on(text::excerpt(name.as_bytes()));
     let operation = Operation { provider: shown(provider), master_key: shown(key), ..operation };
     audit::audited(operation, || {
         require_key_admin("change the master keys of a key group")?;

@@ -14,7 +14,7 @@ mod status;
 
 use crate::audit::{self, Operation};
 use crate::pg::report::{Report, Result};
-use crate::pg::text::ServerText;
+use crate::pg::text::excerpt;
 use crate::pg::{locks, process, relation, xact};
 use crate::{preload, roles};
 
@@ -45,7 +45,7 @@ fn audited_with<T>(
     key: &[u8],
     work: impl FnOnce() -> Result<T>,
 ) -> Result<T> {
-    let shown = |name| Some(ServerText::from_bytes(name).to_string());
+    let shown = |name| Some(excerpt(name));
     let operation = Operation::function(function);
     let (provider, master_key) = (shown(provider), shown(key));
     audit::audited(Operation { provider, master_key, ..operation }, work)

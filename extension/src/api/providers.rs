@@ -7,7 +7,7 @@ use super::{KEY, PROVIDER, require_key_admin};
 use crate::audit::{self, Operation};
 use crate::keys::provider::admin;
 use crate::pg::report::{OrRaise, Report, Result};
-use crate::pg::text::{self, ServerText};
+use crate::pg::text;
 use crate::{preload, roles};
 
 /// Adds a key provider. Its options are checked; no request is sent to it yet.
@@ -56,7 +56,7 @@ fn audited<T>(
     provider: &[u8],
     work: impl FnOnce() -> Result<T>,
 ) -> Result<T> {
-    let provider = ServerText::from_bytes(provider).to_string();
+    let provider = text::excerpt(provider);
     audit::audited(Operation { provider: Some(provider), ..Operation::function(function) }, work)
 }
 

@@ -14,7 +14,7 @@ use crate::keys::store::persist;
 use crate::keys::usage::destruction::{self, Outcome};
 use crate::pg::report::{OrRaise, Report, Result};
 use crate::pg::session::{self, Call};
-use crate::pg::text::ServerText;
+use crate::pg::text::{ServerText, excerpt};
 use crate::pg::{compat, process};
 use crate::remnants::{Cleared, Key, State};
 use crate::shred::{self, Shredded};
@@ -153,7 +153,7 @@ fn shred_former_files(
 
 /// A name as shown in messages. Arguments are bytes, because names need not be UTF-8.
 fn shown(name: &[u8]) -> String {
-    ServerText::from_bytes(name).to_string()
+    excerpt(name)
 }
 
 fn rows(

@@ -11,8 +11,9 @@ use crate::pg::report::{self, Result, sqlstate};
 use crate::pg::session::{self, Identity};
 use crate::shmem;
 
-/// Longest text in a line, in bytes, except for names in PostgreSQL.
-const LONGEST: usize = 512;
+/// Longest text in a line, in bytes, except for names in PostgreSQL. There is room for an excerpt
+/// ([`crate::pg::text::excerpt`]).
+const LONGEST: usize = 512 + "... (1073741823 bytes)".len();
 
 /// Outcome in the line before an operation.
 pub(super) const ATTEMPTED: &str = "attempted";

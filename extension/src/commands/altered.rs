@@ -9,6 +9,8 @@
 //!   before the owner is recorded.
 //! - An empty table that is attached follows the partitioned table; pg_dump restores partitions in
 //!   this way. A table with pages keeps its state. The same holds for detaching.
+//! - SET TABLESPACE gives a table new files, with its TOAST table, and these are encrypted if the
+//!   policy requires it there. Its indexes and owned sequences follow it, but keep their files.
 //! - `pagevault.enforce_encryption` refuses plaintext relations that move to a place where the
 //!   policy requires encryption.
 //!
@@ -37,8 +39,8 @@ use crate::rekey::at_once;
 pub(crate) enum Altered {
     Sequence(Oid),
     Attached(Oid),
-    /// With the schema in which it was before.
-    Relation(Oid, Oid),
+    /// With the schema and the tablespace in which it was before.
+    Relation(Oid, Oid, Oid),
     /// A new file that may belong to relations of different key groups: to this one, which is in
     /// this group. It is in none.
     InDoubt(RelFile, Oid, Option<KeyGroup>),
@@ -64,8 +66,9 @@ pub(crate) fn relation_altered(oid: Oid) {
     if facts.kind == RelationKind::Sequence {
         note(Altered::Sequence(oid));
     }
-    if guc::enforce_encryption() {
-        note(Altered::Relation(oid, facts.schema));
+    let leads = matches!(facts.kind, RelationKind::Table | RelationKind::MaterializedView);
+    if leads || guc::enforce_encryption() {
+        note(Altered::Relation(oid, facts.schema, facts.tablespace));
     }
 }
 
@@ -156,7 +159,7 @@ pub(crate) fn follow(mark: Mark) -> Result<()> {
                     if relation::is_empty(partition.oid) {
                         encrypt_if_required(partition)?;
                     }
-                    enforce::refuse_plaintext(partition)?;
+                    enforce::refuse_plaintext(partition, partition.schema)?;
                 }
             }
             Altered::InDoubt(file, oid, group) => require_right_key_group(file, oid, group)?,
@@ -166,11 +169,13 @@ pub(crate) fn follow(mark: Mark) -> Result<()> {
                     requests::reconcile(&facts)?;
                 }
             }
-            Altered::Relation(oid, schema) => {
-                if let Some(relation) = relation::facts_after_command(oid)
-                    && relation.schema != schema
-                {
-                    enforce::refuse_plaintext(&relation)?;
+            Altered::Relation(oid, schema, tablespace) => {
+                let Some(relation) = relation::facts_after_command(oid) else { continue };
+                if relation.tablespace != tablespace {
+                    encrypt_followers(&relation)?;
+                }
+                if relation.schema != schema {
+                    enforce::refuse_plaintext(&relation, schema)?;
                 }
             }
         }
@@ -185,6 +190,24 @@ pub(super) fn encrypt_if_required(facts: &Facts) -> Result<()> {
         return requests::reconcile(facts).map(drop);
     }
     at_once::encrypt(facts.oid, Some(sealing.cipher))
+}
+
+/// Encrypts what follows a relation that was moved to another tablespace, at once or by a job.
+fn encrypt_followers(moved: &Facts) -> Result<()> {
+    let mut family = relation::family_unlocked(moved.oid);
+    family.retain(Facts::is_stored);
+    for member in &family {
+        if policy::policy().for_altered(&described(member))?.is_none() {
+            continue;
+        }
+        memo::forget_answers();
+        if requests::reconcile(moved)?.is_some() {
+            let refuse = |member: &Facts| enforce::refuse_plaintext(member, member.schema);
+            family.iter().try_for_each(refuse)?;
+        }
+        break;
+    }
+    Ok(())
 }
 
 /// The relation, if it got the file in doubt and is in another key group than the file.

@@ -15,17 +15,21 @@ use crate::pg::labels::Object;
 use crate::pg::relation::{self, Facts};
 use crate::pg::report::{Report, Result};
 use crate::policy::label::Label;
-use crate::policy::{Source, describe, described, object_of, policy};
+use crate::policy::{Source, describe, described, object_of, policy, root_of};
 
-/// Refuses a plaintext relation for which the policy requires encryption.
-pub(super) fn refuse_plaintext(facts: &Facts) -> Result<()> {
+/// Refuses a plaintext relation for which the policy requires encryption. `schema`: where it was
+/// before the command, and will be again.
+pub(super) fn refuse_plaintext(facts: &Facts, schema: Oid) -> Result<()> {
     let Some(decision) = policy().against_plaintext(&described(facts))? else { return Ok(()) };
-    let name = relation::quoted_name(facts);
+    let (name, mut root) = (relation::quoted_name(facts), root_of(facts)?);
+    if root.schema == facts.schema {
+        root.schema = schema;
+    }
     Err(refused(
         &format!("{name} would be in plaintext where encryption is enforced"),
         decision.source,
     )
-    .hint(format!("Encrypt it first: {}.", labels::statement(facts))))
+    .hint(format!("Encrypt it first: {}.", labels::statement(&root))))
 }
 
 /// Refuses a label of a relation that removes encryption from it or from one of its partitions.

@@ -6,7 +6,7 @@ use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::Oid;
 use pgrx::prelude::PgLogLevel;
 
-use super::{catalogs, drift};
+use super::{catalogs, drift, storage};
 use crate::keys::store::directory;
 use crate::page;
 use crate::pg::guc;
@@ -20,6 +20,7 @@ use crate::rekey::{JobKind, at_once, jobs};
 /// Jobs that are decrypting it, or would, are cancelled, even if this transaction is rolled back.
 pub(crate) fn encrypt(facts: &Facts, cipher: Option<CipherId>) -> Result<Option<i64>> {
     refuse_destroyed(facts)?;
+    refuse_rewritten(facts)?;
     refuse_repacked(facts)?;
     jobs::cancel_decryption(facts.oid)?;
     if takes_a_job(facts) || moves_revocably(facts)? {
@@ -72,6 +73,22 @@ pub(crate) fn refuse_destroyed(facts: &Facts) -> Result<()> {
     }
 }
 
+/// Refuses to encrypt a relation while a command of this session rewrites it, and has called the
+/// function that asks for this: in the end the relation gets new storage that was created before.
+/// Commands of other sessions have a lock that excludes this one.
+fn refuse_rewritten(facts: &Facts) -> Result<()> {
+    let tables = relation::with_partitions(facts.oid);
+    match tables.iter().find(|table| storage::is_being_rewritten(table.oid)) {
+        Some(table) => Err(Report::new(
+            PgSqlErrorCode::ERRCODE_OBJECT_IN_USE,
+            format!("{} is being rewritten", relation::quoted_name(table)),
+        )
+        .detail("A command of this session fills new storage of it.")
+        .hint("Set the label before or after that command.")),
+        None => Ok(()),
+    }
+}
+
 /// Refuses to encrypt a table of which pg_repack has a plaintext copy or log of changes. While
 /// pg_repack fills these, it holds no lock on the table that would exclude this command (before
 /// 1.5.3: ACCESS SHARE, repack_one_table in its bin/pg_repack.c), and in the end the table gets the
@@ -118,20 +135,23 @@ fn submit(facts: &Facts, kind: JobKind, cipher: Option<CipherId>) -> Result<i64>
     Ok(job)
 }
 
-/// True if there is much to rewrite, and workers can see the relation.
+/// True if there is much to rewrite in files that workers can see.
 fn takes_a_job(facts: &Facts) -> bool {
-    let members = members(facts);
-    let blocks: u64 = members.iter().map(|member| u64::from(relation::blocks(member.oid))).sum();
-    blocks > guc::rekey_threshold() && !relation::is_new_here(facts.oid)
+    let members = members(facts).into_iter().filter(|member| !relation::is_new_here(member.oid));
+    let blocks: u64 = members.map(|member| u64::from(relation::blocks(member.oid))).sum();
+    blocks > guc::rekey_threshold()
 }
 
 /// Whether a relation may be put into a key group, or taken out of one, by a statement that is
 /// rolled back later. Keys are not rolled back, and a key group ends with what is in it; jobs are.
 pub(super) fn moves_revocably(facts: &Facts) -> Result<bool> {
-    if relation::is_new_here(facts.oid) || !session::may_be_rolled_back() {
+    if !session::may_be_rolled_back() {
         return Ok(false);
     }
     for member in members(facts) {
+        if relation::is_new_here(member.oid) {
+            continue; // its file is gone then
+        }
         let has = directory::current_key_group(member.file);
         if policy::named_key_group(&member)? != has.map(Named::Group) {
             return Ok(true);

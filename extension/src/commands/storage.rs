@@ -146,39 +146,53 @@ pub(crate) fn relation_created(oid: Oid) -> Result<()> {
     altered::note_created(&facts);
     let label_changes = shmem::label_changes();
     let wanted = policy().for_new_relation(&described(&facts))?;
-    if wanted.is_none() {
-        IN_PLAINTEXT.with(|notes| notes.push(Created { oid, label_changes }));
+    let label_changes = wanted.is_none().then_some(label_changes);
+    if label_changes.is_some() || facts.rewrites.is_some() {
+        let created = Created { oid, label_changes, rewrites: facts.rewrites };
+        CREATED.with(|notes| notes.push(created));
     }
     set_sealing_of_empty_file(facts.file, wanted)
 }
 
-/// A relation that this transaction has created in plaintext, and the number of changes of labels
-/// until then.
+/// A relation that this transaction has created in plaintext, or that is transient.
 pub(crate) struct Created {
     oid: Oid,
-    label_changes: u32,
+    /// The number of changes of labels until then, if it was created in plaintext.
+    label_changes: Option<u32>,
+    /// The relation that it will replace.
+    rewrites: Option<Oid>,
 }
 
-static IN_PLAINTEXT: ProcessLocal<Notes<Created>> = ProcessLocal::new(Notes::new());
+static CREATED: ProcessLocal<Notes<Created>> = ProcessLocal::new(Notes::new());
 
 /// Called at the end of (sub)transactions.
 pub(crate) fn with_notes(at_end: impl FnOnce(&mut Notes<Created>)) {
-    IN_PLAINTEXT.with(at_end);
+    CREATED.with(at_end);
 }
 
 /// Whether labels have changed since this transaction created a relation in plaintext.
 pub(crate) fn must_reconsider() -> bool {
     let now = shmem::label_changes();
-    IN_PLAINTEXT.with(|notes| notes.any(|created| created.label_changes != now))
+    CREATED.with(|notes| notes.any(|created| created.label_changes.is_some_and(|was| was != now)))
+}
+
+/// Whether a command of this session is filling new storage for a relation. Functions that it calls
+/// see the relation with its former storage.
+pub(super) fn is_being_rewritten(relation: Oid) -> bool {
+    let transient = CREATED.with(|notes| {
+        notes.find_last(|created| created.rewrites == Some(relation)).map(|created| created.oid)
+    });
+    // A command that has ended has dropped it.
+    transient.and_then(relation::facts).is_some()
 }
 
 /// Called before a commit: encrypts relations that this transaction has created, and for which a
 /// label requires it that another session has set meanwhile. That session cannot see them, nor can
 /// its jobs.
 pub(crate) fn reconsider() -> Result<()> {
-    let created = IN_PLAINTEXT.with(|notes| notes.drain_since(Mark::START));
+    let created = CREATED.with(|notes| notes.drain_since(Mark::START));
     relation::accept_invalidations();
-    for Created { oid, .. } in created {
+    for Created { oid, .. } in created.into_iter().filter(|it| it.label_changes.is_some()) {
         if let Some(facts) = relation::facts_after_command(oid)
             && facts.is_stored()
         {

@@ -11,7 +11,7 @@ use crate::audit::{Operation, statements};
 use crate::pg::guc;
 use crate::pg::labels::PROVIDER;
 use crate::pg::process::{self, ProcessLocal};
-use crate::pg::text::ServerText;
+use crate::pg::text::excerpt;
 use crate::shmem;
 
 /// Prefix of the names of our settings; compared without regard to case.
@@ -126,11 +126,13 @@ pub(super) fn is_library_list(setting: &str) -> bool {
     setting.eq_ignore_ascii_case("shared_preload_libraries")
 }
 
+/// A name, or as much of another text as a line shows.
+///
 /// # Safety
 /// `text` is null or NUL-terminated.
 pub(super) unsafe fn text(text: *const c_char) -> Option<String> {
     // SAFETY: the caller guarantees that the text is null or NUL-terminated.
-    unsafe { ServerText::copied(text) }.map(|text| text.to_string())
+    (!text.is_null()).then(|| excerpt(unsafe { CStr::from_ptr(text) }.to_bytes()))
 }
 
 /// The name of an object as written in the statement.

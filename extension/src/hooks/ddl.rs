@@ -1,6 +1,6 @@
 //! Object access hook and label provider: report new and changed objects and labels to the policy.
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 
 use pagevault_keystore::RelFile;
 use pgrx::pg_guard;
@@ -15,6 +15,7 @@ use crate::pg::process::{self, ProcessLocal};
 use crate::pg::relation;
 use crate::pg::report::OrRaise;
 use crate::pg::text::ServerText;
+use crate::policy::label::require_short;
 use crate::{policy, roles};
 
 static PREVIOUS: ProcessLocal<pg_sys::object_access_hook_type> = ProcessLocal::new(None);
@@ -160,9 +161,12 @@ pub(super) fn decides() -> bool {
 #[pg_guard]
 unsafe extern "C-unwind" fn relabel(object: *const pg_sys::ObjectAddress, label: *const c_char) {
     // SAFETY: the server's own arguments; `label` is null or NUL-terminated.
-    let (object, label) = unsafe { (*object, ServerText::copied(label)) };
+    let (object, text) = unsafe { (*object, (!label.is_null()).then(|| CStr::from_ptr(label))) };
     let (of, column) = (Object { class: object.classId, oid: object.objectId }, object.objectSubId);
-    let done = labels::relabelled(of, column, label);
+    let done = require_short(text.map_or(0, CStr::count_bytes)).and_then(|()| {
+        // SAFETY: the server's own argument, null or NUL-terminated, which outlives this call.
+        labels::relabelled(of, column, unsafe { ServerText::copied(label) })
+    });
     if let Err(report) = &done {
         statements::refuse(report.code());
     }

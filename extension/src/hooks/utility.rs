@@ -164,8 +164,9 @@ unsafe fn prepare(statement: *mut pg_sys::Node) -> u64 {
     }
 }
 
-/// The text of an option of a command. `TEMPLATE DEFAULT` and the like are treated like no option
-/// (gram.y makes a DefElem without argument of them, and createdb in dbcommands.c checks for that).
+/// The name that is the value of an option of a command. `TEMPLATE DEFAULT` and the like are taken
+/// for no option (gram.y makes a DefElem without argument of them, and createdb in dbcommands.c
+/// checks for that).
 ///
 /// # Safety
 /// `options` is a list of DefElem or NIL.
@@ -175,6 +176,6 @@ unsafe fn option(options: *mut pg_sys::List, name: &CStr) -> Option<ServerText> 
         PgList::<DefElem>::from_pg(options)
             .iter_ptr()
             .find(|option| !(**option).arg.is_null() && CStr::from_ptr((**option).defname) == name)
-            .and_then(|option| ServerText::copied(pg_sys::defGetString(option)))
+            .and_then(|option| ServerText::copied_name(pg_sys::defGetString(option)))
     }
 }

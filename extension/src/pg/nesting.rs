@@ -56,6 +56,11 @@ impl<T> Notes<T> {
         self.list.iter().any(|(_, note)| wanted(note))
     }
 
+    /// The last note that satisfies `wanted`.
+    pub(crate) fn find_last(&self, wanted: impl Fn(&T) -> bool) -> Option<&T> {
+        self.list.iter().rev().map(|(_, note)| note).find(|note| wanted(note))
+    }
+
     /// Removes and returns the notes after `mark`.
     pub(crate) fn drain_since(&mut self, mark: Mark) -> Vec<T> {
         let from = mark.0.min(self.list.len());

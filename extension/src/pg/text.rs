@@ -25,6 +25,18 @@ impl ServerText {
         (!text.is_null()).then(|| ServerText(unsafe { CStr::from_ptr(text) }.to_owned()))
     }
 
+    /// Copies a name. Of a longer text, which names nothing, it copies as much as cannot be a name
+    /// either.
+    ///
+    /// # Safety
+    /// `text` is null or NUL-terminated.
+    pub(crate) unsafe fn copied_name(text: *const c_char) -> Option<ServerText> {
+        const MOST: usize = pg_sys::NAMEDATALEN as usize;
+        // SAFETY: not null, and NUL-terminated, as the caller guarantees; copied at once.
+        let text = (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_bytes())?;
+        Some(ServerText::from_bytes(&text[..text.len().min(MOST)]))
+    }
+
     /// The bytes of an SQL value; the server's texts contain no NUL.
     pub(crate) fn from_bytes(bytes: &[u8]) -> ServerText {
         ServerText(CString::new(bytes).unwrap_or_default())
@@ -77,6 +89,22 @@ fn show(byte: u8, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         0..=0x7f => write!(f, "{}", char::from(byte)),
         _ => write!(f, "\\x{byte:02x}"),
     }
+}
+
+/// The longest beginning of a text in an [`excerpt`], in bytes.
+const LONGEST: usize = 512;
+
+/// For messages and the audit trail: a text as [`ServerText`] shows it, or the beginning of a long
+/// one and its length. Texts of any length come from ordinary users, who may also have limited the
+/// memory that is left: an allocation of the server that fails is an ERROR, one of ours ends the
+/// process, and with it all sessions.
+pub(crate) fn excerpt(text: &[u8]) -> String {
+    if text.len() <= LONGEST {
+        return ServerText::from_bytes(text).to_string();
+    }
+    let is_boundary = |at: &usize| text[*at] & 0xc0 != 0x80;
+    let end = (LONGEST - 3..=LONGEST).rev().find(is_boundary).unwrap_or(LONGEST);
+    format!("{}... ({} bytes)", ServerText::from_bytes(&text[..end]), text.len())
 }
 
 /// An argument that is passed out of this database (to key providers, the keystore, standbys),

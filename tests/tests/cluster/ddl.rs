@@ -2,6 +2,7 @@
 //! sequences, keep it encrypted.
 
 use anyhow::{Context, Result, ensure};
+use pagevault_tests::cluster::{expect_error, run_sql};
 use pagevault_tests::{Cluster, Settings};
 
 use crate::{assert_plain, assert_sealed};
@@ -133,7 +134,7 @@ fn rolled_back_creations_leave_nothing_behind() -> Result<()> {
         "BEGIN; SAVEPOINT s; CREATE TABLE gone (id int); ROLLBACK TO s;
          CREATE TABLE kept (id int); INSERT INTO kept VALUES (7); COMMIT",
     ] {
-        pagevault_tests::cluster::run_sql(&mut client, statements)?;
+        run_sql(&mut client, statements)?;
     }
     drop(client);
     cluster.crash()?;
@@ -169,5 +170,83 @@ fn a_sequence_follows_the_table_that_comes_to_own_it() -> Result<()> {
     cluster.sql("ALTER SEQUENCE s OWNED BY t.id; CHECKPOINT")?;
     assert_sealed(&cluster.files("s")?)?;
     ensure!(cluster.text("SELECT nextval('s')")? == "2", "the sequence goes on");
+    cluster.finish()
+}
+
+/// A command that rewrites a relation calls functions of its owner when the new storage exists
+/// already, and is not yet that of the relation.
+#[test]
+fn a_label_is_refused_while_a_command_rewrites_its_relation() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    let mut client = cluster.client()?;
+    run_sql(
+        &mut client,
+        "CREATE FUNCTION mark(object text, label text DEFAULT 'encrypted') RETURNS int
+             LANGUAGE plpgsql AS $$ BEGIN
+                 EXECUTE format('SECURITY LABEL FOR pagevault ON %s IS %L', object, label);
+                 RETURN 1;
+             END $$;
+         CREATE FUNCTION try_to_mark(object text) RETURNS int LANGUAGE plpgsql AS $$ BEGIN
+                 RETURN mark(object);
+             EXCEPTION WHEN object_in_use THEN
+                 RETURN 0;
+             END $$;
+         CREATE TABLE t AS SELECT i AS id, repeat('w', 3000) AS wide FROM generate_series(1, 9) i;
+         CREATE TABLE go (id int);
+         CREATE MATERIALIZED VIEW v AS SELECT
+             CASE WHEN to_regclass('gone') IS NOT NULL THEN mark('MATERIALIZED VIEW v') END AS id;
+         ALTER TABLE go RENAME TO gone;
+         CREATE TABLE sealed AS SELECT 1 AS id; SELECT pagevault.encrypt('sealed')",
+    )?;
+    for (relation, statement) in [
+        ("t", "ALTER TABLE t ADD COLUMN c int DEFAULT mark('TABLE t')"),
+        ("t", "ALTER TABLE t ALTER id TYPE text USING mark('TABLE t')::text"),
+        ("t", "ALTER TABLE t ADD COLUMN c bigint DEFAULT pagevault.encrypt('t')"),
+        ("v", "REFRESH MATERIALIZED VIEW v"),
+        (
+            "sealed",
+            "ALTER TABLE sealed ADD COLUMN c int DEFAULT mark('TABLE sealed', 'encrypted aes-128-xts')",
+        ),
+    ] {
+        let error = expect_error(&mut client, statement)?;
+        ensure!(error.sqlstate == "55006", "{statement}: {error}");
+        ensure!(error.message == format!("public.{relation} is being rewritten"), "{error}");
+        ensure!(
+            error.detail == "A command of this session fills new storage of it.",
+            "{statement}: {error}"
+        );
+        ensure!(error.hint == "Set the label before or after that command.", "{error}");
+    }
+    // The function may go on without the label.
+    run_sql(&mut client, "ALTER TABLE t ADD COLUMN c int DEFAULT try_to_mark('TABLE t')")?;
+    run_sql(&mut client, "CHECKPOINT")?;
+    for relation in ["t", "v"] {
+        assert_plain(&cluster.family_files(relation)?).with_context(|| relation.to_owned())?;
+    }
+    let labels = "SELECT count(*) FROM pagevault.relations WHERE label IS NOT NULL";
+    ensure!(cluster.text(labels)? == "1", "a label that was refused");
+    // Other relations, and the same one when the command has ended.
+    run_sql(
+        &mut client,
+        "CREATE TABLE other AS SELECT 1 AS id;
+         BEGIN;
+         ALTER TABLE t ADD COLUMN d int DEFAULT mark('TABLE other');
+         SAVEPOINT s;
+         SECURITY LABEL FOR pagevault ON TABLE t IS 'encrypted';
+         COMMIT",
+    )?;
+    // An event trigger runs before there is new storage.
+    run_sql(
+        &mut client,
+        "CREATE FUNCTION before_rewriting() RETURNS event_trigger LANGUAGE plpgsql
+             AS $$ BEGIN PERFORM mark('TABLE gone'); END $$;
+         CREATE EVENT TRIGGER early ON table_rewrite EXECUTE FUNCTION before_rewriting();
+         ALTER TABLE gone ADD COLUMN c float DEFAULT random();
+         INSERT INTO gone VALUES (1); CHECKPOINT",
+    )?;
+    for relation in ["t", "other", "gone"] {
+        assert_sealed(&cluster.family_files(relation)?).with_context(|| relation.to_owned())?;
+    }
+    drop(client);
     cluster.finish()
 }

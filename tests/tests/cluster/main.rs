@@ -35,6 +35,7 @@ mod later_versions;
 mod leaks;
 mod life;
 mod limits;
+mod long_texts;
 mod lost_wal;
 mod memory;
 mod modes;

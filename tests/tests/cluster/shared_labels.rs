@@ -1,10 +1,11 @@
 //! Labels on shared objects affect other databases than the session's.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use pagevault_tests::cluster::{column, expect_error, run_sql, text};
 use pagevault_tests::{Cluster, Settings};
 
 use crate::labels::{DEFAULT, cluster, label};
+use crate::{assert_plain, assert_sealed};
 
 /// The cipher for new pages of a relation in a database.
 fn cipher(cluster: &Cluster, database: &str, relation: &str) -> Result<String> {
@@ -54,6 +55,79 @@ fn a_tablespace_takes_nothing_from_a_database() -> Result<()> {
     let expected = ["far", "moved", "t"].map(|table| format!("{table} database open"));
     ensure!(drift == expected, "{drift:?}");
     drop(open);
+    cluster.finish()
+}
+
+/// They keep their files, whatever tablespace their table moves to.
+#[test]
+fn indexes_and_sequences_follow_a_table_into_an_encrypted_tablespace() -> Result<()> {
+    let (cluster, _keys) = cluster()?;
+    cluster.sql(&label("TABLESPACE space", "'encrypted'"))?;
+    let mut client = cluster.client()?;
+    for (kind, statement) in [
+        ("TABLE", "ALTER TABLE t SET TABLESPACE space"),
+        ("TABLE", "ALTER TABLE t ALTER v TYPE varchar(30), SET TABLESPACE space"),
+        ("TABLE", "ALTER TABLE ALL IN TABLESPACE pg_default SET TABLESPACE space"),
+        ("MATERIALIZED VIEW", "ALTER MATERIALIZED VIEW t SET TABLESPACE space"),
+    ] {
+        let name = if kind == "TABLE" { "t" } else { "s" };
+        run_sql(
+            &mut client,
+            &format!(
+                "CREATE TABLE {name} (id serial, v text);
+                 INSERT INTO {name} (v) SELECT 'kanarienvogel' || i FROM generate_series(1, 99) i"
+            ),
+        )?;
+        if kind != "TABLE" {
+            run_sql(&mut client, "CREATE MATERIALIZED VIEW t AS SELECT * FROM s")?;
+        }
+        run_sql(&mut client, "CREATE INDEX t_v ON t (v)")?;
+        run_sql(&mut client, statement)?;
+        run_sql(&mut client, "CHECKPOINT")?;
+        assert_sealed(&cluster.family_files("t")?).with_context(|| statement.to_owned())?;
+        if kind == "TABLE" {
+            assert_sealed(&cluster.files("t_id_seq")?).with_context(|| statement.to_owned())?;
+        }
+        run_sql(&mut client, &format!("DROP {kind} t; DROP TABLE IF EXISTS s"))?;
+    }
+    // By a job if they are large.
+    let table = "CREATE TABLE t AS SELECT md5(i::text) AS v FROM generate_series(1, 999) i;
+         CREATE INDEX t_v ON t (v);";
+    let moved = "ALTER TABLE t SET TABLESPACE space";
+    run_sql(&mut client, &format!("{table} SET pagevault.rekey_threshold = 0; {moved}"))?;
+    run_sql(&mut client, "SELECT pagevault.wait_for_rekey('t'::regclass); CHECKPOINT")?;
+    assert_sealed(&cluster.family_files("t")?)?;
+    // Where encryption is enforced, nothing that the policy covers waits for a job.
+    run_sql(&mut client, &format!("DROP TABLE t; SET pagevault.enforce_encryption = on; {table}"))?;
+    let error = expect_error(&mut client, moved)?;
+    ensure!(error.sqlstate == "42501", "{error}");
+    ensure!(
+        error.message == "public.t_v would be in plaintext where encryption is enforced",
+        "{error}"
+    );
+    ensure!(error.detail == "The label of tablespace space says encrypted.", "{error}");
+    let hint = "Encrypt it first: SECURITY LABEL FOR pagevault ON TABLE public.t IS 'encrypted'.";
+    ensure!(error.hint == hint, "{error}");
+    run_sql(&mut client, &format!("RESET pagevault.rekey_threshold; {moved}; CHECKPOINT"))?;
+    assert_sealed(&cluster.family_files("t")?)?;
+    // An index that is still in plaintext is encrypted with its table, where that is.
+    run_sql(&mut client, "CREATE SCHEMA app; CREATE TABLE w AS SELECT 1 AS v")?;
+    run_sql(&mut client, "CREATE INDEX w_v ON w (v)")?;
+    run_sql(&mut client, &label("SCHEMA app", "'encrypted'"))?;
+    let error = expect_error(
+        &mut client,
+        "SET LOCAL pagevault.enforce_encryption = off; SET LOCAL pagevault.rekey_threshold = 0;
+         ALTER TABLE w SET TABLESPACE space;
+         SET LOCAL pagevault.enforce_encryption = on; ALTER TABLE w SET SCHEMA app",
+    )?;
+    ensure!(error.message.starts_with("app.w_v would be in plaintext"), "{error}");
+    ensure!(error.hint == hint.replace("public.t", "public.w"), "{error}");
+    // An index that moves alone decides nothing.
+    run_sql(&mut client, "CREATE TABLE u AS SELECT 1 AS v; CREATE INDEX u_v ON u (v)")?;
+    run_sql(&mut client, "ALTER INDEX u_v SET TABLESPACE space")?;
+    run_sql(&mut client, "CHECKPOINT")?;
+    assert_plain(&cluster.family_files("u")?)?;
+    drop(client);
     cluster.finish()
 }
 
