@@ -353,8 +353,7 @@ impl Former {
         found() == self.last_version
     }
 
-    /// False if its keys are needed, because they are also those of a file to which its database was
-    /// moved.
+    /// False if its keys are needed: they are also those of a file to which its database was moved.
     pub(crate) fn has_keys_of_its_own(&self) -> bool {
         self.through.is_some()
     }

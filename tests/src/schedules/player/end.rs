@@ -31,7 +31,7 @@ fn cut_torn_ends(directory: &Path) -> Result<()> {
 
 impl Player {
     /// Ends all that is open, judges once more, and stops the servers.
-    pub(super) fn finish(mut self) -> Result<()> {
+    pub(in crate::schedules) fn finish(mut self) -> Result<()> {
         let mut last = vec![Operation::KeysBack, Operation::Crawl { on: false }];
         last.extend((0..SESSIONS).map(|session| Operation::Commit { session }));
         last.push(Operation::FinishPrepared { commit: true });

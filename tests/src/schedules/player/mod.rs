@@ -18,7 +18,7 @@ use super::statement::{GROUPS, Statement, group_name};
 use super::world::{MAIN, SESSIONS, World, database_name};
 use crate::cluster::{column, expect_error, run_sql, text};
 use crate::standby::wait_for;
-use crate::{Cluster, Installation, KeyFile, Settings, StopMode};
+use crate::{Cluster, Installation, KeyFile, Settings};
 
 pub(super) struct Player {
     world: World,

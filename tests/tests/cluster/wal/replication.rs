@@ -80,7 +80,7 @@ fn a_standby_follows_switches() -> Result<()> {
 }
 
 /// A standby that does not lag knows each switch before it receives what follows: its segments are
-/// those of the primary, as whoever compares copies in an archive requires (`archive_mode = always`).
+/// those of the primary, as who compares copies in an archive requires (`archive_mode = always`).
 #[test]
 fn the_wal_of_a_standby_is_that_of_its_primary() -> Result<()> {
     let (primary, _keys) = Cluster::with_keys(&Settings::default())?;
