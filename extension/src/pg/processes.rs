@@ -119,8 +119,8 @@ fn senders() -> impl Iterator<Item = Sender> {
         (first, count)
     };
     (0..count).filter_map(move |number| {
-        // SAFETY: the number is below the length of the array, which is in shared memory for as long
-        // as this process runs.
+        // SAFETY: the number is below the length of the array, which is in shared memory for as
+        // long as this process runs.
         unsafe {
             let sender = senders.add(number);
             // The state of one that has ended stays (`WalSndKill`).

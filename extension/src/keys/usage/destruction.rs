@@ -291,8 +291,8 @@ pub(crate) fn files_besides(database: u32, these: &HashSet<RelFile>) -> Result<V
     Ok(besides)
 }
 
-/// The number of files of this process's database that no longer exist and have keys of their own, as
-/// far as can be determined.
+/// The number of files of this process's database that no longer exist and have keys of their own,
+/// as far as can be determined.
 pub(crate) fn count_former_files(database: u32) -> Result<usize> {
     let found = former(database, |file| Ok(relation_files::may_exist(file)))?;
     Ok(found.iter().filter(|former| former.has_keys_of_its_own()).count())

@@ -12,7 +12,8 @@
 //!
 //! A standby's WAL receiver writes pages as the switches say that are replayed there. So while
 //! standbys receive WAL, the switch begins some megabytes later, and WAL is extended to it when
-//! they have replayed its record. A standby that lags stores WAL the old way until it has replayed it.
+//! they have replayed its record. A standby that lags stores WAL the old way until it has replayed
+//! it.
 //!
 //! After a crash following step 1 or 2, there is an unused key. After step 3, pages may be sealed
 //! under a key that the server has although it does not know the switch. They can be read, because
