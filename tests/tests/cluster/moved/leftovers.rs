@@ -58,3 +58,38 @@ fn what_a_crash_leaves_of_a_move_keeps_no_keys() -> Result<()> {
     ensure!(!log.contains("lacks its keys"), "{log}");
     cluster.finish()
 }
+
+/// Standbys would keep the copied files.
+#[test]
+fn a_move_for_whose_keys_there_is_no_room_copies_nothing() -> Result<()> {
+    let conf = [
+        "pagevault.keep_former_keys = -1",
+        "pagevault.max_data_keys = 1000",
+        "max_locks_per_transaction = 1000",
+        "autovacuum = off",
+    ];
+    let (cluster, _keys) = with_app_and(&conf, &[])?;
+    let mut client = cluster.client_to("app")?;
+    run_sql(&mut client, "SET pagevault.default_encryption = on")?;
+    let tables = "DO $$ BEGIN FOR i IN 1..600 LOOP EXECUTE 'CREATE TABLE t' || i || ' (id int)';
+        END LOOP; END $$";
+    run_sql(&mut client, tables)?;
+    drop(client);
+    let standby = standby_of(&cluster, &[])?;
+    cluster.sql("CREATE TABLESPACE there LOCATION ''")?;
+    let error = cluster.error("ALTER DATABASE app SET TABLESPACE there")?;
+    ensure!(error.message == "all 1000 data keys are in use", "{error}");
+    ensure!(error.sqlstate == "54000", "{error}");
+    cluster.sql("CHECKPOINT")?;
+    wait_for(&standby, &cluster)?;
+    let app = cluster.text("SELECT oid FROM pg_database WHERE datname = 'app'")?;
+    for server in [&cluster, &standby] {
+        ensure!(!inside(server, "there")?.join(&app).exists(), "files were copied");
+    }
+    standby.promote()?;
+    run_sql(&mut standby.client_to("app")?, "DROP TABLE t1")?;
+    standby.sql("CHECKPOINT")?;
+    run_sql(&mut standby.client_to("app")?, SHRED)?;
+    standby.finish()?;
+    cluster.finish()
+}
