@@ -2,20 +2,24 @@
 //! the one that the anchor has, and so makes this directory the cluster.
 //!
 //! The server may be running. If it is another than the one that has written the former note, that
-//! one finds out when it wants to write the next.
+//! one finds out when it wants to write the next: a random number that is in the note and in the
+//! data directory says which directory was accepted.
 
 use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
 
-use pagevault_keystore::anchor::{MAX_REASON, Note, Position, is_reason};
+use pagevault_cipher::secret::fill_random;
+use pagevault_keystore::anchor::{
+    ACCEPTED, MAX_REASON, Note, Position, encode_accepted, is_reason,
+};
 use pagevault_keystore::audit::utc;
 
 use crate::access::Access;
 use crate::audit::tools::TrailEntry;
 use crate::clock::now_us;
 use crate::failure::{Failure, of_command, refuse, unprintable};
-use crate::offline::{DatabaseKeys, Keystore};
+use crate::offline::{DIRECTORY, DatabaseKeys, Keystore, put};
 use crate::provider::Environment;
 use crate::retry::{Backoff, retry};
 use crate::store::{Store, StoredNote, Written};
@@ -62,6 +66,8 @@ pub fn accept_restore(
         .map_err(|error| refuse(format!("could not find \"{}\": {error}", anchor.display())))?;
     let store = stores::build(&anchor, &environment)?;
     let entry = TrailEntry::begin(&keystore, "accept_restore", reason, &reached.to_string())?;
+    let mut directory = [0; 16];
+    fill_random(&mut directory).map_err(|error| refuse(error.to_string()))?;
     let note = |generation| Note {
         keystore: keystore.id(),
         system: control.system,
@@ -69,10 +75,20 @@ pub fn accept_restore(
         generation,
         time: utc(now_us()),
         accepted: Some(reason.to_owned()),
+        directory: Some(directory),
+    };
+    // The number is here before the note: a running server may read that at once.
+    let replaced = || {
+        put(&keystore, ACCEPTED, encode_accepted(&directory).as_bytes()).map_err(|error| {
+            let directory = keystore.data_directory().join(DIRECTORY);
+            refuse(format!("could not write to \"{}\": {error}", directory.display()))
+                .with_detail("The anchor has its note as before.")
+        })?;
+        replace(store.as_ref(), deadline, note)
     };
     // Without its keys the outcome could not be authenticated.
     let (keys, done) = match unlocked(&keystore) {
-        Ok(keys) => (Some(keys), replace(store.as_ref(), deadline, note)),
+        Ok(keys) => (Some(keys), replaced()),
         Err(error) => (None, Err(error)),
     };
     let outcome = if done.is_ok() { "ok" } else { "failed" };

@@ -125,9 +125,14 @@ fn parse(map: &[u8]) -> Option<Vec<(OsString, PathBuf)>> {
 /// The name of the directory that PostgreSQL uses in tablespaces (`TABLESPACE_VERSION_DIRECTORY`,
 /// relpath.h). `None` if the major version cannot be read.
 pub(crate) fn version_directory(root: &Path, catalog: Option<u32>) -> Option<String> {
+    Some(format!("{}{}", of_major(root)?, catalog?))
+}
+
+/// How this name begins. After pg_upgrade, tablespaces have the directory of the old cluster, too.
+pub(crate) fn of_major(root: &Path) -> Option<String> {
     let version = read_regular(&root.join("PG_VERSION"), 64).ok()?;
     let major: u32 = std::str::from_utf8(&version).ok()?.trim().parse().ok()?;
-    Some(format!("PG_{major}_{}", catalog?))
+    Some(format!("PG_{major}_"))
 }
 
 #[cfg(test)]

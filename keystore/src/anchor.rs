@@ -4,14 +4,17 @@
 //! A note is one line of JSON, because stores and programs of operators hold text:
 //!
 //! ```text
-//! {"version":1,"keystore":"<32 hex>","system":"<decimal>","timeline":<n>,"checkpoint":"<LSN>",
-//!  "generation":<n>,"time":"<UTC>","accepted":"<reason>"}
+//! {"version":<1 or 2>,"keystore":"<32 hex>","system":"<decimal>","timeline":<n>,
+//!  "checkpoint":"<LSN>","generation":<n>,"time":"<UTC>","accepted":"<reason>",
+//!  "directory":"<32 hex>"}
 //! ```
 //!
 //! `system` is PostgreSQL's system identifier, as text because it may be too large for a number of
 //! JSON. `checkpoint` is the address of a checkpoint record, as PostgreSQL shows it. `generation`
-//! counts the notes of a cluster. `accepted` is there if a person wrote the note, with
-//! `pagevault-keyring accept-restore`.
+//! counts the notes of a cluster. `accepted` and `directory` are there if a person wrote the note,
+//! with `pagevault-keyring accept-restore`: it writes the random number `directory` into the data
+//! directory that was accepted, too. Such a note has version 2, others have 1. Notes of version 1
+//! with `accepted` and without `directory` are read.
 
 use std::fmt;
 
@@ -22,8 +25,10 @@ use crate::line::{hex, unhex};
 use crate::wal_segments::parse_name;
 use crate::wal_timelines::owner_of;
 
-/// The version of the format.
+/// The version of the format without the number of a data directory.
 const VERSION: u32 = 1;
+/// The version with it.
+const WITH_DIRECTORY: u32 = 2;
 /// Largest note in bytes.
 pub const MAX_NOTE: usize = 4096;
 /// Longest reason in bytes.
@@ -72,7 +77,12 @@ pub struct Note {
     pub time: String,
     /// The reason that a person has given for it.
     pub accepted: Option<String>,
+    /// The number in the data directory that was accepted.
+    pub directory: Option<DirectoryNumber>,
 }
+
+/// A random number, by which the data directory is known that was accepted.
+pub type DirectoryNumber = [u8; 16];
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -86,6 +96,8 @@ struct Text {
     time: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     accepted: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    directory: Option<String>,
 }
 
 /// Why a note cannot be read. Repeats nothing of it.
@@ -107,7 +119,7 @@ impl Note {
     #[must_use]
     pub fn encode(&self) -> String {
         let text = Text {
-            version: VERSION,
+            version: if self.directory.is_some() { WITH_DIRECTORY } else { VERSION },
             keystore: hex(&self.keystore),
             system: self.system.to_string(),
             timeline: self.reached.timeline,
@@ -115,6 +127,7 @@ impl Note {
             generation: self.generation,
             time: self.time.clone(),
             accepted: self.accepted.clone(),
+            directory: self.directory.as_ref().map(|number| hex(number)),
         };
         // Text and numbers can always be represented in JSON.
         serde_json::to_string(&text).unwrap_or_default()
@@ -135,7 +148,7 @@ impl Note {
         }
         let Versioned { version } =
             serde_json::from_slice(text).map_err(|_| NoteError::Malformed)?;
-        if version != VERSION {
+        if !matches!(version, VERSION | WITH_DIRECTORY) {
             return Err(NoteError::Version(version));
         }
         let text: Text = serde_json::from_slice(text).map_err(|_| NoteError::Malformed)?;
@@ -146,6 +159,13 @@ impl Note {
             let reason = Some(reason).filter(|reason| is_reason(reason));
             reason.ok_or(NoteError::Field("accepted"))
         });
+        let directory = text.directory.map(|number| unhex(&number));
+        if directory == Some(None)
+            || directory.is_some() != (version == WITH_DIRECTORY)
+            || directory.is_some() && accepted.is_none()
+        {
+            return Err(NoteError::Field("directory"));
+        }
         Ok(Note {
             keystore: unhex(&text.keystore).ok_or(NoteError::Field("keystore"))?,
             system: parse_system(&text.system).ok_or(NoteError::Field("system"))?,
@@ -158,6 +178,7 @@ impl Note {
             generation: text.generation,
             time: time.ok_or(NoteError::Field("time"))?,
             accepted: accepted.transpose()?,
+            directory: directory.flatten(),
         })
     }
 
@@ -207,9 +228,7 @@ const UNCHECKED: &str = "pagevault unchecked 1";
 #[must_use]
 pub fn encode_unchecked(position: Position) -> String {
     let Position { timeline, lsn } = position;
-    let text = format!("{UNCHECKED}\nreached {lsn} {timeline}\n");
-    let checksum = crc32c::crc32c(text.as_bytes());
-    format!("{text}end {checksum:08x}\n")
+    with_end(format!("{UNCHECKED}\nreached {lsn} {timeline}\n"))
 }
 
 /// The position in such a file; `None` if it is damaged, or of another version.
@@ -220,6 +239,37 @@ pub fn decode_unchecked(bytes: &[u8]) -> Option<Position> {
     let (lsn, timeline) = line.split_once(' ')?;
     let position = Position { timeline: timeline.parse().ok()?, lsn: parse_lsn(lsn)? };
     (encode_unchecked(position) == text).then_some(position)
+}
+
+fn with_end(text: String) -> String {
+    let checksum = crc32c::crc32c(text.as_bytes());
+    format!("{text}end {checksum:08x}\n")
+}
+
+/// Name of the file in the keystore's directory that says that the data directory was accepted.
+pub const ACCEPTED: &str = "anchor.accepted";
+
+const ACCEPTED_1: &str = "pagevault accepted 1";
+
+/// The contents of this file:
+///
+/// ```text
+/// pagevault accepted 1
+/// directory <32 hexadecimal digits>
+/// end <CRC-32C of all lines before, 8 hexadecimal digits>
+/// ```
+#[must_use]
+pub fn encode_accepted(directory: &DirectoryNumber) -> String {
+    with_end(format!("{ACCEPTED_1}\ndirectory {}\n", hex(directory)))
+}
+
+/// The number in such a file; `None` if it is damaged, or of another version.
+#[must_use]
+pub fn decode_accepted(bytes: &[u8]) -> Option<DirectoryNumber> {
+    let text = std::str::from_utf8(bytes).ok()?;
+    let line = text.strip_prefix(ACCEPTED_1)?.strip_prefix("\ndirectory ")?.lines().next()?;
+    let directory = unhex(line)?;
+    (encode_accepted(&directory) == text).then_some(directory)
 }
 
 /// What a data directory is, seen from a note.

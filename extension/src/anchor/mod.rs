@@ -4,6 +4,7 @@
 //! The store is asked by `pagevault-keyring`. The comparison itself is
 //! [`pagevault_keystore::anchor`].
 
+mod accepted;
 mod start;
 mod store;
 mod unchecked;

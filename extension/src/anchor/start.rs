@@ -8,7 +8,7 @@ use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
 use super::store::{self, Outage};
-use super::{Here, LABEL, log, read_text, rolled_back, unchecked};
+use super::{Here, LABEL, accepted, log, read_text, rolled_back, unchecked};
 use crate::pg::report::{Report, Result};
 use crate::pg::{guc, process};
 use crate::shmem::Shared;
@@ -39,10 +39,10 @@ pub(crate) fn at_start(shared: &Shared) -> Result<()> {
         // PostgreSQL may understand a label that we do not.
         return if read_text(LABEL).is_some() { Err(unreadable_label(&file)) } else { Ok(()) };
     };
-    // A person who has accepted it knows what it contains now.
+    // A person who has accepted this directory since knows what it contains now.
     let unchecked = unchecked::read();
     let position = |note: &Note| match unchecked {
-        Some(earlier) if note.accepted.is_none() => earlier,
+        Some(earlier) if !accepted::is_here(note) => earlier,
         _ => here.position,
     };
     let deadline = Instant::now() + guc::anchor_wait();

@@ -9,7 +9,7 @@ use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
 use super::store::{self, Outage, Stored};
-use super::{Here, hint, log, rolled_back, unchecked};
+use super::{Here, accepted, hint, log, rolled_back, unchecked};
 use crate::pg::report::{Report, Result};
 use crate::pg::{control_file, guc, process};
 use crate::shmem;
@@ -139,6 +139,7 @@ impl Watch {
                     generation: known.generation().saturating_add(1),
                     time: utc(now),
                     accepted: None,
+                    directory: None,
                 };
                 if !store::write(file, &note, stored.as_ref().map(|stored| stored.version))? {
                     continue;
@@ -167,14 +168,12 @@ fn require_ours(
     let is_ours = note.generation == known.generation()
         // The answer to our last request may have been lost.
         || (known.attempt_us() > 0 && note.time == utc(known.attempt_us()));
-    // What a person accepts here is no earlier than what this server has noted. Otherwise another
-    // data directory was accepted.
-    let is_accepted_here = note.accepted.is_some() && note.reached.lsn >= known.reached();
+    let is_accepted_here = accepted::is_here(note);
     let is_expected = is_ours || is_accepted_here || known.generation() == 0;
     // If the start could not compare, what the data directory contained then counts, not what has
     // been added since. A person who has accepted it knows both.
     let position = match known.unchecked() {
-        Some(at_start) if !is_ours && note.accepted.is_none() => at_start,
+        Some(at_start) if !is_ours && !is_accepted_here => at_start,
         _ => here.position,
     };
     let verdict = here.compare(note, position);

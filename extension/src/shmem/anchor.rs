@@ -14,7 +14,6 @@ shared_struct! {
     /// See its functions.
     pub(crate) struct Anchor {
         generation: AtomicU64,
-        reached: AtomicU64,
         attempt_us: AtomicU64,
         is_unchecked: AtomicBool,
         timeline: AtomicU32,
@@ -28,15 +27,9 @@ impl Anchor {
         self.generation.load(Acquire)
     }
 
-    /// The address in that note.
-    pub(crate) fn reached(&self) -> Lsn {
-        Lsn(self.reached.load(Acquire))
-    }
-
     /// This server goes on from this note.
     pub(crate) fn go_on_from(&self, note: &Note) {
         self.generation.store(note.generation, Release);
-        self.reached.store(note.reached.lsn.0, Release);
         self.is_unchecked.store(false, Release);
     }
 

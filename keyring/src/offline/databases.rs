@@ -14,11 +14,12 @@ use crate::tablespaces;
 /// tablespace is not mounted. Whoever took these databases for dropped would lose their keys.
 pub(super) fn find(data_directory: &Path) -> Option<HashSet<u32>> {
     let mut directories = vec![data_directory.join("base")];
+    let ours = tablespaces::of_major(data_directory).unwrap_or_else(|| "PG_".to_owned());
     below(&data_directory.join(tablespaces::DIRECTORY)).ok()?;
     for tablespace in tablespaces::read(data_directory, &mut Vec::new()).ok()? {
         // PG_<version>/<database>
         let mut versions = below(&tablespace.path).ok()?;
-        versions.retain(|(name, _)| name.starts_with("PG_"));
+        versions.retain(|(name, _)| name.starts_with(&ours));
         // It is made with the tablespace. The place where a disk is not mounted is empty.
         versions.first()?;
         directories.extend(versions.into_iter().map(|(_, path)| path));
@@ -58,6 +59,11 @@ mod tests {
         fs::write(data.join("tablespace_map"), map).unwrap();
         assert_eq!(find(&data), Some(HashSet::from([5, 6, 8])));
         fs::write(data.join("backup_label"), "").unwrap();
+        assert_eq!(find(&data), Some(HashSet::from([5, 6, 7, 8])));
+        // Those of the old cluster do not count after pg_upgrade.
+        fs::create_dir_all(root.path().join("one/PG_14_1/9")).unwrap();
+        assert_eq!(find(&data), Some(HashSet::from([5, 6, 7, 8, 9])));
+        fs::write(data.join("PG_VERSION"), "15\n").unwrap();
         assert_eq!(find(&data), Some(HashSet::from([5, 6, 7, 8])));
         // It may have any.
         fs::write(root.path().join("two/PG_15_2"), "").unwrap();

@@ -6,7 +6,7 @@ use pagevault_cipher::page::{self, PAGE_SIZE, Page};
 
 use super::catalogs::{half, items, word};
 
-/// Pages of a B-tree without posting lists.
+/// Pages of a B-tree.
 #[derive(Default)]
 pub(super) struct Btree {
     /// Pages of the index that are not zero, and those that others are linked to.
@@ -39,8 +39,6 @@ impl Btree {
         const SPECIAL: usize = PAGE_SIZE - 16;
         const LEAF: u16 = 1;
         const DELETED: u16 = 4;
-        /// `INDEX_ALT_TID_MASK`: in a leaf, but for its high key, it is a posting list.
-        const ALTERNATIVE: u16 = 0x2000;
         if usize::from(half(page, 16)?) != SPECIAL {
             return None;
         }
@@ -54,14 +52,38 @@ impl Btree {
         // The first item is the high key, but in the last page of its level.
         for item in items(page).skip(usize::from(next != 0)) {
             let item = item?;
-            let target = u32::from(half(item, 0)?) << 16 | u32::from(half(item, 2)?);
             if flags & LEAF == 0 {
-                self.linked.insert(target);
-            } else if half(item, 6)? & ALTERNATIVE == 0 {
-                self.rows.insert(target);
+                self.linked.insert(block_of(item)?);
             } else {
-                return None;
+                self.add_entry(item)?;
             }
+        }
+        Some(())
+    }
+
+    /// An entry of a leaf: for one row, or for several row versions with the same key, also in a
+    /// unique index (`_bt_dedup_pass`, nbtdedup.c).
+    fn add_entry(&mut self, item: &[u8]) -> Option<()> {
+        /// `INDEX_ALT_TID_MASK`, `INDEX_SIZE_MASK` in `t_info`; `BT_IS_POSTING`, `BT_OFFSET_MASK`
+        /// in the offset number of `t_tid`, whose block number is the place of the list then.
+        const ALTERNATIVE: u16 = 0x2000;
+        const SIZE: u16 = 0x1FFF;
+        const IS_POSTING: u16 = 0x2000;
+        const COUNT: u16 = 0x0FFF;
+        /// `ItemPointerData`
+        const POINTER: usize = 6;
+        let (offset, info) = (half(item, 4)?, half(item, 6)?);
+        if info & ALTERNATIVE == 0 {
+            self.rows.insert(block_of(item)?);
+            return Some(());
+        }
+        if offset & IS_POSTING == 0 {
+            return None;
+        }
+        let list = item.get(block_of(item)? as usize..usize::from(info & SIZE))?;
+        let list = list.get(..usize::from(offset & COUNT) * POINTER)?;
+        for pointer in list.chunks(POINTER) {
+            self.rows.insert(block_of(pointer)?);
         }
         Some(())
     }
@@ -71,6 +93,11 @@ impl Btree {
         let is_whole = self.used.contains(&0) && self.linked.is_subset(&self.used);
         is_whole.then_some(self.rows)
     }
+}
+
+/// The block number of an ItemPointerData (itemptr.h).
+fn block_of(pointer: &[u8]) -> Option<u32> {
+    Some(u32::from(half(pointer, 0)?) << 16 | u32::from(half(pointer, 2)?))
 }
 
 #[cfg(test)]
@@ -134,9 +161,24 @@ mod tests {
         let mut other = pages;
         other[0].1[24] ^= 1;
         assert_eq!(rows(&other), None, "not an index");
-        let mut posting = pages;
-        posting[2].1[4000 + 7] = 0x20;
-        assert_eq!(rows(&posting), None, "a posting list");
+    }
+
+    /// BTreeTupleSetPosting (nbtree.h)
+    #[test]
+    fn an_entry_can_have_several_rows() {
+        let of = |place: u32, flags: u32, size: u32| {
+            let mut page = node(1, 0, 0, &[5, place]);
+            put(&mut page, 4016 + 4, flags | (size | 0x2000) << 16);
+            for (index, row) in [7_u32, 0x3_0001].into_iter().enumerate() {
+                put(&mut page, 4016 + 16 + 6 * index, row.rotate_left(16));
+            }
+            rows(&[(0, meta(1)), (1, page)])
+        };
+        assert_eq!(of(16, 0x2002, 32), Some(vec![5, 7, 0x3_0001]));
+        assert_eq!(of(16, 0x2001, 32), Some(vec![5, 7]));
+        assert_eq!(of(16, 0x2003, 32), None, "more than there is room for");
+        assert_eq!(of(40, 0x2001, 32), None, "behind the entry");
+        assert_eq!(of(16, 0x0002, 32), None, "no list");
     }
 
     #[test]

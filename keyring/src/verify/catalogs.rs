@@ -17,8 +17,7 @@ use crate::regular::{open_regular, read_regular};
 /// Size of `pg_filenode.map` since 16 in bytes; before, it was smaller.
 pub(super) const LARGEST_MAP: u64 = 524;
 
-/// A catalog whose file is in the map, and a unique index of it that is never null and has no
-/// posting lists (`_bt_allequalimage`, nbtutils.c: no index of a catalog has).
+/// A catalog whose file is in the map, and a unique index of it that is never null.
 pub(super) struct Catalog {
     pub(super) table: u32,
     pub(super) index: u32,

@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use indicatif::ProgressBar;
-use pagevault_keystore::{audit, escrow, manifest_seal};
+use pagevault_keystore::{anchor, audit, escrow, manifest_seal};
 use serde::Serialize;
 use sha2::{Digest, Sha224, Sha256, Sha384, Sha512};
 
@@ -205,7 +205,8 @@ pub(super) fn shown(path: &[u8]) -> String {
 pub(super) fn is_ignored(path: &[u8]) -> bool {
     let first = path.split(|byte| *byte == b'/').next();
     // Programs for operators write these.
-    let ours = [escrow::RESTORED, audit::TOOLS].map(|name| format!("{DIRECTORY}/{name}"));
+    let ours = [escrow::RESTORED, audit::TOOLS, anchor::ACCEPTED]
+        .map(|name| format!("{DIRECTORY}/{name}"));
     IGNORED.iter().any(|name| *name == path || *name == b"pg_wal" && first == Some(*name))
         || ours.iter().any(|name| name.as_bytes() == path)
 }

@@ -2,8 +2,8 @@
 
 use pagevault_cipher::Lsn;
 use pagevault_keystore::anchor::{
-    Identity, MAX_NOTE, Note, NoteError, Position, Verdict, compare, decode_unchecked,
-    encode_unchecked, parse_lsn, position_of_label,
+    Identity, MAX_NOTE, Note, NoteError, Position, Verdict, compare, decode_accepted,
+    decode_unchecked, encode_accepted, encode_unchecked, parse_lsn, position_of_label,
 };
 use proptest::prelude::*;
 
@@ -14,6 +14,14 @@ const GOLDEN: &str = concat!(
     r#""time":"2026-11-24T02:16:00.000000Z","accepted":"restored, ticket \"4711\""}"#
 );
 
+/// The same with the number of the data directory.
+const GOLDEN_2: &str = concat!(
+    r#"{"version":2,"keystore":"00112233445566778899aabbccddeeff","system":"#,
+    r#""18446744073709551615","timeline":3,"checkpoint":"1A/2F000028","generation":17,"#,
+    r#""time":"2026-11-24T02:16:00.000000Z","accepted":"restored, ticket \"4711\"","#,
+    r#""directory":"ffeeddccbbaa99887766554433221100"}"#
+);
+
 fn note(timeline: u32, lsn: u64) -> Note {
     Note {
         keystore: [7; 16],
@@ -22,6 +30,7 @@ fn note(timeline: u32, lsn: u64) -> Note {
         generation: 1,
         time: "2026-11-24T02:16:00.000000Z".to_owned(),
         accepted: None,
+        directory: None,
     }
 }
 
@@ -37,8 +46,15 @@ fn the_golden_note_is_read_and_written() {
         generation: 17,
         time: "2026-11-24T02:16:00.000000Z".to_owned(),
         accepted: Some("restored, ticket \"4711\"".to_owned()),
+        directory: None,
     };
     assert_eq!((&read, read.encode().as_str()), (&expected, GOLDEN));
+    let number = std::array::from_fn(|i| u8::try_from(0xff - i * 0x11).unwrap());
+    let numbered = Note { directory: Some(number), ..expected.clone() };
+    assert_eq!(
+        (Note::decode(GOLDEN_2.as_bytes()), numbered.encode().as_str()),
+        (Ok(numbered), GOLDEN_2)
+    );
     let plain = Note { accepted: None, ..expected };
     assert!(!plain.encode().contains("accepted"));
     assert_eq!(Note::decode(plain.encode().as_bytes()), Ok(plain));
@@ -50,8 +66,8 @@ fn what_is_not_a_note_is_refused() {
         assert!(GOLDEN.contains(from));
         Note::decode(GOLDEN.replace(from, to).as_bytes()).unwrap_err()
     };
-    let version = changed("\"version\":1", "\"version\":2,\"more\":0");
-    assert_eq!(version, NoteError::Version(2));
+    let version = changed("\"version\":1", "\"version\":3,\"more\":0");
+    assert_eq!(version, NoteError::Version(3));
     for (from, to) in [("\"generation\":17,", ""), ("{", "{\"more\":0,"), (":3,", ":-3,")] {
         assert_eq!(changed(from, to), NoteError::Malformed, "{to}");
     }
@@ -72,6 +88,17 @@ fn what_is_not_a_note_is_refused() {
         ("restored, ticket \\\"4711\\\"", " ", "accepted"),
     ] {
         assert_eq!(changed(from, to), NoteError::Field(field), "{to}");
+    }
+    assert_eq!(changed("\"version\":1", "\"version\":2"), NoteError::Field("directory"));
+    for (from, to) in [
+        ("\"version\":2", "\"version\":1"),
+        ("ffee", "ffe"),
+        ("ffee", "FFEE"),
+        ("\"accepted\":\"restored, ticket \\\"4711\\\"\",", ""),
+    ] {
+        assert!(GOLDEN_2.contains(from));
+        let error = Note::decode(GOLDEN_2.replace(from, to).as_bytes()).unwrap_err();
+        assert_eq!(error, NoteError::Field("directory"), "{to}");
     }
     for text in ["", "{}", "null", "17", "[]", "<html>", "\u{0}"] {
         assert_eq!(Note::decode(text.as_bytes()), Err(NoteError::Malformed), "{text}");
@@ -213,11 +240,13 @@ proptest! {
     #[test]
     fn any_note_survives(
         keystore: [u8; 16], system: u64, timeline in 1..=u32::MAX, lsn: u64, generation: u64,
-        accepted in proptest::option::of("[a-zA-Z\"\\\\ä][ -~]{0,80}"),
+        accepted in proptest::option::of("[a-zA-Z\"\\\\ä][ -~]{0,80}"), number: Option<[u8; 16]>,
     ) {
         let reached = Position { timeline, lsn: Lsn(lsn) };
         prop_assert_eq!(parse_lsn(&reached.lsn.to_string()), Some(reached.lsn));
-        let note = Note { keystore, system, reached, generation, accepted, ..note(1, 1) };
+        let directory = number.filter(|_| accepted.is_some());
+        let known = Note { keystore, system, reached, generation, ..note(1, 1) };
+        let note = Note { accepted, directory, ..known };
         prop_assert_eq!(Note::decode(note.encode().as_bytes()), Ok(note));
     }
 
@@ -225,6 +254,7 @@ proptest! {
     fn any_bytes_are_read_without_a_panic(bytes: Vec<u8>, text: String) {
         let _ = Note::decode(&bytes);
         let _ = position_of_label(&text);
+        prop_assert_eq!(decode_accepted(&bytes), None);
     }
 }
 
@@ -242,5 +272,22 @@ fn an_unchecked_position_is_read_as_it_was_written_or_not_at_all() {
         let mut bytes = text.as_bytes().to_vec();
         bytes[at / 8] ^= 1 << (at % 8);
         assert_eq!(decode_unchecked(&bytes), None, "bit {at}");
+    }
+}
+
+#[test]
+fn the_number_of_a_directory_is_read_as_it_was_written_or_not_at_all() {
+    let number = std::array::from_fn(|i| u8::try_from(i * 0x11).unwrap());
+    let text = encode_accepted(&number);
+    let lines = "pagevault accepted 1\ndirectory 00112233445566778899aabbccddeeff\n";
+    assert_eq!(text, format!("{lines}end f1ae383a\n"));
+    assert_eq!(decode_accepted(text.as_bytes()), Some(number));
+    for length in 0..text.len() {
+        assert_eq!(decode_accepted(&text.as_bytes()[..length]), None, "{length} bytes");
+    }
+    for at in 0..text.len() * 8 {
+        let mut bytes = text.as_bytes().to_vec();
+        bytes[at / 8] ^= 1 << (at % 8);
+        assert_eq!(decode_accepted(&bytes), None, "bit {at}");
     }
 }

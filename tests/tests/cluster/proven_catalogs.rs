@@ -101,6 +101,38 @@ fn pages_of_pg_class_that_were_never_used_are_no_doubt() -> Result<()> {
     cluster.finish()
 }
 
+/// Row versions with the same key share an entry of an index, when a page is full and a snapshot
+/// keeps them all (`_bt_dedup_pass`, nbtdedup.c).
+#[test]
+fn entries_of_several_rows_are_no_doubt() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default().conf("autovacuum = off"))?;
+    let data = cluster.data_directory();
+    cluster.sql("CREATE EXTENSION pageinspect; CREATE TABLE r (i int)")?;
+    let mut client = cluster.client()?;
+    run_sql(&mut client, "BEGIN")?;
+    run_sql(&mut client, "CREATE TABLE lost AS SELECT i FROM generate_series(1, 5000) i")?;
+    let lost = text(&mut client, "SELECT pg_relation_filepath('lost')")?;
+    cluster.sql("CHECKPOINT")?;
+    cluster.crash()?;
+    let mut client = cluster.client()?;
+    run_sql(&mut client, "BEGIN ISOLATION LEVEL REPEATABLE READ")?;
+    run_sql(&mut client, "SELECT 1")?;
+    cluster.sql(
+        "DO $$ BEGIN FOR i IN 1..1000 LOOP ALTER TABLE r RENAME TO s; ALTER TABLE s RENAME TO r; END LOOP; END $$",
+    )?;
+    let lists = "SELECT count(tids) FROM generate_series(1, pg_relation_size('pg_class_oid_index') / 8192 - 1) block,
+        bt_page_items('pg_class_oid_index', block::int)";
+    ensure!(cluster.text(lists)? != "0", "no entry has several rows");
+    drop(client);
+    cluster.stop(StopMode::Fast)?;
+    flip(&data.join(&lost), 5000)?;
+    let line = format!("left over    {lost}: belongs to no relation");
+    cluster.expect_verified(&data, 0, &[line.as_str(), "No damage found."])?;
+    flip(&data.join(&lost), 5000)?;
+    cluster.start_server()?;
+    cluster.finish()
+}
+
 /// No session starts without one. What interrupted commands leave of a database has none.
 #[test]
 fn maps_of_catalogs_must_be_there() -> Result<()> {

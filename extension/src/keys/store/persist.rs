@@ -56,7 +56,7 @@ pub(crate) fn most_data_keys(shared: &Shared, capacity: u32) -> u32 {
 
 /// Refuses to create keys for which there is no room. Checked before anything is written, because
 /// everything written is read at every start, and must fit then.
-fn require_room(scope: Scope, records: &[Record]) -> Result<()> {
+pub(crate) fn require_room(scope: Scope, records: &[Record]) -> Result<()> {
     let shared = shmem::required()?;
     if shared.control.position(scope).is_none() && !shared.control.has_room() {
         return Err(no_room("key files", "That of a dropped database is kept for old backups."));

@@ -10,9 +10,10 @@ use std::collections::{BTreeSet, HashSet};
 use pagevault_cipher::page::{Page, is_zero, version_of};
 use pagevault_cipher::{CipherId, DataKeyVersion};
 use pagevault_core::policy::Sealing;
+use pagevault_keystore::log::{LogError, MAX_LOG};
 use pagevault_keystore::rel_file::Phase;
 use pagevault_keystore::state::{self, Destroyed, File};
-use pagevault_keystore::{KeyGroup, Record, RelFile, Scope};
+use pagevault_keystore::{FormatError, KeyGroup, Problem, Record, RelFile, Scope, batch};
 use pgrx::PgSqlErrorCode;
 
 use super::data_keys::{
@@ -25,6 +26,9 @@ use crate::pg::locks::KeystoreLock;
 use crate::pg::relation_files;
 use crate::pg::report::{Report, Result};
 use crate::shmem;
+
+/// Records in one batch.
+const RECORDS_AT_ONCE: usize = 10_000;
 
 /// Files that the server copies, and where.
 pub(crate) struct Copying<C, P> {
@@ -40,7 +44,6 @@ pub(crate) struct Copying<C, P> {
 impl<C: Fn(RelFile) -> Option<RelFile>, P: Fn(RelFile) -> bool> Copying<C, P> {
     /// Copies the keys of the files, wrapped by the key for the other database.
     pub(crate) fn copy_keys(&self) -> Result<()> {
-        const RECORDS_AT_ONCE: usize = 10_000;
         self.with_records(|lock, records| {
             for batch in records.chunks(RECORDS_AT_ONCE) {
                 append(lock, Scope::database(self.to), batch)?;
@@ -52,9 +55,9 @@ impl<C: Fn(RelFile) -> Option<RelFile>, P: Fn(RelFile) -> bool> Copying<C, P> {
     /// Before the server copies anything, which it would also do on standbys.
     ///
     /// # Errors
-    /// What would keep [`Self::copy_keys`] from it.
+    /// What would keep [`Self::copy_keys`] from it, also that there is no room for the keys.
     pub(crate) fn require_possible(&self) -> Result<()> {
-        self.with_records(|_, _| Ok(()))
+        self.with_records(|_, records| require_room(Scope::database(self.to), records))
     }
 
     fn with_records(&self, f: impl FnOnce(&KeystoreLock, &[Record]) -> Result<()>) -> Result<()> {
@@ -97,6 +100,26 @@ impl<C: Fn(RelFile) -> Option<RelFile>, P: Fn(RelFile) -> bool> Copying<C, P> {
         }
         scopes.into_iter().try_for_each(refused::require_usable)
     }
+}
+
+/// Whether there is room for all these records: in memory, and in the key file.
+fn require_room(scope: Scope, records: &[Record]) -> Result<()> {
+    if records.is_empty() {
+        return Ok(());
+    }
+    persist::require_room(scope, records)?;
+    let shared = shmem::required()?;
+    shared.directory.check(records)?;
+    let offset = shared.control.position(scope).map_or(0, |position| position.end);
+    let failed = |error| persist::keystore_failure(&LogError::Record(error));
+    let mut end = offset;
+    for records in records.chunks(RECORDS_AT_ONCE) {
+        end += batch::encode(records).map_err(failed)?.len() as u64;
+    }
+    if end <= MAX_LOG {
+        return Ok(());
+    }
+    Err(failed(FormatError { offset, problem: Problem::TooLarge(MAX_LOG) }))
 }
 
 /// What there is among the pages of a file.

@@ -30,7 +30,6 @@ pub(super) type Missing = HashMap<RelFile, (FileSlot, DataKeyVersion)>;
 /// Files with keys that do not exist, among those that `is_wanted` names.
 pub(super) fn missing(is_wanted: impl Fn(RelFile) -> bool) -> Result<Missing> {
     let directory = &shmem::required()?.directory;
-    let tablespaces = relation_files::tablespaces()?;
     let mut missing = Missing::new();
     for info in directory.files()? {
         let info = info?;
@@ -38,7 +37,6 @@ pub(super) fn missing(is_wanted: impl Fn(RelFile) -> bool) -> Result<Missing> {
             && is_wanted(info.file)
             && !is_key_place(info.file)
             && !relation_files::may_have_any_fork(info.file)
-            && !was_moved(info.file, &tablespaces)
         {
             missing.insert(info.file, (info.slot, last));
         }
@@ -46,11 +44,11 @@ pub(super) fn missing(is_wanted: impl Fn(RelFile) -> bool) -> Result<Missing> {
     Ok(missing)
 }
 
-/// Whether the pages may be in another one of these tablespaces, and under this key. While the
-/// library is not loaded, the server moves databases as files, which keep their numbers (`movedb`,
-/// dbcommands.c). Moving the database back makes the pages readable.
-fn was_moved(file: RelFile, tablespaces: &[u32]) -> bool {
-    let moved = moved_to(file, tablespaces);
+/// Whether the pages may be elsewhere, and under this key. While the library is not loaded, the
+/// server moves databases as files, which keep their numbers (`movedb`, dbcommands.c). Moving the
+/// database back makes the pages readable.
+fn was_moved(file: RelFile) -> bool {
+    let moved = moved_to(file);
     if let Some(moved) = moved
         && WARNED.with(|warned| warned.insert(file.database))
     {
@@ -59,9 +57,13 @@ fn was_moved(file: RelFile, tablespaces: &[u32]) -> bool {
     moved.is_some()
 }
 
-/// Where the pages of a file that is gone may be then.
-fn moved_to(file: RelFile, tablespaces: &[u32]) -> Option<RelFile> {
-    relation_files::elsewhere(file, tablespaces).find(|other| lacks_keys_of(file, *other))
+/// Where the pages of a file that is gone may be then: in the database's own tablespace, because
+/// databases are moved nowhere else. What a move has left in others when it failed, or the server
+/// crashed, is no file of any relation.
+fn moved_to(file: RelFile) -> Option<RelFile> {
+    let tablespace = catalog::tablespace_of_database(file.database.into())?.to_u32();
+    let moved = RelFile { tablespace, ..file };
+    (moved != file && lacks_keys_of(file, moved)).then_some(moved)
 }
 
 /// Whether a file may be this one, which is gone, and lacks its keys.
@@ -92,12 +94,8 @@ fn has_pages_of(file: RelFile, other: RelFile) -> bool {
 /// # Errors
 /// If one may have been.
 pub(crate) fn require_not_moved(mut files: impl Iterator<Item = RelFile>) -> Result<()> {
-    let tablespaces = relation_files::tablespaces()?;
-    let Some((file, moved)) = files.find_map(|file| Some((file, moved_to(file, &tablespaces)?)))
-    else {
-        return Ok(());
-    };
-    Err(moved_without_keys(file, moved))
+    let moved = files.find_map(|file| Some((file, moved_to(file)?)));
+    moved.map_or(Ok(()), |(file, moved)| Err(moved_without_keys(file, moved)))
 }
 
 fn moved_without_keys(file: RelFile, moved: RelFile) -> Report {
@@ -127,8 +125,7 @@ pub(super) fn require_own_keys(
         let newest = directory::newest_key(file);
         let goes_elsewhere =
             |other: &RelFile| copy_of(*other).is_some_and(|to| directory::newest_key(to) < newest);
-        let mut others = relation_files::elsewhere(file, &tablespaces).filter(goes_elsewhere);
-        if let Some(moved) = others.find(|other| lacks_keys_of(file, *other)) {
+        if let Some(moved) = moved_to(file).filter(goes_elsewhere) {
             return Err(moved_without_keys(file, moved));
         }
     }
@@ -219,7 +216,8 @@ fn without_keys(file: RelFile, moved: RelFile) -> Report {
 /// ones have their rows.
 pub(crate) fn note_in_database(patience: Duration) -> Result<()> {
     let database = process::my_database();
-    let missing = gone_for_good(|file| file.database == database || file.database == 0)?;
+    let mut missing = gone_for_good(|file| file.database == database || file.database == 0)?;
+    missing.retain(|file, _| !was_moved(*file));
     let running = xact::running_in_database();
     if missing.is_empty() || !process::is_so_within(patience.max(PATIENCE), || running.have_ended())
     {

@@ -43,3 +43,71 @@ fn a_former_primary_does_not_write_over_what_was_accepted() -> Result<()> {
     two.finish()?;
     one.finish()
 }
+
+/// A base backup that was made after the last note can contain more than the former primary has
+/// noted. So the place in a note does not tell which of the two was accepted.
+#[test]
+fn a_former_primary_does_not_take_over_a_later_note_for_another_directory() -> Result<()> {
+    let (mut one, _keys, anchor) = anchored(&settings())?;
+    one.allow_log("another server writes notes");
+    one.allow_log(OLDER);
+    let backup = one.directory().join("backup");
+    one.base_backup_with(&backup, &["--wal-method=stream"])?;
+    let two = Cluster::from_files(|target| copy(&backup, target))?;
+    anchor.is_noted(&one)?;
+    anchor.accept(&two, "restored")?;
+    // The manifest of the backup does not have what the command has written there.
+    let verified =
+        two.program("pagevault-keyring").arg("verify").arg(two.data_directory()).output()?;
+    let said = String::from_utf8_lossy(&verified.stdout);
+    ensure!(said.contains("compared with") && !said.contains("accepted"), "{said}");
+    let accepted = anchor.read(&one)?;
+    one.sql("INSERT INTO t VALUES (2)")?;
+    one.sql("CHECKPOINT")?;
+    one.eventually_logs("WARNING:  another server writes notes to the anchor of this one")?;
+    ensure!(anchor.read(&one)? == accepted, "the note was written over");
+    two.start_server()?;
+    anchor.checkpoint(&two)?;
+    // A restored server may be accepted again, and while it runs.
+    for reason in ["once more", "and again"] {
+        anchor.accept(&two, reason)?;
+        two.sql("INSERT INTO t VALUES (3)")?;
+        anchor.checkpoint(&two)?;
+    }
+    two.without_witness("it is a restored backup");
+    two.finish()?;
+    one.finish()
+}
+
+/// What was accepted is another state of the data directory.
+#[test]
+fn an_older_directory_does_not_overtake_a_note_that_was_accepted() -> Result<()> {
+    let (mut cluster, _keys, anchor) = anchored(&settings())?;
+    cluster.allow_log("anchor");
+    cluster.stop(StopMode::Fast)?;
+    let kept = keep(&cluster)?;
+    cluster.start_server()?;
+    cluster.sql("INSERT INTO t VALUES (1)")?;
+    anchor.checkpoint(&cluster)?;
+    cluster.stop(StopMode::Fast)?;
+    anchor.accept(&cluster, "a recovery to a point in time")?;
+    put_back(&cluster, &kept)?;
+    ensure_refused(&cluster, &anchor, OLDER)?;
+
+    let away = anchor.described.with_extension("away");
+    fs::rename(&anchor.described, &away)?;
+    cluster.start_server()?;
+    cluster.sql("CREATE TABLE more AS SELECT generate_series(1, 100000) AS id")?;
+    cluster.sql("CHECKPOINT")?;
+    let accepted = fs::read(&anchor.note)?;
+    fs::rename(&away, &anchor.described)?;
+    cluster.eventually_logs(&format!("WARNING:  {OLDER}"))?;
+    ensure!(fs::read(&anchor.note)? == accepted, "the note was written over");
+    cluster.stop(StopMode::Fast)?;
+    ensure_refused(&cluster, &anchor, OLDER)?;
+    anchor.accept(&cluster, "this one")?;
+    cluster.start_server()?;
+    anchor.checkpoint(&cluster)?;
+    cluster.restart()?;
+    cluster.finish()
+}
