@@ -1,8 +1,6 @@
 //! Databases that were moved to another tablespace: as files, which keep their numbers. While the
 //! library is not loaded, their keys stay where they were.
 
-mod numbers;
-
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
@@ -13,6 +11,7 @@ use pagevault_tests::standby::{standby_of, wait_for};
 use pagevault_tests::{Cluster, KeyFile, Settings, StopMode};
 
 mod leftovers;
+mod numbers;
 
 #[test]
 fn a_database_that_was_moved_without_the_library_can_be_moved_back() -> Result<()> {
