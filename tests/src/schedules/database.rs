@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::statement::Statement;
+use super::statement::{Change, Statement};
 
 /// Stands in the rows of relations that are encrypted from their first row on, and nowhere else.
 pub(super) const SECRET: &str = "kanarienvogel-hidden-2f7c";
@@ -56,6 +56,8 @@ pub(super) struct Table {
     pub(super) kind: Kind,
     pub(super) schema: usize,
     pub(super) parent: Option<u8>,
+    /// Whether it is in the other tablespace; if it is where its database is, none.
+    pub(super) in_other_space: Option<bool>,
     /// By id.
     pub(super) rows: BTreeMap<i64, i64>,
     pub(super) label: Option<Label>,
@@ -90,6 +92,10 @@ pub(super) struct Database {
     pub(super) tables: BTreeMap<u8, Table>,
     /// Of the database itself: encrypted or none.
     pub(super) labelled: bool,
+    /// It is in the other tablespace.
+    pub(super) in_other_space: bool,
+    /// The other tablespace has a label: encrypted.
+    pub(super) other_space_encrypts: bool,
     /// Some relation was moved to a tablespace by itself.
     pub(super) spread: bool,
     /// Catalogs are encrypted, so that nobody may be able to connect without keys.
@@ -144,7 +150,30 @@ impl Database {
     pub(super) fn wants(&self, table: &Table, default: bool) -> bool {
         let of_parent = || table.parent.and_then(|parent| self.tables.get(&parent)?.label);
         let nearest = table.label.or_else(of_parent).or(self.labels_of_schemas[table.schema]);
-        nearest.map_or(default || self.labelled, |label| label == Label::Encrypted)
+        let by_place = || default || self.labelled || self.is_in_encrypted_space(table);
+        nearest.map_or_else(by_place, |label| label == Label::Encrypted)
+    }
+
+    fn is_in_encrypted_space(&self, table: &Table) -> bool {
+        self.other_space_encrypts && table.in_other_space.unwrap_or(self.in_other_space)
+    }
+
+    /// A table moves to another tablespace, and gets a new file there. Its indexes follow it into
+    /// encryption.
+    pub(super) fn move_to_space(&mut self, number: u8, other: bool, default: bool, at_once: bool) {
+        let place = Some(other).filter(|other| *other != self.in_other_space);
+        let Some(table) = self.tables.get_mut(&number) else { return };
+        if std::mem::replace(&mut table.in_other_space, place) == place {
+            return;
+        }
+        let Some(table) = self.tables.get(&number) else { return };
+        let must = self.wants(table, default) && !table.sealed;
+        if let Some(table) = self.tables.get_mut(&number).filter(|_| must) {
+            match table.job {
+                None if at_once => table.sealed = true,
+                _ => table.job = Some(Job::Encrypt),
+            }
+        }
     }
 
     /// A table gets new files: it stays as it is, unless its own label says plaintext, or more is
@@ -168,9 +197,12 @@ impl Database {
     /// A statement was rolled back. Pages that a label has encrypted stay encrypted, and a job that
     /// would have decrypted them is cancelled.
     pub(super) fn undo(&mut self, statement: &Statement) {
-        if let Statement::Label { table, label: Some(Label::Encrypted) } = statement
-            && let Some(table) = self.tables.get_mut(table)
-        {
+        let table = match statement {
+            Statement::Label { table, label: Some(Label::Encrypted) } => table,
+            Statement::Change { table, change: Change::SpaceDefault | Change::SpaceOther } => table,
+            _ => return,
+        };
+        if let Some(table) = self.tables.get_mut(table) {
             table.in_doubt = true;
         }
     }
@@ -224,8 +256,16 @@ impl Database {
 
     /// As a dump restores it: everything is new, and is as labels and the setting want it.
     pub(super) fn restored(&self, default: bool, at_once: bool) -> Database {
-        let mut copy =
-            Database { labelled: false, catalogs: false, own_master_key: false, ..self.clone() };
+        let mut copy = Database {
+            labelled: false,
+            catalogs: false,
+            own_master_key: false,
+            in_other_space: false,
+            ..self.clone()
+        };
+        for table in copy.tables.values_mut() {
+            table.in_other_space = table.in_other_space.filter(|other| *other);
+        }
         let labels = copy.clone();
         for table in copy.tables.values_mut() {
             // It is created before it is labelled, and even then has an index with a page: that of

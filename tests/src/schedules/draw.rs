@@ -64,11 +64,16 @@ pub(super) fn schedule(seed: u64, length: usize) -> (Setup, Vec<Operation>) {
         checksums: !random.once_in(4),
         minimal_wal: random.once_in(6),
         tablespace: random.once_in(2),
+        labelled_tablespace: false,
         logical_wal: random.once_in(4),
         forgets: random.once_in(2),
         key_groups: random.once_in(3),
     };
-    let setup = Setup { logical_wal: setup.logical_wal && !setup.minimal_wal, ..setup };
+    let setup = Setup {
+        logical_wal: setup.logical_wal && !setup.minimal_wal,
+        labelled_tablespace: setup.tablespace && random.once_in(2),
+        ..setup
+    };
     let theme = random.one_of(&THEMES);
     let mut world = World::new(setup);
     let mut operations = Vec::new();

@@ -58,6 +58,9 @@ pub(super) struct Setup {
     pub(super) key_groups: bool,
     /// There is another tablespace, `space`.
     pub(super) tablespace: bool,
+    /// It has a label: encrypted.
+    #[serde(default)]
+    pub(super) labelled_tablespace: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -96,6 +96,9 @@ impl Player {
         if setup.tablespace {
             primary.sql("CREATE TABLESPACE space LOCATION ''")?;
         }
+        if setup.labelled_tablespace {
+            primary.sql("SECURITY LABEL FOR pagevault ON TABLESPACE space IS 'encrypted'")?;
+        }
         if setup.wal_encryption {
             primary.set(&[("pagevault.wal_encryption", "on")])?;
             primary.eventually("SELECT wal_encrypted FROM pagevault.status", "t")?;

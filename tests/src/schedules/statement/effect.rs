@@ -17,6 +17,7 @@ impl Statement {
             kind,
             schema,
             parent: None,
+            in_other_space: None,
             rows: Default::default(),
             label: None,
             sealed: false,
@@ -102,6 +103,10 @@ impl Statement {
                 }
                 if rewrites {
                     database.rewrite(*table, context.default);
+                }
+                if matches!(change, Change::SpaceOther | Change::SpaceDefault) {
+                    let other = *change == Change::SpaceOther;
+                    database.move_to_space(*table, other, context.default, context.at_once);
                 }
             }
             Statement::Shred { table } => {

@@ -109,7 +109,10 @@ pub(super) struct World {
 impl World {
     pub(super) fn new(setup: Setup) -> World {
         World {
-            databases: BTreeMap::from([(MAIN, Database::default())]),
+            databases: BTreeMap::from([(
+                MAIN,
+                Database { other_space_encrypts: setup.labelled_tablespace, ..Database::default() },
+            )]),
             sessions: vec![Session::default(); usize::from(SESSIONS)],
             prepared: None,
             context: Context {
@@ -418,7 +421,14 @@ impl World {
                 self.end_sessions_of(*template);
                 self.databases.insert(*database, copy);
             }
-            Operation::MoveDatabase { database, .. } => self.end_sessions_of(*database),
+            Operation::MoveDatabase { database, to_other } => {
+                self.end_sessions_of(*database);
+                if let Some(database) = self.databases.get_mut(database) {
+                    database.in_other_space = *to_other;
+                    // Those that are rewritten there.
+                    database.catalogs |= self.setup.labelled_tablespace;
+                }
+            }
             Operation::ShredSchema { database, schema } => {
                 let tables = self.databases.get_mut(database).into_iter();
                 for table in tables.flat_map(|database| database.tables.values_mut()) {
