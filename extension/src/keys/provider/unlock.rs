@@ -185,6 +185,17 @@ pub(crate) fn all_locked_keys() -> Vec<(Scope, KeyVersion)> {
     in_states(|state| state == KeyState::Locked)
 }
 
+/// What the server has to ask for before it replays WAL: also for versions that wrap nothing yet.
+/// Data keys may have been wrapped by them since the last checkpoint, and will be again on the way.
+fn locked_before_redo() -> Vec<(Scope, KeyVersion)> {
+    if !process::replays_wal() {
+        return all_locked_keys();
+    }
+    let keys = shmem::secrets().map(|secrets| secrets.list()).unwrap_or_default();
+    let locked = keys.into_iter().filter(|(.., state)| *state == KeyState::Locked);
+    locked.map(|(scope, version, _)| (scope, version)).collect()
+}
+
 /// Whether all of these are keys of databases that were dropped, or whose directories are away.
 pub(crate) fn are_gone(keys: &[(Scope, KeyVersion)]) -> bool {
     keys.iter().all(|(scope, _)| is_gone(*scope))
@@ -348,7 +359,7 @@ pub(crate) fn unlock_quietly(by: &str) -> Duration {
 /// # Errors
 /// If keys stay locked and the start needs them: for crash recovery, or to read sealed WAL.
 pub(crate) fn at_start(recovery_needs_keys: bool) -> Result<()> {
-    let mut gone = all_locked_keys();
+    let mut gone = locked_before_redo();
     gone.retain(|(scope, _)| is_gone(*scope));
     if process::replays_wal() && !gone.is_empty() {
         // Replay may create these databases again, and write into those that were dropped later. If
@@ -379,7 +390,7 @@ pub(crate) fn at_start(recovery_needs_keys: bool) -> Result<()> {
 }
 
 fn key_groups_at_start() -> Result<()> {
-    let mut keys = all_locked_keys();
+    let mut keys = locked_before_redo();
     keys.retain(|(scope, _)| scope.key_group().is_some());
     let groups = keys.iter().filter_map(|(scope, _)| scope.key_group());
     let are_needed = process::was_not_shut_down() && !groups.clone().all(interim::is_possible);

@@ -44,6 +44,47 @@ fn a_standby_follows() -> Result<()> {
     standby.finish()
 }
 
+/// Redo of two rotations wraps data keys by a version that is neither the one of the last checkpoint
+/// nor the newest, and reads pages meanwhile.
+#[test]
+fn versions_between_two_checkpoints_are_there_in_recovery() -> Result<()> {
+    let settings = Settings::default()
+        .conf("shared_buffers = 1MB\nmax_connections = 20\nautovacuum = off")
+        .conf("checkpoint_timeout = 1h\nmax_wal_size = 2GB");
+    let (cluster, _keys) = with_groups(&settings)?;
+    cluster.sql(
+        "CREATE TABLE big AS SELECT i, repeat('b', 200) AS x FROM generate_series(1, 20000) i",
+    )?;
+    let standby = standby_of(&cluster, &[])?;
+    // More than a process has expanded keys for.
+    let each = |statement: &str| {
+        cluster.sql(&format!(
+            "DO $$ BEGIN FOR n IN 1..200 LOOP EXECUTE format('{statement}', n); END LOOP; END $$"
+        ))
+    };
+    each("CREATE TABLE acme.t%s (i int)")?;
+    each("INSERT INTO acme.t%s VALUES (1)")?;
+    cluster.sql("CHECKPOINT")?;
+    wait_for(&standby, &cluster)?;
+    standby.sql("CHECKPOINT")?;
+    each("INSERT INTO acme.t%s VALUES (2)")?;
+    cluster.sql("UPDATE big SET x = repeat('c', 200)")?;
+    cluster.sql("SELECT pagevault.rotate_key_group_key('acme')")?;
+    each("INSERT INTO acme.t%s VALUES (3)")?;
+    cluster.sql("SELECT pagevault.rotate_key_group_key('acme')")?;
+    wait_for(&standby, &cluster)?;
+    for server in [&cluster, &standby] {
+        server.kill()?;
+        server.start_server()?;
+    }
+    wait_for(&standby, &cluster)?;
+    for server in [&cluster, &standby] {
+        ensure!(server.text("SELECT sum(i) FROM acme.t7")? == "6", "rows are lost");
+    }
+    standby.finish()?;
+    cluster.finish()
+}
+
 /// The provider of a group does not answer a standby, which goes on and is promoted.
 #[test]
 fn a_promotion_does_not_wait_for_the_key_of_a_group() -> Result<()> {
