@@ -165,9 +165,12 @@ fn require_ours(
     file: &str,
 ) -> std::result::Result<(), Problem> {
     let note = &stored.note;
-    let is_ours = note.generation == known.generation()
-        // The answer to our last request may have been lost.
-        || (known.attempt_us() > 0 && note.time == utc(known.attempt_us()));
+    // A store that was put back begins again to count, and so does who accepts there: the number of
+    // such a note does not tell which server it is for.
+    let is_ours = note.accepted.is_none()
+        && (note.generation == known.generation()
+            // The answer to our last request may have been lost.
+            || (known.attempt_us() > 0 && note.time == utc(known.attempt_us())));
     let is_accepted_here = accepted::is_here(note);
     let is_expected = is_ours || is_accepted_here || known.generation() == 0;
     // If the start could not compare, what the data directory contained then counts, not what has

@@ -89,14 +89,34 @@ pub(crate) fn any_base_backup() -> bool {
     })
 }
 
-/// How far the standbys have replayed WAL that are connected and do not have to catch up first, by
-/// what they have told last (`ProcessStandbyReplyMessage`, walsender.c). Subscriptions of logical
-/// replication are among them; programs that only store WAL are not.
+/// How far the standbys that are connected have replayed WAL, by what they have told last
+/// (`ProcessStandbyReplyMessage`, walsender.c). Subscriptions of logical replication are among
+/// them; programs that only store WAL are not, when they have caught up.
 pub(crate) fn replayed_by_standbys() -> impl Iterator<Item = Lsn> {
+    use pg_sys::WalSndState::{WALSNDSTATE_CATCHUP, WALSNDSTATE_STREAMING};
     senders().filter_map(|sender| {
-        let streams = sender.state == pg_sys::WalSndState::WALSNDSTATE_STREAMING;
-        (streams && sender.replayed != Lsn::INVALID).then_some(sender.replayed)
+        let tells = sender.state == WALSNDSTATE_STREAMING && sender.replayed != Lsn::INVALID;
+        (tells || sender.state == WALSNDSTATE_CATCHUP).then_some(sender.replayed)
     })
+}
+
+/// Whether a standby, or a program that receives WAL, has a replication slot.
+pub(crate) fn any_physical_slot() -> bool {
+    // SAFETY: the array is allocated at server start, with `max_replication_slots` entries. What is
+    // read are aligned words; an entry that changes meanwhile is found or not.
+    unsafe {
+        let all = pg_sys::ReplicationSlotCtl;
+        if all.is_null() {
+            return false;
+        }
+        let slots = (&raw const (*all).replication_slots).cast::<pg_sys::ReplicationSlot>();
+        (0..pg_sys::max_replication_slots as usize).map(|slot| slots.add(slot)).any(|slot| {
+            use pg_sys::ReplicationSlotPersistency::RS_PERSISTENT;
+            (&raw const (*slot).in_use).read_volatile()
+                && (&raw const (*slot).data.database).read_volatile() == pg_sys::Oid::INVALID
+                && (&raw const (*slot).data.persistency).read_volatile() == RS_PERSISTENT
+        })
+    }
 }
 
 /// A WAL sender that is connected.

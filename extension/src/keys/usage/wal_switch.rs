@@ -57,8 +57,9 @@ use crate::{fault, shmem};
 /// receive meanwhile is written as before the switch.
 const LEAD: u64 = 4 << 20;
 
-/// How long standbys have time to replay the record of a switch.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// How long standbys have time to replay the record of a switch. Those that have lost their primary
+/// try again after five seconds (`wal_retrieve_retry_interval`).
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The cluster's database key wraps WAL keys.
 const SCOPE: Scope = Scope::CLUSTER;
@@ -302,9 +303,11 @@ fn switch(
         None => newest_version()?,
     };
     let phase = WalPhase { version, ..phase };
-    let behind = match processes::replayed_by_standbys().next() {
-        Some(_) => behind.max(wal::end() + LEAD),
-        None => behind,
+    let expects = processes::replayed_by_standbys().next().is_some();
+    let behind = if expects || processes::any_physical_slot() {
+        behind.max(wal::end() + LEAD)
+    } else {
+        behind
     };
     let (added, switch) = wal::at_unwritten_page(behind, |_, start| {
         let switch = Switch { step, start, phase };
@@ -346,7 +349,12 @@ fn reach_with_standbys(start: Lsn) {
     let record = wal::insert_little();
     wal::flush(record);
     fault::point("wal_switch.recorded");
-    let have_replayed = || processes::replayed_by_standbys().all(|lsn| lsn >= record);
+    // The server may just have been started, before its standbys have noticed.
+    let expects = processes::any_physical_slot();
+    let have_replayed = || {
+        let mut standbys = processes::replayed_by_standbys().peekable();
+        (standbys.peek().is_some() || !expects) && standbys.all(|lsn| lsn >= record)
+    };
     let end = Instant::now() + PATIENCE;
     // Who cancels this gets what was begun, a little earlier.
     while !have_replayed()
@@ -365,7 +373,7 @@ fn reach_with_standbys(start: Lsn) {
             PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION,
             "pagevault: a standby has not replayed a switch of WAL encryption in time",
         )
-        .detail("It stores WAL the old way until it has: in plaintext if WAL encryption was switched on, under the former key after a rotation.")
+        .detail("It lags, or is not connected and has a replication slot. It stores WAL the old way until it has: in plaintext if WAL encryption was switched on, under the former key after a rotation.")
         .send(PgLogLevel::LOG);
     }
 }

@@ -79,6 +79,32 @@ fn a_former_primary_does_not_take_over_a_later_note_for_another_directory() -> R
     one.finish()
 }
 
+/// The store was put back, so that the note that was made there has the number of a later one.
+#[test]
+fn a_former_primary_does_not_take_over_a_note_with_the_number_of_its_own() -> Result<()> {
+    let (mut one, _keys, anchor) = anchored(&settings())?;
+    one.allow_log("another server writes notes");
+    one.stop(StopMode::Fast)?;
+    let two = Cluster::from_files(|target| copy(&one.data_directory(), target))?;
+    one.start_server()?;
+    anchor.is_noted(&one)?;
+    let kept = fs::read(&anchor.note)?;
+    one.sql("INSERT INTO t VALUES (1)")?;
+    anchor.checkpoint(&one)?;
+    ensure!(fs::read(&anchor.note)? != kept, "there is no later note");
+    fs::write(&anchor.note, &kept)?;
+    anchor.accept(&two, "restored")?;
+    let accepted = anchor.read(&one)?;
+    one.sql("INSERT INTO t VALUES (2)")?;
+    one.sql("CHECKPOINT")?;
+    one.eventually_logs("WARNING:  another server writes notes to the anchor of this one")?;
+    ensure!(anchor.read(&one)? == accepted, "the note was written over");
+    two.start_server()?;
+    two.without_witness("it is a copy");
+    two.finish()?;
+    one.finish()
+}
+
 /// What was accepted is another state of the data directory.
 #[test]
 fn an_older_directory_does_not_overtake_a_note_that_was_accepted() -> Result<()> {

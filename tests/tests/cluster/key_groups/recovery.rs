@@ -44,8 +44,8 @@ fn a_standby_follows() -> Result<()> {
     standby.finish()
 }
 
-/// Redo of two rotations wraps data keys by a version that is neither the one of the last checkpoint
-/// nor the newest, and reads pages meanwhile.
+/// Redo of two rotations wraps data keys by a version that is neither the one of the last
+/// checkpoint nor the newest, and reads pages meanwhile.
 #[test]
 fn versions_between_two_checkpoints_are_there_in_recovery() -> Result<()> {
     let settings = Settings::default()

@@ -121,6 +121,27 @@ fn the_wal_of_a_standby_is_that_of_its_primary() -> Result<()> {
     primary.finish()
 }
 
+/// After a restart the server switches before standbys have noticed that it is back.
+#[test]
+fn a_standby_with_a_slot_is_waited_for_after_a_restart() -> Result<()> {
+    let (primary, _keys) = Cluster::with_keys(&Settings::default())?;
+    primary.sql("CREATE TABLE t (id serial PRIMARY KEY, name text)")?;
+    primary.sql("SELECT pg_create_physical_replication_slot('standby')")?;
+    let late = "primary_slot_name = 'standby'\nwal_retrieve_retry_interval = 3s";
+    let standby = standby_of(&primary, &[late])?;
+    wait_for(&standby, &primary)?;
+    primary.append_conf("pagevault.wal_encryption = on")?;
+    primary.restart()?;
+    primary.eventually(super::STATE, "t")?;
+    insert(&primary, "drossel", 1000)?;
+    wait_for(&standby, &primary)?;
+    for server in [&primary, &standby] {
+        ensure!(!super::leaks(&segments(server)?, "drossel"), "plaintext");
+    }
+    standby.finish()?;
+    primary.finish()
+}
+
 /// A standby that does not replay holds up a switch for seconds only.
 #[test]
 fn a_standby_that_lags_is_not_waited_for() -> Result<()> {
