@@ -458,36 +458,3 @@ impl Visitor<'_> for Base64Text {
         }
     }
 }
-
-/// Finds the brace that closes the first one of a JSON object: a request or a reply is complete then,
-/// also if the other side keeps its end of the pipe open.
-#[derive(Debug, Default)]
-pub struct ObjectScan {
-    depth: usize,
-    in_string: bool,
-    escaped: bool,
-}
-
-impl ObjectScan {
-    /// Whether the object ends with `byte`, or `byte` is not its beginning but should be.
-    pub fn ends_at(&mut self, byte: u8) -> bool {
-        if self.in_string {
-            match byte {
-                _ if self.escaped => self.escaped = false,
-                b'\\' => self.escaped = true,
-                b'"' => self.in_string = false,
-                _ => {}
-            }
-            return false;
-        }
-        match byte {
-            b'{' => self.depth += 1,
-            b' ' | b'\t' | b'\r' | b'\n' => return false,
-            _ if self.depth == 0 => return true,
-            b'"' => self.in_string = true,
-            b'}' => self.depth -= 1,
-            _ => {}
-        }
-        self.depth == 0
-    }
-}

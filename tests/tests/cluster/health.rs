@@ -172,25 +172,6 @@ fn helper_of(cluster: &Cluster) -> Result<Pid> {
     Pid::from_raw(pid.trim().parse()?).context("a process id")
 }
 
-/// A thread of it may hang in the kernel, as for a file system that does not answer.
-#[test]
-fn a_helper_that_does_not_end_holds_up_nobody() -> Result<()> {
-    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
-    let keyring = cluster.installation().program("pagevault-keyring");
-    let body = format!("\"{}\" \"$@\"; exec sleep 60", keyring.display());
-    let started = std::time::Instant::now();
-    let helper = cluster.script("stays", &body)?;
-    cluster.set(&[("pagevault.keyring_command", &helper)])?;
-    cluster.sql(ROTATE)?;
-    let helper = cluster.script("closes", "exec >&-; exec sleep 60")?;
-    cluster.set(&[("pagevault.keyring_command", &helper)])?;
-    let error = cluster.error(ROTATE)?;
-    ensure!(error.detail.contains("without a reply (still running)"), "{error}");
-    ensure!(started.elapsed().as_secs() < 30, "it was waited for");
-    cluster.set(&[("pagevault.keyring_command", "")])?;
-    cluster.finish()
-}
-
 #[test]
 fn a_provider_that_never_answers_delays_no_other_session() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;

@@ -3,29 +3,26 @@
 //! One request on its standard input, one reply on its standard output, one deadline. The server
 //! itself opens no connection and has no credentials. A cancel or the end of the session kills the
 //! helper. If this process is killed, the kernel kills the helper, which also ends when its reply
-//! is not read. A helper that even so does not end is left alone: nothing waits for it. It inherits
-//! no descriptor of the server, so that it keeps no connection, file or port open.
+//! is not read. It inherits no descriptor of the server, so that it keeps no connection, file or
+//! port open.
 
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
 use std::path::PathBuf;
-use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use pagevault_keystore::installed::{self, NotFound};
-use pagevault_keystore::protocol::{ErrorClass, ObjectScan, Operation, Reply, Request, SIZE_LIMIT};
+use pagevault_keystore::protocol::{ErrorClass, Operation, Reply, Request, SIZE_LIMIT};
 use pgrx::PgSqlErrorCode;
 use zeroize::Zeroizing;
 
 use super::refusal;
-use crate::pg::process::ProcessLocal;
 use crate::pg::report::Report;
 use crate::pg::{child, guc, image, process};
 
 /// Time after the deadline until the helper is killed.
 const GRACE: Duration = Duration::from_secs(2);
-/// How long a helper may take to end when it has replied, or was killed.
-const END: Duration = Duration::from_millis(500);
 /// Interval at which a waiting process checks for interrupts that did not wake it.
 const TICK: Duration = Duration::from_millis(200);
 
@@ -116,44 +113,17 @@ pub(crate) fn run(operations: Vec<Operation>, timeout: Duration) -> Result<Reply
 }
 
 /// A helper process that is killed and reaped when it goes out of scope, also while unwinding.
-struct Helper(Option<Child>);
-
-/// Helpers that did not end when they were killed: a thread of theirs waits in the kernel, as for a
-/// file system that does not answer.
-static LEFT: ProcessLocal<Vec<Child>> = ProcessLocal::new(Vec::new());
-
-impl Helper {
-    /// Waits until it has ended, at most [`END`].
-    fn end(&mut self) -> Option<ExitStatus> {
-        let end = Instant::now() + END;
-        loop {
-            match self.0.as_mut()?.try_wait() {
-                Ok(None) if Instant::now() < end => std::thread::sleep(Duration::from_millis(1)),
-                Ok(status) => return status,
-                Err(_) => return None,
-            }
-        }
-    }
-}
+struct Helper(Child);
 
 impl Drop for Helper {
     fn drop(&mut self) {
-        // It fails only if the child has already ended.
-        let _ = self.0.as_mut().map(Child::kill);
-        let has_ended = self.end().is_some();
-        if let Some(child) = self.0.take().filter(|_| !has_ended) {
-            LEFT.with(|left| left.push(child));
-        }
+        // Both fail only if the child has already ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 
-/// Reaps helpers that have ended since they were left.
-fn reap_left() {
-    LEFT.with(|left| left.retain_mut(|child| matches!(child.try_wait(), Ok(None))));
-}
-
 fn spawn() -> Result<(Helper, ChildStdin, ChildStdout), HelperError> {
-    reap_left();
     let program = program().map_err(|not_found| HelperError::Broken(missing(&not_found)))?;
     let mut command = Command::new(&program);
     command.arg("serve").stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -169,7 +139,7 @@ fn spawn() -> Result<(Helper, ChildStdin, ChildStdout), HelperError> {
         )
     })?;
     let pipes = (child.stdin.take(), child.stdout.take());
-    let helper = Helper(Some(child));
+    let helper = Helper(child);
     match pipes {
         (Some(stdin), Some(stdout)) => Ok((helper, stdin, stdout)),
         _ => Err(broken("Its pipes could not be opened.".into())),
@@ -194,7 +164,6 @@ fn exchange(request: &[u8], timeout: Duration) -> Result<Zeroizing<Vec<u8>>, Hel
     let mut left = request;
     let mut reply = Zeroizing::new(Vec::with_capacity(64 * 1024));
     let mut chunk = Zeroizing::new([0u8; 4096]);
-    let mut scan = ObjectScan::default();
     loop {
         if started.elapsed() > timeout + GRACE {
             return Err(HelperError::TooLate(timeout));
@@ -224,20 +193,12 @@ fn exchange(request: &[u8], timeout: Duration) -> Result<Zeroizing<Vec<u8>>, Hel
             Ok(n) if reply.len() + n > SIZE_LIMIT => {
                 return Err(broken("Its reply is too long.".into()));
             }
-            Ok(n) => {
-                let end = chunk[..n].iter().position(|byte| scan.ends_at(*byte));
-                reply.extend_from_slice(&chunk[..end.map_or(n, |end| end + 1)]);
-                if end.is_some() {
-                    break;
-                }
-            }
+            Ok(n) => reply.extend_from_slice(&chunk[..n]),
             Err(e) if is_passing(&e) => {}
             Err(e) => return Err(broken(format!("Its reply could not be read: {e}."))),
         }
     }
     if !reply.is_empty() {
-        // It closes its connections.
-        let _ = helper.end();
         return Ok(reply);
     }
     // A cancel is sent to our whole process group, and may have ended the helper before we noticed
@@ -245,7 +206,7 @@ fn exchange(request: &[u8], timeout: Duration) -> Result<Zeroizing<Vec<u8>>, Hel
     if process::is_told_to_stop() {
         return Err(HelperError::Cancelled);
     }
-    let status = helper.end().map_or_else(|| "still running".to_owned(), |s| s.to_string());
+    let status = helper.0.wait().map(|s| s.to_string()).unwrap_or_default();
     Err(broken(format!("It ended without a reply ({status}).")))
 }
 
