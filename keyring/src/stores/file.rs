@@ -11,12 +11,11 @@
 //! nobody can change a note, but who can write the file can put back an older one: it is of use
 //! only where that takes more rights than putting back the data directory.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs::File;
+use std::io;
 use std::path::Path;
 
-use nix::fcntl::{Flock, FlockArg, OFlag};
+use nix::fcntl::{Flock, FlockArg};
 use pagevault_keystore::anchor::{MAX_NOTE, Note};
 use pagevault_keystore::protocol::ErrorClass;
 use serde::Deserialize;
@@ -99,23 +98,6 @@ impl NoteFile {
         )
     }
 
-    /// Writes a new file and renames it, so that there is always a whole one.
-    fn replace(&self, content: &[u8]) -> io::Result<()> {
-        let next = self.place.next_path();
-        // A process may have been killed before it renamed its file.
-        match fs::remove_file(&next) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        let mut options = OpenOptions::new();
-        options.write(true).create_new(true).mode(0o600);
-        let mut file = options.custom_flags(OFlag::O_NOFOLLOW.bits()).open(&next)?;
-        file.write_all(content)?;
-        file.sync_all()?;
-        fs::rename(&next, self.place.path())?;
-        File::open(self.place.directory())?.sync_all()
-    }
-
     /// The right to replace the file: a lock of its directory, which needs no file of its own.
     fn lock(&self) -> Result<Flock<File>, Failure> {
         let directory: &Path = self.place.directory();
@@ -141,7 +123,7 @@ impl Store for NoteFile {
             .map_err(|error| bad(format!("the note cannot be written: {error}")))?
             .generation;
         let wrapped = self.provider.wrap(&self.key, CONTEXT, note.as_bytes())?.wrapped;
-        self.replace(&wrapped).map_err(|error| self.failed("write", &error))?;
+        self.place.replace(&wrapped).map_err(|error| self.failed("write", &error))?;
         Ok(Written::Done(version))
     }
 }
