@@ -141,8 +141,13 @@ unsafe extern "C" fn unlink(path: *const c_char) -> c_int {
         let path = Path::new(OsStr::from_bytes(path.to_bytes()));
         let keystore = Path::new(OsStr::from_bytes(target)).join("pagevault");
         if files::is_in(path, &keystore) {
-            keystore::remove(path);
-            return 0;
+            return match keystore::remove(path) {
+                Ok(()) => 0,
+                Err(error) => {
+                    raw::set_errno(error.raw_os_error().unwrap_or(libc::EIO));
+                    -1
+                }
+            };
         }
     }
     raw::unlinkat(libc::AT_FDCWD, path, 0)

@@ -47,10 +47,20 @@ pub(crate) fn replace(path: &[u8]) -> Option<CString> {
     CString::new([path, WAITING.as_bytes()].concat()).ok()
 }
 
-/// Remembers that a file of the keystore is to be removed.
-pub(crate) fn remove(path: &Path) {
-    let Some(name) = path.file_name() else { return };
-    changes().removed.insert(name.to_owned());
+/// Remembers that a file of the keystore is to be removed. `pg_rewind` may already have begun to
+/// replace it: it first makes a file, and removes it if the source does not have it any more.
+///
+/// # Errors
+///
+/// If the file that was begun cannot be removed.
+pub(crate) fn remove(path: &Path) -> io::Result<()> {
+    let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else { return Ok(()) };
+    let mut changes = changes();
+    if changes.replaced.remove(name) {
+        remove_now(&waiting(directory, name))?;
+    }
+    changes.removed.insert(name.to_owned());
+    Ok(())
 }
 
 /// Replaces the old keystore by the new one.
@@ -72,7 +82,7 @@ pub(crate) fn commit(target: &Path) -> Result<(), String> {
         for name in &changes.replaced {
             fs::rename(waiting(&directory, name), directory.join(name))?;
         }
-        for name in changes.removed.difference(&changes.replaced) {
+        for name in &changes.removed {
             remove_now(&directory.join(name))?;
         }
         File::open(&directory)?.sync_all()

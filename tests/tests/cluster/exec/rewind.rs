@@ -293,6 +293,53 @@ fn it_can_be_repeated_after_a_kill() -> Result<()> {
     a.finish()
 }
 
+/// The source's server removes files of its keystore while `pg_rewind` copies others. The target
+/// does not have them either then; an empty one would prevent its start.
+#[test]
+fn what_the_source_removes_meanwhile_is_not_copied() -> Result<()> {
+    let (a, b, _keys) = pair()?;
+    b.sql("SELECT pg_promote()")?;
+    b.eventually("SELECT pg_is_in_recovery()", "f")?;
+    b.sql("CHECKPOINT")?;
+    change(&a, "drossel", 1000)?;
+    change(&b, "fink", 1000)?;
+    a.stop(StopMode::Fast)?;
+    let keystore = |cluster: &Cluster| cluster.data_directory().join("pagevault");
+    // The second one is also in the target.
+    let gone = ["given_up", "anchor.unchecked"];
+    std::fs::write(keystore(&a).join(gone[1]), "old")?;
+    // A file that takes time to copy, before the keystore in the order of names.
+    let ballast = b.data_directory().join("ballast");
+    std::fs::File::create(&ballast)?.set_len(512 << 20)?;
+    for path in gone.iter().map(|name| keystore(&b).join(name)) {
+        std::fs::write(&path, "new")?;
+        b.installation().give(&path)?;
+    }
+    b.installation().give(&ballast)?;
+    let copied = a.data_directory().join("ballast");
+    let mut program = rewind(&a, &server(&b)).spawn()?;
+    let start = Instant::now();
+    while !copied.exists() {
+        ensure!(program.try_wait()?.is_none(), "pg_rewind ends before");
+        ensure!(start.elapsed() < Duration::from_secs(60), "pg_rewind does not get that far");
+    }
+    for name in gone {
+        std::fs::remove_file(keystore(&b).join(name))?;
+    }
+    ensure!(program.wait()?.success(), "pg_rewind fails");
+    for entry in std::fs::read_dir(keystore(&a))? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        ensure!(!name.ends_with(".rewind") && !gone.contains(&&*name), "{name} was copied");
+    }
+    for path in [&copied, &ballast] {
+        std::fs::remove_file(path)?;
+    }
+    follow(&a, &b)?;
+    ensure!(content(&a)? == content(&b)?, "the tables differ");
+    b.finish()?;
+    a.finish()
+}
+
 /// A damaged keystore of the source is not copied to the target: local files are checked before
 /// anything is changed, those from a server before they replace the old ones.
 #[test]
