@@ -80,6 +80,14 @@ impl Place {
         self.directory.join(&self.name)
     }
 
+    /// The path of a file to lock instead of this one.
+    pub fn lock_path(&self) -> PathBuf {
+        let mut name = OsString::from(".");
+        name.push(&self.name);
+        name.push(".lock");
+        self.directory.join(name)
+    }
+
     /// Replaces the file, durably. The caller has a lock that keeps other writers away.
     ///
     /// # Errors
