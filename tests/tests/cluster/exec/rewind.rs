@@ -1,6 +1,8 @@
 //! `pg_rewind`: a server that has diverged becomes a standby of the other one.
 
 use std::collections::BTreeMap;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -16,8 +18,13 @@ use crate::wal::{assert_hidden, sealing};
 /// A primary with encrypted tables in two tablespaces and sealed WAL in small segments, and its
 /// standby.
 pub(super) fn pair() -> Result<(Cluster, Cluster, KeyFile)> {
+    pair_with(1)
+}
+
+/// The same with segments of this size in MiB.
+fn pair_with(segment: u32) -> Result<(Cluster, Cluster, KeyFile)> {
     let settings = Settings::default()
-        .wal_segment_size(1)
+        .wal_segment_size(segment)
         .conf("wal_keep_size = 1GB")
         .conf("allow_in_place_tablespaces = on");
     let (mut primary, keys) = sealing(&settings)?;
@@ -287,6 +294,38 @@ fn it_can_be_repeated_after_a_kill() -> Result<()> {
     run(&mut rewind(&a, &files(&b)))?;
     ensure!(!waiting.exists(), "the new keystore is not in its place");
     b.start_server()?;
+    follow(&a, &b)?;
+    ensure!(content(&a)? == content(&b)?, "the tables differ");
+    b.finish()?;
+    a.finish()
+}
+
+/// After the keystore was replaced, and before the control file is written, it still needs the
+/// target's own WAL keys when it is repeated.
+#[test]
+fn it_can_be_repeated_after_the_keystore_was_replaced() -> Result<()> {
+    // All that the target has written since is in one segment: pg_rewind removes others.
+    let (a, b, _keys) = pair_with(16)?;
+    b.sql("SELECT pg_promote()")?;
+    b.eventually("SELECT pg_is_in_recovery()", "f")?;
+    b.sql("CHECKPOINT")?;
+    rotate(&a)?;
+    change(&a, "drossel", 100)?;
+    rotate(&b)?;
+    rotate(&b)?;
+    change(&b, "fink", 1000)?;
+    a.stop(StopMode::Fast)?;
+    let control = a.data_directory().join("global/pg_control");
+    let cluster_keys = a.data_directory().join("pagevault/cluster.keys");
+    let before = std::fs::read(&cluster_keys)?;
+    // The control file cannot be opened for writing.
+    std::fs::set_permissions(&control, Permissions::from_mode(0o400))?;
+    failure(&mut rewind(&a, &server(&b)))?;
+    std::fs::set_permissions(&control, Permissions::from_mode(0o600))?;
+    ensure!(std::fs::read(&cluster_keys)? != before, "the keystore was not replaced");
+    run(&mut rewind(&a, &server(&b)))?;
+    let kept = a.data_directory().join("pagevault.rewinding");
+    ensure!(!kept.exists() && !kept.with_extension("rewinding.new").exists(), "files are left");
     follow(&a, &b)?;
     ensure!(content(&a)? == content(&b)?, "the tables differ");
     b.finish()?;
