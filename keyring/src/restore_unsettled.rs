@@ -15,7 +15,7 @@ use pagevault_keystore::{Record, Scope, batch};
 
 use crate::access::Access;
 use crate::failure::{Failure, refuse, unprintable, unreadable};
-use crate::offline::{DIRECTORY, Keystore, require_stopped};
+use crate::offline::{DIRECTORY, Keystore, require_no_server, require_stopped};
 use crate::options::printable;
 use crate::verify::Control;
 
@@ -36,14 +36,23 @@ pub fn restore_unsettled(data_directory: &Path, out: &mut impl Write) -> Result<
         .map_err(|error| unreadable(&keystore.data_directory().join(DIRECTORY), &error))?;
     let mut count = 0;
     for (scope, records) in keystore.unsettled()? {
-        let missing = unsettled::missing(keystore.state(), records);
+        let missing = unsettled::missing(keystore.state(), records.clone());
         if !missing.is_empty() {
             require_whole(&storage, scope)?;
             let opened = Log::open(&storage, scope, Trust::All).map_err(failed)?;
             let (mut log, _) = opened.ok_or_else(|| {
                 refuse(format!("there is no key file for \"{}\"", unsettled::name(scope)))
             })?;
+            require_no_server(data_directory)?;
             log.append(&missing).map_err(failed)?;
+            require_still_no_server(data_directory)?;
+        }
+        let now = unsettled::read(&storage, scope, &keystore.id()).map_err(failed)?;
+        if now != records {
+            let name = unsettled::name(scope);
+            return Err(refuse(format!("file \"{name}\" was changed at the same time"))
+                .with_detail("A server was started meanwhile. What was restored is not lost.")
+                .with_hint("Stop the server, and run this command again."));
         }
         unsettled::forget(&storage, scope).map_err(failed)?;
         count += missing.iter().filter(|record| matches!(record, Record::DataKey { .. })).count();
@@ -52,6 +61,15 @@ pub fn restore_unsettled(data_directory: &Path, out: &mut impl Write) -> Result<
         }
     }
     writeln!(out, "{count} data keys were restored.").map_err(unprintable)
+}
+
+/// A server reads the key files when it starts, and does not expect anybody else to write there.
+fn require_still_no_server(data_directory: &Path) -> Result<(), Failure> {
+    require_no_server(data_directory).map_err(|_| {
+        refuse("a server was started at the same time")
+            .with_detail("Keys were restored in a key file that it may have read before; then it makes no new keys for that database.")
+            .with_hint("Stop the server, and run this command again.")
+    })
 }
 
 /// Opening a key file for writing removes an unreadable end. After a shutdown an unreadable end

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use nix::libc::PIPE_BUF;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use pagevault_keystore::object_end::ObjectEnd;
 use zeroize::Zeroizing;
 
 /// Reads one JSON object up to its closing brace, without waiting for the end of the input: the
@@ -19,7 +20,7 @@ pub(crate) fn read_object(
 ) -> io::Result<Zeroizing<Vec<u8>>> {
     let mut text = Zeroizing::new(vec![0; FIRST_ROOM.min(limit + 1)]);
     let mut filled = 0;
-    let mut scan = Scan::default();
+    let mut scan = ObjectEnd::default();
     while filled <= limit {
         if filled == text.len() {
             // A vector that grows by itself leaves copies of secrets behind.
@@ -34,7 +35,7 @@ pub(crate) fn read_object(
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             Err(error) => return Err(error),
         };
-        let end = text[filled..filled + count].iter().position(|&byte| scan.ends_at(byte));
+        let end = text[filled..filled + count].iter().position(|&byte| scan.is_at(byte));
         if let Some(end) = end {
             filled += end + 1;
             break;
@@ -47,38 +48,6 @@ pub(crate) fn read_object(
 
 /// Initial size of the buffer: enough for some hundred operations.
 const FIRST_ROOM: usize = 32 * 1024;
-
-/// Finds the brace that closes the first one.
-#[derive(Default)]
-struct Scan {
-    depth: usize,
-    in_string: bool,
-    escaped: bool,
-}
-
-impl Scan {
-    /// Whether the object ends with `byte`, or `byte` is not its beginning but should be.
-    fn ends_at(&mut self, byte: u8) -> bool {
-        if self.in_string {
-            match byte {
-                _ if self.escaped => self.escaped = false,
-                b'\\' => self.escaped = true,
-                b'"' => self.in_string = false,
-                _ => {}
-            }
-            return false;
-        }
-        match byte {
-            b'{' => self.depth += 1,
-            b' ' | b'\t' | b'\r' | b'\n' => return false,
-            _ if self.depth == 0 => return true,
-            b'"' => self.in_string = true,
-            b'}' => self.depth -= 1,
-            _ => {}
-        }
-        self.depth == 0
-    }
-}
 
 /// Writes all of `text`. Never blocks beyond the deadline: a pipe that is ready accepts at least
 /// `PIPE_BUF` bytes.

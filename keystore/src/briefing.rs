@@ -25,6 +25,18 @@ use crate::wire::{Reader, put_bytes, put_u8, put_u16, put_u32, put_u64};
 const MAGIC: [u8; 8] = *b"pvbrief\n";
 const VERSION: u16 = 1;
 
+/// The directory, in the data directory, with what `pg_rewind` replaces of the keystore, until it
+/// has written the control file.
+pub const KEPT: &str = "pagevault.rewinding";
+/// The same while it is made or removed.
+pub const NOT_KEPT: &str = "pagevault.rewinding.new";
+/// In it: the old files.
+pub const KEPT_FILES: &str = "files";
+/// In it: the names of files that were not there before, each with a byte 0 behind it.
+pub const KEPT_MADE: &str = "made";
+/// In it: the control file that belongs to the old files.
+pub const KEPT_CONTROL: &str = "control";
+
 /// Environment variable that holds the number of the file descriptor.
 pub const VARIABLE: &str = "PAGEVAULT_BRIEFING";
 

@@ -33,6 +33,7 @@
 //! | [`job`] | rekey jobs |
 //! | [`job_table`] | rekey jobs, in shared memory |
 //! | [`upgrade`] | the keystore of a cluster that `pg_upgrade` creates |
+//! | [`object_end`] | where a request or reply ends |
 //! | [`protocol`] | requests to `pagevault-keyring`, and its replies |
 
 #![forbid(unsafe_code)]
@@ -57,6 +58,7 @@ pub mod job_table;
 mod line;
 pub mod log;
 pub mod manifest_seal;
+pub mod object_end;
 pub mod presence;
 pub mod protocol;
 pub mod record;

@@ -4,6 +4,7 @@
 use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 
 use libc::{iovec, mode_t, off_t, size_t, ssize_t};
 use pagevault_keystore::briefing::Role;
@@ -12,6 +13,9 @@ use pagevault_keystore::transfer;
 use crate::begin::{Work, work};
 use crate::files::{self, Opening, Segment};
 use crate::{keystore, raw, say, segment};
+
+/// The descriptor by which `pg_rewind` writes the control file; -1 if it is not open.
+static CONTROL: AtomicI32 = AtomicI32::new(-1);
 
 /// The common part of all functions that open a file.
 ///
@@ -35,7 +39,11 @@ unsafe fn open_at(directory: c_int, path: *const c_char, flags: c_int, mode: mod
             None => refuse("a file of the keystore has no name"),
         },
         Opening::Control => match finish(work) {
-            Ok(()) => raw::openat(directory, path, flags, mode),
+            Ok(()) => {
+                let fd = raw::openat(directory, path, flags, mode);
+                CONTROL.store(fd, Relaxed);
+                fd
+            }
             Err(reason) => refuse(&reason),
         },
     }
@@ -127,7 +135,14 @@ unsafe extern "C" fn __open64_2(path: *const c_char, flags: c_int) -> c_int {
 #[unsafe(no_mangle)]
 extern "C" fn close(fd: c_int) -> c_int {
     files::forget(fd);
-    raw::close(fd)
+    let closed = raw::close(fd);
+    if fd >= 0
+        && CONTROL.compare_exchange(fd, -1, Relaxed, Relaxed).is_ok()
+        && let Some(Work { role: Role::Rewind { target }, .. }) = work()
+    {
+        keystore::settle(Path::new(OsStr::from_bytes(target)));
+    }
+    closed
 }
 
 #[unsafe(no_mangle)]
@@ -141,8 +156,13 @@ unsafe extern "C" fn unlink(path: *const c_char) -> c_int {
         let path = Path::new(OsStr::from_bytes(path.to_bytes()));
         let keystore = Path::new(OsStr::from_bytes(target)).join("pagevault");
         if files::is_in(path, &keystore) {
-            keystore::remove(path);
-            return 0;
+            return match keystore::remove(path) {
+                Ok(()) => 0,
+                Err(error) => {
+                    raw::set_errno(error.raw_os_error().unwrap_or(libc::EIO));
+                    -1
+                }
+            };
         }
     }
     raw::unlinkat(libc::AT_FDCWD, path, 0)

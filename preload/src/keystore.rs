@@ -7,7 +7,9 @@
 //! the target could not be rewound again.
 //!
 //! So the new files are first written next to the target's, under other names. When `pg_rewind` is
-//! about to write the control file, which is its last step, they are checked and renamed.
+//! about to write the control file, which is its last step, they are checked and renamed. Until it
+//! has written that, the old files are kept, in the directory [`KEPT`]: `pagevault-keyring exec`
+//! puts them back if `pg_rewind` was killed in between, and is run again.
 
 use std::collections::BTreeSet;
 use std::ffi::{CString, OsStr, OsString};
@@ -17,6 +19,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use pagevault_keystore::briefing::{KEPT, KEPT_CONTROL, KEPT_FILES, KEPT_MADE, NOT_KEPT};
 use pagevault_keystore::{Scope, log};
 
 use crate::raw;
@@ -47,10 +50,20 @@ pub(crate) fn replace(path: &[u8]) -> Option<CString> {
     CString::new([path, WAITING.as_bytes()].concat()).ok()
 }
 
-/// Remembers that a file of the keystore is to be removed.
-pub(crate) fn remove(path: &Path) {
-    let Some(name) = path.file_name() else { return };
-    changes().removed.insert(name.to_owned());
+/// Remembers that a file of the keystore is to be removed. `pg_rewind` may already have begun to
+/// replace it: it first makes a file, and removes it if the source does not have it any more.
+///
+/// # Errors
+///
+/// If the file that was begun cannot be removed.
+pub(crate) fn remove(path: &Path) -> io::Result<()> {
+    let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else { return Ok(()) };
+    let mut changes = changes();
+    if changes.replaced.remove(name) {
+        remove_now(&waiting(directory, name))?;
+    }
+    changes.removed.insert(name.to_owned());
+    Ok(())
 }
 
 /// Replaces the old keystore by the new one.
@@ -65,6 +78,10 @@ pub(crate) fn commit(target: &Path) -> Result<(), String> {
     }
     let directory = target.join("pagevault");
     check(&directory, &changes)?;
+    // A file system may have no hard links. Then the old files are not kept.
+    if keep(target, &directory, &changes).is_err() {
+        let _ = discard(target);
+    }
     let done = || -> io::Result<()> {
         for name in &changes.replaced {
             File::open(waiting(&directory, name))?.sync_all()?;
@@ -72,13 +89,57 @@ pub(crate) fn commit(target: &Path) -> Result<(), String> {
         for name in &changes.replaced {
             fs::rename(waiting(&directory, name), directory.join(name))?;
         }
-        for name in changes.removed.difference(&changes.replaced) {
+        for name in &changes.removed {
             remove_now(&directory.join(name))?;
         }
         File::open(&directory)?.sync_all()
     };
     done().map_err(|error| format!("could not replace the keystore of the target: {error}"))?;
     changes.done = true;
+    Ok(())
+}
+
+/// Called when the control file was written: the target has the new keystore.
+pub(crate) fn settle(target: &Path) {
+    if changes().done {
+        // What is left is of another control file, and is never put back.
+        let _ = discard(target);
+    }
+}
+
+/// Keeps what is about to be replaced, and for which control file.
+fn keep(target: &Path, directory: &Path, changes: &Changes) -> io::Result<()> {
+    discard(target)?;
+    let new = target.join(NOT_KEPT);
+    let files = new.join(KEPT_FILES);
+    fs::create_dir_all(&files)?;
+    let mut made = Vec::new();
+    for name in changes.replaced.union(&changes.removed) {
+        match fs::hard_link(directory.join(name), files.join(name)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                made.extend_from_slice(name.as_bytes());
+                made.push(0);
+            }
+            linked => linked?,
+        }
+    }
+    fs::write(new.join(KEPT_MADE), made)?;
+    fs::write(new.join(KEPT_CONTROL), fs::read(target.join("global/pg_control"))?)?;
+    for path in [new.join(KEPT_MADE), new.join(KEPT_CONTROL), files, new.clone()] {
+        File::open(path)?.sync_all()?;
+    }
+    fs::rename(&new, target.join(KEPT))?;
+    File::open(target)?.sync_all()
+}
+
+/// Removes what was kept.
+fn discard(target: &Path) -> io::Result<()> {
+    for name in [KEPT, NOT_KEPT] {
+        match fs::remove_dir_all(target.join(name)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
     Ok(())
 }
 

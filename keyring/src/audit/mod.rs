@@ -10,7 +10,7 @@ pub(crate) mod tools;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::io::{self, BufReader, Write};
+use std::io::{self, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 
 use pagevault_cipher::KeyVersion;
@@ -63,7 +63,7 @@ pub(crate) fn accepted(
     out: &mut impl Write,
 ) -> Result<(bool, Accepted), Failure> {
     let Some(Cluster { data_directory, access }) = cluster else {
-        let verdict = check(files, None, None)?;
+        let verdict = check(files, None, None, None)?;
         report("the audit trail", files, &verdict, out).map_err(unprintable)?;
         writeln!(out, "MACs were not verified: specify the data directory with -D.")
             .map_err(unprintable)?;
@@ -76,7 +76,8 @@ pub(crate) fn accepted(
     let noted = noted(&folder, keystore.file_kind())?;
     let last = noted.as_ref().and_then(|noted| Some((Line::parse(&noted.text)?, noted.written)));
     let keys = keys(&keystore)?;
-    let verdict = check(files, Some(&keys), last.as_ref().map(|(line, written)| (line, *written)))?;
+    let newest = last.as_ref().map(|(line, written)| (line, *written));
+    let verdict = check(files, Some(&keys), newest, None)?;
     report("the audit trail", files, &verdict, out).map_err(unprintable)?;
     let (mut well, accepted) = (verdict.findings.is_empty(), verdict.accepted);
     if noted.is_none() {
@@ -87,11 +88,19 @@ pub(crate) fn accepted(
         .map_err(unprintable)?;
         well = false;
     }
-    let tools = [folder.join(TOOLS)];
-    if fs::symlink_metadata(&tools[0]).is_ok() {
-        let verdict = check(&tools, Some(&keys), None)?;
-        report("pagevault-keyring's own audit trail", &tools, &verdict, out)
+    let own = [folder.join(TOOLS)];
+    if fs::symlink_metadata(&own[0]).is_ok() {
+        // A file that is not of this program is read as it is.
+        let size = tools::size_of_lines(&own[0]).ok().flatten();
+        let verdict = check(&own, Some(&keys), None, size)?;
+        report("pagevault-keyring's own audit trail", &own, &verdict, out).map_err(unprintable)?;
+        if size.is_some() {
+            writeln!(
+                out,
+                "  The last line of {TOOLS} is incomplete and was left out: a command was interrupted while it wrote it, or is writing it."
+            )
             .map_err(unprintable)?;
+        }
         well &= verdict.findings.is_empty();
     }
     Ok((well, accepted))
@@ -137,15 +146,18 @@ pub(crate) fn each_candidate(
     Ok(())
 }
 
+/// Verifies the lines of these files, or of their beginnings of this size.
 fn check(
     files: &[PathBuf],
     keys: Option<&BTreeMap<KeyVersion, AuditKey>>,
     last: Option<(&Line<'_>, bool)>,
+    size: Option<u64>,
 ) -> Result<Verdict, Failure> {
     let mut chain = Chain::new(keys);
     for (file, path) in files.iter().enumerate() {
         let opened = open_regular(path).map_err(|error| unreadable(path, &error))?;
         let mut too_many = false;
+        let opened = opened.take(size.unwrap_or(u64::MAX));
         find::lines(&mut BufReader::new(opened), |number, candidates| {
             chain.add((file, number), candidates).map_err(|TooMany| {
                 too_many = true;

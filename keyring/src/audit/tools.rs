@@ -5,7 +5,7 @@
 //! key is unwrapped.
 
 use std::borrow::Cow;
-use std::fs::{OpenOptions, Permissions};
+use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -117,16 +117,48 @@ fn last(path: &Path) -> io::Result<Option<Place>> {
     Ok(text.lines().rev().find_map(Place::of))
 }
 
-fn open(path: &Path) -> io::Result<std::fs::File> {
+fn open(path: &Path) -> io::Result<File> {
     let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
     let file = OpenOptions::new().read(true).custom_flags(flags.bits()).open(path)?;
     if file.metadata()?.is_file() { Ok(file) } else { Err(io::Error::other("not a regular file")) }
 }
 
+/// Where the lines of the file end.
+struct End {
+    at: u64,
+    /// The last line lacks its line break.
+    is_open: bool,
+}
+
+/// Finds the end of the last whole line. Behind it may be the beginning of a line: a command was
+/// killed while it wrote it, or had no room. Then it did nothing without that line, or the line
+/// says how it ended.
+fn end_of_lines(file: &File) -> io::Result<End> {
+    let length = file.metadata()?.len();
+    let from = length.saturating_sub(2 * MAX_LINE as u64);
+    let mut bytes = vec![0; usize::try_from(length - from).unwrap_or(0)];
+    file.read_exact_at(&mut bytes, from)?;
+    let begin = match bytes.iter().rposition(|byte| *byte == b'\n') {
+        Some(at) => at + 1,
+        None if from == 0 => 0,
+        None => return Err(io::Error::other("its last line is too long")),
+    };
+    let is_open = Place::of(&String::from_utf8_lossy(&bytes[begin..])).is_some();
+    Ok(End { at: if is_open { length } else { from + begin as u64 }, is_open })
+}
+
+/// The size of the file without the beginning of a line at its end; `None` if it has none.
+pub(super) fn size_of_lines(path: &Path) -> io::Result<Option<u64>> {
+    let file = open(path)?;
+    let end = end_of_lines(&file)?.at;
+    Ok((end < file.metadata()?.len()).then_some(end))
+}
+
+/// Appends a line, or nothing. No other command writes at the same time: they lock the keystore.
 fn append(path: &Path, line: &str) -> io::Result<()> {
     let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
     let mut options = OpenOptions::new();
-    options.append(true).create(true).mode(0o600).custom_flags(flags.bits());
+    options.read(true).append(true).create(true).mode(0o600).custom_flags(flags.bits());
     let mut file = options.open(path)?;
     let metadata = file.metadata()?;
     if !metadata.is_file() {
@@ -138,6 +170,51 @@ fn append(path: &Path, line: &str) -> io::Result<()> {
     if mode != metadata.mode() {
         file.set_permissions(Permissions::from_mode(mode & 0o7777))?;
     }
-    file.write_all(format!("{line}\n").as_bytes())?;
-    file.sync_data()
+    let end = end_of_lines(&file)?;
+    file.set_len(end.at)?;
+    let before = if end.is_open { "\n" } else { "" };
+    let written = file.write_all(format!("{before}{line}\n").as_bytes());
+    written.and_then(|()| file.sync_data()).inspect_err(|_| {
+        // The first error is reported. The next command removes the beginning of the line.
+        let _ = file.set_len(end.at);
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn line(run: u8, previous: Option<&Place>) -> String {
+        next_line(&mut Place::before([run; 16]), previous, 7, "\"action\":\"x\"", None)
+    }
+
+    #[test]
+    fn a_line_does_not_continue_one_that_was_interrupted() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join(TOOLS);
+        let first = line(1, None);
+        let second = line(2, Place::of(&first).as_ref());
+        let whole = format!("{first}\n{second}\n");
+        append(&path, &first).unwrap();
+        append(&path, &second).unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), whole);
+        for kept in 0..second.len() {
+            fs::write(&path, format!("{first}\n{}", &second[..kept])).unwrap();
+            let end = (kept > 0).then_some(first.len() as u64 + 1);
+            assert_eq!(size_of_lines(&path).unwrap(), end, "{kept}");
+            let previous = last(&path).unwrap();
+            append(&path, &line(2, previous.as_ref())).unwrap();
+            assert_eq!(fs::read_to_string(&path).unwrap(), whole, "{kept}");
+        }
+        // Only the line break is missing.
+        fs::write(&path, &first).unwrap();
+        assert_eq!(size_of_lines(&path).unwrap(), None);
+        append(&path, &second).unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), whole);
+        // That is no line of this program.
+        fs::write(&path, "x".repeat(3 * MAX_LINE)).unwrap();
+        append(&path, &second).unwrap_err();
+    }
 }

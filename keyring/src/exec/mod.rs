@@ -10,6 +10,7 @@
 
 mod options;
 mod tools;
+mod unfinished;
 mod upgrade;
 
 use std::collections::BTreeSet;
@@ -99,6 +100,7 @@ fn prepare(
                 None => return Err(refuse("pg_rewind needs --target-pgdata")),
             };
             let whole = fs::canonicalize(&target).map_err(|error| unreadable(&target, &error))?;
+            unfinished::put_back(&whole)?;
             let role = Role::Rewind { target: whole.as_os_str().as_bytes().to_vec() };
             // As it is named: links on the way there must be trustworthy, too.
             (keystore.map_or(target, Path::to_owned), role)

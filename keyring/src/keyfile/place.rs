@@ -13,6 +13,7 @@ use nix::fcntl::OFlag;
 use nix::unistd::{AccessFlags, access};
 use pagevault_keystore::protocol::ErrorClass;
 
+use super::replace;
 use crate::failure::Failure;
 use crate::trust::resolve::follow;
 use crate::trust::{FileKind, check_directory, data_directory_above, insecure, io_error, require};
@@ -49,6 +50,14 @@ impl Place {
                 format!("path \"{}\" does not contain a file name", path.display()),
             ));
         };
+        if replace::is_reserved(name) {
+            return Err(Failure::new(
+                ErrorClass::BadOptions,
+                format!("path \"{}\" has a reserved file name", path.display()),
+            )
+            .with_detail("Files with such names are unfinished copies, and are removed.")
+            .with_hint("Use another name."));
+        }
         let directory = above.canonicalize().map_err(|error| {
             let shown = above.display();
             let failure = io_error(&error, &format!("could not find directory \"{shown}\""));
@@ -71,12 +80,20 @@ impl Place {
         self.directory.join(&self.name)
     }
 
-    /// The path under which new content of the file is written before it is renamed.
-    pub fn next_path(&self) -> PathBuf {
+    /// The path of a file to lock instead of this one.
+    pub fn lock_path(&self) -> PathBuf {
         let mut name = OsString::from(".");
         name.push(&self.name);
-        name.push(".new");
+        name.push(".lock");
         self.directory.join(name)
+    }
+
+    /// Replaces the file, durably. The caller has a lock that keeps other writers away.
+    ///
+    /// # Errors
+    /// If there is no room, or the directory is not writable: the old file is still there.
+    pub fn replace(&self, content: &[u8]) -> io::Result<()> {
+        replace::replace(&self.directory, &self.name, content)
     }
 
     /// Refuses a place in the data directory, or in a directory to which PostgreSQL has links

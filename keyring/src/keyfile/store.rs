@@ -5,7 +5,7 @@
 //! path; if it was replaced while they waited for the lock, they start again with the new file.
 
 use std::fs::{self, File, Metadata, OpenOptions};
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 
 use nix::fcntl::OFlag;
@@ -81,30 +81,11 @@ impl Locked<'_> {
                 .with_detail(format!("It would grow beyond {SIZE_LIMIT} bytes."))
                 .with_hint("Create a new key in another file, and use it as the master key.")
         })?;
-        self.write(&text).map_err(|error| {
+        self.place.replace(&text).map_err(|error| {
             io_error(&error, &format!("could not write key file \"{}\"", path.display())).with_hint(
                 "No key was lost. Check that the directory is writable, and that the disk is not full.",
             )
         })
-    }
-
-    fn write(&self, text: &[u8]) -> io::Result<()> {
-        let next = self.place.next_path();
-        // Left by an interrupted writer. The lock ensures that nobody is writing it now.
-        match fs::remove_file(&next) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        let written = new_file().open(&next).and_then(|mut file| {
-            file.write_all(text)?;
-            file.sync_all()
-        });
-        if let Err(error) = written.and_then(|()| fs::rename(&next, self.place.path())) {
-            // The first error is reported.
-            let _ = fs::remove_file(&next);
-            return Err(error);
-        }
-        File::open(self.place.directory())?.sync_all()
     }
 }
 

@@ -269,6 +269,10 @@ static REPLYING: AtomicBool = AtomicBool::new(false);
 /// Exit status of a process ended by SIGTERM, as in a shell.
 const ENDED: i32 = 143;
 
+/// Exit status when nobody reads the reply. The server may have given this process up, and not wait
+/// for it; the postmaster takes any status of a child but 0 and 1 for a crash of a session.
+const UNREAD: i32 = 1;
+
 /// Starts the thread that ends the process on a signal, or when nobody reads its output any more.
 /// Signals are read from a descriptor, which works even if the parent ignored or blocked them.
 fn guard() -> io::Result<()> {
@@ -290,8 +294,11 @@ fn guard() -> io::Result<()> {
                 Ok(_) => {}
             }
             let is_signalled = watched[0].any() != Some(false);
-            if is_signalled || !REPLYING.load(Ordering::SeqCst) {
+            if is_signalled {
                 process::exit(ENDED);
+            }
+            if !REPLYING.load(Ordering::SeqCst) {
+                process::exit(UNREAD);
             }
             // The main thread is about to exit with its own status; only a signal ends the process
             // earlier.

@@ -11,12 +11,12 @@
 //! nobody can change a note, but who can write the file can put back an older one: it is of use
 //! only where that takes more rights than putting back the data directory.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 
 use nix::fcntl::{Flock, FlockArg, OFlag};
+use nix::unistd::geteuid;
 use pagevault_keystore::anchor::{MAX_NOTE, Note};
 use pagevault_keystore::protocol::ErrorClass;
 use serde::Deserialize;
@@ -99,30 +99,31 @@ impl NoteFile {
         )
     }
 
-    /// Writes a new file and renames it, so that there is always a whole one.
-    fn replace(&self, content: &[u8]) -> io::Result<()> {
-        let next = self.place.next_path();
-        // A process may have been killed before it renamed its file.
-        match fs::remove_file(&next) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        let mut options = OpenOptions::new();
-        options.write(true).create_new(true).mode(0o600);
-        let mut file = options.custom_flags(OFlag::O_NOFOLLOW.bits()).open(&next)?;
-        file.write_all(content)?;
-        file.sync_all()?;
-        fs::rename(&next, self.place.path())?;
-        File::open(self.place.directory())?.sync_all()
-    }
-
-    /// The right to replace the file: a lock of its directory, which needs no file of its own.
+    /// The right to replace the file.
     fn lock(&self) -> Result<Flock<File>, Failure> {
-        let directory: &Path = self.place.directory();
-        let opened = File::open(directory).map_err(|error| self.failed("lock", &error))?;
-        Flock::lock(opened, FlockArg::LockExclusiveNonblock)
-            .map_err(|(_, error)| self.failed("lock", &error.into()).transient())
+        let opened = lock_file(&self.place).map_err(|error| self.failed("lock", &error))?;
+        Flock::lock(opened, FlockArg::LockExclusiveNonblock).map_err(|(_, error)| {
+            self.failed("lock", &error.into())
+                .with_hint("Another process writes the note, or NFS has no locks there.")
+                .transient()
+        })
     }
+}
+
+/// A file beside the note that only its owner can open. Whoever can read a file or a directory can
+/// lock it, and so keep notes from being written.
+fn lock_file(place: &Place) -> io::Result<File> {
+    let path = place.lock_path();
+    let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false).mode(0o600);
+    let file = options.custom_flags(flags.bits()).open(&path)?;
+    let metadata = file.metadata()?;
+    if metadata.is_file() && metadata.uid() == geteuid().as_raw() && metadata.mode() & 0o77 == 0 {
+        return Ok(file);
+    }
+    let shown = path.display();
+    Err(io::Error::other(format!("other users can lock \"{shown}\", remove it")))
 }
 
 impl Store for NoteFile {
@@ -141,7 +142,34 @@ impl Store for NoteFile {
             .map_err(|error| bad(format!("the note cannot be written: {error}")))?
             .generation;
         let wrapped = self.provider.wrap(&self.key, CONTEXT, note.as_bytes())?.wrapped;
-        self.replace(&wrapped).map_err(|error| self.failed("write", &error))?;
+        self.place.replace(&wrapped).map_err(|error| self.failed("write", &error))?;
         Ok(Written::Done(version))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn others_cannot_take_the_lock() {
+        let root = tempfile::tempdir().unwrap();
+        let place = Place::resolve_as(FileKind::Anchor, &root.path().join("note")).unwrap();
+        let lock = |file| Flock::lock(file, FlockArg::LockExclusiveNonblock);
+        // Who may list the directory can lock it.
+        let _other = lock(File::open(root.path()).unwrap()).unwrap();
+        let held = lock(lock_file(&place).unwrap()).unwrap();
+        assert_eq!(held.metadata().unwrap().mode() & 0o7777, 0o600);
+        lock(lock_file(&place).unwrap()).unwrap_err();
+        drop(held);
+        lock(lock_file(&place).unwrap()).unwrap();
+        fs::set_permissions(place.lock_path(), Permissions::from_mode(0o644)).unwrap();
+        lock_file(&place).unwrap_err();
+        fs::remove_file(place.lock_path()).unwrap();
+        std::os::unix::fs::symlink(root.path().join("elsewhere"), place.lock_path()).unwrap();
+        lock_file(&place).unwrap_err();
     }
 }

@@ -12,6 +12,9 @@ use crate::bench::{
     Bench, plaintext, rest, rotate_action, start, stdout, unwrap_action, wrap_action,
 };
 
+/// The name of an unfinished key file.
+const UNFINISHED: &str = "keys/.main.json.0123456789Ab.pagevault-new";
+
 fn rotate(bench: &Bench) -> u64 {
     let outcome = bench.one(bench.operation(rotate_action()));
     outcome["rotated"]["key_version"].as_u64().unwrap_or_else(|| panic!("{outcome}"))
@@ -130,9 +133,32 @@ fn a_killed_rotation_leaves_the_old_file_or_the_new_one() {
 #[test]
 fn leftovers_of_an_interrupted_rotation_are_removed() {
     let bench = Bench::new();
-    fs::write(bench.path("keys/.main.json.new"), "half a file").unwrap();
+    fs::write(bench.path(UNFINISHED), "half a file").unwrap();
     assert_eq!(rotate(&bench), 2);
     assert_eq!(fs::read_dir(bench.path("keys")).unwrap().count(), 1);
+}
+
+/// It has the only copy of a master key.
+#[test]
+fn a_key_file_beside_is_not_removed() {
+    let bench = Bench::new();
+    let beside = bench.path("keys/.main.json.new");
+    bench.create(&beside, "other");
+    let before = fs::read(&beside).unwrap();
+    assert_eq!(rotate(&bench), 2);
+    assert_eq!(fs::read(&beside).unwrap(), before);
+}
+
+/// A rotation in the file `main.json` would remove it.
+#[test]
+fn the_name_of_an_unfinished_key_file_is_refused() {
+    let bench = Bench::new();
+    fs::rename(bench.key_file(), bench.path(UNFINISHED)).unwrap();
+    let wrap = bench.operation_on(&bench.path(UNFINISHED), "main", "", wrap_action(&[1; 32]));
+    let outcome = bench.one(wrap);
+    assert_eq!(outcome["failed"]["class"], "bad_options", "{outcome}");
+    let message = outcome["failed"]["message"].as_str().unwrap();
+    assert!(message.ends_with("has a reserved file name"), "{outcome}");
 }
 
 #[test]
@@ -140,7 +166,7 @@ fn a_rotation_that_cannot_write_changes_nothing() {
     let bench = Bench::new();
     let before = fs::read(bench.key_file()).unwrap();
     // A directory in the place of the new file stops even root.
-    fs::create_dir(bench.path("keys/.main.json.new")).unwrap();
+    fs::create_dir(bench.path(UNFINISHED)).unwrap();
     let outcome = bench.one(bench.operation(rotate_action()));
     let message = outcome["failed"]["message"].as_str().unwrap();
     assert!(message.contains("could not write key file"), "{outcome}");

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use age::secrecy::ExposeSecret;
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
-use pagevault_keystore::Scope;
-use pagevault_keystore::log::Log;
+use pagevault_keystore::log::{Log, file_name, unsettled};
 use pagevault_keystore::storage::FileStorage;
+use pagevault_keystore::{Record, Scope};
 
 use crate::bench::{Bench, chmod, command, stderr, stdout};
 use crate::programs::install;
@@ -32,6 +32,12 @@ fn data_directory() -> Bench {
     fs::write(bench.path("data").join(SEGMENT), [0; 8192]).unwrap();
     let storage = FileStorage::new(&bench.path("data/pagevault")).unwrap();
     Log::create(&storage, [7; 16], Scope::CLUSTER, &[]).unwrap();
+    control_program(&bench, "");
+    bench
+}
+
+/// The program in place of pg_controldata, which runs `first` before.
+fn control_program(bench: &Bench, first: &str) {
     let told = "Database cluster state: shut down\nDatabase block size: 8192\n\
         Blocks per segment of large relation: 131072\nWAL block size: 8192\nBytes per WAL segment: 16777216\n\
         Data page checksum version: 0\nLatest checkpoint location: 0/3000028\n\
@@ -39,9 +45,41 @@ fn data_directory() -> Bench {
         Minimum recovery ending location: 0/0\nMin recovery ending loc's timeline: 0\n\
         Database system identifier: 1\n";
     // It reads the control file, as PostgreSQL's program does.
-    let program = format!("#!/bin/sh\ncat \"$1/global/pg_control\" && cat <<END\n{told}END\n");
+    let program =
+        format!("#!/bin/sh\n{first}\ncat \"$1/global/pg_control\" && cat <<END\n{told}END\n");
     install(&bench.path("keys/pg_controldata"), &program);
-    bench
+}
+
+/// A server that is started while `restore-unsettled` looks at the data directory reads the key
+/// files before they are changed, and makes no more keys.
+#[test]
+fn nothing_is_restored_beside_a_server_that_was_started_meanwhile() {
+    let bench = data_directory();
+    let (data, lock) = (bench.path("data"), bench.path("data/postmaster.pid"));
+    let elsewhere = bench.path("elsewhere");
+    let storage = FileStorage::new(&elsewhere).unwrap();
+    let scope = Scope::CLUSTER;
+    let provider = Record::Provider {
+        name: "local".into(),
+        kind: "file".into(),
+        options: "{}".into(),
+        programs: false,
+    };
+    Log::create(&storage, [7; 16], scope, &[provider]).unwrap();
+    let beside = data.join("pagevault").join(unsettled::name(scope));
+    fs::rename(elsewhere.join(file_name(scope)), &beside).unwrap();
+    let keys = data.join("pagevault").join(file_name(scope));
+    let before = fs::read(&keys).unwrap();
+    control_program(&bench, "touch \"$1/postmaster.pid\"");
+    let output = ends(&bench, "restore-unsettled", &data);
+    assert_eq!(output.status.code(), Some(1), "{}", stdout(&output));
+    assert!(stderr(&output).contains("a server is running"), "{}", stderr(&output));
+    assert!(fs::read(&keys).unwrap() == before && beside.exists(), "something was changed");
+    fs::remove_file(lock).unwrap();
+    control_program(&bench, "");
+    let output = ends(&bench, "restore-unsettled", &data);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(fs::read(&keys).unwrap() != before && !beside.exists(), "nothing was restored");
 }
 
 /// The output of the program, which has to end by itself and to use little memory.

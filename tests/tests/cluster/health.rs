@@ -4,6 +4,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use nix::sys::ptrace;
 use pagevault_tests::cluster::{expect_error, run_sql, text};
 use pagevault_tests::{Cluster, Settings, SqlError};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
@@ -239,6 +240,50 @@ fn a_helper_does_not_outlive_the_process_that_asked() -> Result<()> {
 fn is_zombie(pid: Pid) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
     stat.map_or(true, |stat| stat.contains(") Z "))
+}
+
+/// Its reply counts without the end of the process; and without a reply nobody waits for that end.
+#[test]
+fn a_helper_that_goes_on_holds_up_nothing() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    let real = cluster.program("pagevault-keyring").get_program().to_string_lossy().into_owned();
+    let helper = cluster.script("staying", &format!("'{real}' serve\nexec sleep 600"))?;
+    cluster.set(&[("pagevault.keyring_command", &helper)])?;
+    cluster.sql(ROTATE)?;
+    let helper = cluster.script("closing", "exec 1>&- 2>&-\nexec sleep 600")?;
+    cluster.set(&[("pagevault.keyring_command", &helper)])?;
+    let error = cluster.error(&format!("SET statement_timeout = '60s'; {ROTATE}"))?;
+    ensure!(error.detail.contains("It closed its output without a reply"), "{error}");
+    cluster.finish()
+}
+
+/// A process that waits for a file system that does not answer cannot be killed. Here a tracer
+/// stands for that: the end of a process is hidden from its parent until the tracer takes notice.
+#[test]
+fn a_helper_that_cannot_be_killed_holds_up_nothing() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    let (backend, session) = stuck_rotation(&cluster)?;
+    let helper = nix::unistd::Pid::from_raw(helper_of(&cluster)?.as_raw_nonzero().get());
+    match ptrace::seize(helper, ptrace::Options::empty()) {
+        // Yama permits that to root.
+        Err(nix::Error::EPERM) if !rustix::process::geteuid().is_root() => {
+            eprintln!("not tried: {helper} cannot be traced");
+        }
+        traced => traced?,
+    }
+    let mut client = cluster.client()?;
+    run_sql(&mut client, &format!("SELECT pg_cancel_backend({backend})"))?;
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !session.is_finished() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let is_finished = session.is_finished();
+    let _ = nix::sys::wait::waitpid(helper, None);
+    ensure!(is_finished, "the session waits for its helper");
+    drop(client);
+    cluster.set(&[("pagevault.keyring_command", "")])?;
+    cluster.sql(ROTATE)?;
+    cluster.finish()
 }
 
 #[test]

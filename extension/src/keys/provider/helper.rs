@@ -1,18 +1,20 @@
 //! Runs `pagevault-keyring`, the program that sends requests to key providers.
 //!
 //! One request on its standard input, one reply on its standard output, one deadline. The server
-//! itself opens no connection and has no credentials. A cancel or the end of the session kills the
+//! itself opens no connection and has no credentials. A cancel or the end of the session ends the
 //! helper. If this process is killed, the kernel kills the helper, which also ends when its reply
-//! is not read. It inherits no descriptor of the server, so that it keeps no connection, file or
-//! port open.
+//! is not read. One that cannot be killed is left behind. It inherits no descriptor of the server,
+//! so that it keeps no connection, file or port open.
 
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use pagevault_keystore::installed::{self, NotFound};
+use pagevault_keystore::object_end::ObjectEnd;
 use pagevault_keystore::protocol::{ErrorClass, Operation, Reply, Request, SIZE_LIMIT};
 use pgrx::PgSqlErrorCode;
 use zeroize::Zeroizing;
@@ -23,6 +25,8 @@ use crate::pg::{child, guc, image, process};
 
 /// Time after the deadline until the helper is killed.
 const GRACE: Duration = Duration::from_secs(2);
+/// Time in which a helper ends after its pipes were closed, or it was killed.
+const PATIENCE: Duration = Duration::from_millis(200);
 /// Interval at which a waiting process checks for interrupts that did not wake it.
 const TICK: Duration = Duration::from_millis(200);
 
@@ -112,18 +116,53 @@ pub(crate) fn run(operations: Vec<Operation>, timeout: Duration) -> Result<Reply
         .map_err(|e| broken(format!("Its reply could not be read: {e}.")))
 }
 
-/// A helper process that is killed and reaped when it goes out of scope, also while unwinding.
-struct Helper(Child);
+/// A helper process that is ended when it goes out of scope, also while unwinding. Its pipes are
+/// closed before.
+struct Helper(Option<Child>);
 
 impl Drop for Helper {
     fn drop(&mut self) {
-        // Both fail only if the child has already ended.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        let Some(mut child) = self.0.take() else { return };
+        // It has replied, or ends because nobody reads its reply.
+        if ended(&mut child, PATIENCE).is_some() {
+            return;
+        }
+        // Fails only if the child has already ended.
+        let _ = child.kill();
+        // One that waits for a file system that does not answer cannot be killed. The postmaster
+        // waits for all of its children anyway.
+        if ended(&mut child, PATIENCE).is_none() && !process::is_postmaster() {
+            left_behind().push(child);
+        }
+    }
+}
+
+/// Helpers of this process that could not be killed.
+static LEFT_BEHIND: Mutex<Vec<Child>> = Mutex::new(Vec::new());
+
+fn left_behind() -> MutexGuard<'static, Vec<Child>> {
+    LEFT_BEHIND.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Waits for the end of a child, not longer than `limit`, and returns its exit status as text.
+fn ended(child: &mut Child, limit: Duration) -> Option<String> {
+    let started = Instant::now();
+    let mut pause = Duration::from_millis(1);
+    loop {
+        match child.try_wait() {
+            Ok(Some(status)) => return Some(status.to_string()),
+            Ok(None) if started.elapsed() < limit => {}
+            Ok(None) => return None,
+            // Somebody else has waited for it.
+            Err(error) => return Some(error.to_string()),
+        }
+        std::thread::sleep(pause);
+        pause = (2 * pause).min(TICK / 4);
     }
 }
 
 fn spawn() -> Result<(Helper, ChildStdin, ChildStdout), HelperError> {
+    left_behind().retain_mut(|child| matches!(child.try_wait(), Ok(None)));
     let program = program().map_err(|not_found| HelperError::Broken(missing(&not_found)))?;
     let mut command = Command::new(&program);
     command.arg("serve").stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -139,7 +178,7 @@ fn spawn() -> Result<(Helper, ChildStdin, ChildStdout), HelperError> {
         )
     })?;
     let pipes = (child.stdin.take(), child.stdout.take());
-    let helper = Helper(child);
+    let helper = Helper(Some(child));
     match pipes {
         (Some(stdin), Some(stdout)) => Ok((helper, stdin, stdout)),
         _ => Err(broken("Its pipes could not be opened.".into())),
@@ -164,7 +203,9 @@ fn exchange(request: &[u8], timeout: Duration) -> Result<Zeroizing<Vec<u8>>, Hel
     let mut left = request;
     let mut reply = Zeroizing::new(Vec::with_capacity(64 * 1024));
     let mut chunk = Zeroizing::new([0u8; 4096]);
-    loop {
+    let mut end = ObjectEnd::default();
+    let mut is_complete = false;
+    while !is_complete {
         if started.elapsed() > timeout + GRACE {
             return Err(HelperError::TooLate(timeout));
         }
@@ -193,7 +234,11 @@ fn exchange(request: &[u8], timeout: Duration) -> Result<Zeroizing<Vec<u8>>, Hel
             Ok(n) if reply.len() + n > SIZE_LIMIT => {
                 return Err(broken("Its reply is too long.".into()));
             }
-            Ok(n) => reply.extend_from_slice(&chunk[..n]),
+            // A helper may be unable to end after its reply.
+            Ok(n) => {
+                is_complete = chunk[..n].iter().any(|byte| end.is_at(*byte));
+                reply.extend_from_slice(&chunk[..n]);
+            }
             Err(e) if is_passing(&e) => {}
             Err(e) => return Err(broken(format!("Its reply could not be read: {e}."))),
         }
@@ -206,8 +251,11 @@ fn exchange(request: &[u8], timeout: Duration) -> Result<Zeroizing<Vec<u8>>, Hel
     if process::is_told_to_stop() {
         return Err(HelperError::Cancelled);
     }
-    let status = helper.0.wait().map(|s| s.to_string()).unwrap_or_default();
-    Err(broken(format!("It ended without a reply ({status}).")))
+    let status = helper.0.as_mut().and_then(|child| ended(child, GRACE));
+    Err(broken(match status {
+        Some(status) => format!("It ended without a reply ({status})."),
+        None => "It closed its output without a reply.".into(),
+    }))
 }
 
 /// Whether a read or a write can be repeated.

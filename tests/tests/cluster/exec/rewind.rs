@@ -1,6 +1,8 @@
 //! `pg_rewind`: a server that has diverged becomes a standby of the other one.
 
 use std::collections::BTreeMap;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -16,8 +18,13 @@ use crate::wal::{assert_hidden, sealing};
 /// A primary with encrypted tables in two tablespaces and sealed WAL in small segments, and its
 /// standby.
 pub(super) fn pair() -> Result<(Cluster, Cluster, KeyFile)> {
+    pair_with(1)
+}
+
+/// The same with segments of this size in MiB.
+fn pair_with(segment: u32) -> Result<(Cluster, Cluster, KeyFile)> {
     let settings = Settings::default()
-        .wal_segment_size(1)
+        .wal_segment_size(segment)
         .conf("wal_keep_size = 1GB")
         .conf("allow_in_place_tablespaces = on");
     let (mut primary, keys) = sealing(&settings)?;
@@ -287,6 +294,85 @@ fn it_can_be_repeated_after_a_kill() -> Result<()> {
     run(&mut rewind(&a, &files(&b)))?;
     ensure!(!waiting.exists(), "the new keystore is not in its place");
     b.start_server()?;
+    follow(&a, &b)?;
+    ensure!(content(&a)? == content(&b)?, "the tables differ");
+    b.finish()?;
+    a.finish()
+}
+
+/// After the keystore was replaced, and before the control file is written, it still needs the
+/// target's own WAL keys when it is repeated.
+#[test]
+fn it_can_be_repeated_after_the_keystore_was_replaced() -> Result<()> {
+    // All that the target has written since is in one segment: pg_rewind removes others.
+    let (a, b, _keys) = pair_with(16)?;
+    b.sql("SELECT pg_promote()")?;
+    b.eventually("SELECT pg_is_in_recovery()", "f")?;
+    b.sql("CHECKPOINT")?;
+    rotate(&a)?;
+    change(&a, "drossel", 100)?;
+    rotate(&b)?;
+    rotate(&b)?;
+    change(&b, "fink", 1000)?;
+    a.stop(StopMode::Fast)?;
+    let control = a.data_directory().join("global/pg_control");
+    let cluster_keys = a.data_directory().join("pagevault/cluster.keys");
+    let before = std::fs::read(&cluster_keys)?;
+    // The control file cannot be opened for writing.
+    std::fs::set_permissions(&control, Permissions::from_mode(0o400))?;
+    failure(&mut rewind(&a, &server(&b)))?;
+    std::fs::set_permissions(&control, Permissions::from_mode(0o600))?;
+    ensure!(std::fs::read(&cluster_keys)? != before, "the keystore was not replaced");
+    run(&mut rewind(&a, &server(&b)))?;
+    let kept = a.data_directory().join("pagevault.rewinding");
+    ensure!(!kept.exists() && !kept.with_extension("rewinding.new").exists(), "files are left");
+    follow(&a, &b)?;
+    ensure!(content(&a)? == content(&b)?, "the tables differ");
+    b.finish()?;
+    a.finish()
+}
+
+/// The source's server removes files of its keystore while `pg_rewind` copies others. The target
+/// does not have them either then; an empty one would prevent its start.
+#[test]
+fn what_the_source_removes_meanwhile_is_not_copied() -> Result<()> {
+    let (a, b, _keys) = pair()?;
+    b.sql("SELECT pg_promote()")?;
+    b.eventually("SELECT pg_is_in_recovery()", "f")?;
+    b.sql("CHECKPOINT")?;
+    change(&a, "drossel", 1000)?;
+    change(&b, "fink", 1000)?;
+    a.stop(StopMode::Fast)?;
+    let keystore = |cluster: &Cluster| cluster.data_directory().join("pagevault");
+    // The second one is also in the target.
+    let gone = ["given_up", "anchor.unchecked"];
+    std::fs::write(keystore(&a).join(gone[1]), "old")?;
+    // A file that takes time to copy, before the keystore in the order of names.
+    let ballast = b.data_directory().join("ballast");
+    std::fs::File::create(&ballast)?.set_len(512 << 20)?;
+    for path in gone.iter().map(|name| keystore(&b).join(name)) {
+        std::fs::write(&path, "new")?;
+        b.installation().give(&path)?;
+    }
+    b.installation().give(&ballast)?;
+    let copied = a.data_directory().join("ballast");
+    let mut program = rewind(&a, &server(&b)).spawn()?;
+    let start = Instant::now();
+    while !copied.exists() {
+        ensure!(program.try_wait()?.is_none(), "pg_rewind ends before");
+        ensure!(start.elapsed() < Duration::from_secs(60), "pg_rewind does not get that far");
+    }
+    for name in gone {
+        std::fs::remove_file(keystore(&b).join(name))?;
+    }
+    ensure!(program.wait()?.success(), "pg_rewind fails");
+    for entry in std::fs::read_dir(keystore(&a))? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        ensure!(!name.ends_with(".rewind") && !gone.contains(&&*name), "{name} was copied");
+    }
+    for path in [&copied, &ballast] {
+        std::fs::remove_file(path)?;
+    }
     follow(&a, &b)?;
     ensure!(content(&a)? == content(&b)?, "the tables differ");
     b.finish()?;
