@@ -179,13 +179,18 @@ fn a_report_is_signed() -> Result<()> {
     fs::write(&secret, format!("untrusted comment: a key\n{}\n", STANDARD.encode(&bytes)))?;
     let (json, html) = (path(&cluster, "r.json"), path(&cluster, "r.html"));
     let (json_text, html_text) = (json.display().to_string(), html.display().to_string());
+    cluster.installation().give(&secret)?;
     let key = secret.display().to_string();
     let make = |key: &str| {
         let files = ["report", "--json", &json_text, "--output", &html_text, "--sign-key", key];
         keyring(&cluster, "postgres", &files)
     };
-    let (code, output, errors) = make(&key)?;
-    ensure!(code == 0, "{code}: {output}{errors}");
+    for (mode, expected) in [(0o644, 1), (0o600, 0)] {
+        fs::set_permissions(&secret, fs::Permissions::from_mode(mode))?;
+        let (code, output, errors) = make(&key)?;
+        ensure!(code == expected, "{mode:o}: {code}: {output}{errors}");
+    }
+    let (_, output, _) = make(&key)?;
     for file in [&json, &html] {
         let signature = format!("{}.minisig", file.display());
         ensure!(output.contains(&format!("Wrote {signature}\n")), "{output}");
