@@ -194,7 +194,8 @@ fn a_label_is_refused_while_a_command_rewrites_its_relation() -> Result<()> {
          CREATE TABLE t AS SELECT i AS id, repeat('w', 3000) AS wide FROM generate_series(1, 9) i;
          CREATE TABLE go (id int);
          CREATE MATERIALIZED VIEW v AS SELECT
-             CASE WHEN to_regclass('gone') IS NOT NULL THEN mark('MATERIALIZED VIEW v') END AS id;
+             CASE WHEN to_regclass('public.gone') IS NOT NULL
+             THEN mark('MATERIALIZED VIEW public.v') END AS id;
          ALTER TABLE go RENAME TO gone;
          CREATE TABLE sealed AS SELECT 1 AS id; SELECT pagevault.encrypt('sealed')",
     )?;
