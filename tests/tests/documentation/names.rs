@@ -9,8 +9,14 @@ use pagevault_tests::{Cluster, Settings};
 use pulldown_cmark::{Event, Options, Parser};
 
 /// Names of files that begin with `pagevault.`.
-const FILES: &[&str] =
-    &["pagevault.so", "pagevault.control", "pagevault.spec", "pagevault.hcl", "pagevault.files"];
+const FILES: &[&str] = &[
+    "pagevault.so",
+    "pagevault.control",
+    "pagevault.spec",
+    "pagevault.hcl",
+    "pagevault.files",
+    "pagevault.rewinding",
+];
 
 pub(crate) fn exist() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
