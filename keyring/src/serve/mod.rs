@@ -266,12 +266,10 @@ fn bad_request(message: impl Into<String>) -> Failure {
 /// everything.
 static REPLYING: AtomicBool = AtomicBool::new(false);
 
-/// Exit status of a process ended by SIGTERM, as in a shell.
-const ENDED: i32 = 143;
-
-/// Exit status when nobody reads the reply. The server may have given this process up, and not wait
-/// for it; the postmaster takes any status of a child but 0 and 1 for a crash of a session.
-const UNREAD: i32 = 1;
+/// Exit status after a signal, or when nobody reads the reply. The server may have given this process
+/// up, and not wait for it; the postmaster takes any status of a child but 0 and 1 for a crash of a
+/// session, and as process 1 of a container it gets what others leave.
+const ENDED: i32 = 1;
 
 /// Starts the thread that ends the process on a signal, or when nobody reads its output any more.
 /// Signals are read from a descriptor, which works even if the parent ignored or blocked them.
@@ -294,11 +292,8 @@ fn guard() -> io::Result<()> {
                 Ok(_) => {}
             }
             let is_signalled = watched[0].any() != Some(false);
-            if is_signalled {
+            if is_signalled || !REPLYING.load(Ordering::SeqCst) {
                 process::exit(ENDED);
-            }
-            if !REPLYING.load(Ordering::SeqCst) {
-                process::exit(UNREAD);
             }
             // The main thread is about to exit with its own status; only a signal ends the process
             // earlier.
