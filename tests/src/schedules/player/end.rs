@@ -56,8 +56,8 @@ impl Player {
         self.primary.finish()
     }
 
-    /// Whether `pagevault-keyring verify` finds the primary in order, which was shut down. Of others
-    /// it does not know which files belong to nobody, as a crash leaves them, without their keys.
+    /// Whether `pagevault-keyring verify` finds the primary in order, which was shut down. Of
+    /// others it does not know which files belong to nobody, as a crash leaves them without keys.
     pub(super) fn verify(&self) -> Result<()> {
         if self.world.keys_away {
             return Ok(());
