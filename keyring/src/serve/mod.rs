@@ -267,8 +267,8 @@ fn bad_request(message: impl Into<String>) -> Failure {
 static REPLYING: AtomicBool = AtomicBool::new(false);
 
 /// Exit status after a signal, or when nobody reads the reply. The server may have given this
-/// process up, and not wait for it; the postmaster takes any status of a child but 0 and 1 for a crash of a
-/// session, and as process 1 of a container it gets what others leave.
+/// process up, and not wait for it; the postmaster takes any status of a child but 0 and 1 for a
+/// crash of a session, and as process 1 of a container it gets what others leave.
 const ENDED: i32 = 1;
 
 /// Starts the thread that ends the process on a signal, or when nobody reads its output any more.
