@@ -191,9 +191,7 @@ fn locked_before_redo() -> Vec<(Scope, KeyVersion)> {
     if !process::replays_wal() {
         return all_locked_keys();
     }
-    let keys = shmem::secrets().map(|secrets| secrets.list()).unwrap_or_default();
-    let locked = keys.into_iter().filter(|(.., state)| *state == KeyState::Locked);
-    locked.map(|(scope, version, _)| (scope, version)).collect()
+    listed(|state| state == KeyState::Locked)
 }
 
 /// Whether all of these are keys of databases that were dropped, or whose directories are away.
@@ -206,10 +204,15 @@ pub(crate) fn withheld_keys() -> Vec<(Scope, KeyVersion)> {
     in_states(|state| matches!(state, KeyState::Locked | KeyState::Refused))
 }
 
-fn in_states(wanted: impl Fn(KeyState) -> bool) -> Vec<(Scope, KeyVersion)> {
+/// (scope, version) of every database key in memory in such a state, in use or not.
+fn listed(wanted: impl Fn(KeyState) -> bool) -> Vec<(Scope, KeyVersion)> {
     let keys = shmem::secrets().map(|s| s.list()).unwrap_or_default();
     let found = keys.into_iter().filter(|(.., state)| wanted(*state));
-    let mut found: Vec<_> = found.map(|(scope, version, _)| (scope, version)).collect();
+    found.map(|(scope, version, _)| (scope, version)).collect()
+}
+
+fn in_states(wanted: impl Fn(KeyState) -> bool) -> Vec<(Scope, KeyVersion)> {
+    let mut found = listed(wanted);
     // Which are in use takes longer to find out.
     if !found.is_empty()
         && let Ok(in_use) = database_keys::in_use()

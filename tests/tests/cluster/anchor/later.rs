@@ -21,6 +21,16 @@ fn a_store_without_a_note_ends_what_was_not_compared() -> Result<()> {
     cluster.finish()
 }
 
+/// A server goes on, and reports the note that is there instead of writing its own.
+fn does_not_write_over(server: &Cluster, anchor: &Anchor) -> Result<()> {
+    let note = anchor.read(server)?;
+    server.sql("INSERT INTO t VALUES (2)")?;
+    server.sql("CHECKPOINT")?;
+    server.eventually_logs("WARNING:  another server writes notes to the anchor of this one")?;
+    ensure!(anchor.read(server)? == note, "the note was written over");
+    Ok(())
+}
+
 /// It is believed to be down, and a restored data directory is accepted.
 #[test]
 fn a_former_primary_does_not_write_over_what_was_accepted() -> Result<()> {
@@ -32,11 +42,7 @@ fn a_former_primary_does_not_write_over_what_was_accepted() -> Result<()> {
     one.sql("INSERT INTO t VALUES (1)")?;
     anchor.checkpoint(&one)?;
     anchor.accept(&two, "restored")?;
-    let accepted = anchor.read(&one)?;
-    one.sql("INSERT INTO t VALUES (2)")?;
-    one.sql("CHECKPOINT")?;
-    one.eventually_logs("WARNING:  another server writes notes to the anchor of this one")?;
-    ensure!(anchor.read(&one)? == accepted, "the note was written over");
+    does_not_write_over(&one, &anchor)?;
     two.start_server()?;
     anchor.checkpoint(&two)?;
     two.without_witness("it is a copy");
@@ -61,11 +67,7 @@ fn a_former_primary_does_not_take_over_a_later_note_for_another_directory() -> R
         two.program("pagevault-keyring").arg("verify").arg(two.data_directory()).output()?;
     let said = String::from_utf8_lossy(&verified.stdout);
     ensure!(said.contains("compared with") && !said.contains("accepted"), "{said}");
-    let accepted = anchor.read(&one)?;
-    one.sql("INSERT INTO t VALUES (2)")?;
-    one.sql("CHECKPOINT")?;
-    one.eventually_logs("WARNING:  another server writes notes to the anchor of this one")?;
-    ensure!(anchor.read(&one)? == accepted, "the note was written over");
+    does_not_write_over(&one, &anchor)?;
     two.start_server()?;
     anchor.checkpoint(&two)?;
     // A restored server may be accepted again, and while it runs.
@@ -94,11 +96,7 @@ fn a_former_primary_does_not_take_over_a_note_with_the_number_of_its_own() -> Re
     ensure!(fs::read(&anchor.note)? != kept, "there is no later note");
     fs::write(&anchor.note, &kept)?;
     anchor.accept(&two, "restored")?;
-    let accepted = anchor.read(&one)?;
-    one.sql("INSERT INTO t VALUES (2)")?;
-    one.sql("CHECKPOINT")?;
-    one.eventually_logs("WARNING:  another server writes notes to the anchor of this one")?;
-    ensure!(anchor.read(&one)? == accepted, "the note was written over");
+    does_not_write_over(&one, &anchor)?;
     two.start_server()?;
     two.without_witness("it is a copy");
     two.finish()?;
