@@ -1,31 +1,34 @@
 //! Runs a program of the operator, and ends all processes that it started.
 //!
 //! ```text
-//! pagevault-keyring serve          pipes, deadline; kills the group at the end
-//!  └─ pagevault-keyring run        leads a process group; kills it when nobody reads its output
-//!      └─ program                  in that group, with its child processes
+//! pagevault-keyring serve          pipes, deadline; closes the pipes at the end
+//!  └─ pagevault-keyring run        kills the program's group when nobody reads its output
+//!      └─ program                  leads a process group, with its child processes
 //! ```
 //!
-//! The middle process is needed for cases in which `serve` has no time to clean up: the server
-//! kills its helper when a session is cancelled. It also gives the program an empty signal mask,
-//! which threads of `serve` do not have.
+//! The middle process ([`supervisor`]) is needed for cases in which `serve` has no time to clean
+//! up: the server kills its helper when a session is cancelled. It also gives the program an empty
+//! signal mask, which threads of `serve` do not have.
+
+mod supervisor;
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
-use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::libc::PIPE_BUF;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::{SigSet, Signal, killpg};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
-use nix::unistd::{Pid, getpgrp, getpid};
+use nix::unistd::Pid;
 use zeroize::Zeroizing;
+
+pub(crate) use self::supervisor::supervise;
 
 /// Maximum size of a program's output in bytes.
 pub(crate) const OUTPUT_LIMIT: usize = 64 * 1024;
@@ -35,6 +38,9 @@ const TAIL: usize = 2048;
 
 /// Interval in which the end of the program is checked while its pipes are open.
 const TICK: Duration = Duration::from_millis(5);
+
+/// Time in which a middle process whose pipes are closed has ended. It waits for less.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Environment variables that a program gets, besides those that begin with `LC_`. Others may be
 /// credentials for other purposes, or change the program's behaviour.
@@ -81,26 +87,15 @@ pub(crate) fn run(
     input: &[u8],
     deadline: Instant,
 ) -> Result<Ended, Stopped> {
-    let mut child = Command::new("/proc/self/exe")
-        .arg0("pagevault-keyring")
-        .args(["run", "--"])
-        .arg(path)
-        .args(arguments)
-        .env_clear()
-        .envs(inherited())
-        .current_dir("/")
-        .process_group(0)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()?;
+    let mut child = supervised(path.as_os_str()).args(arguments).stderr(Stdio::piped()).spawn()?;
     let pipe = |end: Option<OwnedFd>| end.map(File::from);
-    let mut pipes = Pipes {
+    let pipes = Pipes {
         input: pipe(child.stdin.take().map(Into::into)),
         output: pipe(child.stdout.take().map(Into::into)),
         errors: pipe(child.stderr.take().map(Into::into)),
     };
-    let mut group = Group::new(child);
+    let mut running = Running { pipes, supervisor: Supervisor::new(child) };
+    let pipes = &mut running.pipes;
     let mut printed = Printed::new();
     let mut input = input;
     let mut ended = false;
@@ -109,11 +104,8 @@ pub(crate) fn run(
         if now >= deadline {
             return Err(Stopped::Late);
         }
-        if !ended && group.has_ended()? {
-            // Its child processes must not keep the pipes open.
-            group.kill();
-            ended = true;
-        }
+        // Processes in a session of their own may keep the pipes open.
+        ended = ended || running.supervisor.has_ended()?;
         let time = if ended { Duration::ZERO } else { TICK.min(deadline - now) };
         let ready = pipes.wait(time)?;
         if ready.input {
@@ -126,8 +118,7 @@ pub(crate) fn run(
             printed.read_errors(&mut pipes.errors)?;
         }
         if ended && !ready.output && !ready.errors {
-            let status = group.reap()?;
-            let code = code_of(status);
+            let code = code_of(running.supervisor.reap()?);
             let last_error = last_line(&printed.errors);
             return Ok(Ended { code, output: printed.output, last_error });
         }
@@ -147,44 +138,71 @@ fn code_of(status: ExitStatus) -> i32 {
     status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or_default())
 }
 
-/// A process group; killed and reaped on drop.
-pub(crate) struct Group {
-    leader: Child,
+/// A middle process that runs `program`; arguments and environment may be added.
+pub(crate) fn supervised(program: &OsStr) -> Command {
+    let mut command = Command::new("/proc/self/exe");
+    command
+        .arg0("pagevault-keyring")
+        .args(["run", "--"])
+        .arg(program)
+        .env_clear()
+        .envs(inherited())
+        .current_dir("/")
+        .process_group(0)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped());
+    command
+}
+
+/// A program, and the pipes to it, which are closed first.
+struct Running {
+    pipes: Pipes,
+    supervisor: Supervisor,
+}
+
+/// A middle process. When this is dropped, it ends, and the program's process group with it. The
+/// pipe that its output goes to must be closed before: by that it knows that it is time.
+pub(crate) struct Supervisor {
+    child: Child,
     reaped: bool,
 }
 
-impl Group {
-    /// The group that `leader` was started in as its leader.
-    pub(crate) fn new(leader: Child) -> Group {
-        Group { leader, reaped: false }
+impl Supervisor {
+    pub(crate) fn new(child: Child) -> Supervisor {
+        Supervisor { child, reaped: false }
     }
 
-    fn number(&self) -> Pid {
-        Pid::from_raw(self.leader.id().cast_signed())
-    }
-
-    /// Whether its leader has ended. The leader is not reaped yet: until then, no other group can
-    /// get its number.
+    /// Whether it has ended, by itself because the program has.
     pub(crate) fn has_ended(&self) -> nix::Result<bool> {
+        let number = Pid::from_raw(self.child.id().cast_signed());
         let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
-        Ok(waitid(Id::Pid(self.number()), flags)? != WaitStatus::StillAlive)
+        Ok(waitid(Id::Pid(number), flags)? != WaitStatus::StillAlive)
     }
 
-    pub(crate) fn kill(&self) {
-        // Fails only if all its processes have ended.
-        let _ = killpg(self.number(), Signal::SIGKILL);
+    /// Waits for its end, not after `until`, and returns whether it has ended.
+    pub(crate) fn ends(&self, until: Instant) -> bool {
+        loop {
+            match self.has_ended() {
+                Ok(false) if Instant::now() < until => thread::sleep(Duration::from_millis(1)),
+                ended => return ended.unwrap_or(true),
+            }
+        }
     }
 
+    /// Its exit status, which is the program's: if that was killed by a signal, 128 plus its
+    /// number. One that does not end is killed.
     pub(crate) fn reap(&mut self) -> io::Result<ExitStatus> {
+        if !self.ends(Instant::now() + PATIENCE) {
+            let _ = self.child.kill();
+        }
         self.reaped = true;
-        self.leader.wait()
+        self.child.wait()
     }
 }
 
-impl Drop for Group {
+impl Drop for Supervisor {
     fn drop(&mut self) {
         if !self.reaped {
-            self.kill();
             let _ = self.reap();
         }
     }
@@ -297,38 +315,4 @@ fn read(from: &mut Option<File>, piece: &mut [u8]) -> io::Result<usize> {
 fn last_line(text: &[u8]) -> String {
     let text = String::from_utf8_lossy(text);
     text.lines().map(str::trim).rfind(|line| !line.is_empty()).unwrap_or_default().to_owned()
-}
-
-/// The middle process: runs the program, ends with its exit status, and kills the whole process
-/// group when nobody reads its output any more.
-pub(crate) fn supervise(program: &OsStr, arguments: &[OsString]) -> ExitCode {
-    match try_supervise(program, arguments) {
-        Ok(status) => ExitCode::from(u8::try_from(code_of(status)).unwrap_or(u8::MAX)),
-        Err(error) => {
-            eprintln!("could not be run: {error}");
-            // The exit status of a shell.
-            let code = if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 };
-            ExitCode::from(code)
-        }
-    }
-}
-
-fn try_supervise(program: &OsStr, arguments: &[OsString]) -> io::Result<ExitStatus> {
-    if getpgrp() != getpid() {
-        return Err(io::Error::other("not the leader of a process group"));
-    }
-    SigSet::empty().thread_set_mask()?;
-    let output = io::stdout().as_fd().try_clone_to_owned()?;
-    thread::Builder::new().spawn(move || {
-        wait_for_hangup(output.as_fd());
-        killpg(getpgrp(), Signal::SIGKILL)
-    })?;
-    Command::new(program).args(arguments).status()
-}
-
-/// Returns when the pipe behind `output` has no reader.
-pub(crate) fn wait_for_hangup(output: BorrowedFd<'_>) {
-    // Without requested events, poll still reports errors and hang-up.
-    let mut watched = [PollFd::new(output, PollFlags::empty())];
-    while poll(&mut watched, PollTimeout::NONE) == Err(nix::Error::EINTR) {}
 }

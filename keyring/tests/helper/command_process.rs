@@ -6,8 +6,10 @@ use std::os::unix::fs::symlink;
 use std::process::Child;
 use std::time::{Duration, Instant};
 
+use nix::sys::prctl;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::stat::Mode;
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Pid, geteuid, mkfifo};
 use serde_json::{Value, json};
 
@@ -61,6 +63,26 @@ fn nothing_is_left_when_the_helper_is_terminated_or_killed() {
         kill(Pid::from_raw(child.id() as i32), signal).unwrap();
         child.wait().unwrap();
         all_gone_soon(&processes);
+    }
+}
+
+/// The postmaster may be process 1 of a container, and take anything else for a crashed session.
+#[test]
+fn what_a_helper_leaves_to_process_1_ends_with_status_1() {
+    // As process 1 does, this process inherits what is left.
+    prctl::set_child_subreaper(true).unwrap();
+    for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGKILL] {
+        let programs = Programs::new(HANGING);
+        let (mut child, processes) = hanging(&programs);
+        kill(Pid::from_raw(child.id() as i32), signal).unwrap();
+        child.wait().unwrap();
+        let process = |number: usize| Pid::from_raw(processes[number].parse().unwrap());
+        let (program, middle, background) = (process(0), process(1), process(2));
+        assert_eq!(waitpid(middle, None), Ok(WaitStatus::Exited(middle, 1)));
+        for other in [program, background] {
+            let inherited = waitpid(other, Some(WaitPidFlag::WNOHANG));
+            assert_eq!(inherited, Err(nix::Error::ECHILD), "{signal}");
+        }
     }
 }
 

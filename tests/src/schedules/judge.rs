@@ -57,8 +57,10 @@ pub(super) fn connect(cluster: &Cluster, database: &str) -> Result<Client> {
 
 /// What the server says of a table: where it is, whether it is logged, and its label.
 const TABLES: &str =
-    "SELECT concat_ws(' ', relname, nspname, relkind, relpersistence, coalesce(label, '-'))
+    "SELECT concat_ws(' ', relname, nspname, relkind, relpersistence, coalesce(spcname, '-'),
+        coalesce(label, '-'))
     FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace
+    LEFT JOIN pg_tablespace s ON s.oid = reltablespace
     LEFT JOIN pg_seclabel l ON objoid = c.oid AND classoid = 'pg_class'::regclass
         AND objsubid = 0 AND provider = 'pagevault'
     WHERE relname ~ '^t[0-9]+$' AND relkind IN ('r', 'p', 'm')";
@@ -86,8 +88,8 @@ fn expected(rows: &BTreeMap<i64, i64>) -> String {
     format!("{} {ids} {numbers} {products} t", rows.len())
 }
 
-/// Whether the tables, their labels and rows are those of the model. Tables that are `held` cannot
-/// be read.
+/// Whether the tables, their places, labels and rows are those of the model. Tables that are `held`
+/// cannot be read.
 pub(super) fn agrees(
     client: &mut Client,
     database: &Database,
@@ -113,7 +115,13 @@ pub(super) fn agrees(
         };
         let label = context.label(*number, table.label).unwrap_or_else(|| "-".to_owned());
         let logged = if table.logged { "p" } else { "u" };
-        let wanted = format!("t{number} {} {kind} {logged} {label}", SCHEMAS[table.schema]);
+        let space = match table.in_other_space {
+            None => "-",
+            Some(true) => "space",
+            Some(false) => "pg_default",
+        };
+        let schema = SCHEMAS[table.schema];
+        let wanted = format!("t{number} {schema} {kind} {logged} {space} {label}");
         ensure!(found.contains(&wanted), "{wanted} is not there, but {found:?}");
         if database.partitions(*number).any(held) {
             continue;

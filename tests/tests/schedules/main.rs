@@ -109,8 +109,11 @@ fn what_the_model_does_not_foresee_is_noticed() -> Result<()> {
         ("DELETE FROM t1 WHERE id = (SELECT min(id) FROM t1)", "t1 holds"),
         ("UPDATE t1 SET mark = upper(mark) WHERE id = (SELECT max(id) FROM t1)", "t1 holds"),
         ("UPDATE t1 SET wide = NULL", "t1 holds"),
-        ("SECURITY LABEL FOR pagevault ON TABLE t1 IS NULL", "t1 open r p encrypted is not there"),
-        ("DROP TABLE t1", "t1 open r p encrypted is not there"),
+        (
+            "SECURITY LABEL FOR pagevault ON TABLE t1 IS NULL",
+            "t1 open r p - encrypted is not there",
+        ),
+        ("DROP TABLE t1", "t1 open r p - encrypted is not there"),
         ("CREATE TABLE t7 (id int)", "there is t7"),
         ("CREATE TABLE copy AS SELECT * FROM t1; CHECKPOINT", "a secret is in plaintext"),
         (

@@ -130,7 +130,7 @@ impl Drop for Helper {
         // Fails only if the child has already ended.
         let _ = child.kill();
         // One that waits for a file system that does not answer cannot be killed. The postmaster
-        // waits for all of its children anyway.
+        // reaps any child, and takes status 1, which such a helper has ended with, for no crash.
         if ended(&mut child, PATIENCE).is_none() && !process::is_postmaster() {
             left_behind().push(child);
         }

@@ -1,11 +1,10 @@
 //! The provider's side of the process that loads the module ([`worker`](super::worker)).
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Command, Stdio};
-use std::thread;
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
@@ -14,7 +13,7 @@ use pagevault_keystore::protocol::ErrorClass;
 use super::calls::{Answer, Call, LIMIT, from_json, to_json};
 use super::settings::Settings;
 use crate::failure::Failure;
-use crate::program::{Group, inherited};
+use crate::program::{Supervisor, supervised};
 use crate::provider::Environment;
 use crate::wire;
 
@@ -30,9 +29,10 @@ const GOODBYE: Duration = Duration::from_secs(1);
 /// A process that has loaded a module, or is about to. On drop it may log out; then it is killed,
 /// together with the processes that the module has started, except in a session of their own.
 pub(super) struct Process {
-    group: Group,
     input: Option<File>,
-    output: File,
+    output: Option<File>,
+    /// Dropped after the pipes.
+    supervisor: Supervisor,
     deadline: Instant,
 }
 
@@ -46,16 +46,9 @@ impl Process {
         let deadline = environment
             .deadline
             .map_or(now + LONGEST, |deadline| deadline.checked_sub(MARGIN).unwrap_or(now));
-        let mut child = Command::new("/proc/self/exe")
-            .arg0("pagevault-keyring")
+        let mut child = supervised(OsStr::new("/proc/self/exe"))
             .arg("pkcs11")
-            .env_clear()
-            .envs(inherited())
             .envs(&settings.environment)
-            .current_dir("/")
-            .process_group(0)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
             .map_err(|error| not_started(&error))?;
@@ -65,9 +58,9 @@ impl Process {
         };
         let (input, output) = (OwnedFd::from(input), OwnedFd::from(output));
         let mut process = Process {
-            group: Group::new(child),
             input: Some(input.into()),
-            output: output.into(),
+            output: Some(output.into()),
+            supervisor: Supervisor::new(child),
             deadline,
         };
         let data_directory =
@@ -89,9 +82,11 @@ impl Process {
     }
 
     fn exchange(&mut self, call: &Call) -> io::Result<Answer> {
-        let input = self.input.as_ref().ok_or(io::ErrorKind::BrokenPipe)?;
+        let (Some(input), Some(output)) = (&self.input, &self.output) else {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        };
         wire::write_all(input, &to_json(call)?, self.deadline)?;
-        let text = wire::read_object(&self.output, LIMIT, self.deadline)?;
+        let text = wire::read_object(output, LIMIT, self.deadline)?;
         if text.is_empty() {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
@@ -101,36 +96,28 @@ impl Process {
     /// The failure of a process that gave no answer.
     fn ended(&mut self, error: &io::Error) -> Failure {
         self.input = None;
-        let has_ended = self.has_ended(Instant::now() + GOODBYE);
-        self.group.kill();
-        let how = match self.group.reap() {
-            Ok(status) if has_ended => match status.signal().map(Signal::try_from) {
-                Some(Ok(signal)) => format!("It was ended by {signal}."),
-                _ => format!("Its exit status was {}.", status.code().unwrap_or_default()),
+        let has_ended = self.supervisor.ends(Instant::now() + GOODBYE);
+        self.output = None;
+        let code = self.supervisor.reap().ok().filter(|_| has_ended).and_then(|it| it.code());
+        let how = match code {
+            // As in a shell.
+            Some(code) => match Signal::try_from(code - 128) {
+                Ok(signal) => format!("It was ended by {signal}."),
+                Err(_) => format!("Its exit status was {code}."),
             },
-            _ => format!("It was killed: {error}."),
+            None => format!("It was killed: {error}."),
         };
         Failure::new(ErrorClass::Unreachable, "the module's process ended without an answer")
             .with_detail(how)
             .with_hint("The module is probably defective, or made for another system. Test it with: pkcs11-tool --module MODULE --login --test")
     }
-
-    /// Waits for the end of the process.
-    fn has_ended(&self, until: Instant) -> bool {
-        loop {
-            match self.group.has_ended() {
-                Ok(false) if Instant::now() < until => thread::sleep(Duration::from_millis(1)),
-                ended => return ended.unwrap_or(true),
-            }
-        }
-    }
 }
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It logs out at the end of its input. Then the group is killed, when it is dropped.
+        // It logs out at the end of its input. When nobody reads its output any more, it is killed.
         self.input = None;
-        self.has_ended((Instant::now() + GOODBYE).min(self.deadline));
+        self.supervisor.ends((Instant::now() + GOODBYE).min(self.deadline));
     }
 }
 

@@ -6,20 +6,19 @@
 //!
 //! - takes the pipe for its answers away from standard output, and collects in memory what the
 //!   module prints;
-//! - kills itself, and all processes that the module has started, when nobody reads its answers any
-//!   more;
 //! - logs out when its input ends.
+//!
+//! Its supervisor ([`crate::program`]) kills it, and all processes that the module has started,
+//! when nobody reads its answers any more.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::fd::AsFd;
 use std::process::ExitCode;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
-use nix::sys::signal::{Signal, killpg};
-use nix::unistd::{dup2_stderr, dup2_stdout, getpgrp, getpid};
+use nix::unistd::{dup2_stderr, dup2_stdout};
 use pagevault_keystore::protocol::{Base64, ErrorClass, SecretBytes};
 
 use super::calls::{Answer, Call, LIMIT, from_json, to_json};
@@ -28,7 +27,6 @@ use super::settings::Settings;
 use crate::failure::Failure;
 use crate::findings::Findings;
 use crate::options::printable;
-use crate::program::wait_for_hangup;
 use crate::provider::Environment;
 use crate::wire;
 
@@ -45,19 +43,11 @@ pub fn serve() -> ExitCode {
 }
 
 fn try_serve() -> io::Result<()> {
-    if getpgrp() != getpid() {
-        return Err(io::Error::other("not the leader of a process group"));
-    }
     let input = File::from(io::stdin().as_fd().try_clone_to_owned()?);
     let output = File::from(io::stdout().as_fd().try_clone_to_owned()?);
     let printed = File::from(memfd_create("printed", MFdFlags::MFD_CLOEXEC)?);
     dup2_stdout(&printed)?;
     dup2_stderr(&printed)?;
-    let watched = output.try_clone()?;
-    thread::Builder::new().spawn(move || {
-        wait_for_hangup(watched.as_fd());
-        killpg(getpgrp(), Signal::SIGKILL)
-    })?;
 
     let mut worker = Worker { request: None, opened: None, printed };
     loop {
