@@ -100,9 +100,9 @@ fn prepare(
                 None => return Err(refuse("pg_rewind needs --target-pgdata")),
             };
             let whole = fs::canonicalize(&target).map_err(|error| unreadable(&target, &error))?;
-            unfinished::put_back(&whole)?;
-            let role = Role::Rewind { target: whole.as_os_str().as_bytes().to_vec() };
             // As it is named: links on the way there must be trustworthy, too.
+            unfinished::put_back(&target, &access)?;
+            let role = Role::Rewind { target: whole.as_os_str().as_bytes().to_vec() };
             (keystore.map_or(target, Path::to_owned), role)
         }
         WalUse::Seal => (data_directory(keystore, tool, &said)?, Role::Seal),

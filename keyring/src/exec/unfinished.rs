@@ -9,6 +9,7 @@ use std::path::Path;
 
 use pagevault_keystore::briefing::{KEPT, KEPT_CONTROL, KEPT_FILES, KEPT_MADE, NOT_KEPT};
 
+use crate::access::{Access, trusted_directories};
 use crate::failure::{Failure, refuse};
 use crate::offline::{DIRECTORY, require_no_server};
 use crate::regular::{read_if_there, read_regular};
@@ -21,26 +22,32 @@ const MADE_LIMIT: u64 = 64 << 20;
 /// Puts back what was kept. If it is killed, it can be repeated.
 ///
 /// # Errors
-/// If files cannot be read or written.
-pub(super) fn put_back(target: &Path) -> Result<(), Failure> {
+/// If anybody but root and the current user could have written there; if files cannot be read or
+/// written.
+pub(super) fn put_back(target: &Path, access: &Access) -> Result<(), Failure> {
     // A server that was started has written the control file; it is left alone all the same.
-    if require_no_server(target).is_err() {
+    if fs::symlink_metadata(target.join(KEPT)).is_err() || require_no_server(target).is_err() {
         return Ok(());
     }
-    undo(target).map_err(|error| {
+    let (target, directory, _) = trusted_directories(target, DIRECTORY, access)?;
+    let (_, kept, _) = trusted_directories(&target, KEPT, access)?;
+    let (_, files, _) = trusted_directories(&kept, KEPT_FILES, access)?;
+    undo(&target, &directory, &kept, &files).map_err(|error| {
         refuse(format!("could not put the keystore of \"{}\" back: {error}", target.display()))
             .with_detail("pg_rewind was killed after it had replaced it.")
             .with_hint("Make a new copy of the source.")
     })
 }
 
-fn undo(target: &Path) -> io::Result<()> {
-    let (kept, directory) = (target.join(KEPT), target.join(DIRECTORY));
+fn undo(target: &Path, directory: &Path, kept: &Path, files: &Path) -> io::Result<()> {
     let control = read_if_there(&kept.join(KEPT_CONTROL), CONTROL_LIMIT)?;
     let Some(control) = control else { return Ok(()) };
     if read_regular(&target.join("global/pg_control"), CONTROL_LIMIT)? == control {
-        for entry in fs::read_dir(kept.join(KEPT_FILES))? {
+        for entry in fs::read_dir(files)? {
             let entry = entry?;
+            if !entry.file_type()?.is_file() {
+                return Err(io::Error::other("something else than a file was kept"));
+            }
             // It stays, until all are back.
             let name = entry.file_name();
             let mut new = name.clone();
@@ -57,14 +64,14 @@ fn undo(target: &Path) -> io::Result<()> {
                 &directory.join(Path::new(OsStr::from_bytes(name)).file_name().unwrap_or_default()),
             )?;
         }
-        File::open(&directory)?.sync_all()?;
+        File::open(directory)?.sync_all()?;
     }
     let old = target.join(NOT_KEPT);
     match fs::remove_dir_all(&old) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    fs::rename(&kept, &old)?;
+    fs::rename(kept, &old)?;
     File::open(target)?.sync_all()?;
     fs::remove_dir_all(&old)
 }
@@ -78,6 +85,11 @@ fn remove(path: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt;
+
+    use pagevault_keystore::protocol::ErrorClass;
+
     use super::*;
 
     #[test]
@@ -89,7 +101,7 @@ mod tests {
             for directory in ["global", DIRECTORY, &format!("{KEPT}/{KEPT_FILES}")] {
                 fs::create_dir_all(path(directory)).unwrap();
             }
-            put_back(target).unwrap();
+            put_back(target, &Access::default()).unwrap();
             let control: &[u8] = if is_same { b"control" } else { b"written" };
             fs::write(path("global/pg_control"), control).unwrap();
             fs::write(path(&format!("{KEPT}/{KEPT_CONTROL}")), b"control").unwrap();
@@ -102,7 +114,7 @@ mod tests {
             fs::write(of("a"), "new").unwrap();
             fs::hard_link(path(&format!("{KEPT}/{KEPT_FILES}/b")), of("b")).unwrap();
             fs::write(of("6.keys"), "new").unwrap();
-            put_back(target).unwrap();
+            put_back(target, &Access::default()).unwrap();
             let mut found: Vec<_> = fs::read_dir(path(DIRECTORY))
                 .unwrap()
                 .map(|entry| entry.unwrap().path())
@@ -119,6 +131,36 @@ mod tests {
                 .collect();
             assert_eq!(found, expected);
             assert!(!path(KEPT).exists() && !path(NOT_KEPT).exists());
+        }
+    }
+
+    #[test]
+    fn nothing_is_put_back_where_others_can_write() {
+        let files = format!("{KEPT}/{KEPT_FILES}");
+        for open in ["", DIRECTORY, KEPT, &files] {
+            let root = tempfile::tempdir().unwrap();
+            let target = root.path();
+            let path = |name: &str| target.join(name);
+            for directory in ["global", DIRECTORY, &files] {
+                fs::create_dir_all(path(directory)).unwrap();
+            }
+            for name in ["global/pg_control", &format!("{KEPT}/{KEPT_CONTROL}")] {
+                fs::write(path(name), b"control").unwrap();
+            }
+            fs::write(path(&format!("{KEPT}/{KEPT_MADE}")), b"6.keys\0").unwrap();
+            fs::write(path(&format!("{files}/a")), "old").unwrap();
+            for name in ["a", "6.keys"] {
+                fs::write(path(&format!("{DIRECTORY}/{name}")), "new").unwrap();
+            }
+            fs::set_permissions(path(open), Permissions::from_mode(0o777)).unwrap();
+            let refused = put_back(target, &Access::default()).unwrap_err();
+            assert_eq!(refused.class, ErrorClass::Insecure, "{open}");
+            for name in ["a", "6.keys"] {
+                assert_eq!(fs::read(path(&format!("{DIRECTORY}/{name}"))).unwrap(), b"new");
+            }
+            fs::set_permissions(path(open), Permissions::from_mode(0o700)).unwrap();
+            put_back(target, &Access::default()).unwrap();
+            assert_eq!(fs::read(path(&format!("{DIRECTORY}/a"))).unwrap(), b"old");
         }
     }
 }
