@@ -22,7 +22,9 @@
 //! has a switch to an address that WAL never reached. That switch must not apply when other WAL
 //! reaches the address. So a server that begins to write WAL excludes all known switches after its
 //! end of WAL ([`Wal::begin`]), and the worker makes a new switch with the
-//! state that applies, for the next start and for standbys ([`reconcile`]).
+//! state that applies, for the next start and for standbys ([`begun`]). It begins before the lost
+//! one, where WAL has not come so far yet: at once, because it changes nothing. Else the next start
+//! could find WAL behind the lost one, and follow that.
 //!
 //! If the first half of step 4 fails, as on a full disk, the switch stays in force, because pages
 //! may have been sealed already. It is marked as unrecorded; the next change, by the worker at the
@@ -145,7 +147,7 @@ fn switch_to(sealed: bool) -> Result<()> {
         if begun(&lock)?.latest_phase().sealed().is_none() {
             return Ok(None);
         }
-        switch(&lock, in_plaintext, Lsn::INVALID).map(Some)
+        switch(&lock, in_plaintext, after_standbys(Lsn::INVALID)).map(Some)
     });
     if let Some(start) = done? {
         reach_with_standbys(start);
@@ -168,23 +170,15 @@ fn audited<T>(to: &str, changes: bool, switch: impl FnOnce() -> Result<T>) -> Re
 /// If the keystore has a switch that WAL never reached, makes a new switch with the present state
 /// of WAL.
 fn replace_lost_switch() -> Result<()> {
-    let start = {
-        let lock = KeystoreLock::acquire();
-        if !begun(&lock)?.has_lost_switch() {
-            return Ok(());
-        }
-        switch(&lock, as_it_is, Lsn::INVALID)?
-    };
-    reach_with_standbys(start);
-    log("pagevault: a switch of WAL encryption that was lost with WAL does not count".to_owned());
-    Ok(())
+    begun(&KeystoreLock::acquire()).map(drop)
 }
 
 fn log(message: String) {
     Report::new(PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION, message).send(PgLogLevel::LOG);
 }
 
-/// The shared state, after this server has begun to write WAL and the newest switch is recorded.
+/// The shared state, after this server has begun to write WAL, the newest switch is recorded, and
+/// none that was lost with WAL is newer than those that apply.
 fn begun(lock: &KeystoreLock) -> Result<&'static Wal> {
     let wal = &shmem::required()?.wal;
     wal::at_unwritten_page(Lsn::INVALID, |end, _| wal.begin(end));
@@ -194,6 +188,11 @@ fn begun(lock: &KeystoreLock) -> Result<&'static Wal> {
         // reached it; recording it needed waiting under the lock as well.
         reach(switch.start);
         log("pagevault: a switch of WAL encryption that could not be recorded is recorded now"
+            .to_owned());
+    }
+    if wal.has_lost_switch() {
+        reach(switch(lock, as_it_is, Lsn::INVALID)?);
+        log("pagevault: a switch of WAL encryption that was lost with WAL does not count"
             .to_owned());
     }
     Ok(wal)
@@ -232,7 +231,7 @@ fn seal_with_new_key(is_sealed: bool) -> Result<Option<KeyVersion>> {
         if let Some(newer) = wal.latest_phase().sealed().filter(|newer| *newer > version) {
             return Ok(Some(newer));
         }
-        switch(&lock, |_| WalPhase::under(version), behind)?
+        switch(&lock, |_| WalPhase::under(version), after_standbys(behind))?
     };
     reach_with_standbys(start);
     Ok(Some(version))
@@ -303,12 +302,6 @@ fn switch(
         None => newest_version()?,
     };
     let phase = WalPhase { version, ..phase };
-    let expects = processes::replayed_by_standbys().next().is_some();
-    let behind = if expects || processes::any_physical_slot() {
-        behind.max(wal::end() + LEAD)
-    } else {
-        behind
-    };
     let (added, switch) = wal::at_unwritten_page(behind, |_, start| {
         let switch = Switch { step, start, phase };
         (wal.put_in_force(switch), switch)
@@ -318,6 +311,16 @@ fn switch(
     // The worker must retry. It may be asleep, if this is another process.
     record_newest(lock, switch).inspect_err(|_| wal.wake_worker())?;
     Ok(switch.start)
+}
+
+/// Where a switch may begin, at `behind` or later: [`LEAD`] later than its record, if there may be
+/// standbys.
+fn after_standbys(behind: Lsn) -> Lsn {
+    let expects = processes::replayed_by_standbys().next().is_some();
+    match expects || processes::any_physical_slot() {
+        true => behind.max(wal::end() + LEAD),
+        false => behind,
+    }
 }
 
 /// Step 4 up to the record. An error leaves the switch in force and unrecorded: it cannot be

@@ -63,6 +63,38 @@ fn a_lost_switch_to_off_has_no_effect() -> Result<()> {
     cluster.finish()
 }
 
+/// Nor after another crash, when WAL has passed its address.
+#[test]
+fn a_lost_switch_has_no_effect_after_another_crash() -> Result<()> {
+    let (cluster, _keys) = sealing(&Settings::default())?;
+    // It begins four megabytes later, because there may be a standby.
+    cluster.sql("SELECT pg_create_physical_replication_slot('away', true)")?;
+    let write = |kilobytes: u32| {
+        cluster.sql(&format!(
+            "SELECT count(pg_logical_emit_message(true, 'none', repeat('x', 1000)))
+             FROM generate_series(1, {kilobytes})"
+        ))
+    };
+    cluster.stop_at("wal_switch.recorded")?;
+    cluster.set(&[("pagevault.wal_encryption", "off")])?;
+    cluster.stopped_at("wal_switch.recorded")?;
+    write(1000)?;
+    cluster.kill()?;
+    cluster.resume();
+    set_offline(&cluster, "on")?;
+    cluster.start_server()?;
+    cluster.eventually(PROBLEM, "none")?;
+    write(3500)?;
+    cluster.crash()?;
+    let mut client = cluster.client()?;
+    client.batch_execute(
+        "INSERT INTO t (name) SELECT 'drossel-' || i FROM generate_series(1, 1000) i",
+    )?;
+    assert_hidden(&cluster, "drossel")?;
+    ensure!(cluster.text(STATE)? == "t" && cluster.text(PROBLEM)? == "none");
+    cluster.finish()
+}
+
 /// The other way round. Also, the key of a lost rotation is not used when WAL reaches the address
 /// of its switch.
 #[test]
