@@ -1,7 +1,9 @@
 //! Logical decoding reads rows from WAL, not from pages whose reading could be refused. So changes
 //! of locked relations are refused when they are decoded, before they are collected for a
-//! transaction.
+//! transaction. That includes changes in former files of relations, whose keys may be forgotten
+//! although a slot still needs WAL about them.
 
+use pagevault_keystore::RelFile;
 use pgrx::pg_sys;
 
 use crate::keys::store::directory;
@@ -10,6 +12,11 @@ use crate::page::io::PageFault;
 use crate::pg::compat::{self, Locator, SHARED_BACKEND, SmgrFile};
 use crate::pg::process::{self, ProcessLocal};
 use crate::{page, shmem};
+
+const HEAP_MANAGER: u32 = pg_sys::RmgrIds::RM_HEAP_ID;
+const HEAP2_MANAGER: u32 = pg_sys::RmgrIds::RM_HEAP2_ID;
+/// `XLOG_HEAP_OPMASK`
+const OPERATION: u32 = 0x70;
 
 type Decode = Option<
     unsafe extern "C-unwind" fn(*mut pg_sys::LogicalDecodingContext, *mut pg_sys::XLogRecordBuffer),
@@ -35,8 +42,8 @@ pub(crate) fn install() {
 }
 
 /// Contract: called by `LogicalDecodingProcessRecord` (decode.c), in a WAL sender or a session that
-/// decodes, for each record of this resource manager; may raise errors. While nothing is refused it
-/// tests one flag.
+/// decodes, for each record of this resource manager; may raise errors. While nothing is refused or
+/// locked it tests two flags.
 unsafe extern "C-unwind" fn decode_heap(
     context: *mut pg_sys::LogicalDecodingContext,
     buffer: *mut pg_sys::XLogRecordBuffer,
@@ -69,7 +76,7 @@ unsafe extern "C-unwind" fn decode_heap2(
 /// server's call has values with destructors.
 #[inline]
 unsafe fn check(context: *mut pg_sys::LogicalDecodingContext) {
-    if shmem::any_key_refused() {
+    if shmem::any_key_unusable() {
         // SAFETY: our caller has no values with destructors, so an ERROR from the guard may skip
         // its frame; the context is the server's.
         unsafe { pg_sys::panic::pgrx_extern_c_guard(|| refuse_locked(context)) }
@@ -87,6 +94,9 @@ unsafe fn refuse_locked(context: *mut pg_sys::LogicalDecodingContext) {
             return; // the slot is only advanced; no row is returned
         }
         let reader = (*context).reader;
+        if !has_rows((*reader).record) {
+            return;
+        }
         for block_id in 0..=(*(*reader).record).max_block_id {
             let (mut locator, mut fork, mut block) = (Locator::default(), 0, 0);
             let known = pg_sys::XLogRecGetBlockTagExtended(
@@ -98,15 +108,53 @@ unsafe fn refuse_locked(context: *mut pg_sys::LogicalDecodingContext) {
                 std::ptr::null_mut(),
             );
             let file = compat::rel_file(locator);
-            // A session decodes only changes of its database, and none of catalogs.
-            let is_decoded = known
-                && file.database == process::my_database()
-                && file.relation >= pg_sys::FirstNormalObjectId;
-            if is_decoded && let Some(scope) = directory::refused_scope(file) {
+            // A session decodes only changes of its database.
+            let is_decoded = known && file.database == process::my_database();
+            if is_decoded && let Some(error) = key_error(file) {
                 let file = SmgrFile { file, backend: SHARED_BACKEND };
-                page::errors::report(PageFault::of_key(file, KeyError::Refused { scope }), block)
-                    .raise();
+                page::errors::report(PageFault::of_key(file, error), block).raise();
             }
         }
     }
+}
+
+/// Whether a heap record has rows for decoding. Those about catalogs have none
+/// (`RelationIsLogicallyLogged`, which `heap_insert`, `heap_multi_insert`, `log_heap_update` and
+/// `heap_delete` ask, heapam.c), and later are passed over.
+///
+/// # Safety
+/// The record is one that a reader has decoded.
+unsafe fn has_rows(record: *const pg_sys::DecodedXLogRecord) -> bool {
+    // SAFETY: the reader's record is complete, and nobody changes it meanwhile.
+    let (manager, info, data) = unsafe {
+        let record = &*record;
+        let data = match record.main_data.is_null() {
+            true => &[][..],
+            false => std::slice::from_raw_parts(
+                record.main_data.cast::<u8>(),
+                record.main_data_len as usize,
+            ),
+        };
+        (u32::from(record.header.xl_rmid), u32::from(record.header.xl_info), data)
+    };
+    // Place and bits (XLH_*_CONTAINS_*) of the flags in the records of heapam_xlog.h, 15 to 19.
+    let (place, bits) = match (manager, info & OPERATION) {
+        (HEAP_MANAGER, pg_sys::XLOG_HEAP_INSERT) => (2, 0x08),
+        (HEAP_MANAGER, pg_sys::XLOG_HEAP_DELETE) => (7, 0x06),
+        (HEAP_MANAGER, pg_sys::XLOG_HEAP_UPDATE | pg_sys::XLOG_HEAP_HOT_UPDATE) => (7, 0x1c),
+        (HEAP2_MANAGER, pg_sys::XLOG_HEAP2_MULTI_INSERT) => (0, 0x08),
+        _ => return false,
+    };
+    // A record that is too short is for the server to refuse.
+    data.get(place).is_none_or(|flags| flags & bits != 0)
+}
+
+/// Why the rows of a file must not be shown.
+fn key_error(file: RelFile) -> Option<KeyError> {
+    if let Some(scope) = directory::refused_scope(file) {
+        return Some(KeyError::Refused { scope });
+    }
+    let locked = directory::locked_scope(file);
+    let scope = locked.or_else(|| directory::unusable_scope_of_former(file))?;
+    Some(KeyError::Locked { scope })
 }

@@ -198,13 +198,16 @@ fn recovery_leaves_no_pages_of_locked_relations_in_buffers() -> Result<()> {
 /// Rows can also come from WAL, without reading any page.
 #[test]
 fn changes_of_locked_relations_are_not_decoded() -> Result<()> {
-    let (cluster, keys) = cluster(&strict().conf("wal_level = logical"))?;
+    let (mut cluster, keys) = cluster(&strict().conf("wal_level = logical"))?;
+    cluster.allow_log("server starts with encrypted relations locked");
     for slot in ["all", "plain"] {
         cluster.sql(&format!(
             "SELECT pg_create_logical_replication_slot('of_{slot}', 'test_decoding')"
         ))?;
     }
-    cluster.sql("INSERT INTO open VALUES (2)")?;
+    // Catalogs are encrypted, too, and get numbers like those of tables.
+    cluster.sql("VACUUM FULL pg_statistic")?;
+    cluster.sql("ANALYZE open; INSERT INTO open VALUES (2)")?;
     let before = cluster.text("SELECT pg_current_wal_lsn()")?;
     cluster.sql("UPDATE secret SET name = 'decoded' WHERE id = 7; ANALYZE secret; INSERT INTO open VALUES (3)")?;
     replace(&cluster, &keys, "main")?;
@@ -224,12 +227,49 @@ fn changes_of_locked_relations_are_not_decoded() -> Result<()> {
     cluster.sql("INSERT INTO open VALUES (4)")?;
     let data = cluster.text(&changes("later", "NULL"))?;
     ensure!(data.contains("id[integer]:4"), "{data}");
+    // Nor where the key is not known.
+    cluster.restart()?;
+    let error = cluster.error(&of_all)?;
+    ensure!(error.sqlstate == "55000" && error.message.contains("is locked"), "{error}");
     // Changes after it are not lost for a slot that is advanced, which returns no rows.
     cluster.sql("SELECT pg_replication_slot_advance('of_plain', pg_current_wal_lsn())")?;
     put_back(&keys)?;
     cluster.eventually(STATE, "unlocked")?;
     let data = cluster.text(&of_all)?;
     ensure!(data.contains("decoded") && data.contains("id[integer]:4"), "{data}");
+    cluster.finish()
+}
+
+/// A slot may need WAL about former files whose keys are forgotten.
+#[test]
+fn changes_in_former_files_of_locked_relations_are_not_decoded() -> Result<()> {
+    let settings = strict().conf("wal_level = logical").conf("pagevault.keep_former_keys = 0");
+    let (mut cluster, keys) = cluster(&settings)?;
+    cluster.allow_log("server starts with encrypted relations locked");
+    cluster.sql("SELECT pg_create_logical_replication_slot('slot', 'test_decoding')")?;
+    cluster.sql("UPDATE secret SET name = 'decoded' WHERE id = 7")?;
+    let end = cluster.text("SELECT pg_current_wal_insert_lsn()")?;
+    let known = || cluster.text("SELECT data_keys FROM pagevault.status");
+    cluster.sql("VACUUM FULL secret")?;
+    let before = known()?;
+    cluster.eventually_that("the keys of former files are forgotten", || {
+        cluster.sql("CHECKPOINT")?;
+        ensure!(known()? != before, "{before} keys");
+        Ok(())
+    })?;
+    replace(&cluster, &keys, "main")?;
+    locked(&cluster)?;
+    let changes = format!(
+        "SELECT string_agg(data, ' ') FROM pg_logical_slot_peek_changes('slot', '{end}', NULL)"
+    );
+    for _ in 0..2 {
+        let error = cluster.error(&changes)?;
+        ensure!(error.sqlstate == "55000" && error.message.contains("is locked"), "{error}");
+        cluster.restart()?;
+    }
+    put_back(&keys)?;
+    cluster.eventually(STATE, "unlocked")?;
+    ensure!(cluster.text(&changes)?.contains("decoded"), "nothing is decoded");
     cluster.finish()
 }
 

@@ -355,16 +355,43 @@ pub(crate) fn has_group_key(file: RelFile) -> bool {
 /// sealed: not of one under which no page is left, as of a group that it left long ago.
 #[cold]
 pub(crate) fn locked_group(file: RelFile) -> Option<Scope> {
-    locked_group_of(file, true)
+    locked_scope_of(file, true, |scope| scope.key_group().is_some())
 }
 
 /// The same of the current data key only.
 #[cold]
 pub(crate) fn current_locked_group(file: RelFile) -> Option<Scope> {
-    locked_group_of(file, false)
+    locked_scope_of(file, false, |scope| scope.key_group().is_some())
 }
 
-fn locked_group_of(file: RelFile, with_others: bool) -> Option<Scope> {
+/// As [`locked_group`], for any kind of scope.
+#[cold]
+pub(crate) fn locked_scope(file: RelFile) -> Option<Scope> {
+    locked_scope_of(file, true, |_| true)
+}
+
+/// If the file is a former one whose keys are forgotten: a scope whose keys are locked or refused,
+/// and may have been behind them.
+#[cold]
+pub(crate) fn unusable_scope_of_former(file: RelFile) -> Option<Scope> {
+    let shared = get()?;
+    shared.former.through(file.database, file.relation)?;
+    let is_former = match shared.directory.find(file).ok()? {
+        Some(slot) => shared.directory.writing(slot).ok()?.current.is_none(),
+        None => true,
+    };
+    let mut known = shared.secrets.list().into_iter().filter(|(scope, ..)| {
+        is_former && (!scope.is_database() || scope.number() == file.database)
+    });
+    let is_unusable = |state| matches!(state, State::Locked | State::Refused);
+    known.find(|(_, _, state)| is_unusable(*state)).map(|(scope, ..)| scope)
+}
+
+fn locked_scope_of(
+    file: RelFile,
+    with_others: bool,
+    counted: impl Fn(Scope) -> bool,
+) -> Option<Scope> {
     let shared = get()?;
     let slot = shared.directory.find(file).ok()??;
     let writing = shared.directory.writing(slot).ok()?;
@@ -375,7 +402,7 @@ fn locked_group_of(file: RelFile, with_others: bool) -> Option<Scope> {
         let has_pages = writing.mixed && floor.is_none_or(|floor| key.version >= floor);
         let counts = with_others && has_pages || Some(key.version) == current;
         let state = shared.secrets.state(key.scope, key.key_version);
-        counts && key.scope.key_group().is_some() && state == Some(State::Locked)
+        counts && counted(key.scope) && state == Some(State::Locked)
     });
     locked.map(|key| key.scope)
 }
