@@ -100,6 +100,23 @@ pub(crate) fn replayed_by_standbys() -> impl Iterator<Item = Lsn> {
     })
 }
 
+/// Ends the WAL senders that are connected to a database, as logical replication is, like
+/// `pg_terminate_backend()`: they go on where they have last been told that a client has everything
+/// (`restart_lsn`), and decode changes again that they had only collected.
+pub(crate) fn end_logical_senders() {
+    for sender in senders() {
+        // SAFETY: the server looks the process up under its lock; a word that its owner writes.
+        unsafe {
+            let entry = pg_sys::BackendPidGetProc(sender.pid);
+            if !entry.is_null()
+                && (&raw const (*entry).databaseId).read_volatile() != pg_sys::Oid::INVALID
+            {
+                libc::kill(sender.pid, libc::SIGTERM);
+            }
+        }
+    }
+}
+
 /// Whether a standby, or a program that receives WAL, has a replication slot.
 pub(crate) fn any_physical_slot() -> bool {
     // SAFETY: the array is allocated at server start, with `max_replication_slots` entries. What is

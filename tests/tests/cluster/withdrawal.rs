@@ -1,6 +1,9 @@
 //! Data protected by a revoked key cannot be read from the server's memory by any statement once
 //! the key is locked.
 
+use std::cell::RefCell;
+use std::process::Stdio;
+
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::cluster::{expect_error, run_sql, text};
 use pagevault_tests::standby::{standby_of, wait_for};
@@ -237,6 +240,43 @@ fn changes_of_locked_relations_are_not_decoded() -> Result<()> {
     cluster.eventually(STATE, "unlocked")?;
     let data = cluster.text(&of_all)?;
     ensure!(data.contains("decoded") && data.contains("id[integer]:4"), "{data}");
+    cluster.finish()
+}
+
+/// Nor are those sent that were collected before, of a transaction that ends later.
+#[test]
+fn changes_that_were_collected_before_are_not_sent() -> Result<()> {
+    let settings = strict().conf("wal_level = logical").conf("max_prepared_transactions = 1");
+    let (mut cluster, keys) = cluster(&settings)?;
+    cluster.allow_log("terminating connection due to administrator command");
+    cluster.sql("SELECT pg_create_logical_replication_slot('slot', 'test_decoding')")?;
+    let out = cluster.directory().join("changes");
+    let receiver = cluster
+        .program("pg_recvlogical")
+        .args(["--slot=slot", "--start", "--no-loop", "--fsync-interval=0", "-d", "postgres"])
+        .arg("-f")
+        .arg(&out)
+        .stderr(Stdio::null())
+        .spawn()?;
+    let update = "UPDATE secret SET name = 'decoded' WHERE id = 7";
+    cluster.sql(&format!("BEGIN; {update}; PREPARE TRANSACTION 'later'"))?;
+    cluster.sql("INSERT INTO open VALUES (2)")?;
+    let received = || std::fs::read_to_string(&out).unwrap_or_default();
+    cluster.eventually_that("what comes later is received", || {
+        ensure!(received().contains("id[integer]:2"), "{}", received());
+        Ok(())
+    })?;
+    replace(&cluster, &keys, "main")?;
+    locked(&cluster)?;
+    for statement in ["COMMIT PREPARED 'later'", "INSERT INTO open VALUES (3)"] {
+        cluster.sql(statement)?;
+    }
+    let receiver = RefCell::new(receiver);
+    cluster.eventually_that("the end of the stream", || {
+        ensure!(receiver.borrow_mut().try_wait()?.is_some(), "{}", received());
+        Ok(())
+    })?;
+    ensure!(!received().contains("decoded"), "{}", received());
     cluster.finish()
 }
 

@@ -24,7 +24,7 @@ use super::unlock;
 use crate::keys::store::{key_groups, persist};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result};
-use crate::pg::{clock, guc, process};
+use crate::pg::{clock, guc, process, processes};
 use crate::shmem;
 use crate::shmem::secrets::{Revocation, State as KeyState};
 
@@ -221,6 +221,10 @@ fn revoke(asked: &KeyInQuestion<'_>, cause: ErrorClass) -> Result<Option<(Revoca
     let before = (secrets.revocation(asked.scope).is_some(), secrets.is_refused(asked.scope));
     secrets.revoke(asked.scope, revocation, refuse);
     drop(lock);
+    if refuse && !before.1 {
+        // They may hold rows of transactions that have not ended yet.
+        processes::end_logical_senders();
+    }
     if before != (true, refuse) {
         let change = if refuse { Change::Locked } else { Change::Revoked };
         revoked::audit(change, asked.scope, Some(cause));
