@@ -37,6 +37,9 @@ pub const KEPT_MADE: &str = "made";
 /// In it: the control file that belongs to the old files.
 pub const KEPT_CONTROL: &str = "control";
 
+/// Suffix of the new files of the keystore, until they are renamed.
+pub const WAITING: &str = ".rewind";
+
 /// Environment variable that holds the number of the file descriptor.
 pub const VARIABLE: &str = "PAGEVAULT_BRIEFING";
 

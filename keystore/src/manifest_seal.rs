@@ -29,8 +29,14 @@ use crate::line::{BEFORE_MAC, hex, mac_key, unhex};
 pub const FILE: &str = "backup_manifest.pagevault";
 /// Files that programs add to a backup, or change in it, although its manifest says otherwise. They
 /// decide what a restored server does.
-pub const OTHERS: [&str; 4] =
-    ["postgresql.auto.conf", "recovery.signal", "standby.signal", "pagevault/restored"];
+pub const OTHERS: [&str; 6] = [
+    "postgresql.auto.conf",
+    "recovery.signal",
+    "standby.signal",
+    "pagevault/restored",
+    "pagevault/audit.tools",
+    "pagevault/anchor.accepted",
+];
 /// Longest seal in bytes.
 pub const MAX_SEAL: u64 = 1024;
 
@@ -182,8 +188,8 @@ mod tests {
     const KEYSTORE: &[u8; 16] = b"0123456789abcdef";
     const MANIFEST: &[u8] = b"{\"Files\": []}\n";
 
-    fn others() -> [Option<Vec<u8>>; 4] {
-        [Some(b"port = 5433\n".to_vec()), Some(Vec::new()), None, None]
+    fn others() -> [Option<Vec<u8>>; OTHERS.len()] {
+        [Some(b"port = 5433\n".to_vec()), Some(Vec::new()), None, None, None, None]
     }
 
     fn database_key(byte: u8) -> Secret32 {
@@ -223,11 +229,12 @@ mod tests {
     fn other_files_are_told_apart() {
         let contents = [None, Some(Vec::new()), Some(b"a".to_vec())];
         let mut seen = std::collections::HashSet::new();
-        for number in 0..81 {
-            let other = |place: u32| contents[number / 3_usize.pow(place) % 3].clone();
-            seen.insert(Sealed::new(MANIFEST, &[other(0), other(1), other(2), other(3)]).others);
+        let count = 3_usize.pow(OTHERS.len() as u32);
+        for number in 0..count {
+            let other = |place| contents[number / 3_usize.pow(place as u32) % 3].clone();
+            seen.insert(Sealed::new(MANIFEST, &std::array::from_fn(other)).others);
         }
-        assert_eq!(seen.len(), 81);
+        assert_eq!(seen.len(), count);
     }
 
     #[test]

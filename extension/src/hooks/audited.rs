@@ -4,6 +4,7 @@ use std::ffi::{CStr, c_char};
 
 use pgrx::PgSqlErrorCode as Code;
 use pgrx::pg_sys;
+use pgrx::PgList;
 use pgrx::prelude::PgLogLevel;
 
 use super::{ddl, granted};
@@ -64,6 +65,20 @@ pub(super) unsafe fn operation(statement: *mut pg_sys::Node) -> Option<Operation
                 let statement = statement.cast::<pg_sys::AlterDatabaseSetStmt>();
                 let database = text((*statement).dbname).unwrap_or_default();
                 set("ALTER DATABASE", format!(" of database {database}"), (*statement).setstmt)
+            }
+            pg_sys::NodeTag::T_AlterDatabaseStmt => {
+                let statement = statement.cast::<pg_sys::AlterDatabaseStmt>();
+                let options = PgList::<pg_sys::DefElem>::from_pg((*statement).options);
+                let space = options.iter_ptr().find(|option| {
+                    !(**option).arg.is_null() && CStr::from_ptr((**option).defname) == c"tablespace"
+                })?;
+                Some(Operation {
+                    action: "move_database",
+                    by: "ALTER DATABASE",
+                    object: text((*statement).dbname),
+                    to: text(pg_sys::defGetString(space)),
+                    ..Operation::default()
+                })
             }
             pg_sys::NodeTag::T_AlterRoleSetStmt => {
                 let statement = statement.cast::<pg_sys::AlterRoleSetStmt>();

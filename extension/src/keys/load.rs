@@ -15,7 +15,9 @@ use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
 use super::store::persist::{self, keystore_failure, state_of};
-use super::store::{database_keys, escrow, former as former_files, given_up, presence, unsettled};
+use super::store::{
+    database_keys, escrow, former as former_files, given_up, presence, rewound, unsettled,
+};
 use super::usage::{authenticated, fips, interim};
 use crate::audit;
 use crate::keystore_dir;
@@ -49,6 +51,7 @@ pub(crate) struct Loaded {
 pub(crate) fn start() -> Result<Loaded> {
     let storage = keystore_dir::storage()?;
     let recovering = process::was_not_shut_down();
+    rewound::settle()?;
     // Before anything is changed: reading the logs of a crashed server rewrites them.
     let scopes = log::scopes(&storage).map_err(|e| keystore_failure(&e))?;
     presence::require(&scopes)?;

@@ -7,7 +7,7 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use pagevault_keystore::briefing::{KEPT, KEPT_CONTROL, KEPT_FILES, KEPT_MADE, NOT_KEPT};
+use pagevault_keystore::briefing::{KEPT, KEPT_CONTROL, KEPT_FILES, KEPT_MADE, NOT_KEPT, WAITING};
 
 use crate::access::{Access, trusted_directories};
 use crate::failure::{Failure, refuse};
@@ -51,7 +51,7 @@ fn undo(target: &Path, directory: &Path, kept: &Path, files: &Path) -> io::Resul
             // It stays, until all are back.
             let name = entry.file_name();
             let mut new = name.clone();
-            new.push(".rewind");
+            new.push(WAITING);
             remove(&directory.join(&new))?;
             fs::hard_link(entry.path(), directory.join(&new))?;
             fs::rename(directory.join(&new), directory.join(&name))?;

@@ -72,7 +72,7 @@ pub fn seal_manifest(
     let keys = keystore.unlock(&newest.into_iter().collect())?;
     let (_, version, key) = keys.iter().next().ok_or_else(|| {
         refuse("the keystore has no key of the cluster")
-            .with_hint("Call pagevault.enable_wal_encryption(), or encrypt a relation, and take the backup again.")
+            .with_hint("Set a master key with pagevault.set_cluster_master_key(), and take the backup again.")
     })?;
     let line = seal(&found(root, &text)?, &keystore.id(), (version, key), now_us());
     let place = root.join(FILE);

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use pagevault_cipher::mac;
 use pagevault_keystore::audit;
+use pagevault_keystore::manifest_seal::OTHERS;
 use pagevault_tests::installation::run;
 use pagevault_tests::{Cluster, Settings};
 
@@ -132,14 +133,17 @@ fn settings_of_recovery_are_sealed_too() -> Result<()> {
     helper(&cluster, &["seal-manifest"], &backup, 0, &["Sealed"])?;
     helper(&cluster, STRICT, &backup, 0, &["No damage found."])?;
     fs::write(&auto, &after)?;
-    let what = "standby.signal, pagevault/restored are as they were sealed";
+    let what = "pagevault/audit.tools, pagevault/anchor.accepted are as they were sealed";
     helper(&cluster, STRICT, &backup, 2, &[what])?;
     fs::remove_file(&auto)?;
     helper(&cluster, STRICT, &backup, 2, &[what])?;
     fs::write(&auto, &before)?;
     cluster.installation().give(&auto)?;
-    for name in ["recovery.signal", "standby.signal"] {
+    // The others would not be read if they were empty.
+    let whole = ["postgresql.auto.conf", "pagevault/restored"];
+    for name in OTHERS.iter().filter(|name| !whole.contains(name)) {
         fs::write(backup.join(name), "")?;
+        cluster.installation().give(&backup.join(name))?;
         helper(&cluster, STRICT, &backup, 2, &[what])?;
         fs::remove_file(backup.join(name))?;
     }

@@ -9,4 +9,5 @@ pub(crate) mod given_up;
 pub(crate) mod key_groups;
 pub(crate) mod persist;
 pub(crate) mod presence;
+pub(crate) mod rewound;
 pub(crate) mod unsettled;

@@ -251,6 +251,23 @@ fn refusals_are_recorded() -> Result<()> {
     cluster.finish()
 }
 
+/// Its files are copied, and may hold pages in plaintext from then on.
+#[test]
+fn moving_a_database_is_recorded() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.make_tablespace("space")?;
+    cluster.sql("CREATE DATABASE app")?;
+    let statement = "ALTER DATABASE app SET TABLESPACE space";
+    let output = of_statement(&cluster, statement, "move_database")?;
+    ensure!(output == "attempted ok", "{output}");
+    let lines = trail(&cluster)?;
+    let line = lines.iter().rfind(|line| line["action"] == "move_database").context("a line")?;
+    ensure!(line["object"] == "app" && line["to"] == "space", "{line}");
+    let others = "ALTER DATABASE app CONNECTION LIMIT 7";
+    ensure!(of_statement(&cluster, others, "move_database")?.is_empty(), "another change");
+    cluster.finish()
+}
+
 #[test]
 fn creating_and_dropping_the_extension_is_recorded() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;

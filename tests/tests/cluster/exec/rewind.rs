@@ -305,7 +305,8 @@ fn it_can_be_repeated_after_a_kill() -> Result<()> {
 #[test]
 fn it_can_be_repeated_after_the_keystore_was_replaced() -> Result<()> {
     // All that the target has written since is in one segment: pg_rewind removes others.
-    let (a, b, _keys) = pair_with(16)?;
+    let (mut a, b, _keys) = pair_with(16)?;
+    a.allow_log("pg_rewind was killed after it had replaced the keystore");
     b.sql("SELECT pg_promote()")?;
     b.eventually("SELECT pg_is_in_recovery()", "f")?;
     b.sql("CHECKPOINT")?;
@@ -323,10 +324,25 @@ fn it_can_be_repeated_after_the_keystore_was_replaced() -> Result<()> {
     failure(&mut rewind(&a, &server(&b)))?;
     std::fs::set_permissions(&control, Permissions::from_mode(0o600))?;
     ensure!(std::fs::read(&cluster_keys)? != before, "the keystore was not replaced");
-    run(&mut rewind(&a, &server(&b)))?;
+    // The target's own WAL needs its own keys.
+    Standby::default().follow(&a, &b)?;
+    let refused = format!("{:#}", a.start_server().err().context("a server that starts")?);
+    ensure!(refused.contains("pg_rewind was killed"), "{refused}");
     let kept = a.data_directory().join("pagevault.rewinding");
+    let copy = a.directory().join("kept");
+    run(Command::new("cp").arg("-a").args([&kept, &copy]))?;
+    run(&mut rewind(&a, &server(&b)))?;
     ensure!(!kept.exists() && !kept.with_extension("rewinding.new").exists(), "files are left");
+
+    // A run that was killed later has left keys that nothing needs.
+    run(Command::new("cp").arg("-a").args([&copy, &kept]))?;
+    run(Command::new("cp").arg("-a").args([&copy, &kept.with_extension("rewinding.new")]))?;
+    let waiting = cluster_keys.with_extension("keys.rewind");
+    run(Command::new("cp").arg("-a").args([&cluster_keys, &waiting]))?;
     follow(&a, &b)?;
+    for left in [&kept, &kept.with_extension("rewinding.new"), &waiting] {
+        ensure!(!left.exists(), "{} is left", left.display());
+    }
     ensure!(content(&a)? == content(&b)?, "the tables differ");
     b.finish()?;
     a.finish()
