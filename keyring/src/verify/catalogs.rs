@@ -129,7 +129,12 @@ pub(super) fn word(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
 }
 
-/// What the line pointers of a page lead to, and is not dead, up to the end of the page.
+/// All numbers of 4 bytes in it, wherever they begin.
+pub(super) fn numbers(bytes: &[u8]) -> impl Iterator<Item = u32> {
+    bytes.windows(4).filter_map(|number| word(number, 0))
+}
+
+/// What the line pointers of a page lead to, and is not dead.
 pub(super) fn items(page: &Page) -> impl Iterator<Item = Option<&[u8]>> {
     /// `SizeOfPageHeaderData`; ItemIdData (itemid.h): offset, flags and length of 15, 2 and 15
     /// bits.
@@ -139,7 +144,10 @@ pub(super) fn items(page: &Page) -> impl Iterator<Item = Option<&[u8]>> {
     let lower = half(page, 12).map_or(0, usize::from);
     (HEADER..lower).step_by(ITEM).filter_map(|at| match word(page, at) {
         Some(item) if item >> 15 & 3 != NORMAL => None,
-        Some(item) => Some(page.get((item & 0x7FFF) as usize..)),
+        Some(item) => {
+            let (begin, length) = ((item & 0x7FFF) as usize, (item >> 17) as usize);
+            Some(page.get(begin..begin + length))
+        }
         None => Some(None),
     })
 }
@@ -166,6 +174,11 @@ impl Row<'_> {
     /// A column at an offset: it and those before it are never null, and of a fixed length.
     pub(super) fn column(&self, at: usize) -> Option<u32> {
         word(self.0, usize::from(*self.0.get(Self::BEGIN)?) + at)
+    }
+
+    /// All numbers that its columns may contain, wherever they begin.
+    pub(super) fn numbers(&self) -> Option<impl Iterator<Item = u32>> {
+        Some(numbers(self.0.get(usize::from(*self.0.get(Self::BEGIN)?)..)?))
     }
 
     /// False only if its transaction certainly did not commit.

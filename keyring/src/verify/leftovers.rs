@@ -8,11 +8,11 @@
 //!
 //! Before recovery, and in a base backup, WAL decides too. What was done before its redo pointer is
 //! in the files (`CheckPointGuts`, xlog.c); `pg_class` may be a mixture of what it was since. So a
-//! file is a leftover if none of the rows there names it, WAL does not concern it, and WAL brings
-//! no new rows. A transaction in progress may still be committed.
+//! file is a leftover if WAL does not concern it, and if no row there, nor one that WAL brings
+//! ([`NewRows`]), has its number. A transaction in progress may still be committed.
 //!
 //! In doubt a file counts as needed: if `pg_class` cannot be read, or rows of it may be missing, if
-//! WAL from the redo pointer on is not there, or if `pg_class` changes in it.
+//! WAL from the redo pointer on is not there, or if WAL replaces `pg_class` or the database.
 
 use std::collections::{HashMap, HashSet};
 
@@ -20,14 +20,12 @@ use pagevault_keystore::RelFile;
 
 use super::Context;
 use super::catalogs::{Catalog, Catalogs, Transactions};
+use super::new_rows::{FILE, NewRows};
 use super::pages::Files;
 use super::referenced::Referenced;
 
 /// `RelationRelationId`, `ClassOidIndexId`
 const PG_CLASS: Catalog = Catalog { table: 1259, index: 2662 };
-
-/// Offset of `relfilenode` in FormData_pg_class (pg_class.h), the same in 15 to 18.
-const FILE: usize = 88;
 
 /// The files that relations need, for each database that was examined.
 pub(super) struct Leftovers<'a> {
@@ -42,6 +40,19 @@ pub(super) struct Leftovers<'a> {
 impl<'a> Leftovers<'a> {
     pub(super) fn new(context: &'a Context<'a>, files: &'a Files) -> Self {
         Self { context, files, wal: None, needed: HashMap::new() }
+    }
+
+    /// To find out which of these files are named by rows that WAL brings.
+    pub(super) fn new_rows(&self, suspects: &HashSet<RelFile>) -> NewRows {
+        let mut by_database: HashMap<u32, HashSet<u32>> = HashMap::new();
+        for file in suspects {
+            by_database.entry(file.database).or_default().insert(file.relation);
+        }
+        let with_catalog = |(database, files)| {
+            let catalogs = Catalogs::of(self.context, self.files, database)?;
+            Some(((database, catalogs.file_of(PG_CLASS.table)?), files))
+        };
+        NewRows::of(by_database.into_iter().filter_map(with_catalog).collect())
     }
 
     /// WAL is read from the redo pointer on. `referenced`: what it says, if that was asked.
@@ -77,14 +88,14 @@ fn needed(
     }
     let transactions = Transactions::of(context).ok()?;
     let catalogs = Catalogs::of(context, files, database)?;
-    let pg_class = catalogs.file_of(PG_CLASS.table)?;
-    if wal.is_some_and(|wal| wal.changes(database, pg_class)) {
-        return None;
-    }
     let mut needed: HashSet<u32> = catalogs.mapped().collect();
     catalogs.rows(&PG_CLASS, |row| {
         if row.may_exist(&transactions)? {
-            needed.insert(row.column(FILE)?);
+            match wal {
+                None => needed.extend([row.column(FILE)?]),
+                // WAL may make other rows of parts of this one.
+                Some(wal) => needed.extend(row.numbers()?.filter(|it| wal.asks_for(database, *it))),
+            }
         }
         Some(())
     })?;
