@@ -168,6 +168,7 @@ impl Row<'_> {
     const LOCKED_ONLY: u16 = 0x0080;
     const COMMITTED: u16 = 0x0100;
     const INVALID: u16 = 0x0200;
+    const XMAX_COMMITTED: u16 = 0x0400;
     const XMAX_INVALID: u16 = 0x0800;
     const XMAX_IS_MULTI: u16 = 0x1000;
 
@@ -187,6 +188,13 @@ impl Row<'_> {
             0 => transactions.may_have_committed(word(self.0, 0)?),
             hints => hints != Self::INVALID,
         })
+    }
+
+    /// Whether a transaction has certainly removed or replaced it, as a hint says.
+    pub(super) fn is_removed(&self) -> Option<bool> {
+        let others = Self::XMAX_INVALID | Self::LOCKED_ONLY | Self::XMAX_IS_MULTI;
+        let flags = half(self.0, Self::INFOMASK)? & (Self::XMAX_COMMITTED | others);
+        Some(flags == Self::XMAX_COMMITTED)
     }
 
     /// True only if its transaction has certainly committed, and none may have removed it.
@@ -287,6 +295,17 @@ mod tests {
             assert_eq!(mappings(&map), None);
         }
         assert_eq!(mappings(&[]), None);
+    }
+
+    #[test]
+    fn rows_are_removed_if_a_hint_says_so() {
+        for (flags, is_removed) in
+            [(0x0400_u16, true), (0, false), (0x0480, false), (0x1400, false)]
+        {
+            let mut row = [0; 24];
+            row[20..22].copy_from_slice(&(flags | 0x0100).to_le_bytes());
+            assert_eq!(Row(&row).is_removed(), Some(is_removed), "{flags}");
+        }
     }
 
     #[test]

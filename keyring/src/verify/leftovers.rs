@@ -6,20 +6,29 @@
 //! wrong with a file, `pg_class` of its database is read, with all row versions that were not
 //! removed yet, to find out whether the file is a leftover.
 //!
+//! All files of a database that is not in `pg_database` are leftovers, too. A power cut may bring
+//! names back that `DROP DATABASE` has removed, without what was not synced any more. That is asked
+//! only after a clean shutdown.
+//!
 //! Before recovery, and in a base backup, WAL decides too. What was done before its redo pointer is
 //! in the files (`CheckPointGuts`, xlog.c); `pg_class` may be a mixture of what it was since. So a
 //! file is a leftover if WAL does not concern it, and if no row there, nor one that WAL brings
 //! ([`NewRows`]), has its number. A transaction in progress may still be committed.
 //!
+//! Of WAL that is not there, as that to come from a standby's primary, nothing is known: its rows may
+//! name a file that was made before the redo pointer by a transaction that is still open.
+//!
 //! In doubt a file counts as needed: if `pg_class` cannot be read, or rows of it may be missing, if
 //! WAL from the redo pointer on is not there, or if WAL replaces `pg_class` or the database.
 
+use std::cell::OnceCell;
 use std::collections::{HashMap, HashSet};
 
 use pagevault_keystore::RelFile;
 
 use super::Context;
 use super::catalogs::{Catalog, Catalogs, Transactions};
+use super::maps::{OID, PG_DATABASE};
 use super::new_rows::{FILE, NewRows};
 use super::pages::Files;
 use super::referenced::Referenced;
@@ -35,11 +44,13 @@ pub(super) struct Leftovers<'a> {
     wal: Option<Referenced>,
     /// Numbers of files that belong or may belong to a relation; `None` if unknown.
     needed: HashMap<u32, Option<HashSet<u32>>>,
+    /// Databases that exist or may exist; `None` if unknown.
+    databases: OnceCell<Option<HashSet<u32>>>,
 }
 
 impl<'a> Leftovers<'a> {
     pub(super) fn new(context: &'a Context<'a>, files: &'a Files) -> Self {
-        Self { context, files, wal: None, needed: HashMap::new() }
+        Self { context, files, wal: None, needed: HashMap::new(), databases: OnceCell::new() }
     }
 
     /// To find out which of these files are named by rows that WAL brings.
@@ -68,12 +79,31 @@ impl<'a> Leftovers<'a> {
             Some(wal) if !wal.includes(file) => Some(wal),
             _ => return false,
         };
+        let databases = self.databases.get_or_init(|| databases(context, files));
+        if context.control.ended
+            && file.database != 0
+            && databases.as_ref().is_some_and(|databases| !databases.contains(&file.database))
+        {
+            return true;
+        }
         let needed = self
             .needed
             .entry(file.database)
             .or_insert_with(|| needed(context, files, file.database, wal));
         needed.as_ref().is_some_and(|needed| !needed.contains(&file.relation))
     }
+}
+
+fn databases(context: &Context<'_>, files: &Files) -> Option<HashSet<u32>> {
+    let transactions = Transactions::of(context).ok()?;
+    let mut found = HashSet::new();
+    Catalogs::of(context, files, 0)?.rows(&PG_DATABASE, |row| {
+        if row.may_exist(&transactions)? && !row.is_removed()? {
+            found.insert(row.column(OID)?);
+        }
+        Some(())
+    })?;
+    Some(found)
 }
 
 fn needed(

@@ -5,10 +5,10 @@
 //! an image of the page (`heap_insert`, `heap_multi_insert`, `log_heap_update`, heapam.c;
 //! `XLogRecordAssemble`, xloginsert.c). Only an update within a page may omit the beginning and the
 //! end that are those of the row before (`XLH_UPDATE_PREFIX_FROM_OLD`,
-//! `XLH_UPDATE_SUFFIX_FROM_OLD`; redo: `heap_xlog_update`, heapam.c, since 18 heapam_xlog.c). If all
-//! of the number is in one of these, it is in the row before, too, though perhaps in another place:
-//! that row was on disk, or WAL has brought it. On disk there is that row, or one that followed it
-//! without other records, or nothing, because all are removed.
+//! `XLH_UPDATE_SUFFIX_FROM_OLD`; redo: `heap_xlog_update`, heapam.c, since 18 heapam_xlog.c). If
+//! all of the number is in one of these, the row before contains it, too, though perhaps in another
+//! place. That row has come from WAL; or it was on disk at the redo pointer, and there is that row
+//! still, or one that was made of it in the same way. If there is none, it was removed for good.
 //!
 //! Images count in any record: a torn page may lack any row, and the first record about it restores
 //! it; and `CREATE DATABASE` copies whole pages (`RelationCopyStorageUsingBuffer`, bufmgr.c).
