@@ -15,8 +15,8 @@
 //! file is a leftover if WAL does not concern it, and if no row there, nor one that WAL brings
 //! ([`NewRows`]), has its number. A transaction in progress may still be committed.
 //!
-//! Of WAL that is not there, as that to come from a standby's primary, nothing is known: its rows may
-//! name a file that was made before the redo pointer by a transaction that is still open.
+//! Of WAL that is not there, as that to come from a standby's primary, nothing is known: its rows
+//! may name a file that was made before the redo pointer by a transaction that is still open.
 //!
 //! In doubt a file counts as needed: if `pg_class` cannot be read, or rows of it may be missing, if
 //! WAL from the redo pointer on is not there, or if WAL replaces `pg_class` or the database.

@@ -30,7 +30,8 @@ fn shown(cluster: &Cluster, path: &Path) -> String {
     path.strip_prefix(cluster.data_directory()).unwrap_or(path).display().to_string()
 }
 
-/// Makes a checkpoint, and a file that no relation has, with pages under a key that the keystore does not have.
+/// Makes a checkpoint, and a file that no relation has, with pages under a key that the keystore
+/// does not have.
 fn leave(cluster: &Cluster) -> Result<PathBuf> {
     cluster.sql("CHECKPOINT")?;
     let kept = path(cluster, "kept")?;
