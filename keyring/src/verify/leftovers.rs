@@ -79,12 +79,11 @@ impl<'a> Leftovers<'a> {
             Some(wal) if !wal.includes(file) => Some(wal),
             _ => return false,
         };
-        let databases = self.databases.get_or_init(|| databases(context, files));
-        if context.control.ended
-            && file.database != 0
-            && databases.as_ref().is_some_and(|databases| !databases.contains(&file.database))
-        {
-            return true;
+        if context.control.ended && file.database != 0 {
+            let existing = self.databases.get_or_init(|| databases(context, files));
+            if existing.as_ref().is_some_and(|existing| !existing.contains(&file.database)) {
+                return true;
+            }
         }
         let needed = self
             .needed
@@ -94,6 +93,7 @@ impl<'a> Leftovers<'a> {
     }
 }
 
+/// Databases that exist or may exist.
 fn databases(context: &Context<'_>, files: &Files) -> Option<HashSet<u32>> {
     let transactions = Transactions::of(context).ok()?;
     let mut found = HashSet::new();
@@ -106,6 +106,7 @@ fn databases(context: &Context<'_>, files: &Files) -> Option<HashSet<u32>> {
     Some(found)
 }
 
+/// Numbers of files of a database that belong or may belong to a relation.
 fn needed(
     context: &Context<'_>,
     files: &Files,
