@@ -52,10 +52,6 @@ pub(super) struct Broken {
 }
 
 impl Broken {
-    pub(super) fn is_empty(&self) -> bool {
-        self.databases.is_empty()
-    }
-
     fn marked(&self, place: Place) -> Option<&Vec<Marked>> {
         self.databases.get(&database(place.0))?.get(&stretch(place))
     }
@@ -130,6 +126,11 @@ impl Broken {
         self.paths.get(&(file, fork, block / SEGMENT)).map_or("", String::as_str)
     }
 
+    /// The files of the pages, each once or several times.
+    pub(super) fn files(&self) -> impl Iterator<Item = RelFile> {
+        self.databases.values().flat_map(HashMap::keys).map(|(file, _, _)| *file)
+    }
+
     /// All pages, by path and block.
     pub(super) fn pages(&self) -> impl Iterator<Item = (Place, &Problem)> {
         let mut stretches: Vec<_> =
@@ -186,7 +187,7 @@ mod tests {
         assert!(!broken.remove(place(1)) && broken.remove(place(63)) && !broken.remove(place(63)));
         assert_eq!(broken.remove_all(1663, 6), 0);
         assert_eq!(broken.remove_all(1663, 5), 7);
-        assert!(broken.is_empty());
+        assert!(broken.files().next().is_none());
     }
 
     #[test]
@@ -199,7 +200,7 @@ mod tests {
         }
         assert_eq!((broken.marked, broken.problems.len()), (1024, 1));
         assert!(blocks.into_iter().all(|block| broken.remove(place(block))));
-        assert!(broken.is_empty());
+        assert!(broken.files().next().is_none());
     }
 
     #[test]

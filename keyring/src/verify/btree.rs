@@ -168,6 +168,7 @@ mod tests {
     fn an_entry_can_have_several_rows() {
         let of = |place: u32, flags: u32, size: u32| {
             let mut page = node(1, 0, 0, &[5, place]);
+            put(&mut page, 24 + 4, 4016 | 1 << 15 | size << 17);
             put(&mut page, 4016 + 4, flags | (size | 0x2000) << 16);
             for (index, row) in [7_u32, 0x3_0001].into_iter().enumerate() {
                 put(&mut page, 4016 + 16 + 6 * index, row.rotate_left(16));

@@ -129,7 +129,12 @@ pub(super) fn word(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
 }
 
-/// What the line pointers of a page lead to, and is not dead, up to the end of the page.
+/// All numbers of 4 bytes in it, wherever they begin.
+pub(super) fn numbers(bytes: &[u8]) -> impl Iterator<Item = u32> {
+    bytes.windows(4).filter_map(|number| word(number, 0))
+}
+
+/// What the line pointers of a page lead to, and is not dead.
 pub(super) fn items(page: &Page) -> impl Iterator<Item = Option<&[u8]>> {
     /// `SizeOfPageHeaderData`; ItemIdData (itemid.h): offset, flags and length of 15, 2 and 15
     /// bits.
@@ -139,7 +144,10 @@ pub(super) fn items(page: &Page) -> impl Iterator<Item = Option<&[u8]>> {
     let lower = half(page, 12).map_or(0, usize::from);
     (HEADER..lower).step_by(ITEM).filter_map(|at| match word(page, at) {
         Some(item) if item >> 15 & 3 != NORMAL => None,
-        Some(item) => Some(page.get((item & 0x7FFF) as usize..)),
+        Some(item) => {
+            let (begin, length) = ((item & 0x7FFF) as usize, (item >> 17) as usize);
+            Some(page.get(begin..begin + length))
+        }
         None => Some(None),
     })
 }
@@ -160,6 +168,7 @@ impl Row<'_> {
     const LOCKED_ONLY: u16 = 0x0080;
     const COMMITTED: u16 = 0x0100;
     const INVALID: u16 = 0x0200;
+    const XMAX_COMMITTED: u16 = 0x0400;
     const XMAX_INVALID: u16 = 0x0800;
     const XMAX_IS_MULTI: u16 = 0x1000;
 
@@ -168,12 +177,24 @@ impl Row<'_> {
         word(self.0, usize::from(*self.0.get(Self::BEGIN)?) + at)
     }
 
+    /// All numbers that its columns may contain, wherever they begin.
+    pub(super) fn numbers(&self) -> Option<impl Iterator<Item = u32>> {
+        Some(numbers(self.0.get(usize::from(*self.0.get(Self::BEGIN)?)..)?))
+    }
+
     /// False only if its transaction certainly did not commit.
     pub(super) fn may_exist(&self, transactions: &Transactions) -> Option<bool> {
         Some(match half(self.0, Self::INFOMASK)? & (Self::COMMITTED | Self::INVALID) {
             0 => transactions.may_have_committed(word(self.0, 0)?),
             hints => hints != Self::INVALID,
         })
+    }
+
+    /// Whether a transaction has certainly removed or replaced it, as a hint says.
+    pub(super) fn is_removed(&self) -> Option<bool> {
+        let others = Self::XMAX_INVALID | Self::LOCKED_ONLY | Self::XMAX_IS_MULTI;
+        let flags = half(self.0, Self::INFOMASK)? & (Self::XMAX_COMMITTED | others);
+        Some(flags == Self::XMAX_COMMITTED)
     }
 
     /// True only if its transaction has certainly committed, and none may have removed it.
@@ -274,6 +295,17 @@ mod tests {
             assert_eq!(mappings(&map), None);
         }
         assert_eq!(mappings(&[]), None);
+    }
+
+    #[test]
+    fn rows_are_removed_if_a_hint_says_so() {
+        for (flags, is_removed) in
+            [(0x0400_u16, true), (0, false), (0x0480, false), (0x1400, false)]
+        {
+            let mut row = [0; 24];
+            row[20..22].copy_from_slice(&(flags | 0x0100).to_le_bytes());
+            assert_eq!(Row(&row).is_removed(), Some(is_removed), "{flags}");
+        }
     }
 
     #[test]

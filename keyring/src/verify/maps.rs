@@ -20,11 +20,11 @@ use crate::regular::read_regular;
 const NAME: &str = "pg_filenode.map";
 
 /// `DatabaseRelationId`, `DatabaseOidIndexId`
-const PG_DATABASE: Catalog = Catalog { table: 1262, index: 2672 };
+pub(super) const PG_DATABASE: Catalog = Catalog { table: 1262, index: 2672 };
 
 /// Offsets in FormData_pg_database (pg_database.h), the same in 15 to 18; and
 /// `DATCONNLIMIT_INVALID_DB`.
-const OID: usize = 0;
+pub(super) const OID: usize = 0;
 const LIMIT: usize = 80;
 const TABLESPACE: usize = 92;
 const INVALID: u32 = -2_i32 as u32;

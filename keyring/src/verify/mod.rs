@@ -17,6 +17,7 @@ mod labelled;
 mod leftovers;
 pub mod manifest;
 mod maps;
+mod new_rows;
 mod page_key;
 mod pages;
 mod records;
@@ -241,14 +242,15 @@ impl Findings {
     }
 
     /// All files are read: what is found in WAL from now on is compared with what was found there.
-    fn ask_wal(&mut self) {
+    fn ask_wal(&mut self, leftovers: &Leftovers<'_>) {
+        let wrong = self.wrong.iter().map(|(file, _, _)| *file);
+        let gaps = self.gaps.found.iter().map(|gap| gap.file);
+        let refused = self.refused.keys().map(|(file, _)| *file);
+        let suspects: HashSet<_> =
+            self.broken.files().chain(wrong).chain(gaps).chain(refused).collect();
         // Mostly nothing is wrong, and WAL has many records.
-        if !(self.broken.is_empty()
-            && self.wrong.is_empty()
-            && self.gaps.found.is_empty()
-            && self.refused.is_empty())
-        {
-            self.referenced = Some(Referenced::default());
+        if !suspects.is_empty() {
+            self.referenced = Some(Referenced::of(leftovers.new_rows(&suspects)));
         }
     }
 
@@ -413,7 +415,7 @@ pub fn verify(
             findings.damage(format!("{}: {length} bytes instead of {size}", path.display()));
         }
     }
-    findings.ask_wal();
+    findings.ask_wal(&leftovers);
     let before = findings.damaged;
     let read = |segments: &[Segment], findings: &mut Findings| -> Result<Vec<Run>, Failure> {
         let runs = records::verify(&context, segments, &histories, &progress, findings)?;

@@ -5,25 +5,13 @@ use std::collections::HashSet;
 use pagevault_keystore::RelFile;
 
 use super::blocks::Place;
-use super::wal_record::{
-    DATABASES, HEAP, HEAP2, RELMAP, SMGR, SMGR_CREATE, XLOG, data, file, kind, word,
-};
-
-/// Operations (heapam_xlog.h, pg_control.h).
-const FPI_FOR_HINT: u8 = 0xA0;
-const FPI: u8 = 0xB0;
-const HEAP_OPERATION: u8 = 0x70;
-const DELETE: u8 = 0x10;
-const LOCK: u8 = 0x60;
-const INPLACE: u8 = 0x70;
-const MULTI_INSERT: u8 = 0x50;
+use super::new_rows::NewRows;
+use super::wal_record::{DATABASES, RELMAP, SMGR, SMGR_CREATE, data, file, kind, word};
 
 /// Files that WAL concerns.
-#[derive(Default)]
 pub(super) struct Referenced {
     files: HashSet<RelFile>,
-    /// Those that may have got rows, or rows with other contents.
-    rows: HashSet<RelFile>,
+    rows: NewRows,
     /// Databases that are created or moved as a whole.
     databases: HashSet<u32>,
     /// Catalogs have got other files.
@@ -31,22 +19,15 @@ pub(super) struct Referenced {
 }
 
 impl Referenced {
+    pub(super) fn of(rows: NewRows) -> Self {
+        Self { files: HashSet::new(), rows, databases: HashSet::new(), relation_maps: false }
+    }
+
     /// Adds what a complete record with these blocks concerns.
     pub(super) fn add(&mut self, record: &[u8], blocks: &[(Place, bool)]) {
         let Some((manager, info)) = kind(record) else { return };
-        let operation = info & HEAP_OPERATION;
-        let adds_rows = match manager {
-            XLOG => info != FPI && info != FPI_FOR_HINT,
-            HEAP => !matches!(operation, DELETE | LOCK | INPLACE),
-            HEAP2 => operation == MULTI_INSERT,
-            _ => true,
-        };
-        for ((file, _, _), _) in blocks {
-            self.files.insert(*file);
-            if adds_rows {
-                self.rows.insert(*file);
-            }
-        }
+        self.files.extend(blocks.iter().map(|((file, _, _), _)| *file));
+        self.rows.add(record, blocks);
         let data = || data(record).unwrap_or_default();
         match manager {
             // xl_smgr_create begins with the file; after a truncation nothing matters.
@@ -58,15 +39,18 @@ impl Referenced {
         }
     }
 
-    /// Whether a record concerns the file.
+    /// Whether a relation may need the file because of WAL: a record concerns it, or rows of
+    /// `pg_class` may name it that are not on disk. Only of files that [`NewRows`] was asked about.
     pub(super) fn includes(&self, file: RelFile) -> bool {
         self.files.contains(&file)
+            || self.relation_maps
+            || self.databases.contains(&file.database)
+            || !self.asks_for(file.database, file.relation)
     }
 
-    /// Whether the rows of this relation of a database may be others than those on disk.
-    pub(super) fn changes(&self, database: u32, relation: u32) -> bool {
-        let is_it = |file: &RelFile| file.database == database && file.relation == relation;
-        self.relation_maps || self.databases.contains(&database) || self.rows.iter().any(is_it)
+    /// Whether rows were asked for a file, and none that WAL brings names it.
+    pub(super) fn asks_for(&self, database: u32, file: u32) -> bool {
+        self.rows.misses(database, file)
     }
 }
 
@@ -77,37 +61,47 @@ mod tests {
     use super::super::wal_record::record;
     use super::*;
 
-    const FILE: RelFile = RelFile { tablespace: 1663, database: 5, relation: 1259 };
+    const FILE: RelFile = RelFile { tablespace: 1663, database: 5, relation: 16384 };
+    const OTHER: RelFile = RelFile { database: 6, ..FILE };
+
+    fn asked() -> Referenced {
+        let files = |database| ((database, 1259), [16384].into());
+        Referenced::of(NewRows::of([files(5), files(6)].into()))
+    }
 
     #[test]
-    fn records_concern_files_and_rows() {
-        let blocks = [((FILE, Fork::Main, 0), false)];
-        for (manager, info, rows) in [
-            (HEAP, 0, true),
-            (HEAP, 0x80, true),
-            (HEAP, 0x20, true),
-            (HEAP, 0x40, true),
-            (HEAP, DELETE, false),
-            (HEAP, INPLACE, false),
-            (HEAP2, MULTI_INSERT | 0x80, true),
-            (HEAP2, 0x10, false),
-            (XLOG, FPI_FOR_HINT, false),
-            (XLOG, FPI, false),
-            (20, 0, true),
-        ] {
-            let mut found = Referenced::default();
-            found.add(&record(manager, info, &[]), &blocks);
-            assert!(found.includes(FILE));
-            assert_eq!(found.changes(5, 1259), rows, "{manager} {info}");
-            assert!(!found.changes(6, 1259) && !found.changes(5, 1260));
-        }
-        let mut found = Referenced::default();
-        found.add(&record(SMGR, SMGR_CREATE, &[1663, 5, 1259, 0]), &[]);
-        assert!(found.includes(FILE) && !found.changes(5, 1259));
-        found.add(&record(DATABASES, 0, &[5, 1663, 1, 1663]), &[]);
-        assert!(found.changes(5, 7) && !found.changes(6, 7));
-        found.add(&record(RELMAP, 0, &[5]), &[]);
-        assert!(found.changes(6, 7));
-        found.add(&[], &[]);
+    fn records_concern_files() {
+        let after = |records: &[(Vec<u8>, Option<RelFile>)]| {
+            let mut found = asked();
+            for (record, file) in records {
+                let block = |file: &RelFile| ((*file, Fork::Main, 0), false);
+                found.add(record, &file.iter().map(block).collect::<Vec<_>>());
+            }
+            [found.includes(FILE), found.includes(OTHER)]
+        };
+        assert_eq!(after(&[(Vec::new(), None)]), [false, false]);
+        assert_eq!(after(&[(record(10, 0x10, &[]), Some(FILE))]), [true, false]);
+        assert_eq!(
+            after(&[(record(SMGR, SMGR_CREATE, &[1663, 5, 16384, 0]), None)]),
+            [true, false]
+        );
+        assert_eq!(
+            after(&[(record(SMGR, SMGR_CREATE, &[1663, 5, 16385, 0]), None)]),
+            [false, false]
+        );
+        assert_eq!(after(&[(record(DATABASES, 0, &[6, 1663, 1, 1663]), None)]), [false, true]);
+        assert_eq!(after(&[(record(RELMAP, 0, &[7]), None)]), [true, true]);
+        // Of a file that was not asked about, nothing is known.
+        assert!(asked().includes(RelFile { relation: 16385, ..FILE }));
+        assert!(asked().includes(RelFile { database: 7, ..FILE }));
+    }
+
+    #[test]
+    fn rows_name_files() {
+        let mut found = asked();
+        let catalog = RelFile { relation: 1259, ..FILE };
+        // Of another resource manager, that may do anything.
+        found.add(&record(20, 0, &[]), &[((catalog, Fork::Main, 0), false)]);
+        assert!(found.includes(FILE) && !found.includes(OTHER));
     }
 }

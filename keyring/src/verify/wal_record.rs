@@ -4,13 +4,17 @@ use pagevault_keystore::RelFile;
 
 /// `SizeOfXLogRecord`; offsets of `xl_info` and `xl_rmid`.
 pub(super) const HEADER: usize = 24;
-const INFO: usize = 16;
-const MANAGER: usize = 17;
+pub(super) const INFO: usize = 16;
+pub(super) const MANAGER: usize = 17;
 /// `XLR_INFO_MASK`
 const OF_THE_SERVER: u8 = 0x0F;
 /// `XLR_BLOCK_ID_ORIGIN` and `XLR_BLOCK_ID_TOPLEVEL_XID`: 2 and 4 bytes follow.
 pub(super) const ORIGIN: u8 = 253;
 pub(super) const TOPLEVEL_XID: u8 = 252;
+/// `XLR_BLOCK_ID_DATA_SHORT` and `XLR_BLOCK_ID_DATA_LONG`: the length of the record's data follows,
+/// in 1 and 4 bytes.
+pub(super) const DATA_SHORT: u8 = 255;
+pub(super) const DATA_LONG: u8 = 254;
 
 /// Resource managers (rmgrlist.h), and pagevault's (the extension's `pg/wal.rs`).
 pub(super) const XLOG: u8 = 0;
@@ -34,8 +38,6 @@ pub(super) fn kind(record: &[u8]) -> Option<(u8, u8)> {
 
 /// The data of a record without blocks (`DecodeXLogRecord`, xlogreader.c).
 pub(super) fn data(record: &[u8]) -> Option<&[u8]> {
-    const DATA_SHORT: u8 = 255;
-    const DATA_LONG: u8 = 254;
     let mut rest = record.get(HEADER..)?;
     loop {
         let (kind, after) = rest.split_first()?;

@@ -33,6 +33,7 @@ mod keys;
 mod labels;
 mod later_versions;
 mod leaks;
+mod left_over;
 mod life;
 mod limits;
 mod long_texts;

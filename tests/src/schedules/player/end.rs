@@ -6,10 +6,10 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 
 use super::Player;
-use crate::StopMode;
 use crate::schedules::judge;
 use crate::schedules::operation::{Operation, Order};
 use crate::schedules::world::SESSIONS;
+use crate::{Cluster, StopMode};
 
 const BLOCK: u64 = 8192;
 
@@ -41,11 +41,17 @@ impl Player {
             self.play(&operation).with_context(|| format!("at the end: {operation:?}"))?;
         }
         self.clients.clear();
-        for server in self.backups.drain(..).chain(self.standby.take()) {
-            server.finish()?;
+        for backup in std::mem::take(&mut self.backups) {
+            self.verify(&backup).context("a backup")?;
+            backup.finish()?;
+        }
+        if let Some(standby) = self.standby.take() {
+            standby.stop(StopMode::Fast)?;
+            self.verify(&standby).context("the standby")?;
+            standby.finish()?;
         }
         self.primary.stop(StopMode::Fast)?;
-        self.verify()?;
+        self.verify(&self.primary)?;
         judge::hides(&self.primary, self.wal_is_hidden)?;
         if self.checksums {
             for directory in ["base", "global", "pg_tblspc"] {
@@ -56,13 +62,12 @@ impl Player {
         self.primary.finish()
     }
 
-    /// Whether `pagevault-keyring verify` finds the primary in order, which was shut down. Of
-    /// others it does not know which files belong to nobody, as a crash leaves them without keys.
-    pub(super) fn verify(&self) -> Result<()> {
+    /// Whether `pagevault-keyring verify` finds everything in order, of a server that is down.
+    pub(super) fn verify(&self, server: &Cluster) -> Result<()> {
         if self.world.keys_away {
             return Ok(());
         }
-        let (response, code) = self.primary.verify_offline(&self.primary.data_directory())?;
+        let (response, code) = server.verify_offline(&server.data_directory())?;
         ensure!(code == Some(0), "pagevault-keyring verify ends with {code:?}:\n{response}");
         Ok(())
     }

@@ -22,17 +22,19 @@ impl Player {
             Operation::Restart => {
                 self.disconnect();
                 self.primary.stop(StopMode::Fast)?;
-                self.verify()?;
+                self.verify(&self.primary)?;
                 self.primary.start_server()?;
             }
             Operation::StopImmediately => {
                 self.disconnect();
                 self.primary.stop(StopMode::Immediate)?;
+                self.verify(&self.primary)?;
                 self.primary.start_after_crash()?;
             }
             Operation::Crash => {
                 self.primary.kill()?;
                 self.disconnect();
+                self.verify(&self.primary)?;
                 self.primary.start_after_crash()?;
             }
             Operation::Kill { process } => return self.kill(*process),
