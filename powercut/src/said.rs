@@ -12,12 +12,14 @@ use crate::known;
 ///   the transaction is in WAL; or one whose transaction has ended, but the name is there again
 ///   (`ProcessTwoPhaseBuffer`, twophase.c);
 /// - statistics are not synced (`pgstat_read_statsfile`, pgstat.c);
-/// - a client whose connection a judge has closed (`internal_flush`, pqcomm.c).
-const ORDINARY: [&str; 4] = [
+/// - a client whose connection a judge has closed (`internal_flush`, pqcomm.c);
+/// - a judge's session on a standby that replays DROP DATABASE (`ProcessInterrupts`, postgres.c).
+const ORDINARY: [&str; 5] = [
     "removing future two-phase state file for transaction",
     "removing stale two-phase state file for transaction",
     "found incorrect format ID",
     "could not send data to client",
+    "terminating connection due to conflict with recovery",
 ];
 
 const BAD_CHECKSUM: &str = "page verification failed";

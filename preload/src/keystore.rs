@@ -19,9 +19,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use pagevault_keystore::briefing::{
-    KEPT, KEPT_CONTROL, KEPT_FILES, KEPT_MADE, NOT_KEPT, WAITING,
-};
+use pagevault_keystore::briefing::{KEPT, KEPT_CONTROL, KEPT_FILES, KEPT_MADE, NOT_KEPT, WAITING};
 use pagevault_keystore::{Scope, log};
 
 use crate::raw;

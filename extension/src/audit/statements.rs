@@ -130,7 +130,10 @@ pub(crate) fn note_error(code: i32, denied: impl FnOnce() -> Option<Operation>) 
 
 impl Pending {
     fn end(&self, outcome: &str) {
-        if self.is_done {
+        // A command in progress commits what it has done: ALTER DATABASE ... SET TABLESPACE
+        // (`movedb`, dbcommands.c). One that fails would be rolled back.
+        let commits = outcome == "ok" && self.refused.is_none();
+        if self.is_done || commits {
             return self.operation.log(&self.who, outcome, None);
         }
         let code = self.refused.or(LAST_ERROR.get());

@@ -2,9 +2,9 @@
 
 use std::ffi::{CStr, c_char};
 
+use pgrx::PgList;
 use pgrx::PgSqlErrorCode as Code;
 use pgrx::pg_sys;
-use pgrx::PgList;
 use pgrx::prelude::PgLogLevel;
 
 use super::{ddl, granted};

@@ -71,8 +71,9 @@ pub fn seal_manifest(
     let newest = versions.filter(|(scope, _)| scope.is_cluster()).max();
     let keys = keystore.unlock(&newest.into_iter().collect())?;
     let (_, version, key) = keys.iter().next().ok_or_else(|| {
-        refuse("the keystore has no key of the cluster")
-            .with_hint("Set a master key with pagevault.set_cluster_master_key(), and take the backup again.")
+        refuse("the keystore has no key of the cluster").with_hint(
+            "Set a master key with pagevault.set_cluster_master_key(), and take the backup again.",
+        )
     })?;
     let line = seal(&found(root, &text)?, &keystore.id(), (version, key), now_us());
     let place = root.join(FILE);
