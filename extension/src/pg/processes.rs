@@ -117,23 +117,34 @@ pub(crate) fn end_logical_senders() {
     }
 }
 
-/// Whether a standby, or a program that receives WAL, has a replication slot.
+/// Whether a standby, or a program that receives WAL, has a replication slot that keeps WAL for it.
 pub(crate) fn any_physical_slot() -> bool {
-    // SAFETY: the array is allocated at server start, with `max_replication_slots` entries. What is
-    // read are aligned words; an entry that changes meanwhile is found or not.
-    unsafe {
-        let all = pg_sys::ReplicationSlotCtl;
-        if all.is_null() {
-            return false;
-        }
-        let slots = (&raw const (*all).replication_slots).cast::<pg_sys::ReplicationSlot>();
-        (0..pg_sys::max_replication_slots as usize).map(|slot| slots.add(slot)).any(|slot| {
+    // SAFETY: a setting, which is fixed at server start.
+    let count = unsafe { pg_sys::max_replication_slots };
+    (0..count).any(|index| {
+        // SAFETY: takes and releases a lock of the server; the index is one of the array, which is
+        // there if it is not empty (`ReplicationSlotsShmemInit`, slot.c). The server counts the
+        // entries, whose size may differ between minor releases. What is read are aligned words of
+        // an entry in shared memory, whose offsets do not; one that changes meanwhile is found or
+        // not.
+        unsafe {
+            let mut name = pg_sys::NameData::default();
+            if pg_sys::ReplicationSlotCtl.is_null()
+                || !pg_sys::ReplicationSlotName(index, &raw mut name)
+            {
+                return false;
+            }
+            let slot = pg_sys::SearchNamedReplicationSlot(name.data.as_ptr(), true);
+            if slot.is_null() {
+                return false;
+            }
+            let data = &raw const (*slot).data;
             use pg_sys::ReplicationSlotPersistency::RS_PERSISTENT;
-            (&raw const (*slot).in_use).read_volatile()
-                && (&raw const (*slot).data.database).read_volatile() == pg_sys::Oid::INVALID
-                && (&raw const (*slot).data.persistency).read_volatile() == RS_PERSISTENT
-        })
-    }
+            (&raw const (*data).database).read_volatile() == pg_sys::Oid::INVALID
+                && (&raw const (*data).persistency).read_volatile() == RS_PERSISTENT
+                && (&raw const (*data).restart_lsn).read_volatile() != 0
+        }
+    })
 }
 
 /// A WAL sender that is connected.

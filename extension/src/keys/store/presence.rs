@@ -97,7 +97,7 @@ fn is_missing(scope: Scope, created: Lsn, from: Lsn) -> Report {
     .detail(format!(
         "The file \"{NAME}\" says that it was there at {created}, and WAL is replayed from {from} on. Nothing was changed."
     ))
-    .hint(format!("Restore the directory pagevault/ from the backup that the data directory is from. If it was removed on purpose, or is lost for ever, remove \"{NAME}\" as well: what the keys have encrypted is unreadable then."))
+    .hint(format!("Restore the directory pagevault/ from the backup that the data directory is from. If it was removed on purpose, or is lost for ever, remove \"{NAME}\" as well: what the keys have encrypted is unreadable then, and relations whose labels say encrypted are written in plaintext until pagevault.reconcile() was called for each row of pagevault.drift, in every database."))
 }
 
 fn failed(error: &std::io::Error) -> Report {
