@@ -275,7 +275,13 @@ pub fn decode_accepted(bytes: &[u8]) -> Option<DirectoryNumber> {
 /// Name of the file in the keystore's directory that says that the cluster has had a note.
 pub const NOTED: &str = "anchor.noted";
 
-/// The contents of this file, for people. That there is a file says it, also if it is damaged.
+/// The contents of this file, for people:
+///
+/// ```text
+/// pagevault noted 1
+/// ```
+///
+/// That there is a file says it, also if it is damaged.
 pub const NOTED_TEXT: &str = "pagevault noted 1\n";
 
 /// What a data directory is, seen from a note.
