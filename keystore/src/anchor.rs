@@ -272,6 +272,18 @@ pub fn decode_accepted(bytes: &[u8]) -> Option<DirectoryNumber> {
     (encode_accepted(&directory) == text).then_some(directory)
 }
 
+/// Name of the file in the keystore's directory that says that the cluster has had a note.
+pub const NOTED: &str = "anchor.noted";
+
+/// The contents of this file, for people:
+///
+/// ```text
+/// pagevault noted 1
+/// ```
+///
+/// That there is a file says it, also if it is damaged.
+pub const NOTED_TEXT: &str = "pagevault noted 1\n";
+
 /// What a data directory is, seen from a note.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Verdict {

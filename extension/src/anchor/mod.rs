@@ -5,25 +5,29 @@
 //! [`pagevault_keystore::anchor`].
 
 mod accepted;
+mod noted;
 mod start;
 mod store;
 mod unchecked;
 mod watch;
 
 use std::fs;
-use std::io::Read;
+use std::io::{self, Read};
 use std::path::PathBuf;
 
 use pagevault_keystore::anchor::{self, Identity, Note, Position, Verdict, position_of_control};
+use pagevault_keystore::storage::{FileStorage, Storage};
 use pagevault_keystore::wal_timelines::history_name;
 use pgrx::PgSqlErrorCode;
 
 pub(crate) use self::start::at_start;
 pub(crate) use self::watch::Watch;
 use crate::audit::{self, Operation};
+use crate::keystore_dir;
 use crate::pg::report::Report;
 use crate::pg::{control_file, process};
 use crate::shmem;
+use crate::shmem::anchor::Anchor;
 
 /// What this data directory is and contains.
 struct Here {
@@ -69,6 +73,20 @@ fn read_text(name: impl Into<PathBuf>) -> Option<String> {
     Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
+/// Writes a small file of the keystore's directory, in one step.
+fn replace_file(name: &str, text: &str) -> io::Result<()> {
+    let storage = FileStorage::new(&keystore_dir::path())?;
+    let new = format!("{name}.new");
+    storage.create(&new, text.as_bytes())?;
+    storage.rename(&new, name)
+}
+
+/// This server goes on from a note, and its cluster has one from now on.
+fn go_on_from(known: &Anchor, note: &Note) {
+    noted::keep();
+    known.go_on_from(note);
+}
+
 /// Writes a line of the audit trail: a comparison, its result, the note, and this data directory.
 fn log(by: &'static str, outcome: &str, note: Option<&Note>, here: Option<Position>) {
     let operation = Operation {
@@ -99,10 +117,28 @@ fn rolled_back(verdict: Verdict, note: &Note, here: Position, file: &str) -> Rep
         .hint(hint(file))
 }
 
+/// The report that there is no note, although this cluster has had one.
+fn lost_note(file: &str) -> Report {
+    Report::new(PgSqlErrorCode::ERRCODE_WARNING, "anchor has lost its note")
+        .detail(format!("The store has no note, but this cluster has had one. No new note is written. The file \"{file}\" describes the store."))
+        .hint(format!(
+            "Check that it is the same store, and that its file system is mounted. If the note was removed, or the store is a new one, run: {}. Otherwise find out who has removed the note.",
+            accept_restore(file)
+        ))
+}
+
 /// What to do if a data directory and its anchor differ.
 fn hint(file: &str) -> String {
     format!(
-        "After a restore, a recovery to a point in time, a failover or pg_upgrade, run: pagevault-keyring accept-restore \"{}\" --anchor \"{file}\" --reason \"...\". Otherwise find out who has replaced the data directory.",
-        process::data_directory().display()
+        "After a restore, a recovery to a point in time, a failover or pg_upgrade, run: {}. Otherwise find out who has replaced the data directory.",
+        accept_restore(file)
+    )
+}
+
+fn accept_restore(file: &str) -> String {
+    let directory = process::data_directory();
+    format!(
+        "pagevault-keyring accept-restore \"{}\" --anchor \"{file}\" --reason \"...\"",
+        directory.display()
     )
 }

@@ -8,7 +8,9 @@ use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
 use super::store::{self, Outage};
-use super::{Here, LABEL, accepted, log, read_text, rolled_back, unchecked};
+use super::{
+    Here, LABEL, accepted, go_on_from, log, lost_note, noted, read_text, rolled_back, unchecked,
+};
 use crate::pg::report::{Report, Result};
 use crate::pg::{guc, process};
 use crate::shmem::Shared;
@@ -48,7 +50,7 @@ pub(crate) fn at_start(shared: &Shared) -> Result<()> {
     let deadline = Instant::now() + guc::anchor_wait();
     let mut logged = String::new();
     loop {
-        let report = match store::read(&file) {
+        let (report, outcome) = match store::read(&file) {
             Ok(Some(stored)) => {
                 let position = position(&stored.note);
                 let verdict = here.compare(&stored.note, position);
@@ -58,16 +60,18 @@ pub(crate) fn at_start(shared: &Shared) -> Result<()> {
                 }
                 log(BY, "ok", Some(&stored.note), Some(position));
                 unchecked::forget();
-                shared.anchor.go_on_from(&stored.note);
+                go_on_from(shared.anchor, &stored.note);
                 return Ok(());
             }
+            // The note may be back in a moment: a file system may not be mounted yet.
+            Ok(None) if noted::is_known() => (lost_note(&file), "lost_note"),
             Ok(None) => {
                 log(BY, "no_note", None, Some(here.position));
                 no_note(&file).send(PgLogLevel::LOG);
                 unchecked::forget();
                 return Ok(());
             }
-            Err(Outage::Because(report)) => report,
+            Err(Outage::Because(report)) => (report, "outage"),
             Err(Outage::Stopped) => return Ok(()),
         };
         if Instant::now() + PAUSE < deadline {
@@ -78,7 +82,7 @@ pub(crate) fn at_start(shared: &Shared) -> Result<()> {
             thread::sleep(PAUSE);
             continue;
         }
-        log(BY, "outage", None, Some(here.position));
+        log(BY, outcome, None, Some(here.position));
         let earliest = unchecked.unwrap_or(here.position);
         unchecked::keep(earliest);
         shared.anchor.set_unchecked(earliest);

@@ -9,11 +9,11 @@ use pagevault_keystore::storage::{FileStorage, Storage};
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
+use super::replace_file;
 use crate::keystore_dir;
 use crate::pg::report::Report;
 
 const NAME: &str = "anchor.unchecked";
-const NEW: &str = "anchor.unchecked.new";
 const LIMIT: u64 = 4096;
 
 /// The position, if there is one.
@@ -29,12 +29,7 @@ pub(super) fn keep(position: Position) {
     if read().is_some() {
         return;
     }
-    let written = || -> io::Result<()> {
-        let storage = FileStorage::new(&keystore_dir::path())?;
-        storage.create(NEW, encode_unchecked(position).as_bytes())?;
-        storage.rename(NEW, NAME)
-    };
-    if let Err(error) = written() {
+    if let Err(error) = replace_file(NAME, &encode_unchecked(position)) {
         complain("write", &error);
     }
 }

@@ -9,7 +9,7 @@ use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
 use super::store::{self, Outage, Stored};
-use super::{Here, accepted, hint, log, rolled_back, unchecked};
+use super::{Here, accepted, go_on_from, hint, log, lost_note, noted, rolled_back, unchecked};
 use crate::pg::report::{Report, Result};
 use crate::pg::{control_file, guc, process};
 use crate::shmem;
@@ -38,12 +38,12 @@ enum Problem {
     Stopped,
 }
 
-/// A note that this server must not write over.
+/// A note that this server must not write over, or the lack of one that it must not replace.
 struct Finding {
     report: Report,
     /// In the audit trail.
     outcome: &'static str,
-    note: Note,
+    note: Option<Note>,
     here: Position,
 }
 
@@ -87,7 +87,7 @@ impl Watch {
                 let Finding { report, outcome, note, here } = *finding;
                 // In the log it is repeated until somebody has acted.
                 if self.is_news(&report) {
-                    log(BY, outcome, Some(&note), Some(here));
+                    log(BY, outcome, note.as_ref(), Some(here));
                 }
                 report.send(PgLogLevel::WARNING);
             }
@@ -115,18 +115,15 @@ impl Watch {
         // Somebody may write between our two requests, but hardly twice.
         for _ in 0..2 {
             let stored = store::read(file)?;
-            if let Some(stored) = &stored {
-                require_ours(known, &here, stored, file)?;
+            match &stored {
+                Some(stored) => require_ours(known, &here, stored, file)?,
+                None => require_first(known, &here, file)?,
             }
             // Without a note there is nothing to compare with. Before one is written: a start must
             // not compare what there was before with this server's own.
             unchecked::forget();
             if let Some(stored) = &stored {
-                known.go_on_from(&stored.note);
-            }
-            if stored.is_none() && known.generation() > 0 {
-                lost_note(file).send(PgLogLevel::WARNING);
-                log(BY, "no_note", None, Some(here.position));
+                go_on_from(known, &stored.note);
             }
             let former = stored.as_ref().map(|stored| &stored.note);
             if former.is_none_or(|note| note.reached != checkpoint) {
@@ -144,7 +141,7 @@ impl Watch {
                 if !store::write(file, &note, stored.as_ref().map(|stored| stored.version))? {
                     continue;
                 }
-                known.go_on_from(&note);
+                go_on_from(known, &note);
             }
             self.noted = Some((file.to_owned(), checkpoint));
             return Ok(());
@@ -155,6 +152,15 @@ impl Watch {
 
 fn anchor() -> Result<&'static Anchor> {
     shmem::required().map(|shared| shared.anchor)
+}
+
+/// Refuses to write a note where there is none but must have been one. A new one would hide the
+/// former: when the store has it again, an older data directory may have overtaken it.
+fn require_first(known: &Anchor, here: &Here, file: &str) -> std::result::Result<(), Problem> {
+    if known.generation() == 0 && !noted::is_known() {
+        return Ok(());
+    }
+    Err(finding(lost_note(file), "lost_note", None, here.position))
 }
 
 /// Refuses to write over a note of another server, or one of what this server does not contain.
@@ -180,10 +186,7 @@ fn require_ours(
         _ => here.position,
     };
     let verdict = here.compare(note, position);
-    let finding = |report, outcome| {
-        let (note, here) = (note.clone(), position);
-        Err(Problem::Finding(Box::new(Finding { report, outcome, note, here })))
-    };
+    let finding = |report, outcome| Err(finding(report, outcome, Some(note.clone()), position));
     if !verdict.contains_the_note() {
         return finding(next_start_refused(verdict, note, position, file), verdict.name());
     }
@@ -191,6 +194,10 @@ fn require_ours(
         return finding(another_server(note, file), "another_server");
     }
     Ok(())
+}
+
+fn finding(report: Report, outcome: &'static str, note: Option<Note>, here: Position) -> Problem {
+    Problem::Finding(Box::new(Finding { report, outcome, note, here }))
 }
 
 /// As at a start, which will be refused.
@@ -211,12 +218,6 @@ fn another_server(note: &Note, file: &str) -> Report {
         note.origin()
     ))
     .hint(format!("Stop the server that must not be the primary. {}", hint(file)))
-}
-
-fn lost_note(file: &str) -> Report {
-    Report::new(PgSqlErrorCode::ERRCODE_WARNING, "anchor has lost its note")
-        .detail(format!("A new note is written. The file \"{file}\" describes the store."))
-        .hint("Find out who has removed it: without a note no start is refused.")
 }
 
 fn unsynced(error: &std::io::Error) -> Report {

@@ -12,26 +12,34 @@ use pagevault_tests::{Cluster, KeyFile, Settings, StopMode};
 use serde_json::{Value, json};
 
 mod later;
+mod lost;
 
 /// A note in a file, wrapped by the master key of a key file.
 struct Anchor {
     described: PathBuf,
+    /// As if another file system were mounted there; it has nothing but the note.
+    mount: PathBuf,
     note: PathBuf,
 }
 
 impl Anchor {
     /// In a directory of its own, beside the data directory.
     fn new(cluster: &Cluster, keys: &KeyFile) -> Result<Anchor> {
-        let directory = cluster.directory().join("anchor");
-        fs::create_dir(&directory)?;
-        cluster.installation().give(&directory)?;
-        let (described, note) = (directory.join("anchor.json"), directory.join("note"));
+        Anchor::named("anchor", cluster, keys)
+    }
+
+    fn named(name: &str, cluster: &Cluster, keys: &KeyFile) -> Result<Anchor> {
+        let directory = cluster.directory().join(name);
+        make_directory(cluster, &directory)?;
+        let (described, mount) = (directory.join("anchor.json"), directory.join("mount"));
+        let note = mount.join("note");
+        make_directory(cluster, &mount)?;
         let provider = json!({"kind": "file", "options": {"path": keys.path()}});
         let options = json!({"path": note, "provider": provider, "key": "main"});
         let text = json!({"store": "file", "options": options}).to_string();
         fs::write(&described, text)?;
         cluster.installation().give(&described)?;
-        Ok(Anchor { described, note })
+        Ok(Anchor { described, mount, note })
     }
 
     fn shown(&self) -> String {
@@ -72,6 +80,11 @@ impl Anchor {
         program.arg("accept-restore").arg(cluster.data_directory()).arg("--anchor");
         run(program.arg(&self.described).args(["--reason", reason]))
     }
+}
+
+fn make_directory(cluster: &Cluster, path: &Path) -> Result<()> {
+    fs::create_dir(path)?;
+    cluster.installation().give(path)
 }
 
 fn settings() -> Settings {
