@@ -32,7 +32,7 @@ use crate::pg::relation::{self, Facts, RelationKind};
 use crate::pg::relation_files;
 use crate::pg::report::{Report, Result};
 use crate::policy::{self, described, memo};
-use crate::rekey::at_once;
+use crate::rekey::{at_once, jobs};
 
 /// A relation to handle, and the reason.
 #[derive(Clone, Copy)]
@@ -201,7 +201,9 @@ fn encrypt_followers(moved: &Facts) -> Result<()> {
             continue;
         }
         memo::forget_answers();
-        if requests::reconcile(moved)?.is_some() {
+        // A job may be at it already.
+        let root = policy::root_of(moved)?;
+        if jobs::is_being_encrypted(root.oid)? || requests::reconcile(moved)?.is_some() {
             let refuse = |member: &Facts| enforce::refuse_plaintext(member, member.schema);
             family.iter().try_for_each(refuse)?;
         }

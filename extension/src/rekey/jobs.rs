@@ -119,6 +119,13 @@ pub(crate) fn is_rekeyed(relation: Oid) -> Result<bool> {
     Ok(found.iter().any(|known| !scheduled::gives_way(known)))
 }
 
+/// Whether an unfinished job encrypts a relation, and those that follow it.
+pub(crate) fn is_being_encrypted(relation: Oid) -> Result<bool> {
+    let relation = relation.to_u32();
+    let found = visible(|head| head.relation == relation && is_unfinished(head.state))?;
+    Ok(found.iter().any(|known| known.request.kind == JobKind::Encrypt))
+}
+
 /// Adds a job that workers begin when the transaction commits. If a job of the same kind is
 /// waiting, returns that one's number.
 pub(crate) fn submit(

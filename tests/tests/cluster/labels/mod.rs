@@ -286,6 +286,25 @@ fn replaced_storage_follows_the_present_policy() -> Result<()> {
     cluster.finish()
 }
 
+/// A job of the table encrypts its indexes as well.
+#[test]
+fn a_table_can_be_moved_while_a_job_encrypts_it() -> Result<()> {
+    let (cluster, _keys) = cluster()?;
+    cluster.set(&[("pagevault.rekey_threshold", "0")])?;
+    cluster.sql("CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t VALUES (1)")?;
+    cluster.stop_at("rekey.claimed")?;
+    cluster.sql(&label("TABLE t", "'encrypted'"))?;
+    cluster.stopped_at("rekey.claimed")?;
+    cluster.sql("ALTER TABLE t SET TABLESPACE space")?;
+    cluster.resume();
+    cluster.sql("SELECT pagevault.wait_for_rekey('t'::regclass)")?;
+    cluster.sql("CHECKPOINT")?;
+    crate::assert_sealed(&cluster.files("t")?)?;
+    crate::assert_sealed(&cluster.files("t_pkey")?)?;
+    ensure!(drift(&cluster)?.is_empty(), "{:?}", drift(&cluster)?);
+    cluster.finish()
+}
+
 #[test]
 fn encryption_stays_until_the_own_label_says_plaintext() -> Result<()> {
     let (cluster, _keys) = cluster()?;
