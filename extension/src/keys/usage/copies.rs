@@ -112,10 +112,8 @@ impl<C: Fn(RelFile) -> Option<RelFile>, P: Fn(RelFile) -> bool> Copying<C, P> {
         {
             let lock = KeystoreLock::acquire();
             let originals = persist::log_state(&lock, Scope::database(self.from))?;
-            for (file, entry) in originals.files() {
-                if (self.copy_of)(file).is_none() {
-                    continue;
-                }
+            let copied = originals.files().filter(|(file, _)| (self.copy_of)(*file).is_some());
+            for (file, entry) in copied {
                 for group in entry.keys.values().filter_map(|key| key.scope.key_group()) {
                     if !has_ended(group)? {
                         files.push(file);
