@@ -9,10 +9,10 @@
 
 use std::io;
 
-use pagevault_cipher::interim as interim_keys;
 use pagevault_cipher::page::{self, Page};
-use pagevault_keystore::RelFile;
+use pagevault_cipher::{DataKeyVersion, interim as interim_keys};
 use pagevault_keystore::interim::group_at;
+use pagevault_keystore::{KeyGroup, RelFile};
 
 use super::errors;
 use super::io::{PageFault, fork_of};
@@ -69,6 +69,15 @@ enum Failure {
     Mark(io::Error),
 }
 
+/// Of a page under an interim key of the file, the version and the key group; `None` also if it is
+/// damaged.
+fn version_and_group(file: RelFile, block: u32, page: &Page) -> Option<(DataKeyVersion, KeyGroup)> {
+    let version = page::version_of(page).filter(|version| interim_keys::is_interim(*version))?;
+    let (_, root) = directory::interim_key(file, version)?;
+    let group = group_at(root.0)?;
+    page::may_be_sealed(page, block, data_checksums()).then_some((version, group))
+}
+
 /// True if the page is another one now. One that is damaged, or whose data key is destroyed, stays
 /// as it is.
 fn seal_page_again(
@@ -78,15 +87,8 @@ fn seal_page_again(
     block: u32,
     page: &mut Page,
 ) -> std::result::Result<bool, Failure> {
+    let Some((version, group)) = version_and_group(file, block, page) else { return Ok(false) };
     let checksums = data_checksums();
-    let Some((version, group)) = page::version_of(page)
-        .filter(|version| interim_keys::is_interim(*version))
-        .and_then(|version| Some((version, directory::interim_key(file, version)?)))
-        .and_then(|(version, (_, root))| Some((version, group_at(root.0)?)))
-        .filter(|_| page::may_be_sealed(page, block, checksums))
-    else {
-        return Ok(false);
-    };
     let original = SmgrFile { file, backend: SHARED_BACKEND };
     let opened = cache::with_page_key(original, version, |key| {
         page::open(page, key, block, fork_of(fork), checksums)
