@@ -2,9 +2,10 @@
 //! is not at hand are sealed under these.
 //!
 //! An interim key stands for one data key of a file. It is derived from a key of the cluster for
-//! the key group by HKDF-SHA-256 (RFC 5869). The context is the relation's file number, the version
-//! of the data key and its cipher, not the database: a raw copy of a database has the pages of its
-//! original, and keeps file numbers.
+//! the key group by HKDF-SHA-256 (RFC 5869). The context is the database and the file number of
+//! the relation, the version of the data key and its cipher. So a page under it is refused in the
+//! file with the same number in another database, whose data key is another one. A raw copy in
+//! another database must be sealed again.
 //!
 //! A page under such a key names one of the last versions ([`version_of`]), which no key of the
 //! file itself has. These tell the cipher, and the version of the data key modulo [`RESIDUES`].
@@ -63,20 +64,23 @@ pub fn data_key_of(version: DataKeyVersion, last: DataKeyVersion) -> Option<Data
     DataKeyVersion::new(last.get().checked_sub(behind)?)
 }
 
-/// The interim key of files with this number (`RelFileNumber`) for a data key.
+/// The interim key of files of a database (OID) with this number (`RelFileNumber`), for a data key.
 ///
 /// # Errors
 /// [`KeyError`] if the derived key is one that XTS must not use; that never happens.
 pub fn key(
     root: &DataKey,
+    database: u32,
     relation: u32,
     data_key: DataKeyVersion,
     cipher: CipherId,
 ) -> Result<DataKey, KeyError> {
-    let [a, b, c, d] = relation.to_le_bytes();
-    let [low, high] = data_key.get().to_le_bytes();
+    let [d0, d1, d2, d3] = database.to_le_bytes();
+    let [r0, r1, r2, r3] = relation.to_le_bytes();
+    let [v0, v1] = data_key.get().to_le_bytes();
+    let context = [d0, d1, d2, d3, r0, r1, r2, r3, v0, v1, cipher as u8];
     let mut bytes = Zeroizing::new([0; 64]);
-    kdf::derive_from(root.expose(), LABEL, &[a, b, c, d, low, high, cipher as u8], &mut bytes);
+    kdf::derive_from(root.expose(), LABEL, &context, &mut bytes);
     DataKey::from_bytes(cipher, &bytes[..cipher.key_len()])
 }
 
@@ -119,21 +123,33 @@ mod tests {
         assert_eq!((cipher_of(last), data_key_of(last, last)), (None, None));
     }
 
+    #[test]
+    fn namesakes_in_other_databases_have_other_keys() {
+        let root: [u8; 64] = core::array::from_fn(|at| at as u8);
+        let root = DataKey::from_bytes(CipherId::Aes256Xts, &root).unwrap();
+        let key = |database, relation| {
+            key(&root, database, relation, version(1), CipherId::Aes256Xts).unwrap()
+        };
+        let here = key(5, 16384);
+        assert!(here.is_same(&key(5, 16384)));
+        assert!(!here.is_same(&key(6, 16384)) && !here.is_same(&key(5, 16385)));
+    }
+
     /// Results of another implementation, cipher/vectors/kdf.py.
     #[test]
     fn keys_are_fixed() {
         let root: [u8; 64] = core::array::from_fn(|at| at as u8);
         let root = DataKey::from_bytes(CipherId::Aes256Xts, &root).unwrap();
         assert_eq!(
-            key(&root, 16384, version(1), CipherId::Aes256Xts).unwrap().expose(),
+            key(&root, 5, 16384, version(1), CipherId::Aes256Xts).unwrap().expose(),
             hex!(
-                "b6d7a280873dee9e6fbd42b806afd2fe161016083239f1d720823eac4a2041d8"
-                "e3dd762e98163a197f70e15c25be739036ae5bd63fa537948a350bf7797e97c7"
+                "56a869cb9774ea01fea88e9a14cdfff068ff689a2322016a794c5a2754af0e5e"
+                "9ed32346811170f64f7292fd6942bced4ed8409c962550b28ae082143de0e06d"
             )
         );
         assert_eq!(
-            key(&root, u32::MAX, version(7167), CipherId::Aes128Xts).unwrap().expose(),
-            hex!("374acec45581b0347e16a7758deb91aa1b7d3f1886d4279b111dcba9d3c2041e")
+            key(&root, 5, u32::MAX, version(7167), CipherId::Aes128Xts).unwrap().expose(),
+            hex!("495a571e63f1b23468d08acc75c8c1390717b451dfa29c909d834bac922f22c0")
         );
     }
 }

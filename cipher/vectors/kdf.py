@@ -13,5 +13,6 @@ def derive(key, label, context):
 
 print(derive(b"\x0b" * 32, b"temporary file", b"base/pgsql_tmp/pgsql_tmp1.0"))
 for relation, version, cipher in (16384, 1, 1), (0xFFFFFFFF, 7167, 2):
-    context = relation.to_bytes(4, "little") + version.to_bytes(2, "little") + bytes([cipher])
+    file = b"".join(number.to_bytes(4, "little") for number in (5, relation))
+    context = file + version.to_bytes(2, "little") + bytes([cipher])
     print(derive(bytes(range(64)), b"pagevault interim page v1", context))

@@ -11,9 +11,9 @@ use super::{proof, restart_points, smgr};
 use crate::keys::redo as key_redo;
 use crate::keys::store::directory;
 use crate::keys::usage::{authenticated, destruction, interim, overwriting};
-use crate::page::{placeholders, proven, standby_map, undecided};
+use crate::page::{placeholders, proven, raw_copies, standby_map, undecided};
 use crate::pg::report::{Report, Result};
-use crate::pg::{consistency, process, redo_record, remnants, wal};
+use crate::pg::{consistency, process, redo_of_copies, redo_record, remnants, wal};
 use crate::shmem;
 
 static MANAGER: Manager = Manager(pg_sys::RmgrData {
@@ -99,6 +99,9 @@ unsafe extern "C-unwind" fn startup() {
     process::note_recovery();
     restart_points::watch_exit();
     redo_record::watch(|file| directory::locked_group(file).is_some());
+    redo_of_copies::watch(|from, to| {
+        raw_copies::replayed(from, to).unwrap_or_else(|report| report.fatal());
+    });
     consistency::watch(consistent);
 }
 

@@ -9,6 +9,7 @@ mod misnamed;
 pub(crate) mod names;
 pub(crate) mod placeholders;
 pub(crate) mod proven;
+pub(crate) mod raw_copies;
 pub(crate) mod standby_map;
 pub(crate) mod undecided;
 pub(crate) mod voided;

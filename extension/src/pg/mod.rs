@@ -25,6 +25,7 @@ pub(crate) mod pages;
 pub(crate) mod privileges;
 pub(crate) mod process;
 pub(crate) mod processes;
+pub(crate) mod redo_of_copies;
 pub(crate) mod redo_record;
 pub(crate) mod relation;
 pub(crate) mod relation_files;

@@ -11,6 +11,7 @@ use pagevault_cipher::page::{HEADER_SIZE, PAGE_SIZE, Page};
 use pagevault_keystore::RelFile;
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::{ForkNumber, RELSEG_SIZE};
+use zeroize::Zeroizing;
 
 use super::compat::relation_path;
 use super::process;
@@ -161,8 +162,38 @@ pub(crate) fn is_empty(file: RelFile) -> bool {
 /// of others, which get a checksum that programs for backups accept. Nobody uses the file, and none
 /// of its pages is in shared buffers.
 pub(crate) fn overwrite(file: RelFile, is_meant: impl Fn(&[u8]) -> bool) -> Result<()> {
-    for fork in ForkNumber::MAIN_FORKNUM..=ForkNumber::INIT_FORKNUM {
+    each_segment(file, |segment, fork, first_block| {
         let is_map = matches!(fork, ForkNumber::FSM_FORKNUM | ForkNumber::VISIBILITYMAP_FORKNUM);
+        overwrite_segment(segment, first_block, is_map, &is_meant)
+    })
+}
+
+/// Changes whole pages on disk: `change` gets each with its fork and block, and says whether it is
+/// to be written. Nobody uses the file, and none of its pages is in shared buffers.
+pub(crate) fn change_pages(
+    file: RelFile,
+    mut change: impl FnMut(ForkNumber::Type, u32, &mut Page) -> std::io::Result<bool>,
+) -> Result<()> {
+    each_segment(file, |segment, fork, first_block| {
+        let mut page = Zeroizing::new([0; PAGE_SIZE]);
+        let whole = segment.metadata()?.len() / PAGE_SIZE as u64;
+        for (block, at) in (first_block..).zip(0..whole) {
+            segment.read_exact_at(page.as_mut_slice(), at * PAGE_SIZE as u64)?;
+            if change(fork, block, &mut page)? {
+                segment.write_all_at(page.as_slice(), at * PAGE_SIZE as u64)?;
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Calls `f` with each segment of each fork, with the fork and the first block, and makes durable
+/// what it writes.
+fn each_segment(
+    file: RelFile,
+    mut f: impl FnMut(&File, ForkNumber::Type, u32) -> std::io::Result<()>,
+) -> Result<()> {
+    for fork in ForkNumber::MAIN_FORKNUM..=ForkNumber::INIT_FORKNUM {
         let first = relation_path(file, fork);
         for number in 0.. {
             let path = if number == 0 { first.clone() } else { format!("{first}.{number}") };
@@ -171,7 +202,8 @@ pub(crate) fn overwrite(file: RelFile, is_meant: impl Fn(&[u8]) -> bool) -> Resu
                 Err(error) if error.kind() == ErrorKind::NotFound => break,
                 Err(error) => return Err(not_written(&path, &error)),
             };
-            overwrite_segment(&segment, number, is_map, &is_meant)
+            f(&segment, fork, number * RELSEG_SIZE)
+                .and_then(|()| segment.sync_all())
                 .map_err(|error| not_written(&path, &error))?;
         }
     }
@@ -180,12 +212,12 @@ pub(crate) fn overwrite(file: RelFile, is_meant: impl Fn(&[u8]) -> bool) -> Resu
 
 fn overwrite_segment(
     segment: &File,
-    number: u32,
+    first_block: u32,
     is_map: bool,
     is_meant: impl Fn(&[u8]) -> bool,
 ) -> std::io::Result<()> {
     let length = segment.metadata()?.len();
-    for (block, offset) in (number * RELSEG_SIZE..).zip((0..length).step_by(PAGE_SIZE)) {
+    for (block, offset) in (first_block..).zip((0..length).step_by(PAGE_SIZE)) {
         let size = (length - offset).min(PAGE_SIZE as u64) as usize;
         if size < HEADER_SIZE {
             break;
@@ -204,7 +236,7 @@ fn overwrite_segment(
         }
         segment.write_all_at(&page[..size], offset)?;
     }
-    segment.sync_all()
+    Ok(())
 }
 
 fn not_written(path: &str, error: &std::io::Error) -> Report {

@@ -43,7 +43,9 @@ pub(super) fn page_key(
         let root = record(place.0, place.1).ok_or_else(missing)?;
         without_trace(|| {
             let root = context.unlocked.data_key(place.0, place.1, root);
-            let key = root.and_then(|root| interim::key(&root, file.relation, own, cipher).ok());
+            let key = root.and_then(|root| {
+                interim::key(&root, file.database, file.relation, own, cipher).ok()
+            });
             unwrapped = key.as_ref().map(PageKey::new);
         });
     } else {

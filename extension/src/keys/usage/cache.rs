@@ -25,7 +25,7 @@ const SETS: usize = 32;
 const WAYS: usize = 4;
 
 /// Maximum number of expanded data keys in the cache.
-pub(super) const KEYS: usize = SETS * WAYS + 1;
+pub(super) const KEYS: usize = SETS * WAYS + 2;
 
 /// Keys are large, so the searched names are stored apart from them, close together.
 struct Set {
@@ -46,6 +46,8 @@ struct Cache {
     destructions: u32,
     /// See [`with_lost_key`].
     lost: Option<PageKey>,
+    /// See [`with_interim_key_in`].
+    of_copy: Option<((RelFile, DataKeyVersion, u32), PageKey)>,
 }
 
 const NO_FILE: SmgrFile =
@@ -64,6 +66,7 @@ static CACHE: ProcessLocal<Cache> = ProcessLocal::new(Cache {
     wrap_hand: 0,
     destructions: 0,
     lost: None,
+    of_copy: None,
 });
 
 /// Keeps the cache's memory out of core dumps, in this process and those forked from it.
@@ -144,6 +147,32 @@ pub(crate) fn with_lost_key<R>(f: impl FnOnce(&PageKey) -> R) -> Option<R> {
     })
 }
 
+/// Calls `f` with the key that stands in another database for the interim key of pages of a file
+/// with this version: a raw copy of the file there has the same version, and its own interim key.
+#[cold]
+pub(crate) fn with_interim_key_in<R>(
+    database: u32,
+    file: RelFile,
+    version: DataKeyVersion,
+    f: impl FnOnce(&PageKey) -> R,
+) -> Result<R, KeyError> {
+    CACHE.with(|cache| {
+        cache.forget_destroyed();
+        let missing = KeyError::of_missing_key(file, version);
+        let (data_key, _) = directory::interim_key(file, version).ok_or(missing)?;
+        let name = (file, data_key, database);
+        if cache.of_copy.as_ref().is_none_or(|(known, _)| *known != name) {
+            cache.of_copy = None; // wipes the old one
+            without_trace(|| {
+                let key = cache.interim_key(database, file, version)?;
+                cache.of_copy = Some((name, PageKey::new(&key)));
+                Ok(())
+            })?;
+        }
+        cache.of_copy.as_ref().map(|(_, key)| f(key)).ok_or(missing)
+    })
+}
+
 /// What an entry is searched by.
 type Name = (SmgrFile, DataKeyVersion);
 
@@ -209,6 +238,7 @@ impl Cache {
         for key in self.sets.iter_mut().flat_map(|set| &mut set.keys) {
             *key = None; // wipes it
         }
+        self.of_copy = None;
     }
 
     #[cold]
@@ -232,7 +262,7 @@ impl Cache {
         let data_key = if file.is_temporary() {
             temporary_key(file)?
         } else if directory::is_interim(file.file, version) {
-            self.interim_key(file.file, version)?
+            self.interim_key(file.file.database, file.file, version)?
         } else {
             self.unwrap_data_key(file.file, version)?
         };
@@ -265,7 +295,12 @@ impl Cache {
             .ok_or(KeyError::Damaged { version })
     }
 
-    fn interim_key(&mut self, file: RelFile, version: DataKeyVersion) -> Result<DataKey, KeyError> {
+    fn interim_key(
+        &mut self,
+        database: u32,
+        file: RelFile,
+        version: DataKeyVersion,
+    ) -> Result<DataKey, KeyError> {
         let missing = KeyError::of_missing_key(file, version);
         let cipher = interim::cipher_of(version).ok_or(missing)?;
         let (data_key, root) = directory::interim_key(file, version).ok_or(missing)?;
@@ -273,7 +308,7 @@ impl Cache {
             return Err(KeyError::Unapproved { cipher });
         }
         let root = self.unwrap_data_key(root.0, root.1)?;
-        interim::key(&root, file.relation, data_key, cipher).map_err(|_| missing)
+        interim::key(&root, database, file.relation, data_key, cipher).map_err(|_| missing)
     }
 
     fn wrap_key(&mut self, scope: Scope, version: KeyVersion) -> Option<&WrapKey> {

@@ -20,7 +20,7 @@ use super::data_keys::{
     make_key, require_group_key, require_master_key, unused_version, unwrap_record, with_wrap_key,
     wrap_data_key, wrapping_scope,
 };
-use super::{dropped, refused};
+use super::{dropped, interim, refused};
 use crate::keys::store::persist::{self, append};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::relation_files;
@@ -64,6 +64,7 @@ impl<C: Fn(RelFile) -> Option<RelFile>, P: Fn(RelFile) -> bool> Copying<C, P> {
         let [from, to] = [self.from, self.to].map(Scope::database);
         dropped::require_own_keys(from, &self.copy_of)?;
         self.require_usable_keys()?;
+        self.require_no_interim_pages()?;
         let at_former_places = at_former_places(from, to, &self.copy_of, &self.is_place)?;
         let lock = KeystoreLock::acquire();
         let originals = persist::log_state(&lock, from)?;
@@ -99,6 +100,37 @@ impl<C: Fn(RelFile) -> Option<RelFile>, P: Fn(RelFile) -> bool> Copying<C, P> {
             scopes.insert(wrapping_scope(self.to)?);
         }
         scopes.into_iter().try_for_each(refused::require_usable)
+    }
+
+    /// A page under an interim key is refused in another database. Redo seals copies of such pages
+    /// again, not a session ([`crate::page::raw_copies`]).
+    fn require_no_interim_pages(&self) -> Result<()> {
+        if self.from == self.to || !interim::any() {
+            return Ok(());
+        }
+        let mut files = Vec::new();
+        {
+            let lock = KeystoreLock::acquire();
+            let originals = persist::log_state(&lock, Scope::database(self.from))?;
+            let copied = originals.files().filter(|(file, _)| (self.copy_of)(*file).is_some());
+            for (file, entry) in copied {
+                for group in entry.keys.values().filter_map(|key| key.scope.key_group()) {
+                    if !has_ended(group)? {
+                        files.push(file);
+                        break;
+                    }
+                }
+            }
+        }
+        let Some(file) = files.into_iter().find(|file| interim::has_pages(*file)) else {
+            return Ok(());
+        };
+        Err(Report::new(
+            PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+            format!("relation file {file} has pages under an interim key"),
+        )
+        .detail("They are accepted in its database only.")
+        .hint("Wait until the server log says that no page is under an interim key any more, or use STRATEGY wal_log. If the log says that the file belongs to no relation, remove the file."))
     }
 }
 

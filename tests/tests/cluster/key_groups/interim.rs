@@ -9,6 +9,7 @@ use pagevault_tests::datafile::{DataFile, PageState};
 use super::*;
 
 mod absent;
+mod copies;
 mod destroyed;
 mod left;
 mod older;
@@ -211,33 +212,6 @@ fn single_user_mode_is_refused() -> Result<()> {
     ensure!(said.contains("locked") && !said.contains("late"), "{said}");
     keys[1].bring_back()?;
     cluster.start_server()?;
-    cluster.finish()
-}
-
-/// A raw copy of a database is rekeyed as well, or destroyed.
-#[test]
-fn a_copy_of_a_database_with_interim_pages_is_rekeyed() -> Result<()> {
-    let (cluster, keys, all) = changed(&Settings::default())?;
-    keys[1].take_away()?;
-    cluster.kill()?;
-    cluster.start_server()?;
-    cluster.stop_at("rekey.claimed")?;
-    keys[1].bring_back()?;
-    cluster.sql("SELECT pagevault.unlock()")?;
-    cluster.stopped_at("rekey.claimed")?;
-    let create = "CREATE DATABASE copied TEMPLATE postgres STRATEGY file_copy";
-    cluster.resume();
-    run_sql(&mut cluster.client_to("template1")?, create)?;
-    rekeyed(&cluster)?;
-    let mut client = cluster.client_to("copied")?;
-    let versions = "SELECT count(*) FROM pg_class c, LATERAL pagevault.verify(c.oid) v
-         WHERE c.relname IN ('t', 'born') AND v.data_key_version > 7167";
-    ensure!(text(&mut client, versions)? == "0");
-    for (query, expected) in LOOKS.iter().zip(&all) {
-        ensure!(text(&mut client, query)? == *expected, "{query}");
-    }
-    drop(client);
-    is_whole(&cluster, &all)?;
     cluster.finish()
 }
 

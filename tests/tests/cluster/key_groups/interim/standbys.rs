@@ -186,45 +186,6 @@ fn a_rewound_server_reads_its_interim_pages() -> Result<()> {
     cluster.finish()
 }
 
-/// A raw copy of a database has the interim pages of its original, whose file numbers it keeps.
-#[test]
-fn a_standby_copies_a_database_with_interim_pages() -> Result<()> {
-    let (cluster, keys, all) = changed(&Settings::default())?;
-    let mut standby = standby_of(&cluster, &[])?;
-    standby.allow_log("key group");
-    standby.allow_log("could not");
-    standby.allow_log("terminating walreceiver");
-    standby.kill()?;
-    cluster.sql("UPDATE acme.t SET name = name")?;
-    keys[1].take_away()?;
-    standby.start_server()?;
-    wait_for(&standby, &cluster)?;
-    standby.sql("CHECKPOINT")?;
-    ensure!(!interim_files(&standby)?.is_empty(), "nothing is under an interim key");
-    let strategy = if cluster.text("SHOW server_version_num")?.parse::<u32>()? < 150_000 {
-        ""
-    } else {
-        "STRATEGY file_copy"
-    };
-    let create = format!("CREATE DATABASE copied TEMPLATE postgres {strategy}");
-    run_sql(&mut cluster.client_to("template1")?, &create)?;
-    wait_for(&standby, &cluster)?;
-    standby.kill()?;
-    standby.start_server()?;
-    wait_for(&standby, &cluster)?;
-    keys[1].bring_back()?;
-    standby.sql("SELECT pagevault.unlock()")?;
-    let mut client = standby.client_to("copied")?;
-    for (query, expected) in LOOKS.iter().zip(&all) {
-        let found = text(&mut client, query)?;
-        ensure!(found == *expected, "{query}: {found}, not {expected}");
-    }
-    drop(client);
-    is_whole(&standby, &all)?;
-    standby.finish()?;
-    cluster.finish()
-}
-
 /// Another data key has the same interim version as an earlier one. Which one a page is under
 /// depends on the data keys that were replayed, not on what a process has cached.
 #[test]
