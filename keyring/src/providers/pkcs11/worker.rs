@@ -8,7 +8,7 @@
 //!   module prints;
 //! - logs out when its input ends.
 //!
-//! Its supervisor ([`crate::program`]) kills it, and all processes that the module has started,
+//! Its supervisor (`program`) kills it, and all processes that the module has started,
 //! when nobody reads its answers any more.
 
 use std::fs::File;
