@@ -401,7 +401,8 @@ pub(crate) fn is_wal_receiver() -> bool {
 ///
 /// The state stays when the command has ended (`SendBaseBackup`, basebackup.c). So the command
 /// counts, which `exec_replication_command` (walsender.c) and `exec_simple_query` (postgres.c) set.
-/// Its scanner takes this spelling only, after spaces (repl_scanner.l).
+/// Its scanner takes this spelling only, after spaces, which include vertical tabs since 16
+/// (repl_scanner.l).
 #[inline]
 pub(crate) fn sends_base_backup() -> bool {
     // SAFETY: plain globals of this process; the state is written by this process only.
@@ -413,9 +414,14 @@ pub(crate) fn sends_base_backup() -> bool {
     // SAFETY: a plain global of this process: null or a NUL-terminated text.
     let command = || unsafe {
         let command = pg_sys::debug_query_string;
-        (!command.is_null()).then(|| CStr::from_ptr(command).to_bytes().trim_ascii_start())
+        (!command.is_null()).then(|| CStr::from_ptr(command).to_bytes())
     };
-    in_state && command().is_some_and(|command| command.starts_with(b"BASE_BACKUP"))
+    let is_space = |byte: &u8| byte.is_ascii_whitespace() || *byte == 0x0B;
+    let is_one = |command: &[u8]| {
+        let start = command.iter().position(|byte| !is_space(byte)).unwrap_or_default();
+        command[start..].starts_with(b"BASE_BACKUP")
+    };
+    in_state && command().is_some_and(is_one)
 }
 
 /// Size of a WAL segment in bytes.
