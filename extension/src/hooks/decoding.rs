@@ -1,7 +1,7 @@
 //! Logical decoding reads rows from WAL, not from pages whose reading could be refused. So changes
 //! of locked relations are refused when they are decoded, before they are collected for a
-//! transaction. That includes changes in former files of relations, whose keys may be forgotten
-//! although a slot still needs WAL about them.
+//! transaction. That includes changes in former files of relations: their keys are not forgotten
+//! while a slot needs WAL about them ([`crate::keys::usage::forgetting`]).
 
 use pagevault_keystore::RelFile;
 use pgrx::pg_sys;
@@ -11,6 +11,7 @@ use crate::keys::usage::key_error::KeyError;
 use crate::page::io::PageFault;
 use crate::pg::compat::{self, Locator, SHARED_BACKEND, SmgrFile};
 use crate::pg::process::{self, ProcessLocal};
+use crate::pg::relation_files;
 use crate::{page, shmem};
 
 const HEAP_MANAGER: u32 = pg_sys::RmgrIds::RM_HEAP_ID;
@@ -154,7 +155,9 @@ fn key_error(file: RelFile) -> Option<KeyError> {
     if let Some(scope) = directory::refused_scope(file) {
         return Some(KeyError::Refused { scope });
     }
-    let locked = directory::locked_scope(file);
-    let scope = locked.or_else(|| directory::unusable_scope_of_former(file))?;
-    Some(KeyError::Locked { scope })
+    let former = || {
+        // Keys of a file that is there may be those of its time before it was decrypted.
+        directory::unusable_scope(file).filter(|_| !relation_files::may_have_any_fork(file))
+    };
+    directory::locked_scope(file).or_else(former).map(|scope| KeyError::Locked { scope })
 }

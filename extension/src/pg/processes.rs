@@ -100,28 +100,43 @@ pub(crate) fn replayed_by_standbys() -> impl Iterator<Item = Lsn> {
     })
 }
 
-/// Ends the WAL senders that are connected to a database, as logical replication is, like
-/// `pg_terminate_backend()`: they go on where they have last been told that a client has everything
-/// (`restart_lsn`), and decode changes again that they had only collected.
-pub(crate) fn end_logical_senders() {
-    for sender in senders() {
-        // SAFETY: the server looks the process up under its lock; a word that its owner writes.
+/// Ends what logical decoding has collected. WAL senders are ended like `pg_terminate_backend()`:
+/// they go on where they have last been told that a client has everything (`restart_lsn`), and
+/// decode again. Statements that decode are cancelled.
+pub(crate) fn end_logical_decoding() {
+    let decodes = |entry: *mut pg_sys::PGPROC| {
+        // SAFETY: a word that its owner writes, of an entry that exists.
+        !entry.is_null()
+            && unsafe { (&raw const (*entry).databaseId).read_volatile() } != pg_sys::Oid::INVALID
+    };
+    let senders: Vec<_> = senders().map(|sender| sender.pid).collect();
+    let in_slots = slots().filter(|slot| slot.is_logical).map(|slot| slot.active);
+    let statements = in_slots.filter(|pid| *pid != 0 && !senders.contains(pid));
+    let all = senders.iter().map(|pid| (*pid, libc::SIGTERM));
+    for (pid, signal) in all.chain(statements.map(|pid| (pid, libc::SIGINT))) {
+        // SAFETY: the server looks the process up under its lock.
         unsafe {
-            let entry = pg_sys::BackendPidGetProc(sender.pid);
-            if !entry.is_null()
-                && (&raw const (*entry).databaseId).read_volatile() != pg_sys::Oid::INVALID
-            {
-                libc::kill(sender.pid, libc::SIGTERM);
+            if decodes(pg_sys::BackendPidGetProc(pid)) {
+                libc::kill(pid, signal);
             }
         }
     }
 }
 
-/// Whether a standby, or a program that receives WAL, has a replication slot that keeps WAL for it.
-pub(crate) fn any_physical_slot() -> bool {
+/// A replication slot.
+struct Slot {
+    is_logical: bool,
+    is_persistent: bool,
+    /// It keeps WAL.
+    keeps_wal: bool,
+    /// The process that uses it, or 0.
+    active: i32,
+}
+
+fn slots() -> impl Iterator<Item = Slot> {
     // SAFETY: a setting, which is fixed at server start.
     let count = unsafe { pg_sys::max_replication_slots };
-    (0..count).any(|index| {
+    (0..count).filter_map(|index| {
         // SAFETY: takes and releases a lock of the server; the index is one of the array, which is
         // there if it is not empty (`ReplicationSlotsShmemInit`, slot.c). The server counts the
         // entries, whose size may differ between minor releases. What is read are aligned words of
@@ -132,19 +147,34 @@ pub(crate) fn any_physical_slot() -> bool {
             if pg_sys::ReplicationSlotCtl.is_null()
                 || !pg_sys::ReplicationSlotName(index, &raw mut name)
             {
-                return false;
+                return None;
             }
             let slot = pg_sys::SearchNamedReplicationSlot(name.data.as_ptr(), true);
             if slot.is_null() {
-                return false;
+                return None;
             }
-            let data = &raw const (*slot).data;
             use pg_sys::ReplicationSlotPersistency::RS_PERSISTENT;
-            (&raw const (*data).database).read_volatile() == pg_sys::Oid::INVALID
-                && (&raw const (*data).persistency).read_volatile() == RS_PERSISTENT
-                && (&raw const (*data).restart_lsn).read_volatile() != 0
+            let data = &raw const (*slot).data;
+            Some(Slot {
+                is_logical: (&raw const (*data).database).read_volatile() != pg_sys::Oid::INVALID,
+                is_persistent: (&raw const (*data).persistency).read_volatile() == RS_PERSISTENT,
+                keeps_wal: (&raw const (*data).restart_lsn).read_volatile() != 0,
+                active: (&raw const (*slot).active_pid).read_volatile(),
+            })
         }
     })
+}
+
+/// Whether a standby, or a program that receives WAL, has a replication slot that keeps WAL for it.
+pub(crate) fn any_physical_slot() -> bool {
+    slots().any(|slot| !slot.is_logical && slot.is_persistent && slot.keeps_wal)
+}
+
+/// From where logical slots need WAL; `None` without any.
+pub(crate) fn needed_by_logical_slots() -> Option<Lsn> {
+    // SAFETY: takes and releases locks of the server.
+    let oldest = Lsn(unsafe { pg_sys::ReplicationSlotsComputeLogicalRestartLSN() });
+    (oldest != Lsn::INVALID).then_some(oldest)
 }
 
 /// A WAL sender that is connected.

@@ -223,7 +223,7 @@ fn revoke(asked: &KeyInQuestion<'_>, cause: ErrorClass) -> Result<Option<(Revoca
     drop(lock);
     if refuse && !before.1 {
         // They may hold rows of transactions that have not ended yet.
-        processes::end_logical_senders();
+        processes::end_logical_decoding();
     }
     if before != (true, refuse) {
         let change = if refuse { Change::Locked } else { Change::Revoked };

@@ -370,21 +370,15 @@ pub(crate) fn locked_scope(file: RelFile) -> Option<Scope> {
     locked_scope_of(file, true, |_| true)
 }
 
-/// If the file is a former one whose keys are forgotten: a scope whose keys are locked or refused,
-/// and may have been behind them.
+/// A scope whose keys are locked or refused, and behind any key that the file has had.
 #[cold]
-pub(crate) fn unusable_scope_of_former(file: RelFile) -> Option<Scope> {
+pub(crate) fn unusable_scope(file: RelFile) -> Option<Scope> {
     let shared = get()?;
-    shared.former.through(file.database, file.relation)?;
-    let is_former = match shared.directory.find(file).ok()? {
-        Some(slot) => shared.directory.writing(slot).ok()?.current.is_none(),
-        None => true,
-    };
-    let mut known = shared.secrets.list().into_iter().filter(|(scope, ..)| {
-        is_former && (!scope.is_database() || scope.number() == file.database)
-    });
-    let is_unusable = |state| matches!(state, State::Locked | State::Refused);
-    known.find(|(_, _, state)| is_unusable(*state)).map(|(scope, ..)| scope)
+    let slot = shared.directory.find(file).ok()??;
+    let mut keys = shared.directory.keys(slot).ok()?.filter_map(std::result::Result::ok);
+    let is_unusable = |state| matches!(state, Some(State::Locked | State::Refused));
+    keys.find(|key| is_unusable(shared.secrets.state(key.scope, key.key_version)))
+        .map(|key| key.scope)
 }
 
 fn locked_scope_of(

@@ -27,7 +27,7 @@ use crate::keys::store::{database_keys, persist};
 use crate::pg::guc::forgetting::Keep;
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result};
-use crate::pg::{control_file, heap, process, wal};
+use crate::pg::{control_file, heap, process, processes, wal};
 use crate::{backups, shmem};
 
 /// Pauses between rounds.
@@ -148,7 +148,10 @@ impl Watch {
         let start = Instant::now();
         self.unneeded.look(control.redo, keep)?;
         self.looking += start.elapsed();
-        forget(self.unneeded.due(keep, control.redo))?;
+        // Who decodes changes of a file must see that its key is locked.
+        let needed = processes::needed_by_logical_slots();
+        let from = needed.map_or(control.redo, |slot| slot.min(control.redo));
+        forget(self.unneeded.due(keep, from))?;
         Ok(true)
     }
 

@@ -94,16 +94,16 @@ impl Unneeded {
         Ok(())
     }
 
-    /// Keys that were not needed for this time, and the server does not replay WAL from before it
-    /// noted that. By log.
-    pub(super) fn due(&self, keep: Keep, redo: Lsn) -> BTreeMap<Scope, Candidates> {
+    /// Keys that were not needed for this time, and the server neither replays nor decodes WAL from
+    /// before it noted that: it does from `from` on. By log.
+    pub(super) fn due(&self, keep: Keep, from: Lsn) -> BTreeMap<Scope, Candidates> {
         let mut due: BTreeMap<_, Candidates> = BTreeMap::new();
         for (key, Noted { since, wal_end }) in &self.noted {
             let keep = match key {
                 Key::Replaced(Replaced::Wal(_)) => keep.wal,
                 _ => keep.others,
             };
-            if keep.is_none_or(|keep| since.elapsed() < keep) || *wal_end > redo {
+            if keep.is_none_or(|keep| since.elapsed() < keep) || *wal_end > from {
                 continue;
             }
             let home = match key {

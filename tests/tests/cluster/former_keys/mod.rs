@@ -31,7 +31,7 @@ use crate::{assert_plain, assert_sealed};
 const SUM: &str = "SELECT count(*) || ' ' || coalesce(sum(hashtext(t::text)::bigint), 0) FROM t";
 
 /// Times in which the worker has looked at least twice.
-const TWO_ROUNDS: Duration = Duration::from_secs(4);
+pub(crate) const TWO_ROUNDS: Duration = Duration::from_secs(4);
 
 fn settings() -> Settings {
     Settings::default()
