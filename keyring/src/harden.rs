@@ -1,6 +1,6 @@
 //! Protection of the process, before it handles a secret.
 
-use std::io;
+use std::io::{self, Write};
 use std::panic;
 use std::sync::OnceLock;
 
@@ -40,7 +40,8 @@ pub fn harden() -> io::Result<()> {
     let _ = BEFORE.set((files, umask(Mode::from_bits_truncate(0o077))));
     panic::set_hook(Box::new(|info| {
         let place = info.location().map_or_else(String::new, |at| format!(" at {at}"));
-        eprintln!("pagevault-keyring: internal error{place}");
+        // Who reads it may be gone.
+        let _ = writeln!(io::stderr(), "pagevault-keyring: internal error{place}");
     }));
     Ok(())
 }

@@ -5,16 +5,22 @@ use std::ffi::c_void;
 
 use pgrx::pg_guard;
 use pgrx::pg_sys;
+use pgrx::prelude::PgLogLevel;
 
 use super::{commit_times, proof};
 use crate::audit::statements;
 use crate::backups;
 use crate::commands::{altered, catalogs, labels, storage};
+use crate::keys::usage::wal_switch;
 use crate::page::names;
 use crate::pg::nesting::{Mark, Notes};
+use crate::pg::process::{self, ProcessLocal};
 use crate::pg::report::OrRaise;
 use crate::policy::pending;
 use crate::writers::{self, Activity};
+
+/// The server has started, in single-user mode.
+static STARTED: ProcessLocal<bool> = ProcessLocal::new(false);
 
 /// Installs the callbacks; from `_PG_init`. Processes inherit them.
 pub(crate) fn install() {
@@ -89,7 +95,7 @@ unsafe extern "C-unwind" fn transaction_event(
         labels::transaction_ended(event == XACT_EVENT_COMMIT);
         backups::transaction_ended();
     }
-    if event == XACT_EVENT_PRE_COMMIT && proof::is_due_in_single_user_mode() {
+    if event == XACT_EVENT_PRE_COMMIT && process::is_single_user() && !STARTED.replace(true) {
         // SAFETY: the guarded function has the callback's own contract.
         unsafe { check_single_user_server() }
     }
@@ -116,7 +122,12 @@ unsafe extern "C-unwind" fn transaction_event(
 /// server starts (`InitPostgres`, postinit.c), before it reads a command.
 #[pg_guard]
 unsafe extern "C-unwind" fn check_single_user_server() {
-    proof::require_of_server();
+    if proof::is_due_in_single_user_mode() {
+        proof::require_of_server();
+    }
+    if let Err(report) = wal_switch::replace_lost_switch() {
+        report.send(PgLogLevel::WARNING);
+    }
 }
 
 /// Pending work of commands that do not call the utility hook: TRUNCATE by logical replication,

@@ -100,23 +100,22 @@ pub(crate) fn replayed_by_standbys() -> impl Iterator<Item = Lsn> {
     })
 }
 
-/// Ends what logical decoding has collected. WAL senders are ended like `pg_terminate_backend()`:
-/// they go on where they have last been told that a client has everything (`restart_lsn`), and
-/// decode again. Statements that decode are cancelled.
-pub(crate) fn end_logical_decoding() {
-    let decodes = |entry: *mut pg_sys::PGPROC| {
+/// Ends what logical decoding has collected, of one database or of all. WAL senders are ended like
+/// `pg_terminate_backend()`: they go on where they have last been told that a client has everything
+/// (`restart_lsn`), and decode again. Statements that decode are cancelled.
+pub(crate) fn end_logical_decoding(database: Option<u32>) {
+    let of_database = |entry: *mut pg_sys::PGPROC| {
         // SAFETY: a word that its owner writes, of an entry that exists.
-        !entry.is_null()
-            && unsafe { (&raw const (*entry).databaseId).read_volatile() } != pg_sys::Oid::INVALID
+        let found = || unsafe { (&raw const (*entry).databaseId).read_volatile() }.to_u32();
+        !entry.is_null() && database.is_none_or(|database| database == found())
     };
     let senders: Vec<_> = senders().map(|sender| sender.pid).collect();
-    let in_slots = slots().filter(|slot| slot.is_logical).map(|slot| slot.active);
-    let statements = in_slots.filter(|pid| *pid != 0 && !senders.contains(pid));
-    let all = senders.iter().map(|pid| (*pid, libc::SIGTERM));
-    for (pid, signal) in all.chain(statements.map(|pid| (pid, libc::SIGINT))) {
+    let decoding = slots().filter(|slot| slot.is_logical && slot.active != 0);
+    for pid in decoding.map(|slot| slot.active) {
+        let signal = if senders.contains(&pid) { libc::SIGTERM } else { libc::SIGINT };
         // SAFETY: the server looks the process up under its lock.
         unsafe {
-            if decodes(pg_sys::BackendPidGetProc(pid)) {
+            if of_database(pg_sys::BackendPidGetProc(pid)) {
                 libc::kill(pid, signal);
             }
         }

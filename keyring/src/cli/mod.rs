@@ -219,7 +219,7 @@ pub fn main() -> ExitCode {
         Command::Serve => return serve::serve(),
         #[cfg(feature = "pkcs11")]
         Command::Pkcs11 => return pkcs11::worker::serve(),
-        Command::Run { program, arguments } => return program::supervise(&program, &arguments),
+        Command::Run { program, arguments } => program::supervise(&program, &arguments),
         Command::Escrow(escrow) => escrow.run(&mut io::stdout().lock()),
         Command::Audit(audit) => audit.run(&mut io::stdout().lock()),
         Command::Inspect { paths } => {

@@ -7,10 +7,10 @@
 //! processes must not come to it: this process inherits them, waits for them, and ends with 1.
 
 use std::ffi::{OsStr, OsString};
-use std::io;
+use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::process::CommandExt;
-use std::process::{Command, ExitCode, exit};
+use std::process::{Command, exit};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -30,16 +30,26 @@ const NOT_READ: i32 = 1;
 
 /// Runs the program and ends with its exit status; if a signal has ended it, 128 plus its number,
 /// as in a shell.
-pub(crate) fn supervise(program: &OsStr, arguments: &[OsString]) -> ExitCode {
+pub(crate) fn supervise(program: &OsStr, arguments: &[OsString]) -> ! {
     match start(program, arguments) {
         Ok(group) => end(group, wait(group)),
         Err(error) => {
-            eprintln!("could not be run: {error}");
+            say(&format!("could not be run: {error}"));
             // The exit status of a shell.
-            let code = if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 };
-            ExitCode::from(code)
+            leave(if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 })
         }
     }
+}
+
+/// Nobody may read it any more.
+fn say(what: &str) {
+    let _ = writeln!(io::stderr(), "{what}");
+}
+
+/// Ends this process.
+fn leave(status: i32) -> ! {
+    let is_read = !has_hung_up(io::stdout().as_fd(), PollTimeout::ZERO);
+    exit(if is_read { status } else { NOT_READ })
 }
 
 /// Starts the program, and returns its process group.
@@ -60,7 +70,7 @@ fn start(program: &OsStr, arguments: &[OsString]) -> io::Result<Pid> {
     match thread::Builder::new().spawn(watch) {
         Ok(_) => Ok(group),
         Err(error) => {
-            eprintln!("could not be watched: {error}");
+            say(&format!("could not be watched: {error}"));
             end(group, 126)
         }
     }
@@ -98,8 +108,7 @@ fn end(group: Pid, status: i32) -> ! {
             Err(_) => break,
         }
     }
-    let is_read = !has_hung_up(io::stdout().as_fd(), PollTimeout::ZERO);
-    exit(if is_read { status } else { NOT_READ })
+    leave(status)
 }
 
 /// Returns when the pipe behind `output` has no reader.

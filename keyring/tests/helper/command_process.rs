@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::process::Child;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::sys::prctl;
@@ -83,6 +84,23 @@ fn what_a_helper_leaves_to_process_1_ends_with_status_1() {
             let inherited = waitpid(other, Some(WaitPidFlag::WNOHANG));
             assert_eq!(inherited, Err(nix::Error::ECHILD), "{signal}");
         }
+    }
+}
+
+/// Nor where the program cannot be started, when nobody reads that any more.
+#[test]
+fn a_supervisor_without_a_reader_ends_with_status_1() {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    for program in ["/nonexistent", "/"] {
+        let ended = command(&["run", "--", program])
+            .process_group(0)
+            .stdin(Stdio::null())
+            .stdout(writer.try_clone().unwrap())
+            .stderr(writer.try_clone().unwrap())
+            .status()
+            .unwrap();
+        assert_eq!(ended.code(), Some(1), "{program}: {ended}");
     }
 }
 

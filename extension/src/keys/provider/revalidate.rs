@@ -223,7 +223,8 @@ fn revoke(asked: &KeyInQuestion<'_>, cause: ErrorClass) -> Result<Option<(Revoca
     drop(lock);
     if refuse && !before.1 {
         // They may hold rows of transactions that have not ended yet.
-        processes::end_logical_decoding();
+        let database = asked.scope.is_database().then(|| asked.scope.number());
+        processes::end_logical_decoding(database);
     }
     if before != (true, refuse) {
         let change = if refuse { Change::Locked } else { Change::Revoked };

@@ -168,8 +168,8 @@ fn audited<T>(to: &str, changes: bool, switch: impl FnOnce() -> Result<T>) -> Re
 }
 
 /// If the keystore has a switch that WAL never reached, makes a new switch with the present state
-/// of WAL.
-fn replace_lost_switch() -> Result<()> {
+/// of WAL. In single-user mode there is no worker that would.
+pub(crate) fn replace_lost_switch() -> Result<()> {
     begun(&KeystoreLock::acquire()).map(drop)
 }
 

@@ -1,6 +1,8 @@
 //! Switches that are durable in the keystore, and that WAL never reached: the WAL before them was
 //! lost, and new WAL takes their place.
 
+use std::fs::File;
+
 use anyhow::{Result, ensure};
 use pagevault_tests::installation::run;
 use pagevault_tests::standby::{standby_of, wait_for};
@@ -63,36 +65,48 @@ fn a_lost_switch_to_off_has_no_effect() -> Result<()> {
     cluster.finish()
 }
 
-/// Nor after another crash, when WAL has passed its address.
+/// Nor after another crash, or another start, when WAL has passed its address.
 #[test]
-fn a_lost_switch_has_no_effect_after_another_crash() -> Result<()> {
-    let (cluster, _keys) = sealing(&Settings::default())?;
-    // It begins four megabytes later, because there may be a standby.
-    cluster.sql("SELECT pg_create_physical_replication_slot('away', true)")?;
-    let write = |kilobytes: u32| {
-        cluster.sql(&format!(
-            "SELECT count(pg_logical_emit_message(true, 'none', repeat('x', 1000)))
-             FROM generate_series(1, {kilobytes})"
-        ))
-    };
-    cluster.stop_at("wal_switch.recorded")?;
-    cluster.set(&[("pagevault.wal_encryption", "off")])?;
-    cluster.stopped_at("wal_switch.recorded")?;
-    write(1000)?;
-    cluster.kill()?;
-    cluster.resume();
-    set_offline(&cluster, "on")?;
-    cluster.start_server()?;
-    cluster.eventually(PROBLEM, "none")?;
-    write(3500)?;
-    cluster.crash()?;
-    let mut client = cluster.client()?;
-    client.batch_execute(
-        "INSERT INTO t (name) SELECT 'drossel-' || i FROM generate_series(1, 1000) i",
-    )?;
-    assert_hidden(&cluster, "drossel")?;
-    ensure!(cluster.text(STATE)? == "t" && cluster.text(PROBLEM)? == "none");
-    cluster.finish()
+fn a_lost_switch_has_no_effect_when_wal_has_passed_it() -> Result<()> {
+    for in_single_user_mode in [false, true] {
+        let (cluster, _keys) = sealing(&Settings::default())?;
+        // It begins four megabytes later, because there may be a standby.
+        cluster.sql("SELECT pg_create_physical_replication_slot('away', true)")?;
+        let writing = |kilobytes: u32| {
+            format!(
+                "SELECT count(pg_logical_emit_message(true, 'none', repeat('x', 1000))) \
+                 FROM generate_series(1, {kilobytes})\n"
+            )
+        };
+        cluster.stop_at("wal_switch.recorded")?;
+        cluster.set(&[("pagevault.wal_encryption", "off")])?;
+        cluster.stopped_at("wal_switch.recorded")?;
+        cluster.sql(&writing(1000))?;
+        cluster.kill()?;
+        cluster.resume();
+        set_offline(&cluster, "on")?;
+        if in_single_user_mode {
+            let mut alone = cluster.program("postgres");
+            alone.args(["--single", "-D"]).arg(cluster.data_directory()).arg("postgres");
+            let commands = cluster.directory().join("commands");
+            std::fs::write(&commands, writing(3500))?;
+            run(alone.stdin(File::open(&commands)?))?;
+            cluster.start_server()?;
+        } else {
+            cluster.start_server()?;
+            cluster.eventually(PROBLEM, "none")?;
+            cluster.sql(&writing(3500))?;
+            cluster.crash()?;
+        }
+        let mut client = cluster.client()?;
+        client.batch_execute(
+            "INSERT INTO t (name) SELECT 'drossel-' || i FROM generate_series(1, 1000) i",
+        )?;
+        assert_hidden(&cluster, "drossel")?;
+        ensure!(cluster.text(STATE)? == "t" && cluster.text(PROBLEM)? == "none");
+        cluster.finish()?;
+    }
+    Ok(())
 }
 
 /// The other way round. Also, the key of a lost rotation is not used when WAL reaches the address
