@@ -3,8 +3,8 @@
 //! One request on its standard input, one reply on its standard output, one deadline. The server
 //! itself opens no connection and has no credentials. A cancel or the end of the session ends the
 //! helper. If this process ends or is killed, the kernel tells the helper, which also ends when its
-//! reply is not read. One that cannot be killed is left behind. It inherits no descriptor of the server,
-//! so that it keeps no connection, file or port open.
+//! reply is not read. One that cannot be killed is left behind. It inherits no descriptor of the
+//! server, so that it keeps no connection, file or port open.
 
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
