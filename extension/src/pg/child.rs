@@ -7,9 +7,9 @@ use std::process::Command;
 use std::time::Duration;
 
 /// Isolates a program that is about to be started from the server: it inherits only the standard
-/// descriptors, and gets SIGTERM when this process ends. Until the program is ready for that, the
-/// signal waits: what comes to a postmaster that is process 1 of a container must not have been
-/// ended by a signal (`CleanupBackend`, postmaster.c).
+/// descriptors, and gets SIGTERM when this process ends. It can end with a status then: what comes
+/// to a postmaster that is process 1 of a container should not have been ended by a signal
+/// (`CleanupBackend`, postmaster.c).
 pub(crate) fn isolate_from_server(command: &mut Command) {
     let server = std::process::id();
     // SAFETY: runs in the child between fork and exec, where only async-signal-safe calls are
@@ -20,14 +20,9 @@ pub(crate) fn isolate_from_server(command: &mut Command) {
 /// In the child. `server` is the process that started it.
 fn isolate(server: u32) -> io::Result<()> {
     const FIRST: libc::c_uint = 3;
-    // SAFETY: system calls on numbers; the only memory they write is `signals` and `limit`.
+    // SAFETY: system calls on numbers; the only memory they write is `limit`.
     unsafe {
-        let mut signals = std::mem::zeroed::<libc::sigset_t>();
-        libc::sigemptyset(&raw mut signals);
-        libc::sigaddset(&raw mut signals, libc::SIGTERM);
-        if libc::sigprocmask(libc::SIG_BLOCK, &raw const signals, std::ptr::null_mut()) != 0
-            || libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM) != 0
-        {
+        if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM) != 0 {
             return Err(io::Error::last_os_error());
         }
         if libc::getppid() as u32 != server {
