@@ -26,6 +26,8 @@ pub fn is_readable(pid: Pid) -> Result<bool> {
             eprintln!("skipped: this user may not read the memory of servers");
             Ok(false)
         }
+        // It has ended.
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(true),
         opened => Ok(opened.map(|_| true)?),
     }
 }
@@ -149,8 +151,15 @@ impl Pieces {
         for pid in processes {
             let Some(process) = title(*pid) else { continue };
             let path = format!("/proc/{}/mem", pid.as_raw_nonzero());
-            let memory = File::open(&path).with_context(|| format!("read {path}"))?;
-            for mapping in Mapping::all(*pid)?.iter().filter(|mapping| mapping.writable) {
+            let opened = || -> Result<_> {
+                let memory = File::open(&path).with_context(|| format!("read {path}"))?;
+                Ok((memory, Mapping::all(*pid)?))
+            };
+            let (memory, mappings) = match opened() {
+                Err(_) if title(*pid).is_none() => continue,
+                opened => opened?,
+            };
+            for mapping in mappings.iter().filter(|mapping| mapping.writable) {
                 if mapping.shared.is_some_and(|inode| !seen.insert((inode, mapping.start))) {
                     continue;
                 }

@@ -182,7 +182,31 @@ impl<'a, C: Catalog> Policy<'a, C> {
         if copied && !firm && !self.may_be_plaintext_like(&leader, relation)? {
             return self.wanted_around(relation, tablespace);
         }
+        if copied && !firm && self.squeezed_by(relation)?.is_some() {
+            return self.wanted_by_name(relation, tablespace, decision);
+        }
         Ok(decision)
+    }
+
+    /// Of a table that has only its name and owner in common with a copy by pg_squeeze: an owner can
+    /// give any table such a name. So it is not plaintext where others are encrypted, and what it
+    /// has is not taken from it.
+    fn wanted_by_name(
+        &self,
+        relation: &Relation,
+        tablespace: Oid,
+        of_original: Option<Decision>,
+    ) -> Result<Option<Decision>, C::Error> {
+        let around = self.wanted_around(relation, tablespace)?;
+        if around.is_some_and(|decision| decision.is_encrypted()) {
+            return Ok(around);
+        }
+        Ok(of_original.map(|decision| match decision.source {
+            Source::Own(original) => {
+                Decision { source: Source::Around(Labelled::Relation(original)), ..decision }
+            }
+            _ => decision,
+        }))
     }
 
     fn wanted_of_follower(

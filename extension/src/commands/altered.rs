@@ -92,7 +92,8 @@ pub(crate) fn parent_changed(child: Oid, parent: Oid) -> Result<()> {
     }
 }
 
-/// True from the creation of a table until it gets its first block, a TOAST table or an index.
+/// True from the creation of a table by the present command until it gets its first block, a TOAST
+/// table or an index.
 fn is_new(facts: &Facts) -> bool {
     CREATED.with(|created| *created == facts.oid)
         && facts.is_stored()
@@ -115,8 +116,9 @@ fn note(altered: Altered) {
     ALTERED.with(|notes| notes.push(altered));
 }
 
-/// Marks the beginning of a command.
+/// Marks the beginning of a command. What an earlier one has created is not new any more.
 pub(crate) fn mark() -> Mark {
+    CREATED.set(Oid::INVALID);
     ALTERED.with(|notes| notes.mark())
 }
 
@@ -147,7 +149,8 @@ pub(crate) fn follow(mark: Mark) -> Result<()> {
                 // An owner remembered during its creation is outdated.
                 memo::forget_relation(oid);
                 let Some(sequence) = relation::facts_after_command(oid) else { continue };
-                if sequence.is_stored() && memo::owner_of(oid)?.is_some() {
+                // It may have lost its owner, too.
+                if sequence.is_stored() {
                     encrypt_if_required(&sequence)?;
                 }
             }

@@ -51,13 +51,14 @@ pub(crate) fn forget() {
     MEMO.with(|memo| *memo = None);
 }
 
-/// Removes the facts of a relation that this session has altered.
+/// Removes the facts of a relation that this session has altered, and all answers: those about what
+/// follows it or is below it depend on it.
 pub(crate) fn forget_relation(oid: Oid) {
     MEMO.with(|memo| {
         if let Some(memo) = memo {
             memo.parents.remove(&oid);
             memo.owners.remove(&oid);
-            memo.answers.remove(&oid);
+            memo.answers.clear();
         }
     });
 }

@@ -1,6 +1,7 @@
 //! Labels on schemas, tablespaces, databases and partitioned tables decide for new storage; the
 //! nearest one wins.
 
+mod kept;
 mod names;
 
 use std::process::Command;
