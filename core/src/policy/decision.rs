@@ -188,9 +188,9 @@ impl<'a, C: Catalog> Policy<'a, C> {
         Ok(decision)
     }
 
-    /// Of a table that has only its name and owner in common with a copy by pg_squeeze: an owner can
-    /// give any table such a name. So it is not plaintext where others are encrypted, and what it
-    /// has is not taken from it.
+    /// Of a table that has only its name and owner in common with a copy by pg_squeeze: an owner
+    /// can give any table such a name. So it is not plaintext where others are encrypted, and what
+    /// it has is not taken from it.
     fn wanted_by_name(
         &self,
         relation: &Relation,

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Acquire};
 use pagevault_keystore::Lsn;
 use pgrx::{Spi, pg_sys};
 
-use super::session;
+use super::{compat, session};
 
 /// The entry of a process; `None` if the number is too high.
 fn entry(process: usize) -> Option<*mut pg_sys::PGPROC> {
@@ -158,7 +158,7 @@ fn slots() -> impl Iterator<Item = Slot> {
                 is_logical: (&raw const (*data).database).read_volatile() != pg_sys::Oid::INVALID,
                 is_persistent: (&raw const (*data).persistency).read_volatile() == RS_PERSISTENT,
                 keeps_wal: (&raw const (*data).restart_lsn).read_volatile() != 0,
-                active: (&raw const (*slot).active_pid).read_volatile(),
+                active: compat::user_of(slot),
             })
         }
     })

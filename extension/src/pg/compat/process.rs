@@ -20,6 +20,25 @@ pub(crate) fn process_number() -> Option<usize> {
     }
 }
 
+/// The PID of the process that uses a replication slot, or 0 (`active_pid`; `active_proc` since
+/// 19).
+///
+/// # Safety
+/// The slot is an entry of the server's array.
+pub(crate) unsafe fn user_of(slot: *const pg_sys::ReplicationSlot) -> i32 {
+    // SAFETY: an aligned word of the entry, which its owner writes.
+    unsafe {
+        #[cfg(not(any(feature = "pg15", feature = "pg16", feature = "pg17", feature = "pg18")))]
+        let pid = {
+            let number = (&raw const (*slot).active_proc).read_volatile();
+            usize::try_from(number).map_or(0, |number| super::super::processes::pid(number) as i32)
+        };
+        #[cfg(any(feature = "pg15", feature = "pg16", feature = "pg17", feature = "pg18"))]
+        let pid = (&raw const (*slot).active_pid).read_volatile();
+        pid
+    }
+}
+
 /// An upper bound of [`process_number`], exclusive; available when shared memory is set up.
 pub(crate) fn most_processes() -> usize {
     // SAFETY: a plain global, computed before libraries ask for shared memory.
