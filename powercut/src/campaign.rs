@@ -9,7 +9,7 @@ use pagevault_powercut_disk::{Ignore, Random, Survival};
 use pagevault_tests::Cluster;
 
 pub use crate::judge::Verdict;
-use crate::judge::{end_of_log, judge, verify};
+use crate::judge::{end_of_log, judge};
 use crate::known;
 use crate::ledger::Ledger;
 use crate::outage::Outage;
@@ -158,13 +158,6 @@ pub fn try_cut(
     } else {
         first
     };
-    // Files of a database that was dropped or not completely copied are told from damage only after
-    // recovery.
-    let of_databases =
-        |step: usize| scenario.steps.get(step).is_some_and(|it| it.sql.contains("DATABASE"));
-    if scenario.encrypted && outage.is_none() && !ledger.steps.keys().copied().any(of_databases) {
-        verify(&cluster).context("before the first start")?;
-    }
     let mut may_say = scenario.log.to_vec();
     let started = cluster.start_after_crash().context("the first start");
     if matches!(started, Ok(true)) {

@@ -239,7 +239,7 @@ fn checksums(cluster: &Cluster, files: &BTreeSet<String>) -> Result<()> {
 }
 
 /// `pagevault-keyring verify`, of a server that is down.
-pub(crate) fn verify(cluster: &Cluster) -> Result<()> {
+fn verify(cluster: &Cluster) -> Result<()> {
     let (response, code) = cluster.verify_offline(&cluster.data_directory())?;
     ensure!(code == Some(0), "pagevault-keyring verify ends with {code:?}:\n{response}");
     Ok(())
