@@ -95,7 +95,7 @@ unsafe extern "C-unwind" fn transaction_event(
         labels::transaction_ended(event == XACT_EVENT_COMMIT);
         backups::transaction_ended();
     }
-    if event == XACT_EVENT_PRE_COMMIT && process::is_single_user() && !STARTED.replace(true) {
+    if event == XACT_EVENT_PRE_COMMIT && process::is_single_user() {
         // SAFETY: the guarded function has the callback's own contract.
         unsafe { check_single_user_server() }
     }
@@ -125,7 +125,9 @@ unsafe extern "C-unwind" fn check_single_user_server() {
     if proof::is_due_in_single_user_mode() {
         proof::require_of_server();
     }
-    if let Err(report) = wal_switch::replace_lost_switch() {
+    if !STARTED.replace(true)
+        && let Err(report) = wal_switch::replace_lost_switch()
+    {
         report.send(PgLogLevel::WARNING);
     }
 }

@@ -114,16 +114,17 @@ pub(super) fn settle(jobs: &[Known]) -> Result<bool> {
 
 /// Whether a relation has an unfinished job that does not give way to another.
 pub(crate) fn is_rekeyed(relation: Oid) -> Result<bool> {
-    let relation = relation.to_u32();
-    let found = visible(|head| head.relation == relation && is_unfinished(head.state))?;
-    Ok(found.iter().any(|known| !scheduled::gives_way(known)))
+    Ok(unfinished_of(relation)?.iter().any(|known| !scheduled::gives_way(known)))
 }
 
 /// Whether an unfinished job encrypts a relation, and those that follow it.
 pub(crate) fn is_being_encrypted(relation: Oid) -> Result<bool> {
+    Ok(unfinished_of(relation)?.iter().any(|known| known.request.kind == JobKind::Encrypt))
+}
+
+fn unfinished_of(relation: Oid) -> Result<Vec<Known>> {
     let relation = relation.to_u32();
-    let found = visible(|head| head.relation == relation && is_unfinished(head.state))?;
-    Ok(found.iter().any(|known| known.request.kind == JobKind::Encrypt))
+    visible(|head| head.relation == relation && is_unfinished(head.state))
 }
 
 /// Adds a job that workers begin when the transaction commits. If a job of the same kind is

@@ -282,6 +282,19 @@ fn changes_that_were_collected_before_are_not_sent() -> Result<()> {
     cluster.finish()
 }
 
+/// How many data keys the server knows.
+const KNOWN: &str = "SELECT data_keys FROM pagevault.status";
+
+/// Waits until it knows another number of them than `before`. `first` precedes each checkpoint.
+fn forgets(cluster: &Cluster, before: &str, first: &str) -> Result<()> {
+    cluster.eventually_that("the keys of former files are forgotten", || {
+        cluster.sql(first)?;
+        cluster.sql("CHECKPOINT")?;
+        ensure!(cluster.text(KNOWN)? != before, "{before} keys");
+        Ok(())
+    })
+}
+
 /// A slot may need WAL about former files: their keys are kept until then.
 #[test]
 fn changes_in_former_files_of_locked_relations_are_not_decoded() -> Result<()> {
@@ -293,13 +306,12 @@ fn changes_in_former_files_of_locked_relations_are_not_decoded() -> Result<()> {
     for statement in ["VACUUM FULL secret", "TRUNCATE open"] {
         cluster.sql(statement)?;
     }
-    let known = || cluster.text("SELECT data_keys FROM pagevault.status");
-    let before = known()?;
+    let before = cluster.text(KNOWN)?;
     for _ in 0..3 {
         cluster.sql("CHECKPOINT")?;
         thread::sleep(TWO_ROUNDS);
     }
-    ensure!(known()? == before, "keys are forgotten");
+    ensure!(cluster.text(KNOWN)? == before, "keys are forgotten");
     replace(&cluster, &keys, "main")?;
     locked(&cluster)?;
     let changes =
@@ -313,12 +325,7 @@ fn changes_in_former_files_of_locked_relations_are_not_decoded() -> Result<()> {
     cluster.eventually(STATE, "unlocked")?;
     let data = cluster.text(changes)?;
     ensure!(data.contains("decoded") && data.contains("id[integer]:2"), "{data}");
-    cluster.eventually_that("the keys of former files are forgotten", || {
-        cluster.sql("SELECT pg_replication_slot_advance('slot', pg_current_wal_lsn())")?;
-        cluster.sql("CHECKPOINT")?;
-        ensure!(known()? != before, "{before} keys");
-        Ok(())
-    })?;
+    forgets(&cluster, &before, "SELECT pg_replication_slot_advance('slot', pg_current_wal_lsn())")?;
     cluster.finish()
 }
 
@@ -330,13 +337,7 @@ fn changes_in_former_files_in_plaintext_are_decoded() -> Result<()> {
     cluster.allow_log("server starts with encrypted relations locked");
     cluster.sql("CREATE TABLE truncated (id int)")?;
     cluster.sql("VACUUM FULL secret")?;
-    let known = || cluster.text("SELECT data_keys FROM pagevault.status");
-    let before = known()?;
-    cluster.eventually_that("the keys of former files are forgotten", || {
-        cluster.sql("CHECKPOINT")?;
-        ensure!(known()? != before, "{before} keys");
-        Ok(())
-    })?;
+    forgets(&cluster, &cluster.text(KNOWN)?, "SELECT 1")?;
     cluster.sql("SELECT pg_create_logical_replication_slot('slot', 'test_decoding')")?;
     cluster.sql("INSERT INTO truncated VALUES (2)")?;
     cluster.sql("TRUNCATE truncated; CHECKPOINT")?;
