@@ -4,7 +4,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all test-unit test-regress test-recovery test-upgrade \
-	powercut inject schedules patroni models hostile builds hosts aarch64 prove install bench claims lint tidy fuzz deb deb-fips test-fips sbom book image official-image cnpg-image image-test docker-demo
+	powercut inject schedules patroni models properties hostile builds hosts aarch64 prove install bench claims lint tidy fuzz deb deb-fips test-fips sbom book image official-image cnpg-image image-test docker-demo
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -68,6 +68,9 @@ fuzz: ## every reader of foreign bytes for FUZZ_SECONDS (30) with cargo-fuzz; ne
 models: ## every order of events in the key protocol and in shared memory: the long form, minutes
 	@tools/models
 
+properties: ## property tests with CASES (20000) new random cases each; SEED=n repeats a run
+	@tools/properties $(or $(CASES),20000) $(SEED)
+
 hostile: ## builds of PostgreSQL with assertions and sanitizers, valgrind; PART="aio settings" selects
 	@set -e; for pg in $(or $(PG),18); do tools/test-hostile $$pg $(PART); done
 
@@ -80,7 +83,7 @@ hosts: ## other Debians with their servers and extensions; SUITE="bookworm trixi
 aarch64: ## pagevault for aarch64, emulated; PART="workspace crates servers regress" selects
 	@tools/aarch64 $(PART)
 
-prove: models ## models, power cuts, injected errors, random schedules, Patroni, hostile builds in their long forms: hours
+prove: models properties ## models, properties, power cuts, injected errors, random schedules, Patroni, hostile builds in their long forms: hours
 	@tools/powercut $(or $(IMAGES),200) $(or $(PG),15 18)
 	@tools/inject $(or $(EACH),3) $(or $(PG),15 18)
 	@set -e; for pg in $(or $(PG),15 18); do tools/schedules $$pg; done

@@ -209,11 +209,13 @@ impl File {
         });
         let rewriting = self.rewriting.map(|(phase, done)| Record::Rewriting { file, phase, done });
         let switched = self.switched.map(|(phase, lsn)| Record::Switched { file, phase, lsn });
-        // Not if one of these two says the same.
+        // Not if one of these two says the same. Where the rewriting was recorded, its record says
+        // nothing else; where it was not, the file has entered that state by now.
         let is_said = self.earliest.plaintext && self.earliest == self.phase
             || self.rewriting == Some((self.earliest, true));
+        let was_done = self.rewriting >= Some((self.earliest, true));
         let earliest = self.earliest.version.filter(|_| !is_said).map(|version| {
-            match self.earliest.plaintext {
+            match self.earliest.plaintext && !was_done {
                 true => Record::Plaintext { file, after: version },
                 false => Record::Rewriting { file, phase: self.earliest, done: true },
             }

@@ -85,6 +85,21 @@ proptest! {
 }
 
 #[test]
+fn what_was_rewritten_to_plaintext_enters_no_other_state() {
+    let done = |number| rewriting(1, number, 0b11);
+    // The record of the state that was announced is in a later batch, or never comes.
+    let states = [
+        vec![destroyed(1, 4, 9), rewriting(1, 3, 0), done(1)],
+        vec![destroyed(1, 4, 9), plaintext(1, 2), rewriting(1, 3, 0), done(1), done(2)],
+        vec![destroyed(1, 4, 9), plaintext(1, 2), rewriting(1, 1, 0)],
+    ];
+    for records in states {
+        let state = fold(&records);
+        assert_eq!(fold(&all_records(&state)), state);
+    }
+}
+
+#[test]
 fn a_new_wrapping_replaces_and_a_new_key_does_not() {
     let mut state = fold(&[data_key(1, 1, 1, 10), current(1, 1)]);
     // By the same database key, and by the next one.
