@@ -23,7 +23,11 @@ const SCHEMAS: [(&str, &str); 2] = [("secret", SECRET), ("open", OPEN)];
 
 const CREATE: &str = "DROP TABLE IF EXISTS {t} CASCADE;
     CREATE TABLE {t} (id int PRIMARY KEY, number serial, flag int, name text, wide text);
-    ALTER TABLE {t} ALTER wide SET STORAGE EXTERNAL";
+    ALTER TABLE {t} ALTER wide SET STORAGE EXTERNAL;
+    DROP TABLE IF EXISTS {t}_parts, {t}_low CASCADE;
+    CREATE TABLE {t}_parts (id int, number int) PARTITION BY RANGE (id);
+    SELECT encrypt('{t}_parts');
+    CREATE TABLE {t}_low PARTITION OF {t}_parts FOR VALUES FROM (0) TO (1000000)";
 const INSERT: &str = "INSERT INTO {t} (id, name, wide)
     SELECT {n} * 100 + i, '{canary}-' || i, CASE WHEN i % 10 = 0 THEN repeat('{canary}', 150) END
     FROM generate_series(1, 50) i";
@@ -38,8 +42,12 @@ const MAKING: [&str; 3] = [
      REFRESH MATERIALIZED VIEW CONCURRENTLY {t}_view",
 ];
 
+/// A partition, which has neither an index nor a TOAST table, leaves its table and comes back.
+const REATTACH: &str = "ALTER TABLE {t}_parts DETACH PARTITION {t}_low;
+    ALTER TABLE {t}_parts ATTACH PARTITION {t}_low FOR VALUES FROM (0) TO (1000000)";
+
 /// Steps that change relations or replace their files.
-const CHANGING: [&str; 21] = [
+const CHANGING: [&str; 30] = [
     INSERT,
     INSERT,
     INSERT,
@@ -61,6 +69,25 @@ const CHANGING: [&str; 21] = [
     "ALTER TABLE {t} SET UNLOGGED; ALTER TABLE {t} SET LOGGED",
     "ALTER TABLE {t} SET TABLESPACE space",
     "ALTER TABLE {t} SET TABLESPACE pg_default",
+    "ALTER TABLE {t} RENAME TO {t}_renamed; TRUNCATE {t}_renamed;
+     ALTER TABLE {t}_renamed RENAME TO {t}",
+    "ALTER SEQUENCE {t}_number_seq OWNED BY NONE; ALTER SEQUENCE {t}_number_seq RESTART;
+     ALTER SEQUENCE {t}_number_seq OWNED BY {t}.number",
+    "INSERT INTO {t}_parts SELECT i, i FROM generate_series(1, 50) i",
+    "TRUNCATE {t}_parts",
+    REATTACH,
+    REATTACH,
+    // Created beside the table or below it.
+    "DROP TABLE {t}_low; CREATE TABLE {t}_low (id int, number int);
+     ALTER TABLE {t}_parts ATTACH PARTITION {t}_low FOR VALUES FROM (0) TO (1000000)",
+    "DROP TABLE {t}_low;
+     CREATE TABLE {t}_low PARTITION OF {t}_parts FOR VALUES FROM (0) TO (1000000);
+     ALTER TABLE {t}_parts DETACH PARTITION {t}_low;
+     ALTER TABLE {t}_parts ATTACH PARTITION {t}_low FOR VALUES FROM (0) TO (1000000)",
+    "DROP TABLE {t}_low; CREATE TABLE {t}_low (id int, number int) PARTITION BY RANGE (id);
+     CREATE TABLE {t}_lower PARTITION OF {t}_low FOR VALUES FROM (0) TO (1000000);
+     ALTER TABLE {t}_parts ATTACH PARTITION {t}_low FOR VALUES FROM (0) TO (1000000);
+     TRUNCATE {t}_lower",
 ];
 
 /// Steps that PostgreSQL refuses within a transaction block; they change no rows.
@@ -223,6 +250,10 @@ fn run(seed: u64, duration: Duration) -> Result<()> {
     cluster.allow_log("cannot reindex invalid index");
     cluster.sql(
         "CREATE SCHEMA secret; CREATE SCHEMA open;
+         CREATE FUNCTION secret.encrypt(name text) RETURNS void LANGUAGE plpgsql AS $$ BEGIN
+             EXECUTE format('SECURITY LABEL FOR pagevault ON TABLE %I IS %L', name, 'encrypted');
+         END $$;
+         CREATE FUNCTION open.encrypt(text) RETURNS void LANGUAGE sql AS '';
          CREATE TABLE journal (schema text, session int, step int)",
     )?;
     let mut random = Random::new(seed);
@@ -274,8 +305,9 @@ fn check(cluster: &Cluster) -> Result<()> {
     let mut client = cluster.client()?;
     for session in 0..SESSIONS {
         for table in 0..TABLES {
-            for suffix in ["", "_copy", "_view"] {
+            for suffix in ["", "_copy", "_view", "_parts"] {
                 let name = format!("t{session}_{table}{suffix}");
+                let values = if suffix == "_parts" { "number" } else { "name, wide" };
                 let mut contents = |schema: &str| -> Result<String> {
                     let exists = format!("SELECT to_regclass('{schema}.{name}')");
                     if text(&mut client, &exists)?.is_empty() {
@@ -285,7 +317,7 @@ fn check(cluster: &Cluster) -> Result<()> {
                         &mut client,
                         &format!(
                             "SELECT count(*) || ' ' || coalesce(md5(string_agg(
-                                 replace(concat(id, name, wide), '{SECRET}', '{OPEN}'), ','
+                                 replace(concat(id, {values}), '{SECRET}', '{OPEN}'), ','
                                  ORDER BY id)), '') FROM {schema}.{name}"
                         ),
                     )
