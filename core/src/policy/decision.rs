@@ -107,12 +107,15 @@ impl Decision {
     }
 }
 
-/// Decides from a catalog as it is, or as it would be after one label has changed.
+/// Decides from a catalog as it is, or as it would be after one label, or the partitioned table of
+/// one relation, has changed.
 #[derive(Debug)]
 pub struct Policy<'a, C> {
     pub(super) catalog: &'a C,
     /// Use this label for this object in place of the catalog's.
     instead: Option<(Labelled, Option<Label>)>,
+    /// Take this relation for a partition of that table, or for none.
+    attached: Option<(Oid, Option<Oid>)>,
 }
 
 impl<C: Catalog> Surroundings for Policy<'_, C> {
@@ -128,10 +131,8 @@ impl<C: Catalog> Surroundings for Policy<'_, C> {
 
     fn parent_of(&self, object: Labelled) -> Result<Option<Labelled>, C::Error> {
         let Labelled::Relation(oid) = object else { return Ok(None) };
-        let table = self.catalog.relation(oid)?;
-        let is_partition = table.is_some_and(|table| table.is_partition);
-        let parent = if is_partition { self.catalog.parent_of(oid)? } else { None };
-        Ok(parent.map(Labelled::Relation))
+        let Some(table) = self.catalog.relation(oid)? else { return Ok(None) };
+        Ok(self.partitioned_table_of(&table)?.map(Labelled::Relation))
     }
 
     fn default_encryption(&self) -> bool {
@@ -143,13 +144,19 @@ impl<'a, C: Catalog> Policy<'a, C> {
     /// The policy as the catalog has it.
     #[must_use]
     pub fn of(catalog: &'a C) -> Self {
-        Self { catalog, instead: None }
+        Self { catalog, instead: None, attached: None }
     }
 
     /// The policy as it would be if `object` had this label.
     #[must_use]
     pub fn if_labelled(catalog: &'a C, object: Labelled, label: Option<Label>) -> Self {
-        Self { catalog, instead: Some((object, label)) }
+        Self { instead: Some((object, label)), ..Self::of(catalog) }
+    }
+
+    /// The policy as it would be if `relation` were a partition of `parent`, or of none.
+    #[must_use]
+    pub fn if_attached(catalog: &'a C, relation: Oid, parent: Option<Oid>) -> Self {
+        Self { attached: Some((relation, parent)), ..Self::of(catalog) }
     }
 
     /// The decision for a relation; `None` if no label or setting applies.
@@ -182,7 +189,7 @@ impl<'a, C: Catalog> Policy<'a, C> {
         if copied && !firm && !self.may_be_plaintext_like(&leader, relation)? {
             return self.wanted_around(relation, tablespace);
         }
-        if copied && !firm && self.squeezed_by(relation)?.is_some() {
+        if copied && !firm && self.follows_by_name(relation)? {
             return self.wanted_by_name(relation, tablespace, decision);
         }
         Ok(decision)
@@ -250,24 +257,22 @@ impl<'a, C: Catalog> Policy<'a, C> {
         Ok(label.map(|label| Decision::new(label, Source::Own(relation.oid))))
     }
 
-    fn wanted_around(
+    /// The table of which a relation is a partition.
+    pub(super) fn partitioned_table_of(
         &self,
         relation: &Relation,
-        tablespace: Oid,
-    ) -> Result<Option<Decision>, C::Error> {
-        let parent =
-            if relation.is_partition { self.catalog.parent_of(relation.oid)? } else { None };
-        self.wanted_below(parent, relation, tablespace)
+    ) -> Result<Option<Oid>, C::Error> {
+        match self.attached {
+            Some((partition, parent)) if partition == relation.oid => Ok(parent),
+            _ if relation.is_partition => self.catalog.parent_of(relation.oid),
+            _ => Ok(None),
+        }
     }
 
     /// The decision for a relation that follows no other and has no label of its own: from the
-    /// partitioned table `parent` and those above it, schema, tablespace, database, setting.
-    ///
-    /// # Errors
-    /// Those of the catalog.
-    pub fn wanted_below(
+    /// partitioned tables above it, schema, tablespace, database, setting.
+    fn wanted_around(
         &self,
-        parent: Option<Oid>,
         relation: &Relation,
         tablespace: Oid,
     ) -> Result<Option<Decision>, C::Error> {
@@ -275,7 +280,7 @@ impl<'a, C: Catalog> Policy<'a, C> {
             return catalogs::wanted(self, relation);
         }
         let at = Location {
-            parent: parent.map(Labelled::Relation),
+            parent: self.partitioned_table_of(relation)?.map(Labelled::Relation),
             schema: Labelled::Schema(relation.schema),
             tablespace: Labelled::Tablespace(tablespace),
             database: self.my_database(),
@@ -337,6 +342,14 @@ impl<'a, C: Catalog> Policy<'a, C> {
             return Ok(None);
         }
         Ok(self.catalog.relation(oid)?.filter(is_repacked).map(|original| original.oid))
+    }
+
+    /// Whether a relation follows another one only because of its name.
+    pub(super) fn follows_by_name(&self, relation: &Relation) -> Result<bool, C::Error> {
+        Ok(relation.kind == RelationKind::Table
+            && relation.rewrites.is_none()
+            && self.repacked_by(relation)?.is_none()
+            && self.squeezed_by(relation)?.is_some())
     }
 
     /// The table that pg_squeeze copies into this relation: in the same schema, of the same owner,

@@ -50,6 +50,12 @@ impl<C: Catalog> Policy<'_, C> {
         }
         if let Some(leader) = self.leader_of(relation)? {
             let Some(leader) = self.catalog.relation(leader)? else { return Ok(None) };
+            // Who owns a table can give it such a name, but not put it into another group.
+            if self.follows_by_name(relation)?
+                && let Some(named) = self.key_group_around(relation, tablespace)?
+            {
+                return Ok(Some(named));
+            }
             // Indexes and sequences may be in another tablespace than their table.
             let tablespace = match relation.kind {
                 RelationKind::Index | RelationKind::Sequence => leader.tablespace,
@@ -57,25 +63,23 @@ impl<C: Catalog> Policy<'_, C> {
             };
             return self.named_key_group(&leader, tablespace);
         }
-        let parent =
-            if relation.is_partition { self.catalog.parent_of(relation.oid)? } else { None };
-        self.key_group_below(parent, relation, tablespace)
+        self.key_group_around(relation, tablespace)
     }
 
-    /// The key group that labels around a relation name: of the partitioned table `parent` and
-    /// those above it, of its schema, of the tablespace.
-    pub(super) fn key_group_below(
+    /// The key group that labels around a relation name: of the partitioned tables above it, of its
+    /// schema, of the tablespace.
+    fn key_group_around(
         &self,
-        mut parent: Option<Oid>,
         relation: &Relation,
         tablespace: Oid,
     ) -> Result<Option<Named>, C::Error> {
+        let mut parent = self.partitioned_table_of(relation)?;
         while let Some(table) = parent {
             if let Some(named) = self.key_group_at(Labelled::Relation(table))? {
                 return Ok(Some(named));
             }
-            let table = self.catalog.relation(table)?.filter(|table| table.is_partition);
-            parent = table.map(|table| self.catalog.parent_of(table.oid)).transpose()?.flatten();
+            let table = self.catalog.relation(table)?;
+            parent = table.map(|table| self.partitioned_table_of(&table)).transpose()?.flatten();
         }
         match self.key_group_at(Labelled::Schema(relation.schema))? {
             Some(named) => Ok(Some(named)),

@@ -39,6 +39,15 @@ pub struct NewFile {
     pub in_doubt: bool,
 }
 
+impl Relation {
+    /// Whether this decision decrypts the relation when it gets a new file. A sequence can get
+    /// another owner, whose label was not meant for it: only a job decrypts it.
+    fn may_become_plaintext(&self, decision: &Decision) -> bool {
+        decision.is_plaintext_by_own_label()
+            && (self.kind != RelationKind::Sequence || decision.source == Source::Own(self.oid))
+    }
+}
+
 /// Whose new files a command makes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Makes {
@@ -62,7 +71,7 @@ impl<C: Catalog> Policy<'_, C> {
     }
 
     /// How a file is encrypted that replaces that of an existing relation. An encrypted relation
-    /// stays encrypted unless its own label says `plaintext`.
+    /// stays encrypted unless its own label, or that of the table it belongs to, says `plaintext`.
     ///
     /// # Errors
     /// Those of the catalog.
@@ -83,7 +92,7 @@ impl<C: Catalog> Policy<'_, C> {
             Some(decision) if decision.is_encrypted() => {
                 (Some(decision.cipher(current, self.catalog)), Some(decision))
             }
-            Some(decision) if decision.is_plaintext_by_own_label() => (None, None),
+            Some(decision) if replaced.may_become_plaintext(&decision) => (None, None),
             _ => (current.map(|cipher| self.inherited(cipher)), None),
         };
         let Some(cipher) = cipher else { return Ok(None) };
@@ -177,11 +186,7 @@ impl<C: Catalog> Policy<'_, C> {
         parent: Oid,
         partition: &Relation,
     ) -> Result<Option<Sealing>, C::Error> {
-        let wanted = self.wanted_below(Some(parent), partition, partition.tablespace)?;
-        let Some(cipher) = self.cipher_by(wanted) else { return Ok(None) };
-        let named = self.key_group_below(Some(parent), partition, partition.tablespace)?;
-        let group = named.map(|named| self.existing(named)).transpose()?;
-        Ok(Some(Sealing { cipher, group }))
+        Policy::if_attached(self.catalog, partition.oid, Some(parent)).for_new_relation(partition)
     }
 
     /// A cipher, in the key group of a relation that is new, or was attached to another one.

@@ -95,6 +95,19 @@ fn a_relation_stays_in_its_group_until_a_label_decides() {
     }
 }
 
+/// The name of a copy by pg_squeeze does not take a table out of the group around it.
+#[test]
+fn a_name_leads_into_no_other_group() {
+    let mut world = World { table: Some(AES_256), others: Some(AES_256), ..World::default() };
+    world.labels[OF_TABLE] = ENCRYPTED;
+    world.groups[OF_TABLE] = named(100);
+    assert_eq!(in_group(&world, SQUEEZED), Some(group(100)));
+    world.labels[OF_SCHEMA] = ENCRYPTED;
+    world.groups[OF_SCHEMA] = named(101);
+    assert_eq!(in_group(&world, SQUEEZED), Some(group(101)));
+    assert_eq!(in_group(&world, TRANSIENT), Some(group(100)));
+}
+
 #[test]
 fn a_group_that_does_not_exist_is_an_error_for_new_files_and_drift() {
     let schema = Labelled::Schema(SCHEMA);

@@ -2,7 +2,7 @@
 
 use pagevault_cipher::CipherId;
 use pagevault_core::policy::storage::{Answer, Makes, NewFile};
-use pagevault_core::policy::{Catalog, Label, Policy, Sealing};
+use pagevault_core::policy::{Catalog, Label, Policy, RelationKind, Sealing, Source};
 
 use crate::world::*;
 
@@ -30,6 +30,13 @@ fn a_replacement_keeps_its_cipher_unless_more_is_required_or_it_is_labelled_plai
                             Some(current) => Some(current),
                             None => Some(wanted.cipher(None, &world)),
                         },
+                        // Not if only its owner's label says so.
+                        Label::Plaintext
+                            if relation.kind == RelationKind::Sequence
+                                && wanted.source != Source::Own(oid) =>
+                        {
+                            current
+                        }
                         Label::Plaintext if wanted.is_plaintext_by_own_label() => None,
                         Label::Plaintext => current,
                     },
@@ -47,6 +54,23 @@ fn a_replacement_keeps_its_cipher_unless_more_is_required_or_it_is_labelled_plai
                 }
             }
         }
+    }
+}
+
+/// A new partition is encrypted as it would be if it had been attached, also if it has the name of
+/// another table's copy.
+#[test]
+fn a_new_partition_is_sealed_as_an_attached_one() {
+    for mut world in World::all(&[OF_PARENT, OF_GRANDPARENT, OF_SCHEMA], 2) {
+        world.levels = 2;
+        let new = |world: &World, oid| {
+            let sealing = Policy::of(world).for_new_partition(PARENT, &world.get(oid)).unwrap();
+            sealing.map(|sealing| sealing.cipher)
+        };
+        let wanted = world.wanted(TABLE).filter(|wanted| wanted.is_encrypted());
+        assert_eq!(new(&world, TABLE), wanted.map(|wanted| wanted.cipher(None, &world)));
+        world.labels[OF_TABLE] = Some(Label::Encrypted(None));
+        assert!(new(&world, SQUEEZED).is_some(), "{world:?}");
     }
 }
 

@@ -23,7 +23,7 @@ use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::Oid;
 
 use super::storage::set_sealing_of_empty_file;
-use super::{enforce, requests};
+use super::{enforce, requests, storage};
 use crate::keys::store::directory;
 use crate::pg::guc;
 use crate::pg::nesting::{Mark, Notes};
@@ -33,6 +33,7 @@ use crate::pg::relation_files;
 use crate::pg::report::{Report, Result};
 use crate::policy::{self, described, memo};
 use crate::rekey::{at_once, jobs};
+use crate::shmem;
 
 /// A relation to handle, and the reason.
 #[derive(Clone, Copy)]
@@ -50,6 +51,7 @@ pub(crate) enum Altered {
 
 static ALTERED: ProcessLocal<Notes<Altered>> = ProcessLocal::new(Notes::new());
 static CREATED: ProcessLocal<Oid> = ProcessLocal::new(Oid::INVALID);
+static DETACHED: ProcessLocal<Option<Oid>> = ProcessLocal::new(None);
 
 /// Called when a relation with storage has been created.
 pub(super) fn note_created(facts: &Facts) {
@@ -82,13 +84,35 @@ pub(crate) fn parent_changed(child: Oid, parent: Oid) -> Result<()> {
     match relation::facts(child) {
         Some(facts) if is_new(&facts) => {
             let (policy, relation) = (policy::policy(), described(&facts));
+            let label_changes = shmem::label_changes();
             let wanted = policy.for_new_partition(parent.to_u32(), &relation)?;
+            if wanted.is_none() {
+                storage::note_plaintext(child, label_changes);
+            }
             set_sealing_of_empty_file(facts.file, wanted)
         }
         _ => {
             note(Altered::Attached(child));
             Ok(())
         }
+    }
+}
+
+/// A part of detaching a partition in several transactions (CONCURRENTLY, FINALIZE).
+#[derive(Clone, Copy)]
+pub(crate) struct Detaching {
+    pub(crate) partition: Oid,
+    /// None of its transactions has begun.
+    pub(crate) begins: bool,
+}
+
+/// ALTER TABLE begins. What is not to be detached is refused before the first transaction: after
+/// it, the partition's rows are away, and the partition can only be detached wholly.
+pub(crate) fn altering(detaching: Option<Detaching>) -> Result<()> {
+    DETACHED.set(detaching.map(|detaching| detaching.partition));
+    match detaching {
+        Some(Detaching { partition, begins: true }) => enforce::refuse_detaching(partition),
+        _ => Ok(()),
     }
 }
 
@@ -162,7 +186,9 @@ pub(crate) fn follow(mark: Mark) -> Result<()> {
                     if relation::is_empty(partition.oid) {
                         encrypt_if_required(partition)?;
                     }
-                    enforce::refuse_plaintext(partition, partition.schema)?;
+                    if DETACHED.get() != Some(oid) {
+                        enforce::refuse_plaintext(partition, partition.schema)?;
+                    }
                 }
             }
             Altered::InDoubt(file, oid, group) => require_right_key_group(file, oid, group)?,
@@ -190,7 +216,7 @@ pub(super) fn encrypt_if_required(facts: &Facts) -> Result<()> {
     let Some(sealing) = policy::policy().for_altered(&described(facts))? else { return Ok(()) };
     memo::forget_answers();
     if requests::moves_revocably(facts)? {
-        return requests::reconcile(facts).map(drop);
+        return requests::encrypt_if_wanted(facts).map(drop);
     }
     at_once::encrypt(facts.oid, Some(sealing.cipher))
 }
@@ -206,7 +232,7 @@ fn encrypt_followers(moved: &Facts) -> Result<()> {
         memo::forget_answers();
         // A job may be at it already.
         let root = policy::root_of(moved)?;
-        if jobs::is_being_encrypted(root.oid)? || requests::reconcile(moved)?.is_some() {
+        if jobs::is_being_encrypted(root.oid)? || requests::encrypt_if_wanted(moved)?.is_some() {
             let refuse = |member: &Facts| enforce::refuse_plaintext(member, member.schema);
             family.iter().try_for_each(refuse)?;
         }

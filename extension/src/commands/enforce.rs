@@ -3,8 +3,8 @@
 //! New storage follows the policy by itself. So two things are refused: removing a policy, and
 //! moving a plaintext relation to a place where the policy requires encryption.
 
-use pagevault_core::policy::Labelled;
 use pagevault_core::policy::precedence::Change;
+use pagevault_core::policy::{Labelled, Policy};
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::Oid;
 
@@ -15,12 +15,31 @@ use crate::pg::labels::Object;
 use crate::pg::relation::{self, Facts};
 use crate::pg::report::{Report, Result};
 use crate::policy::label::Label;
-use crate::policy::{Source, describe, described, object_of, policy, root_of};
+use crate::policy::{Server, Source, describe, described, object_of, policy, root_of};
 
 /// Refuses a plaintext relation for which the policy requires encryption. `schema`: where it was
 /// before the command, and will be again.
 pub(super) fn refuse_plaintext(facts: &Facts, schema: Oid) -> Result<()> {
-    let Some(decision) = policy().against_plaintext(&described(facts))? else { return Ok(()) };
+    refuse_by(&policy(), facts, schema)
+}
+
+/// Refuses to remove the label `plaintext` where encryption is required without it.
+pub(super) fn refuse_removal(labelled: &Facts) -> Result<()> {
+    let oid = labelled.oid;
+    let without = Policy::if_labelled(&Server, Labelled::Relation(oid.to_u32()), None);
+    let tables = relation::with_partitions(oid);
+    tables.iter().try_for_each(|table| refuse_by(&without, table, table.schema))
+}
+
+/// Refuses to detach a partition in plaintext from a table that allows it.
+pub(super) fn refuse_detaching(partition: Oid) -> Result<()> {
+    let detached = Policy::if_attached(&Server, partition.to_u32(), None);
+    let tables = relation::with_partitions(partition);
+    tables.iter().try_for_each(|table| refuse_by(&detached, table, table.schema))
+}
+
+fn refuse_by(policy: &Policy<'_, Server>, facts: &Facts, schema: Oid) -> Result<()> {
+    let Some(decision) = policy.against_plaintext(&described(facts))? else { return Ok(()) };
     let (name, mut root) = (relation::quoted_name(facts), root_of(facts)?);
     if root.schema == facts.schema {
         root.schema = schema;

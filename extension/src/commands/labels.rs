@@ -234,8 +234,7 @@ pub(crate) fn transaction_ended(has_committed: bool) {
 
 /// Whether this database is labelled encrypted.
 pub(crate) fn database_is_labelled_encrypted() -> Result<bool> {
-    let label = Object::my_database().label().as_ref().map(label::of_text).transpose()?;
-    Ok(matches!(label, Some(Label::Encrypted(_))))
+    Ok(matches!(label_of(Object::my_database())?, Some(Label::Encrypted(_))))
 }
 
 /// Returns the number of the rekey job, if one is needed. Where the key group changes, the relation
@@ -259,7 +258,12 @@ fn apply_to_relation(
         enforce::refuse_loss(facts, &name, label)?;
     }
     match label {
-        None => Ok(None),
+        None => {
+            if label_of(Object::relation(facts.oid))? == Some(Label::Plaintext) {
+                enforce::refuse_removal(facts)?;
+            }
+            Ok(None)
+        }
         Some(Label::Encrypted(_)) if facts.kind == RelationKind::PartitionedTable => {
             data_keys::require_master_key(process::my_database())?;
             pending::note_encryption();
@@ -360,8 +364,12 @@ const GLOBAL_TABLESPACE: u32 = 1664;
 
 /// The change of a label, if it removes encryption or makes an exception.
 fn loss(object: Object, to: Option<Label>) -> Result<Option<Change>> {
-    let from = object.label().as_ref().map(label::of_text).transpose()?;
-    Ok(takes_encryption_away(from, to))
+    Ok(takes_encryption_away(label_of(object)?, to))
+}
+
+/// The present label of an object.
+fn label_of(object: Object) -> Result<Option<Label>> {
+    object.label().as_ref().map(label::of_text).transpose()
 }
 
 fn unsupported(what: &str, hint: &str) -> Report {

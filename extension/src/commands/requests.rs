@@ -178,6 +178,18 @@ pub(crate) fn reconcile(facts: &Facts) -> Result<Option<i64>> {
     }
 }
 
+/// Encrypts a relation, and those that follow it, if labels and settings require it. Decrypts
+/// nothing: a label around an encrypted table does not, so what follows that table is encrypted.
+/// Returns like [`reconcile`].
+pub(super) fn encrypt_if_wanted(facts: &Facts) -> Result<Option<i64>> {
+    let root = policy::root_of(facts)?;
+    match policy::policy().wanted_or_kept(&policy::described(&root))? {
+        Some(wanted) if wanted.is_encrypted() => encrypt(&root, wanted.named_cipher()),
+        _ if root.is_stored() && directory::is_sealed(root.file) => encrypt(&root, None),
+        _ => Ok(None),
+    }
+}
+
 /// Encrypts all relations of this database, and all catalogs, for which encryption is required and
 /// missing. Returns these relations, with the numbers of jobs where needed.
 pub(crate) fn encrypt_all_wanted() -> Result<Vec<(Oid, Option<i64>)>> {
@@ -194,7 +206,7 @@ pub(crate) fn encrypt_all_wanted() -> Result<Vec<(Oid, Option<i64>)>> {
     }
     let mut changed = Vec::with_capacity(roots.len());
     for root in roots {
-        changed.push((root, reconcile(&relation::require(root)?)?));
+        changed.push((root, encrypt_if_wanted(&relation::require(root)?)?));
     }
     catalogs::encrypt_wanted()?;
     Ok(changed)

@@ -27,16 +27,19 @@ use crate::pg::{locks, process, relation_files};
 use crate::policy::{described, memo, pending, policy};
 use crate::shmem;
 
+/// The last file that this process was to create.
+static NEW_FILE: ProcessLocal<Option<RelFile>> = ProcessLocal::new(None);
+
 /// Called before a file of a permanent relation is created.
 pub(crate) fn creating_storage(file: RelFile) -> Result<()> {
+    NEW_FILE.set(Some(file));
     // Also if the file is known: a number that is used again must not inherit the old file's key.
     begin(file, sealing_for_new_storage(file)?)
 }
 
 /// Starts writing a file encrypted so under a new key, or as plaintext.
 ///
-/// The file is new, except that of an index which ALTER TABLE builds again although nothing in it
-/// changes: it gets the file of the former index (`TryReuseIndex`, tablecmds.c).
+/// The file is new, but its access method may have written pages already.
 fn begin(file: RelFile, sealing: Option<Sealing>) -> Result<()> {
     let pages = if relation_files::is_empty(file) { Pages::None } else { Pages::Logged };
     match sealing {
@@ -96,7 +99,7 @@ fn sealing_for_new_storage(file: RelFile) -> Result<Option<Sealing>> {
         return Ok(sealing.map(inherited));
     }
     if process::creates_us() {
-        return Ok(None); // `relation_created` decides: there may be neither key nor label yet
+        return Ok(sealing_kept());
     }
     let mut answers = Vec::new();
     for oid in locks::relations_locked_for_rewrite() {
@@ -117,14 +120,32 @@ fn sealing_for_new_storage(file: RelFile) -> Result<Option<Sealing>> {
     Ok(new.sealing)
 }
 
+/// The sealing for a new file while CREATE EXTENSION makes us: there may be neither key nor label
+/// yet, and [`relation_created`] decides about new relations. What event triggers rewrite meanwhile
+/// stays encrypted.
+fn sealing_kept() -> Option<Sealing> {
+    let locked = locks::relations_locked_for_rewrite().into_iter().filter_map(relation::facts);
+    let sealed = locked
+        .filter(|locked| locked.is_stored() && !locked.is_shared())
+        .filter_map(|locked| directory::current_sealing(locked.file));
+    let inherited = |known: Sealing| Sealing { cipher: policy().inherited(known.cipher), ..known };
+    sealed.map(inherited).max_by_key(|sealing| sealing.cipher.strength())
+}
+
 /// The answer of a locked relation for a new file. It is remembered, because the question is
 /// repeated for each file of a command.
 fn answer_of(oid: Oid, file: RelFile) -> Result<Option<Answer>> {
     if let Some(answer) = memo::answer(oid, file) {
         return Ok(Some(answer));
     }
+    if memo::is_dropped(oid) {
+        return Ok(None);
+    }
     let moment = memo::moment();
-    let Some(locked) = relation::facts(oid) else { return Ok(None) };
+    let Some(locked) = relation::facts(oid) else {
+        memo::set_dropped(moment, oid);
+        return Ok(None);
+    };
     if locked.file == file {
         return Ok(None); // being created: decided when its kind is known
     }
@@ -140,7 +161,7 @@ fn answer_of(oid: Oid, file: RelFile) -> Result<Option<Answer>> {
 pub(crate) fn relation_created(oid: Oid) -> Result<()> {
     let Some(facts) = relation::facts(oid) else { return Ok(()) };
     refuse_in_our_schema(&facts)?;
-    if !facts.is_stored() {
+    if !facts.is_stored() || keeps_a_file(&facts) {
         return Ok(());
     }
     altered::note_created(&facts);
@@ -154,6 +175,13 @@ pub(crate) fn relation_created(oid: Oid) -> Result<()> {
     set_sealing_of_empty_file(facts.file, wanted)
 }
 
+/// Whether a new index continues the file of a dropped one, with its pages: ALTER TABLE builds it
+/// again although nothing in it changes (`TryReuseIndex`, tablecmds.c). If the transaction is rolled
+/// back, the file is that of the former index again, but keys do not roll back.
+fn keeps_a_file(facts: &Facts) -> bool {
+    facts.kind == RelationKind::Index && NEW_FILE.get() != Some(facts.file)
+}
+
 /// A relation that this transaction has created in plaintext, or that is transient.
 pub(crate) struct Created {
     oid: Oid,
@@ -164,6 +192,17 @@ pub(crate) struct Created {
 }
 
 static CREATED: ProcessLocal<Notes<Created>> = ProcessLocal::new(Notes::new());
+
+/// Called when a relation was created before there was anything to decide.
+pub(crate) fn created_without_keys(oid: Oid) {
+    note_plaintext(oid, shmem::label_changes());
+}
+
+/// This transaction has created a relation in plaintext, after so many changes of labels.
+pub(super) fn note_plaintext(oid: Oid, label_changes: u32) {
+    let created = Created { oid, label_changes: Some(label_changes), rewrites: None };
+    CREATED.with(|notes| notes.push(created));
+}
 
 /// Called at the end of (sub)transactions.
 pub(crate) fn with_notes(at_end: impl FnOnce(&mut Notes<Created>)) {

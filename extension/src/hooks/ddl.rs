@@ -73,6 +73,13 @@ unsafe extern "C-unwind" fn object_access(
         }
         return;
     }
+    if access == OAT_POST_CREATE
+        && class == pg_sys::RelationRelationId
+        && sub_id == 0
+        && policy::is_idle()
+    {
+        storage::created_without_keys(object);
+    }
     let changes = matches!(access, OAT_POST_CREATE | OAT_POST_ALTER);
     let is_role = changes && class == pg_sys::AuthIdRelationId;
     let drops = access == OAT_DROP

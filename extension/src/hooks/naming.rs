@@ -118,7 +118,7 @@ pub(super) unsafe fn note_command(statement: *mut pg_sys::Node) -> bool {
 ///
 /// # Safety
 /// `name` is null or produced by the grammar.
-unsafe fn find(name: *const pg_sys::RangeVar) -> Option<Oid> {
+pub(super) unsafe fn find(name: *const pg_sys::RangeVar) -> Option<Oid> {
     if name.is_null() {
         return None;
     }

@@ -13,9 +13,11 @@ use pgrx::pg_sys::{self, DefElem};
 
 use super::{audited, ddl, granted, naming};
 use crate::audit;
-use crate::commands::{altered, catalogs, databases, labels, storage};
+use crate::commands::altered::{self, Detaching};
+use crate::commands::{catalogs, databases, labels, storage};
 use crate::page;
 use crate::pg::externs;
+use crate::pg::guc;
 use crate::pg::labels::PROVIDER;
 use crate::pg::process::ProcessLocal;
 use crate::pg::report::OrRaise;
@@ -103,6 +105,7 @@ fn concerns_us(tag: pg_sys::NodeTag) -> bool {
             | T_AlterRoleSetStmt
             | T_AlterDatabaseSetStmt
             | T_CreateExtensionStmt
+            | T_AlterTableStmt
     ) || granted::concerns_us(tag)
 }
 
@@ -158,9 +161,33 @@ unsafe fn prepare(statement: *mut pg_sys::Node) -> u64 {
                     labels::labelling_begins();
                 }
             }
+            pg_sys::NodeTag::T_AlterTableStmt if guc::enforce_encryption() => {
+                altered::altering(detached_in_steps(statement.cast())).or_raise();
+            }
             _ => {}
         }
         number
+    }
+}
+
+/// DETACH PARTITION ... CONCURRENTLY or FINALIZE.
+///
+/// # Safety
+/// `statement` is a parse tree node.
+unsafe fn detached_in_steps(statement: *mut pg_sys::AlterTableStmt) -> Option<Detaching> {
+    use pg_sys::AlterTableType::{AT_DetachPartition, AT_DetachPartitionFinalize};
+    // SAFETY: the members of the statement's list, whose kind says what their definition is; both
+    // live as long as the command.
+    unsafe {
+        PgList::<pg_sys::AlterTableCmd>::from_pg((*statement).cmds).iter_ptr().find_map(|command| {
+            let detached = (*command).def.cast::<pg_sys::PartitionCmd>();
+            let begins = match (*command).subtype {
+                AT_DetachPartition if (*detached).concurrent => true,
+                AT_DetachPartitionFinalize => false,
+                _ => return None,
+            };
+            Some(Detaching { partition: naming::find((*detached).name)?, begins })
+        })
     }
 }
 

@@ -7,7 +7,7 @@
 //! that this one has locked in this way. Schemas, tablespaces and databases are not locked: when
 //! another session commits a label, the cache is cleared.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use pagevault_cipher::CipherId;
 use pagevault_core::policy::storage::Answer;
@@ -42,6 +42,8 @@ struct Memo {
     owners: HashMap<Oid, Option<Oid>>,
     /// Answers of locked relations about new files in a tablespace, with the file of the relation.
     answers: HashMap<Oid, (Oid, RelFile, Answer)>,
+    /// Locked relations that this subtransaction, or one around it, has dropped.
+    dropped: HashSet<Oid>,
 }
 
 static MEMO: ProcessLocal<Option<Memo>> = ProcessLocal::new(None);
@@ -91,6 +93,20 @@ pub(crate) fn set_answer(
     answer: Answer,
 ) {
     put(of, |memo| memo.answers.insert(relation, (new.tablespace.into(), present, answer)));
+}
+
+/// Whether [`set_dropped`] was called for a relation.
+pub(crate) fn is_dropped(relation: Oid) -> bool {
+    let of = moment();
+    MEMO.with(|memo| {
+        memo.as_ref().is_some_and(|memo| memo.of == of && memo.dropped.contains(&relation))
+    })
+}
+
+/// Caches that a locked relation does not exist, which was found since `of`. The locks of dropped
+/// relations last until the end of the transaction, and each look-up reads the catalog.
+pub(crate) fn set_dropped(of: Moment, relation: Oid) {
+    put(of, |memo| memo.dropped.insert(relation));
 }
 
 /// The label of an object.

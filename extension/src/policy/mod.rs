@@ -8,8 +8,9 @@ pub(crate) mod repack;
 pub(crate) mod server;
 
 pub(crate) use server::{
-    Decision, Setting, Source, cipher_wanted_of, describe, described, is_in_other_key_group,
-    labelled, named_key_group, object_of, policy, root_of, sealing_with, wanted, wanted_encrypted,
+    Decision, Server, Setting, Source, cipher_wanted_of, describe, described,
+    is_in_other_key_group, labelled, named_key_group, object_of, policy, root_of, sealing_with,
+    wanted, wanted_encrypted,
 };
 
 use crate::pg::guc;

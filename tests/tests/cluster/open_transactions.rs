@@ -59,6 +59,44 @@ fn of_the_database() -> Result<()> {
     check(Commit::AtOnce, "DATABASE postgres", before, after, "t")
 }
 
+/// A new partition is in plaintext by a label that goes before its transaction ends.
+#[test]
+fn of_a_partitioned_table_that_said_plaintext() -> Result<()> {
+    let settings = pagevault_tests::Settings::default();
+    let (cluster, _keys) = Cluster::with_keys(&settings)?;
+    cluster.sql("CREATE SCHEMA app")?;
+    cluster.sql(&label("SCHEMA app", "'encrypted'"))?;
+    cluster.sql("CREATE TABLE app.root (id int) PARTITION BY LIST (id)")?;
+    cluster.sql(&label("TABLE app.root", "'plaintext'"))?;
+    cluster.sql(
+        "CREATE TABLE app.mid PARTITION OF app.root FOR VALUES IN (1, 2) PARTITION BY LIST (id)",
+    )?;
+    let mut maker = cluster.client()?;
+    run_sql(&mut maker, "BEGIN; CREATE TABLE app.t PARTITION OF app.mid FOR VALUES IN (1)")?;
+    cluster.sql(&label("TABLE app.root", "NULL"))?;
+    run_sql(&mut maker, "COMMIT")?;
+    expect(&cluster, "app.t", DEFAULT)?;
+    drop(maker);
+    cluster.finish()
+}
+
+/// A table is older than the first master key.
+#[test]
+fn of_a_cluster_that_had_no_key() -> Result<()> {
+    let cluster = Cluster::start(&pagevault_tests::Settings::default())?;
+    let keys = cluster.key_file("keys", "main")?;
+    cluster.sql("CREATE EXTENSION pagevault; CREATE SCHEMA app")?;
+    let mut maker = cluster.client()?;
+    run_sql(&mut maker, "BEGIN; CREATE TABLE app.t (id int)")?;
+    cluster.sql(&keys.add_provider("local"))?;
+    cluster.sql("SELECT pagevault.set_cluster_master_key('local', 'main')")?;
+    cluster.sql(&label("SCHEMA app", "'encrypted'"))?;
+    run_sql(&mut maker, "COMMIT")?;
+    expect(&cluster, "app.t", DEFAULT)?;
+    drop(maker);
+    cluster.finish()
+}
+
 /// Using a partition does not lock the partitioned table.
 #[test]
 fn of_a_partitioned_table() -> Result<()> {

@@ -3,6 +3,7 @@
 
 mod kept;
 mod names;
+mod places;
 
 use std::process::Command;
 

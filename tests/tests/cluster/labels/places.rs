@@ -1,0 +1,177 @@
+//! What labels around a relation must not do to what is in it, and indexes and sequences that
+//! differ from their table.
+
+use super::*;
+
+const RELATION: &str = "SELECT encrypted FROM pagevault.relations WHERE relation =";
+
+fn is_encrypted(cluster: &Cluster, relation: &str) -> Result<bool> {
+    Ok(cluster.text(&format!("{RELATION} '{relation}'::regclass"))? == "t")
+}
+
+/// A table that stays encrypted in a schema that says `plaintext`.
+fn keep_in_plaintext_schema(cluster: &Cluster) -> Result<()> {
+    cluster.sql("CREATE SCHEMA secret; CREATE SCHEMA open")?;
+    cluster.sql(&label("SCHEMA secret", "'encrypted'"))?;
+    cluster.sql(&label("SCHEMA open", "'plaintext'"))?;
+    cluster.sql(
+        "CREATE TABLE secret.t (id serial, name varchar(20)); CREATE INDEX names ON secret.t (name);
+         INSERT INTO secret.t (name) SELECT g FROM generate_series(1, 1000) g;
+         ALTER TABLE secret.t SET SCHEMA open",
+    )
+}
+
+/// ALTER TABLE keeps the file of an index if nothing in it changes (`TryReuseIndex`, tablecmds.c).
+#[test]
+fn an_index_that_keeps_its_file_keeps_its_state() -> Result<()> {
+    let (cluster, _keys) = cluster()?;
+    cluster.sql("CREATE TABLE t (name varchar(20)); CREATE INDEX i ON t (name)")?;
+    cluster.sql(&label("TABLE t", "'encrypted'"))?;
+    cluster.sql("INSERT INTO t SELECT g FROM generate_series(1, 1000) g")?;
+    let mut client = cluster.client()?;
+    run_sql(&mut client, "BEGIN")?;
+    run_sql(&mut client, &label("TABLE t", "'plaintext'"))?;
+    run_sql(&mut client, "ALTER TABLE t ALTER name TYPE varchar(40); ROLLBACK")?;
+    drop(client);
+    expect(&cluster, "t", DEFAULT)?;
+    ensure!(
+        cluster
+            .text("SELECT sealed_only FROM pagevault.relations WHERE relation = 'i'::regclass")?
+            == "t",
+        "the index may contain plaintext",
+    );
+    // Older than the label that requires encryption.
+    cluster.sql("CREATE SCHEMA app; CREATE TABLE app.u (name varchar(20))")?;
+    cluster.sql("CREATE INDEX j ON app.u (name); INSERT INTO app.u VALUES ('x')")?;
+    cluster.sql(&label("SCHEMA app", "'encrypted'"))?;
+    for end in ["ROLLBACK", "COMMIT"] {
+        cluster.sql(&format!("BEGIN; ALTER TABLE app.u ALTER name TYPE varchar(40); {end}"))?;
+        expect(&cluster, "app.u", "plain").context(end)?;
+        let expected = ["app.j: encrypted (schema app)", "app.u: encrypted (schema app)"];
+        ensure!(drift(&cluster)? == expected, "{end}: {:?}", drift(&cluster)?);
+    }
+    heal(&cluster)?;
+    expect(&cluster, "app.u", DEFAULT)?;
+    cluster.finish()
+}
+
+/// A sequence that does not meet its label made SET TABLESPACE decrypt the table.
+#[test]
+fn a_move_decrypts_nothing() -> Result<()> {
+    let (cluster, _keys) = cluster()?;
+    keep_in_plaintext_schema(&cluster)?;
+    cluster.sql(&label("SEQUENCE open.t_id_seq", "'encrypted aes-256-xts'"))?;
+    let other = label("SEQUENCE open.t_id_seq", "'encrypted aes-128-xts'");
+    cluster.sql(&format!("BEGIN; {other} ROLLBACK"))?;
+    cluster.sql("ALTER TABLE open.t SET TABLESPACE space")?;
+    let jobs = "SELECT count(*) FROM pagevault.rekey_jobs WHERE kind = 'decrypt'";
+    ensure!(cluster.text(jobs)? == "0", "a job decrypts the table");
+    ensure!(is_encrypted(&cluster, "open.t")?, "the table is in plaintext");
+    cluster.finish()
+}
+
+/// An index that lacks encryption, of a table that is encrypted although its schema says
+/// `plaintext`.
+#[test]
+fn encrypt_database_decrypts_nothing() -> Result<()> {
+    let (cluster, _keys) = cluster()?;
+    cluster.sql("CREATE SCHEMA open; CREATE SCHEMA secret; CREATE TABLE secret.t (name text)")?;
+    cluster.sql("CREATE INDEX names ON secret.t (name); INSERT INTO secret.t VALUES ('x')")?;
+    cluster.sql(&label("SCHEMA secret", "'encrypted'"))?;
+    cluster.sql(&label("SCHEMA open", "'plaintext'"))?;
+    // A job is to encrypt the index, and is cancelled.
+    cluster.sql(
+        "SET pagevault.rekey_threshold = 0; BEGIN; ALTER TABLE secret.t SET TABLESPACE space;
+         SELECT pagevault.cancel_rekey(job) FROM pagevault.rekey_jobs; COMMIT",
+    )?;
+    cluster.sql("ALTER TABLE secret.t SET SCHEMA open")?;
+    ensure!(!is_encrypted(&cluster, "open.names")?, "the index is encrypted already");
+    cluster.sql("SELECT * FROM pagevault.encrypt_database()")?;
+    expect(&cluster, "open.t", DEFAULT)?;
+    cluster.finish()
+}
+
+/// The owner of a sequence may give it to a table in plaintext, but not decrypt it.
+#[test]
+fn a_sequence_stays_encrypted_whatever_table_owns_it() -> Result<()> {
+    let (cluster, _keys) = cluster()?;
+    cluster.sql("CREATE SCHEMA app")?;
+    cluster.sql(&label("SCHEMA app", "'encrypted'"))?;
+    cluster.sql("CREATE TABLE app.open (id int); CREATE SEQUENCE app.s")?;
+    cluster.sql(&label("TABLE app.open", "'plaintext'"))?;
+    cluster.sql("SELECT pagevault.wait_for_rekey('app.open'::regclass)")?;
+    cluster.sql("ALTER SEQUENCE app.s OWNED BY app.open.id; ALTER SEQUENCE app.s RESTART")?;
+    ensure!(is_encrypted(&cluster, "app.s")?, "the sequence is in plaintext");
+    cluster.finish()
+}
+
+/// What event triggers rewrite while CREATE EXTENSION pagevault runs stays encrypted.
+#[test]
+fn create_extension_decrypts_nothing() -> Result<()> {
+    let (cluster, _keys) = cluster()?;
+    cluster.sql("CREATE DATABASE app")?;
+    let mut client = cluster.client_to("app")?;
+    run_sql(
+        &mut client,
+        "SET pagevault.default_encryption = on; CREATE TABLE kept (id int);
+         RESET pagevault.default_encryption; CREATE TABLE open (id int);
+         CREATE FUNCTION tidy() RETURNS event_trigger LANGUAGE plpgsql AS $$
+             BEGIN TRUNCATE public.kept; TRUNCATE public.open; END $$;
+         CREATE EVENT TRIGGER tidy ON ddl_command_end WHEN TAG IN ('CREATE FUNCTION')
+             EXECUTE FUNCTION tidy()",
+    )?;
+    run_sql(&mut client, "CREATE EXTENSION pagevault; DROP EVENT TRIGGER tidy")?;
+    let kept = text(&mut client, &format!("{RELATION} 'kept'::regclass"))?;
+    ensure!(kept == "t", "the table is in plaintext");
+    drop(client);
+    cluster.finish()
+}
+
+/// With enforcement, no relation is in plaintext where a label requires encryption, however it came
+/// there.
+#[test]
+fn enforcement_has_no_way_around() -> Result<()> {
+    let settings = Settings::default().conf("pagevault.enforce_encryption = on");
+    let (cluster, _keys) = Cluster::with_keys(&settings)?;
+    cluster.sql("CREATE SCHEMA app; CREATE SCHEMA open")?;
+    cluster.sql(&label("SCHEMA app", "'encrypted'"))?;
+    // The label goes after the table has come.
+    cluster.sql("CREATE TABLE open.t (id int); INSERT INTO open.t VALUES (1)")?;
+    cluster.sql(&label("TABLE open.t", "'plaintext'"))?;
+    cluster.sql("ALTER TABLE open.t SET SCHEMA app")?;
+    refused(&cluster, &label("TABLE app.t", "NULL"), "app.t would be in plaintext where")?;
+    cluster.sql(&label("TABLE app.t", "'encrypted'"))?;
+    cluster.sql(&label("TABLE app.t", "NULL"))?;
+    // A new partition has the name of a copy.
+    cluster.sql("SET pagevault.enforce_encryption = off; CREATE TABLE app.p (id int) PARTITION BY LIST (id);
+         SECURITY LABEL FOR pagevault ON TABLE app.p IS 'plaintext'")?;
+    let oid = cluster.text("SELECT 'app.t'::regclass::oid")?;
+    cluster.sql(&format!("CREATE TABLE app.tmp_{oid} PARTITION OF app.p DEFAULT"))?;
+    ensure!(is_encrypted(&cluster, &format!("app.tmp_{oid}"))?, "the partition is in plaintext");
+    cluster.sql(&format!("DROP TABLE app.tmp_{oid}"))?;
+    // Detaching in several transactions is refused before the first, and its end is not.
+    cluster.sql("CREATE TABLE app.one PARTITION OF app.p FOR VALUES IN (1)")?;
+    cluster.sql("INSERT INTO app.p VALUES (1)")?;
+    let detach = "ALTER TABLE app.p DETACH PARTITION app.one";
+    for how in ["", "CONCURRENTLY"] {
+        refused(&cluster, &format!("{detach} {how}"), "app.one would be in plaintext where")?;
+        ensure!(cluster.text("SELECT count(*) FROM app.p")? == "1", "the partition is away");
+    }
+    let mut reader = cluster.client()?;
+    run_sql(&mut reader, "BEGIN; SELECT count(*) FROM app.p")?;
+    let mut breaking = cluster.client()?;
+    run_sql(&mut breaking, "SET pagevault.enforce_encryption = off")?;
+    run_sql(&mut breaking, "SET statement_timeout = '500ms'")?;
+    let interrupted = run_sql(&mut breaking, &format!("{detach} CONCURRENTLY"));
+    ensure!(interrupted.is_err(), "nobody had to be waited for");
+    run_sql(&mut reader, "COMMIT")?;
+    cluster.sql(&format!("{detach} FINALIZE"))?;
+    drop((reader, breaking));
+    cluster.finish()
+}
+
+fn refused(cluster: &Cluster, statement: &str, because: &str) -> Result<()> {
+    let error = cluster.error(statement)?;
+    ensure!(error.message.contains(because), "{statement}: {error:?}");
+    Ok(())
+}
