@@ -176,8 +176,8 @@ pub(crate) fn relation_created(oid: Oid) -> Result<()> {
 }
 
 /// Whether a new index continues the file of a dropped one, with its pages: ALTER TABLE builds it
-/// again although nothing in it changes (`TryReuseIndex`, tablecmds.c). If the transaction is rolled
-/// back, the file is that of the former index again, but keys do not roll back.
+/// again although nothing in it changes (`TryReuseIndex`, tablecmds.c). If the transaction is
+/// rolled back, the file is that of the former index again, but keys do not roll back.
 fn keeps_a_file(facts: &Facts) -> bool {
     facts.kind == RelationKind::Index && NEW_FILE.get() != Some(facts.file)
 }

@@ -100,6 +100,7 @@ fn verify_opens_everything_and_finds_each_damage() -> Result<()> {
     let name = table.strip_prefix(&data)?.display().to_string();
     ensure!(response.contains(&format!("{name} block 3: the checksum")), "{response}");
     ensure!(response.matches("the record's checksum is wrong").count() == 2, "{response}");
+    ensure!(!response.contains("lost power"), "{response}"); // it was shut down
     flip(&table, 3 * 8192 + 5000)?;
     cluster.finish()
 }

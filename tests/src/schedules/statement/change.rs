@@ -27,10 +27,12 @@ pub(in crate::schedules) enum Change {
     Unlogged,
     Vacuum,
     VacuumFull,
+    /// Types that need no rewriting: indexes keep their files.
+    Retype,
 }
 
 impl Change {
-    pub(in crate::schedules) const ALL: [Change; 19] = [
+    pub(in crate::schedules) const ALL: [Change; 20] = [
         Change::Analyze,
         Change::BrinIndex,
         Change::Cluster,
@@ -50,6 +52,7 @@ impl Change {
         Change::Unlogged,
         Change::Vacuum,
         Change::VacuumFull,
+        Change::Retype,
     ];
 
     pub(super) fn sql(self, keyword: &str) -> &'static str {
@@ -78,6 +81,9 @@ impl Change {
             Change::Unlogged => "ALTER TABLE {t} SET UNLOGGED",
             Change::Vacuum => "VACUUM {t}",
             Change::VacuumFull => "VACUUM FULL {t}",
+            Change::Retype => {
+                "ALTER TABLE {t} ALTER mark TYPE varchar; ALTER TABLE {t} ALTER mark TYPE text"
+            }
         }
     }
 
@@ -88,9 +94,16 @@ impl Change {
             (Change::Truncate, Kind::Heap) => true,
             (_, Kind::Partitioned) => false,
             (_, _) if table.shredded => false,
-            (Change::Rewrite, Kind::Heap) => !viewed && table.parent.is_none(),
+            (Change::Rewrite | Change::Retype, Kind::Heap) => !viewed && table.parent.is_none(),
             (Change::Logged | Change::Unlogged, Kind::Heap) => true,
-            (Change::Rewrite | Change::Logged | Change::Unlogged | Change::Truncate, _) => false,
+            (
+                Change::Rewrite
+                | Change::Retype
+                | Change::Logged
+                | Change::Unlogged
+                | Change::Truncate,
+                _,
+            ) => false,
             _ => true,
         }
     }
@@ -115,6 +128,7 @@ impl Change {
             | Change::IndexConcurrently
             | Change::Reindex
             | Change::ReindexConcurrently
+            | Change::Retype
             | Change::SchemaOpen
             | Change::SchemaVault
             | Change::SpaceDefault
