@@ -8,6 +8,7 @@ use pgrx::pg_sys;
 
 use super::{altered, enforce, requests, shared_labels};
 use crate::audit::statements;
+use crate::fault;
 use crate::keys::store::{directory, key_groups};
 use crate::keys::usage::data_keys;
 use crate::pg::labels::Object;
@@ -224,10 +225,24 @@ fn note_job(job: Option<i64>) {
 /// Whether this transaction has changed labels, even in a subtransaction that was rolled back.
 static CHANGED: ProcessLocal<bool> = ProcessLocal::new(false);
 
+/// Whether this transaction has committed changes of labels, and has not told other sessions yet.
+static COMMITTED: ProcessLocal<bool> = ProcessLocal::new(false);
+
 /// Called when the transaction has ended or is prepared. After a commit, other sessions see its
 /// labels.
 pub(crate) fn transaction_ended(has_committed: bool) {
     if CHANGED.with(std::mem::take) && has_committed {
+        shmem::count_label_change();
+        COMMITTED.set(true);
+        fault::point("labels.committed");
+    }
+}
+
+/// Called when other sessions have been told what a commit has changed in catalogs. Before, a
+/// session may read labels with a snapshot of its catalogs from before the commit, and remember
+/// them for the new count.
+pub(crate) fn invalidations_sent() {
+    if COMMITTED.with(std::mem::take) {
         shmem::count_label_change();
     }
 }
