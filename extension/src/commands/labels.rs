@@ -121,16 +121,20 @@ pub(crate) fn relabelled(object: Object, column: i32, text: Option<ServerText>) 
         locks::change_labels();
     }
     let relation = Some(object.oid).filter(|_| object.class == pg_sys::RelationRelationId);
-    let name = relation.and_then(relation::facts).map(|facts| relation::quoted_name(&facts));
+    let facts = relation.and_then(relation::facts);
+    let name = facts.as_ref().map(relation::quoted_name);
     let name = name.unwrap_or_else(|| object.describe().to_string());
     statements::is_about(name, object.label().map(|label| label.to_string()));
     let label = text.as_ref().map(label::of_text).transpose()?;
-    let changes_group = changes_key_group(object, text.as_ref())?;
-    let outcome = match object.class {
-        pg_sys::RelationRelationId => match relation::facts(object.oid) {
-            Some(facts) => apply_to_relation(&facts, label, changes_group).map(note_job),
-            None => Ok(()),
-        },
+    // A view may have the label of the table that it was before CREATE RULE (15,
+    // `DefineQueryRewrite` in rewriteDefine.c). It holds nothing, so its owner may remove it.
+    let holds_nothing = facts.as_ref().is_some_and(|facts| !facts.kind.takes_labels());
+    let is_idle = holds_nothing && label.is_none();
+    let changes_group = !is_idle && changes_key_group(object, text.as_ref())?;
+    let outcome = match (object.class, facts) {
+        _ if is_idle => Ok(()),
+        (_, Some(facts)) => apply_to_relation(&facts, label, changes_group).map(note_job),
+        (pg_sys::RelationRelationId, None) => Ok(()),
         _ => apply_to_surroundings(object, label),
     };
     memo::forget();
