@@ -25,7 +25,7 @@ use crate::keys::store::directory;
 use crate::keys::usage::destruction::{self, Former, Outcome};
 use crate::keys::usage::dropped;
 use crate::pg::locks::KeystoreLock;
-use crate::pg::relation::{self, Facts};
+use crate::pg::relation::{self, Facts, RelationKind};
 use crate::pg::report::{Report, Result};
 use crate::pg::statistics::Sampled;
 use crate::pg::survey::{self, Survey};
@@ -78,11 +78,17 @@ pub(crate) fn relation(by: &str, oid: Oid, confirm: &str) -> Result<Shredded> {
     if !facts.user_made {
         return Err(not_supported(&name, "is part of the system"));
     }
-    if !relation::is_independent(&facts) {
+    if !leads(&facts) {
         return Err(not_supported(&name, "goes along with another relation, or holds nothing")
             .hint("Shred the table that it belongs to."));
     }
     relations(by, &name, &[oid], |facts| relation::quoted_name(facts) == name, |_| Ok(()))
+}
+
+/// True for relations that are not shredded together with another one, partitions excepted.
+fn leads(facts: &Facts) -> bool {
+    let has_owner = || relation::owner_of_sequence(facts.oid).is_some();
+    relation::is_independent(facts) && !(facts.kind == RelationKind::Sequence && has_owner())
 }
 
 /// Shreds all relations of a schema.
@@ -101,7 +107,7 @@ pub(crate) fn schema(by: &str, oid: Oid, confirm: &str) -> Result<Shredded> {
     }
     let members = relation::all().into_iter().filter_map(relation::facts);
     let roots: Vec<Oid> = members
-        .filter(|facts| facts.schema == oid && !facts.temporary && relation::is_independent(facts))
+        .filter(|facts| facts.schema == oid && !facts.temporary && leads(facts))
         .map(|facts| facts.oid)
         .collect();
     if roots.is_empty() {

@@ -163,6 +163,9 @@ fn encrypt_catalogs() -> TableIterator<'static, (name!(relation, Oid), name!(job
 fn is_encrypted(oid: Oid) -> bool {
     let facts = preload::require_active().and_then(|()| relation::require(oid)).or_raise();
     roles::require_select(oid, &relation::quoted_name(&facts)).or_raise();
+    if !facts.kind.has_storage() {
+        return false;
+    }
     let pages = verify::pages_of(oid).or_raise();
     let is_sealed = |(member, counts): &(Facts, Vec<PageCount>)| {
         directory::is_sealed(member.file) && counts.iter().all(|c| c.state != PageState::Plaintext)

@@ -12,7 +12,7 @@ use crate::audit::{self, Operation};
 use crate::commands::requests;
 use crate::keys::store::directory;
 use crate::pg::process;
-use crate::pg::relation::{self, Facts};
+use crate::pg::relation::{self, Facts, RelationKind};
 use crate::pg::report::{OrRaise, Report, Result};
 use crate::rekey::jobs::{self, Order, ShownState};
 use crate::{preload, roles};
@@ -99,10 +99,15 @@ fn rotate_all_data_keys() -> TableIterator<'static, (name!(relation, Oid), name!
     TableIterator::new(audited("rotate_all_data_keys", rotate).or_raise())
 }
 
+/// Whether a table or one of its partitions is encrypted, or a sequence of a partitioned table.
 fn any_sealed(facts: &Facts) -> bool {
-    relation::with_partitions(facts.oid)
-        .iter()
-        .any(|table| table.is_stored() && directory::is_sealed(table.file))
+    let is_sealed = |one: &Facts| one.is_stored() && directory::is_sealed(one.file);
+    relation::with_partitions(facts.oid).iter().any(|table| match table.kind {
+        RelationKind::PartitionedTable => {
+            relation::family_unlocked(table.oid).iter().any(is_sealed)
+        }
+        _ => is_sealed(table),
+    })
 }
 
 /// Pauses a job until it is resumed.

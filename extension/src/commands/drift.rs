@@ -95,6 +95,15 @@ impl Drift {
     pub(crate) fn wants_encryption(&self) -> bool {
         matches!(self.expected, Expected::Labelled(Label::Encrypted(_), _))
     }
+
+    /// The kind of job that corrects it.
+    fn remedy(&self) -> JobKind {
+        match self.expected {
+            Expected::Labelled(Label::Encrypted(_), _) => JobKind::Encrypt,
+            Expected::Labelled(Label::Plaintext, _) => JobKind::Decrypt,
+            Expected::ByJob(kind) => kind,
+        }
+    }
 }
 
 /// All relations of this database that differ from the policy. With `check_files` also those with
@@ -107,18 +116,24 @@ pub(crate) fn find(check_files: bool) -> Result<Vec<Drift>> {
         if facts.is_stored()
             && !directory::is_destroyed(facts.file)
             && let Some(drift) = drift_of(facts, check_files)?
-            && !at_work.contains(&root_of(facts)?.oid)
-            && !relation::owner_of_sequence(facts.oid).is_some_and(|owner| at_work.contains(&owner))
         {
-            found.push(drift);
+            let root = root_of(facts)?.oid;
+            let roots = [Some(root), relation::owner_of_sequence(facts.oid)];
+            let remedy = drift.remedy();
+            if !roots.iter().flatten().any(|root| at_work.contains(&(*root, remedy))) {
+                found.push(drift);
+            }
         }
     }
     Ok(found)
 }
 
-/// Relations with requested and unfinished rekeying; and those that need no other report, because a
-/// job is waiting or running.
-fn drift_of_jobs() -> Result<(Vec<Drift>, Vec<Oid>)> {
+/// A relation with a waiting or running job of this kind.
+type AtWork = (Oid, JobKind);
+
+/// Relations with requested and unfinished rekeying; and those that need no other report of what a
+/// job at work corrects. A rotation corrects nothing.
+fn drift_of_jobs() -> Result<(Vec<Drift>, Vec<AtWork>)> {
     let (mut found, mut at_work) = (Vec::new(), Vec::new());
     for job in jobs::unsettled()? {
         let relation: Oid = job.request.relation.into();
@@ -128,7 +143,8 @@ fn drift_of_jobs() -> Result<(Vec<Drift>, Vec<Oid>)> {
         let (id, progress) = (job.job.number, job.progress);
         let stopped = job.state != JobState::Waiting;
         if !stopped {
-            at_work.extend(relation::with_partitions(relation).iter().map(|table| table.oid));
+            let tables = relation::with_partitions(relation);
+            at_work.extend(tables.iter().map(|table| (table.oid, job.request.kind)));
         }
         if stopped && job.request.kind == JobKind::Decrypt && is_wanted_encrypted(relation)? {
             continue; // must not be resumed

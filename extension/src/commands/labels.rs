@@ -8,6 +8,7 @@ use pgrx::pg_sys;
 
 use super::{altered, enforce, requests, shared_labels};
 use crate::audit::statements;
+use crate::fault;
 use crate::keys::store::{directory, key_groups};
 use crate::keys::usage::data_keys;
 use crate::pg::labels::Object;
@@ -120,16 +121,20 @@ pub(crate) fn relabelled(object: Object, column: i32, text: Option<ServerText>) 
         locks::change_labels();
     }
     let relation = Some(object.oid).filter(|_| object.class == pg_sys::RelationRelationId);
-    let name = relation.and_then(relation::facts).map(|facts| relation::quoted_name(&facts));
+    let facts = relation.and_then(relation::facts);
+    let name = facts.as_ref().map(relation::quoted_name);
     let name = name.unwrap_or_else(|| object.describe().to_string());
     statements::is_about(name, object.label().map(|label| label.to_string()));
     let label = text.as_ref().map(label::of_text).transpose()?;
-    let changes_group = changes_key_group(object, text.as_ref())?;
-    let outcome = match object.class {
-        pg_sys::RelationRelationId => match relation::facts(object.oid) {
-            Some(facts) => apply_to_relation(&facts, label, changes_group).map(note_job),
-            None => Ok(()),
-        },
+    // A view may have the label of the table that it was before CREATE RULE (15,
+    // `DefineQueryRewrite` in rewriteDefine.c). It holds nothing, so its owner may remove it.
+    let holds_nothing = facts.as_ref().is_some_and(|facts| !facts.kind.takes_labels());
+    let is_idle = holds_nothing && label.is_none();
+    let changes_group = !is_idle && changes_key_group(object, text.as_ref())?;
+    let outcome = match (object.class, facts) {
+        _ if is_idle => Ok(()),
+        (_, Some(facts)) => apply_to_relation(&facts, label, changes_group).map(note_job),
+        (pg_sys::RelationRelationId, None) => Ok(()),
         _ => apply_to_surroundings(object, label),
     };
     memo::forget();
@@ -224,10 +229,24 @@ fn note_job(job: Option<i64>) {
 /// Whether this transaction has changed labels, even in a subtransaction that was rolled back.
 static CHANGED: ProcessLocal<bool> = ProcessLocal::new(false);
 
+/// Whether this transaction has committed changes of labels, and has not told other sessions yet.
+static COMMITTED: ProcessLocal<bool> = ProcessLocal::new(false);
+
 /// Called when the transaction has ended or is prepared. After a commit, other sessions see its
 /// labels.
 pub(crate) fn transaction_ended(has_committed: bool) {
     if CHANGED.with(std::mem::take) && has_committed {
+        shmem::count_label_change();
+        COMMITTED.set(true);
+        fault::point("labels.committed");
+    }
+}
+
+/// Called when other sessions have been told what a commit has changed in catalogs. Before, a
+/// session may read labels with a snapshot of its catalogs from before the commit, and remember
+/// them for the new count.
+pub(crate) fn invalidations_sent() {
+    if COMMITTED.with(std::mem::take) {
         shmem::count_label_change();
     }
 }

@@ -29,6 +29,22 @@ pub(crate) fn install() {
     unsafe {
         pg_sys::RegisterXactCallback(Some(transaction_event), std::ptr::null_mut());
         pg_sys::RegisterSubXactCallback(Some(subtransaction_event), std::ptr::null_mut());
+        pg_sys::RegisterResourceReleaseCallback(Some(resources_released), std::ptr::null_mut());
+    }
+}
+
+/// Contract: called in each phase in which resources are released; must not raise errors. At the
+/// end of a transaction, its locks are released after `AtEOXact_Inval` has told other sessions what
+/// it has changed in catalogs (`CommitTransaction`, xact.c, the same in 15 to 18), while
+/// `transaction_event` is called before that.
+unsafe extern "C-unwind" fn resources_released(
+    phase: pg_sys::ResourceReleasePhase::Type,
+    _is_commit: bool,
+    is_top_level: bool,
+    _argument: *mut c_void,
+) {
+    if is_top_level && phase == pg_sys::ResourceReleasePhase::RESOURCE_RELEASE_LOCKS {
+        labels::invalidations_sent();
     }
 }
 

@@ -109,6 +109,14 @@ impl Held {
         persistence as u8 == pg_sys::RELPERSISTENCE_UNLOGGED
     }
 
+    /// False for an index whose build has not been committed, and for one that an interrupted
+    /// command has left so (`indisready` in pg_index).
+    pub(crate) fn is_ready(&self) -> bool {
+        // SAFETY: this value keeps the relation open, so its relation cache entry is valid, and so
+        // is its copy of the row, which only indexes have.
+        unsafe { (*self.relation).rd_index.as_ref().is_none_or(|index| index.indisready) }
+    }
+
     /// Whether it is a system catalog, its TOAST table or its index.
     pub(crate) fn is_catalog(&self) -> bool {
         self.oid().to_u32() < pg_sys::FirstNormalObjectId

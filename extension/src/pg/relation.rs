@@ -345,11 +345,8 @@ fn collect_family(oid: Oid, lock: Option<pg_sys::LOCKMODE>, members: &mut Vec<Fa
             RelationKind::Table | RelationKind::Toast | RelationKind::MaterializedView
         );
         let indexes = if has_indexes { indexes_of(oid) } else { Vec::new() };
-        let sequences = if facts.kind == RelationKind::Table {
-            oids(pg_sys::getOwnedSequences(oid))
-        } else {
-            Vec::new()
-        };
+        let may_own = matches!(facts.kind, RelationKind::Table | RelationKind::PartitionedTable);
+        let sequences = if may_own { oids(pg_sys::getOwnedSequences(oid)) } else { Vec::new() };
         pg_sys::relation_close(relation, pg_sys::NoLock as pg_sys::LOCKMODE);
         (facts, indexes, sequences)
     };
@@ -360,14 +357,17 @@ fn collect_family(oid: Oid, lock: Option<pg_sys::LOCKMODE>, members: &mut Vec<Fa
     }
 }
 
-/// True for relations that do not follow another one. False for indexes, TOAST tables, owned
-/// sequences.
+/// True for relations whose files do not go along with those of another one. False for indexes,
+/// TOAST tables, sequences of tables. A partitioned table has no file, so its sequences stand for
+/// themselves, as its partitions do.
 pub(crate) fn is_independent(facts: &Facts) -> bool {
     match facts.kind {
         RelationKind::Table | RelationKind::MaterializedView | RelationKind::PartitionedTable => {
             true
         }
-        RelationKind::Sequence => owner_of_sequence(facts.oid).is_none(),
+        RelationKind::Sequence => owner_of_sequence(facts.oid)
+            .and_then(self::facts)
+            .is_none_or(|owner| owner.kind == RelationKind::PartitionedTable),
         _ => false,
     }
 }

@@ -39,7 +39,7 @@ use crate::writers::{Activity, Others};
 /// Raises ERROR if a page cannot be read or decrypted, a key is locked, or the disk is full.
 pub(super) fn run(job: &Job) -> bool {
     fault::point("rekey.claimed");
-    let members = in_transaction(|| members_of(job));
+    let members = members_of(job);
     let mut run = Run::new(members);
     let mut pace = Pace::new(job);
     if pace.note(&run) == Flow::Stop {
@@ -76,23 +76,41 @@ pub(super) fn in_transaction<R>(work: impl FnOnce() -> Result<R>) -> R {
 /// A job that encrypts locks them as commands do that give a relation new storage: CREATE INDEX,
 /// REPACK (CONCURRENTLY). Those that began before the policy required encryption may add files in
 /// plaintext, which cannot be seen before they have committed. Later ones follow the policy.
-fn members_of(job: &Job) -> Result<Vec<Member>> {
-    let lock = match job.kind {
-        JobKind::Encrypt => pg_sys::ShareUpdateExclusiveLock,
-        JobKind::Rotate | JobKind::Decrypt => pg_sys::AccessShareLock,
-    } as pg_sys::LOCKMODE;
-    let mut members = Vec::new();
+///
+/// So does any job if an index is not ready. CREATE INDEX and REINDEX CONCURRENTLY commit its row
+/// first, and then write its pages past shared buffers (`index_concurrently_build`, index.c;
+/// `_bt_blwritepage`, nbtsort.c), with zero pages in between which they fill later. What the job
+/// read meanwhile would stay in shared buffers. They hold this lock on the table until the index is
+/// ready; the lock of one that has failed is free. This job's weaker locks are released first:
+/// REINDEX would wait for them (`WaitForLockersMultiple`).
+fn members_of(job: &Job) -> Vec<Member> {
+    const WEAK: pg_sys::LOCKMODE = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
+    const STRONG: pg_sys::LOCKMODE = pg_sys::ShareUpdateExclusiveLock as pg_sys::LOCKMODE;
+    if job.kind != JobKind::Encrypt {
+        let (members, are_ready) = in_transaction(|| Ok(members_under(job, WEAK)));
+        if are_ready {
+            return members;
+        }
+    }
+    in_transaction(|| Ok(members_under(job, STRONG))).0
+}
+
+/// The members that are seen under such locks, and whether all of them were ready when they were
+/// listed.
+fn members_under(job: &Job, lock: pg_sys::LOCKMODE) -> (Vec<Member>, bool) {
+    let (mut members, mut are_ready) = (Vec::new(), true);
     for root in relation::with_partitions(job.relation) {
         if Held::open(root.oid).is_none() {
             continue; // dropped meanwhile
         }
         for facts in relation::family(root.oid, lock).iter().filter(|facts| facts.is_stored()) {
             let Some(held) = Held::open(facts.oid) else { continue };
+            are_ready &= held.is_ready();
             let pages = held.forks().iter().map(|(_, blocks)| i64::from(*blocks)).sum();
             members.push(Member { relation: facts.oid.to_u32(), pages });
         }
     }
-    Ok(members)
+    (members, are_ready)
 }
 
 /// The file of one relation that the job is rewriting.

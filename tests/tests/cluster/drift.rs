@@ -176,3 +176,31 @@ fn what_was_shredded_is_no_drift() -> Result<()> {
     ensure!(cluster.text("SELECT count(*) FROM two.t")? == "1");
     cluster.finish()
 }
+
+/// Only a job that does what the row asks for takes its place.
+#[test]
+fn a_waiting_rotation_hides_no_partition_in_plaintext() -> Result<()> {
+    let (cluster, _keys) = cluster()?;
+    cluster.set(&[("pagevault.rekey_workers", "0")])?;
+    cluster.sql("CREATE TABLE p (id int) PARTITION BY LIST (id)")?;
+    cluster.sql(&label("TABLE p", "'encrypted'"))?;
+    cluster.sql(
+        "CREATE TABLE one PARTITION OF p FOR VALUES IN (1); INSERT INTO p VALUES (1);
+         CREATE TABLE two AS SELECT 2 AS id",
+    )?;
+    cluster.sql("SELECT pagevault.rotate_data_key('p')")?;
+    cluster.sql("ALTER TABLE p ATTACH PARTITION two FOR VALUES IN (2)")?;
+    let two = "SELECT string_agg(fix, ' ') FROM pagevault.drift WHERE relation = 'two'::regclass";
+    ensure!(cluster.text(two)? == "SELECT pagevault.reconcile('public.two')", "no row of drift");
+    // A job that encrypts it does.
+    cluster.sql("SET pagevault.rekey_threshold = 0; SELECT pagevault.reconcile('two')")?;
+    let row = "SELECT expected || ' ' || fix FROM pagevault.drift WHERE relation = 'two'::regclass";
+    let job = cluster.text("SELECT job FROM pagevault.rekey_jobs WHERE kind = 'encrypt'")?;
+    let found = column(&mut cluster.client()?, row)?;
+    ensure!(found == [format!("encrypted SELECT pagevault.wait_for_rekey({job})")], "{found:?}");
+    cluster.set(&[("pagevault.rekey_workers", "1")])?;
+    cluster.sql("SELECT pagevault.wait_for_rekey(job) FROM pagevault.rekey_jobs")?;
+    expect(&cluster, "two", DEFAULT)?;
+    expect_no_drift(&cluster)?;
+    cluster.finish()
+}

@@ -3,7 +3,7 @@
 
 use anyhow::{Result, ensure};
 use pagevault_tests::Cluster;
-use pagevault_tests::cluster::{column, run_sql};
+use pagevault_tests::cluster::{column, run_sql, text};
 
 use crate::labels::{DEFAULT, expect, label};
 
@@ -102,4 +102,35 @@ fn of_a_cluster_that_had_no_key() -> Result<()> {
 fn of_a_partitioned_table() -> Result<()> {
     let (before, after) = ("CREATE INDEX ON one (id)", "CREATE INDEX of_two ON two (id)");
     check(Commit::AtOnce, "TABLE root", before, after, "of_two")
+}
+
+/// A committed label is visible a moment before other sessions are told so. Until then they read
+/// labels with the snapshot of catalogs that they have.
+#[test]
+fn of_a_schema_that_was_looked_at_in_the_midst_of_the_commit() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&pagevault_tests::Settings::default())?;
+    cluster.sql("CREATE SCHEMA app; CREATE SCHEMA other")?;
+    cluster.sql(&label("SCHEMA other", "'encrypted'"))?;
+    let mut maker = cluster.client()?;
+    run_sql(&mut maker, "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT to_regclass('nothing')")?;
+    cluster.stop_at("labels.committed")?;
+    std::thread::scope(|scope| {
+        let labels = scope.spawn(|| cluster.sql(&label("SCHEMA app", "'encrypted'")));
+        let made = cluster
+            .stopped_at("labels.committed")
+            .and_then(|_| run_sql(&mut maker, "CREATE TABLE app.early (id int)"));
+        cluster.resume();
+        let Ok(labelled) = labels.join() else { anyhow::bail!("the labelling session panicked") };
+        made.and(labelled)
+    })?;
+    run_sql(&mut maker, "CREATE TABLE app.late (id int)")?;
+    run_sql(&mut maker, "INSERT INTO app.early VALUES (1); INSERT INTO app.late VALUES (1)")?;
+    let sealed =
+        "SELECT bool_and(encrypted) FROM pagevault.relations WHERE relation = 'app.late'::regclass";
+    ensure!(text(&mut maker, sealed)? == "t", "the table made after the label is in plaintext");
+    run_sql(&mut maker, "COMMIT")?;
+    expect(&cluster, "app.early", DEFAULT)?;
+    expect(&cluster, "app.late", DEFAULT)?;
+    drop(maker);
+    cluster.finish()
 }

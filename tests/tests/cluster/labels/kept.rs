@@ -1,6 +1,9 @@
 //! Encryption that commands must not take away: of tables that get another parent, another name, or
 //! another owner.
 
+use pagevault_tests::Installation;
+use pagevault_tests::cluster::expect_error;
+
 use super::*;
 
 /// The table was created by the same session, last of all, and has no block, TOAST table or index.
@@ -114,5 +117,35 @@ fn sequences_that_lose_their_owner_are_encrypted_where_others_are() -> Result<()
     ensure!(cluster.text(sealed)? == "f", "the sequence is encrypted already");
     cluster.sql("ALTER SEQUENCE enc.s OWNED BY NONE")?;
     ensure!(cluster.text(sealed)? == "t", "the sequence is in plaintext");
+    cluster.finish()
+}
+
+/// CREATE RULE made views of tables until 15. The label stays, and says nothing any more.
+#[test]
+fn the_owner_removes_the_label_of_a_view_that_was_a_table() -> Result<()> {
+    if Installation::get()?.major > 15 {
+        eprintln!("skipped: PostgreSQL 16 makes no views of tables");
+        return Ok(());
+    }
+    let (cluster, _keys) = cluster()?;
+    cluster.sql(
+        "SELECT pagevault.create_key_group('acme');
+         SELECT pagevault.set_key_group_master_key('acme', 'local', 'main');
+         CREATE ROLE bob; GRANT ALL ON SCHEMA public TO bob",
+    )?;
+    for wanted in ["'encrypted'", "'encrypted key_group=acme'"] {
+        cluster.sql("CREATE TABLE v (id int)")?;
+        cluster.sql(&label("TABLE v", wanted))?;
+        cluster.sql("ALTER TABLE v OWNER TO bob")?;
+        let mut bob = cluster.client()?;
+        run_sql(&mut bob, "SET ROLE bob")?;
+        run_sql(&mut bob, "CREATE RULE \"_RETURN\" AS ON SELECT TO v DO INSTEAD SELECT 1 AS id")?;
+        expect_error(&mut bob, &label("VIEW v", "'encrypted'"))?;
+        run_sql(&mut bob, &label("VIEW v", "NULL"))?;
+        drop(bob);
+        let left = "SELECT count(*) FROM pg_seclabels WHERE objoid = 'v'::regclass";
+        ensure!(cluster.text(left)? == "0", "the label is still there");
+        cluster.sql("DROP VIEW v")?;
+    }
     cluster.finish()
 }

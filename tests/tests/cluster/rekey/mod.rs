@@ -3,6 +3,7 @@
 mod asking;
 mod attacks;
 mod between;
+mod building;
 mod fairness;
 mod faults;
 mod forged;

@@ -206,3 +206,42 @@ fn looking_for_jobs_after_a_start_assigns_no_transaction_ids() -> Result<()> {
     ensure!(after == before, "the next transaction was to be {before}, and is {after}");
     cluster.finish()
 }
+
+/// They belong to no partition, and their table has no file.
+#[test]
+fn sequences_of_partitioned_tables_are_rekeyed_too() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.sql(
+        "SET pagevault.default_encryption = on;
+         CREATE TABLE p (id bigint GENERATED ALWAYS AS IDENTITY, n serial) PARTITION BY LIST (n);
+         CREATE TABLE one PARTITION OF p FOR VALUES IN (1);
+         INSERT INTO p DEFAULT VALUES",
+    )?;
+    let check = |wanted: &str| -> Result<()> {
+        cluster
+            .sql("SELECT pagevault.wait_for_rekey(job) FROM pagevault.rekey_jobs; CHECKPOINT")?;
+        for name in ["p_id_seq", "p_n_seq", "one"] {
+            let verify =
+                format!("SELECT concat(state, data_key_version) FROM pagevault.verify('{name}')");
+            let found = cluster.text(&verify)?;
+            ensure!(found == wanted, "{name}: {found} instead of {wanted}");
+        }
+        Ok(())
+    };
+    check("encrypted1")?;
+    cluster.sql("SELECT pagevault.rotate_data_key('p')")?;
+    check("encrypted2")?;
+    let all = "SELECT string_agg(relation::text, ' ' ORDER BY relation::text)
+         FROM pagevault.rotate_all_data_keys() WHERE relation::oid >= 16384";
+    let jobs = cluster.text(all)?;
+    ensure!(jobs == "one p_id_seq p_n_seq", "jobs for {jobs}");
+    check("encrypted3")?;
+    ensure!(cluster.text("SELECT pagevault.is_encrypted('p')")? == "f", "p has no file");
+    cluster.sql("DROP TABLE one")?;
+    cluster.sql("SELECT pagevault.rotate_data_key('p')")?;
+    cluster.sql("CREATE TABLE one PARTITION OF p DEFAULT; INSERT INTO p DEFAULT VALUES")?;
+    cluster.sql("SELECT pagevault.wait_for_rekey(job) FROM pagevault.rekey_jobs")?;
+    cluster.sql("SELECT * FROM pagevault.decrypt_database()")?;
+    check("plaintext")?;
+    cluster.finish()
+}

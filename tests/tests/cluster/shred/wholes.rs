@@ -55,6 +55,36 @@ fn partitions_and_schemas_are_shredded_as_a_whole() -> Result<()> {
     cluster.finish()
 }
 
+/// They belong to no partition, and their table has no file.
+#[test]
+fn sequences_of_partitioned_tables_are_shredded_too() -> Result<()> {
+    let (cluster, _keys) = cluster("")?;
+    for (schema, shred) in [
+        ("a", "SELECT object FROM pagevault.shred('a.p', 'a.p') WHERE item = 'destroyed'"),
+        ("b", "SELECT object FROM pagevault.shred_schema('b', 'b') WHERE item = 'destroyed'"),
+    ] {
+        cluster.sql(&format!(
+            "SET pagevault.default_encryption = on; CREATE SCHEMA {schema};
+             CREATE TABLE {schema}.p (id bigint GENERATED ALWAYS AS IDENTITY, n serial) PARTITION BY LIST (n);
+             CREATE TABLE {schema}.one PARTITION OF {schema}.p DEFAULT;
+             INSERT INTO {schema}.p DEFAULT VALUES"
+        ))?;
+        let sequence = format!("{schema}.p_n_seq");
+        let alone = format!("SELECT pagevault.shred('{sequence}', '{sequence}')");
+        let error = cluster.error(&alone)?;
+        ensure!(error.message.contains("goes along with another relation"), "{error}");
+        let mut rows = column(&mut cluster.client()?, shred)?;
+        rows.sort();
+        let wanted = ["one", "p_id_seq", "p_n_seq"].map(|name| format!("{schema}.{name}"));
+        ensure!(rows == wanted, "{rows:?}");
+        for name in wanted {
+            let error = cluster.error(&format!("SELECT * FROM {name}"))?;
+            ensure!(error.text().contains("were destroyed"), "{name}: {error}");
+        }
+    }
+    cluster.finish()
+}
+
 #[test]
 fn a_database_is_shredded_as_a_whole() -> Result<()> {
     let (mut primary, _keys) = cluster("")?;
