@@ -26,7 +26,7 @@ pub(crate) const SEGMENT: u32 = 131_072;
 const SEGMENT_BYTES: u64 = SEGMENT as u64 * PAGE_SIZE as u64;
 
 /// Tablespaces of the tables in `base` and `global` (src/include/catalog/pg_tablespace.dat).
-const DEFAULT_TABLESPACE: u32 = 1663;
+pub(super) const DEFAULT_TABLESPACE: u32 = 1663;
 const GLOBAL_TABLESPACE: u32 = 1664;
 
 /// A file of a relation.
