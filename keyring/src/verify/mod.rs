@@ -28,6 +28,7 @@ mod report;
 mod runs;
 mod seal;
 mod segments;
+mod unlogged;
 mod wal_keys;
 mod wal_record;
 
@@ -140,11 +141,9 @@ pub fn verify(
         let what = "of an incremental backup, and backup_label is not that of one";
         findings.damage(format!("{path}: {what}"));
     }
-    if !control.ended {
-        findings.skipped = pages::skip_unlogged(&mut files.whole);
-    }
     let context =
         Context { keystore: &keystore, unlocked: &unlocked, control, tablespaces: &tablespaces };
+    unlogged::take_out(&context, &mut files, &mut findings);
     directories::require_of_wal(root, &mut findings);
     findings.maps = Maps::of(&context, &files, version.as_deref(), &mut findings.unknown);
     let mut leftovers = Leftovers::new(&context, &files);

@@ -279,3 +279,46 @@ fn databases_that_recovery_makes_or_removes_need_not_be_there() -> Result<()> {
     lacks(backup, &[other])?;
     cluster.finish()
 }
+
+/// Recovery would take the relation for an unlogged one, and empty it.
+#[test]
+fn an_init_fork_of_a_permanent_relation_is_damage() -> Result<()> {
+    let (mut cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.allow_log("not properly shut down");
+    cluster.sql("CREATE TABLE t (id serial PRIMARY KEY, name text)")?;
+    cluster.sql("INSERT INTO t (name) VALUES ('a')")?;
+    cluster.sql("CREATE UNLOGGED TABLE u (id serial PRIMARY KEY, name text)")?;
+    for table in ["t", "u"] {
+        cluster.sql(&format!("SELECT pagevault.encrypt('{table}')"))?;
+    }
+    cluster.sql("CHECKPOINT")?;
+    let data = cluster.data_directory();
+    let mut stray = Vec::new();
+    for name in ["t", "t_pkey", "t_id_seq", "pg_class", "pg_database"] {
+        stray.push((name, format!("{}_init", cluster.relation_path(name)?.display())));
+    }
+    let table = data.join(cluster.relation_path("t")?);
+    for is_clean in [false, true] {
+        if is_clean {
+            cluster.start_server()?;
+            cluster.stop(StopMode::Fast)?;
+        } else {
+            cluster.kill()?;
+        }
+        cluster.expect_verified(&data, 0, &["No damage found."])?;
+        for (name, stray) in &stray {
+            let whole = fs::read(&table)?;
+            flip(&table, 8000)?;
+            fs::write(data.join(stray), "")?;
+            let damage = format!("damaged      {stray}: an init fork");
+            cluster
+                .expect_verified(&data, 2, &[&damage, " block 0: ", "Damage found: 2."])
+                .with_context(|| format!("{name}, {is_clean}"))?;
+            fs::remove_file(data.join(stray))?;
+            fs::write(&table, &whole)?;
+        }
+    }
+    cluster.start_server()?;
+    ensure!(cluster.text("SELECT name FROM t")? == "a");
+    cluster.finish()
+}
