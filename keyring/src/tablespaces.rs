@@ -128,11 +128,15 @@ pub(crate) fn version_directory(root: &Path, catalog: Option<u32>) -> Option<Str
     Some(format!("{}{}", of_major(root)?, catalog?))
 }
 
+/// PostgreSQL's major version. `None` if it cannot be read.
+pub(crate) fn major(root: &Path) -> Option<u32> {
+    let version = read_regular(&root.join("PG_VERSION"), 64).ok()?;
+    std::str::from_utf8(&version).ok()?.trim().parse().ok()
+}
+
 /// How this name begins. After pg_upgrade, tablespaces have the directory of the old cluster, too.
 pub(crate) fn of_major(root: &Path) -> Option<String> {
-    let version = read_regular(&root.join("PG_VERSION"), 64).ok()?;
-    let major: u32 = std::str::from_utf8(&version).ok()?.trim().parse().ok()?;
-    Some(format!("PG_{major}_"))
+    Some(format!("PG_{}_", major(root)?))
 }
 
 #[cfg(test)]

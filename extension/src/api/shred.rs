@@ -349,7 +349,7 @@ fn wal(shredded: &Shredded) -> Result<Vec<Row>> {
         None,
         None,
         format!(
-            "Records before {lsn} hold wrapped copies of the keys, and changes of the data itself and of its statistics. {old} segments with such records are still in pg_wal, and {recycled} that keep old content until they are used again. Checkpoints remove them, once neither crash recovery nor a standby needs them."
+            "Records before {lsn} hold wrapped copies of the keys, and changes of the data itself and of its statistics. {old} segments with such records are still in pg_wal, and {recycled} that keep old content until they are used again. Checkpoints remove them, once neither crash recovery, a standby nor a replication slot needs them."
         ),
     )];
     rows.push((

@@ -2,10 +2,13 @@
 //! of locked relations are refused when they are decoded, before they are collected for a
 //! transaction. That includes changes in former files of relations: their keys are not forgotten
 //! while a slot needs WAL about them ([`crate::keys::usage::forgetting`]).
+//!
+//! Rows of shredded files, whose keys were destroyed, are never collected ([`super::left_out`]).
 
 use pagevault_keystore::RelFile;
 use pgrx::pg_sys;
 
+use super::left_out;
 use crate::keys::store::directory;
 use crate::keys::usage::key_error::KeyError;
 use crate::page::io::PageFault;
@@ -25,9 +28,10 @@ type Decode = Option<
 
 static HEAP: ProcessLocal<Decode> = ProcessLocal::new(None);
 static HEAP2: ProcessLocal<Decode> = ProcessLocal::new(None);
+static TRANSACTIONS: ProcessLocal<Decode> = ProcessLocal::new(None);
 
 /// Installs our functions in front of `heap_decode` and `heap2_decode` (decode.c), which decode the
-/// rows of every change; from `_PG_init`.
+/// rows of every change, and of `xact_decode`, which shows them; from `_PG_init`.
 pub(crate) fn install() {
     // SAFETY: in the postmaster, before any process is forked. The table has an entry for each
     // resource manager ID (rmgr.c), and is not constant, because extensions add entries.
@@ -39,20 +43,24 @@ pub(crate) fn install() {
         let heap2 = table.add(pg_sys::RmgrIds::RM_HEAP2_ID as usize);
         HEAP2.set((*heap2).rm_decode);
         (*heap2).rm_decode = Some(decode_heap2);
+        let transactions = table.add(pg_sys::RmgrIds::RM_XACT_ID as usize);
+        TRANSACTIONS.set((*transactions).rm_decode);
+        (*transactions).rm_decode = Some(decode_transaction);
     }
 }
 
 /// Contract: called by `LogicalDecodingProcessRecord` (decode.c), in a WAL sender or a session that
-/// decodes, for each record of this resource manager; may raise errors. While nothing is refused or
-/// locked it tests two flags.
+/// decodes, for each record of this resource manager; may raise errors. While nothing is refused,
+/// locked or destroyed it tests three flags.
 unsafe extern "C-unwind" fn decode_heap(
     context: *mut pg_sys::LogicalDecodingContext,
     buffer: *mut pg_sys::XLogRecordBuffer,
 ) {
     // SAFETY: the server's own arguments, passed on.
     unsafe {
-        check(context);
-        if let Some(server) = HEAP.get() {
+        if may_be_collected(context)
+            && let Some(server) = HEAP.get()
+        {
             server(context, buffer);
         }
     }
@@ -65,8 +73,27 @@ unsafe extern "C-unwind" fn decode_heap2(
 ) {
     // SAFETY: the server's own arguments, passed on.
     unsafe {
-        check(context);
-        if let Some(server) = HEAP2.get() {
+        if may_be_collected(context)
+            && let Some(server) = HEAP2.get()
+        {
+            server(context, buffer);
+        }
+    }
+}
+
+/// Contract: like [`decode_heap`]. The server shows the rows of a transaction when it decodes that
+/// it was committed or prepared.
+unsafe extern "C-unwind" fn decode_transaction(
+    context: *mut pg_sys::LogicalDecodingContext,
+    buffer: *mut pg_sys::XLogRecordBuffer,
+) {
+    // SAFETY: the server's own arguments, passed on. No frame here has values with destructors, so
+    // an ERROR from the guard may skip it.
+    unsafe {
+        if left_out::any() {
+            pg_sys::panic::pgrx_extern_c_guard(|| left_out::refuse_incomplete(context));
+        }
+        if let Some(server) = TRANSACTIONS.get() {
             server(context, buffer);
         }
     }
@@ -76,27 +103,31 @@ unsafe extern "C-unwind" fn decode_heap2(
 /// `context` is the server's, and its reader has read a record. No frame between here and the
 /// server's call has values with destructors.
 #[inline]
-unsafe fn check(context: *mut pg_sys::LogicalDecodingContext) {
-    if shmem::any_key_unusable() {
+unsafe fn may_be_collected(context: *mut pg_sys::LogicalDecodingContext) -> bool {
+    if shmem::any_key_unusable() || shmem::anything_destroyed() {
         // SAFETY: our caller has no values with destructors, so an ERROR from the guard may skip
         // its frame; the context is the server's.
-        unsafe { pg_sys::panic::pgrx_extern_c_guard(|| refuse_locked(context)) }
+        return unsafe { pg_sys::panic::pgrx_extern_c_guard(|| has_no_shredded_rows(context)) };
     }
+    true
 }
 
+/// An ERROR if rows of the record are locked. False if they are shredded: then the record is done
+/// with.
+///
 /// # Safety
-/// `context` is the decoding context passed to `check`.
+/// `context` is the decoding context passed to `may_be_collected`.
 #[cold]
-unsafe fn refuse_locked(context: *mut pg_sys::LogicalDecodingContext) {
+unsafe fn has_no_shredded_rows(context: *mut pg_sys::LogicalDecodingContext) -> bool {
     // SAFETY: the server's context, with the record that it has read; output arguments are written
     // if the result is true.
     unsafe {
         if (*context).fast_forward {
-            return; // the slot is only advanced; no row is returned
+            return true; // the slot is only advanced; no row is returned
         }
         let reader = (*context).reader;
         if !has_rows((*reader).record) {
-            return;
+            return true;
         }
         for block_id in 0..=(*(*reader).record).max_block_id {
             let (mut locator, mut fork, mut block) = (Locator::default(), 0, 0);
@@ -111,17 +142,23 @@ unsafe fn refuse_locked(context: *mut pg_sys::LogicalDecodingContext) {
             let file = compat::rel_file(locator);
             // A session decodes only changes of its database.
             let is_decoded = known && file.database == process::my_database();
+            if is_decoded && is_shredded(file) {
+                left_out::leave_out(context, file);
+                return false;
+            }
             if is_decoded && let Some(error) = key_error(file) {
                 let file = SmgrFile { file, backend: SHARED_BACKEND };
                 page::errors::report(PageFault::of_key(file, error), block).raise();
             }
         }
     }
+    true
 }
 
-/// Whether a heap record has rows for decoding. Those about catalogs have none
-/// (`RelationIsLogicallyLogged`, which `heap_insert`, `heap_multi_insert`, `log_heap_update` and
-/// `heap_delete` ask, heapam.c), and later are passed over.
+/// Whether a heap record has rows for decoding, or confirms one (`DecodeSpecConfirm`, decode.c).
+/// Those about catalogs have none (`RelationIsLogicallyLogged`, which `heap_insert`,
+/// `heap_multi_insert`, `log_heap_update` and `heap_delete` ask, heapam.c), and later are passed
+/// over.
 ///
 /// # Safety
 /// The record is one that a reader has decoded.
@@ -144,6 +181,7 @@ unsafe fn has_rows(record: *const pg_sys::DecodedXLogRecord) -> bool {
         (HEAP_MANAGER, pg_sys::XLOG_HEAP_DELETE) => (7, 0x06),
         (HEAP_MANAGER, pg_sys::XLOG_HEAP_UPDATE | pg_sys::XLOG_HEAP_HOT_UPDATE) => (7, 0x1c),
         (HEAP2_MANAGER, pg_sys::XLOG_HEAP2_MULTI_INSERT) => (0, 0x08),
+        (HEAP_MANAGER, pg_sys::XLOG_HEAP_CONFIRM) => return true,
         _ => return false,
     };
     // A record that is too short is for the server to refuse.
@@ -160,4 +198,10 @@ fn key_error(file: RelFile) -> Option<KeyError> {
         directory::unusable_scope(file).filter(|_| !relation_files::may_have_any_fork(file))
     };
     directory::locked_scope(file).or_else(former).map(|scope| KeyError::Locked { scope })
+}
+
+/// Whether the file is written under a destroyed key, or is gone and its keys were destroyed.
+fn is_shredded(file: RelFile) -> bool {
+    directory::is_destroyed(file)
+        || directory::has_lost_all_keys(file) && !relation_files::may_have_any_fork(file)
 }

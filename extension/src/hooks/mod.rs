@@ -18,6 +18,7 @@ pub(crate) mod files;
 pub(crate) mod forward;
 pub(crate) mod granted;
 pub(crate) mod install;
+mod left_out;
 mod locked;
 pub(crate) mod naming;
 pub(crate) mod proof;

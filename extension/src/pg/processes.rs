@@ -102,7 +102,7 @@ pub(crate) fn replayed_by_standbys() -> impl Iterator<Item = Lsn> {
 
 /// Ends what logical decoding has collected, of one database or of all. WAL senders are ended like
 /// `pg_terminate_backend()`: they go on where they have last been told that a client has everything
-/// (`restart_lsn`), and decode again. Statements that decode are cancelled.
+/// (`restart_lsn`), and decode again. Statements that decode are cancelled, but that which calls.
 pub(crate) fn end_logical_decoding(database: Option<u32>) {
     let of_database = |entry: *mut pg_sys::PGPROC| {
         // SAFETY: a word that its owner writes, of an entry that exists.
@@ -110,8 +110,9 @@ pub(crate) fn end_logical_decoding(database: Option<u32>) {
         !entry.is_null() && database.is_none_or(|database| database == found())
     };
     let senders: Vec<_> = senders().map(|sender| sender.pid).collect();
+    let own = std::process::id().cast_signed();
     let decoding = slots().filter(|slot| slot.is_logical && slot.active != 0);
-    for pid in decoding.map(|slot| slot.active) {
+    for pid in decoding.map(|slot| slot.active).filter(|pid| *pid != own) {
         let signal = if senders.contains(&pid) { libc::SIGTERM } else { libc::SIGINT };
         // SAFETY: the server looks the process up under its lock.
         unsafe {

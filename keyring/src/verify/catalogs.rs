@@ -177,6 +177,11 @@ impl Row<'_> {
         word(self.0, usize::from(*self.0.get(Self::BEGIN)?) + at)
     }
 
+    /// As [`Row::column`], of one byte.
+    pub(super) fn byte(&self, at: usize) -> Option<u8> {
+        self.0.get(usize::from(*self.0.get(Self::BEGIN)?) + at).copied()
+    }
+
     /// All numbers that its columns may contain, wherever they begin.
     pub(super) fn numbers(&self) -> Option<impl Iterator<Item = u32>> {
         Some(numbers(self.0.get(usize::from(*self.0.get(Self::BEGIN)?)..)?))

@@ -42,6 +42,8 @@ pub(crate) struct Control {
     pub(crate) system: u64,
     /// The version of PostgreSQL's catalogs.
     pub(crate) catalog: Option<u32>,
+    /// The oldest transaction of which the state is known, and the next one.
+    pub(crate) transactions: Option<(u32, u32)>,
     /// Minimum recovery point, if there is one.
     pub(crate) minimum: Option<Position>,
     /// It is the backup of a standby, which ends at the minimum recovery point (`backupEndPoint`,
@@ -153,6 +155,13 @@ impl Control {
         let reached = Some(position_of_control(noted, minimum));
         let system = value("Database system identifier")?;
         let catalog = value("Catalog version number").and_then(|it| u32::try_from(it).ok());
+        let number = |label: &str| {
+            let text = text.lines().find_map(|line| line.strip_prefix(label))?.trim();
+            text.rsplit(':').next()?.parse().ok()
+        };
+        let oldest = number("Latest checkpoint's oldestXID:");
+        // epoch:number
+        let transactions = oldest.zip(number("Latest checkpoint's NextXID:"));
         let recovers = state.is_none_or(|state| state.contains("recovery"));
         let (last, checkpoint) = (checkpoint, (!recovers).then_some(checkpoint));
         let ended = state.is_some_and(|state| state.trim() == "shut down");
@@ -166,6 +175,7 @@ impl Control {
             ended,
             system,
             catalog,
+            transactions,
             minimum: Some(minimum).filter(|minimum| minimum.timeline > 0),
             of_standby: false,
             incremental: false,
@@ -209,6 +219,8 @@ mod tests {
              Latest checkpoint location:           1A/2F000028\n\
              Latest checkpoint's REDO location:    1A/2E0000F8\n\
              Latest checkpoint's TimeLineID:       3\n\
+             Latest checkpoint's NextXID:          2:745\n\
+             Latest checkpoint's oldestXID:        722\n\
              Database block size:                  8192\n\
              Blocks per segment of large relation: 131072\n\
              WAL block size:                       8192\n\
@@ -224,6 +236,7 @@ mod tests {
             ended: false,
             system: 7_311_862_375_203_018_373,
             catalog: Some(202_209_061),
+            transactions: Some((722, 745)),
             minimum: None,
             of_standby: false,
             incremental: false,

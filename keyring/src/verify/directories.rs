@@ -63,6 +63,11 @@ const FILES: [&str; 15] = [
     "tablespace_map.old",
 ];
 
+/// Directories without which a server does not start.
+pub(super) fn needed() -> impl Iterator<Item = &'static str> {
+    MADE_BY_INITDB.into_iter().filter(|name| *name != NOT_NEEDED)
+}
+
 /// Reports what is in the place of a directory of WAL. Links to directories are not.
 pub(super) fn require_of_wal(root: &Path, findings: &mut Findings) {
     for name in OF_WAL {
@@ -78,10 +83,8 @@ pub(super) fn require_of_wal(root: &Path, findings: &mut Findings) {
 /// if they are where a server has files of its own, else as added.
 pub(super) fn compare(found: &BTreeSet<Vec<u8>>, manifest: &Manifest, findings: &mut Findings) {
     let made = || MADE_BY_INITDB.iter().map(|name| name.as_bytes());
-    for name in made().filter(|name| *name != NOT_NEEDED.as_bytes()) {
-        if !found.contains(name) {
-            findings.damage(format!("{}: the directory is missing", shown(name)));
-        }
+    for name in needed().filter(|name| !found.contains(name.as_bytes())) {
+        findings.damage(format!("{name}: the directory is missing"));
     }
     let is_known = |path: &[u8]| {
         let below = [path, b"/"].concat();

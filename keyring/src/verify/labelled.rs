@@ -90,6 +90,7 @@ mod tests {
             ended: false,
             system: 1,
             catalog: None,
+            transactions: None,
             minimum: Some(position(1, 0x500_0000)),
             of_standby: true,
             incremental: false,

@@ -34,7 +34,7 @@ use super::pages::Files;
 use super::referenced::Referenced;
 
 /// `RelationRelationId`, `ClassOidIndexId`
-const PG_CLASS: Catalog = Catalog { table: 1259, index: 2662 };
+pub(super) const PG_CLASS: Catalog = Catalog { table: 1259, index: 2662 };
 
 /// The files that relations need, for each database that was examined.
 pub(super) struct Leftovers<'a> {

@@ -1,11 +1,12 @@
-//! Maps of the files of catalogs (`pg_filenode.map`). No session starts without a valid one
-//! (`load_relmap_file`, relmapper.c). Redo writes a whole map, and does not read it before.
+//! Databases that exist, and their maps of the files of catalogs (`pg_filenode.map`). No session
+//! starts without a valid one (`load_relmap_file`, relmapper.c). Redo writes a whole map, and does
+//! not read it before: of all that makes a database, too.
 //!
 //! A database has its map in its own tablespace. What an interrupted command leaves of a database
 //! may have none: `CREATE DATABASE` and `SET TABLESPACE` copy files in any order, and `DROP
 //! DATABASE` removes them so. `pg_database` does not name it then, or marks it as invalid.
 
-use std::cell::OnceCell;
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashSet};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -13,11 +14,13 @@ use std::path::{Path, PathBuf};
 use super::Context;
 use super::catalogs::{Catalog, Catalogs, LARGEST_MAP, Transactions, mappings};
 use super::databases::replaced_by;
-use super::pages::Files;
+use super::pages::{DEFAULT_TABLESPACE, Files};
 use super::wal_record::{RELMAP, data, kind};
 use crate::regular::read_regular;
+use crate::tablespaces;
 
 const NAME: &str = "pg_filenode.map";
+const VERSION: &str = "PG_VERSION";
 
 /// `DatabaseRelationId`, `DatabaseOidIndexId`
 pub(super) const PG_DATABASE: Catalog = Catalog { table: 1262, index: 2672 };
@@ -32,37 +35,69 @@ const INVALID: u32 = -2_i32 as u32;
 /// `XLOG_RELMAP_UPDATE` (relmapper.h).
 const UPDATE: u8 = 0x00;
 
-/// What is wrong, by tablespace and database.
+/// What is wrong, by tablespace and database, and whether nothing is there.
 #[derive(Default)]
-pub(super) struct Maps(BTreeMap<(u32, u32), String>);
+pub(super) struct Maps(BTreeMap<(u32, u32), (String, bool)>);
 
 impl Maps {
-    /// Reads them, in the directories of databases that have relations.
-    pub(super) fn of(context: &Context<'_>, files: &Files) -> Self {
+    /// Reads them, in the directories of databases that exist or have relations. `version`: the
+    /// directory of the server in tablespaces. `unknown`: what could not be examined.
+    pub(super) fn of(
+        context: &Context<'_>,
+        files: &Files,
+        version: Option<&str>,
+        unknown: &mut Vec<String>,
+    ) -> Self {
+        let known = databases(context, files);
+        // An incremental backup has only parts of it.
+        if known.is_none() && files.incremental.is_empty() {
+            unknown.push(
+                "pg_database cannot be read: whether all databases are there was not checked"
+                    .into(),
+            );
+        }
         let directory = |path: &Path| path.parent().map(Path::to_owned);
-        let directories: BTreeMap<_, _> = files
+        let with_relations = files
             .whole
             .iter()
-            .filter_map(|it| Some(((it.file.tablespace, it.file.database), directory(&it.path)?)))
-            .collect();
-        let known = OnceCell::new();
-        let is_needed = |place: (u32, u32), directory: &Path| match place {
-            (_, 0) => true,
-            _ => match known.get_or_init(|| databases(context, files)) {
-                Some(known) => known.contains(&place),
-                None => directory.join("PG_VERSION").exists(),
-            },
+            .filter_map(|it| Some(((it.file.tablespace, it.file.database), directory(&it.path)?)));
+        let mut directories: BTreeMap<_, _> = with_relations.collect();
+        for &place in known.iter().flatten() {
+            if let Entry::Vacant(entry) = directories.entry(place)
+                && let Some(directory) = directory_of(context, place, version)
+            {
+                entry.insert(directory);
+            }
+        }
+        let is_needed = |place: (u32, u32), directory: &Path| match (place, &known) {
+            ((_, 0), _) => true,
+            (_, Some(known)) => known.contains(&place),
+            (_, None) => directory.join(VERSION).exists(),
         };
         let what = |(place, directory): ((u32, u32), PathBuf)| {
+            let is_needed = is_needed(place, &directory);
+            if is_needed && !directory.exists() {
+                let what = "the directory is missing, and pg_database has its database";
+                return Some((place, (format!("{}: {what}", context.show(&directory)), true)));
+            }
             let path = directory.join(NAME);
             let what = match read_regular(&path, LARGEST_MAP) {
                 Ok(map) => mappings(&map).is_none().then(|| "not valid".to_owned()),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                    is_needed(place, &directory).then(|| "missing".to_owned())
+                    is_needed.then(|| "missing".to_owned())
                 }
                 Err(error) => Some(error.to_string()),
             };
-            Some((place, format!("{}: {}; a server needs it", context.show(&path), what?)))
+            // `CheckMyDatabase`, `InitPostgres` (postinit.c: `ValidatePgVersion`).
+            let version = directory.join(VERSION);
+            let lacks_version = place.1 != 0 && is_needed && !version.is_file();
+            let (path, what) = match what {
+                Some(what) => (path, what),
+                None if lacks_version => (version, "missing".to_owned()),
+                None => return None,
+            };
+            let what = format!("{}: {what}; a server needs it", context.show(&path));
+            Some((place, (what, false)))
         };
         Self(directories.into_iter().filter_map(what).collect())
     }
@@ -81,10 +116,35 @@ impl Maps {
         }
     }
 
-    /// Those that recovery does not replace.
-    pub(super) fn rest(self) -> impl Iterator<Item = String> {
-        self.0.into_values()
+    /// Those that recovery does not replace; and those of databases of which nothing is there, and
+    /// of which WAL that is not there may say more.
+    pub(super) fn rest(self, is_all_known: bool) -> (Vec<String>, Vec<String>) {
+        let (is_damage, is_unknown): (Vec<_>, Vec<_>) =
+            self.0.into_values().partition(|(_, is_absent)| is_all_known || !is_absent);
+        let what = |(what, _)| what;
+        let unknown = is_unknown
+            .into_iter()
+            .map(|(what, _)| format!("{what}: WAL that is not here may create, move or remove it"));
+        (is_damage.into_iter().map(what).collect(), unknown.collect())
     }
+}
+
+/// The directory of a database. `None` if its tablespace is not mounted ([`super::absent`]).
+fn directory_of(
+    context: &Context<'_>,
+    (tablespace, database): (u32, u32),
+    version: Option<&str>,
+) -> Option<PathBuf> {
+    let root = context.keystore.data_directory();
+    if tablespace == DEFAULT_TABLESPACE {
+        return Some(root.join("base").join(database.to_string()));
+    }
+    let known = context.tablespaces.iter().find(|known| known.number() == Some(tablespace));
+    let Some(known) = known else {
+        return Some(root.join(tablespaces::DIRECTORY).join(tablespace.to_string()));
+    };
+    let of_all = known.path.join(version?);
+    of_all.is_dir().then(|| of_all.join(database.to_string()))
 }
 
 /// Tablespaces and databases that certainly exist. `None` if that is unknown.
@@ -107,11 +167,12 @@ mod tests {
 
     #[test]
     fn recovery_replaces_maps() {
-        let all = || Maps([((1663, 5), "a".to_owned()), ((1664, 0), "b".to_owned())].into());
+        let what = |what: &str| (what.to_owned(), false);
+        let all = || Maps([((1663, 5), what("a")), ((1664, 0), what("b"))].into());
         let after = |manager: u8, info: u8, words: &[u32]| {
             let mut maps = all();
             maps.replayed(&record(manager, info, words));
-            maps.rest().collect::<String>()
+            maps.rest(false).0.concat()
         };
         assert_eq!(after(RELMAP, UPDATE | 1, &[5, 1663, 512]), "b");
         assert_eq!(after(RELMAP, UPDATE, &[0, 1664, 512]), "a");

@@ -10,6 +10,8 @@ mod complete;
 mod control;
 mod databases;
 mod directories;
+mod essentials;
+mod findings;
 mod gaps;
 mod headers;
 mod key_records;
@@ -26,34 +28,29 @@ mod report;
 mod runs;
 mod seal;
 mod segments;
+mod unlogged;
 mod wal_keys;
 mod wal_record;
 
-use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use pagevault_cipher::page::Strength;
+use pagevault_keystore::Scope;
 use pagevault_keystore::log;
 use pagevault_keystore::wal_segments::parse_name;
-use pagevault_keystore::{RelFile, Scope};
 
 pub(crate) use self::pages::fill;
 pub use self::seal::seal_manifest;
 
 use self::absent::Absent;
-use self::blocks::{Place, blocks_of};
-use self::broken::{Broken, Problem};
+use self::complete::Complete;
 pub(crate) use self::control::Control;
-use self::databases::replaced_by;
-use self::gaps::{Gap, Gaps};
-use self::key_records::files_concerned;
+use self::findings::{Findings, LISTED};
 use self::labelled::Needed;
 use self::leftovers::Leftovers;
 use self::maps::Maps;
-use self::referenced::Referenced;
 use self::report::Report;
 use self::runs::Run;
 use self::segments::{Histories, Segment};
@@ -61,7 +58,6 @@ use crate::access::Access;
 use crate::failure::{Failure, refuse};
 use crate::offline::{DIRECTORY, DatabaseKeys, Keystore};
 use crate::tablespaces::{self, Tablespace};
-use crate::visible::visible;
 
 /// Whether a file of this name belongs to a relation.
 pub(crate) fn relation_file(name: &str) -> bool {
@@ -71,236 +67,6 @@ pub(crate) fn relation_file(name: &str) -> bool {
 /// Whether a file of this name is a WAL segment.
 pub(crate) fn wal_segment(name: &str) -> bool {
     parse_name(name.as_bytes()).is_some()
-}
-
-/// Maximum number of damages, except of pages, that are kept until WAL is read.
-const WRONG: usize = 100_000;
-
-/// Maximum number of damages that are listed; more are counted.
-const LISTED: usize = 100;
-
-/// The result.
-#[derive(Default)]
-struct Findings {
-    files: u64,
-    sealed: u64,
-    /// Of these, pages with a tag of 128 bits, and of 20 bits.
-    full_tags: u64,
-    short_tags: u64,
-    plaintext: u64,
-    empty: u64,
-    shredded: u64,
-    skipped: u64,
-    wal_sealed: u64,
-    wal_plaintext: u64,
-    records: u64,
-    damaged: u64,
-    listed: Vec<String>,
-    /// Files that belong to no relation and are damaged.
-    left_over: BTreeSet<String>,
-    /// Pages that the server does not accept in these files: how many, and the first.
-    refused: HashMap<(RelFile, pages::Refusal), (u64, Vec<String>)>,
-    /// Files of which WAL says whether they contain encrypted pages only, or since when.
-    concerned: HashSet<RelFile>,
-    /// Such pages of which recovery decides.
-    undecided: u64,
-    /// Damaged pages, of which WAL says whether recovery reads them.
-    broken: Broken,
-    /// Other damages of files, by the path. WAL says whether a relation needs the file.
-    wrong: Vec<(RelFile, String, String)>,
-    /// Tablespaces whose files are not there.
-    absent: Absent,
-    /// Maps of catalogs that are damaged.
-    maps: Maps,
-    /// Segments after one that is missing or not full.
-    gaps: Gaps,
-    /// Those of which recovery decides.
-    undecided_gaps: Vec<String>,
-    /// What WAL says about files, if that is asked.
-    referenced: Option<Referenced>,
-    /// Such pages that recovery replaces.
-    torn: u64,
-    /// Pages of maps that are read as empty.
-    emptied: u64,
-    /// Files that end within a block, and in which.
-    partial: Vec<String>,
-    /// Files of an incremental backup that have only what has changed.
-    incremental: u64,
-    /// Empty directories that are in no new cluster.
-    added_directories: Vec<String>,
-}
-
-impl Findings {
-    fn count(&mut self, state: pages::State) {
-        let count = match state {
-            pages::State::Empty => &mut self.empty,
-            pages::State::Plaintext => &mut self.plaintext,
-            pages::State::Sealed(strength) => {
-                self.full_tags += u64::from(strength == Strength::Full);
-                self.short_tags += u64::from(strength == Strength::Short);
-                &mut self.sealed
-            }
-            pages::State::Shredded => &mut self.shredded,
-            pages::State::Emptied => &mut self.emptied,
-            // See `decide`.
-            pages::State::Refused(_) => return,
-        };
-        *count += 1;
-    }
-
-    fn refused(&mut self, what: (RelFile, pages::Refusal), place: String) {
-        let (pages, listed) = self.refused.entry(what).or_default();
-        *pages += 1;
-        if listed.len() < LISTED {
-            listed.push(place);
-        }
-    }
-
-    /// All WAL is read, and it `is_whole` from the redo pointer on. While it has to be replayed,
-    /// pages of files that it concerns may be older or newer than the keystore.
-    fn decide(&mut self, control: Control, is_whole: bool, leftovers: &mut Leftovers<'_>) {
-        let broken = std::mem::take(&mut self.broken);
-        for (place, problem) in broken.pages() {
-            let path = broken.path(place);
-            if leftovers.includes(place.0) {
-                self.left_over(path);
-            } else {
-                self.damage(format!("{path} block {}: {}", place.2, problem.text()));
-            }
-        }
-        for (file, path, what) in std::mem::take(&mut self.wrong) {
-            if leftovers.includes(file) { self.left_over(&path) } else { self.damage(what) }
-        }
-        let absent = std::mem::take(&mut self.absent);
-        let maps = std::mem::take(&mut self.maps);
-        absent.rest().chain(maps.rest()).for_each(|what| self.damage(what));
-        let mut gaps = std::mem::take(&mut self.gaps);
-        for gap in std::mem::take(&mut gaps.found) {
-            if leftovers.includes(gap.file) {
-                self.left_over(&gap.shown);
-            } else if is_whole && gaps.explain(&gap) {
-                self.undecided_gaps.push(visible(&gap.what));
-            } else {
-                self.damage(gap.what);
-            }
-        }
-        for ((file, why), (pages, listed)) in std::mem::take(&mut self.refused) {
-            if !control.ended && self.concerned.contains(&file) {
-                self.undecided += pages;
-                match why {
-                    pages::Refusal::Plaintext => self.plaintext += pages,
-                    pages::Refusal::Former => self.sealed += pages,
-                }
-            } else if leftovers.includes(file) {
-                let paths = listed.iter().filter_map(|place| place.split(" block ").next());
-                paths.for_each(|path| self.left_over(path));
-            } else {
-                self.damaged += pages - listed.len() as u64;
-                for place in listed {
-                    self.damage(format!("{place}: {}", why.text()));
-                }
-            }
-        }
-    }
-
-    /// A page cannot be decrypted. After a crash, and in a backup, it may have been being written,
-    /// or the file may belong to no relation.
-    fn broken(&mut self, place: Place, path: String, problem: Problem, control: Control) {
-        let what = format!("{path} block {}: {}", place.2, problem.text());
-        if control.ended {
-            self.damage(what);
-        } else if !self.broken.insert(place, path, problem) {
-            self.damage(format!("{what}; there are too many such pages to ask WAL about this one"));
-        }
-    }
-
-    /// Something is wrong with a file, unless it belongs to no relation.
-    fn wrong(
-        &mut self,
-        file: RelFile,
-        path: String,
-        what: String,
-        control: Control,
-        leftovers: &mut Leftovers<'_>,
-    ) {
-        if leftovers.includes(file) {
-            self.left_over(&path);
-        } else if control.ended || self.wrong.len() >= WRONG {
-            self.damage(what);
-        } else {
-            self.wrong.push((file, path, what));
-        }
-    }
-
-    /// As [`Findings::wrong`], of which WAL may say more.
-    fn gap(&mut self, gap: Gap, control: Control, leftovers: &mut Leftovers<'_>) {
-        if control.ended || self.gaps.found.len() >= WRONG {
-            self.wrong(gap.file, gap.shown, gap.what, control, leftovers);
-        } else {
-            self.gaps.add(gap);
-        }
-    }
-
-    /// All files are read: what is found in WAL from now on is compared with what was found there.
-    fn ask_wal(&mut self, leftovers: &Leftovers<'_>) {
-        let wrong = self.wrong.iter().map(|(file, _, _)| *file);
-        let gaps = self.gaps.found.iter().map(|gap| gap.file);
-        let refused = self.refused.keys().map(|(file, _)| *file);
-        let suspects: HashSet<_> =
-            self.broken.files().chain(wrong).chain(gaps).chain(refused).collect();
-        // Mostly nothing is wrong, and WAL has many records.
-        if !suspects.is_empty() {
-            self.referenced = Some(Referenced::of(leftovers.new_rows(&suspects)));
-        }
-    }
-
-    /// Recovery replays this record.
-    fn replayed(&mut self, record: &[u8]) {
-        self.concerned.extend(files_concerned(record));
-        self.absent.replayed(record);
-        self.maps.replayed(record);
-        let Some(referenced) = &mut self.referenced else { return };
-        let blocks = blocks_of(record);
-        referenced.add(record, &blocks);
-        self.gaps.replayed(record, &blocks);
-        for (tablespace, database) in replaced_by(record) {
-            self.torn += self.broken.remove_all(tablespace, database);
-        }
-        for (place, restores) in blocks {
-            if restores {
-                self.torn += u64::from(self.broken.remove(place));
-                continue;
-            }
-            // A later record may restore a page whose key only WAL has. The first about it may have
-            // no image even so: `XLOG_HASH_DELETE` has the first page of the bucket only to lock
-            // it, and without checksums `XLOG_HEAP2_VISIBLE` changes a bit (`REGBUF_NO_IMAGE`;
-            // `hashbucketcleanup`, hash.c; `log_heap_visible`, heapam.c). The server judges such a
-            // page when the data directory is consistent.
-            if let Some(Problem::Content(problem)) = self.broken.get(place) {
-                let what = format!("{} block {}: {problem}", self.broken.path(place), place.2);
-                self.broken.remove(place);
-                self.damage(what);
-            }
-        }
-    }
-
-    fn left_over(&mut self, path: &str) {
-        self.left_over.insert(visible(path));
-    }
-
-    /// Those of other copies of WAL.
-    fn add_damages(&mut self, others: Findings) {
-        self.damaged += others.damaged - others.listed.len() as u64;
-        let new = others.listed.into_iter().filter(|what| !self.listed.contains(what));
-        new.collect::<Vec<_>>().into_iter().for_each(|what| self.damage(what));
-    }
-
-    fn damage(&mut self, what: String) {
-        self.damaged += 1;
-        if self.listed.len() < LISTED {
-            self.listed.push(visible(&what));
-        }
-    }
 }
 
 /// What to verify beyond the directory, and how to print the result.
@@ -375,19 +141,20 @@ pub fn verify(
         let what = "of an incremental backup, and backup_label is not that of one";
         findings.damage(format!("{path}: {what}"));
     }
-    if !control.ended {
-        findings.skipped = pages::skip_unlogged(&mut files.whole);
-    }
     let context =
         Context { keystore: &keystore, unlocked: &unlocked, control, tablespaces: &tablespaces };
+    unlogged::take_out(&context, &mut files, &mut findings);
     directories::require_of_wal(root, &mut findings);
-    findings.maps = Maps::of(&context, &files);
+    findings.maps = Maps::of(&context, &files, version.as_deref(), &mut findings.unknown);
     let mut leftovers = Leftovers::new(&context, &files);
     pages::check_segments(&context, &files, &mut leftovers, &mut findings);
     for file in &files.whole {
         pages::verify_file(&context, file, &mut leftovers, &progress, &mut findings)?;
     }
     let complete = complete::compare(&context, seal.as_deref(), &progress, &mut findings)?;
+    if !matches!(complete, Complete::Compared { .. }) {
+        essentials::require(root, control, &mut findings);
+    }
     if options.require_seal && !complete.is_sealed() {
         findings.damage("there is no manifest with a valid seal".to_owned());
     }

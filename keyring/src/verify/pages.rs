@@ -1,7 +1,7 @@
 //! Verification of all pages of relations.
 
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
 use std::io::{self, Read, Take};
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ pub(crate) const SEGMENT: u32 = 131_072;
 const SEGMENT_BYTES: u64 = SEGMENT as u64 * PAGE_SIZE as u64;
 
 /// Tablespaces of the tables in `base` and `global` (src/include/catalog/pg_tablespace.dat).
-const DEFAULT_TABLESPACE: u32 = 1663;
+pub(super) const DEFAULT_TABLESPACE: u32 = 1663;
 const GLOBAL_TABLESPACE: u32 = 1664;
 
 /// A file of a relation.
@@ -69,17 +69,6 @@ pub(super) fn files(
     }
     files.whole.sort_by(|a, b| a.path.cmp(&b.path));
     Ok(files)
-}
-
-/// Removes files of unlogged relations, except init forks, from the list: after a crash they may
-/// contain anything, and recovery replaces them by the init forks. Returns the number of files
-/// removed.
-pub(super) fn skip_unlogged(files: &mut Vec<RelationFile>) -> u64 {
-    let init = files.iter().filter(|file| file.fork == Fork::Init);
-    let unlogged: HashSet<RelFile> = init.map(|file| file.file).collect();
-    let before = files.len();
-    files.retain(|file| file.fork == Fork::Init || !unlogged.contains(&file.file));
-    (before - files.len()) as u64
 }
 
 /// Checks that every file that another one continues exists and is full. (Truncation leaves empty

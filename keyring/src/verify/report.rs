@@ -36,6 +36,8 @@ pub(super) struct Report<'a> {
     partial_blocks: Vec<String>,
     /// Files of an incremental backup that have only what has changed, and were not verified.
     incremental_files: u64,
+    /// What could not be examined.
+    unknown: &'a [String],
     /// Directories without files, which are in no new cluster.
     added_directories: &'a [String],
     /// Pages in plaintext, or under former keys, of which recovery decides.
@@ -125,6 +127,7 @@ impl<'a> Report<'a> {
             emptied_map_pages: findings.emptied,
             partial_blocks: findings.partial.iter().map(|place| visible(place)).collect(),
             incremental_files: findings.incremental,
+            unknown: &findings.unknown,
             added_directories: &findings.added_directories,
             undecided: findings.undecided,
             undecided_segments: &findings.undecided_gaps,
@@ -233,6 +236,9 @@ impl<'a> Report<'a> {
                 out,
                 "incremental  {files} files have only what has changed since an earlier backup. Their pages were not verified:\n             verify what pg_combinebackup makes of the backups"
             )?;
+        }
+        for what in self.unknown {
+            writeln!(out, "unknown      {what}")?;
         }
         for path in self.added_directories.iter().take(LISTED) {
             writeln!(out, "added        {path}: a directory without files")?;

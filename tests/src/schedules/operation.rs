@@ -256,3 +256,15 @@ pub(super) enum Operation {
     /// Everything is looked at; at the end of a schedule too.
     Judge,
 }
+
+impl Operation {
+    /// Whether it may destroy keys of the database `postgres`.
+    pub(super) fn shreds(&self) -> bool {
+        match self {
+            Operation::ShredSchema { .. } | Operation::ShredFormerFiles { .. } => true,
+            Operation::Run { statement, .. } => matches!(statement, Statement::Shred { .. }),
+            Operation::CrashAt { operation, .. } => operation.shreds(),
+            _ => false,
+        }
+    }
+}

@@ -5,7 +5,8 @@ use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
+use pagevault_tests::backup::Backup;
 use pagevault_tests::cluster::{run_sql, text};
 use pagevault_tests::{Cluster, Settings, StopMode};
 
@@ -180,5 +181,144 @@ fn maps_of_catalogs_must_be_there() -> Result<()> {
     cluster.start_server()?;
     limit(-1)?;
     fs::remove_dir_all(&copy)?;
+    cluster.finish()
+}
+
+/// A cluster with the database `other`, and its directory.
+fn with_other() -> Result<(Cluster, pagevault_tests::KeyFile, String)> {
+    let (mut cluster, keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.allow_log("not properly shut down");
+    cluster.sql("CREATE DATABASE other")?;
+    let directory = directory_of(&cluster, "other")?;
+    Ok((cluster, keys, directory))
+}
+
+fn directory_of(cluster: &Cluster, name: &str) -> Result<String> {
+    cluster.text(&format!("SELECT 'base/' || oid FROM pg_database WHERE datname = '{name}'"))
+}
+
+/// Nothing else tells that they are gone: no file is left in which anything could be wrong.
+#[test]
+fn databases_and_states_of_transactions_must_be_there() -> Result<()> {
+    let (cluster, _keys, other) = with_other()?;
+    let space = cluster.make_tablespace("space")?;
+    cluster.sql("CREATE DATABASE apart TABLESPACE space")?;
+    let link = "SELECT 'pg_tblspc/' || dattablespace FROM pg_database WHERE datname = 'apart'";
+    let link = cluster.text(link)?;
+    let (data, away) = (cluster.data_directory(), cluster.directory().join("away"));
+    cluster.stop(StopMode::Fast)?;
+    let lacks = |path: &Path, damages: &[String]| -> Result<()> {
+        fs::rename(path, &away)?;
+        let mut words: Vec<_> = damages.iter().map(|it| format!("damaged      {it}")).collect();
+        words.push(format!("Damage found: {}.", damages.len()));
+        let words: Vec<_> = words.iter().map(String::as_str).collect();
+        cluster.expect_verified(&data, 2, &words)?;
+        Ok(fs::rename(&away, path)?)
+    };
+    let gone =
+        |path: &str| format!("{path}: the directory is missing, and pg_database has its database");
+    lacks(&data.join(&other), &[gone(&other)])?;
+    for name in [format!("{other}/PG_VERSION"), "PG_VERSION".to_owned()] {
+        lacks(&data.join(&name), &[format!("{name}: missing; a server needs it")])?;
+    }
+    lacks(&data.join("pg_xact/0000"), &["pg_xact/0000: missing".to_owned()])?;
+    lacks(&data.join("pg_notify"), &["pg_notify: the directory is missing".to_owned()])?;
+    let all = ["base/1", "base/4", "base/5", &other].map(gone);
+    lacks(&data.join("base"), &[&["base: the directory".to_owned()][..], &all].concat())?;
+    lacks(&data.join(&link), &[gone(&link)])?;
+    let first = |path: &Path| Ok::<_, anyhow::Error>(fs::read_dir(path)?.next().transpose()?);
+    let of_version = first(&space)?.context("the server's directory")?.path();
+    lacks(&first(&of_version)?.context("a database")?.path(), &[link])?;
+
+    // Before recovery, WAL has nothing about it.
+    cluster.start_server()?;
+    cluster.sql("CHECKPOINT")?;
+    cluster.kill()?;
+    cluster.expect_verified(&data, 0, &["No damage found."])?;
+    lacks(&data.join(&other), &[gone(&other)])?;
+    cluster.start_server()?;
+    cluster.finish()
+}
+
+/// What WAL creates or removes need not be there yet, or any more.
+#[test]
+fn databases_that_recovery_makes_or_removes_need_not_be_there() -> Result<()> {
+    let (cluster, _keys, other) = with_other()?;
+    let lacks = |backup: Backup<'_>, directories: &[String]| -> Result<()> {
+        let mut restored = backup.end()?;
+        // Redo of `DROP DATABASE`.
+        restored.allow_log("could not open directory");
+        restored.allow_log("useless files may be left behind");
+        let data = restored.data_directory();
+        restored.expect_verified(&data, 0, &["No damage found."])?;
+        for directory in directories {
+            fs::remove_dir_all(data.join(directory))?;
+        }
+        restored.expect_verified(&data, 0, &["No damage found."])?;
+        // Of WAL that is not there nothing is known.
+        let (wal, away) = (data.join("pg_wal"), restored.directory().join("away"));
+        fs::rename(&wal, &away)?;
+        fs::create_dir(&wal)?;
+        let unknown = directories.iter().map(|it| format!("unknown      {it}: the directory"));
+        let unknown: Vec<_> = unknown.collect();
+        let unknown: Vec<_> = unknown.iter().map(String::as_str).collect();
+        restored.expect_verified(&data, 0, &unknown)?;
+        fs::remove_dir(&wal)?;
+        fs::rename(&away, &wal)?;
+        restored.start_server()?;
+        restored.finish()
+    };
+    let backup = Backup::begin(&cluster)?;
+    for strategy in ["wal_log", "file_copy"] {
+        cluster.sql(&format!("CREATE DATABASE {strategy} STRATEGY {strategy}"))?;
+    }
+    cluster.sql("CHECKPOINT")?;
+    lacks(backup, &[directory_of(&cluster, "wal_log")?, directory_of(&cluster, "file_copy")?])?;
+    let backup = Backup::begin_with_files(&cluster)?;
+    cluster.sql("DROP DATABASE other")?;
+    lacks(backup, &[other])?;
+    cluster.finish()
+}
+
+/// Recovery would take the relation for an unlogged one, and empty it.
+#[test]
+fn an_init_fork_of_a_permanent_relation_is_damage() -> Result<()> {
+    let (mut cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.allow_log("not properly shut down");
+    cluster.sql("CREATE TABLE t (id serial PRIMARY KEY, name text)")?;
+    cluster.sql("INSERT INTO t (name) VALUES ('a')")?;
+    cluster.sql("CREATE UNLOGGED TABLE u (id serial PRIMARY KEY, name text)")?;
+    for table in ["t", "u"] {
+        cluster.sql(&format!("SELECT pagevault.encrypt('{table}')"))?;
+    }
+    cluster.sql("CHECKPOINT")?;
+    let data = cluster.data_directory();
+    let mut stray = Vec::new();
+    for name in ["t", "t_pkey", "t_id_seq", "pg_class", "pg_database"] {
+        stray.push((name, format!("{}_init", cluster.relation_path(name)?.display())));
+    }
+    let table = data.join(cluster.relation_path("t")?);
+    for is_clean in [false, true] {
+        if is_clean {
+            cluster.start_server()?;
+            cluster.stop(StopMode::Fast)?;
+        } else {
+            cluster.kill()?;
+        }
+        cluster.expect_verified(&data, 0, &["No damage found."])?;
+        for (name, stray) in &stray {
+            let whole = fs::read(&table)?;
+            flip(&table, 8000)?;
+            fs::write(data.join(stray), "")?;
+            let damage = format!("damaged      {stray}: an init fork");
+            cluster
+                .expect_verified(&data, 2, &[&damage, " block 0: ", "Damage found: 2."])
+                .with_context(|| format!("{name}, {is_clean}"))?;
+            fs::remove_file(data.join(stray))?;
+            fs::write(&table, &whole)?;
+        }
+    }
+    cluster.start_server()?;
+    ensure!(cluster.text("SELECT name FROM t")? == "a");
     cluster.finish()
 }

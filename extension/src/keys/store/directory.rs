@@ -148,6 +148,13 @@ pub(crate) fn is_destroyed(file: RelFile) -> bool {
     anything_destroyed() && info(file).is_some_and(|info| info.is_destroyed())
 }
 
+/// True if keys of the file were destroyed, and none is left.
+pub(crate) fn has_lost_all_keys(file: RelFile) -> bool {
+    anything_destroyed()
+        && info(file).is_some_and(|info| info.destroyed.is_some())
+        && newest_key(file).is_none()
+}
+
 /// True if keys of the file were destroyed while WAL about it was still to be replayed: no page
 /// under them is what WAL says.
 pub(crate) fn is_lost(file: RelFile) -> bool {

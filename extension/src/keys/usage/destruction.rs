@@ -32,7 +32,7 @@ use crate::keys::store::{compact, directory, given_up, persist};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::process::ProcessLocal;
 use crate::pg::report::{Report, Result, internal};
-use crate::pg::{buffers, process, relation_files, survey, wal};
+use crate::pg::{buffers, process, processes, relation_files, survey, wal};
 use crate::writers::{self, Activity};
 use crate::{backups, fault, shmem};
 
@@ -236,6 +236,8 @@ fn destroy_locked(
     fault::point("shred.decided");
     let lsn = persist::append_durably(lock, Scope::database(database), &records, None)?;
     wal::flush(lsn);
+    // They may hold rows that they have not sent yet.
+    processes::end_logical_decoding(Some(database));
     fault::point("shred.destroyed");
     let not_overwritten = overwriting::destroy(files).err();
     let not_compacted = compact::compact(lock, Scope::database(database)).err();

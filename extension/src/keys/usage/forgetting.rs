@@ -149,9 +149,8 @@ impl Watch {
         self.unneeded.look(control.redo, keep)?;
         self.looking += start.elapsed();
         // Who decodes changes of a file must see that its key is locked.
-        let needed = processes::needed_by_logical_slots();
-        let from = needed.map_or(control.redo, |slot| slot.min(control.redo));
-        forget(self.unneeded.due(keep, from))?;
+        let slots = processes::needed_by_logical_slots();
+        forget(self.unneeded.due(keep, control.redo, slots))?;
         Ok(true)
     }
 

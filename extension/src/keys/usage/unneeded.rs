@@ -94,14 +94,26 @@ impl Unneeded {
         Ok(())
     }
 
-    /// Keys that were not needed for this time, and the server neither replays nor decodes WAL from
-    /// before it noted that: it does from `from` on. By log.
-    pub(super) fn due(&self, keep: Keep, from: Lsn) -> BTreeMap<Scope, Candidates> {
+    /// Keys that were not needed for this time, and the server does not replay WAL from before it
+    /// noted that: it does from `redo` on. Nor does it decode such WAL, as it may from `slots` on:
+    /// decoding asks what is known of files. By log.
+    pub(super) fn due(
+        &self,
+        keep: Keep,
+        redo: Lsn,
+        slots: Option<Lsn>,
+    ) -> BTreeMap<Scope, Candidates> {
         let mut due: BTreeMap<_, Candidates> = BTreeMap::new();
         for (key, Noted { since, wal_end }) in &self.noted {
             let keep = match key {
                 Key::Replaced(Replaced::Wal(_)) => keep.wal,
                 _ => keep.others,
+            };
+            let from = match key {
+                Key::Gone(..) | Key::Replaced(Replaced::Data(..)) => {
+                    slots.map_or(redo, |slots| slots.min(redo))
+                }
+                Key::Replaced(_) => redo,
             };
             if keep.is_none_or(|keep| since.elapsed() < keep) || *wal_end > from {
                 continue;

@@ -121,7 +121,14 @@ impl Player {
 
     /// Carries out an operation, unless it does not fit; whether it did.
     pub(super) fn play(&mut self, operation: &Operation) -> Result<bool> {
-        if !self.world.allows(operation) || !self.carry_out(operation)? {
+        if !self.world.allows(operation) {
+            return Ok(false);
+        }
+        // Transactions with shredded rows are not decoded any more.
+        if operation.shreds() && self.world.slot.is_some() {
+            self.copy(&Operation::Decode)?;
+        }
+        if !self.carry_out(operation)? {
             return Ok(false);
         }
         self.world.apply(operation);

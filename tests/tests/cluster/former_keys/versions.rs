@@ -105,6 +105,18 @@ fn database_keys_that_wrap_nothing_are_forgotten() -> Result<()> {
     survives(&standby)
 }
 
+/// Decoding asks what is known of files, and never for such a key.
+#[test]
+fn a_logical_slot_keeps_no_database_key() -> Result<()> {
+    let (cluster, _keys) = cluster()?;
+    cluster.append_conf("wal_level = logical")?;
+    cluster.restart()?;
+    cluster.sql("SELECT pg_create_logical_replication_slot('slot', 'test_decoding')")?;
+    cluster.sql("SELECT pagevault.rotate_database_key()")?;
+    becomes(&cluster, database_keys, &[2])?;
+    survives(&cluster)
+}
+
 /// A rotation that was interrupted leaves data keys under the former database key.
 #[test]
 fn a_database_key_that_wraps_something_is_kept() -> Result<()> {

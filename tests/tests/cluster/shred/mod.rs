@@ -3,6 +3,7 @@
 
 mod commit;
 mod crashes;
+mod decoding;
 mod former_files;
 mod races;
 mod refusals;
