@@ -54,7 +54,8 @@ pub(crate) enum HelperError {
     Broken(Report),
     /// The deadline has passed.
     TooLate(Duration),
-    /// The statement or the session was cancelled, or the postmaster has died.
+    /// The statement, the session or the start of the server was cancelled, or the postmaster has
+    /// died.
     Cancelled,
 }
 
@@ -72,12 +73,16 @@ impl HelperError {
         matches!(self, HelperError::Cancelled)
     }
 
-    /// The error for the user. A cancel is raised here, as the server's own error.
+    /// The error for the user. A cancel is raised here, as the server's own error, and a start that
+    /// is to end does so.
     pub(crate) fn into_report(self) -> Report {
         match self {
             HelperError::Broken(report) => report,
             HelperError::TooLate(timeout) => too_late(timeout),
             HelperError::Cancelled => {
+                if shutdown::is_requested() {
+                    shutdown::end_start();
+                }
                 process::check_for_interrupts();
                 Report::new(
                     PgSqlErrorCode::ERRCODE_QUERY_CANCELED,
@@ -228,7 +233,7 @@ fn exchange(request: &[u8], timeout: Duration) -> Result<Zeroizing<Vec<u8>>, Hel
             }
         }
         let to = stdin.as_ref().map(AsFd::as_fd);
-        if !child::wait_for_pipes(stdout.as_fd(), to, TICK) {
+        if !shutdown::may_end_in(|| child::wait_for_pipes(stdout.as_fd(), to, TICK)) {
             if is_to_end() {
                 return Err(HelperError::Cancelled);
             }
@@ -266,7 +271,7 @@ fn exchange(request: &[u8], timeout: Duration) -> Result<Zeroizing<Vec<u8>>, Hel
 
 /// Whether nobody waits for the reply any more.
 fn is_to_end() -> bool {
-    process::is_told_to_stop() || shutdown::has_lost_postmaster()
+    process::is_told_to_stop() || shutdown::is_requested() || shutdown::has_lost_postmaster()
 }
 
 /// Whether a read or a write can be repeated.
