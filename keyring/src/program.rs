@@ -2,16 +2,19 @@
 //!
 //! ```text
 //! pagevault-keyring serve          pipes, deadline; closes the pipes at the end
-//!  └─ pagevault-keyring run        kills the program's group when nobody reads its output
-//!      └─ program                  leads a process group, with its child processes
+//!  └─ pagevault-keyring run        kills all of its descendants when nobody reads their output
+//!      └─ program                  with its descendants, in whatever process group or session
 //! ```
 //!
 //! The middle process ([`supervisor`]) is needed for cases in which `serve` has no time to clean
 //! up: the server kills its helper when a session is cancelled. It also gives the program an empty
-//! signal mask, which threads of `serve` do not have.
+//! signal mask, which threads of `serve` do not have. If it is killed itself, `serve` inherits what
+//! it has left, and kills that.
 
+mod children;
 mod supervisor;
 
+use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -19,6 +22,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -79,22 +83,24 @@ impl From<nix::Error> for Stopped {
     }
 }
 
-/// Runs `path` with `input` as standard input. When this returns, the program and all processes in
-/// its process group have ended.
+/// Runs `path` with `input` as standard input. When this returns, the program and all of its
+/// descendants have ended.
 pub(crate) fn run(
     path: &Path,
     arguments: &[String],
     input: &[u8],
     deadline: Instant,
 ) -> Result<Ended, Stopped> {
-    let mut child = supervised(path.as_os_str()).args(arguments).stderr(Stdio::piped()).spawn()?;
+    let mut command = supervised(path.as_os_str());
+    let mut supervisor = Supervisor::start(command.args(arguments).stderr(Stdio::piped()))?;
+    let child = &mut supervisor.child;
     let pipe = |end: Option<OwnedFd>| end.map(File::from);
     let pipes = Pipes {
         input: pipe(child.stdin.take().map(Into::into)),
         output: pipe(child.stdout.take().map(Into::into)),
         errors: pipe(child.stderr.take().map(Into::into)),
     };
-    let mut running = Running { pipes, supervisor: Supervisor::new(child) };
+    let mut running = Running { pipes, supervisor };
     let pipes = &mut running.pipes;
     let mut printed = Printed::new();
     let mut input = input;
@@ -104,7 +110,7 @@ pub(crate) fn run(
         if now >= deadline {
             return Err(Stopped::Late);
         }
-        // Processes in a session of their own may keep the pipes open.
+        // Processes that could not be killed may keep the pipes open.
         ended = ended || running.supervisor.has_ended()?;
         let time = if ended { Duration::ZERO } else { TICK.min(deadline - now) };
         let ready = pipes.wait(time)?;
@@ -160,23 +166,34 @@ struct Running {
     supervisor: Supervisor,
 }
 
-/// A middle process. When this is dropped, it ends, and the program's process group with it. The
-/// pipe that its output goes to must be closed before: by that it knows that it is time.
+/// Supervisors of this process that are not reaped. Whoever adds or removes one holds the lock, so
+/// that none is taken for a process that was inherited.
+static SUPERVISORS: Mutex<BTreeSet<Pid>> = Mutex::new(BTreeSet::new());
+
+/// A middle process. When this is dropped, it ends, and all descendants of it with it. The pipe
+/// that its output goes to must be closed before: by that it knows that it is time.
 pub(crate) struct Supervisor {
-    child: Child,
+    pub(crate) child: Child,
     reaped: bool,
 }
 
 impl Supervisor {
-    pub(crate) fn new(child: Child) -> Supervisor {
-        Supervisor { child, reaped: false }
+    /// Starts a command of [`supervised`].
+    pub(crate) fn start(command: &mut Command) -> io::Result<Supervisor> {
+        let mut supervisors = SUPERVISORS.lock().unwrap_or_else(PoisonError::into_inner);
+        let supervisor = Supervisor { child: command.spawn()?, reaped: false };
+        supervisors.insert(supervisor.number());
+        Ok(supervisor)
+    }
+
+    fn number(&self) -> Pid {
+        Pid::from_raw(self.child.id().cast_signed())
     }
 
     /// Whether it has ended, by itself because the program has.
     pub(crate) fn has_ended(&self) -> nix::Result<bool> {
-        let number = Pid::from_raw(self.child.id().cast_signed());
         let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
-        Ok(waitid(Id::Pid(number), flags)? != WaitStatus::StillAlive)
+        Ok(waitid(Id::Pid(self.number()), flags)? != WaitStatus::StillAlive)
     }
 
     /// Waits for its end, not after `until`, and returns whether it has ended.
@@ -196,7 +213,15 @@ impl Supervisor {
             let _ = self.child.kill();
         }
         self.reaped = true;
-        self.child.wait()
+        let _ = waitid(Id::Pid(self.number()), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT);
+        let mut supervisors = SUPERVISORS.lock().unwrap_or_else(PoisonError::into_inner);
+        let status = self.child.wait()?;
+        supervisors.remove(&self.number());
+        // It ends by itself with a status. Killed, it has left its descendants to this process.
+        if status.signal().is_some() {
+            children::end_inherited(&supervisors);
+        }
+        Ok(status)
     }
 }
 

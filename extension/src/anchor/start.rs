@@ -1,6 +1,5 @@
 //! The comparison at the start of the server.
 
-use std::thread;
 use std::time::{Duration, Instant};
 
 use pagevault_keystore::anchor::Note;
@@ -12,7 +11,7 @@ use super::{
     Here, LABEL, accepted, go_on_from, log, lost_note, noted, read_text, rolled_back, unchecked,
 };
 use crate::pg::report::{Report, Result};
-use crate::pg::{guc, process};
+use crate::pg::{guc, process, shutdown};
 use crate::shmem::Shared;
 
 /// Pause between two requests while the store cannot be reached.
@@ -72,14 +71,14 @@ pub(crate) fn at_start(shared: &Shared) -> Result<()> {
                 return Ok(());
             }
             Err(Outage::Because(report)) => (report, "outage"),
-            Err(Outage::Stopped) => return Ok(()),
+            Err(Outage::Stopped) => shutdown::end_start(),
         };
         if Instant::now() + PAUSE < deadline {
             if logged != report.message() {
                 report.message().clone_into(&mut logged);
                 waits(&report).send(PgLogLevel::WARNING);
             }
-            thread::sleep(PAUSE);
+            shutdown::pause(PAUSE);
             continue;
         }
         log(BY, outcome, None, Some(here.position));

@@ -39,6 +39,9 @@ unsafe extern "C-unwind" {
         parents: *mut *mut pg_sys::List,
     ) -> *mut pg_sys::List;
 
+    /// ipc.c: calls what is registered for the end of the process, and does not return.
+    pub(crate) fn proc_exit(status: c_int) -> !;
+
     /// startup.c: may end the process.
     #[cfg_attr(
         any(feature = "pg15", feature = "pg16", feature = "pg17"),

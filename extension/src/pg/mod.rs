@@ -34,6 +34,7 @@ pub(crate) mod remnants;
 pub(crate) mod report;
 pub(crate) mod scratch;
 pub(crate) mod session;
+pub(crate) mod shutdown;
 pub(crate) mod statement;
 pub(crate) mod statistics;
 pub(crate) mod survey;

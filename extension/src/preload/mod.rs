@@ -11,7 +11,7 @@ use crate::keys::load;
 use crate::keys::provider::unlock;
 use crate::keys::usage::{authenticated, cache, fips, temporary};
 use crate::pg::report::{self, Report, Result};
-use crate::pg::{guc, locks, process};
+use crate::pg::{guc, locks, process, shutdown};
 use crate::{anchor, hooks, workers};
 
 static ACTIVE: AtomicBool = AtomicBool::new(false);
@@ -53,6 +53,8 @@ pub(crate) fn start() {
         report.fatal();
     }
     ACTIVE.store(true, Ordering::Release);
+    // Shared memory may take its time to allocate, before keys and anchor are waited for.
+    shutdown::hold();
 }
 
 fn protect_keys() -> std::io::Result<()> {
@@ -64,9 +66,12 @@ fn protect_keys() -> std::io::Result<()> {
 /// Stage 2: shared memory is allocated; again after a crash restart.
 fn shared_memory_ready() {
     locks::attach();
+    // After a crash; at the first start that is done.
+    shutdown::hold();
     if let Err(report) = load_and_unlock() {
         report.fatal();
     }
+    shutdown::release();
 }
 
 /// Reads the keystore and unlocks it. After a crash restart the database keys are still in memory,

@@ -1,5 +1,9 @@
-//! The middle process: runs a program, and kills its process group when nobody reads the output
-//! any more.
+//! The middle process: runs a program, and kills it with all of its descendants when it ends, when
+//! nobody reads the output any more, or when this process is told to end.
+//!
+//! Descendants may have changed their process group or session (`timeout`, `setsid`). But whoever
+//! loses its parent becomes a child of this process (`PR_SET_CHILD_SUBREAPER`, prctl(2)): so it
+//! kills its children until none is left.
 //!
 //! In a container the postmaster may be process 1, and inherits processes whose parents are gone.
 //! It takes any exit status but 0 and 1 for the crash of a session, and then ends all sessions
@@ -8,7 +12,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Write};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, exit};
 use std::sync::{Mutex, PoisonError};
@@ -17,22 +21,21 @@ use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::prctl;
-use nix::sys::signal::{SigSet, Signal, killpg};
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid, waitpid};
 use nix::unistd::{Pid, getpgrp, getpid};
 
-/// Time in which killed processes have ended. Those that wait for a file system that does not
-/// answer are left.
-const PATIENCE: Duration = Duration::from_secs(1);
+use super::children::{PATIENCE, children, kill_child};
 
-/// Exit status if nobody reads the output.
-const NOT_READ: i32 = 1;
+/// Exit status if nobody reads the output, or this process was told to end.
+const GIVEN_UP: i32 = 1;
 
 /// Runs the program and ends with its exit status; if a signal has ended it, 128 plus its number,
 /// as in a shell.
 pub(crate) fn supervise(program: &OsStr, arguments: &[OsString]) -> ! {
     match start(program, arguments) {
-        Ok(group) => end(group, wait(group)),
+        Ok(program) => end(program, wait(program)),
         Err(error) => {
             say(&format!("could not be run: {error}"));
             // The exit status of a shell.
@@ -49,10 +52,10 @@ fn say(what: &str) {
 /// Ends this process.
 fn leave(status: i32) -> ! {
     let is_read = !has_hung_up(io::stdout().as_fd(), PollTimeout::ZERO);
-    exit(if is_read { status } else { NOT_READ })
+    exit(if is_read { status } else { GIVEN_UP })
 }
 
-/// Starts the program, and returns its process group.
+/// Starts the program.
 fn start(program: &OsStr, arguments: &[OsString]) -> io::Result<Pid> {
     // A signal to the server's process group must not end this process before the program.
     if getpgrp() != getpid() {
@@ -62,21 +65,37 @@ fn start(program: &OsStr, arguments: &[OsString]) -> io::Result<Pid> {
     prctl::set_child_subreaper(true)?;
     let output = io::stdout().as_fd().try_clone_to_owned()?;
     let child = Command::new(program).args(arguments).process_group(0).spawn()?;
-    let group = Pid::from_raw(child.id().cast_signed());
-    let watch = move || {
-        wait_for_hangup(output.as_fd());
-        end(group, NOT_READ)
-    };
-    match thread::Builder::new().spawn(watch) {
-        Ok(_) => Ok(group),
+    let program = Pid::from_raw(child.id().cast_signed());
+    match watch(program, output) {
+        Ok(()) => Ok(program),
         Err(error) => {
             say(&format!("could not be watched: {error}"));
-            end(group, 126)
+            end(program, 126)
         }
     }
 }
 
-/// Waits for the program's end. The program is not reaped yet: until then, no other group can get
+/// Starts the thread that ends everything when nobody reads `output` any more, or when a signal
+/// says so. The program was started before: it inherits no blocked signals.
+fn watch(program: Pid, output: OwnedFd) -> io::Result<()> {
+    let signals: SigSet =
+        [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGQUIT].into_iter().collect();
+    signals.thread_block()?; // inherited by the thread
+    let signals = SignalFd::with_flags(&signals, SfdFlags::SFD_CLOEXEC)?;
+    let watch = move || loop {
+        let mut watched = [
+            // Without requested events, poll still reports errors and hang-up.
+            PollFd::new(output.as_fd(), PollFlags::empty()),
+            PollFd::new(signals.as_fd(), PollFlags::POLLIN),
+        ];
+        if !matches!(poll(&mut watched, PollTimeout::NONE), Ok(0) | Err(nix::Error::EINTR)) {
+            end(program, GIVEN_UP);
+        }
+    };
+    thread::Builder::new().spawn(watch).map(drop)
+}
+
+/// Waits for the program's end. It is not reaped yet: until then, no other process group can get
 /// its number.
 fn wait(program: Pid) -> i32 {
     loop {
@@ -85,35 +104,30 @@ fn wait(program: Pid) -> i32 {
             Ok(WaitStatus::Signaled(_, signal, _)) => return 128 + signal as i32,
             Ok(_) | Err(nix::Error::EINTR) => {}
             // The other thread has reaped it, and is about to end this process.
-            Err(_) => return NOT_READ,
+            Err(_) => return GIVEN_UP,
         }
     }
 }
 
-/// Kills and reaps the process group, and ends this process. Who comes second waits for that.
-fn end(group: Pid, status: i32) -> ! {
+/// Kills and reaps all descendants, and ends this process. Who comes second waits for that.
+fn end(program: Pid, status: i32) -> ! {
     static ENDING: Mutex<()> = Mutex::new(());
     let _first = ENDING.lock().unwrap_or_else(PoisonError::into_inner);
-    // Fails only if all of its processes have been reaped.
-    let _ = killpg(group, Signal::SIGKILL);
     let until = Instant::now() + PATIENCE;
-    let members = Pid::from_raw(-group.as_raw());
+    // Kernels without CONFIG_PROC_CHILDREN do not list children.
+    kill_child(program);
     loop {
-        match waitpid(members, Some(WaitPidFlag::WNOHANG)) {
-            Ok(WaitStatus::StillAlive) if Instant::now() < until => {
-                thread::sleep(Duration::from_millis(1));
-            }
-            Ok(WaitStatus::StillAlive) => break,
+        // The other thread reaps nobody: these are still the processes with these numbers. Their
+        // own children come to this process, and are killed next.
+        children().into_iter().for_each(kill_child);
+        match waitpid(None, Some(WaitPidFlag::WNOHANG)) {
+            _ if Instant::now() >= until => break,
+            Ok(WaitStatus::StillAlive) => thread::sleep(Duration::from_millis(1)),
             Ok(_) | Err(nix::Error::EINTR) => {}
             Err(_) => break,
         }
     }
     leave(status)
-}
-
-/// Returns when the pipe behind `output` has no reader.
-fn wait_for_hangup(output: BorrowedFd<'_>) {
-    while !has_hung_up(output, PollTimeout::NONE) {}
 }
 
 /// Whether the pipe behind `output` has no reader, after at most `time`.

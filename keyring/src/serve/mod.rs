@@ -28,6 +28,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::prctl;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
@@ -83,7 +84,7 @@ const OWN_FILES: u64 = 64;
 /// Reads a request from standard input and writes the reply to standard output. Returns success
 /// also if the reply reports failures; failure means that there is no reply.
 pub fn serve() -> ExitCode {
-    match guard().and_then(|()| serve_request()) {
+    match guard().and_then(|()| inherit()).and_then(|()| serve_request()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("pagevault-keyring: {error}");
@@ -270,6 +271,11 @@ static REPLYING: AtomicBool = AtomicBool::new(false);
 /// process up, and not wait for it; the postmaster takes any status of a child but 0 and 1 for a
 /// crash of a session, and as process 1 of a container it gets what others leave.
 const ENDED: i32 = 1;
+
+/// Lets this process inherit what a killed supervisor leaves (`program`).
+fn inherit() -> io::Result<()> {
+    Ok(prctl::set_child_subreaper(true)?)
+}
 
 /// Starts the thread that ends the process on a signal, or when nobody reads its output any more.
 /// Signals are read from a descriptor, which works even if the parent ignored or blocked them.

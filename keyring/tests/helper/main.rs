@@ -7,6 +7,7 @@ mod audit;
 mod bench;
 mod command;
 mod command_process;
+mod descendants;
 mod named_files;
 mod operator;
 mod parallel;

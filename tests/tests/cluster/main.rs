@@ -72,6 +72,7 @@ mod self_check;
 mod several_master_keys;
 mod shared_labels;
 mod shred;
+mod shutdown;
 mod statistics;
 mod stats;
 mod stock_tools;

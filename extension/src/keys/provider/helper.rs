@@ -21,7 +21,7 @@ use zeroize::Zeroizing;
 
 use super::refusal;
 use crate::pg::report::Report;
-use crate::pg::{child, guc, image, process};
+use crate::pg::{child, guc, image, process, shutdown};
 
 /// Time after the deadline until the helper is killed.
 const GRACE: Duration = Duration::from_secs(2);
@@ -54,7 +54,8 @@ pub(crate) enum HelperError {
     Broken(Report),
     /// The deadline has passed.
     TooLate(Duration),
-    /// The statement or the session was cancelled.
+    /// The statement, the session or the start of the server was cancelled, or the postmaster has
+    /// died.
     Cancelled,
 }
 
@@ -72,12 +73,16 @@ impl HelperError {
         matches!(self, HelperError::Cancelled)
     }
 
-    /// The error for the user. A cancel is raised here, as the server's own error.
+    /// The error for the user. A cancel is raised here, as the server's own error, and a start that
+    /// is to end does so.
     pub(crate) fn into_report(self) -> Report {
         match self {
             HelperError::Broken(report) => report,
             HelperError::TooLate(timeout) => too_late(timeout),
             HelperError::Cancelled => {
+                if shutdown::is_requested() {
+                    shutdown::end_start();
+                }
                 process::check_for_interrupts();
                 Report::new(
                     PgSqlErrorCode::ERRCODE_QUERY_CANCELED,
@@ -111,7 +116,12 @@ pub(crate) fn run(operations: Vec<Operation>, timeout: Duration) -> Result<Reply
     request.require_fips = guc::require_fips();
     let request =
         request.to_json().map_err(|e| broken(format!("The request could not be written: {e}.")))?;
-    let reply = exchange(&request, timeout)?;
+    let reply = exchange(&request, timeout);
+    // The helper has ended, or has been told to.
+    if shutdown::has_lost_postmaster() {
+        shutdown::end_without_postmaster();
+    }
+    let reply = reply?;
     Reply::from_json(&reply, count)
         .map_err(|e| broken(format!("Its reply could not be read: {e}.")))
 }
@@ -215,15 +225,16 @@ fn exchange(request: &[u8], timeout: Duration) -> Result<Zeroizing<Vec<u8>>, Hel
                 Ok(n) => left = &left[n..],
                 Err(e) if is_passing(&e) => {}
                 // As below.
-                Err(_) if process::is_told_to_stop() => return Err(HelperError::Cancelled),
+                Err(_) if is_to_end() => return Err(HelperError::Cancelled),
                 Err(e) => return Err(broken(format!("It took no request: {e}."))),
             }
             if left.is_empty() {
                 stdin = None;
             }
         }
-        if !child::wait_for_pipes(stdout.as_fd(), stdin.as_ref().map(AsFd::as_fd), TICK) {
-            if process::is_told_to_stop() {
+        let to = stdin.as_ref().map(AsFd::as_fd);
+        if !shutdown::may_end_in(|| child::wait_for_pipes(stdout.as_fd(), to, TICK)) {
+            if is_to_end() {
                 return Err(HelperError::Cancelled);
             }
             process::check_for_interrupts();
@@ -248,7 +259,7 @@ fn exchange(request: &[u8], timeout: Duration) -> Result<Zeroizing<Vec<u8>>, Hel
     }
     // A cancel is sent to our whole process group, and may have ended the helper before we noticed
     // it.
-    if process::is_told_to_stop() {
+    if is_to_end() {
         return Err(HelperError::Cancelled);
     }
     let status = helper.0.as_mut().and_then(|child| ended(child, GRACE));
@@ -256,6 +267,11 @@ fn exchange(request: &[u8], timeout: Duration) -> Result<Zeroizing<Vec<u8>>, Hel
         Some(status) => format!("It ended without a reply ({status})."),
         None => "It closed its output without a reply.".into(),
     }))
+}
+
+/// Whether nobody waits for the reply any more.
+fn is_to_end() -> bool {
+    process::is_told_to_stop() || shutdown::is_requested() || shutdown::has_lost_postmaster()
 }
 
 /// Whether a read or a write can be repeated.

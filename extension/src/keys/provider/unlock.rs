@@ -17,7 +17,7 @@ use crate::keys::store::{database_keys, directory, key_groups, persist};
 use crate::keys::usage::interim;
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result};
-use crate::pg::{guc, process};
+use crate::pg::{guc, process, shutdown};
 use crate::shmem::secrets::State as KeyState;
 use crate::{audit, shmem};
 
@@ -380,7 +380,7 @@ pub(crate) fn at_start(recovery_needs_keys: bool) -> Result<()> {
             Attempt::Locked { report, again } => (report, again),
         };
         if again == OUTAGE && Instant::now() + pause < deadline {
-            std::thread::sleep(pause);
+            shutdown::pause(pause);
             pause = (pause * 2).min(OUTAGE);
             continue;
         }

@@ -239,7 +239,7 @@ pub(crate) fn interrupted(program: &Program, stopped: Stopped) -> Failure {
     match stopped {
         Stopped::Late => {
             Failure::new(ErrorClass::Deadline, format!("program \"{path}\" did not end in time"))
-                .with_detail("It was killed, together with the processes that it had started, except in a session of their own (setsid).")
+                .with_detail("It was killed, together with the processes that it had started.")
                 .with_hint(
                     "The program, or the system that it waits for, is slow or does not respond. Try again, or raise \
              pagevault.keyring_timeout.",

@@ -27,7 +27,7 @@ const LONGEST: Duration = Duration::from_secs(60 * 60);
 const GOODBYE: Duration = Duration::from_secs(1);
 
 /// A process that has loaded a module, or is about to. On drop it may log out; then it is killed,
-/// together with the processes that the module has started, except in a session of their own.
+/// together with all processes that the module has started.
 pub(super) struct Process {
     input: Option<File>,
     output: Option<File>,
@@ -46,12 +46,11 @@ impl Process {
         let deadline = environment
             .deadline
             .map_or(now + LONGEST, |deadline| deadline.checked_sub(MARGIN).unwrap_or(now));
-        let mut child = supervised(OsStr::new("/proc/self/exe"))
-            .arg("pkcs11")
-            .envs(&settings.environment)
-            .stderr(Stdio::null())
-            .spawn()
-            .map_err(|error| not_started(&error))?;
+        let mut command = supervised(OsStr::new("/proc/self/exe"));
+        command.arg("pkcs11").envs(&settings.environment).stderr(Stdio::null());
+        let mut supervisor =
+            Supervisor::start(&mut command).map_err(|error| not_started(&error))?;
+        let child = &mut supervisor.child;
         let pipes = (child.stdin.take(), child.stdout.take());
         let (Some(input), Some(output)) = pipes else {
             return Err(not_started(&io::ErrorKind::BrokenPipe.into()));
@@ -60,7 +59,7 @@ impl Process {
         let mut process = Process {
             input: Some(input.into()),
             output: Some(output.into()),
-            supervisor: Supervisor::new(child),
+            supervisor,
             deadline,
         };
         let data_directory =

@@ -1,6 +1,9 @@
 //! What is compared later than at the start.
 
+use rustix::process::Signal;
+
 use super::*;
+use crate::shutdown::starts_and_ends;
 
 /// A new cluster has nothing to compare with when the store is back, and the next note is its own.
 #[test]
@@ -133,5 +136,34 @@ fn an_older_directory_does_not_overtake_a_note_that_was_accepted() -> Result<()>
     cluster.start_server()?;
     anchor.checkpoint(&cluster)?;
     cluster.restart()?;
+    cluster.finish()
+}
+
+/// `pagevault.anchor_wait` does not hold up the end of a start. The next one compares.
+#[test]
+fn a_start_that_waits_for_the_note_ends_when_it_is_told_to() -> Result<()> {
+    let settings = settings().conf("pagevault.anchor_wait = 1h");
+    let (mut cluster, _keys, anchor) = anchored(&settings)?;
+    cluster.allow_log("anchor");
+    let older = cluster.directory().join("older");
+    cluster.stop(StopMode::Fast)?;
+    copy(&cluster.data_directory(), &older)?;
+    cluster.start_server()?;
+    anchor.checkpoint(&cluster)?;
+    cluster.stop(StopMode::Fast)?;
+    fs::remove_dir_all(cluster.data_directory())?;
+    fs::rename(&older, cluster.data_directory())?;
+    let away = anchor.described.with_extension("away");
+    fs::rename(&anchor.described, &away)?;
+    for signal in [Signal::TERM, Signal::INT, Signal::QUIT] {
+        let before = cluster.log().len();
+        starts_and_ends(&cluster, &[], signal, || {
+            let waits = cluster.log()[before..].contains("server start waits for its anchor");
+            ensure!(waits, "it does not wait");
+            Ok(())
+        })?;
+    }
+    fs::rename(&away, &anchor.described)?;
+    ensure!(cluster.start_server().is_err(), "an older directory is started");
     cluster.finish()
 }
