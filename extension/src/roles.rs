@@ -3,6 +3,8 @@
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys;
 
+use crate::pg::compat;
+use crate::pg::labels::Object;
 use crate::pg::privileges::{has_role, is_superuser, may_select};
 use crate::pg::report::{Report, Result};
 use crate::pg::{catalog, relation};
@@ -66,6 +68,18 @@ pub(crate) fn not_owner(name: &str) -> Report {
         PgSqlErrorCode::ERRCODE_INSUFFICIENT_PRIVILEGE,
         format!("must be owner of relation {name}"),
     )
+}
+
+/// Refuses callers who do not own the current database.
+pub(crate) fn require_database_owner() -> Result<()> {
+    let database = Object::my_database();
+    if compat::owns_database(database.oid) {
+        return Ok(());
+    }
+    Err(Report::new(
+        PgSqlErrorCode::ERRCODE_INSUFFICIENT_PRIVILEGE,
+        format!("must be owner of {}", database.describe()),
+    ))
 }
 
 /// Whether the caller may run programs on the server. Independent of the rights to keys.

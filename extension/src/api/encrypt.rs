@@ -128,6 +128,7 @@ fn decrypt_database() -> TableIterator<'static, (name!(relation, Oid), name!(job
         preload::require_active()?;
         roles::require_admin("decrypt a database")?;
         require_primary("decrypt a database")?;
+        roles::require_database_owner()?;
         for object in labelled_encrypted()? {
             labels::set(object, "NULL")?;
         }

@@ -11,9 +11,9 @@ use super::{audited, audited_on, require_primary};
 use crate::audit::{self, Operation};
 use crate::commands::requests;
 use crate::keys::store::directory;
-use crate::pg::process;
 use crate::pg::relation::{self, Facts, RelationKind};
 use crate::pg::report::{OrRaise, Report, Result};
+use crate::pg::{locks, process};
 use crate::rekey::jobs::{self, Order, ShownState};
 use crate::{preload, roles};
 
@@ -211,7 +211,9 @@ fn wait(job: i64, limit: Option<Duration>) -> Result<bool> {
                     "Nothing is lost. Remove the cause, then use pagevault.resume_rekey({job})."
                 )));
             }
-            ShownState::Running | ShownState::Recorded(JobState::Waiting | JobState::Void) => {}
+            ShownState::Running | ShownState::Recorded(JobState::Waiting | JobState::Void) => {
+                refuse_own_locks(job, state)?;
+            }
         }
         let left = limit.map(|limit| limit.saturating_sub(start.elapsed()));
         match left {
@@ -221,6 +223,31 @@ fn wait(job: i64, limit: Option<Duration>) -> Result<bool> {
             None => process::sleep(POLL_INTERVAL),
         }
     }
+}
+
+/// Refuses to wait for a job that waits for a lock of this transaction. The deadlock detector does
+/// not see that, and sessions would queue behind both. Like `members_of` in the engine, a job that
+/// encrypts begins under a stronger lock than it goes on.
+fn refuse_own_locks(job: i64, state: ShownState) -> Result<()> {
+    let (rel, kind) = jobs::subject_of(job)?;
+    let begins = state == ShownState::Recorded(JobState::Waiting);
+    let locked = match kind {
+        JobKind::Encrypt if begins => locks::relations_locked_against_maintenance(),
+        _ => locks::relations_locked_against_all(),
+    };
+    if locked.is_empty() {
+        return Ok(());
+    }
+    let tables = relation::with_partitions(rel).into_iter();
+    let mut members = tables.flat_map(|table| relation::family_unlocked(table.oid));
+    let Some(member) = members.find(|member| locked.contains(&member.oid)) else { return Ok(()) };
+    let name = relation::quoted_name(&member);
+    Err(Report::new(
+        PgSqlErrorCode::ERRCODE_ACTIVE_SQL_TRANSACTION,
+        format!("rekey job {job} waits for this transaction"),
+    )
+    .detail(format!("The transaction has locked {name}."))
+    .hint("Commit before you wait."))
 }
 
 fn audit_order(function: &'static str, job: i64, which: Order) -> Result<()> {

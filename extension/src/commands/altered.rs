@@ -8,9 +8,11 @@
 //!   pg_dump writes it after the table's label. CREATE SEQUENCE ... OWNED BY creates the storage
 //!   before the owner is recorded.
 //! - An empty table that is attached follows the partitioned table; pg_dump restores partitions in
-//!   this way. A table with pages keeps its state. The same holds for detaching.
+//!   this way. A table with pages keeps its state. The same holds for detaching. Sequences of
+//!   partitioned tables, which have no state, follow.
 //! - SET TABLESPACE gives a table new files, with its TOAST table, and these are encrypted if the
-//!   policy requires it there. Its indexes and owned sequences follow it, but keep their files.
+//!   policy requires it there. Its indexes and owned sequences follow it, but keep their files. Of
+//!   a partitioned table only sequences follow: partitions stay where they are.
 //! - `pagevault.enforce_encryption` refuses plaintext relations that move to a place where the
 //!   policy requires encryption.
 //!
@@ -68,7 +70,8 @@ pub(crate) fn relation_altered(oid: Oid) {
     if facts.kind == RelationKind::Sequence {
         note(Altered::Sequence(oid));
     }
-    let leads = matches!(facts.kind, RelationKind::Table | RelationKind::MaterializedView);
+    use RelationKind::{MaterializedView, PartitionedTable, Table};
+    let leads = matches!(facts.kind, Table | MaterializedView | PartitionedTable);
     if leads || guc::enforce_encryption() {
         note(Altered::Relation(oid, facts.schema, facts.tablespace));
     }
@@ -182,8 +185,14 @@ pub(crate) fn follow(mark: Mark) -> Result<()> {
                 if relation::facts_after_command(oid).is_none() {
                     continue;
                 }
-                for partition in relation::with_partitions(oid).iter().filter(|p| p.is_stored()) {
-                    if relation::is_empty(partition.oid) {
+                let tables = relation::with_partitions(oid);
+                let partitioned =
+                    tables.iter().filter(|t| t.kind == RelationKind::PartitionedTable);
+                let sequences: Vec<Facts> =
+                    partitioned.flat_map(|table| relation::family_unlocked(table.oid)).collect();
+                for partition in tables.iter().chain(&sequences).filter(|p| p.is_stored()) {
+                    let is_sequence = partition.kind == RelationKind::Sequence;
+                    if is_sequence || relation::is_empty(partition.oid) {
                         encrypt_if_required(partition)?;
                     }
                     if DETACHED.get() != Some(oid) {
@@ -230,13 +239,16 @@ fn encrypt_followers(moved: &Facts) -> Result<()> {
             continue;
         }
         memo::forget_answers();
+        let is_whole = moved.kind != RelationKind::PartitionedTable;
+        let root = if is_whole { policy::root_of(moved)? } else { member.clone() };
         // A job may be at it already.
-        let root = policy::root_of(moved)?;
-        if jobs::is_being_encrypted(root.oid)? || requests::encrypt_if_wanted(moved)?.is_some() {
+        if jobs::is_being_encrypted(root.oid)? || requests::encrypt_if_wanted(&root)?.is_some() {
             let refuse = |member: &Facts| enforce::refuse_plaintext(member, member.schema);
             family.iter().try_for_each(refuse)?;
         }
-        break;
+        if is_whole {
+            break;
+        }
     }
     Ok(())
 }

@@ -392,6 +392,12 @@ pub(crate) fn relations_locked_for_rewrite() -> Vec<pg_sys::Oid> {
     relations_locked(REPLACING_MODES)
 }
 
+/// Like [`relations_locked_for_rewrite`], for all locks that exclude ShareUpdateExclusiveLock.
+pub(crate) fn relations_locked_against_maintenance() -> Vec<pg_sys::Oid> {
+    const MODES: i32 = (1 << pg_sys::ShareUpdateExclusiveLock) | (1 << pg_sys::ShareLock);
+    relations_locked(MODES | REPLACING_MODES)
+}
+
 /// Like [`relations_locked_for_rewrite`], for AccessExclusiveLock only.
 pub(crate) fn relations_locked_against_all() -> Vec<pg_sys::Oid> {
     relations_locked(1 << pg_sys::AccessExclusiveLock)

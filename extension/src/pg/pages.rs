@@ -52,10 +52,14 @@ impl Held {
 
     /// Opens a relation; `None` if there is none with this OID.
     pub(crate) fn open(oid: Oid) -> Option<Held> {
+        Held::open_under(oid, pg_sys::AccessShareLock as pg_sys::LOCKMODE)
+    }
+
+    /// Like [`Held::open`], under a stronger lock.
+    pub(crate) fn open_under(oid: Oid, lock: pg_sys::LOCKMODE) -> Option<Held> {
         // SAFETY: null if the relation is gone; the reference is counted until it is closed, or
         // released by the abort of the transaction.
         unsafe {
-            let lock = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
             let relation = pg_sys::try_relation_open(oid, lock);
             if relation.is_null() {
                 return None;

@@ -100,7 +100,8 @@ fn members_of(job: &Job) -> Vec<Member> {
 fn members_under(job: &Job, lock: pg_sys::LOCKMODE) -> (Vec<Member>, bool) {
     let (mut members, mut are_ready) = (Vec::new(), true);
     for root in relation::with_partitions(job.relation) {
-        if Held::open(root.oid).is_none() {
+        // Under no weaker lock, for which REINDEX CONCURRENTLY would wait, as this waits for it.
+        if Held::open_under(root.oid, lock).is_none() {
             continue; // dropped meanwhile
         }
         for facts in relation::family(root.oid, lock).iter().filter(|facts| facts.is_stored()) {

@@ -127,6 +127,25 @@ fn create_extension_decrypts_nothing() -> Result<()> {
     cluster.finish()
 }
 
+/// A partitioned table has no file, but may own sequences.
+#[test]
+fn sequences_of_partitioned_tables_follow_them() -> Result<()> {
+    let (cluster, _keys) = cluster()?;
+    cluster.sql("CREATE TABLE top (id int) PARTITION BY LIST (id)")?;
+    cluster.sql(&label("TABLE top", "'encrypted'"))?;
+    cluster.sql("CREATE TABLE mid (id serial) PARTITION BY LIST (id)")?;
+    cluster.sql("ALTER TABLE top ATTACH PARTITION mid FOR VALUES IN (1, 2)")?;
+    ensure!(is_encrypted(&cluster, "mid_id_seq")?, "attached with its table");
+    cluster.sql("CREATE TABLE moved (id serial) PARTITION BY LIST (id)")?;
+    cluster.sql("CREATE TABLE stays PARTITION OF moved FOR VALUES IN (1)")?;
+    cluster.sql("INSERT INTO stays VALUES (1)")?;
+    cluster.sql(&label("TABLESPACE space", "'encrypted'"))?;
+    cluster.sql("ALTER TABLE moved SET TABLESPACE space")?;
+    ensure!(is_encrypted(&cluster, "moved_id_seq")?, "moved with its table");
+    ensure!(!is_encrypted(&cluster, "stays")?, "the partition has not moved");
+    cluster.finish()
+}
+
 /// With enforcement, no relation is in plaintext where a label requires encryption, however it came
 /// there.
 #[test]

@@ -150,3 +150,17 @@ fn in_maintenance() -> Result<()> {
     drop(client);
     cluster.finish()
 }
+
+/// Also where no label names an object that an administrator would have to own.
+#[test]
+fn only_its_owner_decrypts_a_database() -> Result<()> {
+    let (cluster, _keys) = cluster()?;
+    cluster.sql("SET pagevault.default_encryption = on; CREATE TABLE app.t AS SELECT 1 AS id")?;
+    let mut client = cluster.client()?;
+    run_sql(&mut client, "SET SESSION AUTHORIZATION keeper")?;
+    let response = response(&mut client, "SELECT * FROM pagevault.decrypt_database()")?;
+    ensure!(response.as_deref() == Some("42501"), "keeper: {response:?}");
+    ensure!(cluster.text("SELECT pagevault.is_encrypted('app.t')")? == "t", "not encrypted");
+    drop(client);
+    cluster.finish()
+}

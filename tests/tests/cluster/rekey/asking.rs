@@ -247,3 +247,31 @@ fn timeouts_below_one_second_are_honoured() -> Result<()> {
     ensure!(cluster.text(WAIT)? == "t");
     cluster.finish()
 }
+
+/// The worker waits for a lock of the session that waits for the worker.
+#[test]
+fn a_transaction_does_not_wait_for_a_job_that_waits_for_it() -> Result<()> {
+    let cluster = cluster()?;
+    for (request, lock) in [
+        ("SELECT pagevault.rotate_data_key('s')", "ACCESS EXCLUSIVE"),
+        (ENCRYPT, "SHARE"),
+        (ENCRYPT, "ACCESS EXCLUSIVE"),
+    ] {
+        let table = if request == ENCRYPT { "t" } else { "s" };
+        cluster.sql("SELECT pagevault.decrypt('t')")?;
+        ensure!(cluster.text(WAIT)? == "t");
+        cluster.stop_at("rekey.claimed")?;
+        cluster.sql(request)?;
+        cluster.stopped_at("rekey.claimed")?;
+        let mut client = cluster.client()?;
+        run_sql(&mut client, &format!("BEGIN; LOCK {table} IN {lock} MODE"))?;
+        cluster.resume();
+        let wait = format!("SELECT pagevault.wait_for_rekey('{table}'::regclass)");
+        let error = expect_error(&mut client, &wait)?;
+        ensure!(error.sqlstate == "25001", "{error}");
+        ensure!(error.detail == format!("The transaction has locked public.{table}."), "{error}");
+        run_sql(&mut client, "ROLLBACK")?;
+        ensure!(text(&mut client, &wait)? == "t");
+    }
+    cluster.finish()
+}
