@@ -21,6 +21,15 @@ pub struct Sealing {
     pub group: Option<KeyGroup>,
 }
 
+/// Whether the file of a relation is in a key group by decision, or not yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Age {
+    /// Its file has just been created.
+    New,
+    /// It was decided about before.
+    Existing,
+}
+
 /// The key group that a label names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Named {
@@ -40,6 +49,15 @@ impl<C: Catalog> Policy<'_, C> {
         relation: &Relation,
         tablespace: Oid,
     ) -> Result<Option<Named>, C::Error> {
+        self.named_key_group_of(relation, tablespace, Age::Existing)
+    }
+
+    fn named_key_group_of(
+        &self,
+        relation: &Relation,
+        tablespace: Oid,
+        age: Age,
+    ) -> Result<Option<Named>, C::Error> {
         if !relation.user_made {
             return Ok(None);
         }
@@ -51,10 +69,12 @@ impl<C: Catalog> Policy<'_, C> {
         if let Some(leader) = self.leader_of(relation)? {
             let Some(leader) = self.catalog.relation(leader)? else { return Ok(None) };
             // Who owns a table can give it such a name, but not put it into another group.
-            if self.follows_by_name(relation)?
-                && let Some(named) = self.key_group_around(relation, tablespace)?
-            {
-                return Ok(Some(named));
+            if self.follows_by_name(relation)? {
+                let around = self.key_group_around(relation, tablespace)?;
+                if around.is_some() || self.keeps_its_group(relation, age)? {
+                    let has = || self.catalog.key_group_of(relation.file).map(Named::Group);
+                    return Ok(around.or_else(has));
+                }
             }
             // Indexes and sequences may be in another tablespace than their table.
             let tablespace = match relation.kind {
@@ -64,6 +84,13 @@ impl<C: Catalog> Policy<'_, C> {
             return self.named_key_group(&leader, tablespace);
         }
         self.key_group_around(relation, tablespace)
+    }
+
+    /// Whether only its name says that an encrypted relation follows another one.
+    fn keeps_its_group(&self, relation: &Relation, age: Age) -> Result<bool, C::Error> {
+        Ok(age == Age::Existing
+            && self.catalog.cipher_of(relation.file).is_some()
+            && self.follows_by_name(relation)?)
     }
 
     /// The key group that labels around a relation name: of the partitioned tables above it, of its
@@ -105,9 +132,13 @@ impl<C: Catalog> Policy<'_, C> {
         relation: &Relation,
         tablespace: Oid,
         decision: Option<&Decision>,
+        age: Age,
     ) -> Result<Option<KeyGroup>, C::Error> {
-        match self.named_key_group(relation, tablespace)? {
+        match self.named_key_group_of(relation, tablespace, age)? {
             Some(named) => self.existing(named).map(Some),
+            None if self.keeps_its_group(relation, age)? => {
+                Ok(self.catalog.key_group_of(relation.file))
+            }
             None => self.kept_key_group(relation, decision),
         }
     }
@@ -156,6 +187,7 @@ impl<C: Catalog> Policy<'_, C> {
         let group = match self.named_key_group(relation, relation.tablespace)? {
             Some(Named::Group(group)) => Some(group),
             Some(Named::Missing(_)) => return Ok(true),
+            None if self.keeps_its_group(relation, Age::Existing)? => return Ok(false),
             None => self.kept_key_group(relation, Some(&decision))?,
         };
         Ok(group != self.catalog.key_group_of(relation.file))

@@ -14,7 +14,7 @@ use pagevault_keystore::RelFile;
 use super::Catalog;
 use super::catalogs::wanted_of_shared;
 use super::decision::{Decision, Policy, Source};
-use super::key_group::{Named, Sealing};
+use super::key_group::{Age, Named, Sealing};
 use super::relation::{Labelled, Oid, Relation, RelationKind, SHARED};
 
 /// The policy of a locked relation for a file that may be its new one.
@@ -96,7 +96,7 @@ impl<C: Catalog> Policy<'_, C> {
             _ => (current.map(|cipher| self.inherited(cipher)), None),
         };
         let Some(cipher) = cipher else { return Ok(None) };
-        let group = self.key_group_for(replaced, tablespace, decision.as_ref())?;
+        let group = self.key_group_for(replaced, tablespace, decision.as_ref(), Age::Existing)?;
         Ok(Some(Sealing { cipher, group }))
     }
 
@@ -174,7 +174,7 @@ impl<C: Catalog> Policy<'_, C> {
             }
             wanted => wanted,
         };
-        self.in_its_group(relation, cipher, wanted.as_ref())
+        self.in_its_group(relation, cipher, wanted.as_ref(), Age::New)
     }
 
     /// How the file of a new partition of `parent` is encrypted: the catalogs do not show it yet.
@@ -195,17 +195,18 @@ impl<C: Catalog> Policy<'_, C> {
         relation: &Relation,
         cipher: Option<CipherId>,
         wanted: Option<&Decision>,
+        age: Age,
     ) -> Result<Option<Sealing>, C::Error> {
         let Some(cipher) = cipher else { return Ok(None) };
         let group = match wanted.map(|decision| decision.source) {
             // Its file has the group of whatever was locked when it was made.
             Some(Source::Setting(_)) => {
                 match self.named_key_group(relation, relation.tablespace)? {
-                    Some(_) => self.key_group_for(relation, relation.tablespace, wanted)?,
+                    Some(_) => self.key_group_for(relation, relation.tablespace, wanted, age)?,
                     None => None,
                 }
             }
-            _ => self.key_group_for(relation, relation.tablespace, wanted)?,
+            _ => self.key_group_for(relation, relation.tablespace, wanted, age)?,
         };
         Ok(Some(Sealing { cipher, group }))
     }
@@ -231,7 +232,7 @@ impl<C: Catalog> Policy<'_, C> {
             return Ok(None);
         }
         let cipher = Some(wanted.cipher(current, self.catalog));
-        self.in_its_group(relation, cipher, Some(&wanted))
+        self.in_its_group(relation, cipher, Some(&wanted), Age::Existing)
     }
 
     /// How a relation is to be encrypted anew, with this cipher.
@@ -240,7 +241,8 @@ impl<C: Catalog> Policy<'_, C> {
     /// Those of the catalog.
     pub fn for_rekeying(&self, relation: &Relation, cipher: CipherId) -> Result<Sealing, C::Error> {
         let wanted = self.wanted(relation)?.filter(Decision::is_encrypted);
-        let group = self.key_group_for(relation, relation.tablespace, wanted.as_ref())?;
+        let (wanted, tablespace) = (wanted.as_ref(), relation.tablespace);
+        let group = self.key_group_for(relation, tablespace, wanted, Age::Existing)?;
         Ok(Sealing { cipher, group })
     }
 }

@@ -106,6 +106,25 @@ fn a_name_leads_into_no_other_group() {
     world.groups[OF_SCHEMA] = named(101);
     assert_eq!(in_group(&world, SQUEEZED), Some(group(101)));
     assert_eq!(in_group(&world, TRANSIENT), Some(group(100)));
+    // Nor out of the one in which it is, or into another one.
+    for of_schema in [None, ENCRYPTED] {
+        world.labels[OF_SCHEMA] = of_schema;
+        world.groups[OF_SCHEMA] = None;
+        for of_table in [None, named(100)] {
+            world.groups[OF_TABLE] = of_table;
+            for own in [None, Some(group(7_000))] {
+                world.others_group = own;
+                let policy = Policy::of(&world);
+                let squeezed = world.get(SQUEEZED);
+                let new = policy.for_replacement(&squeezed, squeezed.file).unwrap();
+                assert_eq!(new.map(|new| new.group), Some(own), "{world:?}");
+                assert_eq!(policy.for_rekeying(&squeezed, AES_256).unwrap().group, own);
+                assert!(!policy.is_in_other_key_group(&squeezed).unwrap());
+                // A real copy, which is new, is in the group of its original.
+                assert_eq!(in_group(&world, SQUEEZED), of_table.map(|_| group(100)));
+            }
+        }
+    }
 }
 
 #[test]

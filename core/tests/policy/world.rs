@@ -83,6 +83,8 @@ pub(crate) struct World {
     pub(crate) groups: [Option<Named>; 8],
     /// The key group of the table's file.
     pub(crate) table_group: Option<KeyGroup>,
+    /// That of all other files.
+    pub(crate) others_group: Option<KeyGroup>,
     /// The cipher of the table.
     pub(crate) table: Option<CipherId>,
     /// The cipher of all other files.
@@ -112,6 +114,7 @@ impl Default for World {
             labels: [None; 8],
             groups: [None; 8],
             table_group: None,
+            others_group: None,
             default_encryption: false,
             data_catalog_encryption: true,
             shared_catalog_encryption: false,
@@ -286,7 +289,7 @@ impl Catalog for World {
     }
 
     fn key_group_of(&self, file: RelFile) -> Option<KeyGroup> {
-        self.table_group.filter(|_| file.relation == TABLE)
+        if file.relation == TABLE { self.table_group } else { self.others_group }
     }
 
     fn parent_of(&self, partition: Oid) -> Result<Option<Oid>, Missing> {

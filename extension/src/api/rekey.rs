@@ -15,7 +15,7 @@ use crate::pg::relation::{self, Facts, RelationKind};
 use crate::pg::report::{OrRaise, Report, Result};
 use crate::pg::{locks, process};
 use crate::rekey::jobs::{self, Order, ShownState};
-use crate::{preload, roles};
+use crate::{policy, preload, roles};
 
 /// Puts a relation, and those that follow it, under new data keys, online. Returns the job's
 /// number.
@@ -177,12 +177,43 @@ fn wait_for_rekey_of_relation(oid: Option<Oid>, timeout: Option<Interval>) -> Op
         preload::require_active()?;
         let name = relation::quoted_name(&relation::require(oid)?);
         roles::require_owner_or_admin(oid, &name)?;
+        let (start, limit) = (Instant::now(), limit_of(timeout));
+        let left = || limit.map(|limit| limit.saturating_sub(start.elapsed()));
+        // Jobs of those that it belongs to include it.
+        for leader in leaders(oid)? {
+            if let Some(job) = jobs::last_of(leader)?
+                && let Some((state, _)) = jobs::state_of(job)?
+                && matches!(state, ShownState::Running | ShownState::Recorded(JobState::Waiting))
+                && !wait(job, left())?
+            {
+                return Ok(false);
+            }
+        }
         match jobs::last_of(oid)? {
-            Some(job) => wait(job, limit_of(timeout)),
+            Some(job) => wait(job, left()),
             None => Ok(true),
         }
     };
     Some(waited().or_raise())
+}
+
+/// The table to which an index, TOAST table or sequence belongs, and the partitioned tables above.
+fn leaders(oid: Oid) -> Result<Vec<Oid>> {
+    let mut found = Vec::new();
+    let table = policy::root_of(&relation::require(oid)?)?.oid;
+    let table = relation::owner_of_sequence(table).unwrap_or(table);
+    if table != oid {
+        found.push(table);
+    }
+    let mut partition = table;
+    while let Some(parent) = relation::partition_parent(partition) {
+        if found.contains(&parent) {
+            break;
+        }
+        found.push(parent);
+        partition = parent;
+    }
+    Ok(found)
 }
 
 fn limit_of(timeout: Option<Interval>) -> Option<Duration> {

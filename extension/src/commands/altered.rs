@@ -53,7 +53,6 @@ pub(crate) enum Altered {
 
 static ALTERED: ProcessLocal<Notes<Altered>> = ProcessLocal::new(Notes::new());
 static CREATED: ProcessLocal<Oid> = ProcessLocal::new(Oid::INVALID);
-static DETACHED: ProcessLocal<Option<Oid>> = ProcessLocal::new(None);
 
 /// Called when a relation with storage has been created.
 pub(super) fn note_created(facts: &Facts) {
@@ -109,13 +108,13 @@ pub(crate) struct Detaching {
     pub(crate) begins: bool,
 }
 
-/// ALTER TABLE begins. What is not to be detached is refused before the first transaction: after
-/// it, the partition's rows are away, and the partition can only be detached wholly.
-pub(crate) fn altering(detaching: Option<Detaching>) -> Result<()> {
-    DETACHED.set(detaching.map(|detaching| detaching.partition));
+/// What is not to be detached is refused before the first transaction: after it, the partition's
+/// rows are away, and the partition can only be detached wholly. [`follow`] does not refuse it
+/// then.
+pub(crate) fn detaching(detaching: Detaching) -> Result<()> {
     match detaching {
-        Some(Detaching { partition, begins: true }) => enforce::refuse_detaching(partition),
-        _ => Ok(()),
+        Detaching { partition, begins: true } => enforce::refuse_detaching(partition),
+        Detaching { begins: false, .. } => Ok(()),
     }
 }
 
@@ -146,6 +145,7 @@ fn note(altered: Altered) {
 /// Marks the beginning of a command. What an earlier one has created is not new any more.
 pub(crate) fn mark() -> Mark {
     CREATED.set(Oid::INVALID);
+    storage::forget_new_file();
     ALTERED.with(|notes| notes.mark())
 }
 
@@ -159,8 +159,9 @@ pub(crate) fn with_notes(at_end: impl FnOnce(&mut Notes<Altered>)) {
     ALTERED.with(at_end);
 }
 
-/// Handles the relations noted since the beginning of the command.
-pub(crate) fn follow(mark: Mark) -> Result<()> {
+/// Handles the relations noted since the beginning of the command; `detached`: the partition that
+/// it was to detach in steps.
+pub(crate) fn follow(mark: Mark, detached: Option<Oid>) -> Result<()> {
     let list = ALTERED.with(|notes| notes.drain_since(mark));
     if !process::runs_transactions() {
         return Ok(());
@@ -182,9 +183,8 @@ pub(crate) fn follow(mark: Mark) -> Result<()> {
                 }
             }
             Altered::Attached(oid) => {
-                if relation::facts_after_command(oid).is_none() {
-                    continue;
-                }
+                let Some(altered) = relation::facts_after_command(oid) else { continue };
+                let is_detached = detached == Some(oid) && !altered.is_partition;
                 let tables = relation::with_partitions(oid);
                 let partitioned =
                     tables.iter().filter(|t| t.kind == RelationKind::PartitionedTable);
@@ -195,7 +195,7 @@ pub(crate) fn follow(mark: Mark) -> Result<()> {
                     if is_sequence || relation::is_empty(partition.oid) {
                         encrypt_if_required(partition)?;
                     }
-                    if DETACHED.get() != Some(oid) {
+                    if !is_detached {
                         enforce::refuse_plaintext(partition, partition.schema)?;
                     }
                 }

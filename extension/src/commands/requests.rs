@@ -29,8 +29,14 @@ pub(crate) fn encrypt(facts: &Facts, cipher: Option<CipherId>) -> Result<Option<
     }
     if facts.kind.has_storage() {
         at_once::encrypt(facts.oid, cipher)?;
-        jobs::forget_stopped(facts.oid)?;
+    } else {
+        for member in members(facts) {
+            if policy::wanted_encrypted(&member)?.is_some() && relation::is_independent(&member) {
+                at_once::encrypt(member.oid, cipher)?;
+            }
+        }
     }
+    jobs::forget_stopped(facts.oid)?;
     Ok(None)
 }
 
@@ -206,7 +212,18 @@ pub(crate) fn encrypt_all_wanted() -> Result<Vec<(Oid, Option<i64>)>> {
     }
     let mut changed = Vec::with_capacity(roots.len());
     for root in roots {
-        changed.push((root, encrypt_if_wanted(&relation::require(root)?)?));
+        let facts = relation::require(root)?;
+        if let Some(job) = jobs::any_unfinished(&[root])? {
+            let name = relation::quoted_name(&facts);
+            Report::new(
+                PgSqlErrorCode::ERRCODE_OBJECT_IN_USE,
+                format!("{name} is left out: rekey job {job} has not ended"),
+            )
+            .hint("Call this once more when it has.")
+            .send(PgLogLevel::NOTICE);
+            continue;
+        }
+        changed.push((root, encrypt_if_wanted(&facts)?));
     }
     catalogs::encrypt_wanted()?;
     Ok(changed)

@@ -179,7 +179,13 @@ pub(crate) fn relation_created(oid: Oid) -> Result<()> {
 /// again although nothing in it changes (`TryReuseIndex`, tablecmds.c). If the transaction is
 /// rolled back, the file is that of the former index again, but keys do not roll back.
 fn keeps_a_file(facts: &Facts) -> bool {
-    facts.kind == RelationKind::Index && NEW_FILE.get() != Some(facts.file)
+    let is_new = NEW_FILE.with(Option::take) == Some(facts.file);
+    facts.kind == RelationKind::Index && !(is_new && relation_files::is_empty(facts.file))
+}
+
+/// A command begins. The last file may be that of a relation which it changes.
+pub(super) fn forget_new_file() {
+    NEW_FILE.set(None);
 }
 
 /// A relation that this transaction has created in plaintext, or that is transient.

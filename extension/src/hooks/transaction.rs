@@ -152,7 +152,7 @@ unsafe extern "C-unwind" fn check_single_user_server() {
 /// commands run by C functions, and commands that commit in between.
 #[pg_guard]
 unsafe extern "C-unwind" fn before_commit() {
-    altered::follow(Mark::START).or_raise();
+    altered::follow(Mark::START, None).or_raise();
     storage::reconsider().or_raise();
     catalogs::follow().or_raise();
 }

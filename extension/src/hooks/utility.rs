@@ -9,7 +9,7 @@ use std::ffi::{CStr, c_char};
 
 use pagevault_core::policy::storage::Makes;
 use pgrx::PgList;
-use pgrx::pg_sys::{self, DefElem};
+use pgrx::pg_sys::{self, DefElem, Oid};
 
 use super::{audited, ddl, granted, naming};
 use crate::audit;
@@ -60,10 +60,10 @@ unsafe extern "C-unwind" fn process_utility(
         let is_outermost = context == pg_sys::ProcessUtilityContext::PROCESS_UTILITY_TOPLEVEL;
         let outer = session::command_begins(is_outermost);
         let making = storage::command_begins(makes((*node).type_));
-        let audited = if concerns_us((*node).type_) {
+        let (audited, detached) = if concerns_us((*node).type_) {
             pg_sys::panic::pgrx_extern_c_guard(|| prepare(node))
         } else {
-            NOT_AUDITED
+            (NOT_AUDITED, None)
         };
         let named = naming::is_needed()
             && pg_sys::panic::pgrx_extern_c_guard(|| naming::note_command(node));
@@ -79,7 +79,7 @@ unsafe extern "C-unwind" fn process_utility(
             shmem::count_label_change(); // other sessions have not seen its changes yet
         }
         if altered::any_since(altered) {
-            pg_sys::panic::pgrx_extern_c_guard(|| altered::follow(altered).or_raise());
+            pg_sys::panic::pgrx_extern_c_guard(|| altered::follow(altered, detached).or_raise());
         }
         if policy::pending::any() {
             pg_sys::panic::pgrx_extern_c_guard(|| catalogs::follow().or_raise());
@@ -129,11 +129,13 @@ unsafe fn commits_prepared(statement: *mut pg_sys::Node) -> bool {
     }
 }
 
-/// Prepares for the command. Returns the number of the statement if it is audited.
+/// Prepares for the command. Returns the number of the statement if it is audited, and the
+/// partition that it detaches in steps.
 ///
 /// # Safety
 /// `statement` is a parse tree node.
-unsafe fn prepare(statement: *mut pg_sys::Node) -> u64 {
+unsafe fn prepare(statement: *mut pg_sys::Node) -> (u64, Option<Oid>) {
+    let mut detached = None;
     // SAFETY: the tag says which node it is.
     unsafe {
         let operation = audited::operation(statement);
@@ -162,11 +164,14 @@ unsafe fn prepare(statement: *mut pg_sys::Node) -> u64 {
                 }
             }
             pg_sys::NodeTag::T_AlterTableStmt if guc::enforce_encryption() => {
-                altered::altering(detached_in_steps(statement.cast())).or_raise();
+                if let Some(detaching) = detached_in_steps(statement.cast()) {
+                    altered::detaching(detaching).or_raise();
+                    detached = Some(detaching.partition);
+                }
             }
             _ => {}
         }
-        number
+        (number, detached)
     }
 }
 
@@ -175,15 +180,15 @@ unsafe fn prepare(statement: *mut pg_sys::Node) -> u64 {
 /// # Safety
 /// `statement` is a parse tree node.
 unsafe fn detached_in_steps(statement: *mut pg_sys::AlterTableStmt) -> Option<Detaching> {
-    use pg_sys::AlterTableType::{AT_DetachPartition, AT_DetachPartitionFinalize};
+    use pg_sys::AlterTableType as Kind;
     // SAFETY: the members of the statement's list, whose kind says what their definition is; both
     // live as long as the command.
     unsafe {
         PgList::<pg_sys::AlterTableCmd>::from_pg((*statement).cmds).iter_ptr().find_map(|command| {
             let detached = (*command).def.cast::<pg_sys::PartitionCmd>();
             let begins = match (*command).subtype {
-                AT_DetachPartition if (*detached).concurrent => true,
-                AT_DetachPartitionFinalize => false,
+                Kind::AT_DetachPartition if (*detached).concurrent => true,
+                Kind::AT_DetachPartitionFinalize => false,
                 _ => return None,
             };
             Some(Detaching { partition: naming::find((*detached).name)?, begins })

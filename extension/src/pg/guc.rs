@@ -286,7 +286,7 @@ pub(crate) type Changed = fn(&'static str, bool, bool);
 static CHANGED: ProcessLocal<Option<Changed>> = ProcessLocal::new(None);
 
 fn note_change(name: &'static str, old: bool, new: bool) {
-    if old == new || !session::is_in_client_command() {
+    if old == new || !session::is_in_command() {
         return;
     }
     if let Some(report) = CHANGED.get() {

@@ -229,18 +229,21 @@ pub(crate) fn subtransaction() -> pg_sys::SubTransactionId {
     unsafe { pg_sys::GetCurrentSubTransactionId() }
 }
 
-/// True while a session begins or runs a command. False while it reloads the configuration in
-/// between, while a transaction is rolled back, and in processes without a client.
+/// True while a session begins or runs a command, and while another process runs somebody's
+/// functions, as triggers in an apply worker. False while it reloads the configuration in between,
+/// while a transaction is rolled back, and in parallel workers, which get the settings of their
+/// session.
 ///
 /// No portal is active when functions are called by the planner, the fast path, deferred triggers
 /// or login triggers; but a snapshot is.
-pub(crate) fn is_in_client_command() -> bool {
+pub(crate) fn is_in_command() -> bool {
     // SAFETY: plain globals of this process.
     unsafe {
         let begins = pg_sys::Mode != pg_sys::ProcessingMode::NormalProcessing;
         let carries_out = || !pg_sys::ActivePortal.is_null() || pg_sys::ActiveSnapshotSet();
         let is_session = !pg_sys::MyProcPort.is_null() || !pg_sys::IsUnderPostmaster;
-        is_session && pg_sys::IsTransactionState() && (begins || carries_out())
+        let is_parallel = pg_sys::ParallelWorkerNumber >= 0;
+        pg_sys::IsTransactionState() && !is_parallel && (is_session && begins || carries_out())
     }
 }
 

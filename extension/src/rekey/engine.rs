@@ -171,6 +171,13 @@ impl<'a> Online<'a> {
         let Some(held) = Held::open(self.oid) else { return Ok(BeginResult::Nothing) };
         let file = held.file();
         verify::refuse_destroyed(file)?;
+        // A partition may have a label of its own.
+        if self.job.kind == JobKind::Encrypt
+            && policy::wanted(&relation::require(self.oid)?)?
+                .is_some_and(|wanted| wanted.is_plaintext_by_own_label())
+        {
+            return Ok(BeginResult::Nothing);
+        }
         let of_job =
             JobFacts { job: self.job, oid: self.oid, current: directory::current_cipher(file) };
         match plan(self.job.kind, self.job.cipher, &of_job)? {

@@ -28,12 +28,16 @@ fn an_index_that_keeps_its_file_keeps_its_state() -> Result<()> {
     cluster.sql("CREATE TABLE t (name varchar(20)); CREATE INDEX i ON t (name)")?;
     cluster.sql(&label("TABLE t", "'encrypted'"))?;
     cluster.sql("INSERT INTO t SELECT g FROM generate_series(1, 1000) g")?;
-    let mut client = cluster.client()?;
-    run_sql(&mut client, "BEGIN")?;
-    run_sql(&mut client, &label("TABLE t", "'plaintext'"))?;
-    run_sql(&mut client, "ALTER TABLE t ALTER name TYPE varchar(40); ROLLBACK")?;
-    drop(client);
-    expect(&cluster, "t", DEFAULT)?;
+    // Also if this session has created the file.
+    for before in ["", "REINDEX INDEX i"] {
+        let mut client = cluster.client()?;
+        run_sql(&mut client, before)?;
+        run_sql(&mut client, "BEGIN")?;
+        run_sql(&mut client, &label("TABLE t", "'plaintext'"))?;
+        run_sql(&mut client, "ALTER TABLE t ALTER name TYPE varchar(40); ROLLBACK")?;
+        drop(client);
+        expect(&cluster, "t", DEFAULT)?;
+    }
     ensure!(
         cluster
             .text("SELECT sealed_only FROM pagevault.relations WHERE relation = 'i'::regclass")?
@@ -186,6 +190,19 @@ fn enforcement_has_no_way_around() -> Result<()> {
     run_sql(&mut reader, "COMMIT")?;
     cluster.sql(&format!("{detach} FINALIZE"))?;
     drop((reader, breaking));
+    // Within ATTACH, a function names the same partition in such a statement.
+    cluster.sql(
+        "CREATE FUNCTION open.inner() RETURNS void LANGUAGE plpgsql AS $$ BEGIN
+             EXECUTE 'ALTER TABLE open.top DETACH PARTITION open.low FINALIZE';
+         EXCEPTION WHEN others THEN NULL; END $$;
+         CREATE FUNCTION open.key(id int) RETURNS int LANGUAGE plpgsql IMMUTABLE AS $$ BEGIN
+             PERFORM open.inner(); RETURN id; END $$;
+         CREATE TABLE open.top (id int) PARTITION BY RANGE (open.key(id));
+         CREATE TABLE open.low AS SELECT 1 AS id;
+         SECURITY LABEL FOR pagevault ON TABLE open.top IS 'encrypted'",
+    )?;
+    let attach = "ALTER TABLE open.top ATTACH PARTITION open.low FOR VALUES FROM (0) TO (9)";
+    refused(&cluster, attach, "open.low would be in plaintext where")?;
     cluster.finish()
 }
 

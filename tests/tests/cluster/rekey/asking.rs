@@ -5,6 +5,7 @@ use anyhow::{Result, ensure};
 use pagevault_tests::cluster::{expect_error, run_sql, text};
 use pagevault_tests::{Cluster, Settings};
 
+use crate::labels::{DEFAULT, expect};
 use crate::{assert_plain, assert_sealed};
 
 const ENCRYPT: &str = "SECURITY LABEL FOR pagevault ON TABLE t IS 'encrypted'";
@@ -273,5 +274,50 @@ fn a_transaction_does_not_wait_for_a_job_that_waits_for_it() -> Result<()> {
         run_sql(&mut client, "ROLLBACK")?;
         ensure!(text(&mut client, &wait)? == "t");
     }
+    cluster.finish()
+}
+
+/// The job of a partitioned table includes its partitions, and what belongs to these.
+#[test]
+fn who_waits_for_a_partition_waits_for_the_job_of_its_table() -> Result<()> {
+    let cluster = cluster()?;
+    cluster.sql(
+        "CREATE TABLE p (id int) PARTITION BY LIST (id);
+         CREATE TABLE one PARTITION OF p FOR VALUES IN (1); CREATE INDEX of_one ON one (id);
+         CREATE TABLE two PARTITION OF p FOR VALUES IN (2); INSERT INTO p VALUES (1), (2)",
+    )?;
+    cluster.sql("SECURITY LABEL FOR pagevault ON TABLE two IS 'plaintext'")?;
+    cluster.sql("SECURITY LABEL FOR pagevault ON TABLE p IS 'encrypted'")?;
+    cluster.stop_at("rekey.claimed")?;
+    let job = "SET pagevault.rekey_threshold = 0; SELECT pagevault.reconcile('p')";
+    cluster.sql(job)?;
+    cluster.stopped_at("rekey.claimed")?;
+    for relation in ["one", "of_one"] {
+        let waited = format!("SELECT pagevault.wait_for_rekey('{relation}'::regclass, '100 ms')");
+        ensure!(cluster.text(&waited)? == "f", "{relation} is taken for done");
+    }
+    cluster.resume();
+    ensure!(cluster.text("SELECT pagevault.wait_for_rekey('of_one'::regclass)")? == "t");
+    expect(&cluster, "one", DEFAULT)?;
+    // Its own label counts.
+    expect(&cluster, "two", "plain")?;
+    cluster.finish()
+}
+
+/// There is no job for small partitions.
+#[test]
+fn small_partitions_are_reconciled_at_once() -> Result<()> {
+    let cluster = cluster()?;
+    cluster.sql(
+        "CREATE TABLE p (id serial) PARTITION BY LIST (id);
+         CREATE TABLE one PARTITION OF p FOR VALUES IN (1);
+         CREATE TABLE two PARTITION OF p FOR VALUES IN (2); INSERT INTO p VALUES (1), (2)",
+    )?;
+    cluster.sql("SECURITY LABEL FOR pagevault ON TABLE two IS 'plaintext'")?;
+    cluster.sql("SECURITY LABEL FOR pagevault ON TABLE p IS 'encrypted'")?;
+    ensure!(cluster.text("SELECT pagevault.reconcile('p') IS NULL")? == "t", "a job was made");
+    expect(&cluster, "one", DEFAULT)?;
+    expect(&cluster, "two", "plain")?;
+    ensure!(cluster.text("SELECT count(*) FROM pagevault.drift")? == "0", "there is drift");
     cluster.finish()
 }
