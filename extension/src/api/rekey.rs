@@ -180,7 +180,7 @@ fn wait_for_rekey_of_relation(oid: Option<Oid>, timeout: Option<Interval>) -> Op
         let (start, limit) = (Instant::now(), limit_of(timeout));
         let left = || limit.map(|limit| limit.saturating_sub(start.elapsed()));
         // Jobs of those that it belongs to include it.
-        for leader in leaders(oid)? {
+        for leader in policy::leaders(&relation::require(oid)?)? {
             if let Some(job) = jobs::last_of(leader)?
                 && let Some((state, _)) = jobs::state_of(job)?
                 && matches!(state, ShownState::Running | ShownState::Recorded(JobState::Waiting))
@@ -195,25 +195,6 @@ fn wait_for_rekey_of_relation(oid: Option<Oid>, timeout: Option<Interval>) -> Op
         }
     };
     Some(waited().or_raise())
-}
-
-/// The table to which an index, TOAST table or sequence belongs, and the partitioned tables above.
-fn leaders(oid: Oid) -> Result<Vec<Oid>> {
-    let mut found = Vec::new();
-    let table = policy::root_of(&relation::require(oid)?)?.oid;
-    let table = relation::owner_of_sequence(table).unwrap_or(table);
-    if table != oid {
-        found.push(table);
-    }
-    let mut partition = table;
-    while let Some(parent) = relation::partition_parent(partition) {
-        if found.contains(&parent) {
-            break;
-        }
-        found.push(parent);
-        partition = parent;
-    }
-    Ok(found)
 }
 
 fn limit_of(timeout: Option<Interval>) -> Option<Duration> {

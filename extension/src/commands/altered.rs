@@ -34,7 +34,7 @@ use crate::pg::relation::{self, Facts, RelationKind};
 use crate::pg::relation_files;
 use crate::pg::report::{Report, Result};
 use crate::policy::{self, described, memo};
-use crate::rekey::{at_once, jobs};
+use crate::rekey::{JobKind, at_once, jobs};
 use crate::shmem;
 
 /// A relation to handle, and the reason.
@@ -185,13 +185,12 @@ pub(crate) fn follow(mark: Mark, detached: Option<Oid>) -> Result<()> {
             Altered::Attached(oid) => {
                 let Some(altered) = relation::facts_after_command(oid) else { continue };
                 let is_detached = detached == Some(oid) && !altered.is_partition;
-                let tables = relation::with_partitions(oid);
-                let partitioned =
-                    tables.iter().filter(|t| t.kind == RelationKind::PartitionedTable);
-                let sequences: Vec<Facts> =
-                    partitioned.flat_map(|table| relation::family_unlocked(table.oid)).collect();
-                for partition in tables.iter().chain(&sequences).filter(|p| p.is_stored()) {
+                let members = enforce::with_sequences_of_partitioned(oid);
+                for partition in members.iter().filter(|member| member.is_stored()) {
                     let is_sequence = partition.kind == RelationKind::Sequence;
+                    if !is_sequence {
+                        refuse_decryption(partition)?;
+                    }
                     if is_sequence || relation::is_empty(partition.oid) {
                         encrypt_if_required(partition)?;
                     }
@@ -221,6 +220,31 @@ pub(crate) fn follow(mark: Mark, detached: Option<Oid>) -> Result<()> {
     Ok(())
 }
 
+/// Refuses an encrypted relation that has come below another one which a job is to decrypt: the job
+/// was not meant for it.
+fn refuse_decryption(facts: &Facts) -> Result<()> {
+    if !directory::is_sealed(facts.file)
+        || relation::is_empty(facts.oid)
+        || relation::is_new_here(facts.oid)
+    {
+        return Ok(());
+    }
+    for leader in policy::leaders(facts)? {
+        let Some(job) = jobs::unfinished_of_kind(leader, JobKind::Decrypt)? else { continue };
+        let name = relation::quoted_name(facts);
+        return Err(Report::new(
+            PgSqlErrorCode::ERRCODE_OBJECT_IN_USE,
+            format!("rekey job {job} would decrypt {name}"),
+        )
+        .detail(format!(
+            "It decrypts {}, to which {name} would belong.",
+            relation::qualified_name(leader)
+        ))
+        .hint("Wait until the job has ended, or let somebody cancel it who may."));
+    }
+    Ok(())
+}
+
 pub(super) fn encrypt_if_required(facts: &Facts) -> Result<()> {
     let Some(sealing) = policy::policy().for_altered(&described(facts))? else { return Ok(()) };
     memo::forget_answers();
@@ -242,7 +266,9 @@ fn encrypt_followers(moved: &Facts) -> Result<()> {
         let is_whole = moved.kind != RelationKind::PartitionedTable;
         let root = if is_whole { policy::root_of(moved)? } else { member.clone() };
         // A job may be at it already.
-        if jobs::is_being_encrypted(root.oid)? || requests::encrypt_if_wanted(&root)?.is_some() {
+        if jobs::unfinished_of_kind(root.oid, JobKind::Encrypt)?.is_some()
+            || requests::encrypt_if_wanted(&root)?.is_some()
+        {
             let refuse = |member: &Facts| enforce::refuse_plaintext(member, member.schema);
             family.iter().try_for_each(refuse)?;
         }

@@ -12,7 +12,7 @@ use super::labels;
 use crate::pg::catalog::Database;
 use crate::pg::guc;
 use crate::pg::labels::Object;
-use crate::pg::relation::{self, Facts};
+use crate::pg::relation::{self, Facts, RelationKind};
 use crate::pg::report::{Report, Result};
 use crate::policy::label::Label;
 use crate::policy::{Server, Source, describe, described, object_of, policy, root_of};
@@ -27,15 +27,26 @@ pub(super) fn refuse_plaintext(facts: &Facts, schema: Oid) -> Result<()> {
 pub(super) fn refuse_removal(labelled: &Facts) -> Result<()> {
     let oid = labelled.oid;
     let without = Policy::if_labelled(&Server, Labelled::Relation(oid.to_u32()), None);
-    let tables = relation::with_partitions(oid);
-    tables.iter().try_for_each(|table| refuse_by(&without, table, table.schema))
+    let members = with_sequences_of_partitioned(oid);
+    members.iter().try_for_each(|member| refuse_by(&without, member, member.schema))
 }
 
 /// Refuses to detach a partition in plaintext from a table that allows it.
 pub(super) fn refuse_detaching(partition: Oid) -> Result<()> {
     let detached = Policy::if_attached(&Server, partition.to_u32(), None);
-    let tables = relation::with_partitions(partition);
-    tables.iter().try_for_each(|table| refuse_by(&detached, table, table.schema))
+    let members = with_sequences_of_partitioned(partition);
+    members.iter().try_for_each(|member| refuse_by(&detached, member, member.schema))
+}
+
+/// A relation, its partitions on all levels, and the sequences of those that are partitioned and
+/// have no file.
+pub(super) fn with_sequences_of_partitioned(oid: Oid) -> Vec<Facts> {
+    let mut members = relation::with_partitions(oid);
+    let partitioned = members.iter().filter(|it| it.kind == RelationKind::PartitionedTable);
+    let families = partitioned.flat_map(|table| relation::family_unlocked(table.oid));
+    let sequences: Vec<Facts> = families.filter(|it| it.kind == RelationKind::Sequence).collect();
+    members.extend(sequences);
+    members
 }
 
 fn refuse_by(policy: &Policy<'_, Server>, facts: &Facts, schema: Oid) -> Result<()> {

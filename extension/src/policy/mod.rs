@@ -9,8 +9,8 @@ pub(crate) mod server;
 
 pub(crate) use server::{
     Decision, Server, Setting, Source, cipher_wanted_of, describe, described,
-    is_in_other_key_group, labelled, named_key_group, object_of, policy, root_of, sealing_with,
-    wanted, wanted_encrypted,
+    is_in_other_key_group, labelled, leaders, named_key_group, object_of, policy, root_of,
+    sealing_with, wanted, wanted_encrypted,
 };
 
 use crate::pg::guc;

@@ -86,30 +86,35 @@ pub(super) fn in_transaction<R>(work: impl FnOnce() -> Result<R>) -> R {
 fn members_of(job: &Job) -> Vec<Member> {
     const WEAK: pg_sys::LOCKMODE = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
     const STRONG: pg_sys::LOCKMODE = pg_sys::ShareUpdateExclusiveLock as pg_sys::LOCKMODE;
-    if job.kind != JobKind::Encrypt {
-        let (members, are_ready) = in_transaction(|| Ok(members_under(job, WEAK)));
-        if are_ready {
-            return members;
+    let roots = in_transaction(|| Ok(relation::with_partitions(job.relation)));
+    let mut members = Vec::new();
+    // In a transaction each: nothing is locked while this waits for the next lock.
+    for root in roots {
+        if job.kind != JobKind::Encrypt {
+            let (found, are_ready) = in_transaction(|| Ok(members_under(root.oid, WEAK)));
+            if are_ready {
+                members.extend(found);
+                continue;
+            }
         }
+        members.extend(in_transaction(|| Ok(members_under(root.oid, STRONG))).0);
     }
-    in_transaction(|| Ok(members_under(job, STRONG))).0
+    members
 }
 
-/// The members that are seen under such locks, and whether all of them were ready when they were
-/// listed.
-fn members_under(job: &Job, lock: pg_sys::LOCKMODE) -> (Vec<Member>, bool) {
+/// The members of a table's family that are seen under such locks, and whether all of them were
+/// ready when they were listed. None if the table was dropped.
+fn members_under(table: Oid, lock: pg_sys::LOCKMODE) -> (Vec<Member>, bool) {
     let (mut members, mut are_ready) = (Vec::new(), true);
-    for root in relation::with_partitions(job.relation) {
-        // Under no weaker lock, for which REINDEX CONCURRENTLY would wait, as this waits for it.
-        if Held::open_under(root.oid, lock).is_none() {
-            continue; // dropped meanwhile
-        }
-        for facts in relation::family(root.oid, lock).iter().filter(|facts| facts.is_stored()) {
-            let Some(held) = Held::open(facts.oid) else { continue };
-            are_ready &= held.is_ready();
-            let pages = held.forks().iter().map(|(_, blocks)| i64::from(*blocks)).sum();
-            members.push(Member { relation: facts.oid.to_u32(), pages });
-        }
+    // Under no weaker lock, for which REINDEX CONCURRENTLY would wait, as this waits for it.
+    if Held::open_under(table, lock).is_none() {
+        return (members, are_ready);
+    }
+    for facts in relation::family(table, lock).iter().filter(|facts| facts.is_stored()) {
+        let Some(held) = Held::open(facts.oid) else { continue };
+        are_ready &= held.is_ready();
+        let pages = held.forks().iter().map(|(_, blocks)| i64::from(*blocks)).sum();
+        members.push(Member { relation: facts.oid.to_u32(), pages });
     }
     (members, are_ready)
 }

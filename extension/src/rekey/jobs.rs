@@ -117,9 +117,9 @@ pub(crate) fn is_rekeyed(relation: Oid) -> Result<bool> {
     Ok(unfinished_of(relation)?.iter().any(|known| !scheduled::gives_way(known)))
 }
 
-/// Whether an unfinished job encrypts a relation, and those that follow it.
-pub(crate) fn is_being_encrypted(relation: Oid) -> Result<bool> {
-    Ok(unfinished_of(relation)?.iter().any(|known| known.request.kind == JobKind::Encrypt))
+/// The number of an unfinished job of this kind for a relation, and those that follow it.
+pub(crate) fn unfinished_of_kind(relation: Oid, kind: JobKind) -> Result<Option<i64>> {
+    Ok(unfinished_of(relation)?.iter().find(|known| known.request.kind == kind).map(number_of))
 }
 
 fn unfinished_of(relation: Oid) -> Result<Vec<Known>> {

@@ -165,6 +165,11 @@ fn enforcement_has_no_way_around() -> Result<()> {
     refused(&cluster, &label("TABLE app.t", "NULL"), "app.t would be in plaintext where")?;
     cluster.sql(&label("TABLE app.t", "'encrypted'"))?;
     cluster.sql(&label("TABLE app.t", "NULL"))?;
+    // So of a sequence whose table has no file.
+    cluster.sql("CREATE TABLE open.s (id serial) PARTITION BY LIST (id)")?;
+    cluster.sql(&label("TABLE open.s", "'plaintext'"))?;
+    cluster.sql("ALTER TABLE open.s SET SCHEMA app")?;
+    refused(&cluster, &label("TABLE app.s", "NULL"), "app.s_id_seq would be in plaintext where")?;
     // A new partition has the name of a copy.
     cluster.sql("SET pagevault.enforce_encryption = off; CREATE TABLE app.p (id int) PARTITION BY LIST (id);
          SECURITY LABEL FOR pagevault ON TABLE app.p IS 'plaintext'")?;

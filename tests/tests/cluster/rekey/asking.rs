@@ -321,3 +321,30 @@ fn small_partitions_are_reconciled_at_once() -> Result<()> {
     ensure!(cluster.text("SELECT count(*) FROM pagevault.drift")? == "0", "there is drift");
     cluster.finish()
 }
+
+/// Who may not decrypt a table has it decrypted by no job that was requested for others.
+#[test]
+fn what_comes_below_a_table_that_is_being_decrypted_is_not_decrypted() -> Result<()> {
+    let cluster = cluster()?;
+    cluster.sql(
+        "CREATE TABLE p (id int) PARTITION BY LIST (id);
+         CREATE TABLE one PARTITION OF p FOR VALUES IN (1); INSERT INTO p VALUES (1);
+         SET pagevault.default_encryption = on; CREATE TABLE own AS SELECT 2 AS id",
+    )?;
+    cluster.sql("SELECT pagevault.encrypt('one')")?;
+    cluster.sql("SECURITY LABEL FOR pagevault ON TABLE one IS NULL")?;
+    cluster.sql("SECURITY LABEL FOR pagevault ON TABLE p IS 'plaintext'")?;
+    cluster.stop_at("rekey.claimed")?;
+    cluster.sql("SELECT pagevault.reconcile('p')")?;
+    cluster.stopped_at("rekey.claimed")?;
+    let attach = "ALTER TABLE p ATTACH PARTITION own FOR VALUES IN (2)";
+    let error = cluster.error(attach)?;
+    ensure!(error.sqlstate == "55006", "{error}");
+    ensure!(error.message.ends_with("would decrypt public.own"), "{error}");
+    cluster.resume();
+    ensure!(cluster.text("SELECT pagevault.wait_for_rekey('p')")? == "t");
+    expect(&cluster, "one", "plain")?;
+    cluster.sql(attach)?;
+    expect(&cluster, "own", DEFAULT)?;
+    cluster.finish()
+}
