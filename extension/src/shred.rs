@@ -30,7 +30,7 @@ use crate::pg::report::{Report, Result};
 use crate::pg::statistics::Sampled;
 use crate::pg::survey::{self, Survey};
 use crate::pg::text::ServerText;
-use crate::pg::{buffers, catalog, compat, locks, process, relation_files, session};
+use crate::pg::{buffers, catalog, compat, locks, process, session};
 use crate::rekey::jobs;
 use crate::remnants::{self, Cleared};
 use crate::verify::{self, PageState};
@@ -374,13 +374,10 @@ pub(crate) fn former_files(by: &str, confirm: &str) -> Result<Shredded> {
 }
 
 /// Files of this database that no relation has: left by transactions that a crash aborted, which
-/// may be copies of shredded data, or being created now. Not empty ones: of a dropped relation
-/// PostgreSQL keeps such a file until the next checkpoint (`mdunlinkfork`, md.c).
+/// may be copies of shredded data, or being created now.
 pub(crate) fn left_behind() -> Result<Vec<RelFile>> {
     let known = Survey::make().relations().map(|facts| facts.file).collect();
-    let mut files = destruction::files_besides(process::my_database(), &known)?;
-    files.retain(|file| !relation_files::is_empty(*file));
-    Ok(files)
+    destruction::files_besides(process::my_database(), &known)
 }
 
 /// If a file system is not mounted, all its files would seem to be gone, with their pages.

@@ -153,6 +153,12 @@ impl<'a, C: Catalog> Policy<'a, C> {
         Self { instead: Some((object, label)), ..Self::of(catalog) }
     }
 
+    /// The same without the label of `object`.
+    #[must_use]
+    pub fn without_label(self, object: Labelled) -> Self {
+        Self { instead: Some((object, None)), ..self }
+    }
+
     /// The policy as it would be if `relation` were a partition of `parent`, or of none.
     #[must_use]
     pub fn if_attached(catalog: &'a C, relation: Oid, parent: Option<Oid>) -> Self {
@@ -375,6 +381,26 @@ impl<'a, C: Catalog> Policy<'a, C> {
         relation: &Relation,
     ) -> Result<bool, C::Error> {
         Ok(original.owner == relation.owner || self.catalog.is_superuser(relation.owner)?)
+    }
+
+    /// All relations on which the decision for a relation depends: those that it follows, and the
+    /// partitioned tables above it and them.
+    ///
+    /// # Errors
+    /// Those of the catalog.
+    pub fn leaders(&self, relation: &Relation) -> Result<Vec<Oid>, C::Error> {
+        let mut found = Vec::new();
+        let mut waiting = vec![*relation];
+        while let Some(next) = waiting.pop() {
+            for leader in [self.leader_of(&next)?, self.partitioned_table_of(&next)?] {
+                let Some(leader) = leader.filter(|leader| !found.contains(leader)) else {
+                    continue;
+                };
+                found.push(leader);
+                waiting.extend(self.catalog.relation(leader)?);
+            }
+        }
+        Ok(found)
     }
 
     /// The table at the end of the chain from an index or TOAST table.

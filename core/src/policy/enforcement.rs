@@ -32,6 +32,30 @@ impl<C: Catalog> Policy<'_, C> {
         Ok(self.wanted(relation)?.filter(Decision::is_encrypted))
     }
 
+    /// The reason why a relation in plaintext, whose own label says so, must not be in the place
+    /// where it is now: encryption is required there, and was not in the place where it was, for
+    /// which `before` decides about `former`.
+    ///
+    /// # Errors
+    /// Those of the catalog.
+    pub fn against_moving_plaintext(
+        self,
+        relation: &Relation,
+        before: Policy<'_, C>,
+        former: &Relation,
+    ) -> Result<Option<Decision>, C::Error> {
+        let own = Labelled::Relation(relation.oid);
+        let is_said = self.wanted(relation)?.is_some_and(|it| it.is_plaintext_by_own_label());
+        if !is_said || before.without_label(own).wants_encryption(former)? {
+            return Ok(None);
+        }
+        self.without_label(own).against_plaintext(relation)
+    }
+
+    fn wants_encryption(&self, relation: &Relation) -> Result<bool, C::Error> {
+        Ok(self.wanted(relation)?.is_some_and(|decision| decision.is_encrypted()))
+    }
+
     /// The reason why the label of the relation `labelled` must not be changed: the decision for
     /// one of `relations` (itself and its partitions) that would lose encryption.
     ///

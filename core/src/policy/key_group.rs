@@ -161,7 +161,9 @@ impl<C: Catalog> Policy<'_, C> {
                     Some(leader) => self.catalog.relation(leader)?,
                     None => None,
                 };
-                let holder = leader.unwrap_or(*relation);
+                // A partitioned table has no file: its sequence stays where it is.
+                let holder = leader.filter(|leader| leader.kind.has_storage());
+                let holder = holder.unwrap_or(*relation);
                 Ok(Some(holder.file).filter(|_| holder.kind.has_storage()).and_then(of))
             }
         }

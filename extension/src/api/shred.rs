@@ -15,7 +15,7 @@ use crate::keys::usage::destruction::{self, Outcome};
 use crate::pg::report::{OrRaise, Report, Result};
 use crate::pg::session::{self, Call};
 use crate::pg::text::{ServerText, excerpt};
-use crate::pg::{compat, process};
+use crate::pg::{compat, process, relation_files};
 use crate::remnants::{Cleared, Key, State};
 use crate::shred::{self, Shredded};
 
@@ -224,7 +224,9 @@ fn report_rows(shredded: &Shredded) -> Result<Vec<Row>> {
         true => shred::left_behind()?,
         false => Vec::new(),
     };
-    for file in left {
+    // Of a dropped relation PostgreSQL keeps an empty file until the next checkpoint
+    // (`mdunlinkfork`, md.c).
+    for file in left.into_iter().filter(|file| !relation_files::is_empty(*file)) {
         let path = compat::relation_path(file, ForkNumber::MAIN_FORKNUM);
         let detail = "No relation has this file: a crash has left it, or a transaction that has not committed yet is making it. It may hold rows of what was shredded, and the keystore keeps its key. If no transaction has it, remove it while the server is down, then call shred_former_files().";
         rows.push(("leftover file".to_owned(), String::new(), Some(path), None, detail.to_owned()));

@@ -185,16 +185,18 @@ pub(crate) fn follow(mark: Mark, detached: Option<Oid>) -> Result<()> {
             Altered::Attached(oid) => {
                 let Some(altered) = relation::facts_after_command(oid) else { continue };
                 let is_detached = detached == Some(oid) && !altered.is_partition;
+                if altered.is_partition {
+                    enforce::refuse_moved_exception(&altered, altered.schema, altered.tablespace)?;
+                }
                 let members = enforce::with_sequences_of_partitioned(oid);
                 for partition in members.iter().filter(|member| member.is_stored()) {
                     let is_sequence = partition.kind == RelationKind::Sequence;
                     if !is_sequence {
                         refuse_decryption(partition)?;
                     }
-                    if is_sequence || relation::is_empty(partition.oid) {
-                        encrypt_if_required(partition)?;
-                    }
-                    if !is_detached {
+                    let follows = is_sequence || relation::is_empty(partition.oid);
+                    let by_job = follows && encrypt_if_required(partition)?.is_some();
+                    if !is_detached && !by_job {
                         enforce::refuse_plaintext(partition, partition.schema)?;
                     }
                 }
@@ -213,6 +215,9 @@ pub(crate) fn follow(mark: Mark, detached: Option<Oid>) -> Result<()> {
                 }
                 if relation.schema != schema {
                     enforce::refuse_plaintext(&relation, schema)?;
+                }
+                if (relation.schema, relation.tablespace) != (schema, tablespace) {
+                    enforce::refuse_moved_exception(&relation, schema, tablespace)?;
                 }
             }
         }
@@ -245,13 +250,14 @@ fn refuse_decryption(facts: &Facts) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn encrypt_if_required(facts: &Facts) -> Result<()> {
-    let Some(sealing) = policy::policy().for_altered(&described(facts))? else { return Ok(()) };
+/// Returns the number of the rekey job, if one is needed.
+pub(super) fn encrypt_if_required(facts: &Facts) -> Result<Option<i64>> {
+    let Some(sealing) = policy::policy().for_altered(&described(facts))? else { return Ok(None) };
     memo::forget_answers();
     if requests::moves_revocably(facts)? {
-        return requests::encrypt_if_wanted(facts).map(drop);
+        return requests::encrypt_if_wanted(facts);
     }
-    at_once::encrypt(facts.oid, Some(sealing.cipher))
+    at_once::encrypt(facts.oid, Some(sealing.cipher)).map(|()| None)
 }
 
 /// Encrypts what follows a relation that was moved to another tablespace, at once or by a job.

@@ -4,7 +4,7 @@
 //! moving a plaintext relation to a place where the policy requires encryption.
 
 use pagevault_core::policy::precedence::Change;
-use pagevault_core::policy::{Labelled, Policy};
+use pagevault_core::policy::{Labelled, Policy, Relation};
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::Oid;
 
@@ -15,12 +15,25 @@ use crate::pg::labels::Object;
 use crate::pg::relation::{self, Facts, RelationKind};
 use crate::pg::report::{Report, Result};
 use crate::policy::label::Label;
-use crate::policy::{Server, Source, describe, described, object_of, policy, root_of};
+use crate::policy::{Decision, Server, Source, describe, described, object_of, policy, root_of};
 
 /// Refuses a plaintext relation for which the policy requires encryption. `schema`: where it was
 /// before the command, and will be again.
 pub(super) fn refuse_plaintext(facts: &Facts, schema: Oid) -> Result<()> {
     refuse_by(&policy(), facts, schema)
+}
+
+/// Refuses a relation in plaintext by its own label that has come from a place which allowed that:
+/// where it was not a partition, if it is one now, or in this schema and tablespace.
+pub(super) fn refuse_moved_exception(facts: &Facts, schema: Oid, tablespace: Oid) -> Result<()> {
+    let relation = described(facts);
+    let (schema, tablespace) = (schema.to_u32(), tablespace.to_u32());
+    let former = Relation { schema, tablespace, ..relation };
+    let alone = Policy::if_attached(&Server, relation.oid, None);
+    match policy().against_moving_plaintext(&relation, alone, &former)? {
+        None => Ok(()),
+        Some(decision) => Err(in_plaintext(facts, facts.schema, decision)?),
+    }
 }
 
 /// Refuses to remove the label `plaintext` where encryption is required without it.
@@ -50,16 +63,21 @@ pub(super) fn with_sequences_of_partitioned(oid: Oid) -> Vec<Facts> {
 }
 
 fn refuse_by(policy: &Policy<'_, Server>, facts: &Facts, schema: Oid) -> Result<()> {
-    let Some(decision) = policy.against_plaintext(&described(facts))? else { return Ok(()) };
+    match policy.against_plaintext(&described(facts))? {
+        None => Ok(()),
+        Some(decision) => Err(in_plaintext(facts, schema, decision)?),
+    }
+}
+
+/// The error for a relation in plaintext; `schema`: where it can be encrypted.
+fn in_plaintext(facts: &Facts, schema: Oid, decision: Decision) -> Result<Report> {
     let (name, mut root) = (relation::quoted_name(facts), root_of(facts)?);
     if root.schema == facts.schema {
         root.schema = schema;
     }
-    Err(refused(
-        &format!("{name} would be in plaintext where encryption is enforced"),
-        decision.source,
-    )
-    .hint(format!("Encrypt it first: {}.", labels::statement(&root))))
+    let message = format!("{name} would be in plaintext where encryption is enforced");
+    let encrypt = labels::statement(&root);
+    Ok(refused(&message, decision.source).hint(format!("Encrypt it first: {encrypt}.")))
 }
 
 /// Refuses a label of a relation that removes encryption from it or from one of its partitions.

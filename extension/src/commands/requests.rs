@@ -15,6 +15,7 @@ use crate::pg::report::{Report, Result};
 use crate::pg::session;
 use crate::policy::{self, pending};
 use crate::rekey::{JobKind, at_once, jobs};
+use crate::roles;
 
 /// Encrypts a relation that is labelled so. Returns the number of the rekey job, if one is needed.
 /// Jobs that are decrypting it, or would, are cancelled, even if this transaction is rolled back.
@@ -51,6 +52,9 @@ pub(crate) fn decrypt(facts: &Facts) -> Result<Option<i64>> {
     if members.iter().any(|member| directory::is_known(member.file))
         || jobs::any_unfinished(&oids)?.is_some()
     {
+        // Also if somebody may call the function that asks for this.
+        let name = relation::quoted_name(facts);
+        roles::require_admin(&format!("remove the encryption of {name}"))?;
         return submit(facts, JobKind::Decrypt, None).map(Some);
     }
     jobs::forget_stopped(facts.oid)?;

@@ -24,7 +24,7 @@ use crate::pg::process::ProcessLocal;
 use crate::pg::relation::{self, Facts, RelationKind};
 use crate::pg::report::{Report, Result};
 use crate::pg::{locks, process, relation_files};
-use crate::policy::{described, memo, pending, policy};
+use crate::policy::{described, leaders, memo, pending, policy};
 use crate::shmem;
 
 /// The last file that this process was to create.
@@ -152,7 +152,7 @@ fn answer_of(oid: Oid, file: RelFile) -> Result<Option<Answer>> {
     let answer = policy().asked(&described(&locked), file)?;
     // Answers of catalogs change with the first encrypted file of their database.
     if locked.user_made {
-        memo::set_answer(moment, oid, locked.file, file, answer);
+        memo::set_answer(moment, &locked, file, answer, leaders(&locked)?);
     }
     Ok(Some(answer))
 }

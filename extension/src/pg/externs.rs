@@ -33,6 +33,15 @@ unsafe extern "C-unwind" {
     pub(crate) fn errfinish(file: *const c_char, line: c_int, function: *const c_char);
 
     /// pg_inherits.c; may raise.
+    pub(crate) fn find_inheritance_children_extended(
+        parent: pg_sys::Oid,
+        omit_detached: bool,
+        lock: pg_sys::LOCKMODE,
+        any_detached: *mut bool,
+        detached_by: *mut pg_sys::TransactionId,
+    ) -> *mut pg_sys::List;
+
+    /// pg_inherits.c; may raise.
     pub(crate) fn find_all_inheritors(
         parent: pg_sys::Oid,
         lock: pg_sys::LOCKMODE,

@@ -67,20 +67,31 @@ pub(crate) fn facts(oid: Oid) -> Option<Facts> {
     }
 }
 
-/// Facts about a relation and, if it is partitioned, its partitions on all levels.
+/// Facts about a relation and, if it is partitioned, its partitions on all levels. Also those that
+/// are being detached concurrently, or whose detaching was interrupted: they are dropped with it.
 pub(crate) fn with_partitions(oid: Oid) -> Vec<Facts> {
+    let mut found = vec![oid];
+    let mut next = 0;
+    while let Some(&table) = found.get(next) {
+        found.extend(partitions_of(table));
+        next += 1;
+    }
+    found.into_iter().filter_map(facts).collect()
+}
+
+/// The partitions of a partitioned table, on the next level.
+fn partitions_of(oid: Oid) -> Vec<Oid> {
     // SAFETY: a catalog look-up; the list is a palloc'd copy.
-    let oids = unsafe {
-        if pg_sys::get_rel_relkind(oid) as u8 == b'p' {
-            let no_lock = pg_sys::NoLock as pg_sys::LOCKMODE;
-            oids(pg_sys::ffi::pg_guard_ffi_boundary(|| {
-                externs::find_all_inheritors(oid, no_lock, std::ptr::null_mut())
-            }))
-        } else {
-            vec![oid]
+    unsafe {
+        if pg_sys::get_rel_relkind(oid) as u8 != b'p' {
+            return Vec::new();
         }
-    };
-    oids.into_iter().filter_map(facts).collect()
+        let (no_lock, none) = (pg_sys::NoLock as pg_sys::LOCKMODE, std::ptr::null_mut());
+        let (all, by) = (false, std::ptr::null_mut());
+        oids(pg_sys::ffi::pg_guard_ffi_boundary(|| {
+            externs::find_inheritance_children_extended(oid, all, no_lock, none, by)
+        }))
+    }
 }
 
 /// A relation and all its descendants by inheritance, partitions included. Empty if it has none.

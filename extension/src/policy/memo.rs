@@ -19,7 +19,7 @@ use crate::keys::store::key_groups;
 use crate::pg::guc;
 use crate::pg::labels::Object;
 use crate::pg::process::{self, ProcessLocal};
-use crate::pg::relation;
+use crate::pg::relation::{self, Facts};
 use crate::pg::report::Result;
 use crate::shmem;
 
@@ -40,10 +40,20 @@ struct Memo {
     key_groups: HashMap<Object, Option<Option<KeyGroup>>>,
     parents: HashMap<Oid, Option<Oid>>,
     owners: HashMap<Oid, Option<Oid>>,
-    /// Answers of locked relations about new files in a tablespace, with the file of the relation.
-    answers: HashMap<Oid, (Oid, RelFile, Answer)>,
+    /// Answers of locked relations about new files in a tablespace.
+    answers: HashMap<Oid, Known>,
     /// Locked relations that this subtransaction, or one around it, has dropped.
     dropped: HashSet<Oid>,
+}
+
+/// The answer of a relation.
+struct Known {
+    tablespace: Oid,
+    /// The file of the relation.
+    present: RelFile,
+    answer: Answer,
+    /// The relations on which the answer depends: those that it follows, and partitioned tables.
+    leaders: Vec<Oid>,
 }
 
 static MEMO: ProcessLocal<Option<Memo>> = ProcessLocal::new(None);
@@ -53,14 +63,14 @@ pub(crate) fn forget() {
     MEMO.with(|memo| *memo = None);
 }
 
-/// Removes the facts of a relation that this session has altered, and all answers: those about what
-/// follows it or is below it depend on it.
+/// Removes the facts of a relation that this session has altered, with the answers of what follows
+/// it or is below it.
 pub(crate) fn forget_relation(oid: Oid) {
     MEMO.with(|memo| {
         if let Some(memo) = memo {
             memo.parents.remove(&oid);
             memo.owners.remove(&oid);
-            memo.answers.clear();
+            memo.answers.retain(|of, known| *of != oid && !known.leaders.contains(&oid));
         }
     });
 }
@@ -79,20 +89,23 @@ pub(crate) fn answer(relation: Oid, file: RelFile) -> Option<Answer> {
     let of = moment();
     MEMO.with(|memo| {
         let memo = memo.as_ref().filter(|memo| memo.of == of)?;
-        let (tablespace, present, answer) = memo.answers.get(&relation)?;
-        (*tablespace == Oid::from(file.tablespace) && *present != file).then_some(*answer)
+        let known = memo.answers.get(&relation)?;
+        let fits = known.tablespace == Oid::from(file.tablespace) && known.present != file;
+        fits.then_some(known.answer)
     })
 }
 
-/// Caches the answer for [`answer`], which was found since `of`; `present`: the relation's file.
+/// Caches the answer of `locked` for [`answer`], which was found since `of`.
 pub(crate) fn set_answer(
     of: Moment,
-    relation: Oid,
-    present: RelFile,
+    locked: &Facts,
     new: RelFile,
     answer: Answer,
+    leaders: Vec<Oid>,
 ) {
-    put(of, |memo| memo.answers.insert(relation, (new.tablespace.into(), present, answer)));
+    let (tablespace, present) = (new.tablespace.into(), locked.file);
+    let known = Known { tablespace, present, answer, leaders };
+    put(of, |memo| memo.answers.insert(locked.oid, known));
 }
 
 /// Whether [`set_dropped`] was called for a relation.

@@ -182,22 +182,11 @@ pub(crate) fn root_of(facts: &Facts) -> Result<Facts> {
     Ok(relation::facts(root.oid.into()).unwrap_or_else(|| facts.clone()))
 }
 
-/// The table to which an index, TOAST table or sequence belongs, and the partitioned tables above.
+/// The relations that a relation follows, as a table that it belongs to, and the partitioned tables
+/// above it and them.
 pub(crate) fn leaders(facts: &Facts) -> Result<Vec<Oid>> {
-    let mut found = Vec::new();
-    let table = root_of(facts)?.oid;
-    let mut next = relation::owner_of_sequence(table).unwrap_or(table);
-    if next != facts.oid {
-        found.push(next);
-    }
-    while let Some(parent) = relation::partition_parent(next) {
-        if found.contains(&parent) {
-            break;
-        }
-        found.push(parent);
-        next = parent;
-    }
-    Ok(found)
+    let leaders = policy().leaders(&described(facts))?;
+    Ok(leaders.into_iter().map(Oid::from).collect())
 }
 
 /// The cipher for a relation where the command names none: that of its label, or the default.

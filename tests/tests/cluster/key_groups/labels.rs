@@ -243,3 +243,19 @@ fn new_relations_get_no_key_of_a_group_that_others_are_in() -> Result<()> {
     ensure!(cluster.text("SELECT count(*) FROM public.numbered")? == "0");
     cluster.finish()
 }
+
+/// Keys are not rolled back, so a job brings it into the group: that is no plaintext to refuse.
+#[test]
+fn an_empty_table_is_attached_within_a_transaction() -> Result<()> {
+    let settings = Settings::default().conf("pagevault.enforce_encryption = on");
+    let (cluster, _keys) = with_groups(&settings)?;
+    cluster.sql(
+        "CREATE TABLE p (id int) PARTITION BY LIST (id);
+         SECURITY LABEL FOR pagevault ON TABLE p IS 'encrypted key_group=acme'; CREATE TABLE t (id int)",
+    )?;
+    cluster.sql("BEGIN; ALTER TABLE p ATTACH PARTITION t FOR VALUES IN (1); COMMIT")?;
+    ensure!(cluster.text("SELECT pagevault.wait_for_rekey('t'::regclass)")? == "t");
+    let group = "SELECT key_group FROM pagevault.relations WHERE relation = 't'::regclass";
+    ensure!(cluster.text(group)? == "acme", "{}", cluster.text(group)?);
+    cluster.finish()
+}

@@ -161,14 +161,25 @@ fn enforcement_has_no_way_around() -> Result<()> {
     // The label goes after the table has come.
     cluster.sql("CREATE TABLE open.t (id int); INSERT INTO open.t VALUES (1)")?;
     cluster.sql(&label("TABLE open.t", "'plaintext'"))?;
-    cluster.sql("ALTER TABLE open.t SET SCHEMA app")?;
+    cluster.sql("SET pagevault.enforce_encryption = off; ALTER TABLE open.t SET SCHEMA app")?;
     refused(&cluster, &label("TABLE app.t", "NULL"), "app.t would be in plaintext where")?;
     cluster.sql(&label("TABLE app.t", "'encrypted'"))?;
     cluster.sql(&label("TABLE app.t", "NULL"))?;
+    // A table that is plaintext by its own label does not come where that would be refused.
+    cluster.sql("CREATE TABLE open.exception (id int); INSERT INTO open.exception VALUES (1)")?;
+    cluster.sql(&label("TABLE open.exception", "'plaintext'"))?;
+    cluster.sql("CREATE TABLE open.all (id int) PARTITION BY LIST (id)")?;
+    cluster.sql(&label("TABLE open.all", "'encrypted'"))?;
+    for statement in [
+        "ALTER TABLE open.exception SET SCHEMA app",
+        "ALTER TABLE open.all ATTACH PARTITION open.exception FOR VALUES IN (1)",
+    ] {
+        refused(&cluster, statement, "exception would be in plaintext where")?;
+    }
     // So of a sequence whose table has no file.
     cluster.sql("CREATE TABLE open.s (id serial) PARTITION BY LIST (id)")?;
     cluster.sql(&label("TABLE open.s", "'plaintext'"))?;
-    cluster.sql("ALTER TABLE open.s SET SCHEMA app")?;
+    cluster.sql("SET pagevault.enforce_encryption = off; ALTER TABLE open.s SET SCHEMA app")?;
     refused(&cluster, &label("TABLE app.s", "NULL"), "app.s_id_seq would be in plaintext where")?;
     // A new partition has the name of a copy.
     cluster.sql("SET pagevault.enforce_encryption = off; CREATE TABLE app.p (id int) PARTITION BY LIST (id);

@@ -9,6 +9,31 @@ use pagevault_tests::unreading::UnreadingClient;
 
 use super::*;
 
+/// DROP TABLE of the partitioned table drops it.
+#[test]
+fn a_partition_whose_detaching_was_interrupted_is_shredded_with_its_table() -> Result<()> {
+    let (cluster, _keys) = cluster("")?;
+    cluster.sql(
+        "SET pagevault.default_encryption = on; CREATE TABLE p (id int) PARTITION BY LIST (id);
+         CREATE TABLE one PARTITION OF p FOR VALUES IN (1); INSERT INTO p VALUES (1)",
+    )?;
+    let mut reader = cluster.client()?;
+    run_sql(&mut reader, "BEGIN; SELECT * FROM p")?;
+    let detach = "SET lock_timeout = '100ms'; ALTER TABLE p DETACH PARTITION one CONCURRENTLY";
+    let mut client = cluster.client()?;
+    for statement in detach.split("; ") {
+        let interrupted = run_sql(&mut client, statement).is_err();
+        ensure!(interrupted == statement.contains("DETACH"), "nobody had to be waited for");
+    }
+    run_sql(&mut reader, "COMMIT")?;
+    ensure!(cluster.text("SELECT count(*) FROM p")? == "0", "the partition is not away");
+    let destroyed = "SELECT string_agg(object, ' ') FROM pagevault.shred('p', 'public.p') WHERE item = 'destroyed'";
+    let destroyed = cluster.text(destroyed)?;
+    ensure!(destroyed.contains("one"), "{destroyed}");
+    drop((reader, client));
+    cluster.finish()
+}
+
 #[test]
 fn partitions_and_schemas_are_shredded_as_a_whole() -> Result<()> {
     let (cluster, _keys) = cluster("")?;
