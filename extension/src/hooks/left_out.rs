@@ -63,9 +63,7 @@ pub(super) unsafe fn refuse_incomplete(context: *mut pg_sys::LogicalDecodingCont
         if let Some(file) = found
             && is_shown(context)
         {
-            let slot = &(*(*context).slot).data.name.data;
-            let slot = CStr::from_ptr(slot.as_ptr()).to_string_lossy();
-            report(xid, file, &slot, Lsn((*(*context).reader).EndRecPtr)).raise();
+            report(xid, file, &hint(context, xid)).raise();
         }
     }
 }
@@ -137,12 +135,42 @@ unsafe fn is_shown(context: *mut pg_sys::LogicalDecodingContext) -> bool {
     }
 }
 
-fn report(xid: u32, file: RelFile, slot: &str, end: Lsn) -> Report {
+/// How to pass over the transaction that ends, or is prepared, with the record.
+///
+/// # Safety
+/// `context` is the server's, and its reader has read a record.
+unsafe fn hint(context: *mut pg_sys::LogicalDecodingContext, xid: u32) -> String {
+    // SAFETY: the server's context, with the record that it has read.
+    let (slot, previous, end, has_shown) = unsafe {
+        let slot = CStr::from_ptr((*(*context).slot).data.name.data.as_ptr());
+        let reader = (*context).reader;
+        let previous = Lsn((*(*reader).record).header.xl_prev);
+        // Only a WAL sender reports its progress. It has shown each transaction when it comes to
+        // the next; by the ERROR in a function all are lost that it has read
+        // (`pg_logical_slot_get_changes_guts`, logicalfuncs.c).
+        let has_shown = (*context).update_progress.is_some();
+        (slot.to_string_lossy(), previous, Lsn((*reader).EndRecPtr), has_shown)
+    };
+    let read = match has_shown {
+        true => String::new(),
+        // Reading stops after the record in which the address is. That of the next one may lie
+        // behind the header of a page, and be beyond the end of this one.
+        false => format!(
+            "first read what comes before it, as with pg_logical_slot_get_changes('{slot}', '{}', NULL), then ",
+            Lsn(previous.0 + 1),
+        ),
+    };
+    format!(
+        "To pass over transaction {xid}, {read}call pg_replication_slot_advance('{slot}', '{end}'). What it changed in other tables is missing then where the changes go: copy the tables there again."
+    )
+}
+
+fn report(xid: u32, file: RelFile, hint: &str) -> Report {
     let path = compat::relation_path(file, ForkNumber::MAIN_FORKNUM);
     Report::new(
         PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
         format!("transaction {xid} cannot be decoded: data keys of relation file {path} were destroyed"),
     )
     .detail("Rows that it changed were shredded. They are not shown again, and the transaction is not shown without them.")
-    .hint(format!("To pass over the transaction, call pg_replication_slot_advance('{slot}', '{end}'). What it changed in other tables is missing then where the changes go: copy these tables there again."))
+    .hint(hint)
 }
