@@ -130,6 +130,69 @@ fn hints_lead_around_transactions_with_shredded_rows_only() -> Result<()> {
     cluster.finish()
 }
 
+/// Rows are shown with PREPARE or with COMMIT PREPARED, but not with both.
+#[test]
+fn commits_of_prepared_transactions_that_were_shown_are_decoded() -> Result<()> {
+    let (cluster, _keys) = with_slot("max_prepared_transactions = 3")?;
+    let create = "SELECT pg_create_logical_replication_slot";
+    cluster.sql(&format!("{create}('phases', 'test_decoding', false, true)"))?;
+    cluster.sql("CREATE PUBLICATION p FOR TABLE open, t")?;
+    cluster.sql(&format!("{create}('later', 'pgoutput')"))?;
+    let later = |two_phase: &str| {
+        let options = "'proto_version', '3', 'publication_names', 'p', 'two_phase'";
+        format!(
+            "SELECT count(*) FROM pg_logical_slot_get_binary_changes('later', NULL, NULL, {options}, '{two_phase}')"
+        )
+    };
+    let prepare = |name: &str, id: u32| {
+        let savepoint = "INSERT INTO open VALUES (2); SAVEPOINT s";
+        let update = format!("UPDATE t SET name = 'kanarienvogel' WHERE id = {id}");
+        cluster.sql(&format!("BEGIN; {savepoint}; {update}; PREPARE TRANSACTION '{name}'"))
+    };
+    prepare("shown", 7)?;
+    // test_decoding shows such a transaction when it is committed.
+    prepare("of_nodecode", 8)?;
+    // It has nothing else.
+    cluster.sql(
+        "BEGIN; UPDATE t SET name = 'kanarienvogel' WHERE id = 9; PREPARE TRANSACTION 'alone'",
+    )?;
+    let data = cluster.text(&changes("phases"))?;
+    let shown = ["shown", "of_nodecode", "alone"]
+        .map(|name| data.contains(&format!("PREPARE TRANSACTION '{name}'")));
+    ensure!(shown == [true, false, true], "{data}");
+    ensure!(cluster.text(&later("off"))? == "0", "they are not committed");
+    for name in ["shown", "alone", "of_nodecode"] {
+        cluster.sql(&format!("COMMIT PREPARED '{name}'"))?;
+    }
+    prepare("committed", 10)?;
+    cluster.sql("COMMIT PREPARED 'committed'")?;
+    prepare("rolled_back", 11)?;
+    cluster.sql("ROLLBACK PREPARED 'rolled_back'")?;
+    cluster.sql(SHRED)?;
+    let data = before_refused(&cluster, "phases")?;
+    let commits =
+        ["shown", "alone"].map(|name| data.contains(&format!("COMMIT PREPARED '{name}'")));
+    ensure!(commits == [true; 2] && !data.contains("id[integer]:2"), "{data}");
+    // PREPARE of the others is not shown, but their ends are.
+    let error = cluster.error(&changes("phases"))?;
+    ensure!(error.hint.contains("Its COMMIT PREPARED will be shown nevertheless"), "{error}");
+    ensure!(before_refused(&cluster, "phases")?.is_empty(), "what was read before");
+    let data = before_refused(&cluster, "phases")?;
+    ensure!(data.contains("COMMIT PREPARED 'committed'"), "{data}");
+    let data = cluster.text(&changes("phases"))?;
+    ensure!(data.contains("ROLLBACK PREPARED 'rolled_back'"), "{data}");
+    // The first three were prepared before this slot was to show that.
+    for _ in 0..3 {
+        let error = cluster.error(&later("on"))?;
+        ensure!(error.message.contains("cannot be decoded"), "{error}");
+        ensure!(!error.hint.contains("nevertheless"), "{error}");
+        cluster.sql(&format!("SELECT {}", call(&error.hint, "advance")?))?;
+    }
+    let error = cluster.error(&later("on"))?;
+    ensure!(error.hint.contains("nevertheless"), "{error}");
+    cluster.finish()
+}
+
 /// Nor are those sent that were collected before.
 #[test]
 fn streams_end_when_keys_are_destroyed() -> Result<()> {
