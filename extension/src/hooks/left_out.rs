@@ -1,44 +1,64 @@
-//! Rows that logical decoding leaves out, because their data keys were destroyed.
+//! Rows that logical decoding leaves out, because their data keys were destroyed, or are locked.
 //!
 //! They are not collected for their transaction. A transaction without some of its rows must not
-//! be shown as if it were whole: that is an error, and the slot has to be advanced past it. The
-//! error is raised where the transaction would be shown, not at the row: a slot is also read from
-//! before transactions that its reader has received long ago (`restart_lsn`).
+//! be shown as if it were whole: that is an error, until the keys are there or the slot has been
+//! advanced past it. The error is raised where the transaction would be shown, not at the row: a
+//! slot is also read from before transactions that its reader has received long ago
+//! (`restart_lsn`).
+//!
+//! What is streamed of a transaction in progress (`ReorderBufferStreamTXN`, reorderbuffer.c) may
+//! lack rows. It does not count until the reader is told of COMMIT or PREPARE, which is refused.
 
 use std::collections::BTreeMap;
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, c_char, c_void};
 
 use pagevault_keystore::{Lsn, RelFile};
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::{self, ForkNumber};
 
-use crate::pg::compat;
+use crate::keys::usage::key_error::KeyError;
+use crate::page;
+use crate::page::io::PageFault;
+use crate::pg::compat::{self, SHARED_BACKEND, SmgrFile};
 use crate::pg::process::ProcessLocal;
 use crate::pg::report::Report;
+
+/// A row that was left out.
+#[derive(Clone, Copy)]
+pub(super) struct Row {
+    pub(super) file: RelFile,
+    pub(super) block: u32,
+    pub(super) error: KeyError,
+}
 
 /// A transaction or subtransaction without some of its rows.
 #[derive(Clone, Copy)]
 struct Incomplete {
-    /// Of one of them.
-    file: RelFile,
+    row: Row,
     /// Where it was prepared, if that has been passed over.
     prepared: Option<Lsn>,
 }
 
-/// Transactions and subtransactions that this process has found in WAL. They ended before the
-/// keys of a file were destroyed, so there will not be more and more of them.
-static INCOMPLETE: ProcessLocal<BTreeMap<u32, Incomplete>> = ProcessLocal::new(BTreeMap::new());
-
-/// Whether rows were left out.
-pub(super) fn any() -> bool {
-    INCOMPLETE.with(|known| !known.is_empty())
+/// What the current decoding has left out.
+struct LeftOut {
+    /// The address of its `LogicalDecodingContext`.
+    context: usize,
+    transactions: BTreeMap<u32, Incomplete>,
 }
 
-/// Leaves out the record that the server has read, of rows in this file.
+static LEFT_OUT: ProcessLocal<LeftOut> =
+    ProcessLocal::new(LeftOut { context: 0, transactions: BTreeMap::new() });
+
+/// Whether this decoding has left out rows of transactions that have not ended.
+pub(super) fn any(context: *mut pg_sys::LogicalDecodingContext) -> bool {
+    LEFT_OUT.with(|known| known.context == context.addr() && !known.transactions.is_empty())
+}
+
+/// Leaves out the record that the server has read, with this row.
 ///
 /// # Safety
 /// `context` is the server's, and its reader has read a record of rows. May raise an ERROR.
-pub(super) unsafe fn leave_out(context: *mut pg_sys::LogicalDecodingContext, file: RelFile) {
+pub(super) unsafe fn leave_out(context: *mut pg_sys::LogicalDecodingContext, row: Row) {
     // SAFETY: the server's context, with the record that it has read.
     unsafe {
         let reader = (*context).reader;
@@ -49,10 +69,46 @@ pub(super) unsafe fn leave_out(context: *mut pg_sys::LogicalDecodingContext, fil
         // (`ReorderBufferFinishPrepared`, reorderbuffer.c of 18).
         pg_sys::ReorderBufferProcessXid((*context).reorder, xid, here);
         if pg_sys::SnapBuildProcessChange((*context).snapshot_builder, xid, here) {
-            let incomplete = Incomplete { file, prepared: None };
-            INCOMPLETE.with(|known| known.insert(xid.into_inner(), incomplete));
+            remember_for(context);
+            let incomplete = Incomplete { row, prepared: None };
+            LEFT_OUT.with(|known| {
+                known.transactions.entry(xid.into_inner()).or_insert(incomplete);
+            });
         }
     }
+}
+
+/// What is left out from now on is forgotten with the context: the next one of this session may
+/// find the same rows unlocked.
+///
+/// # Safety
+/// `context` is the server's. May raise an ERROR.
+unsafe fn remember_for(context: *mut pg_sys::LogicalDecodingContext) {
+    if LEFT_OUT.with(|known| known.context == context.addr()) {
+        return;
+    }
+    // SAFETY: the callback is in memory of the context that it is for, and is called before this is
+    // freed (`MemoryContextRegisterResetCallback`, mcxt.c).
+    unsafe {
+        let size = size_of::<pg_sys::MemoryContextCallback>();
+        let callback: *mut pg_sys::MemoryContextCallback =
+            pg_sys::MemoryContextAllocZero((*context).context, size).cast();
+        (*callback).func = Some(forget);
+        (*callback).arg = context.cast();
+        pg_sys::MemoryContextRegisterResetCallback((*context).context, callback);
+    }
+    LEFT_OUT.with(|known| {
+        *known = LeftOut { context: context.addr(), transactions: BTreeMap::new() };
+    });
+}
+
+/// Contract: called by the server when the memory of a decoding context is freed; raises no error.
+unsafe extern "C-unwind" fn forget(context: *mut c_void) {
+    LEFT_OUT.with(|known| {
+        if known.context == context.addr() {
+            *known = LeftOut { context: 0, transactions: BTreeMap::new() };
+        }
+    });
 }
 
 /// Refuses to show an incomplete transaction that the server is about to decode the end of.
@@ -66,15 +122,16 @@ pub(super) unsafe fn refuse_incomplete(context: *mut pg_sys::LogicalDecodingCont
         let Some(end) = End::with(context) else { return };
         // The transaction itself comes last: it may have been prepared.
         let ended = end.parts.iter().chain([&end.xid]);
-        let found = INCOMPLETE.with(|known| ended.filter_map(|xid| known.remove(xid)).last());
+        let found =
+            LEFT_OUT.with(|known| ended.filter_map(|xid| known.transactions.remove(xid)).last());
         let Some(incomplete) = found else { return };
         if end.shows_rows(context, incomplete.prepared) && is_shown(context) {
-            report(end.xid, incomplete.file, &hint(context, &end)).raise();
+            report(end.xid, incomplete.row, &hint(context, &end, incomplete.row.error)).raise();
         }
         if end.operation == pg_sys::XLOG_XACT_PREPARE {
             let prepared = Some(Lsn((*(*context).reader).ReadRecPtr));
             let incomplete = Incomplete { prepared, ..incomplete };
-            INCOMPLETE.with(|known| known.insert(end.xid, incomplete));
+            LEFT_OUT.with(|known| known.transactions.insert(end.xid, incomplete));
         }
     }
 }
@@ -195,7 +252,11 @@ unsafe fn is_shown(context: *mut pg_sys::LogicalDecodingContext) -> bool {
 ///
 /// # Safety
 /// `context` is the server's, and its reader has read a record.
-unsafe fn hint(context: *mut pg_sys::LogicalDecodingContext, ended: &End) -> String {
+unsafe fn hint(
+    context: *mut pg_sys::LogicalDecodingContext,
+    ended: &End,
+    error: KeyError,
+) -> String {
     // SAFETY: the server's context, with the record that it has read.
     let (slot, previous, end, has_shown) = unsafe {
         let slot = CStr::from_ptr((*(*context).slot).data.name.data.as_ptr());
@@ -216,6 +277,10 @@ unsafe fn hint(context: *mut pg_sys::LogicalDecodingContext, ended: &End) -> Str
             Lsn(previous.0 + 1),
         ),
     };
+    let lost = match error {
+        KeyError::Destroyed => "What it changed in other tables",
+        _ => "What it changed",
+    };
     let later = match ended.operation {
         pg_sys::XLOG_XACT_PREPARE => {
             " Its COMMIT PREPARED will be shown nevertheless: before that, prepare an empty transaction there, under the name that it commits."
@@ -223,12 +288,16 @@ unsafe fn hint(context: *mut pg_sys::LogicalDecodingContext, ended: &End) -> Str
         _ => "",
     };
     format!(
-        "To pass over transaction {}, {read}call pg_replication_slot_advance('{slot}', '{end}'). What it changed in other tables is missing then where the changes go: copy the tables there again.{later}",
+        "To pass over transaction {}, {read}call pg_replication_slot_advance('{slot}', '{end}'). {lost} is missing then where the changes go: copy the tables there again.{later}",
         ended.xid
     )
 }
 
-fn report(xid: u32, file: RelFile, hint: &str) -> Report {
+fn report(xid: u32, Row { file, block, error }: Row, hint: &str) -> Report {
+    if error != KeyError::Destroyed {
+        let file = SmgrFile { file, backend: SHARED_BACKEND };
+        return page::errors::report(PageFault::of_key(file, error), block).more_hints(hint);
+    }
     let path = compat::relation_path(file, ForkNumber::MAIN_FORKNUM);
     Report::new(
         PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
