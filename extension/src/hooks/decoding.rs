@@ -1,21 +1,19 @@
-//! Logical decoding reads rows from WAL, not from pages whose reading could be refused. So changes
-//! of locked relations are refused when they are decoded, before they are collected for a
-//! transaction. That includes changes in former files of relations: their keys are not forgotten
-//! while a slot needs WAL about them ([`crate::keys::usage::forgetting`]).
-//!
-//! Rows of shredded files, whose keys were destroyed, are never collected ([`super::left_out`]).
+//! Logical decoding reads rows from WAL, not from pages whose reading could be refused. So rows of
+//! locked relations, and of shredded files, whose keys were destroyed, are not collected for a
+//! transaction, and it is not shown without them ([`super::left_out`]). That includes rows in
+//! former files of relations: their keys are not forgotten while a slot needs WAL about them
+//! ([`crate::keys::usage::forgetting`]).
 
 use pagevault_keystore::RelFile;
 use pgrx::pg_sys;
 
-use super::left_out;
+use super::left_out::{self, Row};
 use crate::keys::store::directory;
 use crate::keys::usage::key_error::KeyError;
-use crate::page::io::PageFault;
-use crate::pg::compat::{self, Locator, SHARED_BACKEND, SmgrFile};
+use crate::pg::compat::{self, Locator};
 use crate::pg::process::{self, ProcessLocal};
 use crate::pg::relation_files;
-use crate::{page, shmem};
+use crate::shmem;
 
 const HEAP_MANAGER: u32 = pg_sys::RmgrIds::RM_HEAP_ID;
 const HEAP2_MANAGER: u32 = pg_sys::RmgrIds::RM_HEAP2_ID;
@@ -90,7 +88,7 @@ unsafe extern "C-unwind" fn decode_transaction(
     // SAFETY: the server's own arguments, passed on. No frame here has values with destructors, so
     // an ERROR from the guard may skip it.
     unsafe {
-        if left_out::any() {
+        if left_out::any(context) {
             pg_sys::panic::pgrx_extern_c_guard(|| left_out::refuse_incomplete(context));
         }
         if let Some(server) = TRANSACTIONS.get() {
@@ -107,18 +105,17 @@ unsafe fn may_be_collected(context: *mut pg_sys::LogicalDecodingContext) -> bool
     if shmem::any_key_unusable() || shmem::anything_destroyed() {
         // SAFETY: our caller has no values with destructors, so an ERROR from the guard may skip
         // its frame; the context is the server's.
-        return unsafe { pg_sys::panic::pgrx_extern_c_guard(|| has_no_shredded_rows(context)) };
+        return unsafe { pg_sys::panic::pgrx_extern_c_guard(|| leaves_nothing_out(context)) };
     }
     true
 }
 
-/// An ERROR if rows of the record are locked. False if they are shredded: then the record is done
-/// with.
+/// False if rows of the record are locked or shredded: then the record is done with.
 ///
 /// # Safety
 /// `context` is the decoding context passed to `may_be_collected`.
 #[cold]
-unsafe fn has_no_shredded_rows(context: *mut pg_sys::LogicalDecodingContext) -> bool {
+unsafe fn leaves_nothing_out(context: *mut pg_sys::LogicalDecodingContext) -> bool {
     // SAFETY: the server's context, with the record that it has read; output arguments are written
     // if the result is true.
     unsafe {
@@ -142,13 +139,9 @@ unsafe fn has_no_shredded_rows(context: *mut pg_sys::LogicalDecodingContext) -> 
             let file = compat::rel_file(locator);
             // A session decodes only changes of its database.
             let is_decoded = known && file.database == process::my_database();
-            if is_decoded && is_shredded(file) {
-                left_out::leave_out(context, file);
-                return false;
-            }
             if is_decoded && let Some(error) = key_error(file) {
-                let file = SmgrFile { file, backend: SHARED_BACKEND };
-                page::errors::report(PageFault::of_key(file, error), block).raise();
+                left_out::leave_out(context, Row { file, block, error });
+                return false;
             }
         }
     }
@@ -190,6 +183,9 @@ unsafe fn has_rows(record: *const pg_sys::DecodedXLogRecord) -> bool {
 
 /// Why the rows of a file must not be shown.
 fn key_error(file: RelFile) -> Option<KeyError> {
+    if is_shredded(file) {
+        return Some(KeyError::Destroyed);
+    }
     if let Some(scope) = directory::refused_scope(file) {
         return Some(KeyError::Refused { scope });
     }

@@ -44,6 +44,12 @@ impl Report {
         self
     }
 
+    /// Adds to the HINT another thing that the reader can do.
+    pub(crate) fn more_hints(self, hint: &str) -> Report {
+        let hint = self.hint.iter().map(String::as_str).chain([hint]).collect::<Vec<_>>().join(" ");
+        Report { hint: Some(hint), ..self }
+    }
+
     /// Says before the message what has happened besides.
     pub(crate) fn prefixed(mut self, what: &str) -> Report {
         self.message = format!("{what}: {}", self.message);

@@ -245,6 +245,51 @@ fn changes_of_locked_relations_are_not_decoded() -> Result<()> {
     cluster.finish()
 }
 
+/// A slot is read from before rows that its reader has had.
+#[test]
+fn changes_of_locked_relations_that_were_received_do_not_stop_decoding() -> Result<()> {
+    let (cluster, keys) = cluster(&strict().conf("wal_level = logical"))?;
+    for slot in ["received", "not"] {
+        let create = "SELECT pg_create_logical_replication_slot";
+        cluster.sql(&format!("{create}('{slot}', 'test_decoding')"))?;
+    }
+    let changes = |slot: &str| {
+        format!(
+            "SELECT string_agg(data, ' ') FROM pg_logical_slot_get_changes('{slot}', NULL, NULL)"
+        )
+    };
+    let mut open = cluster.client()?;
+    run_sql(&mut open, "BEGIN; INSERT INTO open VALUES (2)")?;
+    cluster.sql("BEGIN; INSERT INTO open VALUES (3); SAVEPOINT s; UPDATE secret SET name = 'decoded' WHERE id = 7; COMMIT")?;
+    // Nobody misses what is rolled back.
+    cluster.sql("BEGIN; SAVEPOINT s; UPDATE secret SET name = 'never' WHERE id = 8; ROLLBACK TO s; INSERT INTO open VALUES (4); COMMIT")?;
+    ensure!(cluster.text(&changes("received"))?.contains("decoded"), "the row before");
+    cluster.sql("INSERT INTO secret VALUES (9000, 'decoded later')")?;
+    replace(&cluster, &keys, "main")?;
+    locked(&cluster)?;
+    let mut session = cluster.client()?;
+    let error = expect_error(&mut session, &changes("received"))?;
+    is_refused(&error, "received")?;
+    is_refused(&expect_error(&mut session, &changes("not"))?, "not")?;
+    // It can be passed over, without those before.
+    let (_, call) = error.hint.split_once("call ").context("a hint")?;
+    let (call, _) = call.split_once(". ").context("a call")?;
+    cluster.sql("INSERT INTO open VALUES (5)")?;
+    cluster.sql(&format!("SELECT {call}"))?;
+    run_sql(&mut open, "COMMIT")?;
+    let data = text(&mut session, &changes("received"))?;
+    let is_right = ["id[integer]:5", "id[integer]:2"].iter().all(|row| data.contains(row));
+    ensure!(is_right && !data.contains("decoded"), "{data}");
+    // What a session did not show before is not held against it later.
+    put_back(&keys)?;
+    cluster.eventually(STATE, "unlocked")?;
+    let data = text(&mut session, &changes("not"))?;
+    let rows = ["id[integer]:3", "'decoded'", "id[integer]:4", "'decoded later'", "id[integer]:2"];
+    let places = rows.map(|row| data.find(row));
+    ensure!(places.is_sorted() && places[0].is_some(), "{places:?} {data}");
+    cluster.finish()
+}
+
 /// Nor are those sent that were collected before, of a transaction that ends later.
 #[test]
 fn changes_that_were_collected_before_are_not_sent() -> Result<()> {

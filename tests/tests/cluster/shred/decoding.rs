@@ -21,16 +21,28 @@ fn changes(slot: &str) -> String {
     format!("SELECT string_agg(data, ' ') FROM pg_logical_slot_get_changes('{slot}', NULL, NULL)")
 }
 
-/// The slot does not show its next transaction, and goes on behind it as the HINT says.
-fn is_refused(cluster: &Cluster, slot: &str) -> Result<()> {
+/// What the slot shows before a transaction that it does not show. It goes on behind that, as the
+/// HINT says.
+fn before_refused(cluster: &Cluster, slot: &str) -> Result<String> {
     let error = cluster.error(&changes(slot))?;
     let is_right = error.sqlstate == "55000"
         && error.message.contains("cannot be decoded: data keys of relation file base/")
         && error.message.ends_with("were destroyed");
     ensure!(is_right && !error.text().contains("kanarien"), "{error}");
-    let (_, call) = error.hint.split_once("call ").context("a hint")?;
-    let (call, _) = call.split_once(". ").context("a call")?;
-    cluster.sql(&format!("SELECT {call}"))
+    let data = cluster.text(&format!(
+        "SELECT string_agg(data, ' ') FROM {}",
+        call(&error.hint, "get_changes")?
+    ))?;
+    ensure!(!data.contains("kanarien"), "{data}");
+    cluster.sql(&format!("SELECT {}", call(&error.hint, "advance")?))?;
+    Ok(data)
+}
+
+/// The call of a function in a HINT.
+fn call<'a>(hint: &'a str, function: &str) -> Result<&'a str> {
+    let calls = hint.split_inclusive(')').filter_map(|part| Some(&part[part.find("pg_")?..]));
+    let mut found = calls.filter(|call| call.contains(&format!("_slot_{function}(")));
+    found.next().with_context(|| format!("{function}: {hint}"))
 }
 
 #[test]
@@ -49,8 +61,9 @@ fn rows_of_shredded_relations_are_not_decoded() -> Result<()> {
         ensure!(data.contains("id[integer]:3") && !data.contains("kanarien"), "{data}");
         cluster.restart()?;
     }
-    is_refused(&cluster, "slot")?;
-    is_refused(&cluster, "slot")?;
+    before_refused(&cluster, "slot")?;
+    let data = before_refused(&cluster, "slot")?;
+    ensure!(data.contains("id[integer]:2") && !data.contains("id[integer]:1"), "{data}");
     let data = cluster.text(&changes("slot"))?;
     ensure!(data.contains("id[integer]:3") && !data.contains("kanarien"), "{data}");
     cluster.finish()
@@ -73,13 +86,110 @@ fn rows_of_shredded_former_files_are_not_decoded() -> Result<()> {
         cluster.sql("CHECKPOINT")?;
         std::thread::sleep(std::time::Duration::from_secs(2));
     }
-    is_refused(&cluster, "slot")?;
+    before_refused(&cluster, "slot")?;
     cluster.restart()?;
-    is_refused(&cluster, "slot")?;
+    before_refused(&cluster, "slot")?;
     // Those of the new file are decoded.
     cluster.sql("INSERT INTO t (name) VALUES ('new')")?;
     let data = cluster.text(&changes("slot"))?;
     ensure!(data.contains("id[integer]:2") && data.contains("'new'"), "{data}");
+    cluster.finish()
+}
+
+/// Nothing of the transactions before is lost, whichever way the slot is read.
+#[test]
+fn hints_lead_around_transactions_with_shredded_rows_only() -> Result<()> {
+    let (mut cluster, _keys) = with_slot("")?;
+    slot(&cluster, "sent")?;
+    let update = "UPDATE t SET name = 'kanarienvogel' WHERE id";
+    let mut session = cluster.client()?;
+    cluster.sql("INSERT INTO open VALUES (2)")?;
+    cluster.sql(&format!("{update} = 7"))?;
+    run_sql(&mut session, &format!("BEGIN; {update} = 8"))?;
+    cluster.sql("INSERT INTO open VALUES (3)")?;
+    // The record of this COMMIT begins behind the header of a page of WAL.
+    cluster.sql("SELECT pg_switch_wal()")?;
+    run_sql(&mut session, "COMMIT")?;
+    cluster.sql("INSERT INTO open VALUES (4)")?;
+    cluster.sql(SHRED)?;
+    let data = before_refused(&cluster, "slot")?;
+    ensure!(data.contains("id[integer]:2") && !data.contains("id[integer]:3"), "{data}");
+    let data = before_refused(&cluster, "slot")?;
+    ensure!(data.contains("id[integer]:3") && !data.contains("id[integer]:4"), "{data}");
+    let data = cluster.text(&changes("slot"))?;
+    ensure!(data.contains("id[integer]:4"), "{data}");
+    // A WAL sender has shown them when it comes to the transaction.
+    cluster.allow_log("cannot be decoded");
+    let out = cluster
+        .program("pg_recvlogical")
+        .args(["--slot=sent", "--start", "--no-loop", "-d", "postgres", "-f", "-"])
+        .output()?;
+    let error = String::from_utf8_lossy(&out.stderr);
+    ensure!(String::from_utf8_lossy(&out.stdout).contains("id[integer]:2"), "{error}");
+    ensure!(error.contains("_slot_advance(") && !error.contains("_slot_get_changes"), "{error}");
+    cluster.finish()
+}
+
+/// Rows are shown with PREPARE or with COMMIT PREPARED, but not with both.
+#[test]
+fn commits_of_prepared_transactions_that_were_shown_are_decoded() -> Result<()> {
+    let (cluster, _keys) = with_slot("max_prepared_transactions = 3")?;
+    let create = "SELECT pg_create_logical_replication_slot";
+    cluster.sql(&format!("{create}('phases', 'test_decoding', false, true)"))?;
+    cluster.sql("CREATE PUBLICATION p FOR TABLE open, t")?;
+    cluster.sql(&format!("{create}('later', 'pgoutput')"))?;
+    let later = |two_phase: &str| {
+        let options = "'proto_version', '3', 'publication_names', 'p', 'two_phase'";
+        format!(
+            "SELECT count(*) FROM pg_logical_slot_get_binary_changes('later', NULL, NULL, {options}, '{two_phase}')"
+        )
+    };
+    let prepare = |name: &str, id: u32| {
+        let savepoint = "INSERT INTO open VALUES (2); SAVEPOINT s";
+        let update = format!("UPDATE t SET name = 'kanarienvogel' WHERE id = {id}");
+        cluster.sql(&format!("BEGIN; {savepoint}; {update}; PREPARE TRANSACTION '{name}'"))
+    };
+    prepare("shown", 7)?;
+    // test_decoding shows such a transaction when it is committed.
+    prepare("of_nodecode", 8)?;
+    // It has nothing else.
+    cluster.sql(
+        "BEGIN; UPDATE t SET name = 'kanarienvogel' WHERE id = 9; PREPARE TRANSACTION 'alone'",
+    )?;
+    let data = cluster.text(&changes("phases"))?;
+    let shown = ["shown", "of_nodecode", "alone"]
+        .map(|name| data.contains(&format!("PREPARE TRANSACTION '{name}'")));
+    ensure!(shown == [true, false, true], "{data}");
+    ensure!(cluster.text(&later("off"))? == "0", "they are not committed");
+    for name in ["shown", "alone", "of_nodecode"] {
+        cluster.sql(&format!("COMMIT PREPARED '{name}'"))?;
+    }
+    prepare("committed", 10)?;
+    cluster.sql("COMMIT PREPARED 'committed'")?;
+    prepare("rolled_back", 11)?;
+    cluster.sql("ROLLBACK PREPARED 'rolled_back'")?;
+    cluster.sql(SHRED)?;
+    let data = before_refused(&cluster, "phases")?;
+    let commits =
+        ["shown", "alone"].map(|name| data.contains(&format!("COMMIT PREPARED '{name}'")));
+    ensure!(commits == [true; 2] && !data.contains("id[integer]:2"), "{data}");
+    // PREPARE of the others is not shown, but their ends are.
+    let error = cluster.error(&changes("phases"))?;
+    ensure!(error.hint.contains("Its COMMIT PREPARED will be shown nevertheless"), "{error}");
+    ensure!(before_refused(&cluster, "phases")?.is_empty(), "what was read before");
+    let data = before_refused(&cluster, "phases")?;
+    ensure!(data.contains("COMMIT PREPARED 'committed'"), "{data}");
+    let data = cluster.text(&changes("phases"))?;
+    ensure!(data.contains("ROLLBACK PREPARED 'rolled_back'"), "{data}");
+    // The first three were prepared before this slot was to show that.
+    for _ in 0..3 {
+        let error = cluster.error(&later("on"))?;
+        ensure!(error.message.contains("cannot be decoded"), "{error}");
+        ensure!(!error.hint.contains("nevertheless"), "{error}");
+        cluster.sql(&format!("SELECT {}", call(&error.hint, "advance")?))?;
+    }
+    let error = cluster.error(&later("on"))?;
+    ensure!(error.hint.contains("nevertheless"), "{error}");
     cluster.finish()
 }
 
