@@ -20,11 +20,37 @@ const HISTORY: &str = "pg_wal/00000002.history";
 const SEGMENT: &str = "pg_wal/000000020000000000000001";
 
 /// A data directory with a keystore without keys, and a program in place of pg_controldata.
+/// What initdb makes (`subdirs`, initdb.c).
+const DIRECTORIES: [&str; 21] = [
+    "base",
+    "base/5",
+    "global",
+    "pg_commit_ts",
+    "pg_dynshmem",
+    "pg_logical",
+    "pg_logical/mappings",
+    "pg_logical/snapshots",
+    "pg_multixact",
+    "pg_multixact/members",
+    "pg_multixact/offsets",
+    "pg_notify",
+    "pg_replslot",
+    "pg_serial",
+    "pg_snapshots",
+    "pg_stat",
+    "pg_subtrans",
+    "pg_tblspc",
+    "pg_twophase",
+    "pg_wal",
+    "pg_xact",
+];
+
 fn data_directory() -> Bench {
     let bench = Bench::empty();
-    for directory in ["base", "base/5", "global", "pg_wal", "pg_twophase", "pg_xact"] {
-        fs::create_dir(bench.path("data").join(directory)).unwrap();
+    for directory in DIRECTORIES {
+        fs::create_dir_all(bench.path("data").join(directory)).unwrap();
     }
+    fs::write(bench.path("data/PG_VERSION"), "15\n").unwrap();
     fs::write(bench.path("data/global/pg_control"), "").unwrap();
     // WAL is elsewhere.
     fs::write(bench.path("data/recovery.signal"), "").unwrap();
