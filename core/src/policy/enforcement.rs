@@ -49,7 +49,11 @@ impl<C: Catalog> Policy<'_, C> {
         if !is_said || before.without_label(own).wants_encryption(former)? {
             return Ok(None);
         }
-        self.without_label(own).against_plaintext(relation)
+        if !self.catalog.enforces() || !relation.is_stored() {
+            return Ok(None);
+        }
+        // Its file may still be encrypted: a job is to decrypt it then.
+        Ok(self.without_label(own).wanted(relation)?.filter(Decision::is_encrypted))
     }
 
     fn wants_encryption(&self, relation: &Relation) -> Result<bool, C::Error> {

@@ -185,11 +185,12 @@ pub(crate) fn follow(mark: Mark, detached: Option<Oid>) -> Result<()> {
             Altered::Attached(oid) => {
                 let Some(altered) = relation::facts_after_command(oid) else { continue };
                 let is_detached = detached == Some(oid) && !altered.is_partition;
-                if altered.is_partition {
-                    enforce::refuse_moved_exception(&altered, altered.schema, altered.tablespace)?;
-                }
                 let members = enforce::with_sequences_of_partitioned(oid);
                 for partition in members.iter().filter(|member| member.is_stored()) {
+                    if altered.is_partition {
+                        let place = (partition.schema, partition.tablespace);
+                        enforce::refuse_moved_exception(partition, place, Some(oid))?;
+                    }
                     let is_sequence = partition.kind == RelationKind::Sequence;
                     if !is_sequence {
                         refuse_decryption(partition)?;
@@ -217,7 +218,7 @@ pub(crate) fn follow(mark: Mark, detached: Option<Oid>) -> Result<()> {
                     enforce::refuse_plaintext(&relation, schema)?;
                 }
                 if (relation.schema, relation.tablespace) != (schema, tablespace) {
-                    enforce::refuse_moved_exception(&relation, schema, tablespace)?;
+                    enforce::refuse_moved_exception(&relation, (schema, tablespace), None)?;
                 }
             }
         }

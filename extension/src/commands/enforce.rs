@@ -24,13 +24,20 @@ pub(super) fn refuse_plaintext(facts: &Facts, schema: Oid) -> Result<()> {
 }
 
 /// Refuses a relation in plaintext by its own label that has come from a place which allowed that:
-/// where it was not a partition, if it is one now, or in this schema and tablespace.
-pub(super) fn refuse_moved_exception(facts: &Facts, schema: Oid, tablespace: Oid) -> Result<()> {
+/// in this schema and tablespace, or where `attached`, with it or above it, was no partition.
+pub(super) fn refuse_moved_exception(
+    facts: &Facts,
+    (schema, tablespace): (Oid, Oid),
+    attached: Option<Oid>,
+) -> Result<()> {
     let relation = described(facts);
     let (schema, tablespace) = (schema.to_u32(), tablespace.to_u32());
     let former = Relation { schema, tablespace, ..relation };
-    let alone = Policy::if_attached(&Server, relation.oid, None);
-    match policy().against_moving_plaintext(&relation, alone, &former)? {
+    let before = match attached {
+        Some(attached) => Policy::if_attached(&Server, attached.to_u32(), None),
+        None => policy(),
+    };
+    match policy().against_moving_plaintext(&relation, before, &former)? {
         None => Ok(()),
         Some(decision) => Err(in_plaintext(facts, facts.schema, decision)?),
     }

@@ -32,8 +32,10 @@ pub(crate) fn encrypt(facts: &Facts, cipher: Option<CipherId>) -> Result<Option<
         at_once::encrypt(facts.oid, cipher)?;
     } else {
         for member in members(facts) {
-            if policy::wanted_encrypted(&member)?.is_some() && relation::is_independent(&member) {
-                at_once::encrypt(member.oid, cipher)?;
+            if let Some(wanted) = policy::wanted_encrypted(&member)?
+                && relation::is_independent(&member)
+            {
+                at_once::encrypt(member.oid, wanted.named_cipher())?;
             }
         }
     }

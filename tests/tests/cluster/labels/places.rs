@@ -176,6 +176,16 @@ fn enforcement_has_no_way_around() -> Result<()> {
     ] {
         refused(&cluster, statement, "exception would be in plaintext where")?;
     }
+    // Nor in one transaction, before the job that the label makes.
+    cluster.sql("CREATE TABLE app.held (id int); INSERT INTO app.held VALUES (1)")?;
+    let held = label("TABLE open.held", "'plaintext'");
+    refused(
+        &cluster,
+        &format!(
+            "BEGIN; ALTER TABLE app.held SET SCHEMA open; {held} ALTER TABLE open.held SET SCHEMA app"
+        ),
+        "held would be in plaintext where",
+    )?;
     // So of a sequence whose table has no file.
     cluster.sql("CREATE TABLE open.s (id serial) PARTITION BY LIST (id)")?;
     cluster.sql(&label("TABLE open.s", "'plaintext'"))?;
