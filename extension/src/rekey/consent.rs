@@ -30,6 +30,10 @@ pub(super) fn policy_for_decryption(job: &Job, oid: Oid) -> Result<Wanted> {
         return Ok(Wanted::Unknown);
     }
     let Some(facts) = relation::facts(oid) else { return Ok(Wanted::Otherwise) };
+    // It may have been detached since the job has listed it.
+    if job.relation != oid && !policy::leaders(&facts)?.contains(&job.relation) {
+        return Ok(Wanted::Otherwise);
+    }
     match refusal(&facts)? {
         None => Ok(Wanted::Plaintext),
         // A partition or sequence with a label of its own keeps its state, independently of its

@@ -340,6 +340,7 @@ fn what_comes_below_a_table_that_is_being_decrypted_is_not_decrypted() -> Result
     let attach = "ALTER TABLE p ATTACH PARTITION own FOR VALUES IN (2)";
     let error = cluster.error(attach)?;
     ensure!(error.sqlstate == "55006", "{error}");
+    ensure!(error.detail.contains("public.p"), "{error}");
     ensure!(error.message.ends_with("would decrypt public.own"), "{error}");
     cluster.resume();
     ensure!(cluster.text("SELECT pagevault.wait_for_rekey('p')")? == "t");
