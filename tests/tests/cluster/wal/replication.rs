@@ -126,7 +126,8 @@ fn the_wal_of_a_standby_is_that_of_its_primary() -> Result<()> {
 fn a_standby_with_a_slot_is_waited_for_after_a_restart() -> Result<()> {
     let (primary, _keys) = Cluster::with_keys(&Settings::default())?;
     primary.sql("CREATE TABLE t (id serial PRIMARY KEY, name text)")?;
-    primary.sql("SELECT pg_create_physical_replication_slot('standby')")?;
+    // It keeps WAL from now on. Otherwise the first restart may find a slot that never had any.
+    primary.sql("SELECT pg_create_physical_replication_slot('standby', true)")?;
     let late = "primary_slot_name = 'standby'\nwal_retrieve_retry_interval = 3s";
     let standby = standby_of(&primary, &[late])?;
     wait_for(&standby, &primary)?;
