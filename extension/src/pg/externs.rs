@@ -27,6 +27,9 @@ unsafe extern "C-unwind" {
     );
 
     /// elog.c
+    pub(crate) fn errcode(code: c_int) -> c_int;
+
+    /// elog.c
     pub(crate) fn errstart(level: c_int, domain: *const c_char) -> bool;
 
     /// elog.c

@@ -20,6 +20,7 @@ pub(crate) mod image;
 pub(crate) mod labels;
 pub(crate) mod locks;
 pub(crate) mod mapping;
+mod memory;
 pub(crate) mod nesting;
 pub(crate) mod pages;
 pub(crate) mod privileges;

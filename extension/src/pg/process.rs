@@ -194,7 +194,18 @@ pub(crate) fn is_told_to_stop() -> bool {
         let told = (&raw const pg_sys::QueryCancelPending).read_volatile() != 0
             || (&raw const pg_sys::ProcDiePending).read_volatile() != 0
             || (&raw const pg_sys::ShutdownRequestPending).read_volatile() != 0;
-        told && pg_sys::InterruptHoldoffCount == 0 && pg_sys::CritSectionCount == 0
+        told && may_end()
+    }
+}
+
+/// True if this is a process of the server, which an interrupt may end now: it holds no lock on
+/// shared memory (`LWLockAcquire`, lwlock.c), and is in no critical section.
+pub(crate) fn may_end() -> bool {
+    // SAFETY: plain globals of this process, which are 0 before it is one of the server.
+    unsafe {
+        pg_sys::MyProcPid == std::process::id().cast_signed()
+            && pg_sys::InterruptHoldoffCount == 0
+            && pg_sys::CritSectionCount == 0
     }
 }
 

@@ -21,8 +21,8 @@ const STATEMENTS: [&str; 6] = [
     "CREATE DATABASE d TEMPLATE '%s'",
 ];
 
-/// A session of an ordinary user with [`ROOM`].
-fn session(cluster: &Cluster) -> Result<Client> {
+/// A session of an ordinary user that may allocate so many more bytes.
+pub(crate) fn session_with_room(cluster: &Cluster, room: u64) -> Result<Client> {
     let mut client = cluster.client()?;
     let process = text(&mut client, "SELECT pg_backend_pid()")?;
     let status = std::fs::read_to_string(format!("/proc/{process}/status"))?;
@@ -31,7 +31,7 @@ fn session(cluster: &Cluster) -> Result<Client> {
     run_sql(&mut client, "SET SESSION AUTHORIZATION bob")?;
     // Runs as the server's user, which has permission; root in a container may not.
     let mut prlimit = cluster.installation().command("/usr/bin/prlimit");
-    let limit = size * 1024 + ROOM;
+    let limit = size * 1024 + room;
     run(prlimit.args(["--pid", &process]).arg(format!("--as={limit}:")))?;
     Ok(client)
 }
@@ -51,7 +51,7 @@ fn long_texts_of_ordinary_users_end_no_process() -> Result<()> {
                      NULL;
                  END $$"
             );
-            let mut client = session(&cluster)?;
+            let mut client = session_with_room(&cluster, ROOM)?;
             run_sql(&mut client, &block)
                 .and_then(|()| run_sql(&mut client, "SELECT 1"))
                 .with_context(|| format!("{millions} MB in {statement}"))?;

@@ -44,6 +44,7 @@ mod moved;
 mod neighbours;
 mod offline;
 mod open_transactions;
+mod out_of_memory;
 mod page_kinds;
 mod permissions;
 mod preload;

@@ -1,0 +1,70 @@
+//! Memory of Rust code.
+//!
+//! If there is none, Rust aborts the process (`handle_alloc_error`), and the postmaster ends all
+//! sessions because of one. The server's own code raises an ERROR
+//! (`MemoryContextAllocationFailure`, mcxt.c). Rust code cannot be left by an ERROR wherever it
+//! allocates. But where an interrupt may end the process, FATAL may end it, too: the session alone.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+
+use pgrx::pg_sys;
+use pgrx::prelude::*;
+
+use super::{externs, process};
+
+struct Memory;
+
+#[global_allocator]
+static MEMORY: Memory = Memory;
+
+// SAFETY: the system's allocator does everything.
+unsafe impl GlobalAlloc for Memory {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller promises a layout that is not empty.
+        or_end(unsafe { System.alloc(layout) }, layout.size())
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller promises a layout that is not empty.
+        or_end(unsafe { System.alloc_zeroed(layout) }, layout.size())
+    }
+
+    unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        // SAFETY: the caller promises that the memory has this layout and came from here, so from
+        // the system's allocator, and that the new size is a valid one.
+        or_end(unsafe { System.realloc(memory, layout, size) }, size)
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        // SAFETY: the caller promises that the memory has this layout and came from here, so from
+        // the system's allocator.
+        unsafe { System.dealloc(memory, layout) }
+    }
+}
+
+fn or_end(memory: *mut u8, size: usize) -> *mut u8 {
+    if memory.is_null() {
+        end_session(size);
+    }
+    memory
+}
+
+/// Ends the process if it may end here. Otherwise the caller aborts it.
+#[cold]
+fn end_session(size: usize) {
+    if !process::may_end() {
+        return;
+    }
+    // SAFETY: the same calls as in ereport(), in the same order. The server keeps memory for
+    // messages (`ErrorContext`). FATAL does not return: what this process has open in Rust code is
+    // left as when the session is terminated (`ProcessInterrupts`, postgres.c), and the callbacks
+    // for its exit release what others could wait for.
+    unsafe {
+        if externs::errstart(PgLogLevel::FATAL as i32, std::ptr::null()) {
+            externs::errcode(PgSqlErrorCode::ERRCODE_OUT_OF_MEMORY as i32);
+            pg_sys::errmsg_internal(c"out of memory".as_ptr());
+            pg_sys::errdetail_internal(c"pagevault failed on request of size %zu.".as_ptr(), size);
+            externs::errfinish(c"memory.rs".as_ptr(), 0, c"end_session".as_ptr());
+        }
+    }
+}
