@@ -61,9 +61,7 @@ impl<C: Catalog> Policy<'_, C> {
         if !relation.user_made {
             return Ok(None);
         }
-        if relation.kind.takes_labels()
-            && let Some(named) = self.key_group_at(Labelled::Relation(relation.oid))?
-        {
+        if let Some(named) = self.own_key_group(relation)? {
             return Ok(Some(named));
         }
         if let Some(leader) = self.leader_of(relation)? {
@@ -76,14 +74,31 @@ impl<C: Catalog> Policy<'_, C> {
                     return Ok(around.or_else(has));
                 }
             }
-            // Indexes and sequences may be in another tablespace than their table.
-            let tablespace = match relation.kind {
-                RelationKind::Index | RelationKind::Sequence => leader.tablespace,
-                _ => tablespace,
+            return match relation.kind {
+                // The original of a transient relation follows nothing, whatever its name: names
+                // may lead in a circle.
+                RelationKind::Table | RelationKind::MaterializedView => {
+                    match self.own_key_group(&leader)? {
+                        Some(named) => Ok(Some(named)),
+                        None => self.key_group_around(&leader, tablespace),
+                    }
+                }
+                // Indexes and sequences may be in another tablespace than their table.
+                RelationKind::Index | RelationKind::Sequence => {
+                    self.named_key_group(&leader, leader.tablespace)
+                }
+                _ => self.named_key_group(&leader, tablespace),
             };
-            return self.named_key_group(&leader, tablespace);
         }
         self.key_group_around(relation, tablespace)
+    }
+
+    /// The key group that a relation's own label names.
+    fn own_key_group(&self, relation: &Relation) -> Result<Option<Named>, C::Error> {
+        if !relation.user_made || !relation.kind.takes_labels() {
+            return Ok(None);
+        }
+        self.key_group_at(Labelled::Relation(relation.oid))
     }
 
     /// Whether only its name says that an encrypted relation follows another one.

@@ -181,3 +181,20 @@ fn a_file_between_groups_is_in_doubt() {
     let new = Policy::of(&world).for_new_file(place, Makes::Storage, []).unwrap();
     assert_eq!(new.sealing.and_then(|sealing| sealing.group), Some(group(102)));
 }
+
+/// Tables may have the names of each other's copy.
+#[test]
+fn names_that_lead_in_a_circle_come_to_an_end() {
+    for state in [None, Some(AES_256)] {
+        let mut world = World { circle: true, table: state, others: state, ..World::default() };
+        for (place, expected) in [(OF_ELSEWHERE, None), (OF_SCHEMA, named(100))] {
+            world.groups = [None; 8];
+            world.groups[place] = named(100);
+            for oid in [TABLE, SQUEEZED, INDEX, TOAST, SEQUENCE] {
+                let relation = world.get(oid);
+                let found = Policy::of(&world).named_key_group(&relation, relation.tablespace);
+                assert_eq!(found, Ok(expected), "{oid}");
+            }
+        }
+    }
+}

@@ -92,6 +92,8 @@ pub(crate) struct World {
     pub(crate) cipher: CipherId,
     /// A cipher that the server cannot use now.
     pub(crate) unusable: Option<CipherId>,
+    /// The table has the name of a copy of its copy.
+    pub(crate) circle: bool,
     /// Number of label look-ups.
     pub(crate) asked: Cell<usize>,
 }
@@ -123,6 +125,7 @@ impl Default for World {
             others: None,
             cipher: AES_256,
             unusable: None,
+            circle: false,
             asked: Cell::new(0),
         }
     }
@@ -267,7 +270,11 @@ impl Catalog for World {
                 _ => None,
             },
             named_for: (is_copy || [TOAST, NAMESAKE].contains(&oid)).then_some(TABLE),
-            squeezes: [SQUEEZED, SQUEEZED_OF_OTHER].contains(&oid).then_some(TABLE),
+            squeezes: match oid {
+                SQUEEZED | SQUEEZED_OF_OTHER => Some(TABLE),
+                TABLE if self.circle => Some(SQUEEZED),
+                _ => None,
+            },
         }))
     }
 

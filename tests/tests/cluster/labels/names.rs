@@ -23,6 +23,28 @@ fn names_of_transient_tables_do_not_avoid_encryption() -> Result<()> {
     cluster.finish()
 }
 
+/// Two tables with the names of each other's copy by pg_squeeze. Following them had no end.
+#[test]
+fn tables_may_be_named_after_each_other() -> Result<()> {
+    let (cluster, _keys) = cluster()?;
+    let mut client = cluster.client()?;
+    run_sql(&mut client, "CREATE TABLE a (id serial); CREATE TABLE b (id serial)")?;
+    let a = text(&mut client, "SELECT 'a'::regclass::oid")?;
+    let b = text(&mut client, "SELECT 'b'::regclass::oid")?;
+    run_sql(
+        &mut client,
+        &format!("ALTER TABLE a RENAME TO tmp_{b}; ALTER TABLE b RENAME TO tmp_{a}"),
+    )?;
+    run_sql(&mut client, &label(&format!("TABLE tmp_{a}"), "'encrypted'"))?;
+    run_sql(&mut client, &label("SCHEMA public", "'encrypted'"))?;
+    run_sql(&mut client, "SELECT count(*) FROM pagevault.drift")?;
+    run_sql(&mut client, &format!("TRUNCATE tmp_{a}, tmp_{b}"))?;
+    expect(&cluster, &format!("tmp_{a}"), DEFAULT)?;
+    expect(&cluster, &format!("tmp_{b}"), DEFAULT)?;
+    drop(client);
+    cluster.finish()
+}
+
 /// "$user" is first in the search path, so this role's objects would be created in the extension's
 /// schema.
 #[test]
