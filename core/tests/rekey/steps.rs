@@ -223,7 +223,7 @@ fn pages_and_targets() {
 #[test]
 fn progress() {
     let members = [(1, 100), (2, 0), (3, 200)];
-    let members = members.map(|(relation, pages)| Member { relation, pages });
+    let members = members.map(|(relation, pages)| Member { relation, file: FILE, pages });
     let mut run = Run::new(members.to_vec());
     let mut before = 0;
     let mut stale = 1;
@@ -245,12 +245,32 @@ fn progress() {
 /// Pages by which a file grows count as done and in the total.
 #[test]
 fn a_file_that_grows() {
-    let mut run = Run::new(vec![Member { relation: 1, pages: 10 }]);
+    let mut run = Run::new(vec![Member { relation: 1, file: FILE, pages: 10 }]);
     while run.next().is_some() {
         run.step(&mut Scripted::<false> { blocks: 500, ..Default::default() }).unwrap();
         assert!(run.progress().pages_done <= run.progress().pages_total);
     }
     assert_eq!((run.progress().pages_done, run.progress().pages_total), (500, 500));
+}
+
+/// A file that is proven is left, whatever relation has it; another one is followed.
+#[test]
+fn files_that_pass_to_other_relations() {
+    use JobKind::{Decrypt, Encrypt, Rotate};
+    let file = |relation| RelFile { relation, ..FILE };
+    let member = |relation, file| Member { relation, file, pages: 4 };
+    let mut run = Run::new(vec![member(1, FILE), member(2, file(8))]);
+    while run.next().is_some() {
+        // The second relation is gone.
+        run.step(&mut Scripted::<false> { blocks: 4, ..Default::default() }).unwrap();
+    }
+    for kind in [Decrypt, Encrypt, Rotate] {
+        let mut run = run.clone();
+        assert!(!run.follow(&[member(1, FILE), member(2, file(8)), member(3, FILE)], kind));
+        assert_eq!(run.follow(&[member(4, file(9))], kind), kind != Rotate);
+        assert!(run.follow(&[member(5, file(8)), member(4, file(9))], kind));
+        assert!(!run.follow(&[member(5, file(8)), member(4, file(9))], kind));
+    }
 }
 
 struct Facts {

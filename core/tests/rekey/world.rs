@@ -231,11 +231,16 @@ impl World {
 
     /// The relations that the job has to process.
     pub(crate) fn run(&self) -> Run {
+        Run::new(self.members())
+    }
+
+    fn members(&self) -> Vec<Member> {
         let members = self.relations.iter().filter_map(|relation| {
             let file = relation.file.as_ref()?;
-            Some(Member { relation: relation.oid, pages: file.pages().count() as i64 })
+            let pages = file.pages().count() as i64;
+            Some(Member { relation: relation.oid, file: file.id, pages })
         });
-        Run::new(members.collect())
+        members.collect()
     }
 
     fn tell(&mut self, what: impl Into<String>) {
@@ -244,7 +249,10 @@ impl World {
 
     /// One step of the job; an error if the job does not continue.
     pub(crate) fn step(&mut self, run: &mut Run) -> Result<Option<StepResult>, Stop> {
-        let Some((relation, state)) = run.next() else { return Ok(None) };
+        let Some((relation, state)) = run.next() else {
+            let follows = run.follow(&self.members(), self.job.kind);
+            return if follows { self.step(run) } else { Ok(None) };
+        };
         self.tell(format!("{relation}: {state:?}"));
         let result = run.step(&mut Held::<false> { world: self, relation })?;
         if let StepResult::Ended(_) = result {

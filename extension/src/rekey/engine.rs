@@ -33,20 +33,28 @@ use crate::policy;
 use crate::verify;
 use crate::writers::{Activity, Others};
 
+const WEAK: pg_sys::LOCKMODE = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
+
 /// Runs the job until it is complete, paused or cancelled. True if it is complete.
 ///
 /// # Errors
 /// Raises ERROR if a page cannot be read or decrypted, a key is locked, or the disk is full.
 pub(super) fn run(job: &Job) -> bool {
     fault::point("rekey.claimed");
-    let members = members_of(job);
-    let mut run = Run::new(members);
+    let roots = roots_of(job);
+    let mut run = Run::new(members_of(job, &roots));
     let mut pace = Pace::new(job);
     if pace.note(&run) == Flow::Stop {
         return false;
     }
     let mut online = Online::new(job, Oid::INVALID);
-    while let Some((relation, _)) = run.next() {
+    loop {
+        let Some((relation, _)) = run.next() else {
+            if run.follow(&present_members_of(&roots), job.kind) {
+                continue;
+            }
+            break;
+        };
         let oid = Oid::from(relation);
         if online.oid != oid {
             online = Online::new(job, oid);
@@ -70,8 +78,13 @@ pub(super) fn in_transaction<R>(work: impl FnOnce() -> Result<R>) -> R {
     worker::transaction(|| work().or_raise())
 }
 
-/// All relations with files that belong to the job's relation, including partitions; none if it was
-/// dropped.
+/// The job's relation and its partitions; none if it was dropped.
+fn roots_of(job: &Job) -> Vec<Oid> {
+    let relations = in_transaction(|| Ok(relation::with_partitions(job.relation)));
+    relations.iter().map(|relation| relation.oid).collect()
+}
+
+/// All relations with files that belong to these.
 ///
 /// A job that encrypts locks them as commands do that give a relation new storage: CREATE INDEX,
 /// REPACK (CONCURRENTLY). Those that began before the policy required encryption may add files in
@@ -83,40 +96,54 @@ pub(super) fn in_transaction<R>(work: impl FnOnce() -> Result<R>) -> R {
 /// read meanwhile would stay in shared buffers. They hold this lock on the table until the index is
 /// ready; the lock of one that has failed is free. This job's weaker locks are released first:
 /// REINDEX would wait for them (`WaitForLockersMultiple`).
-fn members_of(job: &Job) -> Vec<Member> {
-    const WEAK: pg_sys::LOCKMODE = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
+fn members_of(job: &Job, roots: &[Oid]) -> Vec<Member> {
     const STRONG: pg_sys::LOCKMODE = pg_sys::ShareUpdateExclusiveLock as pg_sys::LOCKMODE;
-    let roots = in_transaction(|| Ok(relation::with_partitions(job.relation)));
     let mut members = Vec::new();
     // In a transaction each: nothing is locked while this waits for the next lock.
-    for root in roots {
+    for root in roots.iter().copied() {
         if job.kind != JobKind::Encrypt {
-            let (found, are_ready) = in_transaction(|| Ok(members_under(root.oid, WEAK)));
+            let (found, are_ready) = in_transaction(|| Ok(members_under(root, WEAK)));
             if are_ready {
                 members.extend(found);
                 continue;
             }
         }
-        members.extend(in_transaction(|| Ok(members_under(root.oid, STRONG))).0);
+        members.extend(in_transaction(|| Ok(members_under(root, STRONG))).0);
     }
     members
+}
+
+/// The same at the end of the job: it waits for commands that give a file to another relation.
+/// Partitions that were attached meanwhile are not the job's, nor are indexes that are being built:
+/// their files are new.
+fn present_members_of(roots: &[Oid]) -> Vec<Member> {
+    let ready = |root| in_transaction(|| Ok(family_under(root, WEAK)));
+    let ready = roots.iter().flat_map(|root| ready(*root)).filter(|(_, is_ready)| *is_ready);
+    ready.map(|(member, _)| member).collect()
 }
 
 /// The members of a table's family that are seen under such locks, and whether all of them were
 /// ready when they were listed. None if the table was dropped.
 fn members_under(table: Oid, lock: pg_sys::LOCKMODE) -> (Vec<Member>, bool) {
-    let (mut members, mut are_ready) = (Vec::new(), true);
+    let family = family_under(table, lock);
+    let are_ready = family.iter().all(|(_, is_ready)| *is_ready);
+    (family.into_iter().map(|(member, _)| member).collect(), are_ready)
+}
+
+/// The same, and whether each of them is ready.
+fn family_under(table: Oid, lock: pg_sys::LOCKMODE) -> Vec<(Member, bool)> {
+    let mut members = Vec::new();
     // Under no weaker lock, for which REINDEX CONCURRENTLY would wait, as this waits for it.
     if Held::open_under(table, lock).is_none() {
-        return (members, are_ready);
+        return members;
     }
     for facts in relation::family(table, lock).iter().filter(|facts| facts.is_stored()) {
         let Some(held) = Held::open(facts.oid) else { continue };
-        are_ready &= held.is_ready();
         let pages = held.forks().iter().map(|(_, blocks)| i64::from(*blocks)).sum();
-        members.push(Member { relation: facts.oid.to_u32(), pages });
+        let (relation, file) = (facts.oid.to_u32(), held.file());
+        members.push((Member { relation, file, pages }, held.is_ready()));
     }
-    (members, are_ready)
+    members
 }
 
 /// The file of one relation that the job is rewriting.

@@ -4,15 +4,16 @@ use pagevault_cipher::DataKeyVersion;
 use pagevault_core::page::PageState;
 use pagevault_core::rekey::file::{End, FileState, StepResult};
 use pagevault_keystore::RelFile;
+use pagevault_keystore::job::JobKind;
 
 use super::held::Held;
-use super::{AES_256, File, Page, World, Writer};
+use super::{AES_256, File, Page, Relation, World, Writer};
 use crate::random::Random;
 
 impl World {
     /// A random event.
     pub(crate) fn event(&mut self, random: &mut Random) {
-        match random.below(40) {
+        match random.below(41) {
             0..10 => self.writer_begins(random),
             10..20 if !self.writers.is_empty() && random.one_in(self.slow) => {
                 let at = random.below(self.writers.len());
@@ -29,6 +30,7 @@ impl World {
             36 => self.encrypt_at_once(random),
             37 | 38 => self.label_locks(random),
             39 => self.exchange(random),
+            40 => self.pass_on(random),
             _ => {}
         }
         self.check();
@@ -178,6 +180,23 @@ impl World {
         {
             *old = file;
         }
+    }
+
+    /// ALTER TABLE gives the file of an index to a new one.
+    fn pass_on(&mut self, random: &mut Random) {
+        let Some(at) = self.any_relation(random) else { return };
+        let relation = &self.relations[at];
+        let id = relation.file.as_ref().unwrap().id;
+        // A file that comes while keys are rotated has a new one, but for what is exchanged.
+        let is_old = self.job.before.iter().any(|(known, _)| *known == id);
+        if relation.busy || (self.job.kind == JobKind::Rotate && !is_old) {
+            return;
+        }
+        let oid = 1000 + self.number() as u32;
+        self.tell(format!("{} passes its file {id} on to {oid}", self.relations[at].oid));
+        let new = Relation { oid, claimed: false, ..self.relations[at].clone() };
+        self.relations[at].file = None;
+        self.relations.push(new);
     }
 
     fn drop_relation(&mut self, random: &mut Random) {

@@ -2,6 +2,7 @@
 
 use anyhow::{Result, ensure};
 use pagevault_tests::cluster::{run_sql, text};
+use pagevault_tests::datafile::PageState;
 use pagevault_tests::{Cluster, Settings};
 
 use super::{SUM, assert_version, cluster, versions, versions_of};
@@ -67,6 +68,41 @@ fn it_moves_to_another_tablespace() -> Result<()> {
         ensure!(versions.len() == 1, "{relation}: {versions:?}");
     }
     ensure!(cluster.text(SUM)? == before, "contents differ");
+    cluster.finish()
+}
+
+/// `ALTER TABLE` gives the file of an index to a new one if only the length of a type changes
+/// (`TryReuseIndex`, tablecmds.c).
+#[test]
+fn the_file_of_an_index_passes_to_another() -> Result<()> {
+    let cluster = cluster("pagevault.rekey_rate = 0")?;
+    cluster.sql(
+        "CREATE TABLE u (name varchar(60) PRIMARY KEY);
+         INSERT INTO u SELECT 'drossel-' || i FROM generate_series(1, 20000) i",
+    )?;
+    let file = "SELECT pg_relation_filenode('u_pkey')";
+    let before = cluster.text(file)?;
+    for (length, request, wanted) in [
+        (70, "SECURITY LABEL FOR pagevault ON TABLE u IS 'encrypted'", PageState::Sealed(1)),
+        (80, "SELECT pagevault.rotate_data_key('u')", PageState::Sealed(2)),
+        (90, "SELECT pagevault.decrypt('u')", PageState::Plaintext),
+    ] {
+        // The job has not come to the index yet.
+        cluster.stop_at("rekey.batch_done")?;
+        cluster.sql(&format!("SET pagevault.rekey_threshold = 0; {request}"))?;
+        cluster.stopped_at("rekey.batch_done")?;
+        cluster.sql(&format!("ALTER TABLE u ALTER name TYPE varchar({length})"))?;
+        cluster.resume();
+        let done = cluster.text("SELECT pagevault.wait_for_rekey('u'::regclass, '60s')")?;
+        ensure!(done == "t", "{request}: the job does not end");
+        ensure!(cluster.text(file)? == before, "the index has a file of its own");
+        cluster.sql("CHECKPOINT")?;
+        for file in cluster.files("u_pkey")? {
+            let others = |state: &PageState| ![PageState::Zero, wanted].contains(state);
+            let other = file.states()?.into_iter().find(others);
+            ensure!(other.is_none(), "{request}: a page is {other:?}");
+        }
+    }
     cluster.finish()
 }
 
