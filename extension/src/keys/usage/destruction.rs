@@ -296,7 +296,13 @@ pub(crate) fn files_besides(database: u32, these: &HashSet<RelFile>) -> Result<V
 /// The number of files of this process's database that no longer exist and have keys of their own,
 /// as far as can be determined.
 pub(crate) fn count_former_files(database: u32) -> Result<usize> {
-    let found = former(database, |file| Ok(relation_files::may_exist(file)))?;
+    // Of a dropped relation, or one that was rewritten, PostgreSQL keeps an empty file until the
+    // next checkpoint (`mdunlinkfork`, md.c).
+    let is_there = |file, in_use: &HashSet<RelFile>| {
+        Ok(relation_files::may_exist(file)
+            && (in_use.contains(&file) || !relation_files::is_empty(file)))
+    };
+    let found = former(database, is_there)?;
     Ok(found.iter().filter(|former| former.has_keys_of_its_own()).count())
 }
 
@@ -306,7 +312,7 @@ pub(crate) fn count_former_files(database: u32) -> Result<usize> {
 /// # Errors
 /// Also if it cannot be determined whether one of them exists.
 pub(crate) fn former_files(database: u32) -> Result<Vec<Former>> {
-    former(database, relation_files::exists)
+    former(database, |file, _| relation_files::exists(file))
 }
 
 /// Those of these files that no longer exist.
@@ -327,7 +333,10 @@ pub(crate) fn former_among<'a>(files: impl Iterator<Item = &'a RelFile>) -> Resu
     Ok(former)
 }
 
-fn former(database: u32, is_there: impl Fn(RelFile) -> Result<bool>) -> Result<Vec<Former>> {
+fn former(
+    database: u32,
+    is_there: impl Fn(RelFile, &HashSet<RelFile>) -> Result<bool>,
+) -> Result<Vec<Former>> {
     let directory = &shmem::required()?.directory;
     let (tablespaces, in_use) = (relation_files::tablespaces()?, survey::files_in_catalog());
     let mut former = Vec::new();
@@ -335,7 +344,7 @@ fn former(database: u32, is_there: impl Fn(RelFile) -> Result<bool>) -> Result<V
         let info = info?;
         if info.file.database == database
             && directory.keys(info.slot)?.next().is_some()
-            && !is_there(info.file)?
+            && !is_there(info.file, &in_use)?
         {
             let last_version = directory.last_version(info.slot)?;
             let through = same_keys::last_to_destroy(info.file, info.slot, &in_use, &tablespaces)?;

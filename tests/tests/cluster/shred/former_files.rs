@@ -180,6 +180,28 @@ fn files_without_pages_are_not_reported() -> Result<()> {
     cluster.finish()
 }
 
+/// Those that were rewritten since the last checkpoint are gone as well, but not those that are
+/// being made.
+#[test]
+fn former_files_are_counted_before_the_next_checkpoint() -> Result<()> {
+    let (cluster, _keys) = cluster("")?;
+    cluster.sql("CHECKPOINT")?;
+    let mut maker = cluster.client()?;
+    run_sql(
+        &mut maker,
+        "SET pagevault.default_encryption = on; BEGIN; CREATE TABLE n (id int, name text)",
+    )?;
+    cluster.sql("VACUUM FULL t")?;
+    let number = "SELECT coalesce(max(substring(detail FROM 'keys of ([0-9]+) files')), '0')
+        FROM pagevault.shred('t', 'public.t') WHERE item = 'former files'";
+    let before = cluster.text(number)?;
+    cluster.sql("CHECKPOINT")?;
+    let after = cluster.text(number)?;
+    ensure!(before == after && before == "5", "{before} files, then {after}");
+    run_sql(&mut maker, "COMMIT")?;
+    cluster.finish()
+}
+
 /// Who has locked a catalog may wait for the keystore: shredding must not wait for it while it
 /// keeps the keystore locked, for no detector would see that.
 #[test]
