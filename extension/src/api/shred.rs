@@ -14,8 +14,9 @@ use crate::keys::store::persist;
 use crate::keys::usage::destruction::{self, Outcome};
 use crate::pg::report::{OrRaise, Report, Result};
 use crate::pg::session::{self, Call};
+use crate::pg::statistics::with_inherited_statistics;
 use crate::pg::text::{ServerText, excerpt};
-use crate::pg::{compat, process, relation_files};
+use crate::pg::{compat, process, relation, relation_files};
 use crate::remnants::{Cleared, Key, State};
 use crate::shred::{self, Shredded};
 
@@ -289,7 +290,30 @@ fn statistics(shredded: &Shredded) -> Vec<Row> {
         rows.push(("statistics".to_owned(), object, file, keys, detail));
     }
     rows.extend(shredded.cleared.iter().map(|one| cleared(one, &shredded.outcome)));
+    rows.extend(shredded.statistics.and_then(|_| of_former_children()));
     rows
+}
+
+/// A table without this child now may have sampled it when it was one. Nothing records that.
+fn of_former_children() -> Option<Row> {
+    const NAMED: usize = 5;
+    let tables = with_inherited_statistics();
+    // Without a lock: others may drop one, or hold it for long.
+    let tables = tables.into_iter().filter_map(relation::facts);
+    let mut names: Vec<_> = tables.map(|facts| relation::quoted_name(&facts)).collect();
+    let object = if let [name] = &names[..] { name.clone() } else { String::new() };
+    if names.len() > NAMED {
+        let more = format!("{} more", names.len() - NAMED);
+        names.truncate(NAMED);
+        names.push(more);
+    } else if names.is_empty() {
+        return None;
+    }
+    let detail = format!(
+        "Tables with sampled values of all their children, as of their last ANALYZE: {}. If anything shredded was a child of one then, and was detached since, its values are in there. ANALYZE that table. Then shred once more, or call shred_former_files(): this clears what is left of the deleted rows.",
+        names.join(", ")
+    );
+    Some(("statistics".to_owned(), object, None, None, detail))
 }
 
 /// The row of one file of statistics.

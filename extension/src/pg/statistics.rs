@@ -90,6 +90,32 @@ impl Sampled {
     }
 }
 
+/// The tables with statistics that contain samples of their children, ascending.
+pub(crate) fn with_inherited_statistics() -> Vec<Oid> {
+    // SAFETY: in a transaction; rows begin like the structures. See `Sampled::rows`.
+    let mut tables = unsafe {
+        pg_sys::AcceptInvalidationMessages();
+        let mut tables = catalog::scan(pg_sys::StatisticRelationId, |row| {
+            let row = &*pg_sys::GETSTRUCT(row).cast::<pg_sys::FormData_pg_statistic>();
+            row.stainherit.then_some(row.starelid)
+        });
+        let extended: HashSet<Oid> = catalog::scan(EXTENDED_DATA, |row| {
+            let row = &*pg_sys::GETSTRUCT(row).cast::<ExtendedData>();
+            row.inherited.then_some(row.statistics)
+        })
+        .into_iter()
+        .collect();
+        tables.extend(catalog::scan(EXTENDED, |row| {
+            let row = &*pg_sys::GETSTRUCT(row).cast::<Extended>();
+            extended.contains(&row.oid).then_some(row.relation)
+        }));
+        tables
+    };
+    tables.sort_unstable_by_key(|oid| oid.to_u32());
+    tables.dedup();
+    tables
+}
+
 /// Deletes the rows of all relations that another process of this database has locked in
 /// AccessExclusiveLock mode, and of their ancestors. As the bootstrap superuser.
 pub(crate) fn delete_of_relations_locked_by(pid: i32) -> Result<()> {

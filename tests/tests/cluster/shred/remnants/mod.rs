@@ -214,6 +214,41 @@ fn former_files_and_their_statistics() -> Result<()> {
     cluster.finish()
 }
 
+/// A parent keeps what it has sampled of a child that is detached, and nothing says whose that is.
+#[test]
+fn what_may_have_sampled_a_former_child_is_reported() -> Result<()> {
+    let settings = Settings::default().conf("autovacuum = off");
+    let (cluster, _keys) = Cluster::with_keys(&settings)?;
+    cluster.sql(
+        "CREATE EXTENSION pageinspect; SET pagevault.default_encryption = on;
+         CREATE TABLE p (id int, name text) PARTITION BY LIST (id);
+         CREATE TABLE p1 PARTITION OF p FOR VALUES IN (1);
+         CREATE TABLE p2 PARTITION OF p FOR VALUES IN (2);
+         INSERT INTO p SELECT 1, 'kanarienvogel' FROM generate_series(1, 500);
+         INSERT INTO p SELECT 2, 'zeisig' FROM generate_series(1, 500)",
+    )?;
+    let shred = "SELECT * FROM pagevault.shred('p1', confirm => 'public.p1')";
+    let of_parents = || -> Result<Vec<String>> {
+        let rows = reported(&cluster, shred)?.into_iter();
+        let of_parents = rows.filter(|(_, _, detail)| detail.contains("all their children"));
+        Ok(of_parents.map(|(object, _, _)| object).collect())
+    };
+    cluster.sql("ANALYZE p")?;
+    cluster.sql("ALTER TABLE p DETACH PARTITION p1")?;
+    let found = of_parents()?;
+    ensure!(found == ["public.p"], "{found:?}");
+    ensure!(pages_with_canary(&cluster, PLACES[0])? > 0, "the parent has no value of it");
+    // As the row says.
+    cluster.sql("ANALYZE p")?;
+    cluster.sql(shred)?;
+    ensure_no_canary(&cluster)?;
+    // The statistics of a parent that is shredded itself are deleted.
+    cluster.sql("SELECT * FROM pagevault.shred('p', confirm => 'public.p')")?;
+    let found = of_parents()?;
+    ensure!(found.is_empty(), "{found:?}");
+    cluster.finish()
+}
+
 /// Shredding does not wait indefinitely for sessions that block the deletion of statistics rows.
 #[test]
 fn rows_that_cannot_be_deleted() -> Result<()> {
