@@ -241,6 +241,9 @@ fn report_rows(shredded: &Shredded) -> Result<Vec<Row>> {
                 "The keystore keeps the keys of {gone} files of this database that are gone: of dropped relations, and of relations before they were rewritten, perhaps of this one. Backups of those files stay readable. shred_former_files() destroys these keys."
             ),
         ));
+        if shredded.outcome.files.iter().any(is_here) {
+            rows.extend(slots(&shredded.outcome)?);
+        }
     }
     rows.extend(wal(shredded)?);
     rows.push(note(
@@ -314,6 +317,24 @@ fn of_former_children() -> Option<Row> {
         names.join(", ")
     );
     Some(("statistics".to_owned(), object, None, None, detail))
+}
+
+/// Rows about slots whose readers may still be shown rows of former files.
+fn slots(outcome: &Outcome) -> Result<Vec<Row>> {
+    let lsn = outcome.lsn.to_string();
+    let names = session::as_owner_of_the_cluster(|| {
+        Spi::get_one_with_args::<Vec<String>>(
+            "SELECT array_agg(slot_name::text ORDER BY slot_name) FROM pg_catalog.pg_replication_slots
+              WHERE slot_type = 'logical' AND database = pg_catalog.current_database()
+                AND confirmed_flush_lsn < $1::pg_lsn",
+            &[lsn.as_str().into()],
+        )
+    })?;
+    let row = |name: String| -> Row {
+        let detail = "Its reader is still shown rows that WAL has of former files, such as those of a shredded relation before it was rewritten: the keystore keeps their keys. Call shred_former_files().";
+        ("logical slot".to_owned(), name, None, None, detail.to_owned())
+    };
+    Ok(names.unwrap_or_default().into_iter().map(row).collect())
 }
 
 /// The row of one file of statistics.

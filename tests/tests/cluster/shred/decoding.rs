@@ -97,6 +97,22 @@ fn rows_of_shredded_former_files_are_not_decoded() -> Result<()> {
 }
 
 /// Nothing of the transactions before is lost, whichever way the slot is read.
+/// As long as nobody calls `shred_former_files()`, their rows are shown, and the result says so.
+#[test]
+fn slots_that_may_show_former_files_are_named() -> Result<()> {
+    let (cluster, _keys) = with_slot("")?;
+    let named = "SELECT string_agg(object, ' ') FROM pagevault.shred('t', 'public.t') WHERE item = 'logical slot'";
+    cluster.sql("INSERT INTO t (name) VALUES ('kanarienvogel')")?;
+    cluster.sql("VACUUM FULL t")?;
+    let found = cluster.text(named)?;
+    ensure!(found == "slot", "slots: {found}");
+    cluster.sql("SELECT * FROM pagevault.shred_former_files(confirm => 'postgres')")?;
+    before_refused(&cluster, "slot")?;
+    let found = cluster.text(named)?;
+    ensure!(found.is_empty(), "slots: {found}");
+    cluster.finish()
+}
+
 #[test]
 fn hints_lead_around_transactions_with_shredded_rows_only() -> Result<()> {
     let (mut cluster, _keys) = with_slot("")?;
