@@ -6,6 +6,7 @@
 mod beside;
 mod databases;
 mod in_use;
+mod locked;
 mod unfinished;
 mod writing;
 
@@ -31,11 +32,15 @@ use pagevault_keystore::{
 };
 use zeroize::Zeroizing;
 
+pub(crate) use self::locked::Locked;
 pub(crate) use self::writing::{put, require_no_server, require_not_started, require_stopped};
 use crate::access::{Access, read_trusted, trusted_directories};
 use crate::failure::{Failure, of_command, unreadable};
 use crate::serve;
 use crate::trust::FileKind;
+
+/// Scope and version of a database key.
+type Place = (Scope, KeyVersion);
 
 /// The directory of the keystore in a data directory.
 pub const DIRECTORY: &str = "pagevault";
@@ -217,7 +222,13 @@ impl Keystore {
     /// # Errors
     /// The first failure.
     pub fn unlock(&self, wanted: &BTreeSet<(Scope, KeyVersion)>) -> Result<DatabaseKeys, Failure> {
-        let record = |&(scope, version): &(Scope, KeyVersion)| {
+        let records = self.records_of(wanted)?;
+        self.unlock_all(records)
+    }
+
+    /// The records of these database keys.
+    fn records_of(&self, wanted: &BTreeSet<Place>) -> Result<Vec<(Place, &DatabaseKey)>, Failure> {
+        let record = |&(scope, version): &Place| {
             let key = self.state.database_key(scope, version).ok_or_else(|| {
                 let whose = self.name(scope);
                 damaged(format!(
@@ -226,7 +237,7 @@ impl Keystore {
             })?;
             Ok(((scope, version), key))
         };
-        self.unlock_all(wanted.iter().map(record).collect::<Result<_, Failure>>()?)
+        wanted.iter().map(record).collect()
     }
 
     /// Has a provider unwrap a database key whose record is not in the key files; its provider is.
@@ -235,27 +246,33 @@ impl Keystore {
     /// Those of [`Keystore::unlock`].
     pub(crate) fn unlock_recorded(
         &self,
-        place: (Scope, KeyVersion),
+        place: Place,
         key: &DatabaseKey,
     ) -> Result<DatabaseKeys, Failure> {
         self.unlock_all(vec![(place, key)])
     }
 
+    fn unlock_all(&self, wanted: Vec<(Place, &DatabaseKey)>) -> Result<DatabaseKeys, Failure> {
+        let asking = |(place, key): (Place, _)| Ok((place, key, self.operations(place.0, key)?));
+        let asked = wanted.into_iter().map(asking).collect::<Result<_, Failure>>()?;
+        let keys = self.answers(asked).into_iter().map(|(place, key)| Ok((place, key?)));
+        Ok(DatabaseKeys { keys: keys.collect::<Result<_, Failure>>()? })
+    }
+
+    /// What asks each of a database key's master keys.
+    fn operations(&self, scope: Scope, key: &DatabaseKey) -> Result<Vec<Operation>, Failure> {
+        let once = !key.others.is_empty();
+        key.wrappings().map(|wrapping| self.unwrap_operation(scope, wrapping, once)).collect()
+    }
+
     /// Asks all master keys of these database keys at the same time.
-    fn unlock_all(
+    fn answers(
         &self,
-        wanted: Vec<((Scope, KeyVersion), &DatabaseKey)>,
-    ) -> Result<DatabaseKeys, Failure> {
-        let mut operations = Vec::new();
-        for ((scope, _), key) in &wanted {
-            let once = !key.others.is_empty();
-            for wrapping in key.wrappings() {
-                operations.push(self.unwrap_operation(*scope, wrapping, once)?);
-            }
-        }
-        let mut outcomes = self.ask(operations).into_iter();
-        let mut keys = BTreeMap::new();
-        for (place, key) in wanted {
+        mut asked: Vec<(Place, &DatabaseKey, Vec<Operation>)>,
+    ) -> Vec<(Place, Result<Secret32, Failure>)> {
+        let operations = asked.iter_mut().flat_map(|(.., operations)| std::mem::take(operations));
+        let mut outcomes = self.ask(operations.collect()).into_iter();
+        let mut unwrap = |place, key: &DatabaseKey| {
             let mut found = None;
             for wrapping in key.wrappings() {
                 let outcome = outcomes.next().ok_or_else(|| damaged("no reply from a provider"))?;
@@ -270,10 +287,9 @@ impl Keystore {
                     found = Some(plain);
                 }
             }
-            let plain = found.unwrap_or_else(|| Err(damaged("no reply from a provider")))?;
-            keys.insert(place, plain);
-        }
-        Ok(DatabaseKeys { keys })
+            found.unwrap_or_else(|| Err(damaged("no reply from a provider")))
+        };
+        asked.iter().map(|&(place, key, _)| (place, unwrap(place, key))).collect()
     }
 
     /// The database keys that wrap data keys, except those of dropped databases.

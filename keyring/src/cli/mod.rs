@@ -82,7 +82,7 @@ enum Command {
     /// or of a backup
     ///
     /// The exit code is 0 if no damage is found, 2 if something is damaged, and 1 if the data
-    /// directory could not be verified.
+    /// directory, or a key group in it, could not be verified.
     Verify {
         /// The data directory
         data_directory: PathBuf,
@@ -228,7 +228,11 @@ pub fn main() -> ExitCode {
         Command::Verify { data_directory, options, access } => {
             let out = &mut io::stdout().lock();
             let verify = |access| verify::verify(&data_directory, &options, access, out);
-            let code = |well| if well { ExitCode::SUCCESS } else { ExitCode::from(2) };
+            let code = |verdict| match verdict {
+                verify::Verdict::Sound => ExitCode::SUCCESS,
+                verify::Verdict::NotAll => ExitCode::FAILURE,
+                verify::Verdict::Damaged => ExitCode::from(2),
+            };
             access.access().and_then(verify).map(code)
         }
         Command::SealManifest { data_directory, access } => {

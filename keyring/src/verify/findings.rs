@@ -35,6 +35,8 @@ pub(super) struct Findings {
     pub(super) plaintext: u64,
     pub(super) empty: u64,
     pub(super) shredded: u64,
+    /// Pages of key groups that are locked.
+    pub(super) locked: u64,
     pub(super) skipped: u64,
     pub(super) wal_sealed: u64,
     pub(super) wal_plaintext: u64,
@@ -88,6 +90,7 @@ impl Findings {
                 &mut self.sealed
             }
             pages::State::Shredded => &mut self.shredded,
+            pages::State::Locked => &mut self.locked,
             pages::State::Emptied => &mut self.emptied,
             // See `decide`.
             pages::State::Refused(_) => return,

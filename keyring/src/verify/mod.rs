@@ -17,6 +17,7 @@ mod headers;
 mod key_records;
 mod labelled;
 mod leftovers;
+mod locked_groups;
 pub mod manifest;
 mod maps;
 mod new_rows;
@@ -50,13 +51,14 @@ pub(crate) use self::control::Control;
 use self::findings::{Findings, LISTED};
 use self::labelled::Needed;
 use self::leftovers::Leftovers;
+use self::locked_groups::LockedGroup;
 use self::maps::Maps;
 use self::report::Report;
 use self::runs::Run;
 use self::segments::{Histories, Segment};
 use crate::access::Access;
 use crate::failure::{Failure, refuse};
-use crate::offline::{DIRECTORY, DatabaseKeys, Keystore};
+use crate::offline::{DIRECTORY, DatabaseKeys, Keystore, Locked};
 use crate::tablespaces::{self, Tablespace};
 
 /// Whether a file of this name belongs to a relation.
@@ -78,22 +80,37 @@ pub struct Options {
     /// Report damage unless this is a base backup whose manifest was sealed with `seal-manifest`
     #[arg(long)]
     require_seal: bool,
+    /// Accept that the pages of this key group are not verified if its key cannot be unwrapped;
+    /// "all" for any group
+    #[arg(long, value_name = "GROUP")]
+    locked_key_group: Vec<String>,
     /// Print the result as JSON
     #[arg(long)]
     json: bool,
 }
 
-/// Verifies everything and prints the result. True if nothing is damaged.
+/// The result of [`verify`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Verdict {
+    /// No damage.
+    Sound,
+    /// No damage in what was verified. Pages of key groups were not, and nobody has accepted that.
+    NotAll,
+    /// There is damage.
+    Damaged,
+}
+
+/// Verifies everything and prints the result.
 ///
 /// # Errors
-/// If it cannot be verified: the server is running, a key cannot be unwrapped, a file cannot be
-/// read.
+/// If it cannot be verified: the server is running, a key that is not of a key group cannot be
+/// unwrapped, a file cannot be read.
 pub fn verify(
     data_directory: &Path,
     options: &Options,
     access: Access,
     out: &mut impl Write,
-) -> Result<bool, Failure> {
+) -> Result<Verdict, Failure> {
     seal::refuse_tar(data_directory)?;
     if data_directory.join("postmaster.pid").exists() {
         return Err(refuse("a server is running in the data directory, or was killed")
@@ -109,7 +126,7 @@ pub fn verify(
     let seal = seal::read(keystore.data_directory())?;
     let mut needed = keystore.needed();
     needed.extend(seal.as_deref().and_then(|seal| seal::key_of(&keystore, seal)));
-    let unlocked = keystore.unlock(&needed)?;
+    let (unlocked, locked) = keystore.unlock_but_groups(&needed)?;
     let control = Control::ask(keystore.data_directory())?;
     let mut findings = Findings::default();
     let root = keystore.data_directory();
@@ -141,8 +158,13 @@ pub fn verify(
         let what = "of an incremental backup, and backup_label is not that of one";
         findings.damage(format!("{path}: {what}"));
     }
-    let context =
-        Context { keystore: &keystore, unlocked: &unlocked, control, tablespaces: &tablespaces };
+    let context = Context {
+        keystore: &keystore,
+        unlocked: &unlocked,
+        locked: &locked,
+        control,
+        tablespaces: &tablespaces,
+    };
     unlogged::take_out(&context, &mut files, &mut findings);
     directories::require_of_wal(root, &mut findings);
     findings.maps = Maps::of(&context, &files, version.as_deref(), &mut findings.unknown);
@@ -223,13 +245,14 @@ pub fn verify(
     }
     findings.decide(control, is_whole, &mut leftovers);
     progress.finish_and_clear();
-    let report = Report::new(&keystore, &findings, &complete, control.ended)?;
+    let locked = LockedGroup::all(&keystore, &locked, &options.locked_key_group);
+    let report = Report::new(&context, &findings, &complete, locked)?;
     if options.json {
         report.print_json(out)?
     } else {
         report.print(out)?
     }
-    Ok(findings.damaged == 0)
+    Ok(report.verdict())
 }
 
 /// A key file that a server refuses after a clean shutdown, which leaves no unfinished write.
@@ -244,6 +267,7 @@ fn torn_file((scope, torn): (Scope, u64)) -> String {
 struct Context<'a> {
     keystore: &'a Keystore,
     unlocked: &'a DatabaseKeys,
+    locked: &'a Locked,
     control: Control,
     tablespaces: &'a [Tablespace],
 }

@@ -20,6 +20,15 @@ pub(super) fn data_key_version(
     interim::data_key_of(version, context.keystore.state().file(file)?.last_version()?)
 }
 
+/// Whether the key of pages of a file that name this version cannot be had, because its key group
+/// is locked. Interim keys are the cluster's.
+pub(super) fn is_locked(context: &Context<'_>, file: RelFile, version: DataKeyVersion) -> bool {
+    let entry = context.keystore.state().file(file);
+    let record = entry.and_then(|entry| entry.keys.get(&version));
+    !interim::is_interim(version)
+        && record.is_some_and(|record| context.locked.has((record.scope, record.key_version)))
+}
+
 /// The key of pages of a file that name this version.
 ///
 /// # Errors

@@ -15,7 +15,7 @@ use pagevault_keystore::{RelFile, state};
 use super::broken::Problem;
 use super::gaps::Gap;
 use super::leftovers::Leftovers;
-use super::page_key::{data_key_version, page_key};
+use super::page_key::{data_key_version, is_locked, page_key};
 use super::{Context, Findings};
 use crate::failure::{Failure, unreadable};
 use crate::regular::open_regular;
@@ -253,6 +253,8 @@ pub(super) enum State {
     Plaintext,
     Sealed(Strength),
     Shredded,
+    /// Its key group is locked. Only the checksum of the encrypted page was checked, if it has one.
+    Locked,
     /// A page of a map that the server reads as empty.
     Emptied,
     /// The server does not accept it in this file.
@@ -331,7 +333,8 @@ fn open_strictly(
     if entry.is_some_and(is_destroyed) {
         return Ok(State::Shredded);
     }
-    if let Entry::Vacant(place) = keys.entry(version) {
+    let is_locked = is_locked(context, file.file, version);
+    if !is_locked && let Entry::Vacant(place) = keys.entry(version) {
         place.insert(page_key(context, file.file, version).map_err(Problem::Key)?);
     }
     if checksums && stored_checksum(page) != page_checksum(page, block) {
@@ -343,11 +346,13 @@ fn open_strictly(
         let opened = page::open(page, key, block, file.fork, checksums);
         strength = opened.map_err(|error| Problem::Content(error.to_string()))?.unwrap_or(strength);
     }
-    check(page, block, checksums).map_err(Problem::Content)?;
+    if !is_locked {
+        check(page, block, checksums).map_err(Problem::Content)?;
+    }
     if !is_map && entry.is_some_and(|entry| own.is_some() && own < entry.floor()) {
         return Ok(State::Refused(Refusal::Former));
     }
-    Ok(State::Sealed(strength))
+    Ok(if is_locked { State::Locked } else { State::Sealed(strength) })
 }
 
 /// Like `PageIsVerified` (bufpage.c). A page whose `pd_upper` is zero is new (`PageIsNew`), and

@@ -7,7 +7,8 @@ use pagevault_keystore::{Record, Scope};
 use serde::Serialize;
 
 use super::complete::{Complete, Sealed};
-use super::{Findings, LISTED};
+use super::locked_groups::{LockedGroup, conclude};
+use super::{Context, Findings, LISTED, Verdict};
 use crate::failure::{Failure, unprintable};
 use crate::offline::{DIRECTORY, Keystore};
 use crate::visible::visible;
@@ -16,8 +17,9 @@ use crate::visible::visible;
 #[derive(Serialize)]
 pub(super) struct Report<'a> {
     damage_found: bool,
-    /// All their database keys could be unwrapped.
+    /// Those whose database keys could be unwrapped.
     data_keys: usize,
+    locked_key_groups: Vec<LockedGroup>,
     unsettled: Vec<Unsettled>,
     relations: Relations,
     tags: Tags,
@@ -63,6 +65,8 @@ struct Relations {
     plaintext_pages: u64,
     empty_pages: u64,
     shredded_pages: u64,
+    /// Not decrypted: their key groups are locked.
+    locked_pages: u64,
 }
 
 /// Encrypted pages by the strength of their tags.
@@ -94,17 +98,20 @@ fn missing(keystore: &Keystore) -> Result<Vec<Unsettled>, Failure> {
 
 impl<'a> Report<'a> {
     pub(super) fn new(
-        keystore: &Keystore,
+        context: &Context<'_>,
         findings: &'a Findings,
         manifest: &'a Complete,
-        shut_down: bool,
+        locked_key_groups: Vec<LockedGroup>,
     ) -> Result<Self, Failure> {
-        let needed = keystore.needed();
+        let keystore = context.keystore;
+        let mut needed = keystore.needed();
+        needed.retain(|place| !context.locked.has(*place));
         let keys = keystore.state().files().flat_map(|(_, entry)| entry.keys.values());
         let keys = keys.filter(|key| needed.contains(&(key.scope, key.key_version)));
         Ok(Report {
             damage_found: findings.damaged > 0,
             data_keys: keys.count(),
+            locked_key_groups,
             unsettled: missing(keystore)?,
             relations: Relations {
                 files: findings.files,
@@ -112,6 +119,7 @@ impl<'a> Report<'a> {
                 plaintext_pages: findings.plaintext,
                 empty_pages: findings.empty,
                 shredded_pages: findings.shredded,
+                locked_pages: findings.locked,
             },
             tags: Tags { bits_128: findings.full_tags, bits_20: findings.short_tags },
             wal: Wal {
@@ -132,8 +140,16 @@ impl<'a> Report<'a> {
             undecided: findings.undecided,
             undecided_segments: &findings.undecided_gaps,
             skipped: findings.skipped,
-            shut_down,
+            shut_down: context.control.ended,
         })
+    }
+
+    pub(super) fn verdict(&self) -> Verdict {
+        match self.locked_key_groups.iter().all(|group| group.accepted) {
+            _ if self.damage_found => Verdict::Damaged,
+            true => Verdict::Sound,
+            false => Verdict::NotAll,
+        }
     }
 
     /// Prints it for programs.
@@ -149,10 +165,12 @@ impl<'a> Report<'a> {
 
     fn counts(&self, out: &mut impl Write) -> io::Result<()> {
         let Report { data_keys, relations, tags, wal, .. } = self;
+        let others = if self.locked_key_groups.is_empty() { "" } else { "; others are locked" };
         writeln!(
             out,
-            "keys         {data_keys} data keys; all their database keys could be unwrapped"
+            "keys         {data_keys} data keys; all their database keys could be unwrapped{others}"
         )?;
+        self.locked_key_groups.iter().try_for_each(|group| group.print(out))?;
         for Unsettled { file, data_keys } in &self.unsettled {
             writeln!(
                 out,
@@ -168,6 +186,13 @@ impl<'a> Report<'a> {
             relations.empty_pages,
             relations.shredded_pages
         )?;
+        if relations.locked_pages > 0 {
+            writeln!(
+                out,
+                "             {} encrypted pages were not decrypted: their key groups are locked",
+                relations.locked_pages
+            )?;
+        }
         if tags.bits_128 + tags.bits_20 > 0 {
             writeln!(
                 out,
@@ -300,9 +325,6 @@ impl<'a> Report<'a> {
                 "             This is a backup or a standby, or its server was not shut down cleanly. Recovery replaces pages\n             that were being written, if all of its WAL is there. Start the server, shut it down, and verify again."
             )?;
         }
-        match self.damages {
-            0 => writeln!(out, "\nNo damage found."),
-            count => writeln!(out, "\nDamage found: {count}."),
-        }
+        conclude(&self.locked_key_groups, self.damages, out)
     }
 }

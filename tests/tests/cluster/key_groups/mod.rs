@@ -6,6 +6,7 @@ mod labels;
 mod moving;
 mod recovery;
 mod shredding;
+mod verified;
 
 use std::fs;
 
