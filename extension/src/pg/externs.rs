@@ -51,6 +51,15 @@ unsafe extern "C-unwind" {
         parents: *mut *mut pg_sys::List,
     ) -> *mut pg_sys::List;
 
+    /// nodeFuncs.c: calls the walker for each child of a plan state, subplans included, until the
+    /// walker returns true; may raise. From 16 on the name is that of a macro that calls this.
+    #[cfg_attr(not(feature = "pg15"), link_name = "planstate_tree_walker_impl")]
+    pub(crate) fn planstate_tree_walker(
+        plan: *mut pg_sys::PlanState,
+        walker: unsafe extern "C-unwind" fn(*mut pg_sys::PlanState, *mut c_void) -> bool,
+        context: *mut c_void,
+    ) -> bool;
+
     /// ipc.c: calls what is registered for the end of the process, and does not return.
     pub(crate) fn proc_exit(status: c_int) -> !;
 
@@ -81,6 +90,9 @@ unsafe extern "C-unwind" {
 
     /// smgr.c; may raise.
     pub(crate) fn smgrnblocks(reln: pg_sys::SMgrRelation, fork: c_int) -> u32;
+
+    /// execMain.c; may raise.
+    pub(crate) fn standard_ExecutorStart(query: *mut pg_sys::QueryDesc, flags: c_int);
 
     /// planner.c; may raise.
     pub(crate) fn standard_planner(

@@ -65,6 +65,22 @@ macro_rules! planner_hook {
 }
 pub(crate) use planner_hook;
 
+/// Whether permissions are needed for a relation of a range table: a query names it. None are
+/// needed for what the planner adds, partitions and other tables that inherit
+/// (`expand_single_inheritance_child`, inherit.c).
+///
+/// # Safety
+/// `entry` is a range table entry.
+pub(crate) unsafe fn needs_permission(entry: *mut pg_sys::RangeTblEntry) -> bool {
+    // SAFETY: the caller's entry, which lives as long as its query.
+    unsafe {
+        #[cfg(feature = "pg15")]
+        return (*entry).requiredPerms != 0;
+        #[cfg(not(feature = "pg15"))]
+        return (*entry).perminfoindex != 0;
+    }
+}
+
 /// Type of ExecutorCheckPerms_hook: gets the range table and, from 16 on, a list of permissions.
 #[cfg(feature = "pg15")]
 pub(crate) type CheckPerms = unsafe extern "C-unwind" fn(*mut pg_sys::List, bool) -> bool;

@@ -4,6 +4,7 @@ mod attacks;
 mod interim;
 mod labels;
 mod moving;
+mod partitions;
 mod recovery;
 mod shredding;
 mod verified;
