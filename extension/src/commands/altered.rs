@@ -196,8 +196,10 @@ pub(crate) fn follow(mark: Mark, detached: Option<Oid>) -> Result<()> {
                         refuse_decryption(partition)?;
                     }
                     let follows = is_sequence || relation::is_empty(partition.oid);
-                    let by_job = follows && encrypt_if_required(partition)?.is_some();
-                    if !is_detached && !by_job {
+                    if follows {
+                        encrypt_if_required(partition)?;
+                    }
+                    if !is_detached {
                         enforce::refuse_plaintext(partition, partition.schema)?;
                     }
                 }
@@ -251,14 +253,17 @@ fn refuse_decryption(facts: &Facts) -> Result<()> {
     Ok(())
 }
 
-/// Returns the number of the rekey job, if one is needed.
-pub(super) fn encrypt_if_required(facts: &Facts) -> Result<Option<i64>> {
-    let Some(sealing) = policy::policy().for_altered(&described(facts))? else { return Ok(None) };
+/// Encrypts a relation, and what follows it, at once. If that could be rolled back and concerns key
+/// groups, what is in plaintext is under the key of the database until a job has put it into its
+/// group.
+pub(super) fn encrypt_if_required(facts: &Facts) -> Result<()> {
+    let Some(sealing) = policy::policy().for_altered(&described(facts))? else { return Ok(()) };
     memo::forget_answers();
     if requests::moves_revocably(facts)? {
-        return requests::encrypt_if_wanted(facts);
+        at_once::encrypt_outside_groups(facts.oid, sealing.cipher)?;
+        return requests::encrypt_if_wanted(facts).map(drop);
     }
-    at_once::encrypt(facts.oid, Some(sealing.cipher)).map(|()| None)
+    at_once::encrypt(facts.oid, Some(sealing.cipher))
 }
 
 /// Encrypts what follows a relation that was moved to another tablespace, at once or by a job.

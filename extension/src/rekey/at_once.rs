@@ -43,6 +43,20 @@ pub(crate) fn encrypt(oid: Oid, cipher: Option<CipherId>) -> Result<()> {
     encrypt_members(&relation::family(oid, LOCK), cipher)
 }
 
+/// Like [`encrypt`], for what is in plaintext, under the key of the database: a transaction that is
+/// rolled back may put nothing into a key group, because keys are not rolled back.
+pub(crate) fn encrypt_outside_groups(oid: Oid, cipher: CipherId) -> Result<()> {
+    policy::pending::note_encryption();
+    rewrite(&relation::family(oid, LOCK), |held| {
+        let file = held.file();
+        verify::refuse_destroyed(file)?;
+        match directory::current_cipher(file) {
+            Some(_) => Ok(None),
+            None => file::seal_outside_groups(held, cipher).map(Some),
+        }
+    })
+}
+
 /// Encrypts a relation that this transaction has given a new file, without those that follow it.
 pub(crate) fn encrypt_alone(facts: &Facts) -> Result<()> {
     policy::pending::note_encryption();

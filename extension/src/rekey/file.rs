@@ -8,6 +8,7 @@ use std::ops::Range;
 use pagevault_cipher::{CipherId, Lsn};
 use pagevault_core::page::Fork;
 pub(crate) use pagevault_core::page::Target;
+use pagevault_core::policy::Sealing;
 use pagevault_core::rekey::file::LOOK;
 use pagevault_keystore::RelFile;
 use pgrx::PgSqlErrorCode;
@@ -36,6 +37,18 @@ pub(super) fn number_of(fork: Fork) -> ForkNumber::Type {
 /// Switches a file with pages to a new key version, unless the keystore has lost the key of a page.
 /// Writers that have not seen the new version may still be active: see [`await_writers`].
 pub(crate) fn seal(held: &Held, cipher: CipherId) -> Result<Target> {
+    check(held)?;
+    seal_checked(held, cipher)
+}
+
+/// Like [`seal`], under the key of the database.
+pub(super) fn seal_outside_groups(held: &Held, cipher: CipherId) -> Result<Target> {
+    check(held)?;
+    begin(held, Sealing { cipher, group: None })
+}
+
+/// Refuses a file with pages under lost keys.
+fn check(held: &Held) -> Result<()> {
     let file = held.file();
     for fork in verify::ALL_FORKS {
         for first in (0..).step_by(LOOK as usize) {
@@ -45,7 +58,7 @@ pub(crate) fn seal(held: &Held, cipher: CipherId) -> Result<Target> {
             }
         }
     }
-    seal_checked(held, cipher)
+    Ok(())
 }
 
 /// Like [`seal`], for a file that was already checked for lost keys.
@@ -53,8 +66,11 @@ pub(crate) fn seal(held: &Held, cipher: CipherId) -> Result<Target> {
 /// The file need not be locked during that check: pages written meanwhile have existing keys. If
 /// the relation has another file by now, the caller has not checked that one.
 pub(super) fn seal_checked(held: &Held, cipher: CipherId) -> Result<Target> {
+    begin(held, policy::sealing_with(&relation::require(held.oid())?, cipher)?)
+}
+
+fn begin(held: &Held, sealing: Sealing) -> Result<Target> {
     let file = held.file();
-    let sealing = policy::sealing_with(&relation::require(held.oid())?, cipher)?;
     data_keys::next_version(file, sealing, pages_of(held))?;
     fault::point("rekey.switched");
     Ok(present(file))

@@ -104,6 +104,46 @@ fn a_small_table_goes_into_its_group_at_once() -> Result<()> {
     cluster.finish()
 }
 
+/// A job moves it into the group of the partitioned table; until then, and if the transaction is
+/// rolled back, it is under the key of the database.
+#[test]
+fn rows_of_a_table_that_is_attached_in_a_transaction_are_never_in_plaintext() -> Result<()> {
+    let settings = Settings::default().conf("pagevault.enforce_encryption = on");
+    let (cluster, _keys) = with_groups(&settings)?;
+    cluster.sql(
+        "CREATE TABLE p (id int, name text) PARTITION BY LIST (id);
+         SECURITY LABEL FOR pagevault ON TABLE p IS 'encrypted key_group=acme';
+         CREATE TABLE a (id int PRIMARY KEY, name text); CREATE TABLE b (id int, name text);
+         CREATE TABLE owner (id int); CREATE SEQUENCE numbers;
+         SECURITY LABEL FOR pagevault ON TABLE owner IS 'encrypted key_group=acme'",
+    )?;
+    let attach = |table: &str, value: &str| {
+        format!("ALTER TABLE p ATTACH PARTITION {table} FOR VALUES IN ({value})")
+    };
+    let plaintext = "SELECT count(*) FROM pagevault.relations
+        WHERE relation::text ~ '^(a|b|a_pkey|numbers)$' AND NOT encrypted";
+    let mut session = cluster.client()?;
+    run_sql(&mut session, &format!("BEGIN; {}", attach("a", "1")))?;
+    run_sql(&mut session, &attach("b", "2"))?;
+    run_sql(&mut session, "ALTER SEQUENCE numbers OWNED BY owner.id; SELECT nextval('numbers')")?;
+    run_sql(&mut session, "INSERT INTO p VALUES (1, 'attached'), (2, 'attached')")?;
+    ensure!(text(&mut session, plaintext)? == "0", "in plaintext within the transaction");
+    run_sql(&mut session, "COMMIT")?;
+    cluster.eventually("SELECT count(*) FROM pagevault.rekey_jobs WHERE state <> 'done'", "0")?;
+    let groups =
+        "SELECT string_agg(DISTINCT coalesce(key_group, '-'), ' ') FROM pagevault.relations
+        WHERE relation::text ~ '^(a|b|a_pkey|numbers)$'";
+    ensure!(cluster.text(groups)? == "acme", "{}", cluster.text(groups)?);
+    // Nothing is put into the group by a transaction that is rolled back.
+    cluster.sql("CREATE TABLE c (id int, name text)")?;
+    cluster
+        .sql(&format!("BEGIN; {}; ROLLBACK; INSERT INTO c VALUES (3, 'c')", attach("c", "3")))?;
+    let state = "SELECT encrypted, key_group IS NULL FROM pagevault.relations
+        WHERE relation = 'c'::regclass";
+    ensure!(cluster.text(&format!("SELECT x::text FROM ({state}) x"))? == "(t,t)", "rolled back");
+    cluster.finish()
+}
+
 /// A label that is rolled back moves nothing: who holds the key of the group could lock the table,
 /// and it would end with the group.
 #[test]
