@@ -103,19 +103,41 @@ pub(crate) fn parent_changed(child: Oid, parent: Oid) -> Result<()> {
 /// A part of detaching a partition in several transactions (CONCURRENTLY, FINALIZE).
 #[derive(Clone, Copy)]
 pub(crate) struct Detaching {
-    pub(crate) partition: Oid,
+    /// What the statement names, if it exists.
+    pub(crate) partition: Option<Oid>,
     /// None of its transactions has begun.
     pub(crate) begins: bool,
 }
 
+/// The first transaction of such a command has not been committed.
+static DETACHES: ProcessLocal<bool> = ProcessLocal::new(false);
+
 /// What is not to be detached is refused before the first transaction: after it, the partition's
 /// rows are away, and the partition can only be detached wholly. [`follow`] does not refuse it
-/// then.
+/// then. That is checked again before the commit, for what the command has found under its lock.
 pub(crate) fn detaching(detaching: Detaching) -> Result<()> {
-    match detaching {
-        Detaching { partition, begins: true } => enforce::refuse_detaching(partition),
-        Detaching { begins: false, .. } => Ok(()),
+    if !detaching.begins {
+        return Ok(());
     }
+    detaching.partition.map_or(Ok(()), enforce::refuse_detaching)?;
+    DETACHES.set(true);
+    Ok(())
+}
+
+/// Whether there is something for [`before_commit`] to do.
+pub(crate) fn detaches() -> bool {
+    DETACHES.get()
+}
+
+/// Called before a transaction commits.
+pub(crate) fn before_commit() -> Result<()> {
+    if DETACHES.replace(false) { enforce::refuse_detaching_begun() } else { Ok(()) }
+}
+
+/// Called when a transaction is rolled back.
+pub(crate) fn rolled_back() {
+    DETACHES.set(false);
+    ALTERED.with(Notes::clear);
 }
 
 /// True from the creation of a table by the present command until it gets its first block, a TOAST
@@ -216,7 +238,8 @@ pub(crate) fn follow(mark: Mark, detached: Option<Oid>) -> Result<()> {
                 if relation.tablespace != tablespace {
                     encrypt_followers(&relation)?;
                 }
-                if relation.schema != schema {
+                let is_moved = relation.tablespace != tablespace;
+                if relation.schema != schema || is_moved && relation::half_detached(oid).is_some() {
                     enforce::refuse_plaintext(&relation, schema)?;
                 }
                 if (relation.schema, relation.tablespace) != (schema, tablespace) {

@@ -20,7 +20,20 @@ use crate::policy::{Decision, Server, Source, describe, described, object_of, po
 /// Refuses a plaintext relation for which the policy requires encryption. `schema`: where it was
 /// before the command, and will be again.
 pub(super) fn refuse_plaintext(facts: &Facts, schema: Oid) -> Result<()> {
-    refuse_by(&policy(), facts, schema)
+    refuse_by(&policy_of(facts), facts, schema)
+}
+
+/// The policy for a relation. A partition whose detaching has begun is taken for one that is
+/// detached: nothing else can follow.
+fn policy_of(facts: &Facts) -> Policy<'static, Server> {
+    let table = match facts.kind {
+        RelationKind::Sequence => relation::owner_of_sequence(facts.oid),
+        _ => Some(facts.oid),
+    };
+    match table.filter(|_| guc::enforce_encryption()).and_then(relation::half_detached) {
+        Some(partition) => Policy::if_attached(&Server, partition.to_u32(), None),
+        None => policy(),
+    }
 }
 
 /// Refuses a relation in plaintext by its own label that has come from a place which allowed that:
@@ -41,6 +54,12 @@ pub(super) fn refuse_moved_exception(
         None => Ok(()),
         Some(decision) => Err(in_plaintext(facts, facts.schema, decision)?),
     }
+}
+
+/// Before the first transaction of DETACH ... CONCURRENTLY commits: refuses what is to be detached
+/// by it. The names in the statement may mean other tables by now.
+pub(super) fn refuse_detaching_begun() -> Result<()> {
+    relation::half_detached_here().into_iter().try_for_each(refuse_detaching)
 }
 
 /// Refuses to remove the label `plaintext` where encryption is required without it.

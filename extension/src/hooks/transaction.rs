@@ -100,7 +100,7 @@ unsafe extern "C-unwind" fn transaction_event(
     if matches!(event, XACT_EVENT_ABORT | XACT_EVENT_PARALLEL_ABORT) {
         writers::end_all();
         labels::with_notes(Notes::clear);
-        altered::with_notes(Notes::clear);
+        altered::rolled_back();
         storage::with_commands(Notes::clear);
     }
     if event == XACT_EVENT_COMMIT {
@@ -117,7 +117,10 @@ unsafe extern "C-unwind" fn transaction_event(
     }
     match event {
         XACT_EVENT_PRE_COMMIT | XACT_EVENT_PRE_PREPARE
-            if pending::any() || altered::any_since(Mark::START) || storage::must_reconsider() =>
+            if pending::any()
+                || altered::any_since(Mark::START)
+                || altered::detaches()
+                || storage::must_reconsider() =>
         {
             // SAFETY: the guarded function has the callback's own contract.
             unsafe { before_commit() }
@@ -153,6 +156,7 @@ unsafe extern "C-unwind" fn check_single_user_server() {
 #[pg_guard]
 unsafe extern "C-unwind" fn before_commit() {
     altered::follow(Mark::START, None).or_raise();
+    altered::before_commit().or_raise();
     storage::reconsider().or_raise();
     catalogs::follow().or_raise();
 }

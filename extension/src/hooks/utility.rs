@@ -166,7 +166,7 @@ unsafe fn prepare(statement: *mut pg_sys::Node) -> (u64, Option<Oid>) {
             pg_sys::NodeTag::T_AlterTableStmt if guc::enforce_encryption() => {
                 if let Some(detaching) = detached_in_steps(statement.cast()) {
                     altered::detaching(detaching).or_raise();
-                    detached = Some(detaching.partition);
+                    detached = detaching.partition;
                 }
             }
             _ => {}
@@ -191,7 +191,7 @@ unsafe fn detached_in_steps(statement: *mut pg_sys::AlterTableStmt) -> Option<De
                 Kind::AT_DetachPartitionFinalize => false,
                 _ => return None,
             };
-            Some(Detaching { partition: naming::find((*detached).name)?, begins })
+            Some(Detaching { partition: naming::find((*detached).name), begins })
         })
     }
 }

@@ -138,11 +138,43 @@ pub(crate) fn parents(child: Oid) -> Vec<Oid> {
 pub(crate) const INHERITS: Oid = Oid::from_u32(2611);
 const INHERITS_BY_CHILD: Oid = Oid::from_u32(2680);
 
-/// The first columns of pg_inherits.
+/// The columns of pg_inherits.
 #[repr(C)]
 struct Inherits {
     child: Oid,
     parent: Oid,
+    number: i32,
+    detach_pending: bool,
+}
+
+/// Of a relation and the partitioned tables above it, the nearest whose detaching has begun
+/// (CONCURRENTLY) and has not ended. Its rows are not in the table any more, and it can only be
+/// detached wholly.
+pub(crate) fn half_detached(oid: Oid) -> Option<Oid> {
+    // SAFETY: rows of pg_inherits have this structure.
+    let read = |row: *mut pg_sys::HeapTupleData| unsafe {
+        let inherits = pg_sys::GETSTRUCT(row).cast::<Inherits>();
+        ((*inherits).parent, (*inherits).detach_pending)
+    };
+    let mut table = oid;
+    loop {
+        match catalog::find_row(INHERITS, INHERITS_BY_CHILD, table, read)? {
+            (_, true) => return Some(table),
+            (parent, false) => table = parent,
+        }
+    }
+}
+
+/// The partitions whose detaching this transaction begins (`MarkInheritDetached`, tablecmds.c).
+pub(crate) fn half_detached_here() -> Vec<Oid> {
+    make_command_visible();
+    // SAFETY: rows of pg_inherits have this structure, and stay valid while the scan calls this.
+    catalog::scan(INHERITS, |row| unsafe {
+        let inherits = pg_sys::GETSTRUCT(row).cast::<Inherits>();
+        let by = (*(*row).t_data).t_choice.t_heap.t_xmin;
+        let is_ours = pg_sys::TransactionIdIsCurrentTransactionId(by);
+        ((*inherits).detach_pending && is_ours).then(|| (*inherits).child)
+    })
 }
 
 /// True if the relation's main fork has no block.

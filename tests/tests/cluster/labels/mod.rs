@@ -2,6 +2,7 @@
 //! nearest one wins.
 
 mod kept;
+mod moves;
 mod names;
 mod places;
 

@@ -232,7 +232,7 @@ fn enforcement_has_no_way_around() -> Result<()> {
     cluster.finish()
 }
 
-fn refused(cluster: &Cluster, statement: &str, because: &str) -> Result<()> {
+pub(super) fn refused(cluster: &Cluster, statement: &str, because: &str) -> Result<()> {
     let error = cluster.error(statement)?;
     ensure!(error.message.contains(because), "{statement}: {error:?}");
     Ok(())
