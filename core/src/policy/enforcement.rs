@@ -8,7 +8,7 @@ use super::Catalog;
 use super::decision::{Decision, Policy, Setting, Source};
 use super::label::Label;
 use super::precedence::{Change, DecidedBy, among};
-use super::relation::{Labelled, Oid, Relation};
+use super::relation::{Labelled, Oid, Relation, RelationKind};
 
 /// Returns the change if it removes encryption or makes an exception from it, which only an
 /// administrator may do. Owners may add encryption: then `None`.
@@ -33,31 +33,51 @@ impl<C: Catalog> Policy<'_, C> {
     }
 
     /// The reason why a relation in plaintext, whose own label says so, must not be in the place
-    /// where it is now: encryption is required there, and was not in the place where it was, for
-    /// which `before` decides about `former`.
+    /// where it is now: the exception was made elsewhere. It still holds if what requires
+    /// encryption without that label is the same as before, and not a place that the command has
+    /// brought the relation to, or another one that the relation follows.
+    ///
+    /// `before`: what [`Policy::required_without_label`] has given for the former place; `entered`:
+    /// the new schema and tablespace.
     ///
     /// # Errors
     /// Those of the catalog.
     pub fn against_moving_plaintext(
         self,
         relation: &Relation,
-        before: Policy<'_, C>,
-        former: &Relation,
+        before: Option<Source>,
+        entered: &[Labelled],
     ) -> Result<Option<Decision>, C::Error> {
-        let own = Labelled::Relation(relation.oid);
-        let is_said = self.wanted(relation)?.is_some_and(|it| it.is_plaintext_by_own_label());
-        if !is_said || before.without_label(own).wants_encryption(former)? {
+        // New partitions and sequences of a partitioned table take its label.
+        let concerns = relation.is_stored() || relation.kind == RelationKind::PartitionedTable;
+        if !self.catalog.enforces() || !concerns {
             return Ok(None);
         }
-        if !self.catalog.enforces() || !relation.is_stored() {
+        if !self.wanted(relation)?.is_some_and(|it| it.is_plaintext_by_own_label()) {
             return Ok(None);
         }
         // Its file may still be encrypted: a job is to decrypt it then.
-        Ok(self.without_label(own).wanted(relation)?.filter(Decision::is_encrypted))
+        let required = self.without_own_label(relation).wanted(relation)?;
+        Ok(required.filter(Decision::is_encrypted).filter(|required| {
+            let is_entered = match required.source {
+                Source::Around(place) => entered.contains(&place),
+                _ => false,
+            };
+            is_entered || before != Some(required.source)
+        }))
     }
 
-    fn wants_encryption(&self, relation: &Relation) -> Result<bool, C::Error> {
-        Ok(self.wanted(relation)?.is_some_and(|decision| decision.is_encrypted()))
+    /// What requires encryption of a relation without its own label.
+    ///
+    /// # Errors
+    /// Those of the catalog.
+    pub fn required_without_label(self, relation: &Relation) -> Result<Option<Source>, C::Error> {
+        let required = self.without_own_label(relation).wanted(relation)?;
+        Ok(required.filter(Decision::is_encrypted).map(|required| required.source))
+    }
+
+    fn without_own_label(self, relation: &Relation) -> Self {
+        self.without_label(Labelled::Relation(relation.oid))
     }
 
     /// The reason why the label of the relation `labelled` must not be changed: the decision for

@@ -172,6 +172,54 @@ fn labels_of_schemas_take_nothing_away() {
     }
 }
 
+/// A relation labelled plaintext comes to no place that requires encryption, even if the former one
+/// did: the exception was made for that one. Where nothing else requires it than before, it stays.
+#[test]
+fn exceptions_do_not_move() {
+    let elsewhere = Some(Source::Around(Labelled::Schema(99)));
+    for mut world in World::all(&[OF_PARENT, OF_SCHEMA, OF_TABLESPACE, OF_DATABASE], 1) {
+        world.labels[OF_TABLE] = Some(Label::Plaintext);
+        let without = world.with_label(OF_TABLE, None).wanted(TABLE);
+        let required = without.filter(|it| it.is_encrypted()).map(|it| it.source);
+        let table = world.get(TABLE);
+        let before = Policy::of(&world).required_without_label(&table).unwrap();
+        assert_eq!(before, required, "{world:?}");
+        for enforces in [false, true] {
+            world.enforces = enforces;
+            let refuses = |before, entered: &[Labelled]| {
+                let policy = Policy::of(&world);
+                policy.against_moving_plaintext(&table, before, entered).unwrap().is_some()
+            };
+            assert!(!refuses(required, &[]), "{world:?}");
+            for before in [None, elsewhere] {
+                assert_eq!(refuses(before, &[]), enforces && required.is_some(), "{world:?}");
+            }
+            for place in [Labelled::Schema(SCHEMA), Labelled::Tablespace(TABLESPACE)] {
+                let expected = enforces && required == Some(Source::Around(place));
+                assert_eq!(refuses(required, &[place]), expected, "{place:?}: {world:?}");
+            }
+        }
+    }
+    // What has no label, or no exception, is not concerned; a partitioned table is.
+    let mut world = World { enforces: true, levels: 1, ..World::default() };
+    world.labels[OF_SCHEMA] = Some(Label::Encrypted(None));
+    for (label, of_table, of_parent) in [
+        (None, false, false),
+        (Some(Label::Plaintext), true, true),
+        (Some(Label::Encrypted(None)), false, false),
+    ] {
+        world.labels[OF_TABLE] = label;
+        world.labels[OF_PARENT] = label;
+        for (oid, expected) in [(TABLE, of_table), (PARENT, of_parent)] {
+            let above =
+                if oid == TABLE { world.with_label(OF_PARENT, None) } else { world.clone() };
+            let policy = Policy::of(&above);
+            let refused = policy.against_moving_plaintext(&above.get(oid), None, &[]).unwrap();
+            assert_eq!(refused.is_some(), expected, "{oid} {label:?}");
+        }
+    }
+}
+
 /// A job stops decrypting where a label requires encryption, or a setting that is enforced.
 #[test]
 fn nothing_is_decrypted_that_a_label_wants_encrypted() {

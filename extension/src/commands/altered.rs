@@ -24,6 +24,7 @@ use pagevault_keystore::{KeyGroup, RelFile};
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::Oid;
 
+use super::enforce::Former;
 use super::storage::set_sealing_of_empty_file;
 use super::{enforce, requests, storage};
 use crate::keys::store::directory;
@@ -40,7 +41,8 @@ use crate::shmem;
 /// A relation to handle, and the reason.
 #[derive(Clone, Copy)]
 pub(crate) enum Altered {
-    Sequence(Oid),
+    /// With its former owner.
+    Sequence(Oid, Option<Oid>),
     Attached(Oid),
     /// With the schema and the tablespace in which it was before.
     Relation(Oid, Oid, Oid),
@@ -58,7 +60,7 @@ static CREATED: ProcessLocal<Oid> = ProcessLocal::new(Oid::INVALID);
 pub(super) fn note_created(facts: &Facts) {
     CREATED.with(|created| *created = facts.oid);
     if facts.kind == RelationKind::Sequence {
-        note(Altered::Sequence(facts.oid));
+        note(Altered::Sequence(facts.oid, None));
     }
 }
 
@@ -67,7 +69,7 @@ pub(crate) fn relation_altered(oid: Oid) {
     memo::forget_relation(oid);
     let Some(facts) = relation::facts(oid) else { return };
     if facts.kind == RelationKind::Sequence {
-        note(Altered::Sequence(oid));
+        note(Altered::Sequence(oid, relation::owner_of_sequence(oid)));
     }
     use RelationKind::{MaterializedView, PartitionedTable, Table};
     let leads = matches!(facts.kind, Table | MaterializedView | PartitionedTable);
@@ -195,24 +197,26 @@ pub(crate) fn follow(mark: Mark, detached: Option<Oid>) -> Result<()> {
     }
     for altered in list {
         match altered {
-            Altered::Sequence(oid) => {
+            Altered::Sequence(oid, owner) => {
                 // An owner remembered during its creation is outdated.
                 memo::forget_relation(oid);
                 let Some(sequence) = relation::facts_after_command(oid) else { continue };
                 // It may have lost its owner, too.
                 if sequence.is_stored() {
+                    if relation::owner_of_sequence(oid) != owner {
+                        enforce::refuse_moved_exception(&sequence, Former::Owned)?;
+                    }
                     encrypt_if_required(&sequence)?;
                 }
             }
             Altered::Attached(oid) => {
                 let Some(altered) = relation::facts_after_command(oid) else { continue };
                 let is_detached = detached == Some(oid) && !altered.is_partition;
+                if altered.is_partition && guc::enforce_encryption() {
+                    enforce::refuse_attached_exceptions(oid)?;
+                }
                 let members = enforce::with_sequences_of_partitioned(oid);
                 for partition in members.iter().filter(|member| member.is_stored()) {
-                    if altered.is_partition {
-                        let place = (partition.schema, partition.tablespace);
-                        enforce::refuse_moved_exception(partition, place, Some(oid))?;
-                    }
                     let is_sequence = partition.kind == RelationKind::Sequence;
                     if !is_sequence {
                         refuse_decryption(partition)?;
@@ -235,16 +239,20 @@ pub(crate) fn follow(mark: Mark, detached: Option<Oid>) -> Result<()> {
             }
             Altered::Relation(oid, schema, tablespace) => {
                 let Some(relation) = relation::facts_after_command(oid) else { continue };
-                if relation.tablespace != tablespace {
+                let is_moved = relation.tablespace != tablespace;
+                if is_moved {
                     encrypt_followers(&relation)?;
                 }
-                let is_moved = relation.tablespace != tablespace;
-                if relation.schema != schema || is_moved && relation::half_detached(oid).is_some() {
+                if !guc::enforce_encryption() || !is_moved && relation.schema == schema {
+                    continue;
+                }
+                if !is_moved || relation::half_detached(oid).is_some() {
                     enforce::refuse_plaintext(&relation, schema)?;
                 }
-                if (relation.schema, relation.tablespace) != (schema, tablespace) {
-                    enforce::refuse_moved_exception(&relation, (schema, tablespace), None)?;
+                if is_moved {
+                    enforce::refuse_sequences_of_moved(&relation)?;
                 }
+                enforce::refuse_moved_exception(&relation, Former::Place(schema, tablespace))?;
             }
         }
     }

@@ -36,24 +36,63 @@ fn policy_of(facts: &Facts) -> Policy<'static, Server> {
     }
 }
 
-/// Refuses a relation in plaintext by its own label that has come from a place which allowed that:
-/// in this schema and tablespace, or where `attached`, with it or above it, was no partition.
-pub(super) fn refuse_moved_exception(
-    facts: &Facts,
-    (schema, tablespace): (Oid, Oid),
-    attached: Option<Oid>,
-) -> Result<()> {
+/// Where a relation was before a command has changed that.
+#[derive(Clone, Copy)]
+pub(super) enum Former {
+    /// In this schema and tablespace.
+    Place(Oid, Oid),
+    /// It, or a table above it, or the owner of the sequence: this table was no partition.
+    Detached(Oid),
+    /// A sequence had another owner, or none.
+    Owned,
+}
+
+/// Refuses a relation in plaintext by its own label that has come from elsewhere: the exception was
+/// not made for where it is now.
+pub(super) fn refuse_moved_exception(facts: &Facts, former: Former) -> Result<()> {
     let relation = described(facts);
-    let (schema, tablespace) = (schema.to_u32(), tablespace.to_u32());
-    let former = Relation { schema, tablespace, ..relation };
-    let before = match attached {
-        Some(attached) => Policy::if_attached(&Server, attached.to_u32(), None),
-        None => policy(),
+    let mut entered = Vec::new();
+    let before = match former {
+        Former::Place(schema, tablespace) => {
+            let (schema, tablespace) = (schema.to_u32(), tablespace.to_u32());
+            let new_schema = (relation.schema != schema).then_some(relation.schema);
+            let new_tablespace = (relation.tablespace != tablespace).then_some(relation.tablespace);
+            entered.extend(new_schema.map(Labelled::Schema));
+            entered.extend(new_tablespace.map(Labelled::Tablespace));
+            policy_of(facts).required_without_label(&Relation { schema, tablespace, ..relation })?
+        }
+        Former::Detached(table) => {
+            Policy::if_attached(&Server, table.to_u32(), None).required_without_label(&relation)?
+        }
+        Former::Owned => None,
     };
-    match policy().against_moving_plaintext(&relation, before, &former)? {
+    match policy_of(facts).against_moving_plaintext(&relation, before, &entered)? {
         None => Ok(()),
         Some(decision) => Err(in_plaintext(facts, facts.schema, decision)?),
     }
+}
+
+/// Refuses sequences in plaintext by their own labels, of a table that was moved to another
+/// tablespace and is encrypted by that. They keep their files.
+pub(super) fn refuse_sequences_of_moved(moved: &Facts) -> Result<()> {
+    let entered = [Labelled::Tablespace(moved.tablespace.to_u32())];
+    let family = relation::family_unlocked(moved.oid);
+    for sequence in family.iter().filter(|member| member.kind == RelationKind::Sequence) {
+        let relation = described(sequence);
+        let before = policy().required_without_label(&relation)?;
+        if let Some(decision) = policy().against_moving_plaintext(&relation, before, &entered)? {
+            return Err(in_plaintext(sequence, sequence.schema, decision)?);
+        }
+    }
+    Ok(())
+}
+
+/// Refuses partitions in plaintext by their own labels, and such sequences, below a table that was
+/// attached.
+pub(super) fn refuse_attached_exceptions(table: Oid) -> Result<()> {
+    let partitions = relation::with_partitions(table).into_iter();
+    let mut members = partitions.flat_map(|member| relation::family_unlocked(member.oid));
+    members.try_for_each(|member| refuse_moved_exception(&member, Former::Detached(table)))
 }
 
 /// Before the first transaction of DETACH ... CONCURRENTLY commits: refuses what is to be detached

@@ -15,6 +15,70 @@ fn enforced() -> Result<(Cluster, pagevault_tests::KeyFile)> {
     Ok((cluster, keys))
 }
 
+/// By way of a schema that requires encryption after the table has come; as a partitioned table,
+/// whose partitions are made later; with a table, as a sequence of it.
+#[test]
+fn exceptions_do_not_move_with_what_has_them() -> Result<()> {
+    let (cluster, _keys) = enforced()?;
+    let because = "would be in plaintext where";
+    cluster.sql("CREATE TABLE open.t (id int)")?;
+    cluster.sql(&label("TABLE open.t", "'plaintext'"))?;
+    cluster.sql("ALTER TABLE open.t SET SCHEMA way")?;
+    cluster.sql(&label("SCHEMA way", "'encrypted'"))?;
+    refused(&cluster, "ALTER TABLE way.t SET SCHEMA app", &format!("app.t {because}"))?;
+    cluster.sql("CREATE TABLE app.above (id int) PARTITION BY LIST (id)")?;
+    cluster.sql(&label("TABLE app.above", "'encrypted'"))?;
+    let attach = "ALTER TABLE app.above ATTACH PARTITION way.t FOR VALUES IN (7)";
+    refused(&cluster, attach, &format!("way.t {because}"))?;
+    cluster.sql("ALTER TABLE way.t ADD COLUMN more int; ALTER TABLE way.t SET SCHEMA open")?;
+
+    // A partitioned table has no file, but its partitions and sequences will have some.
+    cluster.sql("CREATE TABLE open.p (id int) PARTITION BY LIST (id)")?;
+    cluster.sql(&label("TABLE open.p", "'plaintext'"))?;
+    refused(&cluster, "ALTER TABLE open.p SET SCHEMA app", &format!("app.p {because}"))?;
+    let attach = "ALTER TABLE app.above ATTACH PARTITION open.p FOR VALUES IN (8)";
+    refused(&cluster, attach, &format!("open.p {because}"))?;
+    cluster.sql("CREATE TABLE open.s (id serial) PARTITION BY LIST (id)")?;
+    cluster.sql(&label("SEQUENCE open.s_id_seq", "'plaintext'"))?;
+    refused(&cluster, "ALTER TABLE open.s SET SCHEMA app", &format!("app.s_id_seq {because}"))?;
+
+    // A sequence that gets another owner, or whose owner comes below another table.
+    cluster.sql("CREATE SEQUENCE open.numbers; CREATE TABLE open.e (id int)")?;
+    cluster.sql(&label("SEQUENCE open.numbers", "'plaintext'"))?;
+    cluster.sql(&label("TABLE open.e", "'encrypted'"))?;
+    let own = "ALTER SEQUENCE open.numbers OWNED BY open.e.id";
+    refused(&cluster, own, &format!("open.numbers {because}"))?;
+    cluster.sql("CREATE TABLE open.part (id serial)")?;
+    cluster.sql(&label("SEQUENCE open.part_id_seq", "'plaintext'"))?;
+    let attach = "ALTER TABLE app.above ATTACH PARTITION open.part FOR VALUES IN (9)";
+    refused(&cluster, attach, &format!("open.part_id_seq {because}"))?;
+
+    // A table whose sequence keeps its file.
+    cluster.sql("CREATE TABLESPACE there LOCATION ''")?;
+    cluster.sql(&label("TABLESPACE there", "'encrypted'"))?;
+    cluster.sql("CREATE TABLE open.m (id serial)")?;
+    cluster.sql(&label("SEQUENCE open.m_id_seq", "'plaintext'"))?;
+    refused(
+        &cluster,
+        "ALTER TABLE open.m SET TABLESPACE there",
+        &format!("open.m_id_seq {because}"),
+    )?;
+
+    // What requires encryption is the same as before: an exception that an administrator has made.
+    cluster.sql(&label("SCHEMA open", "'encrypted'"))?;
+    cluster.sql("CREATE TABLESPACE other LOCATION ''")?;
+    for statement in [
+        "ALTER TABLE open.t SET TABLESPACE other",
+        "ALTER TABLE open.p SET TABLESPACE other",
+        "ALTER TABLE open.m SET TABLESPACE other",
+        "ALTER SEQUENCE open.m_id_seq RESTART",
+        "ALTER TABLE open.part ADD COLUMN more serial",
+    ] {
+        cluster.sql(statement)?;
+    }
+    cluster.finish()
+}
+
 /// A partition whose detaching was interrupted is judged as one that is detached: nothing else can
 /// follow.
 #[test]
