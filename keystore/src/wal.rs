@@ -115,6 +115,18 @@ where
     }
 }
 
+/// The switches of a copy of the keystore, for a program that encrypts what it receives. The server
+/// may have switched since the copy was made; so where WAL is plaintext after the last switch that
+/// the copy knows, it is encrypted under the newest key then. WAL before that switch need not have
+/// brought that key yet.
+pub fn for_receiving(switches: impl IntoIterator<Item = Switch>) -> Vec<Switch> {
+    let mut switches: Vec<_> = switches.into_iter().collect();
+    if let Some(last) = switches.iter_mut().max() {
+        last.phase.plaintext = false;
+    }
+    switches
+}
+
 /// The highest version of which WAL from `address` on has no page, according to all switches: the
 /// one before the lowest that still applies somewhere.
 pub fn before_all<I>(switches: I, address: Lsn) -> Option<KeyVersion>

@@ -121,6 +121,10 @@ fn prepare(
         }
         return Err(never_encrypted(&keystore));
     }
+    let mut switches = keystore.state().wal_switches();
+    if tool.receives() && switches.all(|switch| switch.phase.version.is_none()) {
+        return Err(not_encrypted_yet(&keystore));
+    }
     if let Role::Rewind { target } = &role {
         require_same_keystore(target, &places, &said)?;
     }
@@ -329,6 +333,14 @@ fn never_encrypted(keystore: &Keystore) -> Failure {
         .with_hint("WAL was never encrypted. Run the program directly, without exec.")
 }
 
+/// The copy was made while WAL encryption was switched on for the first time, between the key and
+/// the switch: it is not known from where on WAL may be encrypted.
+fn not_encrypted_yet(keystore: &Keystore) -> Failure {
+    let place = keystore.data_directory().display();
+    refuse(format!("the keystore of \"{place}\" is from before WAL was encrypted"))
+        .with_hint("Make a new copy of it when wal_encrypted in pagevault.status is true.")
+}
+
 /// Unwraps the WAL keys.
 fn make_briefing(keystore: &Keystore, role: Role, tool: &Tool) -> Result<Briefing, Failure> {
     let wanted: BTreeSet<_> =
@@ -349,11 +361,12 @@ fn make_briefing(keystore: &Keystore, role: Role, tool: &Tool) -> Result<Briefin
         }
         Ok(())
     })?;
+    let switches = keystore.state().wal_switches();
     Ok(Briefing {
         role,
         shared: tool.wal_use == WalUse::ReadByOther,
         program: tool.reader.as_bytes().to_vec(),
-        switches: keystore.state().wal_switches().collect(),
+        switches: if tool.receives() { wal::for_receiving(switches) } else { switches.collect() },
         keys,
     })
 }

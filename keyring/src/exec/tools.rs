@@ -91,6 +91,11 @@ impl Tool {
         named.map(PathBuf::from)
     }
 
+    /// Whether it writes WAL that it receives from a server.
+    pub(super) fn receives(self) -> bool {
+        self.wal_use == WalUse::Seal && matches!(self.place, Place::Nothing)
+    }
+
     /// Whether it writes into the data directory that is named.
     pub(super) fn writes_there(self) -> bool {
         self.wal_use == WalUse::Seal && !matches!(self.place, Place::Nothing)

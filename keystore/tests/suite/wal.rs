@@ -2,7 +2,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use pagevault_cipher::wal::Mark;
 use pagevault_keystore::state::{State, StateError};
-use pagevault_keystore::wal::{Switch, Switches, WalPhase, is_key_place, key_place, version_at};
+use pagevault_keystore::wal::{
+    Switch, Switches, WalPhase, for_receiving, is_key_place, key_place, stretch_at, version_at,
+};
 use pagevault_keystore::{KeyVersion, Lsn, Record, RelFile};
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -33,6 +35,21 @@ fn without_switches_wal_is_plaintext() {
     assert_eq!(switches.newest(), None);
     assert_eq!((switches.at(Lsn(0)).from, switches.at(Lsn(0)).to), (Lsn(0), Lsn::MAX));
     assert!(!switches.is_sealed_from(Lsn(0)));
+}
+
+/// In any order, as they are in a keystore.
+#[test]
+fn what_is_received_after_the_last_switch_of_a_copy_is_encrypted() {
+    let all = [sealed(300, 2), plaintext(400, 2), sealed(100, 1), plaintext(200, 1)];
+    let received = for_receiving(all);
+    for (address, version) in
+        [(99, None), (100, Some(1)), (200, None), (300, Some(2)), (400, Some(2)), (900, Some(2))]
+    {
+        let phase = stretch_at(received.iter().copied(), Lsn(address)).phase;
+        assert_eq!(phase.sealed().map(KeyVersion::get), version, "{address}");
+    }
+    assert_eq!(for_receiving([sealed(100, 1)]), [sealed(100, 1)]);
+    assert_eq!(for_receiving([]), []);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 mod backups;
 mod large;
+mod old_copies;
 mod refusals;
 mod rewind;
 mod unasked;
