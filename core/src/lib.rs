@@ -11,6 +11,7 @@
 //! | [`policy`] | which relations are to be encrypted, and why |
 //! | [`rekey`] | rekey jobs, and the steps that rewrite a file |
 //! | [`rotation`] | when the server may rotate keys by itself |
+//! | [`wal_lead`] | how much later than its record a switch of WAL begins |
 
 #![forbid(unsafe_code)]
 
@@ -18,3 +19,4 @@ pub mod page;
 pub mod policy;
 pub mod rekey;
 pub mod rotation;
+pub mod wal_lead;

@@ -41,6 +41,7 @@ use std::time::{Duration, Instant};
 
 use pagevault_cipher::{CipherId, KeyVersion, Lsn};
 use pagevault_core::policy::Sealing;
+use pagevault_core::wal_lead::lead;
 use pagevault_keystore::wal::{Switch, Switches, WalPhase, key_place};
 use pagevault_keystore::{Record, Scope, batch};
 use pgrx::PgSqlErrorCode;
@@ -54,10 +55,6 @@ use crate::pg::report::{Report, Result, internal};
 use crate::pg::{guc, process, processes, wal};
 use crate::shmem::wal::Wal;
 use crate::{fault, shmem};
-
-/// How much later than its record a switch begins while standbys receive WAL, in bytes. What they
-/// receive meanwhile is written as before the switch.
-const LEAD: u64 = 4 << 20;
 
 /// How long standbys have time to replay the record of a switch. Those that have lost their primary
 /// try again after five seconds (`wal_retrieve_retry_interval`).
@@ -313,14 +310,15 @@ fn switch(
     Ok(switch.start)
 }
 
-/// Where a switch may begin, at `behind` or later: [`LEAD`] later than its record, if there may be
-/// standbys.
+/// Where a switch may begin, at `behind` or later. If there may be standbys, some megabytes later
+/// than its record ([`lead`]): what they receive meanwhile is written as before the switch.
 fn after_standbys(behind: Lsn) -> Lsn {
-    let expects = processes::replayed_by_standbys().next().is_some();
-    match expects || processes::any_physical_slot() {
-        true => behind.max(wal::end() + LEAD),
-        false => behind,
+    let replayed: Vec<Lsn> = processes::replayed_by_standbys().collect();
+    if replayed.is_empty() && !processes::any_physical_slot() {
+        return behind;
     }
+    let end = wal::end();
+    behind.max(end + lead(end, replayed))
 }
 
 /// Step 4 up to the record. An error leaves the switch in force and unrecorded: it cannot be
@@ -347,7 +345,8 @@ fn reach(start: Lsn) {
     wal::flush(wal::fill_up_to(start));
 }
 
-/// The same after standbys have replayed the record of the switch, or [`PATIENCE`] is over.
+/// The same after standbys have replayed the record of the switch, or [`PATIENCE`] is over. Nobody
+/// is held up: it is also over when others have written WAL up to the switch.
 fn reach_with_standbys(start: Lsn) {
     let record = wal::insert_little();
     wal::flush(record);

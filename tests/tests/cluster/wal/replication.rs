@@ -8,7 +8,7 @@ use pagevault_tests::standby::{standby_of, wait_for};
 use pagevault_tests::wal::WalPage;
 use pagevault_tests::{Cluster, Settings};
 
-use super::{assert_hidden, count, insert, marks, sealing, segments};
+use super::{assert_hidden, count, insert, last_page, marks, sealing, segments};
 
 #[test]
 fn a_standby_seals_what_it_receives() -> Result<()> {
@@ -160,6 +160,42 @@ fn a_standby_that_lags_is_not_waited_for() -> Result<()> {
     standby.sql("SELECT pg_wal_replay_resume()")?;
     wait_for(&standby, &primary)?;
     ensure!(count(&standby, "drossel")? == "100", "rows are missing");
+    standby.finish()?;
+    primary.finish()
+}
+
+/// Others go on writing. A standby that lags, and replays as fast as they write, is waited for.
+#[test]
+fn a_switch_begins_behind_what_a_standby_lags_by() -> Result<()> {
+    let (primary, _keys) = sealing(&Settings::default().conf("wal_keep_size = 1GB"))?;
+    let standby = standby_of(&primary, &[])?;
+    wait_for(&standby, &primary)?;
+    standby.sql("SELECT pg_wal_replay_pause()")?;
+    standby.eventually("SELECT pg_get_wal_replay_pause_state()", "paused")?;
+    insert(&primary, "amsel", 150_000)?;
+    primary.eventually(
+        "SELECT flush_lsn - replay_lsn > 16 * 1024 * 1024 FROM pg_stat_replication",
+        "t",
+    )?;
+    let mut rotates = primary.client()?;
+    std::thread::scope(|scope| -> Result<()> {
+        let rotation = scope.spawn(move || {
+            let rotated = rotates.batch_execute("SELECT pagevault.rotate_wal_key()");
+            rotated.map_err(anyhow::Error::from)
+        });
+        std::thread::sleep(std::time::Duration::from_secs(1));
+        insert(&primary, "drossel", 50_000)?;
+        let waits = !rotation.is_finished();
+        standby.sql("SELECT pg_wal_replay_resume()")?;
+        rotation.join().expect("no panic")?;
+        ensure!(waits, "others have ended the wait");
+        Ok(())
+    })?;
+    let log = primary.log();
+    ensure!(!log.contains("a standby has not replayed a switch"), "it was not waited for");
+    insert(&primary, "fink", 1000)?;
+    wait_for(&standby, &primary)?;
+    ensure!(last_page(&segments(&standby)?)?.1 == WalPage::Sealed(2), "under the former key");
     standby.finish()?;
     primary.finish()
 }
