@@ -8,6 +8,7 @@ use pagevault_keystore::directory::DirectoryError;
 use pagevault_keystore::former::FormerFiles;
 use pagevault_keystore::log::Settle;
 use pagevault_keystore::state::StateError;
+use pagevault_keystore::wal::{is_key_place, version_at};
 use pagevault_keystore::wrappings::EndedKeyGroups;
 use pagevault_keystore::{CheckValue, Record, RelFile, Scope, batch, wrappings};
 use pgrx::PgSqlErrorCode;
@@ -19,7 +20,7 @@ use super::store::persist::{
     apply_logged, cluster_state, recovery_needs_room, remember, settle_now, stage,
 };
 use super::store::{database_keys, directory, former, given_up};
-use super::usage::{data_keys, destruction};
+use super::usage::{data_keys, destruction, wal};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::process::ProcessLocal;
 use crate::pg::report::{Report, Result, internal};
@@ -44,6 +45,7 @@ pub(crate) fn replay(
     let sessions = if destroys { destruction::before_redo(records) } else { Vec::new() };
     let ends = records.iter().any(|record| matches!(record, Record::EndedKeyGroup { .. }));
     fault::point("redo.keys");
+    await_keys_of_wal(records)?;
     let lock = KeystoreLock::acquire();
     let are_gone = records.iter().any(|record| matches!(record, Record::FormerFiles(_)));
     // All of it is read only where it matters: most records are about one file.
@@ -110,6 +112,30 @@ pub(crate) fn replay(
     let new: Vec<_> = new.collect();
     if !new.is_empty() {
         unlock::unlock_in_recovery(&new);
+    }
+    Ok(())
+}
+
+/// Waits for the database keys of WAL keys, before anything is changed: at a new WAL key, because
+/// WAL behind it is sealed before recovery gets to the switch; and at the switch, if a server that
+/// has the WAL key was started again in between. Former WAL keys may be wrapped anew meanwhile.
+fn await_keys_of_wal(records: &[Record]) -> Result<()> {
+    let switches = &shmem::required()?.wal.switches;
+    for record in records {
+        let key = match record {
+            Record::DataKey { file, version, scope, key_version, .. } if is_key_place(*file) => {
+                let last = switches.iter().filter_map(|switch| switch.phase.version).max();
+                let is_new = version_at(*file, *version) > last;
+                is_new.then_some((*scope, *key_version))
+            }
+            Record::WalSwitch(switch) if !switches.contains(*switch) => {
+                switch.phase.sealed().and_then(wal::wrapped_by)
+            }
+            _ => None,
+        };
+        if let Some(key) = key {
+            unlock::unlock_for_wal(key);
+        }
     }
     Ok(())
 }

@@ -274,11 +274,33 @@ pub(crate) fn unlock_now() -> Result<()> {
 /// follow its key, as a rule. Without the key redo would end there, and the server with it; a
 /// standby that waits serves queries.
 pub(crate) fn unlock_in_recovery(new: &[(Scope, KeyVersion)]) {
+    let waits =
+        || guc::recovery_waits_for_keys() && new.iter().any(|(scope, _)| !can_do_without(*scope));
+    let group = new.iter().map(|(scope, _)| *scope).find(|of| of.key_group().is_some());
+    ask_in_recovery(new, waits, |cause| waiting(cause, group));
+}
+
+/// Called in recovery before a new WAL key, or a switch to it, is replayed, with the database key
+/// that wraps it, (scope, version). All that follows needs it: without it a WAL receiver could not
+/// store what it receives, and recovery not read what is archived; both end the server. So a
+/// standby waits here, whatever `pagevault.recovery_waits_for_keys` says. Its receiver goes on
+/// meanwhile, as before the switch.
+pub(crate) fn unlock_for_wal(key: (Scope, KeyVersion)) {
+    ask_in_recovery(&[key], || true, waiting_for_wal);
+}
+
+/// Asks for these keys until none is locked, or recovery is not to wait for them.
+fn ask_in_recovery(
+    new: &[(Scope, KeyVersion)],
+    is_to_wait: impl Fn() -> bool,
+    warning: impl Fn(&Report) -> Report,
+) {
     // The database may be created by later records, so it does not count as dropped yet.
     let locked = || -> Vec<(Scope, KeyVersion)> {
         let locked = all_locked_keys();
         new.iter().copied().filter(|key| locked.contains(key)).collect()
     };
+    let waits = || process::replays_foreign_wal() && is_to_wait();
     let mut logged: Option<(String, Instant)> = None;
     loop {
         let (report, again) = match ask_for("recovery", locked(), Patience::Full) {
@@ -289,9 +311,6 @@ pub(crate) fn unlock_in_recovery(new: &[(Scope, KeyVersion)]) {
         if let Err(report) = remember(Some(&report)) {
             return report.send(PgLogLevel::WARNING);
         }
-        let is_needed = new.iter().any(|(scope, _)| !can_do_without(*scope));
-        let waits =
-            || is_needed && process::replays_foreign_wal() && guc::recovery_waits_for_keys();
         if !waits() {
             return report.send(PgLogLevel::WARNING);
         }
@@ -300,8 +319,7 @@ pub(crate) fn unlock_in_recovery(new: &[(Scope, KeyVersion)]) {
             .is_none_or(|(text, at)| text != report.message() || at.elapsed() >= WARN_AGAIN);
         if is_news {
             logged = Some((report.message().to_owned(), Instant::now()));
-            let group = new.iter().map(|(scope, _)| *scope).find(|of| of.key_group().is_some());
-            waiting(&report, group).send(PgLogLevel::WARNING);
+            warning(&report).send(PgLogLevel::WARNING);
         }
         // pagevault.unlock() also ends the wait.
         process::wait_in_recovery(again, || !waits() || locked().is_empty());
@@ -336,6 +354,18 @@ fn waiting(cause: &Report, group: Option<Scope>) -> Report {
     )
     .detail(cause.detail_text().to_owned())
     .hint(format!("Make the key provider reachable from this server; recovery goes on by itself, sooner with pagevault.unlock(). Queries go on meanwhile, and a restart would not find the key either. If nothing needs it any more, turn off pagevault.recovery_waits_for_keys.{last_resort}"))
+}
+
+fn waiting_for_wal(cause: &Report) -> Report {
+    Report::new(
+        PgSqlErrorCode::ERRCODE_WARNING,
+        format!("recovery waits for the key of WAL: {}", cause.message()),
+    )
+    .detail(format!(
+        "WAL that follows is encrypted under a key that is locked here. {}",
+        cause.detail_text()
+    ))
+    .hint("Make the key provider reachable from this server; recovery goes on by itself, sooner with pagevault.unlock(). Queries go on meanwhile, and WAL is received as before.")
 }
 
 fn recovery_continues() -> Report {

@@ -6,11 +6,14 @@
 
 use pagevault_cipher::wal::{self, Mark};
 use pagevault_cipher::{KeyVersion, Lsn, PageKey};
+use pagevault_keystore::Scope;
+use pagevault_keystore::record::MAX_WRAPPED_DATA_KEY;
 use pagevault_keystore::wal::{Stretch, WalPhase, key_place, stretch_at as stretch_of};
 use pagevault_keystore::wal_pages::WalKeys;
 
 use super::cache;
 use super::key_error::KeyError;
+use crate::keys::store::directory;
 use crate::pg::compat::{SHARED_BACKEND, SmgrFile};
 use crate::pg::process::ProcessLocal;
 use crate::shmem;
@@ -108,4 +111,11 @@ impl WalKeys for ServerKeys {
 fn with_key<R>(version: KeyVersion, f: impl FnOnce(&PageKey) -> R) -> Result<R, KeyError> {
     let (file, data_key_version) = key_place(version);
     cache::with_page_key(SmgrFile { file, backend: SHARED_BACKEND }, data_key_version, f)
+}
+
+/// The database key that wraps the key of a version: (scope, version).
+pub(crate) fn wrapped_by(version: KeyVersion) -> Option<(Scope, KeyVersion)> {
+    let (file, data_key_version) = key_place(version);
+    let found = directory::data_key(file, data_key_version, &mut [0; MAX_WRAPPED_DATA_KEY])?;
+    Some((found.scope, found.key_version))
 }

@@ -5,6 +5,7 @@ mod backups;
 mod barrier;
 mod crashes;
 mod leftovers;
+mod locked;
 mod readers;
 mod received;
 mod replication;

@@ -7,6 +7,7 @@ use pgrx::{PgSqlErrorCode, pg_sys};
 
 use crate::keys::usage::fips;
 use crate::keys::usage::key_error::KeyError;
+use crate::pg::process;
 use crate::pg::report::Report;
 
 /// Why a page cannot be opened or sealed.
@@ -19,11 +20,11 @@ pub(super) fn errno() -> ssize_t {
     -1
 }
 
-/// Raises the fault as FATAL, which ends recovery.
+/// Raises the fault as FATAL, which ends recovery, or the WAL receiver, which is started again.
 ///
 /// # Safety
-/// In the startup process, outside critical sections; no frame between here and the server's call
-/// has values with destructors.
+/// In the startup process or the WAL receiver, outside critical sections; no frame between here and
+/// the server's call has values with destructors.
 #[cold]
 pub(super) unsafe fn raise(fault: Fault) -> ! {
     // SAFETY: the server may longjmp over our callers' frames, as they guarantee.
@@ -49,6 +50,14 @@ fn report(fault: Fault) -> Report {
         Cause::OtherKey => return other_key(version, &page),
     };
     match cause {
+        KeyError::Locked { .. } | KeyError::Refused { .. } if process::is_wal_receiver() => {
+            Report::new(
+                PgSqlErrorCode::ERRCODE_CANNOT_CONNECT_NOW,
+                format!("cannot encrypt {page}: the key of the cluster is locked"),
+            )
+            .detail("Its key provider has not answered or refuses. WAL is not received meanwhile.")
+            .hint("Make the key provider reachable from this server. The WAL receiver tries again by itself.")
+        }
         KeyError::Locked { .. } | KeyError::Refused { .. } => Report::new(
             PgSqlErrorCode::ERRCODE_CANNOT_CONNECT_NOW,
             format!("cannot open {page}: the key of the cluster is locked"),

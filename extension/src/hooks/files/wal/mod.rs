@@ -5,7 +5,7 @@
 //! | call | by |
 //! |---|---|
 //! | `pwrite` of whole pages | XLogWrite, in a critical section, under WALWriteLock |
-//! | `pwrite` of any range | the WAL receiver |
+//! | `pwrite` of any range | the WAL receiver, in no critical section |
 //! | `pread` of one page | the startup process (XLogPageRead) |
 //! | `pread` of any range | WALRead: WAL senders, logical decoding, two-phase commit, the |
 //! | | summarizer, pg_walinspect |
@@ -133,20 +133,28 @@ impl Handler for Segment {
 
     unsafe fn pwrite(&self, file: File, from: *const c_void, length: usize, at: off_t) -> ssize_t {
         // SAFETY: the caller's memory contains `length` bytes, as the trait requires; it is passed
-        // on with that length.
+        // on with that length. A fault is raised in a WAL receiver only, outside critical sections,
+        // and this frame has no destructors.
         unsafe {
             calls_seen::note(Call::WriteWal);
             let is_placed = file.tag.0[0] != UNKNOWN_ADDRESS;
             let Some(keys) = keys::active().filter(|_| is_placed) else {
                 return raw::pwrite(file.fd, from, length, at);
             };
-            let whole = is_whole(at as u64, length) && !process::is_wal_receiver();
+            let receives = process::is_wal_receiver();
+            let whole = is_whole(at as u64, length) && !receives;
             let done = if whole {
                 write_pages(keys, file, from.cast(), length, at as u64)
             } else {
                 write_range(file, from.cast(), length, at as u64)
             };
-            done.unwrap_or_else(|_| errno())
+            match done {
+                Ok(done) => done,
+                // It is in no critical section (XLogWalRcvWrite, walreceiver.c), but takes a failed
+                // write for the end of the server.
+                Err(fault) if receives => raise(fault),
+                Err(_) => errno(),
+            }
         }
     }
 
