@@ -416,6 +416,22 @@ fn catalogs_are_sealed_while_others_write_them() -> Result<()> {
     cluster.finish()
 }
 
+/// Temporary tables alone make no catalog depend on a key. Who wants that encrypts it before.
+#[test]
+fn samples_of_temporary_tables_are_sealed_on_demand() -> Result<()> {
+    let (cluster, _keys) = start()?;
+    cluster.sql("CREATE DATABASE open")?;
+    cluster.sql("SELECT pagevault.encrypt('pg_catalog.pg_statistic')")?;
+    for (database, is_sealed) in [("postgres", true), ("open", false)] {
+        let mut client = cluster.client_to(database)?;
+        let table = "CREATE TEMPORARY TABLE t AS SELECT 'kanarienvogel' AS name FROM generate_series(1, 1000)";
+        run_sql(&mut client, &format!("{table}; ANALYZE t"))?;
+        let found = leaks_below(&cluster, &directory(&mut client)?)?;
+        ensure!(found.is_empty() == is_sealed, "{database}: {found:?}");
+    }
+    cluster.finish()
+}
+
 /// While statistics are locked, plaintext tables are used as if they had no statistics.
 #[test]
 fn plaintext_tables_are_usable_while_statistics_are_locked() -> Result<()> {
