@@ -293,7 +293,11 @@ fn statistics(shredded: &Shredded) -> Vec<Row> {
         rows.push(("statistics".to_owned(), object, file, keys, detail));
     }
     rows.extend(shredded.cleared.iter().map(|one| cleared(one, &shredded.outcome)));
-    rows.extend(shredded.statistics.and_then(|_| of_former_children()));
+    // Of files that were cleared, no other session has a lock that would be waited for.
+    let is_locked = |one: &Cleared| matches!(one.state, State::Locked);
+    if !shredded.cleared.is_empty() && !shredded.cleared.iter().any(is_locked) {
+        rows.extend(of_former_children());
+    }
     rows
 }
 
@@ -313,7 +317,7 @@ fn of_former_children() -> Option<Row> {
         return None;
     }
     let detail = format!(
-        "Tables with sampled values of all their children, as of their last ANALYZE: {}. If anything shredded was a child of one then, and was detached since, its values are in there. ANALYZE that table. Then shred once more, or call shred_former_files(): this clears what is left of the deleted rows.",
+        "Tables with sampled values of all their children, as of their last ANALYZE: {}. If anything shredded was a child of one then, and was detached or dropped since, its values are in there. ANALYZE that table. The next call that shreds anything clears what is left of the deleted rows.",
         names.join(", ")
     );
     Some(("statistics".to_owned(), object, None, None, detail))

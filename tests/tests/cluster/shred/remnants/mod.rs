@@ -224,6 +224,7 @@ fn what_may_have_sampled_a_former_child_is_reported() -> Result<()> {
          CREATE TABLE p (id int, name text) PARTITION BY LIST (id);
          CREATE TABLE p1 PARTITION OF p FOR VALUES IN (1);
          CREATE TABLE p2 PARTITION OF p FOR VALUES IN (2);
+         CREATE TABLE p3 PARTITION OF p FOR VALUES IN (3);
          INSERT INTO p SELECT 1, 'kanarienvogel' FROM generate_series(1, 500);
          INSERT INTO p SELECT 2, 'zeisig' FROM generate_series(1, 500)",
     )?;
@@ -242,6 +243,14 @@ fn what_may_have_sampled_a_former_child_is_reported() -> Result<()> {
     cluster.sql("ANALYZE p")?;
     cluster.sql(shred)?;
     ensure_no_canary(&cluster)?;
+    // Of a child that is dropped, too.
+    cluster.sql("DROP TABLE p2")?;
+    let former = "SELECT * FROM pagevault.shred_former_files(confirm => 'postgres')";
+    let rows = reported(&cluster, former)?;
+    let is_it = |(object, _, detail): &(String, String, String)| {
+        object == "public.p" && detail.contains("all their children")
+    };
+    ensure!(rows.iter().any(is_it), "{rows:?}");
     // The statistics of a parent that is shredded itself are deleted.
     cluster.sql("SELECT * FROM pagevault.shred('p', confirm => 'public.p')")?;
     let found = of_parents()?;
