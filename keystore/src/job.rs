@@ -3,15 +3,18 @@
 //! A job is recorded in the log of its database. It counts only if the requesting transaction has
 //! committed, which the log does not know; the first step of the job says so. The step with the
 //! highest number is the present one, in whatever order steps are applied. Jobs that are over are
-//! kept for a while; a forgotten job does not come back, even if older WAL contains records of it.
+//! kept for a while ([`superfluous`]); a forgotten job does not come back, even if older WAL
+//! contains records of it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use crate::scope::Scope;
 
-/// Number of jobs of a database that are kept after they are over: the newest.
+/// Number of jobs of a database that are kept after they are over, for information: the newest.
 pub const ENDED_KEPT: usize = 100;
+/// Number of jobs of a database that are kept in addition, because they were stopped.
+pub const STOPPED_KEPT: usize = 1000;
 /// Longest error text, in bytes.
 pub const MAX_ERROR: usize = 400;
 /// Highest job number: numbers are `bigint` in SQL.
@@ -150,6 +153,42 @@ pub struct Step {
     pub error: String,
 }
 
+/// A job that is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Over {
+    pub(crate) relation: u32,
+    pub(crate) number: u64,
+    pub(crate) is_done: bool,
+}
+
+/// The job to forget next, of those of a database that are over.
+///
+/// The last job of a relation tells, if it was cancelled or has failed, that the relation is a
+/// mixture. So it is not forgotten like one that is done, but only if there are too many such jobs.
+///
+/// The answer for some of these jobs names none that is kept among all of them: reading a compacted
+/// log, in whatever order, forgets nothing.
+pub(crate) fn superfluous(mut over: Vec<Over>) -> Option<u64> {
+    if over.len() <= ENDED_KEPT {
+        return None;
+    }
+    over.sort_unstable();
+    let (mut needed, mut others) = (Vec::new(), Vec::new());
+    for of_relation in over.chunk_by(|a, b| a.relation == b.relation) {
+        let Some((last, earlier)) = of_relation.split_last() else { continue };
+        others.extend(earlier.iter().map(|job| job.number));
+        let kind = if last.is_done { &mut others } else { &mut needed };
+        kind.push(last.number);
+    }
+    if others.len() > ENDED_KEPT {
+        others.into_iter().min()
+    } else if over.len() > ENDED_KEPT + STOPPED_KEPT {
+        needed.into_iter().min()
+    } else {
+        None
+    }
+}
+
 /// A job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Job {
@@ -199,10 +238,18 @@ impl Jobs {
         if state == JobState::Void {
             self.drop(number);
         }
-        while self.over.len() > ENDED_KEPT {
-            let Some(oldest) = self.over.pop_first() else { break };
-            self.drop(oldest);
+        while let Some(superfluous) = superfluous(self.all_over()) {
+            self.drop(superfluous);
         }
+    }
+
+    fn all_over(&self) -> Vec<Over> {
+        let over = |number: &u64| {
+            let job = self.jobs.get(number)?;
+            let is_done = job.step.as_ref().is_some_and(|step| step.state == JobState::Done);
+            Some(Over { relation: job.request.relation, number: *number, is_done })
+        };
+        self.over.iter().filter_map(over).collect()
     }
 
     /// Records that a job has switched the files of a relation.
@@ -244,7 +291,7 @@ impl Jobs {
 
 #[cfg(test)]
 mod tests {
-    use super::{ENDED_KEPT, JobId, JobKind, JobState, Request, Step};
+    use super::{ENDED_KEPT, JobId, JobKind, JobState, Request, STOPPED_KEPT, Step};
     use crate::Scope;
     use crate::compaction;
     use crate::record::Record;
@@ -253,7 +300,10 @@ mod tests {
     const DATABASE: u32 = 5;
 
     fn asked(number: u64) -> Record {
-        let relation = 16384 + number as u32;
+        asked_of(number, 16384 + number as u32)
+    }
+
+    fn asked_of(number: u64, relation: u32) -> Record {
         let request = Request {
             relation,
             kind: JobKind::Rotate,
@@ -290,7 +340,7 @@ mod tests {
             records.push(asked(number));
             records.push(step(number, 1, JobState::Waiting));
             records.push(begun(number, 20_000));
-            let end = if number == 7 { JobState::Paused } else { JobState::Failed };
+            let end = if number == 7 { JobState::Paused } else { JobState::Done };
             records.push(step(number, 2, end));
         }
         records.extend([asked(152), step(152, 1, JobState::Void)]);
@@ -316,6 +366,55 @@ mod tests {
         assert_eq!(numbers.len(), ENDED_KEPT + 1);
         assert_eq!((numbers[0], numbers[1], numbers[100]), (7, 52, 151));
         assert_eq!(state.jobs(DATABASE).unwrap().forgotten(), 152);
+    }
+
+    /// Records of jobs, given as number, relation and last state.
+    fn of_jobs(jobs: impl IntoIterator<Item = (u64, u32, JobState)>) -> Vec<Record> {
+        let records =
+            |(number, relation, state)| [asked_of(number, relation), step(number, 1, state)];
+        jobs.into_iter().flat_map(records).collect()
+    }
+
+    /// Nothing else may say that their relations are mixtures.
+    #[test]
+    fn stopped_jobs_outlive_later_ones_of_other_relations() {
+        let later = (3..=300).map(|number| (number, 3, JobState::Done));
+        let stopped = [(1, 1, JobState::Failed), (2, 2, JobState::Cancelled)];
+        let mut records = of_jobs(stopped.into_iter().chain(later));
+        let numbers = known(&fold(&records));
+        assert_eq!(numbers[..3], [1, 2, 201]);
+        // Until a later job of the same relation is over. Then they are the oldest.
+        let ends = [(301, 1, JobState::Done), (302, 2, JobState::Failed)];
+        records.extend(of_jobs(ends));
+        assert_eq!(known(&fold(&records))[..2], [202, 203]);
+        let later = (303..=500).map(|number| (number, 3, JobState::Done));
+        records.extend(of_jobs(later));
+        let state = fold(&records);
+        assert_eq!(known(&state)[..2], [302, 401]);
+        assert_eq!(fold(&state.records(Scope::database(DATABASE))), state);
+    }
+
+    #[test]
+    fn there_is_a_limit_for_stopped_jobs() {
+        let stopped = |number: u64| (number, 16384 + number as u32, JobState::Cancelled);
+        // Every seventh relation has been rekeyed since.
+        let done = |number: u64| (number + 2000, 16384 + 7 * number as u32, JobState::Done);
+        let records = of_jobs((1..=2000).map(stopped).chain((1..=200).map(done)));
+        let most = ENDED_KEPT + STOPPED_KEPT;
+        // The last 58 of them are among those that are kept.
+        for (part, kept) in [(4000, most), (4150, most), (4400, most - 58)] {
+            let part = &records[..part];
+            let state = fold(part);
+            let numbers = known(&state);
+            assert_eq!(numbers.len(), kept);
+            assert!(numbers.contains(&2000));
+            // A restart keeps them, from a compacted log in either order.
+            let kept = state.records(Scope::database(DATABASE));
+            assert_eq!(fold(&kept), state);
+            let log: Vec<_> = part.iter().cloned().map(|record| vec![record]).collect();
+            assert_eq!(fold(&in_place(&kept, &log).concat()), state);
+            assert_eq!(fold(&[&kept[..], part].concat()), state);
+        }
     }
 
     fn in_place(kept: &[Record], log: &[Vec<Record>]) -> Vec<Vec<Record>> {

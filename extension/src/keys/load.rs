@@ -6,6 +6,7 @@ use std::collections::HashSet;
 use pagevault_cipher::{KeyVersion, Lsn, Secret32};
 use pagevault_keystore::directory::Directory;
 use pagevault_keystore::former;
+use pagevault_keystore::job::STOPPED_KEPT;
 use pagevault_keystore::job_table::JobTable;
 use pagevault_keystore::log::{self, Log, LogError, Position, Trust};
 use pagevault_keystore::storage::FileStorage;
@@ -316,10 +317,11 @@ fn map(logs: &[Contents]) -> Result<&'static Shared> {
     let ranges = ranges.filter(|record| matches!(record, Record::FormerFiles(_))).count();
     let ranges: Region<(), _> =
         map_region(former::Table::words_needed(ranges + capacity as usize), MemoryKind::Sparse)?;
-    // Unfinished jobs concern files that have keys, or will have. There are few finished jobs.
+    // Unfinished jobs concern files that have keys, or will have. There are few finished jobs, and
+    // those that were stopped have room of their own.
     let jobs = logs.iter().flat_map(|log| &log.records);
     let jobs = jobs.filter(|record| matches!(record, Record::Job { .. })).count();
-    let most_jobs = jobs + capacity as usize;
+    let most_jobs = jobs + capacity as usize + STOPPED_KEPT * logs.len();
     let jobs: Region<(), _> = map_region(JobTable::words_needed(most_jobs), MemoryKind::Sparse)?;
     let health: Region<Health> = map_region(0, MemoryKind::Sparse)?;
     let trail: Region<Trail> = map_region(0, MemoryKind::Sparse)?;

@@ -9,7 +9,7 @@ mod layout;
 use std::sync::atomic::{AtomicU32, Ordering::*};
 
 use self::layout::*;
-use crate::job::{ENDED_KEPT, JobId, JobKind, JobState, Request, Step};
+use crate::job::{self, JobId, JobKind, JobState, Over, Request, Step};
 use crate::record::Record;
 
 /// Progress of a running job.
@@ -364,18 +364,20 @@ impl<'a> JobTable<'a> {
         }
     }
 
-    /// Forgets the oldest jobs that are over, beyond the number to keep.
+    /// Forgets the jobs that are over, beyond those to keep.
     fn prune(&self, database: u32) -> Result<(), Full> {
+        let is_over = |head: &Head| head.job.database == database && head.state.is_over();
+        let over = |head: Head| Over {
+            relation: head.relation,
+            number: head.job.number,
+            is_done: head.state == JobState::Done,
+        };
         loop {
-            let over =
-                self.heads().filter(|(_, h)| h.job.database == database && h.state.is_over());
-            let (count, oldest) = over.fold((0, None), |(count, oldest), (slot, head)| {
-                let number = head.job.number;
-                let older = oldest.is_none_or(|(_, oldest)| number < oldest);
-                (count + 1, if older { Some((slot, number)) } else { oldest })
-            });
-            let Some((slot, number)) = oldest.filter(|_| count > ENDED_KEPT) else { return Ok(()) };
-            self.drop(slot, JobId { database, number })?;
+            let all = self.heads().map(|(_, head)| head).filter(is_over).map(over).collect();
+            let Some(number) = job::superfluous(all) else { return Ok(()) };
+            let job = JobId { database, number };
+            let Some(slot) = self.slot_of(job) else { return Ok(()) };
+            self.drop(slot, job)?;
         }
     }
 

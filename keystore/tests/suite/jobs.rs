@@ -3,7 +3,7 @@
 use std::sync::atomic::AtomicU32;
 
 use pagevault_keystore::Record;
-use pagevault_keystore::job::{JobId, JobState};
+use pagevault_keystore::job::{JobId, JobKind, JobState, Request, Step};
 use pagevault_keystore::job_table::JobTable;
 use pagevault_keystore::state::State;
 use proptest::collection::vec;
@@ -72,4 +72,41 @@ proptest! {
         records.iter().for_each(|record| table.apply(record).unwrap());
         check(&table, &records)?;
     }
+}
+
+/// More jobs than are kept, of relations that get several.
+#[test]
+fn the_table_equals_the_log_when_jobs_are_forgotten() {
+    const JOBS: u64 = 1500;
+    let capacity = 2 * JOBS as usize;
+    let memory: Vec<_> = (0..JobTable::words_needed(capacity)).map(|_| AtomicU32::new(0)).collect();
+    let table = JobTable::new(&memory, capacity);
+    let mut records = Vec::new();
+    for number in 1..=JOBS {
+        let job = JobId { database: 1, number };
+        // Some relations have had a job before.
+        let relation = if number % 5 == 0 { number / 2 } else { number } as u32;
+        let state = match number % 6 {
+            0 => JobState::Paused,
+            1 => JobState::Done,
+            2 => JobState::Cancelled,
+            _ => JobState::Failed,
+        };
+        let request = Request {
+            relation,
+            kind: JobKind::Encrypt,
+            cipher: 0,
+            requested_by: 10,
+            at: 1,
+            transaction: 700,
+        };
+        let step = Step { step: 1, state, started: 0, at: 2, error: String::new() };
+        records.extend([Record::Job { job, request }, Record::JobStep { job, step }]);
+    }
+    records.iter().for_each(|record| table.apply(record).unwrap());
+    check(&table, &records).unwrap();
+    assert!(table.forgotten(1) > 0);
+    // Redo may repeat them.
+    records.iter().for_each(|record| table.apply(record).unwrap());
+    check(&table, &records).unwrap();
 }
