@@ -135,16 +135,26 @@ pub enum JobConflict {
     InUse,
 }
 
-/// Compares a request with the unfinished job `other` of the same relation.
+/// Compares a request with the unfinished job `other` of the same relation. `has_begun`: that job
+/// has switched files of the relation to another key.
+///
+/// A rotation that has begun is not the same as a later one, which may be meant for a key that the
+/// first has made: it has leaked meanwhile.
 #[must_use]
-pub fn conflict(other: &Known, outcome: Outcome, request: &Request) -> JobConflict {
+pub fn conflict(
+    other: &Known,
+    has_begun: bool,
+    outcome: Outcome,
+    request: &Request,
+) -> JobConflict {
     match outcome {
         Outcome::InProgress => JobConflict::Wait,
         Outcome::Aborted => JobConflict::Settle,
         Outcome::Mine | Outcome::Committed => {
             let same = (other.request.kind, other.request.cipher) == (request.kind, request.cipher);
             let waits = other.state == JobState::Waiting && other.process == 0;
-            if same && waits { JobConflict::Same } else { JobConflict::InUse }
+            let is_late = has_begun && request.kind == JobKind::Rotate;
+            if same && waits && !is_late { JobConflict::Same } else { JobConflict::InUse }
         }
     }
 }

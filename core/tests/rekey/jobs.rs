@@ -72,7 +72,9 @@ impl Server<'_> {
                     return self.append(record);
                 }
                 Submitted::Other(other) => {
-                    match life::conflict(&other, self.outcome(&other, session), &request) {
+                    let has_begun = self.table.has_begun_any(other.job);
+                    let outcome = self.outcome(&other, session);
+                    match life::conflict(&other, has_begun, outcome, &request) {
                         JobConflict::Settle => self.settle(),
                         JobConflict::Same => {
                             assert_eq!(other.request.kind, kind);
@@ -349,6 +351,33 @@ fn commands_for_jobs() {
     assert_eq!(Pause.transition(true), None);
     assert_eq!(Cancel.transition(true).unwrap(), (Void, &[Waiting][..]));
     assert!(!Resume.transition(true).unwrap().1.contains(&Waiting));
+}
+
+/// Whoever requests a rotation may mean the key that an earlier one has made already.
+#[test]
+fn a_rotation_that_has_begun_does_not_stand_for_a_later_one() {
+    let memory: Vec<AtomicU32> =
+        (0..JobTable::words_needed(CAPACITY)).map(|_| AtomicU32::new(0)).collect();
+    let table = JobTable::new(&memory, CAPACITY);
+    for (relation, kind) in [(1, JobKind::Rotate), (2, JobKind::Encrypt)] {
+        let (requested_by, transaction) = (10, 700);
+        let request = Request { relation, kind, cipher: 0, requested_by, at: 1, transaction };
+        let Submitted::New(job, record) = life::submit(&table, DATABASE, request) else {
+            panic!("there is no other");
+        };
+        table.apply(&record).unwrap();
+        let answer = || {
+            let Submitted::Other(other) = life::submit(&table, DATABASE, request) else {
+                panic!("there is one");
+            };
+            let has_begun = table.has_begun_any(other.job);
+            life::conflict(&other, has_begun, Outcome::Committed, &request)
+        };
+        assert_eq!(answer(), JobConflict::Same);
+        table.apply(&Record::JobBegun { job, relation: 3 }).unwrap();
+        let is_same = kind == JobKind::Encrypt;
+        assert_eq!(answer() == JobConflict::Same, is_same, "{kind:?}");
+    }
 }
 
 #[test]

@@ -49,7 +49,7 @@ fn number_of(known: &Known) -> i64 {
     known.job.number as i64
 }
 
-fn now() -> i64 {
+pub(super) fn now() -> i64 {
     process::now_us() as i64
 }
 
@@ -128,7 +128,7 @@ fn unfinished_of(relation: Oid) -> Result<Vec<Known>> {
 }
 
 /// Adds a job that workers begin when the transaction commits. If a job of the same kind is
-/// waiting, returns that one's number.
+/// waiting, returns that one's number; not if it has given the relation a new data key already.
 pub(crate) fn submit(
     relation: Oid,
     name: &str,
@@ -145,10 +145,10 @@ pub(crate) fn submit(
             Err(other) => other,
         };
         if scheduled::gives_way(&other) {
-            give_way(&other)?;
+            scheduled::give_way(&other)?;
             continue;
         }
-        match life::conflict(&other, outcome(&other), &request) {
+        match life::conflict(&other, has_begun_any(&other)?, outcome(&other), &request) {
             JobConflict::Same => return Ok(number_of(&other)),
             JobConflict::Wait => xact::wait_for(other.request.transaction),
             JobConflict::Settle => settle(&[other]).map(|_| ())?,
@@ -187,14 +187,6 @@ pub(super) fn try_submit(request: Request) -> Result<std::result::Result<i64, Kn
             Ok(Ok(job.number as i64))
         }
     }
-}
-
-/// A job that gives way is not visible any more.
-pub(super) fn give_way(known: &Known) -> Result<()> {
-    let lock = KeystoreLock::acquire();
-    let Some(known) = table()?.find(known.job).filter(scheduled::gives_way) else { return Ok(()) };
-    let step = life::step(&known, JobState::Void, "", now());
-    append(&lock, known.job.scope(), &[step]).map(|_| ())
 }
 
 fn in_use(name: &str, other: &Known) -> Report {
@@ -311,6 +303,12 @@ pub(crate) fn continues(job: &Job) -> Result<bool> {
 pub(crate) fn has_begun(job: &Job, relation: Oid) -> Result<bool> {
     let _lock = KeystoreLock::acquire();
     Ok(table()?.has_begun(here(job.id), relation.to_u32()))
+}
+
+/// Whether a job has already switched the file of any relation to another key.
+fn has_begun_any(known: &Known) -> Result<bool> {
+    let _lock = KeystoreLock::acquire();
+    Ok(table()?.has_begun_any(known.job))
 }
 
 /// Records the fact for [`has_begun`]. Durable on return, as the new key is: if a crash lost this
@@ -436,7 +434,7 @@ pub(crate) fn last_with_kind(relation: Oid) -> Result<Option<(i64, JobKind)>> {
 pub(crate) fn any_unfinished(relations: &[Oid]) -> Result<Option<i64>> {
     let found =
         visible(|head| is_unfinished(head.state) && relations.contains(&head.relation.into()))?;
-    found.iter().filter(|known| scheduled::gives_way(known)).try_for_each(give_way)?;
+    found.iter().filter(|known| scheduled::gives_way(known)).try_for_each(scheduled::give_way)?;
     Ok(found.iter().find(|known| !scheduled::gives_way(known)).map(number_of))
 }
 

@@ -3,13 +3,14 @@
 //! pages are under interim keys, at any time. They run one at a time, and give way to what users
 //! request.
 
-use pagevault_core::rekey::life::is_unfinished;
+use pagevault_core::rekey::life::{self, is_unfinished};
 use pagevault_keystore::job::JobState;
 use pagevault_keystore::job_table::{Head, JobTable, Known};
 use pgrx::pg_sys::Oid;
 
 use super::JobKind;
-use super::jobs::{give_way, request, table, try_submit};
+use super::jobs::{now, request, table, try_submit};
+use crate::keys::store::persist::append;
 use crate::pg::guc;
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::Result;
@@ -77,6 +78,14 @@ pub(crate) fn any_in(database: Option<u32>, reason: Option<Reason>) -> Result<bo
     let found = table()?.select(wanted);
     let mut reasons = found.iter().filter_map(Reason::of);
     Ok(reasons.any(|found| reason.is_none_or(|reason| reason == found)))
+}
+
+/// A job that gives way is not visible any more.
+pub(super) fn give_way(known: &Known) -> Result<()> {
+    let lock = KeystoreLock::acquire();
+    let Some(known) = table()?.find(known.job).filter(gives_way) else { return Ok(()) };
+    let step = life::step(&known, JobState::Void, "", now());
+    append(&lock, known.job.scope(), &[step]).map(|_| ())
 }
 
 /// Which jobs are not to be begun now.

@@ -423,6 +423,12 @@ impl<'a> JobTable<'a> {
             .any(|entry| self.is_of(entry, job) && self.begun(entry)[3].load(Relaxed) == relation)
     }
 
+    /// Whether a job has already switched the files of any relation.
+    #[must_use]
+    pub fn has_begun_any(&self, job: JobId) -> bool {
+        (0..self.begun_entries()).any(|entry| self.is_of(entry, job))
+    }
+
     /// Assigns a job to a process, if it has none. Returns its slot.
     #[must_use]
     pub fn take(&self, job: JobId, process: u32, now: i64) -> Option<usize> {

@@ -36,6 +36,7 @@ fn check(table: &JobTable<'_>, records: &[Record]) -> Result<(), TestCaseError> 
                 let begun = job.begun.contains(&relation);
                 prop_assert_eq!(table.has_begun(known.job, relation), begun);
             }
+            prop_assert_eq!(table.has_begun_any(known.job), !job.begun.is_empty());
         }
         let forgotten = state.jobs(database).map_or(0, |jobs| jobs.forgotten());
         prop_assert_eq!(table.forgotten(database), forgotten);
