@@ -184,12 +184,13 @@ pub(crate) fn with_notes(at_end: impl FnOnce(&mut Notes<Altered>)) {
 }
 
 /// Handles the relations noted since the beginning of the command; `detached`: the partition that
-/// it was to detach in steps.
-pub(crate) fn follow(mark: Mark, detached: Option<Oid>) -> Result<()> {
+/// it was to detach in steps. Returns the number of the rekey job that a new label needs, if any.
+pub(crate) fn follow(mark: Mark, detached: Option<Oid>) -> Result<Option<i64>> {
     let list = ALTERED.with(|notes| notes.drain_since(mark));
     if !process::runs_transactions() {
-        return Ok(());
+        return Ok(None);
     }
+    let mut of_label = None;
     for altered in &list {
         if let Altered::InDoubt(file, oid, group) = *altered {
             into_its_group(file, oid, group)?;
@@ -234,7 +235,7 @@ pub(crate) fn follow(mark: Mark, detached: Option<Oid>) -> Result<()> {
             Altered::Relabelled(oid) => {
                 memo::forget();
                 if let Some(facts) = relation::facts_after_command(oid) {
-                    requests::reconcile(&facts)?;
+                    of_label = requests::reconcile(&facts)?;
                 }
             }
             Altered::Relation(oid, schema, tablespace) => {
@@ -256,7 +257,7 @@ pub(crate) fn follow(mark: Mark, detached: Option<Oid>) -> Result<()> {
             }
         }
     }
-    Ok(())
+    Ok(of_label)
 }
 
 /// Refuses an encrypted relation that has come below another one which a job is to decrypt: the job

@@ -218,7 +218,7 @@ fn refuse_leaving(object: Object) -> Result<()> {
 }
 
 /// Notes the rekey job that the label in progress needs.
-fn note_job(job: Option<i64>) {
+pub(crate) fn note_job(job: Option<i64>) {
     LABELLINGS.with(|notes| {
         if let Some(labelling) = notes.last() {
             labelling.job = job;

@@ -74,13 +74,18 @@ unsafe extern "C-unwind" fn process_utility(
             page::names::forget();
         }
         storage::command_ends(making);
-        labels::command_ends(labellings);
         if commits_prepared {
             shmem::count_label_change(); // other sessions have not seen its changes yet
         }
         if altered::any_since(altered) {
-            pg_sys::panic::pgrx_extern_c_guard(|| altered::follow(altered, detached).or_raise());
+            let job = pg_sys::panic::pgrx_extern_c_guard(|| {
+                altered::follow(altered, detached).or_raise()
+            });
+            if job.is_some() {
+                labels::note_job(job);
+            }
         }
+        labels::command_ends(labellings);
         if policy::pending::any() {
             pg_sys::panic::pgrx_extern_c_guard(|| catalogs::follow().or_raise());
         }

@@ -245,3 +245,31 @@ fn sequences_of_partitioned_tables_are_rekeyed_too() -> Result<()> {
     check("plaintext")?;
     cluster.finish()
 }
+
+/// So does `encrypt()` if the label takes a table out of a key group, and an event trigger puts
+/// another one into it.
+#[test]
+fn a_label_that_changes_the_key_group_returns_its_job() -> Result<()> {
+    let cluster = cluster("pagevault.rekey_workers = 0")?;
+    cluster.sql(
+        "SELECT pagevault.create_key_group('acme');
+         SELECT pagevault.set_key_group_master_key('acme', 'local', 'main');
+         CREATE TABLE other AS SELECT * FROM big",
+    )?;
+    cluster.sql(&label("'encrypted key_group=acme'", "big"))?;
+    cluster.sql("SELECT pagevault.cancel_rekey(job) FROM pagevault.rekey_jobs")?;
+    cluster.sql(
+        "CREATE FUNCTION another() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN
+             IF NOT EXISTS (SELECT FROM pg_seclabel WHERE objoid = 'other'::regclass) THEN
+                 SECURITY LABEL FOR pagevault ON TABLE other IS 'encrypted key_group=acme';
+             END IF; END $$;
+         CREATE EVENT TRIGGER labels ON ddl_command_end WHEN TAG IN ('SECURITY LABEL')
+             EXECUTE FUNCTION another()",
+    )?;
+    let made = cluster.text("SELECT coalesce(pagevault.encrypt('big'), 0)")?;
+    let jobs = "SELECT string_agg(concat_ws(' ', job, relation, kind), ', ' ORDER BY job)
+        FROM pagevault.rekey_jobs WHERE state = 'waiting'";
+    ensure!(cluster.text(jobs)? == "2 other encrypt, 3 big encrypt", "{}", cluster.text(jobs)?);
+    ensure!(made == "3", "it has returned {made}");
+    cluster.finish()
+}
