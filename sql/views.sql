@@ -295,7 +295,7 @@ COMMENT ON COLUMN pagevault.tables.plaintext IS 'which of these are not encrypte
 COMMENT ON COLUMN pagevault.drift.relation IS 'name of the relation';
 COMMENT ON COLUMN pagevault.drift.expected IS 'encrypted, with the cipher if the label names one, or plaintext';
 COMMENT ON COLUMN pagevault.drift.reason IS 'the label or setting that decides, such as: schema app; table t (its own label, or that of a table it belongs to); setting pagevault.default_encryption (of this session)';
-COMMENT ON COLUMN pagevault.drift.actual IS 'state of new pages: plaintext, or encrypted and the cipher; drift(true) adds the number of pages on disk in another state';
+COMMENT ON COLUMN pagevault.drift.actual IS 'state of new pages: plaintext, or encrypted and the cipher; whether earlier pages were not all rewritten; drift(true) adds the number of pages on disk in another state';
 COMMENT ON COLUMN pagevault.drift.fix IS 'command that fixes it; an index or TOAST table is often fixed together with its table';
 
 COMMENT ON COLUMN pagevault.rekey_jobs.job IS 'number of the job, for wait_for_rekey(), pause_rekey() and so on';

@@ -26,6 +26,7 @@ pub mod relation;
 pub mod storage;
 
 pub use decision::{Decision, Policy, Setting, Source};
+pub use drift::Mixture;
 pub use key_group::{Named, Sealing};
 pub use label::Label;
 pub use relation::{Labelled, Oid, Relation, RelationKind};

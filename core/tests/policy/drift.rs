@@ -2,15 +2,37 @@
 
 use pagevault_cipher::DataKeyVersion;
 use pagevault_core::page::PageState;
-use pagevault_core::policy::{Catalog, Decision, Label, Policy, Source};
+use pagevault_core::policy::{Catalog, Decision, Label, Mixture, Policy, Source};
 
 use crate::world::*;
 
 fn differs(world: &World, oid: u32, pages: &[PageState]) -> bool {
     let stray =
         |wanted: &Decision| Ok(pages.iter().filter(|page| wanted.is_stray(**page)).count() as i64);
-    let drift = Policy::of(world).drift_of(&world.get(oid), stray).unwrap();
+    let drift = Policy::of(world).drift_of(&world.get(oid), Mixture::None, stray).unwrap();
     drift.is_some()
+}
+
+/// Nobody else may know of it: a copy of a database has no jobs.
+#[test]
+fn a_file_that_was_not_rewritten_wholly_is_drift() {
+    for world in World::all(&[OF_TABLE, OF_SCHEMA], 0) {
+        let as_it_is = differs(&world, TABLE, &[]);
+        let wanted = world.wanted(TABLE).map(|wanted| wanted.is_encrypted());
+        let wanted = wanted.or(world.table.map(|_| true));
+        for (mixture, of) in [
+            (Mixture::None, None),
+            (Mixture::WithPlaintext, Some(true)),
+            (Mixture::WithSealed, Some(false)),
+        ] {
+            let drift = Policy::of(&world).drift_of(&world.get(TABLE), mixture, |_| Ok(0));
+            let drift = drift.unwrap();
+            let is_left = of.is_some() && of == wanted;
+            assert_eq!(drift.is_some(), as_it_is || is_left, "{mixture:?} in {world:?}");
+            let unfinished = drift.is_some_and(|drift| drift.unfinished);
+            assert_eq!(unfinished, is_left && !as_it_is, "{mixture:?} in {world:?}");
+        }
+    }
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Whose key wraps the data keys of relations.
 
 use pagevault_core::policy::storage::{Answer, Makes, NewFile};
-use pagevault_core::policy::{Label, Labelled, Named, Policy, Sealing};
+use pagevault_core::policy::{Label, Labelled, Mixture, Named, Policy, Sealing};
 use pagevault_keystore::KeyGroup;
 
 use crate::world::*;
@@ -90,7 +90,7 @@ fn a_relation_stays_in_its_group_until_a_label_decides() {
         let table = world.get(TABLE);
         let moves = expected != kept;
         assert_eq!(policy.for_altered(&table).unwrap(), expected.filter(|_| moves));
-        assert_eq!(policy.drift_of(&table, |_| Ok(0)).unwrap().is_some(), moves);
+        assert_eq!(policy.drift_of(&table, Mixture::None, |_| Ok(0)).unwrap().is_some(), moves);
         assert_eq!(policy.for_rekeying(&table, AES_256).map(Some), Ok(expected));
     }
 }
@@ -136,7 +136,7 @@ fn a_group_that_does_not_exist_is_an_error_for_new_files_and_drift() {
     let (policy, table) = (Policy::of(&world), world.get(TABLE));
     assert_eq!(policy.for_new_relation(&table), Err(Missing(schema)));
     assert_eq!(policy.for_replacement(&table, table.file), Err(Missing(schema)));
-    assert!(policy.drift_of(&table, |_| Ok(0)).unwrap().is_some());
+    assert!(policy.drift_of(&table, Mixture::None, |_| Ok(0)).unwrap().is_some());
     // The label of the table outranks it.
     world.labels[OF_TABLE] = ENCRYPTED;
     world.groups[OF_TABLE] = named(100);

@@ -66,6 +66,8 @@ pub(crate) enum Actual {
         group: Option<String>,
         stray: i64,
         stray_are_plaintext: bool,
+        /// Not all pages have been rewritten.
+        unfinished: bool,
     },
     /// Being rekeyed, or stopped before the end.
     Rekeyed { state: ShownState, pages_done: i64, pages_total: i64 },
@@ -74,12 +76,15 @@ pub(crate) enum Actual {
 impl fmt::Display for Actual {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Actual::Written { cipher, group, stray, stray_are_plaintext } => {
+            Actual::Written { cipher, group, stray, stray_are_plaintext, unfinished } => {
                 match cipher {
                     None => f.write_str("plaintext")?,
                     Some(cipher) => write!(f, "encrypted {cipher}")?,
                 }
                 group.iter().try_for_each(|group| write!(f, " key_group={group}"))?;
+                if *unfinished {
+                    f.write_str(", not all pages rewritten")?;
+                }
                 let kind = if *stray_are_plaintext { "plaintext" } else { "encrypted" };
                 if *stray > 0 { write!(f, ", {stray} {kind} pages") } else { Ok(()) }
             }
@@ -91,9 +96,25 @@ impl fmt::Display for Actual {
 }
 
 impl Drift {
-    /// True if encryption is required and missing or incomplete, and no job is to do it.
-    pub(crate) fn wants_encryption(&self) -> bool {
-        matches!(self.expected, Expected::Labelled(Label::Encrypted(_), _))
+    /// True if encryption is required and missing or incomplete, and no job will do it unless it is
+    /// resumed.
+    pub(crate) fn wants_encryption(&self) -> Result<bool> {
+        use JobState::{Cancelled, Failed, Paused};
+        match (&self.expected, &self.actual) {
+            (Expected::Labelled(label, _), _) => Ok(matches!(label, Label::Encrypted(_))),
+            (
+                Expected::ByJob(JobKind::Encrypt),
+                Actual::Rekeyed {
+                    state: ShownState::Recorded(Paused | Cancelled | Failed), ..
+                },
+            ) => is_wanted_encrypted(self.relation),
+            (Expected::ByJob(_), _) => Ok(false),
+        }
+    }
+
+    /// True if new pages are as required, and only earlier ones perhaps not.
+    fn is_unfinished(&self) -> bool {
+        matches!(self.actual, Actual::Written { unfinished: true, .. })
     }
 
     /// The kind of job that corrects it.
@@ -111,7 +132,7 @@ impl Drift {
 /// command brings them to another state, and new storage follows the policy.
 pub(crate) fn find(check_files: bool) -> Result<Vec<Drift>> {
     let survey = Survey::make();
-    let (mut found, at_work) = drift_of_jobs()?;
+    let (mut found, of_jobs) = drift_of_jobs()?;
     for facts in survey.relations() {
         if facts.is_stored()
             && !directory::is_destroyed(facts.file)
@@ -119,8 +140,8 @@ pub(crate) fn find(check_files: bool) -> Result<Vec<Drift>> {
         {
             let root = root_of(facts)?.oid;
             let roots = [Some(root), relation::owner_of_sequence(facts.oid)];
-            let remedy = drift.remedy();
-            if !roots.iter().flatten().any(|root| at_work.contains(&(*root, remedy))) {
+            let is_of_root = |job: &&OfJob| roots.contains(&Some(job.table));
+            if !of_jobs.iter().filter(is_of_root).any(|job| job.takes_the_place_of(&drift)) {
                 found.push(drift);
             }
         }
@@ -128,13 +149,30 @@ pub(crate) fn find(check_files: bool) -> Result<Vec<Drift>> {
     Ok(found)
 }
 
-/// A relation with a waiting or running job of this kind.
-type AtWork = (Oid, JobKind);
+/// A table with a row for this unfinished or stopped job, or one of its partitions.
+struct OfJob {
+    table: Oid,
+    kind: JobKind,
+    is_stopped: bool,
+}
 
-/// Relations with requested and unfinished rekeying; and those that need no other report of what a
-/// job at work corrects. A rotation corrects nothing.
-fn drift_of_jobs() -> Result<(Vec<Drift>, Vec<AtWork>)> {
-    let (mut found, mut at_work) = (Vec::new(), Vec::new());
+impl OfJob {
+    /// Whether a row of what belongs to the table says nothing that the row of the job does not: it
+    /// is at work, and corrects that. A rotation corrects only what was left unfinished. A stopped
+    /// job has left that.
+    fn takes_the_place_of(&self, drift: &Drift) -> bool {
+        let is_its = self.kind == drift.remedy();
+        match (drift.is_unfinished(), self.is_stopped) {
+            (true, false) => true,
+            (true, true) => is_its,
+            (false, is_stopped) => is_its && !is_stopped,
+        }
+    }
+}
+
+/// Relations with requested and unfinished rekeying; and the tables of these jobs.
+fn drift_of_jobs() -> Result<(Vec<Drift>, Vec<OfJob>)> {
+    let (mut found, mut of_jobs) = (Vec::new(), Vec::new());
     for job in jobs::unsettled()? {
         let relation: Oid = job.request.relation.into();
         if relation::facts(relation).is_none() {
@@ -142,13 +180,14 @@ fn drift_of_jobs() -> Result<(Vec<Drift>, Vec<AtWork>)> {
         }
         let (id, progress) = (job.job.number, job.progress);
         let stopped = job.state != JobState::Waiting;
-        if !stopped {
-            let tables = relation::with_partitions(relation);
-            at_work.extend(tables.iter().map(|table| (table.oid, job.request.kind)));
-        }
         if stopped && job.request.kind == JobKind::Decrypt && is_wanted_encrypted(relation)? {
             continue; // must not be resumed
         }
+        of_jobs.extend(relation::with_partitions(relation).iter().map(|table| OfJob {
+            table: table.oid,
+            kind: job.request.kind,
+            is_stopped: stopped,
+        }));
         let fix = if stopped { "resume_rekey" } else { "wait_for_rekey" };
         found.push(Drift {
             relation,
@@ -162,7 +201,7 @@ fn drift_of_jobs() -> Result<(Vec<Drift>, Vec<AtWork>)> {
             fix: ServerText::from_bytes(format!("SELECT pagevault.{fix}({id})").as_bytes()),
         });
     }
-    Ok((found, at_work))
+    Ok((found, of_jobs))
 }
 
 fn is_wanted_encrypted(relation: Oid) -> Result<bool> {
@@ -172,7 +211,9 @@ fn is_wanted_encrypted(relation: Oid) -> Result<bool> {
 
 fn drift_of(facts: &Facts, check_files: bool) -> Result<Option<Drift>> {
     let stray = |wanted: &Decision| if check_files { stray_pages(facts, wanted) } else { Ok(0) };
-    let Some(found) = policy().drift_of(&described(facts), stray)? else { return Ok(None) };
+    let mixture = directory::mixture(facts.file);
+    let found = policy().drift_of(&described(facts), mixture, stray)?;
+    let Some(found) = found else { return Ok(None) };
     let wanted = found.wanted;
     let name =
         |group: KeyGroup| key_groups::name_of(group).unwrap_or_else(|| format!("(number {group})"));
@@ -190,6 +231,7 @@ fn drift_of(facts: &Facts, check_files: bool) -> Result<Option<Drift>> {
             cipher: found.current,
             group: group.map(name),
             stray: found.stray,
+            unfinished: found.unfinished,
             stray_are_plaintext: wanted.is_encrypted(),
         },
         fix: fix(facts)?,

@@ -208,7 +208,7 @@ pub(crate) fn encrypt_all_wanted() -> Result<Vec<(Oid, Option<i64>)>> {
     let mut roots: Vec<Oid> = Vec::new();
     for drift in drift::find(false)? {
         let root = policy::root_of(&relation::require(drift.relation)?)?;
-        if drift.wants_encryption()
+        if drift.wants_encryption()?
             && root.user_made
             && !roots.contains(&root.oid)
             && refuse_destroyed(&root).is_ok()

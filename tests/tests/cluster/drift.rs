@@ -204,3 +204,59 @@ fn a_waiting_rotation_hides_no_partition_in_plaintext() -> Result<()> {
     expect_no_drift(&cluster)?;
     cluster.finish()
 }
+
+/// A copy of a database has no jobs.
+#[test]
+fn a_copy_of_a_table_that_a_job_was_encrypting_is_drift() -> Result<()> {
+    const DRIFT: &str =
+        "SELECT coalesce(string_agg(concat_ws('|', relation, expected, actual, fix), ', '), 'none')
+        FROM pagevault.drift";
+    let (cluster, _keys) = cluster()?;
+    let workers = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'pagevault rekey'";
+    cluster.sql("CREATE DATABASE model")?;
+    let mut model = cluster.client_to("model")?;
+    run_sql(&mut model, "CREATE EXTENSION pagevault")?;
+    run_sql(&mut model, "CREATE TABLE t AS SELECT generate_series(1, 50000) AS id")?;
+    cluster.stop_at("rekey.batch_done")?;
+    run_sql(&mut model, "SET pagevault.rekey_threshold = 0; SELECT pagevault.encrypt('t')")?;
+    cluster.stopped_at("rekey.batch_done")?;
+    run_sql(&mut model, "SELECT pagevault.cancel_rekey(job) FROM pagevault.rekey_jobs")?;
+    cluster.resume();
+    cluster.eventually(workers, "0")?;
+    // The job has a row, and its table no second one.
+    let found = text(&mut model, DRIFT)?;
+    ensure!(found.starts_with("t|encrypted|cancelled, ") && !found.contains(", t|"), "{found}");
+    drop(model);
+    cluster.sql("CREATE DATABASE copy TEMPLATE model STRATEGY file_copy")?;
+    let mut copy = cluster.client_to("copy")?;
+    ensure!(text(&mut copy, "SELECT count(*) FROM pagevault.rekey_jobs")? == "0", "jobs");
+    let fix = "SELECT pagevault.reconcile('public.t')";
+    let found = text(&mut copy, DRIFT)?;
+    let expected = format!("t|encrypted|encrypted {DEFAULT}, not all pages rewritten|{fix}");
+    ensure!(found == expected, "{found}");
+    run_sql(&mut copy, fix)?;
+    run_sql(&mut copy, "SELECT pagevault.wait_for_rekey('t'::regclass)")?;
+    ensure!(text(&mut copy, "SELECT pagevault.is_encrypted('t')")? == "t", "it is not encrypted");
+    ensure!(text(&mut copy, DRIFT)? == "none", "{}", text(&mut copy, DRIFT)?);
+    // A rotation leaves encrypted pages only.
+    cluster.stop_at("rekey.batch_done")?;
+    run_sql(&mut copy, "SELECT pagevault.rotate_data_key('t')")?;
+    cluster.stopped_at("rekey.batch_done")?;
+    run_sql(&mut copy, "SELECT pagevault.cancel_rekey(max(job)) FROM pagevault.rekey_jobs")?;
+    cluster.resume();
+    cluster.eventually(workers, "0")?;
+    drop(copy);
+    cluster.sql("CREATE DATABASE second TEMPLATE copy STRATEGY file_copy")?;
+    let mut second = cluster.client_to("second")?;
+    ensure!(text(&mut second, DRIFT)? == "none", "{}", text(&mut second, DRIFT)?);
+    drop(second);
+    // Nor is a cancelled job the last word about the original.
+    let mut model = cluster.client_to("model")?;
+    let made = "SELECT count(*) FROM pagevault.encrypt_database()
+        WHERE relation = 't'::regclass";
+    ensure!(text(&mut model, made)? == "1", "the table is left out");
+    run_sql(&mut model, "SELECT pagevault.wait_for_rekey('t'::regclass)")?;
+    ensure!(text(&mut model, DRIFT)? == "none", "{}", text(&mut model, DRIFT)?);
+    drop(model);
+    cluster.finish()
+}

@@ -1,7 +1,7 @@
 //! Look-ups in the directory of data keys in shared memory. Without a lock.
 
 use pagevault_cipher::{CipherId, DataKeyVersion, KeyVersion, Lsn, PageFormat, interim};
-use pagevault_core::policy::Sealing;
+use pagevault_core::policy::{Mixture, Sealing};
 use pagevault_keystore::directory::{FileInfo, Writing};
 use pagevault_keystore::given_up::AFTER_ALL_WAL;
 use pagevault_keystore::interim::{group_at, key_place};
@@ -113,6 +113,26 @@ pub(crate) fn may_be_on_disk(file: RelFile, version: Option<DataKeyVersion>) -> 
     };
     let version = version.and_then(|version| data_key_version(file, version));
     first().is_none_or(|first| version >= Some(first))
+}
+
+/// What the file may contain besides pages in the state of new ones, as far as its keys tell: of
+/// unlogged relations nothing is recorded.
+pub(crate) fn mixture(file: RelFile) -> Mixture {
+    let found = || {
+        let directory = &get()?.directory;
+        let slot = directory.find(file).ok()??;
+        // In this order: a rewriting that ends meanwhile leaves no mixture.
+        let (is_mixed, phase) = (directory.is_mixed(slot).ok()?, directory.info(slot).ok()?.phase);
+        let has_first = directory.first_version(slot).ok()?.is_some();
+        Some(match phase.current() {
+            _ if !is_mixed => Mixture::None,
+            Some(_) if has_first => Mixture::None,
+            Some(_) => Mixture::WithPlaintext,
+            None if phase.plaintext => Mixture::WithSealed,
+            None => Mixture::None,
+        })
+    };
+    found().unwrap_or(Mixture::None)
 }
 
 /// A number that changes when more versions may be [`is_former`].
