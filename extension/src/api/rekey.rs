@@ -238,21 +238,21 @@ fn wait(job: i64, limit: Option<Duration>) -> Result<bool> {
 }
 
 /// Refuses to wait for a job that waits for a lock of this transaction. The deadlock detector does
-/// not see that, and sessions would queue behind both. Like `members_of` in the engine, a job that
-/// encrypts begins under a stronger lock than it goes on.
+/// not see that, and sessions would queue behind both.
 fn refuse_own_locks(job: i64, state: ShownState) -> Result<()> {
-    let (rel, kind) = jobs::subject_of(job)?;
-    let begins = state == ShownState::Recorded(JobState::Waiting);
-    let locked = match kind {
-        JobKind::Encrypt if begins => locks::relations_locked_against_maintenance(),
-        _ => locks::relations_locked_against_all(),
-    };
-    if locked.is_empty() {
+    let weak = locks::relations_locked_against_maintenance();
+    if weak.is_empty() {
         return Ok(());
     }
-    let tables = relation::with_partitions(rel).into_iter();
-    let mut members = tables.flat_map(|table| relation::family_unlocked(table.oid));
-    let Some(member) = members.find(|member| locked.contains(&member.oid)) else { return Ok(()) };
+    let strong = locks::relations_locked_against_all();
+    let (rel, kind) = jobs::subject_of(job)?;
+    let locked_member = |table: Facts| {
+        let members = relation::family_unlocked(table.oid);
+        let locked = if locks_like_maintenance(kind, state, &members) { &weak } else { &strong };
+        members.into_iter().find(|member| locked.contains(&member.oid))
+    };
+    let mut tables = relation::with_partitions(rel).into_iter();
+    let Some(member) = tables.find_map(locked_member) else { return Ok(()) };
     let name = relation::quoted_name(&member);
     Err(Report::new(
         PgSqlErrorCode::ERRCODE_ACTIVE_SQL_TRANSACTION,
@@ -260,6 +260,18 @@ fn refuse_own_locks(job: i64, state: ShownState) -> Result<()> {
     )
     .detail(format!("The transaction has locked {name}."))
     .hint("Commit before you wait."))
+}
+
+/// Whether a job takes a ShareUpdateExclusiveLock on a table with these members. It begins under
+/// that if it encrypts, or if an index is not ready (`members_of` in the engine); one that decrypts
+/// needs it for each relation (`policy_for_decryption`).
+fn locks_like_maintenance(kind: JobKind, state: ShownState, members: &[Facts]) -> bool {
+    let begins = state == ShownState::Recorded(JobState::Waiting);
+    match kind {
+        JobKind::Encrypt => begins,
+        JobKind::Decrypt => true,
+        JobKind::Rotate => begins && !members.iter().all(|member| relation::is_ready(member.oid)),
+    }
 }
 
 fn audit_order(function: &'static str, job: i64, which: Order) -> Result<()> {

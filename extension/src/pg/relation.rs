@@ -67,6 +67,22 @@ pub(crate) fn facts(oid: Oid) -> Option<Facts> {
     }
 }
 
+/// False for an index whose build has not been committed, or was interrupted; as
+/// [`Held::is_ready`](super::pages::Held::is_ready), without a lock.
+pub(crate) fn is_ready(oid: Oid) -> bool {
+    // SAFETY: RelationIdGetRelation returns a counted reference or null; what is read belongs to
+    // its relation cache entry, and the reference is released after that.
+    unsafe {
+        let relation = pg_sys::RelationIdGetRelation(oid);
+        if relation.is_null() {
+            return true;
+        }
+        let is_ready = (*relation).rd_index.as_ref().is_none_or(|index| index.indisready);
+        pg_sys::RelationClose(relation);
+        is_ready
+    }
+}
+
 /// Facts about a relation and, if it is partitioned, its partitions on all levels. Also those that
 /// are being detached concurrently, or whose detaching was interrupted: they are dropped with it.
 pub(crate) fn with_partitions(oid: Oid) -> Vec<Facts> {

@@ -277,6 +277,32 @@ fn a_transaction_does_not_wait_for_a_job_that_waits_for_it() -> Result<()> {
     cluster.finish()
 }
 
+/// Some jobs need a lock that ANALYZE excludes: one that decrypts, relation by relation, and one
+/// that finds an index which nobody has completed.
+#[test]
+fn a_transaction_does_not_wait_for_a_job_that_waits_for_its_analyze() -> Result<()> {
+    let cluster = cluster()?;
+    cluster.sql("INSERT INTO s VALUES (1)")?;
+    let error = cluster.error("CREATE UNIQUE INDEX CONCURRENTLY half_built ON s (id)")?;
+    ensure!(error.sqlstate == "23505", "{error}");
+    for request in ["rotate_data_key", "decrypt"] {
+        cluster.stop_at("rekey.claimed")?;
+        cluster.sql(&format!("SELECT pagevault.{request}('s')"))?;
+        cluster.stopped_at("rekey.claimed")?;
+        let mut client = cluster.client()?;
+        run_sql(&mut client, "BEGIN; ANALYZE s")?;
+        cluster.resume();
+        let wait = "SELECT pagevault.wait_for_rekey('s'::regclass, '60 s')";
+        let error = expect_error(&mut client, wait)?;
+        ensure!(error.sqlstate == "25001", "{request}: {error}");
+        ensure!(error.detail == "The transaction has locked public.s.", "{request}: {error}");
+        run_sql(&mut client, "ROLLBACK")?;
+        ensure!(text(&mut client, wait)? == "t", "{request}");
+        cluster.sql("DROP INDEX IF EXISTS half_built")?;
+    }
+    cluster.finish()
+}
+
 /// The job of a partitioned table includes its partitions, and what belongs to these.
 #[test]
 fn who_waits_for_a_partition_waits_for_the_job_of_its_table() -> Result<()> {
