@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use pagevault_core::policy::Mixture;
 use pagevault_keystore::job::{JobKind, JobState};
 use pgrx::datum::Interval;
 use pgrx::pg_sys::{self, Oid};
@@ -179,22 +180,49 @@ fn wait_for_rekey_of_relation(oid: Option<Oid>, timeout: Option<Interval>) -> Op
         roles::require_owner_or_admin(oid, &name)?;
         let (start, limit) = (Instant::now(), limit_of(timeout));
         let left = || limit.map(|limit| limit.saturating_sub(start.elapsed()));
+        let own = jobs::last_of(oid)?;
         // Jobs of those that it belongs to include it.
         for leader in policy::leaders(&relation::require(oid)?)? {
             if let Some(job) = jobs::last_of(leader)?
                 && let Some((state, _)) = jobs::state_of(job)?
-                && matches!(state, ShownState::Running | ShownState::Recorded(JobState::Waiting))
+                && (is_at_work(state) || own < Some(job) && is_left(oid, job, state)?)
                 && !wait(job, left())?
             {
                 return Ok(false);
             }
         }
-        match jobs::last_of(oid)? {
+        match own {
             Some(job) => wait(job, left()),
             None => Ok(true),
         }
     };
     Some(waited().or_raise())
+}
+
+fn is_at_work(state: ShownState) -> bool {
+    matches!(state, ShownState::Running | ShownState::Recorded(JobState::Waiting))
+}
+
+/// Whether a job was stopped before it has brought this relation, which it includes, to its state.
+/// Of a rotation that is not known.
+fn is_left(oid: Oid, job: i64, state: ShownState) -> Result<bool> {
+    use JobState::{Cancelled, Failed, Paused};
+    if !matches!(state, ShownState::Recorded(Paused | Cancelled | Failed)) {
+        return Ok(false);
+    }
+    let (_, kind) = jobs::subject_of(job)?;
+    let is_exempt = policy::wanted(&relation::require(oid)?)?
+        .is_some_and(|wanted| wanted.is_plaintext_by_own_label());
+    let is_left = |member: &Facts| {
+        let (is_sealed, mixture) =
+            (directory::is_sealed(member.file), directory::mixture(member.file));
+        match kind {
+            JobKind::Encrypt => !is_exempt && (!is_sealed || mixture == Mixture::WithPlaintext),
+            JobKind::Decrypt => is_sealed || mixture == Mixture::WithSealed,
+            JobKind::Rotate => true,
+        }
+    };
+    Ok(relation::family_unlocked(oid).iter().filter(|member| member.is_stored()).any(is_left))
 }
 
 fn limit_of(timeout: Option<Interval>) -> Option<Duration> {

@@ -330,6 +330,41 @@ fn who_waits_for_a_partition_waits_for_the_job_of_its_table() -> Result<()> {
     cluster.finish()
 }
 
+/// The job of its table may have been stopped before it came to the partition.
+#[test]
+fn who_waits_for_a_partition_learns_that_the_job_of_its_table_was_stopped() -> Result<()> {
+    let cluster = cluster()?;
+    cluster.set(&[("pagevault.rekey_workers", "0")])?;
+    cluster.sql(
+        "CREATE TABLE p (id int) PARTITION BY LIST (id);
+         CREATE TABLE one PARTITION OF p FOR VALUES IN (1); CREATE INDEX of_one ON one (id);
+         CREATE TABLE two PARTITION OF p FOR VALUES IN (2); INSERT INTO p VALUES (1), (2)",
+    )?;
+    cluster.sql("SECURITY LABEL FOR pagevault ON TABLE two IS 'plaintext'")?;
+    cluster.sql("SECURITY LABEL FOR pagevault ON TABLE p IS 'encrypted'")?;
+    cluster.sql("SET pagevault.rekey_threshold = 0; SELECT pagevault.reconcile('p')")?;
+    let expect = |relation: &str, wanted: &str| {
+        let wait = format!("SELECT pagevault.wait_for_rekey('{relation}'::regclass)");
+        let found = cluster.text(&wait)?;
+        ensure!(found == wanted, "{relation}: {found}");
+        Ok(())
+    };
+    for order in ["pause", "cancel"] {
+        cluster
+            .sql(&format!("SELECT pagevault.{order}_rekey(max(job)) FROM pagevault.rekey_jobs"))?;
+        for relation in ["p", "one", "of_one"] {
+            expect(relation, "f")?;
+        }
+        // Its own label counts.
+        expect("two", "t")?;
+    }
+    // It has been encrypted since.
+    cluster.sql("SELECT pagevault.encrypt('one')")?;
+    expect("one", "t")?;
+    expect("of_one", "t")?;
+    cluster.finish()
+}
+
 /// There is no job for small partitions.
 #[test]
 fn small_partitions_are_reconciled_at_once() -> Result<()> {
