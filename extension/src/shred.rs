@@ -24,6 +24,7 @@ use pgrx::{PgSqlErrorCode as Code, Spi};
 use crate::keys::store::directory;
 use crate::keys::usage::destruction::{self, Former, Outcome};
 use crate::keys::usage::dropped;
+use crate::pg::inheritance;
 use crate::pg::locks::KeystoreLock;
 use crate::pg::relation::{self, Facts, RelationKind};
 use crate::pg::report::{Report, Result};
@@ -188,7 +189,7 @@ fn lock_members(roots: &[Oid]) -> Result<Vec<Facts>> {
     for &root in roots {
         let mut known = 0;
         loop {
-            let tables = relation::with_partitions(root);
+            let tables = inheritance::with_partitions(root);
             if tables.len() == known {
                 break;
             }
@@ -203,7 +204,7 @@ fn lock_members(roots: &[Oid]) -> Result<Vec<Facts>> {
     }
     let now: HashSet<Oid> = roots
         .iter()
-        .flat_map(|&root| relation::with_partitions(root))
+        .flat_map(|&root| inheritance::with_partitions(root))
         .flat_map(|table| relation::family_unlocked(table.oid))
         .map(|facts| facts.oid)
         .collect();
@@ -227,7 +228,7 @@ fn with_ancestors(oids: &[Oid]) -> Vec<Oid> {
     let mut all: HashSet<Oid> = oids.iter().copied().collect();
     let mut next = oids.to_vec();
     while let Some(child) = next.pop() {
-        next.extend(relation::parents(child).into_iter().filter(|parent| all.insert(*parent)));
+        next.extend(inheritance::parents(child).into_iter().filter(|parent| all.insert(*parent)));
     }
     all.into_iter().collect()
 }

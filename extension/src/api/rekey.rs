@@ -12,6 +12,7 @@ use super::{audited, audited_on, require_primary};
 use crate::audit::{self, Operation};
 use crate::commands::requests;
 use crate::keys::store::directory;
+use crate::pg::inheritance;
 use crate::pg::relation::{self, Facts, RelationKind};
 use crate::pg::report::{OrRaise, Report, Result};
 use crate::pg::{locks, process};
@@ -103,7 +104,7 @@ fn rotate_all_data_keys() -> TableIterator<'static, (name!(relation, Oid), name!
 /// Whether a table or one of its partitions is encrypted, or a sequence of a partitioned table.
 fn any_sealed(facts: &Facts) -> bool {
     let is_sealed = |one: &Facts| one.is_stored() && directory::is_sealed(one.file);
-    relation::with_partitions(facts.oid).iter().any(|table| match table.kind {
+    inheritance::with_partitions(facts.oid).iter().any(|table| match table.kind {
         RelationKind::PartitionedTable => {
             relation::family_unlocked(table.oid).iter().any(is_sealed)
         }
@@ -279,7 +280,7 @@ fn refuse_own_locks(job: i64, state: ShownState) -> Result<()> {
         let locked = if locks_like_maintenance(kind, state, &members) { &weak } else { &strong };
         members.into_iter().find(|member| locked.contains(&member.oid))
     };
-    let mut tables = relation::with_partitions(rel).into_iter();
+    let mut tables = inheritance::with_partitions(rel).into_iter();
     let Some(member) = tables.find_map(locked_member) else { return Ok(()) };
     let name = relation::quoted_name(&member);
     Err(Report::new(

@@ -29,6 +29,7 @@ use super::storage::set_sealing_of_empty_file;
 use super::{enforce, requests, storage};
 use crate::keys::store::directory;
 use crate::pg::guc;
+use crate::pg::inheritance;
 use crate::pg::nesting::{Mark, Notes};
 use crate::pg::process::{self, ProcessLocal};
 use crate::pg::relation::{self, Facts, RelationKind};
@@ -247,7 +248,7 @@ pub(crate) fn follow(mark: Mark, detached: Option<Oid>) -> Result<Option<i64>> {
                 if !guc::enforce_encryption() || !is_moved && relation.schema == schema {
                     continue;
                 }
-                if !is_moved || relation::half_detached(oid).is_some() {
+                if !is_moved || inheritance::half_detached(oid).is_some() {
                     enforce::refuse_plaintext(&relation, schema)?;
                 }
                 if is_moved {

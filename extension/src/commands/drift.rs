@@ -10,6 +10,7 @@ use pagevault_keystore::job::{JobKind, JobState};
 use pgrx::pg_sys::Oid;
 
 use crate::keys::store::{directory, key_groups};
+use crate::pg::inheritance;
 use crate::pg::relation::{self, Facts};
 use crate::pg::report::Result;
 use crate::pg::statement;
@@ -183,7 +184,7 @@ fn drift_of_jobs() -> Result<(Vec<Drift>, Vec<OfJob>)> {
         if stopped && job.request.kind == JobKind::Decrypt && is_wanted_encrypted(relation)? {
             continue; // must not be resumed
         }
-        of_jobs.extend(relation::with_partitions(relation).iter().map(|table| OfJob {
+        of_jobs.extend(inheritance::with_partitions(relation).iter().map(|table| OfJob {
             table: table.oid,
             kind: job.request.kind,
             is_stopped: stopped,

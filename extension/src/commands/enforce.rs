@@ -11,6 +11,7 @@ use pgrx::pg_sys::Oid;
 use super::labels;
 use crate::pg::catalog::Database;
 use crate::pg::guc;
+use crate::pg::inheritance;
 use crate::pg::labels::Object;
 use crate::pg::relation::{self, Facts, RelationKind};
 use crate::pg::report::{Report, Result};
@@ -30,7 +31,7 @@ fn policy_of(facts: &Facts) -> Policy<'static, Server> {
         RelationKind::Sequence => relation::owner_of_sequence(facts.oid),
         _ => Some(facts.oid),
     };
-    match table.filter(|_| guc::enforce_encryption()).and_then(relation::half_detached) {
+    match table.filter(|_| guc::enforce_encryption()).and_then(inheritance::half_detached) {
         Some(partition) => Policy::if_attached(&Server, partition.to_u32(), None),
         None => policy(),
     }
@@ -90,7 +91,7 @@ pub(super) fn refuse_sequences_of_moved(moved: &Facts) -> Result<()> {
 /// Refuses partitions in plaintext by their own labels, and such sequences, below a table that was
 /// attached.
 pub(super) fn refuse_attached_exceptions(table: Oid) -> Result<()> {
-    let partitions = relation::with_partitions(table).into_iter();
+    let partitions = inheritance::with_partitions(table).into_iter();
     let mut members = partitions.flat_map(|member| relation::family_unlocked(member.oid));
     members.try_for_each(|member| refuse_moved_exception(&member, Former::Detached(table)))
 }
@@ -98,7 +99,7 @@ pub(super) fn refuse_attached_exceptions(table: Oid) -> Result<()> {
 /// Before the first transaction of DETACH ... CONCURRENTLY commits: refuses what is to be detached
 /// by it. The names in the statement may mean other tables by now.
 pub(super) fn refuse_detaching_begun() -> Result<()> {
-    relation::half_detached_here().into_iter().try_for_each(refuse_detaching)
+    inheritance::half_detached_here().into_iter().try_for_each(refuse_detaching)
 }
 
 /// Refuses to remove the label `plaintext` where encryption is required without it.
@@ -119,7 +120,7 @@ pub(super) fn refuse_detaching(partition: Oid) -> Result<()> {
 /// A relation, its partitions on all levels, and the sequences of those that are partitioned and
 /// have no file.
 pub(super) fn with_sequences_of_partitioned(oid: Oid) -> Vec<Facts> {
-    let mut members = relation::with_partitions(oid);
+    let mut members = inheritance::with_partitions(oid);
     let partitioned = members.iter().filter(|it| it.kind == RelationKind::PartitionedTable);
     let families = partitioned.flat_map(|table| relation::family_unlocked(table.oid));
     let sequences: Vec<Facts> = families.filter(|it| it.kind == RelationKind::Sequence).collect();
@@ -150,7 +151,7 @@ pub(super) fn refuse_loss(facts: &Facts, name: &str, label: Option<Label>) -> Re
     if !guc::enforce_encryption() {
         return Ok(());
     }
-    let relations: Vec<_> = relation::with_partitions(facts.oid).iter().map(described).collect();
+    let relations: Vec<_> = inheritance::with_partitions(facts.oid).iter().map(described).collect();
     match policy().against_label(facts.oid.to_u32(), label, &relations)? {
         None => Ok(()),
         Some(present) => {

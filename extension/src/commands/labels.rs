@@ -11,6 +11,7 @@ use crate::audit::statements;
 use crate::fault;
 use crate::keys::store::{directory, key_groups};
 use crate::keys::usage::data_keys;
+use crate::pg::inheritance;
 use crate::pg::labels::Object;
 use crate::pg::locks;
 use crate::pg::nesting::{Mark, Notes};
@@ -197,7 +198,7 @@ fn changes_key_group(object: Object, text: Option<&ServerText>) -> Result<bool> 
 /// that they are encrypted and names no group. Only administrators may set it.
 fn refuse_leaving(object: Object) -> Result<()> {
     let members = match object.class {
-        pg_sys::RelationRelationId => relation::with_partitions(object.oid),
+        pg_sys::RelationRelationId => inheritance::with_partitions(object.oid),
         _ => relation::all().into_iter().filter_map(relation::facts).collect(),
     };
     for facts in members {

@@ -10,6 +10,7 @@ use super::{catalogs, drift, storage};
 use crate::keys::store::directory;
 use crate::page;
 use crate::pg::guc;
+use crate::pg::inheritance;
 use crate::pg::relation::{self, Facts};
 use crate::pg::report::{Report, Result};
 use crate::pg::session;
@@ -89,7 +90,7 @@ pub(crate) fn refuse_destroyed(facts: &Facts) -> Result<()> {
 /// function that asks for this: in the end the relation gets new storage that was created before.
 /// Commands of other sessions have a lock that excludes this one.
 fn refuse_rewritten(facts: &Facts) -> Result<()> {
-    let tables = relation::with_partitions(facts.oid);
+    let tables = inheritance::with_partitions(facts.oid);
     match tables.iter().find(|table| storage::is_being_rewritten(table.oid)) {
         Some(table) => Err(Report::new(
             PgSqlErrorCode::ERRCODE_OBJECT_IN_USE,
@@ -108,7 +109,7 @@ fn refuse_rewritten(facts: &Facts) -> Result<()> {
 /// What pg_repack creates afterwards follows the table: it creates the log under ACCESS EXCLUSIVE,
 /// so before or after the caller holds its lock.
 fn refuse_repacked(facts: &Facts) -> Result<()> {
-    for table in relation::with_partitions(facts.oid) {
+    for table in inheritance::with_partitions(facts.oid) {
         for copy in policy::repack::copies_of(&table)? {
             let family = relation::family_unlocked(copy.oid);
             if !family.iter().any(|member| member.is_stored() && !directory::is_sealed(member.file))
@@ -174,7 +175,7 @@ pub(super) fn moves_revocably(facts: &Facts) -> Result<bool> {
 
 /// The files of a relation and of those that follow it, including partitions, without locks.
 fn members(facts: &Facts) -> Vec<Facts> {
-    let tables = relation::with_partitions(facts.oid).into_iter();
+    let tables = inheritance::with_partitions(facts.oid).into_iter();
     let members = tables.flat_map(|table| relation::family_unlocked(table.oid));
     members.filter(Facts::is_stored).collect()
 }

@@ -10,9 +10,9 @@ use crate::audit::statements;
 use crate::backups;
 use crate::commands::{altered, databases, labels, removal, storage};
 use crate::keys::usage::dropped;
+use crate::pg::inheritance;
 use crate::pg::labels::{Object, PROVIDER};
 use crate::pg::process::{self, ProcessLocal};
-use crate::pg::relation;
 use crate::pg::report::OrRaise;
 use crate::pg::text::ServerText;
 use crate::policy::label::require_short;
@@ -138,7 +138,7 @@ unsafe extern "C-unwind" fn guarded_access(
         }
         // StoreCatalogInheritance1 (tablecmds.c) passes the parent for new and attached relations;
         // RemoveInheritance for detached ones.
-        (pg_sys::ObjectAccessType::OAT_POST_ALTER, relation::INHERITS) => {
+        (pg_sys::ObjectAccessType::OAT_POST_ALTER, inheritance::INHERITS) => {
             // SAFETY: this kind of access has an argument of this type.
             let parent =
                 unsafe { (*argument.cast::<pg_sys::ObjectAccessPostAlter>()).auxiliary_id };

@@ -18,6 +18,7 @@ use crate::commands::catalogs;
 use crate::keys::store::directory;
 use crate::page::names::{self, Name};
 use crate::pg::compat;
+use crate::pg::inheritance;
 use crate::pg::process::ProcessLocal;
 use crate::pg::relation::{self, Facts, RelationKind};
 use crate::shmem;
@@ -186,7 +187,7 @@ pub(super) fn note_all(oids: Vec<Oid>) {
         }
         note_family(table);
         if names::is_new(table, None) {
-            relation::inheritors(table).into_iter().for_each(note_family);
+            inheritance::inheritors(table).into_iter().for_each(note_family);
         }
     }
 }

@@ -17,6 +17,7 @@ pub(crate) mod externs;
 pub(crate) mod guc;
 pub(crate) mod heap;
 pub(crate) mod image;
+pub(crate) mod inheritance;
 pub(crate) mod labels;
 pub(crate) mod locks;
 pub(crate) mod mapping;

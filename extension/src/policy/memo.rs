@@ -17,6 +17,7 @@ use pgrx::pg_sys::Oid;
 use super::label::{self, Label};
 use crate::keys::store::key_groups;
 use crate::pg::guc;
+use crate::pg::inheritance;
 use crate::pg::labels::Object;
 use crate::pg::process::{self, ProcessLocal};
 use crate::pg::relation::{self, Facts};
@@ -147,7 +148,7 @@ pub(crate) fn key_group_at(object: Object) -> Result<Option<Option<KeyGroup>>> {
 pub(crate) fn parent_of(partition: Oid) -> Result<Option<Oid>> {
     remember(
         |memo| memo.parents.get(&partition).copied(),
-        || Ok(relation::partition_parent(partition)),
+        || Ok(inheritance::partition_parent(partition)),
         |memo, parent| memo.parents.insert(partition, parent),
     )
 }

@@ -26,9 +26,9 @@ use crate::fault;
 use crate::keys::store::directory;
 use crate::pg::locks::Rewriting;
 use crate::pg::pages::{Held, Ring};
-use crate::pg::relation;
 use crate::pg::report::{OrRaise, Report, Result};
 use crate::pg::worker;
+use crate::pg::{inheritance, relation};
 use crate::policy;
 use crate::verify;
 use crate::writers::{Activity, Others};
@@ -80,7 +80,7 @@ pub(super) fn in_transaction<R>(work: impl FnOnce() -> Result<R>) -> R {
 
 /// The job's relation and its partitions; none if it was dropped.
 fn roots_of(job: &Job) -> Vec<Oid> {
-    let relations = in_transaction(|| Ok(relation::with_partitions(job.relation)));
+    let relations = in_transaction(|| Ok(inheritance::with_partitions(job.relation)));
     relations.iter().map(|relation| relation.oid).collect()
 }
 
