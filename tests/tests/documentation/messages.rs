@@ -32,6 +32,7 @@ const NOT_OURS: &[&str] = &[
 const COMPOSED: &[&str] = &[
     "no WAL key of version ... for the WAL page at ...",
     "wrong WAL key of version ... for the WAL page at ...",
+    "cannot encrypt the WAL page at ...: the key of the cluster is locked",
     "cannot open the WAL page at ...: the key of the cluster is locked",
     "there is no room for more rekey jobs",
     "reply from ... is not a Cloud KMS reply",
