@@ -3,7 +3,7 @@
 //! A job is recorded in the log of its database. It counts only if the requesting transaction has
 //! committed, which the log does not know; the first step of the job says so. The step with the
 //! highest number is the present one, in whatever order steps are applied. Jobs that are over are
-//! kept for a while ([`superfluous`]); a forgotten job does not come back, even if older WAL
+//! kept for a while (`superfluous`); a forgotten job does not come back, even if older WAL
 //! contains records of it.
 
 use std::collections::{BTreeMap, BTreeSet};
