@@ -120,7 +120,10 @@ const IN_BUFFERS: &str = "SELECT count(*) > 0 FROM pg_buffercache
 #[test]
 fn a_locked_partition_locks_no_other() -> Result<()> {
     let (cluster, [_, acme, _], mut session) = cluster()?;
-    cluster.sql("CREATE EXTENSION pg_buffercache")?;
+    let shows_buffers = cluster.installation().has_extension("pg_buffercache");
+    if shows_buffers {
+        cluster.sql("CREATE EXTENSION pg_buffercache")?;
+    }
     let mut reader = cluster.client()?;
     run_sql(
         &mut reader,
@@ -132,7 +135,8 @@ fn a_locked_partition_locks_no_other() -> Result<()> {
     )?;
     replace(&cluster, &acme, "another")?;
     cluster.eventually_logs(" in use, ")?;
-    ensure!(cluster.text(IN_BUFFERS)? == "t", "no page is in shared buffers");
+    let in_buffers = !shows_buffers || cluster.text(IN_BUFFERS)? == "t";
+    ensure!(in_buffers, "no page is in shared buffers");
     are_refused(&mut session, &READS)?;
     are_done(&mut session, &OTHERS)?;
     run_sql(&mut reader, "ROLLBACK")?;
