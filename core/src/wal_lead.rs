@@ -7,8 +7,8 @@ use pagevault_cipher::Lsn;
 pub const LEAST: u64 = 4 << 20;
 
 /// The greatest lead. WAL is filled up to the switch if nobody writes as much, so that each switch
-/// may cost that.
-pub const GREATEST: u64 = 256 << 20;
+/// may cost that: little of what replication slots may keep (`max_slot_wal_keep_size`).
+pub const GREATEST: u64 = 32 << 20;
 
 /// The lead of a switch that is decided when WAL ends at `end`, and standbys have replayed it up to
 /// these addresses.
@@ -36,7 +36,7 @@ mod tests {
     fn the_lead_is_twice_the_longest_lag() {
         assert_eq!(lead_for(&[]), LEAST);
         assert_eq!(lead_for(&[0, 1000]), LEAST);
-        assert_eq!(lead_for(&[1000, 20 << 20, 3 << 20]), 40 << 20);
+        assert_eq!(lead_for(&[1000, 12 << 20, 3 << 20]), 24 << 20);
         assert_eq!(lead_for(&[GREATEST / 2]), GREATEST);
     }
 

@@ -67,5 +67,5 @@ pub use error::Error;
 pub use executable::{Code, Executable};
 pub use file::ProgramFile;
 pub use plan::{Expected, Installed, Plan};
-pub use process_local::ProcessLocal;
+pub use process_local::{ProcessLocal, any_in_use};
 pub use program::{Object, TABLE_WINDOW};

@@ -16,14 +16,24 @@
 //!
 //! So each value has a flag that says whether it is in use. A second use gets no reference but a
 //! panic. Within pgrx's guard the panic becomes an ERROR. In a critical section, or without the
-//! guard, it ends the process, and the server restarts and recovers from WAL. A process that was
-//! about to end anyway ends either way.
+//! guard, it ends the process, and the server restarts and recovers from WAL. Within the callbacks
+//! of the end of a process it keeps the server from releasing what the process has locked; so
+//! nothing of ours ends a process while a value is in use ([`any_in_use`]).
 //!
 //! With one thread, a load and a store that compilers may not reorder are enough. They cost nothing
 //! measurable.
 
 use std::cell::UnsafeCell;
-use std::sync::atomic::{AtomicBool, Ordering::*, compiler_fence};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::*, compiler_fence};
+
+/// Number of values that [`ProcessLocal::with`] lends at the moment.
+static LENT: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether any value of this process is in use by [`ProcessLocal::with`]. If the process ended
+/// there, what is called at its end could be refused that value, and leave its work undone.
+pub fn any_in_use() -> bool {
+    LENT.load(Relaxed) > 0
+}
 
 /// A value of one process.
 pub struct ProcessLocal<T> {
@@ -44,6 +54,25 @@ impl Drop for InUse<'_> {
     fn drop(&mut self) {
         compiler_fence(SeqCst);
         self.0.store(false, Relaxed);
+    }
+}
+
+/// One of [`LENT`] until it is dropped. A signal handler that runs in between and returns has given
+/// back what it was lent.
+struct Lent;
+
+impl Lent {
+    #[inline]
+    fn begin() -> Lent {
+        LENT.store(LENT.load(Relaxed) + 1, Relaxed);
+        Lent
+    }
+}
+
+impl Drop for Lent {
+    #[inline]
+    fn drop(&mut self) {
+        LENT.store(LENT.load(Relaxed).saturating_sub(1), Relaxed);
     }
 }
 
@@ -78,6 +107,7 @@ impl<T> ProcessLocal<T> {
     #[inline]
     pub fn with<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
         let _in_use = self.acquire();
+        let _lent = Lent::begin();
         // SAFETY: any other use is refused until `_in_use` is dropped.
         f(unsafe { &mut *self.value.get() })
     }
@@ -88,7 +118,9 @@ impl<T> ProcessLocal<T> {
     where
         T: Copy,
     {
-        self.with(|value| *value)
+        let _in_use = self.acquire();
+        // SAFETY: any other use is refused until `_in_use` is dropped.
+        unsafe { *self.value.get() }
     }
 
     /// Replaces the value.
@@ -102,7 +134,9 @@ impl<T> ProcessLocal<T> {
     /// Replaces the value and returns the old one.
     #[inline]
     pub fn replace(&self, value: T) -> T {
-        self.with(|current| std::mem::replace(current, value))
+        let _in_use = self.acquire();
+        // SAFETY: any other use is refused until `_in_use` is dropped.
+        std::mem::replace(unsafe { &mut *self.value.get() }, value)
     }
 
     /// Takes the value and leaves the default.
@@ -160,6 +194,13 @@ mod tests {
             *first += 10;
         });
         assert_eq!(value.get(), 11);
+    }
+
+    #[test]
+    fn what_is_in_use_is_known() {
+        // Other tests of this process use values, too.
+        let value = ProcessLocal::new(1);
+        value.with(|_| assert!(any_in_use()));
     }
 
     #[test]

@@ -8,7 +8,9 @@
 //! that inherit, are refused when the executor has started, if the plan can still scan them: those
 //! of other tenants may be locked. So are partitions that are pruned later, while the query runs.
 //! For an inserted row the partition is determined during execution: the storage manager refuses
-//! the locked ones once their pages have left shared buffers ([`page::withdrawal`]).
+//! the locked ones once their pages have left shared buffers ([`page::withdrawal`]). Until then
+//! INSERT with ON CONFLICT would read rows there (`ExecOnConflictUpdate`, nodeModifyTable.c), so it
+//! counts as a scan of all partitions.
 
 use std::ffi::{c_int, c_void};
 
@@ -19,9 +21,9 @@ use super::naming;
 use crate::keys::store::directory;
 use crate::keys::usage::{cache, closing, refused};
 use crate::pg::compat::{self, CheckPerms, SHARED_BACKEND, SmgrFile};
-use crate::pg::externs;
 use crate::pg::process::ProcessLocal;
 use crate::pg::relation::{self, Facts};
+use crate::pg::{externs, inheritance};
 use crate::{page, shmem};
 
 static PREVIOUS: ProcessLocal<Option<CheckPerms>> = ProcessLocal::new(None);
@@ -139,11 +141,32 @@ unsafe extern "C-unwind" fn note_scans(plan: *mut pg_sys::PlanState, found: *mut
                     (*found.cast::<Vec<Oid>>()).push((*relation).rd_id);
                 }
             }
+            if (*plan).type_ == NodeTag::T_ModifyTableState {
+                (*found.cast::<Vec<Oid>>()).extend(may_conflict(plan.cast()));
+            }
             pg_sys::ffi::pg_guard_ffi_boundary(|| {
                 externs::planstate_tree_walker(plan, note_scans, found)
             })
         })
     }
+}
+
+/// The relations in which an INSERT with ON CONFLICT may look up rows, but for those that have none
+/// any more.
+///
+/// # Safety
+/// `state` is the state of a plan that changes rows, of a query that has been started.
+unsafe fn may_conflict(state: *mut pg_sys::ModifyTableState) -> Vec<Oid> {
+    // SAFETY: the caller's state has its plan, and its target is open.
+    let root = unsafe {
+        let plan = (*state).ps.plan.cast::<pg_sys::ModifyTable>();
+        if (*plan).onConflictAction == pg_sys::OnConflictAction::ONCONFLICT_NONE {
+            return Vec::new();
+        }
+        (*(*(*state).rootResultRelInfo).ri_RelationDesc).rd_id
+    };
+    let partitions = inheritance::with_partitions(root).into_iter();
+    partitions.filter(|facts| !directory::is_destroyed(facts.file)).map(|facts| facts.oid).collect()
 }
 
 /// Whether a plan state is a `ScanState` that may scan a relation (execnodes.h).

