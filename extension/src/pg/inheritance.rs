@@ -55,19 +55,15 @@ pub(crate) fn inheritors(oid: Oid) -> Vec<Oid> {
 
 /// The partitioned table of a partition, even of one created by the current command.
 pub(crate) fn partition_parent(partition: Oid) -> Option<Oid> {
-    // SAFETY: rows of pg_inherits begin like Inherits.
-    let read = |row: *mut pg_sys::HeapTupleData| unsafe {
-        (*pg_sys::GETSTRUCT(row).cast::<Inherits>()).parent
-    };
+    // SAFETY: the scan's row of pg_inherits.
+    let read = |row| unsafe { link(row).parent };
     catalog::find_row(INHERITS, INHERITS_BY_CHILD, partition, read)
 }
 
 /// All tables that a table inherits from, as a partition or otherwise.
 pub(crate) fn parents(child: Oid) -> Vec<Oid> {
-    // SAFETY: rows of pg_inherits begin like Inherits.
-    let read = |row: *mut pg_sys::HeapTupleData| unsafe {
-        (*pg_sys::GETSTRUCT(row).cast::<Inherits>()).parent
-    };
+    // SAFETY: the scan's row of pg_inherits.
+    let read = |row| unsafe { link(row).parent };
     catalog::rows_of(INHERITS, INHERITS_BY_CHILD, (catalog::FIRST_COLUMN, child), read)
 }
 
@@ -85,15 +81,21 @@ struct Inherits {
     detach_pending: bool,
 }
 
+/// The columns of a row.
+///
+/// # Safety
+/// `row` is a row of pg_inherits, and stays valid while the result is used.
+unsafe fn link<'a>(row: *mut pg_sys::HeapTupleData) -> &'a Inherits {
+    // SAFETY: rows of pg_inherits have this structure.
+    unsafe { &*pg_sys::GETSTRUCT(row).cast::<Inherits>() }
+}
+
 /// Of a relation and the partitioned tables above it, the nearest whose detaching has begun
 /// (CONCURRENTLY) and has not ended. Its rows are not in the table any more, and it can only be
 /// detached wholly.
 pub(crate) fn half_detached(oid: Oid) -> Option<Oid> {
-    // SAFETY: rows of pg_inherits have this structure.
-    let read = |row: *mut pg_sys::HeapTupleData| unsafe {
-        let inherits = pg_sys::GETSTRUCT(row).cast::<Inherits>();
-        ((*inherits).parent, (*inherits).detach_pending)
-    };
+    // SAFETY: the scan's row of pg_inherits.
+    let read = |row| unsafe { (link(row).parent, link(row).detach_pending) };
     let mut table = oid;
     loop {
         match catalog::find_row(INHERITS, INHERITS_BY_CHILD, table, read)? {
@@ -106,11 +108,10 @@ pub(crate) fn half_detached(oid: Oid) -> Option<Oid> {
 /// The partitions whose detaching this transaction begins (`MarkInheritDetached`, tablecmds.c).
 pub(crate) fn half_detached_here() -> Vec<Oid> {
     relation::make_command_visible();
-    // SAFETY: rows of pg_inherits have this structure, and stay valid while the scan calls this.
+    // SAFETY: the scan's row of pg_inherits, which stays valid while the scan calls this.
     catalog::scan(INHERITS, |row| unsafe {
-        let inherits = pg_sys::GETSTRUCT(row).cast::<Inherits>();
         let by = (*(*row).t_data).t_choice.t_heap.t_xmin;
         let is_ours = pg_sys::TransactionIdIsCurrentTransactionId(by);
-        ((*inherits).detach_pending && is_ours).then(|| (*inherits).child)
+        (link(row).detach_pending && is_ours).then(|| link(row).child)
     })
 }

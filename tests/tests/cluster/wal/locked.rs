@@ -182,6 +182,17 @@ fn bring_up_to_date(standby: &Cluster, keys: &KeyFile, copy: &std::path::Path) -
     standby.installation().give(copy)
 }
 
+/// Recovery of the standby goes on without a new database key, which wraps all WAL keys.
+fn skip_database_key(standby: &Cluster, primary: &Cluster) -> Result<()> {
+    standby.append_conf("pagevault.recovery_waits_for_keys = off")?;
+    standby.sql("SELECT pg_reload_conf()")?;
+    insert(primary, "amsel", 100)?;
+    wait_for(standby, primary)?;
+    primary.sql("SELECT pagevault.rotate_cluster_master_key()")?;
+    primary.sql("SELECT pagevault.rotate_database_key()")?;
+    standby.eventually(LOCKED, "locked")
+}
+
 /// A new database key, which wraps all WAL keys, is skipped. Then a rotation of the WAL key waits,
 /// and a new WAL receiver, which has no key in its memory, ends alone.
 #[test]
@@ -191,13 +202,7 @@ fn a_wal_receiver_without_a_key_ends_alone() -> Result<()> {
     for text in ["recovery waits for", "cannot encrypt the WAL page", "could not unwrap"] {
         standby.allow_log(text);
     }
-    standby.append_conf("pagevault.recovery_waits_for_keys = off")?;
-    standby.sql("SELECT pg_reload_conf()")?;
-    insert(&primary, "amsel", 100)?;
-    wait_for(&standby, &primary)?;
-    primary.sql("SELECT pagevault.rotate_cluster_master_key()")?;
-    primary.sql("SELECT pagevault.rotate_database_key()")?;
-    standby.eventually(LOCKED, "locked")?;
+    skip_database_key(&standby, &primary)?;
     wait_for(&standby, &primary)?;
     let before = postmaster(&standby.data_directory());
     primary.restart()?;
@@ -225,13 +230,7 @@ fn a_standby_waits_for_the_key_of_a_rotation() -> Result<()> {
     for text in ["recovery waits for", "could not unwrap"] {
         standby.allow_log(text);
     }
-    standby.append_conf("pagevault.recovery_waits_for_keys = off")?;
-    standby.sql("SELECT pg_reload_conf()")?;
-    insert(&primary, "amsel", 100)?;
-    wait_for(&standby, &primary)?;
-    primary.sql("SELECT pagevault.rotate_cluster_master_key()")?;
-    primary.sql("SELECT pagevault.rotate_database_key()")?;
-    standby.eventually(LOCKED, "locked")?;
+    skip_database_key(&standby, &primary)?;
     primary.sql("SELECT pagevault.rotate_wal_key()")?;
     insert(&primary, "drossel", 1000)?;
     standby.eventually_logs(WAITS)?;
