@@ -36,7 +36,7 @@ fn a_session_without_memory_ends_alone() -> Result<()> {
     )?;
     let mut other = cluster.client()?;
     let mut done = 0;
-    for room in (0..96).map(|step| step * 16 << 10) {
+    for room in (0..96).map(|step| step * (16 << 10)) {
         let mut client = session_with_room(&cluster, room)?;
         let result = run_sql(&mut client, "BEGIN; LOCK TABLE held")
             .and_then(|()| run_sql(&mut client, STATEMENT));
