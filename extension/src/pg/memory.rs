@@ -16,7 +16,9 @@ use super::{externs, process};
 
 struct Memory;
 
-#[global_allocator]
+// What runs tests (`cargo pgrx test`) is no process of the server, and has none of its symbols.
+#[cfg_attr(not(test), global_allocator)]
+#[cfg_attr(test, allow(dead_code, reason = "only the server uses it"))]
 static MEMORY: Memory = Memory;
 
 // SAFETY: the system's allocator does everything.
