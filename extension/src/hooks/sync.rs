@@ -11,6 +11,7 @@ use pgrx::pg_sys;
 
 use super::forward::Forward;
 use crate::keys::store::persist::{self, SyncFailure};
+use crate::keys::store::presence;
 use crate::pg::compat;
 
 /// `mdsyncfiletag`
@@ -36,7 +37,10 @@ pub(super) unsafe extern "C-unwind" fn mdsyncfiletag(
         pg_sys::panic::pgrx_extern_c_guard(|| {
             write_path(path, &persist::path_of(scope));
             match persist::settle(scope) {
-                Ok(()) => 0,
+                Ok(logged) => {
+                    presence::note_has(scope, logged);
+                    0
+                }
                 // The server would take it for a failed fsync, and stop.
                 Err(SyncFailure::Refused(report)) => report.raise(),
                 Err(SyncFailure::Unsettled(error)) => {

@@ -93,12 +93,14 @@ fn read_logs(storage: &FileStorage, scopes: Vec<Scope>, recovering: bool) -> Res
     // Only WAL knows whether changes that no checkpoint has settled took place.
     let trust =
         if recovering { Trust::Settled { redo: process::redo_start() } } else { Trust::All };
+    let said = presence::said()?;
     for scope in scopes {
         if !recovering {
             refuse_torn(storage, scope)?;
         }
         let opened = Log::open(storage, scope, trust).map_err(|e| keystore_failure(&e))?;
         let Some((mut log, mut contents)) = opened else { continue };
+        presence::refuse_older(&said, &contents.position)?;
         if contents.torn > 0 {
             cut_off(scope, contents.torn).send(PgLogLevel::LOG);
         }
@@ -225,7 +227,7 @@ fn refuse_torn(storage: &FileStorage, scope: Scope) -> Result<()> {
         ),
     )
     .detail("The server was shut down cleanly, so this is not an unfinished write. Nothing was changed.")
-    .hint("Restore the directory pagevault/ of the data directory from a backup."))
+    .hint(persist::DAMAGED))
 }
 
 /// Rewrites a log. Required after a crash: if an fsync had failed before, the kernel may go on

@@ -40,10 +40,19 @@ pub(crate) fn read_again() -> Option<ControlFile> {
 /// From where this start replays WAL: as `backup_label` says if it exists, else pg_control
 /// (`InitWalRecovery`, xlogrecovery.c). [`Lsn::INVALID`] if it is unknown.
 pub(crate) fn replayed_from() -> Lsn {
-    match std::fs::read(process::data_directory().join("backup_label")) {
+    match std::fs::read(backup_label()) {
         Ok(label) => start_of_label(&String::from_utf8_lossy(&label)).unwrap_or_default(),
         Err(_) => process::redo_start(),
     }
+}
+
+/// Whether this start is that of a base backup, or follows `pg_rewind`.
+pub(crate) fn is_of_backup() -> bool {
+    backup_label().exists()
+}
+
+fn backup_label() -> std::path::PathBuf {
+    process::data_directory().join("backup_label")
 }
 
 /// Reads pg_control; `None` if that fails, also because it is being written.

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use pagevault_keystore::log::{self, unsettled};
+use pagevault_keystore::log::{self, Position, unsettled};
 use pagevault_keystore::protocol::ErrorClass;
 use pagevault_keystore::{FormatError, Record, Scope};
 
@@ -28,20 +28,19 @@ impl Keystore {
         Ok(found)
     }
 
-    /// Scopes whose key files have bytes behind the last complete record, and how many. While the
-    /// server runs, and after a crash, they are an unfinished write.
+    /// The ends of the key files, and how many bytes behind the last complete record each has. While
+    /// the server runs, and after a crash, these are an unfinished write.
     ///
     /// # Errors
     /// Those of [`Keystore::read`].
-    pub(crate) fn torn(&self) -> Result<Vec<(Scope, u64)>, Failure> {
-        let mut found = Vec::new();
-        for &scope in &self.scopes {
-            let path = self.data_directory.join(DIRECTORY).join(log::file_name(scope));
-            let contents = log::replay(&read_trusted(self.kind, &path)?, scope);
-            let torn = contents.map_err(|error| unreadable(&path, &error))?.torn;
-            found.extend((torn > 0).then_some((scope, torn)));
-        }
-        Ok(found)
+    pub(crate) fn ends(&self) -> Result<Vec<(Position, u64)>, Failure> {
+        let end = |scope: &Scope| {
+            let path = self.data_directory.join(DIRECTORY).join(log::file_name(*scope));
+            let contents = log::replay(&read_trusted(self.kind, &path)?, *scope);
+            let contents = contents.map_err(|error| unreadable(&path, &error))?;
+            Ok((contents.position, contents.torn))
+        };
+        self.scopes.iter().map(end).collect()
     }
 }
 

@@ -14,6 +14,7 @@ mod essentials;
 mod findings;
 mod gaps;
 mod headers;
+mod key_files;
 mod key_records;
 mod labelled;
 mod leftovers;
@@ -134,9 +135,7 @@ pub fn verify(
     let tablespaces = tablespaces::read(root, &mut faults)?;
     faults.extend(control.fault().map(str::to_owned));
     faults.extend(control.lacks_keys(keystore.state().forgotten()));
-    if control.ended {
-        faults.extend(keystore.torn()?.into_iter().map(torn_file));
-    }
+    faults.extend(key_files::faults(&keystore, control)?);
     faults.into_iter().for_each(|what| findings.damage(what));
     let version = tablespaces::version_directory(root, control.catalog);
     findings.absent = Absent::of(root, &tablespaces, version.as_deref());
@@ -256,13 +255,6 @@ pub fn verify(
 }
 
 /// A key file that a server refuses after a clean shutdown, which leaves no unfinished write.
-fn torn_file((scope, torn): (Scope, u64)) -> String {
-    let name = log::file_name(scope);
-    format!(
-        "{DIRECTORY}/{name}: its last {torn} bytes are not readable, and a server that was shut down cleanly does not start with it"
-    )
-}
-
 /// What all checks use.
 struct Context<'a> {
     keystore: &'a Keystore,

@@ -37,6 +37,95 @@ fn a_key_file_that_cannot_be_noted_is_used_later() -> Result<()> {
     cluster.finish()
 }
 
+/// An older copy of the keystore lacks keys of files that have no pages yet, which would be written
+/// in plaintext.
+#[test]
+fn an_older_keystore_is_refused() -> Result<()> {
+    let (mut cluster, _keys) = Cluster::with_keys(&durable())?;
+    cluster.allow_log("is of an earlier time");
+    cluster.allow_log("not properly shut down");
+    cluster.without_witness("its keystore is replaced");
+    let data = cluster.data_directory();
+    let [keystore, newer, older] = ["pagevault", "newer", "older"].map(|name| data.join(name));
+    let encrypt = |name: &str| {
+        format!("CREATE TABLE {name} (id int); SELECT pagevault.encrypt('{name}'); CHECKPOINT")
+    };
+    cluster.sql(&encrypt("t"))?;
+    cluster.stop(StopMode::Fast)?;
+    copy(&cluster, &keystore, &older)?;
+    cluster.start_server()?;
+    cluster.sql(&encrypt("u"))?;
+    for crash in [false, true] {
+        if crash {
+            cluster.kill()?;
+        } else {
+            cluster.stop(StopMode::Fast)?;
+        }
+        fs::rename(&keystore, &newer)?;
+        copy(&cluster, &older, &keystore)?;
+        ensure!(cluster.start_server().is_err(), "the server starts with older keys");
+        let log = cluster.log();
+        let last = log.rsplit("FATAL:").next().unwrap_or_default();
+        ensure!(last.contains("key file \"5.keys\" is of an earlier time"), "{last}");
+        if !crash {
+            let damage = "damaged      pagevault/5.keys: of an earlier time than";
+            cluster.expect_verified(&data, 2, &[damage])?;
+        }
+        ensure!(last.contains("Restore the directory pagevault/"), "{last}");
+        fs::remove_dir_all(&keystore)?;
+        fs::rename(&newer, &keystore)?;
+        cluster.start_server()?;
+    }
+    cluster.sql("INSERT INTO u VALUES (7)")?;
+    ensure!(cluster.text("SELECT pagevault.is_encrypted('u')")? == "t", "a key is lost");
+    cluster.finish()
+}
+
+/// Otherwise checkpoints do not say what key files have.
+fn durable() -> Settings {
+    Settings::default().conf("fsync = on")
+}
+
+fn copy(cluster: &Cluster, from: &Path, to: &Path) -> Result<()> {
+    fs::create_dir(to)?;
+    for entry in fs::read_dir(from)? {
+        let path = entry?.path();
+        let target = to.join(path.file_name().unwrap_or_default());
+        if path.is_dir() {
+            copy(cluster, &path, &target)?;
+        } else {
+            fs::copy(&path, &target)?;
+            cluster.installation().give(&target)?;
+        }
+    }
+    Ok(cluster.installation().give(to)?)
+}
+
+/// The file that says so does not grow for ever, and says less in a backup.
+#[test]
+fn what_key_files_have_is_condensed() -> Result<()> {
+    let (mut cluster, _keys) = Cluster::with_keys(&durable())?;
+    cluster.sql("CREATE TABLE t AS SELECT 7 AS id; SELECT pagevault.encrypt('t'); CHECKPOINT")?;
+    let files = cluster.data_directory().join("pagevault.files");
+    let text = fs::read_to_string(&files)?;
+    let has = text.lines().rfind(|line| line.starts_with("5.keys has ")).context("no line")?;
+    let before = [&text, "\n", &format!("{has}\n").repeat(3000)].concat();
+    fs::write(&files, &before)?;
+    cluster.sql("CREATE TABLE u (id int); SELECT pagevault.encrypt('u'); CHECKPOINT")?;
+    let after = fs::read_to_string(&files)?;
+    ensure!(after.len() < 1000 && after.contains("5.keys has "), "{} bytes", after.len());
+    cluster.stop(StopMode::Fast)?;
+    fs::write(cluster.data_directory().join("backup_label"), "no label")?;
+    ensure!(cluster.start_server().is_err(), "the server starts with such a label");
+    cluster.allow_log("invalid data in file \"backup_label\"");
+    let text = fs::read_to_string(&files)?;
+    ensure!(text.contains("5.keys ") && !text.contains("has"), "{text}");
+    fs::remove_file(cluster.data_directory().join("backup_label"))?;
+    cluster.start_server()?;
+    ensure!(cluster.text("SELECT id FROM t")? == "7", "the row is lost");
+    cluster.finish()
+}
+
 /// The start after a crash rewrites key files, but not if one of them is missing.
 #[test]
 fn nothing_is_changed_if_a_key_file_is_missing_after_a_crash() -> Result<()> {

@@ -118,6 +118,9 @@ pub(crate) fn has_keys_of(database: Scope) -> Result<bool> {
     Ok(has_log || shared.secrets.newest(database).is_some())
 }
 
+/// What to do about a damaged key file.
+pub(crate) const DAMAGED: &str = "Restore the data directory from a backup, with its pagevault/ and WAL. An older pagevault/ alone lacks newer keys.";
+
 /// The report of a keystore failure. If it is unknown what was written to disk, the server restarts
 /// (PANIC).
 pub(crate) fn keystore_failure(error: &LogError) -> Report {
@@ -144,7 +147,7 @@ pub(crate) fn keystore_failure(error: &LogError) -> Report {
         }
         LogError::Format { .. } => {
             Report::new(PgSqlErrorCode::ERRCODE_DATA_CORRUPTED, format!("{error}"))
-                .hint("Restore the directory pagevault/ of the data directory from a backup.")
+                .hint(DAMAGED)
         }
         _ => internal(format!("{error}")),
     };
@@ -221,7 +224,7 @@ pub(crate) fn write_cluster(records: &[Record]) -> Result<()> {
 /// all the keystore, if necessary. If [`remember`] is called, the next checkpoint settles the
 /// batch. Returns the new end of the log.
 pub(crate) fn stage(
-    _lock: &KeystoreLock,
+    lock: &KeystoreLock,
     scope: Scope,
     id_from_wal: Option<[u8; 16]>,
     add: impl FnOnce(&mut Log<'_, FileStorage>) -> std::result::Result<(), LogError>,
@@ -246,7 +249,7 @@ pub(crate) fn stage(
     remembered.map_err(|control::TooManyLogs| recovery_needs_room("key file"))?;
     // The next start notes what this has not.
     if is_new {
-        presence::note(scope, wal::reached())?;
+        presence::note(lock, scope, wal::reached())?;
     }
     // First of all: a checkpoint with a redo pointer after the address at which the batch is staged
     // waits for the lock, and then finds the batch logged.
@@ -418,8 +421,9 @@ pub(crate) fn path_of(scope: Scope) -> String {
     format!("{}/{}", keystore_dir::NAME, log::file_name(scope))
 }
 
-/// Settles the log of a scope; for the checkpointer, and others that can try again.
-pub(crate) fn settle(scope: Scope) -> std::result::Result<(), SyncFailure> {
+/// Settles the log of a scope; for the checkpointer, and others that can try again. Returns the
+/// address before which all WAL records about it are in the log, durably.
+pub(crate) fn settle(scope: Scope) -> std::result::Result<Lsn, SyncFailure> {
     let unavailable = SyncFailure::Refused;
     let control = &shmem::required().map_err(unavailable)?.control;
     let storage = keystore_dir::storage().map_err(unavailable)?;
@@ -427,7 +431,10 @@ pub(crate) fn settle(scope: Scope) -> std::result::Result<(), SyncFailure> {
         let _lock = KeystoreLock::acquire_absorbing_requests();
         (control.position(scope), control.logged())
     };
-    let Some(before) = position.filter(|position| !position.is_settled()) else { return Ok(()) };
+    let Some(before) = position else { return Ok(Lsn::INVALID) };
+    if before.is_settled() {
+        return Ok(before.logged);
+    }
     fault::point("keys.settling");
     // Settled records must be in WAL: in recovery, before the address that this server must replay
     // to be consistent.
@@ -435,7 +442,7 @@ pub(crate) fn settle(scope: Scope) -> std::result::Result<(), SyncFailure> {
     Log::resume(&storage, before).sync()?;
     let marked = {
         let _lock = KeystoreLock::acquire_absorbing_requests();
-        let Some(now) = control.position(scope) else { return Ok(()) };
+        let Some(now) = control.position(scope) else { return Ok(Lsn::INVALID) };
         let mut log = Log::resume(&storage, now);
         let marked = log.append_settled(&before)?;
         // The entry exists, so this cannot fail.
@@ -445,7 +452,7 @@ pub(crate) fn settle(scope: Scope) -> std::result::Result<(), SyncFailure> {
     if marked {
         Log::resume(&storage, before).sync()?;
     }
-    Ok(())
+    Ok(before.logged)
 }
 
 /// The state of the cluster's log: providers and database keys.

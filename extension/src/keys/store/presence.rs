@@ -4,18 +4,60 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
 
-use pagevault_keystore::log::{self, Contents};
-use pagevault_keystore::presence::{LIMIT, NAME, line, missing, parse};
+use pagevault_keystore::log::{self, Contents, Position};
+use pagevault_keystore::presence::{
+    LIMIT, NAME, Named, condensed, line, line_of_has, missing, parse, required,
+};
 use pagevault_keystore::{Lsn, RelFile, Scope};
 use pgrx::PgSqlErrorCode;
+use pgrx::prelude::PgLogLevel;
 
 use crate::keys::provider::gone;
+use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result, code_of};
 use crate::pg::{control_file, process, relation_files};
 
-/// Notes that a scope has a key file, which was created at this address. Durable on return.
-pub(crate) fn note(scope: Scope, created: Lsn) -> Result<()> {
+/// Notes that a scope has a key file, which was created at this address. Durable on return. The
+/// lock is held, as in [`note_has`]: the file may be replaced.
+pub(crate) fn note(_lock: &KeystoreLock, scope: Scope, created: Lsn) -> Result<()> {
     append(&line(scope, created)).map_err(|error| failed(&error))
+}
+
+/// In a checkpoint: notes that a scope's key file has, durably, all that WAL before this address
+/// says of it. An error stops nobody: the file then says less.
+pub(crate) fn note_has(scope: Scope, logged: Lsn) {
+    if logged == Lsn::INVALID || process::is_binary_upgrade() {
+        return;
+    }
+    let _lock = KeystoreLock::acquire_absorbing_requests();
+    if let Err(error) = append(&line_of_has(scope, logged)).and_then(|()| condense()) {
+        failed(&error).send(PgLogLevel::WARNING);
+    }
+}
+
+/// Bytes from which the file is condensed.
+const LARGE: u64 = 64 << 10;
+
+/// Replaces the file if it has more than twice what it needs.
+fn condense() -> std::io::Result<()> {
+    let directory = process::data_directory();
+    let path = directory.join(NAME);
+    let size = path.metadata()?.len();
+    if size < LARGE {
+        return Ok(());
+    }
+    let text = condensed(&read()?);
+    if text.len() as u64 > size / 2 { Ok(()) } else { replace(&text) }
+}
+
+fn replace(text: &str) -> std::io::Result<()> {
+    let directory = process::data_directory();
+    let new = directory.join(format!("{NAME}.new"));
+    let mut file = File::create(&new)?;
+    file.write_all(text.as_bytes())?;
+    file.sync_all()?;
+    std::fs::rename(&new, directory.join(NAME))?;
+    File::open(directory)?.sync_all()
 }
 
 fn append(lines: &str) -> std::io::Result<()> {
@@ -35,6 +77,23 @@ pub(crate) fn require(there: &[Scope]) -> Result<()> {
         return Ok(());
     }
     refuse_missing(|scope| there.contains(&scope) || was_dropped(scope))
+}
+
+/// What the file says, for [`refuse_older`].
+pub(crate) fn said() -> Result<BTreeMap<Scope, Named>> {
+    read().map_err(|error| failed(&error))
+}
+
+/// At server start: refuses a key file that is older than the data directory. Keys that are missing
+/// in it would not be missed before something is read: files without pages, and new pages of files
+/// with former keys, would be written in plaintext, or under these.
+pub(crate) fn refuse_older(named: &BTreeMap<Scope, Named>, log: &Position) -> Result<()> {
+    if process::is_binary_upgrade() {
+        return Ok(());
+    }
+    let from = control_file::replayed_from();
+    let older = required(named, from, log.scope).filter(|required| log.logged < *required);
+    older.map_or(Ok(()), |required| Err(is_older(log, required, from)))
 }
 
 /// Before a key file is created, not by redo: it must not be one that is missing. At the start its
@@ -67,12 +126,17 @@ fn was_dropped(scope: Scope) -> bool {
     gone::is_gone(scope) && relation_files::tablespaces().is_ok_and(are_there)
 }
 
-/// At server start: notes the key files that are there.
+/// At server start: notes the key files that are there. In a backup, this file may say what key
+/// files have had after they were copied. Replay adds it, but not what later records replace.
 pub(crate) fn note_all(logs: &[Contents]) -> Result<()> {
     if process::is_binary_upgrade() {
         return Ok(());
     }
-    let named = read().map_err(|error| failed(&error))?;
+    let mut named = read().map_err(|error| failed(&error))?;
+    if control_file::is_of_backup() {
+        named.values_mut().for_each(Named::forget_has);
+        replace(&condensed(&named)).map_err(|error| failed(&error))?;
+    }
     let from = control_file::replayed_from();
     let there = logs.iter().map(|log| log.position.scope);
     let new = there.filter(|scope| !named.contains_key(scope));
@@ -80,7 +144,7 @@ pub(crate) fn note_all(logs: &[Contents]) -> Result<()> {
     if lines.is_empty() { Ok(()) } else { append(&lines).map_err(|error| failed(&error)) }
 }
 
-fn read() -> std::io::Result<BTreeMap<Scope, Lsn>> {
+fn read() -> std::io::Result<BTreeMap<Scope, Named>> {
     let mut text = Vec::new();
     match File::open(process::data_directory().join(NAME)) {
         Err(error) if error.kind() == ErrorKind::NotFound => {}
@@ -97,7 +161,19 @@ fn is_missing(scope: Scope, created: Lsn, from: Lsn) -> Report {
     .detail(format!(
         "The file \"{NAME}\" says that it was there at {created}, and WAL is replayed from {from} on. Nothing was changed."
     ))
-    .hint(format!("Restore the directory pagevault/ from the backup that the data directory is from. If it was removed on purpose, or is lost for ever, remove \"{NAME}\" as well: what the keys have encrypted is unreadable then, and relations whose labels say encrypted are written in plaintext until pagevault.reconcile() was called for each row of pagevault.drift, in every database."))
+    .hint(format!("Restore the directory pagevault/ from the backup that the data directory is from. If it was removed on purpose, or is lost for ever, {AS_LOST}"))
+}
+
+const AS_LOST: &str = "remove \"pagevault.files\" as well: what the keys have encrypted is unreadable then, and relations whose labels say encrypted are written in plaintext until pagevault.reconcile() was called for each row of pagevault.drift, in every database.";
+
+fn is_older(log: &Position, required: Lsn, from: Lsn) -> Report {
+    let name = log::file_name(log.scope);
+    Report::new(
+        PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
+        format!("key file \"{name}\" is of an earlier time than the data directory"),
+    )
+    .detail(format!("It has what WAL says of it up to {}. The file \"{NAME}\" says that it had more, up to {required}, and WAL is replayed from {from} on. So keys are missing. No key was changed.", log.logged))
+    .hint(format!("Restore the directory pagevault/ from the backup that the data directory is from, or the whole data directory. If the newer keys are lost for ever, {AS_LOST}"))
 }
 
 fn failed(error: &std::io::Error) -> Report {
