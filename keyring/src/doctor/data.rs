@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::Severity::{Critical, Notice, Warning};
-use super::{Finding, anything_encrypted, count, is_loaded};
+use super::{Finding, anything_encrypted, are, is_loaded};
 use crate::server::{list, runs_without_library, text};
 
 /// Differences that a finding names; of others it has the number.
@@ -68,10 +68,6 @@ pub(super) fn drift(found: &Value, findings: &mut Vec<Finding>) {
             .cure(format!("{}{rest}", fixes.join("; "))),
         );
     }
-}
-
-fn are(number: usize, noun: &str) -> String {
-    format!("{} {}", count(number, noun), if number == 1 { "is" } else { "are" })
 }
 
 pub(super) fn settings(found: &Value, findings: &mut Vec<Finding>) {

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::Severity::{Critical, Notice, Warning};
-use super::{Finding, count, is_loaded};
+use super::{Finding, are, count, is_loaded};
 use crate::quoting::{identifier, literal, shell_word};
 use crate::server::{libraries, list, text};
 
@@ -58,10 +58,16 @@ pub(super) fn extension(found: &Value, findings: &mut Vec<Finding>) {
     }
     for database in databases.iter().filter(|database| !has_extension(database)) {
         let name = text(&database["name"]);
-        let what = match encrypted_files(found, name) {
-            0 if database["labels"].as_i64().unwrap_or(0) == 0 => continue,
-            0 => "labels of pagevault in a database without the extension".to_owned(),
-            files => {
+        let number = |part: &str| database[part].as_u64().unwrap_or(0);
+        let size = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
+        let what = match (encrypted_files(found, name), number("labels"), number("reached")) {
+            (0, 0, 0) => continue,
+            (0, 0, reached) => format!(
+                "{} to be encrypted by a setting or the label of a tablespace, in a database without the extension",
+                are(size(reached), "relation")
+            ),
+            (0, ..) => "labels of pagevault in a database without the extension".to_owned(),
+            (files, ..) => {
                 format!("{} in a database without the extension", count(files, "encrypted file"))
             }
         };

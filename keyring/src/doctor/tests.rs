@@ -90,6 +90,7 @@ fn each_check_finds_its_own() {
         ("/host/version".into(), json!("0.9.0"), &["program-differs"]),
         (format!("{app}/extension_version"), json!("0.9.0"), &["extension-outdated"]),
         ("/databases/1/labels".into(), json!(2), &["extension-missing"]),
+        ("/databases/1/reached".into(), json!(1), &["extension-missing"]),
         (
             "/cluster/encrypted_databases".into(),
             json!([{"database": "app", "encrypted_files": 7}, {"database": "other", "encrypted_files": 1}]),

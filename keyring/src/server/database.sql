@@ -55,6 +55,20 @@ SELECT coalesce(min(rolname), '') AS owner, count(*) > 0 AS owned
         'labels', (SELECT count(*) FROM pg_seclabel WHERE provider = 'pagevault')
                 + (SELECT count(*) FROM pg_shseclabel s JOIN pg_database d ON d.oid = s.objoid
                     WHERE s.provider = 'pagevault' AND d.datname = current_database()
-                      AND s.classoid = 'pg_database'::regclass)));
+                      AND s.classoid = 'pg_database'::regclass),
+        -- Tables and the like that the policy reaches from outside: the label of their tablespace,
+        -- else the setting.
+        'reached', (
+            SELECT count(*)
+              FROM pg_class c
+              JOIN pg_database d ON d.datname = current_database()
+              LEFT JOIN pg_shseclabel s
+                     ON s.provider = 'pagevault' AND s.classoid = 'pg_tablespace'::regclass
+                    AND s.objoid = CASE c.reltablespace WHEN 0 THEN d.dattablespace
+                                   ELSE c.reltablespace END
+             WHERE c.oid >= 16384 AND c.relkind IN ('r', 'm', 'S') AND c.relpersistence <> 't'
+               AND CASE WHEN s.label IS NULL
+                   THEN current_setting('pagevault.default_encryption', true) = 'on'
+                   ELSE s.label LIKE 'encrypted%' END)));
 \endif
 COMMIT;

@@ -205,3 +205,46 @@ fn encrypted_databases_without_the_extension_are_found() -> Result<()> {
     cluster.eventually("SELECT count(*) FROM pagevault.encrypted_databases", "0")?;
     cluster.finish()
 }
+
+/// What is to be encrypted in a database without the extension is decided outside of the database.
+#[test]
+fn a_policy_that_reaches_databases_without_the_extension_is_found() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.make_tablespace("place")?;
+    cluster.make_tablespace("plain")?;
+    for (database, place) in [
+        ("by_setting", "pg_default"),
+        ("by_tablespace", "place"),
+        ("by_table", "pg_default"),
+        ("exempt", "plain"),
+        ("empty", "place"),
+    ] {
+        cluster.sql(&format!("CREATE DATABASE {database} TABLESPACE {place}"))?;
+    }
+    for database in ["by_setting", "by_tablespace", "exempt"] {
+        cluster.client_to(database)?.batch_execute("CREATE TABLE t AS SELECT 1 AS id")?;
+    }
+    cluster.client_to("by_table")?.batch_execute("CREATE TABLE t (id int) TABLESPACE place")?;
+    let reached = || -> Result<Vec<String>> {
+        let mut found = findings(&cluster, "warning")?;
+        found.retain(|found| found.starts_with("extension-missing"));
+        Ok(found)
+    };
+    ensure!(reached()?.is_empty(), "{:?}", reached()?);
+    cluster.sql(
+        "ALTER DATABASE by_setting SET pagevault.default_encryption = on;
+         ALTER DATABASE exempt SET pagevault.default_encryption = on;
+         SECURITY LABEL FOR pagevault ON TABLESPACE plain IS 'plaintext';
+         SECURITY LABEL FOR pagevault ON TABLESPACE place IS 'encrypted'",
+    )?;
+    let names = ["by_setting", "by_table", "by_tablespace"];
+    let expected = names.map(|name| format!("extension-missing in {name}"));
+    ensure!(reached()? == expected, "{:?}", reached()?);
+    let (_, output, _) = keyring(&cluster, "postgres", &["doctor"])?;
+    ensure!(output.contains("1 relation is to be encrypted by a setting"), "{output}");
+    // With the extension, its view says which.
+    cluster.client_to("by_table")?.batch_execute("CREATE EXTENSION pagevault")?;
+    let found = findings(&cluster, "warning")?;
+    ensure!(found.contains(&"drift in by_table".to_owned()), "{found:?}");
+    cluster.finish()
+}
