@@ -1,6 +1,7 @@
 //! Differences between the policy and the actual state: labels decide only about storage created
 //! after them.
 
+use std::cell::Cell;
 use std::fmt;
 
 use pagevault_cipher::CipherId;
@@ -211,7 +212,11 @@ fn is_wanted_encrypted(relation: Oid) -> Result<bool> {
 }
 
 fn drift_of(facts: &Facts, check_files: bool) -> Result<Option<Drift>> {
-    let stray = |wanted: &Decision| if check_files { stray_pages(facts, wanted) } else { Ok(0) };
+    let refused = Cell::new(false);
+    let stray = |wanted: &Decision| match check_files {
+        true => stray_pages(facts, wanted, &refused),
+        false => Ok(0),
+    };
     let mixture = directory::mixture(facts.file);
     let found = policy().drift_of(&described(facts), mixture, stray)?;
     let Some(found) = found else { return Ok(None) };
@@ -235,12 +240,13 @@ fn drift_of(facts: &Facts, check_files: bool) -> Result<Option<Drift>> {
             unfinished: found.unfinished,
             stray_are_plaintext: wanted.is_encrypted(),
         },
-        fix: fix(facts)?,
+        fix: fix(facts, refused.get())?,
     }))
 }
 
-/// Number of pages on disk that are plaintext but should be encrypted, or the reverse.
-fn stray_pages(facts: &Facts, wanted: &Decision) -> Result<i64> {
+/// Number of pages on disk that are plaintext but should be encrypted, or the reverse; notes if
+/// reads of such a page are refused.
+fn stray_pages(facts: &Facts, wanted: &Decision, refused: &Cell<bool>) -> Result<i64> {
     let counts = match verify::count_pages_of(facts) {
         Err(missing) => {
             relation::accept_invalidations();
@@ -251,12 +257,27 @@ fn stray_pages(facts: &Facts, wanted: &Decision) -> Result<i64> {
         }
         counts => counts?,
     };
-    Ok(counts.iter().filter(|count| wanted.is_stray(count.state)).map(|count| count.pages).sum())
+    let stray = || counts.iter().filter(|count| wanted.is_stray(count.state));
+    refused.set(stray().any(|count| verify::is_refused(facts.file, count.fork, count.state)));
+    Ok(stray().map(|count| count.pages).sum())
 }
 
 /// A correction that works online and leaves no label behind. Catalogs have no labels.
-fn fix(facts: &Facts) -> Result<ServerText> {
-    let function: &[u8] = if facts.user_made { b"reconcile" } else { b"encrypt" };
+///
+/// Where pages are refused, only decryption reads them, because it is asked to accept them. Its job
+/// must be committed before its end is waited for, so the three statements cannot be run as one.
+fn fix(facts: &Facts, refused: bool) -> Result<ServerText> {
     let name = statement::quoted_literal(&relation::sql_name(&root_of(facts)?));
-    Ok(ServerText::join(&[b"SELECT pagevault.", function, b"(", name.bytes(), b")"]))
+    let call = |function: &[u8]| {
+        ServerText::join(&[b"SELECT pagevault.", function, b"(", name.bytes(), b")"])
+    };
+    Ok(match (facts.user_made, refused) {
+        (true, true) => {
+            let [decrypt, wait, encrypt] =
+                [b"decrypt" as &[u8], b"wait_for_rekey", b"encrypt"].map(call);
+            ServerText::join(&[decrypt.bytes(), b"; ", wait.bytes(), b"; ", encrypt.bytes()])
+        }
+        (true, false) => call(b"reconcile"),
+        (false, _) => call(b"encrypt"),
+    })
 }

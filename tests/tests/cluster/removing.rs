@@ -257,3 +257,40 @@ fn a_library_removed_too_early_is_reported() -> Result<()> {
     ensure!(cluster.text("SELECT id FROM t")? == "7", "the table");
     cluster.finish()
 }
+
+/// Rows that were added without the library are refused. `drift(true)` names them, and its fix is
+/// what accepts them.
+#[test]
+fn rows_added_without_the_library_can_be_accepted() -> Result<()> {
+    let settings = Settings::default().conf("pagevault.data_catalog_encryption = off");
+    let (mut cluster, _keys) = Cluster::with_keys(&settings)?;
+    cluster.allow_log("is in plaintext, which is not accepted there");
+    cluster.sql("CREATE SCHEMA s; SECURITY LABEL FOR pagevault ON SCHEMA s IS 'encrypted'")?;
+    cluster.sql("CREATE TABLE s.e (id int); CREATE TABLE public.old AS SELECT 1 AS id")?;
+    cluster.stop(StopMode::Fast)?;
+    cluster.append_conf("shared_preload_libraries = ''")?;
+    cluster.start_server()?;
+    cluster.sql("INSERT INTO s.e SELECT generate_series(1, 500)")?;
+    cluster.stop(StopMode::Fast)?;
+    cluster.append_conf("shared_preload_libraries = 'pagevault'")?;
+    cluster.start_server()?;
+    let error = cluster.error("SELECT count(*) FROM s.e")?;
+    ensure!(error.message.contains("is in plaintext, which is not accepted there"), "{error}");
+    ensure!(cluster.text("SELECT count(*) FROM pagevault.drift")? == "0", "the view reads files");
+    let fix = cluster.text("SELECT fix FROM pagevault.drift(true)")?;
+    ensure!(fix.starts_with("SELECT pagevault.decrypt('s.e'); "), "{fix}");
+    // Not by a command for all rows (`\gexec` in psql): forged pages would be accepted unseen.
+    let error = cluster.error(&fix)?;
+    ensure!(error.message.contains("begins when this transaction commits"), "{error}");
+    for statement in fix.split("; ") {
+        cluster.sql(statement)?;
+    }
+    ensure!(cluster.text("SELECT count(*) FROM s.e")? == "500", "rows");
+    ensure!(cluster.text("SELECT pagevault.is_encrypted('s.e')")? == "t", "not encrypted");
+    ensure!(cluster.text("SELECT count(*) FROM pagevault.drift(true)")? == "0", "drift");
+    // Where no page is refused, the fix is as before.
+    cluster.sql("SECURITY LABEL FOR pagevault ON SCHEMA public IS 'encrypted'")?;
+    let fix = cluster.text("SELECT fix FROM pagevault.drift(true)")?;
+    ensure!(fix == "SELECT pagevault.reconcile('public.old')", "{fix}");
+    cluster.finish()
+}
