@@ -21,6 +21,21 @@ pub const STATISTICS: Oid = 2619;
 /// Catalogs with values of user tables, in the order in which they are encrypted.
 pub const WITH_VALUES: [Oid; 3] = [LARGE_OBJECTS, EXTENDED_STATISTICS, STATISTICS];
 
+/// The catalog with values of user tables that a file belongs to, by the number of the file: that
+/// of the catalog, its index or its TOAST table. A catalog that VACUUM FULL or the like has given
+/// another number is not recognized. Files have the numbers of their relations at first
+/// (`DECLARE_TOAST` and `DECLARE_UNIQUE_INDEX_PKEY` in pg_statistic.h, pg_statistic_ext_data.h,
+/// pg_largeobject.h).
+#[must_use]
+pub fn with_values_by_first_file(number: u32) -> Option<&'static str> {
+    match number {
+        2619 | 2696 | 2840 | 2841 => Some("pg_statistic"),
+        3429 | 3433 | 3430 | 3431 => Some("pg_statistic_ext_data"),
+        2613 | 2683 => Some("pg_largeobject"),
+        _ => None,
+    }
+}
+
 /// The policy for a catalog that follows no other relation; `None` if there is none.
 pub(super) fn wanted<C: Catalog>(
     policy: &Policy<'_, C>,

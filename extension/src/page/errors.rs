@@ -1,6 +1,7 @@
 //! Error reports for page faults. Not on the page path, which only returns the faults.
 
 use pagevault_cipher::DataKeyVersion;
+use pagevault_core::policy::catalogs;
 use pagevault_keystore::RelFile;
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::ForkNumber;
@@ -127,8 +128,8 @@ pub(crate) fn report(fault: PageFault, block: u32) -> Report {
         KeyError::NoKey { version } => no_key(version, block, &what)
             .detail(format!("The page is encrypted, but the keystore under pagevault/ in the data directory does not hold its key.{place}"))
             .hint(format!("First make sure that the keystore is the one that belongs to this data directory; if not, restore that: then the page is intact, so do not zero it before.{search}{} If it is the right one, the page is damaged: {}", unsettled::hint().unwrap_or_default(), match in_recovery() {
-                true => WITHOUT_THE_PAGE,
-                false => "restore the relation from a backup, or fail over to a standby.",
+                true => WITHOUT_THE_PAGE.to_owned(),
+                false => without_relation(file),
             })),
         KeyError::Destroyed => match directory::is_destroyed(file) {
             false => lost(block, &what, &(place + &search)),
@@ -153,6 +154,22 @@ pub(crate) fn report(fault: PageFault, block: u32) -> Report {
 
 /// What to do in recovery about a page that is damaged, and looks encrypted. A sentence precedes.
 pub(super) const WITHOUT_THE_PAGE: &str = "fail over to a standby, or make this one anew; or keep a copy of the file and start the server with ignore_invalid_pages = on, which writes over the page if WAL restores it, and otherwise leaves it as it is.";
+
+/// What to do about a page that is lost. A sentence precedes. DROP, TRUNCATE and most queries read
+/// the catalogs with values of tables, so these cannot be left as they are.
+fn without_relation(file: RelFile) -> String {
+    const RESTORE: &str = "restore the relation from a backup, or fail over to a standby.";
+    let Some(catalog) = catalogs::with_values_by_first_file(file.relation) else {
+        return RESTORE.to_owned();
+    };
+    let loss = match catalog {
+        "pg_largeobject" => "All large objects of the database are lost then.",
+        _ => "ANALYZE fills it again.",
+    };
+    format!(
+        "{RESTORE} If the right keystore is lost for ever, make the catalog empty: SET pagevault.data_catalog_encryption = off; SET allow_system_table_mods = on; TRUNCATE pg_catalog.{catalog}. {loss}"
+    )
+}
 
 fn no_key(version: DataKeyVersion, block: u32, what: &str) -> Report {
     Report::new(

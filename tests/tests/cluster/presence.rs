@@ -6,7 +6,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use pagevault_tests::cluster::{expect_error, run_sql, text};
+use pagevault_tests::cluster::{column, expect_error, run_sql, text};
 use pagevault_tests::{Cluster, Settings, StopMode};
 
 fn refused(cluster: &Cluster, file: &str) -> Result<()> {
@@ -293,5 +293,69 @@ fn an_unfinished_end_of_a_key_file_is_damage_after_a_shutdown() -> Result<()> {
     cluster.expect_verified(&data, 0, &["No damage found."])?;
     cluster.start_server()?;
     ensure!(cluster.text("SELECT id FROM t")? == "7", "the row is lost");
+    cluster.finish()
+}
+
+/// The keystore is lost for ever. Catalogs with values of tables are unreadable, too: errors name
+/// the statements that make them empty, and after these what was in plaintext is usable
+/// (docs/troubleshooting.md, "A lost keystore").
+#[test]
+fn what_was_in_plaintext_outlives_a_lost_keystore() -> Result<()> {
+    let (mut cluster, keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.without_witness("its keystore is lost");
+    cluster.allow_log("no data key of version");
+    cluster.sql(
+        "CREATE TABLE plain AS SELECT g AS id FROM generate_series(1, 1000) g;
+         CREATE SCHEMA s; SECURITY LABEL FOR pagevault ON SCHEMA s IS 'encrypted';
+         CREATE TABLE s.sec (id serial PRIMARY KEY, v text);
+         INSERT INTO s.sec (v) SELECT 'x' || g FROM generate_series(1, 1000) g;
+         CREATE TABLE s.kept (id int PRIMARY KEY, v text);
+         INSERT INTO s.kept SELECT g, 'x' || g FROM generate_series(1, 1000) g;
+         CREATE TABLE other AS SELECT g AS id FROM generate_series(1, 1000) g",
+    )?;
+    cluster.sql("SELECT pagevault.encrypt('other')")?;
+    cluster.sql("SELECT lo_from_bytea(0, 'abc'); ANALYZE")?;
+    cluster.stop(StopMode::Fast)?;
+    fs::remove_dir_all(cluster.data_directory().join("pagevault"))?;
+    fs::remove_file(cluster.data_directory().join("pagevault.files"))?;
+    cluster.start_server()?;
+    cluster.sql(&keys.add_provider("local"))?;
+    cluster.sql("SELECT pagevault.set_cluster_master_key('local', 'main')")?;
+
+    let error = cluster.error("DROP TABLE other")?;
+    ensure!(error.message.contains("no data key of version"), "{error}");
+    let mut dump = cluster.program("pg_dump");
+    ensure!(!dump.arg("--table=plain").output()?.status.success(), "pg_dump reads statistics");
+    for (catalog, query) in [
+        ("pg_statistic", "SELECT count(*) FROM pg_statistic"),
+        ("pg_largeobject", "SELECT count(*) FROM pg_largeobject"),
+    ] {
+        let error = cluster.error(query)?;
+        let expected = format!("TRUNCATE pg_catalog.{catalog}.");
+        ensure!(error.hint.contains(&expected), "{error}");
+    }
+    for catalog in ["pg_statistic", "pg_statistic_ext_data", "pg_largeobject"] {
+        cluster.sql(&format!(
+            "SET pagevault.data_catalog_encryption = off;
+             SET allow_system_table_mods = on;
+             TRUNCATE pg_catalog.{catalog}"
+        ))?;
+    }
+    let error = cluster.error("SELECT count(*) FROM other")?;
+    ensure!(!error.hint.contains("TRUNCATE pg_catalog"), "{error}");
+    cluster.sql("DROP TABLE other, s.sec; TRUNCATE s.kept; ANALYZE")?;
+    let mut client = cluster.client()?;
+    for fix in column(&mut client, "SELECT fix FROM pagevault.drift")? {
+        run_sql(&mut client, &fix)?;
+    }
+    run_sql(&mut client, "SELECT pagevault.wait_for_rekey(job) FROM pagevault.rekey_jobs")?;
+    drop(client);
+    cluster.sql("INSERT INTO s.kept VALUES (1, 'new')")?;
+    ensure!(cluster.text("SELECT pagevault.is_encrypted('s.kept')")? == "t", "not encrypted");
+    ensure!(cluster.text("SELECT count(*) FROM pagevault.drift(true)")? == "0", "drift");
+    ensure!(cluster.text("SELECT count(*) FROM plain")? == "1000", "rows in plaintext");
+    ensure!(cluster.program("pg_dump").output()?.status.success(), "pg_dump");
+    cluster.restart()?;
+    ensure!(cluster.text("SELECT v FROM s.kept")? == "new", "the new row");
     cluster.finish()
 }

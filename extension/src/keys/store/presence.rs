@@ -164,7 +164,7 @@ fn is_missing(scope: Scope, created: Lsn, from: Lsn) -> Report {
     .hint(format!("Restore the directory pagevault/ from the backup that the data directory is from. If it was removed on purpose, or is lost for ever, {AS_LOST}"))
 }
 
-const AS_LOST: &str = "remove \"pagevault.files\" as well: what the keys have encrypted is unreadable then, and relations whose labels say encrypted are written in plaintext until pagevault.reconcile() was called for each row of pagevault.drift, in every database.";
+const AS_LOST: &str = "remove \"pagevault.files\" as well: what the keys have encrypted is unreadable then, and relations whose labels say encrypted are written in plaintext until pagevault.reconcile() was called for each row of pagevault.drift, in every database. Unreadable catalogs are to be truncated before: pg_statistic, pg_statistic_ext_data and pg_largeobject, whose read errors name the statements.";
 
 fn is_older(log: &Position, required: Lsn, from: Lsn) -> Report {
     let name = log::file_name(log.scope);
