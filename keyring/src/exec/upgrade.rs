@@ -37,14 +37,22 @@ pub(super) fn prepare(
     if_needed: bool,
     line: &Line,
 ) -> Result<(), Failure> {
-    let old = directory(line, "old-datadir", "PGDATAOLD");
+    let mut old = directory(line, "old-datadir", "PGDATAOLD");
+    if let (Some(named), Some(programs)) = (&old, directory(line, "old-bindir", "PGBINOLD")) {
+        match data_directory(named, &programs.join("postgres")) {
+            Err(_) if if_needed => {}
+            found => old = Some(found?),
+        }
+    }
     if if_needed && !old.as_deref().is_some_and(offline::has_keystore) {
         return Ok(());
     }
     let old = old.ok_or_else(|| refuse("pg_upgrade needs -d or --old-datadir"))?;
     require_cluster(&old)?;
-    let new = directory(line, "new-datadir", "PGDATANEW")
+    let new_configuration = directory(line, "new-datadir", "PGDATANEW")
         .ok_or_else(|| refuse("pg_upgrade needs -D or --new-datadir"))?;
+    let new_server = new_bindir(line, Path::new(command.get_program())).join("postgres");
+    let new = data_directory(&new_configuration, &new_server)?;
     require_cluster(&new)?;
     let real = |path: &Path| fs::canonicalize(path).map_err(|error| unreadable(path, &error));
     if real(&old)? == real(&new)? {
@@ -62,7 +70,7 @@ pub(super) fn prepare(
     let places = access.only_places();
     let keystore = Keystore::read(&old, access)?;
     keystore.unlock(&keystore.needed())?;
-    require_preload(Path::new(command.get_program()), &new, line)?;
+    require_preload(&new_server, &new_configuration, line)?;
     let ticket = Ticket { keystore: keystore.id(), only_check };
     if !ticket.only_check {
         let majors = Majors { old: major(&old)?, new: major(&new)? };
@@ -96,6 +104,51 @@ fn directory(line: &Line, option: &str, variable: &str) -> Option<PathBuf> {
     named.or_else(|| std::env::var_os(variable)).map(PathBuf::from)
 }
 
+/// Where the programs of the new server are (`parseCommandLine`, option.c).
+fn new_bindir(line: &Line, program: &Path) -> PathBuf {
+    directory(line, "new-bindir", "PGBINNEW")
+        .unwrap_or_else(|| program.parent().unwrap_or(Path::new("")).to_owned())
+}
+
+/// The data directory that a configuration directory names; a data directory itself is returned as
+/// it is (`adjust_data_dir`, option.c). pg_upgrade, too, asks without the options of -o and -O.
+fn data_directory(named: &Path, server: &Path) -> Result<PathBuf, Failure> {
+    if named.join("PG_VERSION").exists() || !named.join("postgresql.conf").exists() {
+        return Ok(named.to_owned());
+    }
+    setting(server, named, &[], "data_directory").map(|output| {
+        let line = output.split(|&byte| matches!(byte, b'\n' | b'\r')).next().unwrap_or_default();
+        PathBuf::from(OsStr::from_bytes(line))
+    })
+}
+
+/// What a server says of a setting, with a directory and options.
+fn setting(
+    server: &Path,
+    directory: &Path,
+    options: &[Vec<u8>],
+    name: &str,
+) -> Result<Vec<u8>, Failure> {
+    let output = Command::new(server)
+        .arg("-D")
+        .arg(directory)
+        .args(options.iter().map(|option| OsStr::from_bytes(option)))
+        .args(["-C", name])
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|error| refuse(format!("could not run \"{}\": {error}", server.display())))?;
+    if output.status.success() {
+        return Ok(output.stdout);
+    }
+    Err(refuse(format!(
+        "could not get the settings of \"{}\" from \"{}\"",
+        directory.display(),
+        server.display()
+    ))
+    .with_detail(String::from_utf8_lossy(output.stderr.trim_ascii()).into_owned())
+    .with_hint("If the configuration is outside of the data directories, name both files: -o \"-c config_file=OLD/postgresql.conf\" -O \"-c config_file=NEW/postgresql.conf\"; or give pg_upgrade the directories of the configuration instead, if the files set data_directory."))
+}
+
 fn require_cluster(path: &Path) -> Result<(), Failure> {
     fs::metadata(path).map_err(|error| unreadable(path, &error))?;
     if path.join("PG_VERSION").is_file() {
@@ -126,31 +179,14 @@ fn major(data_directory: &Path) -> Result<u32, Failure> {
 
 /// Requires that the new server loads pagevault: otherwise it would write the restored data as
 /// plaintext.
-fn require_preload(program: &Path, new: &Path, line: &Line) -> Result<(), Failure> {
-    let directory = directory(line, "new-bindir", "PGBINNEW")
-        .unwrap_or_else(|| program.parent().unwrap_or(Path::new("")).to_owned());
-    let server = directory.join("postgres");
+fn require_preload(server: &Path, new: &Path, line: &Line) -> Result<(), Failure> {
     // pg_upgrade joins them (`parseCommandLine`, option.c), and a shell splits what results.
     let options = line.all("new-options").collect::<Vec<_>>().join(OsStr::new(" "));
     let options = shlex::bytes::split(options.as_bytes()).ok_or_else(|| {
         refuse(format!("the options \"{}\" of the new server end within quotes", options.display()))
     })?;
-    let mut command = Command::new(&server);
-    command.arg("-D").arg(new).args(options.iter().map(|option| OsStr::from_bytes(option)));
-    let output = command
-        .args(["-C", "shared_preload_libraries"])
-        .stdin(Stdio::null())
-        .output()
-        .map_err(|error| refuse(format!("could not run \"{}\": {error}", server.display())))?;
-    if !output.status.success() {
-        return Err(refuse(format!(
-            "could not get the settings of \"{}\" from \"{}\"",
-            new.display(),
-            server.display()
-        ))
-        .with_detail(String::from_utf8_lossy(output.stderr.trim_ascii()).into_owned()));
-    }
-    let libraries = String::from_utf8_lossy(&output.stdout).into_owned();
+    let output = setting(server, new, &options, "shared_preload_libraries")?;
+    let libraries = String::from_utf8_lossy(&output).into_owned();
     let mut names = libraries.split(',').map(|name| name.trim().trim_matches('"'));
     if names.any(|name| name.rsplit('/').next() == Some("pagevault")) {
         return Ok(());

@@ -2,11 +2,13 @@
 //! installation in `PAGEVAULT_OLD_PG_CONFIG` to the one under test; without that variable, within
 //! one version.
 
+mod elsewhere;
 mod failing;
 mod moving;
 mod scene;
 mod written;
 
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Result, ensure};
@@ -33,15 +35,20 @@ fn old_cluster(conf: &str) -> Result<(Cluster, KeyFile)> {
 
 /// Arguments of pg_upgrade from `old` to `new`.
 fn arguments(command: &mut Command, old: &Cluster, new: &Cluster) {
+    arguments_with(command, old, new, [&old.data_directory(), &new.data_directory()]);
+}
+
+/// The same with the given directories of `old` and `new`.
+fn arguments_with(command: &mut Command, old: &Cluster, new: &Cluster, directories: [&Path; 2]) {
     command
         .arg("-b")
         .arg(old.installation().program(""))
         .arg("-B")
         .arg(new.installation().program(""))
         .arg("-d")
-        .arg(old.data_directory())
+        .arg(directories[0])
         .arg("-D")
-        .arg(new.data_directory())
+        .arg(directories[1])
         .arg("-s")
         .arg(new.directory())
         .args(["-U", "postgres"])
