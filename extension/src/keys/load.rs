@@ -227,7 +227,7 @@ fn refuse_torn(storage: &FileStorage, scope: Scope) -> Result<()> {
         ),
     )
     .detail("The server was shut down cleanly, so this is not an unfinished write. Nothing was changed.")
-    .hint(persist::DAMAGED))
+    .hint(presence::DAMAGED))
 }
 
 /// Rewrites a log. Required after a crash: if an fsync had failed before, the kernel may go on

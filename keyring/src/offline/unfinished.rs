@@ -28,8 +28,8 @@ impl Keystore {
         Ok(found)
     }
 
-    /// The ends of the key files, and how many bytes behind the last complete record each has. While
-    /// the server runs, and after a crash, these are an unfinished write.
+    /// The ends of the key files, and how many bytes each has behind its last complete record: an
+    /// unfinished write, while the server runs and after a crash.
     ///
     /// # Errors
     /// Those of [`Keystore::read`].

@@ -118,9 +118,6 @@ pub(crate) fn has_keys_of(database: Scope) -> Result<bool> {
     Ok(has_log || shared.secrets.newest(database).is_some())
 }
 
-/// What to do about a damaged key file.
-pub(crate) const DAMAGED: &str = "Restore the data directory from a backup, with its pagevault/ and WAL. An older pagevault/ alone lacks newer keys.";
-
 /// The report of a keystore failure. If it is unknown what was written to disk, the server restarts
 /// (PANIC).
 pub(crate) fn keystore_failure(error: &LogError) -> Report {
@@ -147,7 +144,7 @@ pub(crate) fn keystore_failure(error: &LogError) -> Report {
         }
         LogError::Format { .. } => {
             Report::new(PgSqlErrorCode::ERRCODE_DATA_CORRUPTED, format!("{error}"))
-                .hint(DAMAGED)
+                .hint(presence::DAMAGED)
         }
         _ => internal(format!("{error}")),
     };
