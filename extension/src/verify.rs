@@ -6,7 +6,7 @@ use std::io::ErrorKind;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
-use pagevault_cipher::{DataKeyVersion, Lsn, PAGE_SIZE, Page, page};
+use pagevault_cipher::{DataKeyVersion, Lsn, PAGE_SIZE};
 pub(crate) use pagevault_core::page::PageState;
 use pagevault_core::page::Target;
 use pagevault_keystore::RelFile;
@@ -295,30 +295,14 @@ fn read_states(
             process::check_for_interrupts();
             read_ahead(file, block..end.min(block.saturating_add(2 * AHEAD)));
         }
-        match read_state(file, u64::from(block) * PAGE_SIZE as u64) {
+        let offset = u64::from(block) * PAGE_SIZE as u64;
+        match PageState::read(|into| file.read_exact_at(into, offset)) {
             Ok((state, lsn)) => found(block, state, lsn),
             Err(e) if e.kind() == ErrorKind::UnexpectedEof => break, // truncated meanwhile
             Err(e) => return Err(e),
         }
     }
     Ok(())
-}
-
-/// The state and LSN of the page at an offset.
-fn read_state(file: &File, offset: u64) -> std::io::Result<(PageState, Lsn)> {
-    let mut header = [0; page::HEADER_SIZE];
-    file.read_exact_at(&mut header, offset)?;
-    let lsn = page::lsn_of(&header);
-    if let Some(version) = page::version_of(&header) {
-        return Ok((PageState::Sealed(version), lsn));
-    }
-    if header != [0; page::HEADER_SIZE] {
-        return Ok((PageState::Plaintext, lsn));
-    }
-    let mut page: Page = [0; PAGE_SIZE];
-    file.read_exact_at(&mut page, offset)?;
-    let state = if page::is_zero(&page) { PageState::Empty } else { PageState::Plaintext };
-    Ok((state, lsn))
 }
 
 fn read_ahead(file: &File, blocks: Range<u32>) {
