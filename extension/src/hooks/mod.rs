@@ -22,6 +22,7 @@ mod left_out;
 mod locked;
 pub(crate) mod naming;
 pub(crate) mod proof;
+mod reading_again;
 pub(crate) mod restart_points;
 pub(crate) mod rmgr;
 mod sealing;

@@ -11,7 +11,7 @@ use pgrx::prelude::PgLogLevel;
 
 use super::calls_seen::{self, Call};
 use super::forward::Forward;
-use super::{aio, ddl, locked, sealing};
+use super::{aio, ddl, locked, reading_again, sealing};
 use crate::page::io::{PageFault, SealTarget, Writing};
 use crate::pg::compat::{self, SmgrFile};
 use crate::pg::process;
@@ -109,7 +109,7 @@ pub(super) unsafe extern "C-unwind" fn mdread(
             refuse_read(fault, block);
         }
         MDREAD.get()(reln, fork, block, buffer);
-        if let Err(fault) = page::io::open(file, fork, block, &mut *buffer.cast()) {
+        if let Err(fault) = reading_again::open(reln, file, fork, block, buffer) {
             raise(fault, block);
         }
     }
@@ -136,7 +136,7 @@ pub(super) unsafe extern "C-unwind" fn mdreadv(
         MDREADV.get()(reln, fork, block, buffers, count);
         for i in 0..count {
             let buffer = *buffers.add(i as usize);
-            if let Err(fault) = page::io::open(file, fork, block + i, &mut *buffer.cast()) {
+            if let Err(fault) = reading_again::open(reln, file, fork, block + i, buffer) {
                 raise(fault, block + i);
             }
         }
@@ -430,14 +430,7 @@ pub(super) unsafe fn read_sealed(
 ) -> *mut Page {
     let on_disk = sealing::page_from_disk();
     // SAFETY: the block exists, as the caller guarantees, and the memory has the size of a page.
-    unsafe {
-        let mut place = on_disk.cast::<c_void>();
-        if compat::READS_INTO_VECTORS {
-            MDREADV.get()(reln, fork, block, &raw mut place, 1);
-        } else {
-            MDREAD.get()(reln, fork, block, place);
-        }
-    }
+    unsafe { reading_again::read(reln, fork, block, on_disk.cast()) };
     on_disk
 }
 

@@ -11,7 +11,7 @@ use pagevault_keystore::RelFile;
 use pagevault_keystore::record::MAX_WRAPPED_DATA_KEY;
 
 use super::lost::{blank, blank_for_redo, blank_if_lost, is_in_use_after_destruction};
-use super::{misnamed, placeholders, undecided, written_over};
+use super::{altered, misnamed, placeholders, undecided, written_over};
 use crate::keys::store::{directory, given_up};
 use crate::keys::usage::key_error::KeyError;
 use crate::keys::usage::{cache, destruction, interim, temporary};
@@ -283,6 +283,18 @@ pub(crate) fn open(
     block: u32,
     page: &mut Page,
 ) -> Result<(), PageFault> {
+    try_open(file, fork, block, page).or_else(|fault| altered::refuse(fault, fork, block, page))
+}
+
+/// Like [`open`], but of a page that is not authentic nothing follows, and nothing is counted: the
+/// caller reads it again, or calls [`altered::refuse`].
+#[inline]
+pub(crate) fn try_open(
+    file: SmgrFile,
+    fork: i32,
+    block: u32,
+    page: &mut Page,
+) -> Result<(), PageFault> {
     match page::version_of(page) {
         None => {
             if shmem::anything_sealed()
@@ -357,7 +369,7 @@ fn refuse_former(file: SmgrFile, fork: i32, page: &mut Page) -> Result<(), PageF
 }
 
 /// Whether this fork is a free space map or a visibility map.
-fn is_map(fork: i32) -> bool {
+pub(super) fn is_map(fork: i32) -> bool {
     matches!(fork_of(fork), Fork::FreeSpaceMap | Fork::VisibilityMap)
 }
 
@@ -380,24 +392,7 @@ fn open_sealed(
     match opened {
         Ok(Ok(false)) => Ok(()),
         Ok(Ok(true)) => refuse_former(file, fork, page),
-        Ok(Err(page::NotAuthentic))
-            if !is_map(fork)
-                && is_not_consistent_yet()
-                && undecided::note_torn(file.file, fork, block) =>
-        {
-            page::placeholder(page, block, data_checksums());
-            Ok(())
-        }
-        Ok(Err(page::NotAuthentic)) => {
-            count_refusal(file);
-            // As PostgreSQL reads a damaged one (`vm_readbuf`, `fsm_readbuf`). It may be torn: some
-            // changes of maps are not logged.
-            if is_map(fork) {
-                page.fill(0);
-                return Ok(());
-            }
-            Err(PageFault { file, cause: Cause::NotAuthentic })
-        }
+        Ok(Err(page::NotAuthentic)) => Err(PageFault { file, cause: Cause::NotAuthentic }),
         // Nobody has replaced it. A map is read as empty, as one that is damaged.
         Err(KeyError::Destroyed)
             if directory::is_lost_key(file.file, version) && !given_up::may_be_for_redo() =>

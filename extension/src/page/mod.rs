@@ -1,6 +1,7 @@
 //! Pages of relations: sealed before they are written, opened after they are read.
 
 pub(crate) mod access;
+pub(crate) mod altered;
 pub(crate) mod errors;
 pub(crate) mod flushing;
 pub(crate) mod io;

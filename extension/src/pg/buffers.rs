@@ -1,6 +1,7 @@
 //! Shared buffers: flushing, dropping and evicting pages; page-sized memory outside shared buffers.
 
 use std::collections::HashSet;
+use std::ffi::c_void;
 
 use pagevault_keystore::RelFile;
 use pgrx::pg_sys::panic::CaughtError;
@@ -19,6 +20,15 @@ use super::report::{Report, Result};
 pub(crate) struct AlignedPage(pub(crate) [u8; pg_sys::BLCKSZ as usize]);
 
 const _: () = assert!(align_of::<AlignedPage>().is_multiple_of(compat::IO_ALIGNMENT));
+
+/// Whether this is a page in shared buffers.
+pub(crate) fn is_shared(page: *const c_void) -> bool {
+    // SAFETY: globals that are set at the start of the server.
+    let (first, size) = unsafe {
+        (pg_sys::BufferBlocks.addr(), pg_sys::NBuffers as usize * pg_sys::BLCKSZ as usize)
+    };
+    page.addr().wrapping_sub(first) < size
+}
 
 /// Writes the dirty pages of a relation, which the caller has locked against changes.
 pub(crate) fn flush_relation(oid: Oid) {

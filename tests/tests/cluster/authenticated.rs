@@ -1,6 +1,7 @@
 //! Ciphers that authenticate pages: what is changed or moved on disk is refused, and what the
 //! server itself wrote never is. Without data checksums, so that nothing but the tag can notice.
 
+mod past_buffers;
 mod redo;
 
 use anyhow::{Context, Result, ensure};
