@@ -13,6 +13,7 @@ use pagevault_keystore::RelFile;
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::{self, ForkNumber, Oid};
 
+use crate::fault;
 use crate::keys::store::directory;
 use crate::keys::usage::key_error::KeyError;
 use crate::page::errors;
@@ -27,6 +28,8 @@ pub(crate) struct PageCount {
     pub(crate) fork: &'static str,
     pub(crate) state: PageState,
     pub(crate) pages: i64,
+    /// The server refuses them.
+    pub(crate) is_refused: bool,
 }
 
 /// All forks of a relation.
@@ -40,20 +43,39 @@ const FORKS: [(ForkNumber::Type, &str); 4] = [
     (ForkNumber::INIT_FORKNUM, "init"),
 ];
 
-/// Whether the server refuses a page in this state in this fork of a file; see
+/// Which pages of a file the server refuses at a moment; see
 /// [`page::io::open`](crate::page::io::open).
-pub(crate) fn is_refused(file: RelFile, fork: &str, state: PageState) -> bool {
-    let refuses = match state {
-        PageState::Empty => false,
-        PageState::Plaintext => directory::is_sealed_only(file),
-        PageState::Sealed(version) => directory::is_former(file, version),
-    };
-    refuses && matches!(fork, "main" | "init")
+struct Refused {
+    file: RelFile,
+    plaintext: bool,
+    /// Those under earlier versions.
+    below: Option<DataKeyVersion>,
+}
+
+impl Refused {
+    fn now(file: RelFile) -> Refused {
+        Refused { file, plaintext: directory::is_sealed_only(file), below: directory::floor(file) }
+    }
+
+    fn contains(&self, fork: ForkNumber::Type, state: PageState) -> bool {
+        let refuses = match state {
+            PageState::Empty => false,
+            PageState::Plaintext => self.plaintext,
+            PageState::Sealed(version) => directory::is_below(self.file, version, self.below),
+        };
+        refuses && matches!(fork, ForkNumber::MAIN_FORKNUM | ForkNumber::INIT_FORKNUM)
+    }
 }
 
 /// Counts the pages in all segments of all forks of a file.
+///
+/// Pages are refused that were so before they were read, and still are. A job may end meanwhile, so
+/// that pages which were right when they were read would be refused now; or one may begin that
+/// decrypts.
 pub(crate) fn count_pages(file: RelFile) -> Result<Vec<PageCount>> {
-    let mut counts = Vec::new();
+    let before = Refused::now(file);
+    fault::point_of("verify.begins", file.relation);
+    let mut counted = Vec::new();
     for (fork, name) in FORKS {
         let mut states = BTreeMap::new();
         let path = compat::relation_path(file, fork);
@@ -65,13 +87,15 @@ pub(crate) fn count_pages(file: RelFile) -> Result<Vec<PageCount>> {
                 Err(e) => return Err(unreadable(&path, &e)),
             }
         }
-        counts.extend(states.into_iter().map(|(state, pages)| PageCount {
-            fork: name,
-            state,
-            pages,
-        }));
+        counted.extend(states.into_iter().map(|(state, pages)| (fork, name, state, pages)));
     }
-    Ok(counts)
+    fault::point_of("verify.counted", file.relation);
+    let after = Refused::now(file);
+    let count = |(fork, name, state, pages)| {
+        let is_refused = before.contains(fork, state) && after.contains(fork, state);
+        PageCount { fork: name, state, pages, is_refused }
+    };
+    Ok(counted.into_iter().map(count).collect())
 }
 
 /// [`count_pages`] of a relation, which has a file, except for an unlogged one in recovery. If that

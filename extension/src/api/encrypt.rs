@@ -197,7 +197,7 @@ fn verify(
     let mut rows = Vec::new();
     for (member, counts) in verify::pages_of(oid).or_raise() {
         for count in counts {
-            let is_refused = verify::is_refused(member.file, count.fork, count.state);
+            let is_refused = count.is_refused;
             let (state, version) = match count.state {
                 PageState::Empty => ("empty", None),
                 PageState::Plaintext if is_refused => ("refused", None),

@@ -93,12 +93,21 @@ pub(crate) fn is_sealed_only(file: RelFile) -> bool {
 /// True if no page under this version is left on any server, so that such a page is not the file's
 /// own.
 pub(crate) fn is_former(file: RelFile, version: DataKeyVersion) -> bool {
+    is_below(file, version, floor(file))
+}
+
+/// Whether this version, or the one that an interim version stands for, is before the [`floor`].
+pub(crate) fn is_below(
+    file: RelFile,
+    version: DataKeyVersion,
+    floor: Option<DataKeyVersion>,
+) -> bool {
     let version = data_key_version(file, version);
-    version.is_some_and(|version| floor(file).is_some_and(|floor| version < floor))
+    version.is_some_and(|version| floor.is_some_and(|floor| version < floor))
 }
 
 /// The first version under which pages of the file are accepted, if none in plaintext are.
-fn floor(file: RelFile) -> Option<DataKeyVersion> {
+pub(crate) fn floor(file: RelFile) -> Option<DataKeyVersion> {
     let directory = &get()?.directory;
     directory.floor(directory.find(file).ok()??).ok()?
 }

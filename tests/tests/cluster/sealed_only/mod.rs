@@ -8,6 +8,7 @@ mod lifting;
 mod proven;
 mod rewound;
 mod servers;
+mod verified;
 
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::datafile::{DataFile, PageState};
