@@ -322,7 +322,7 @@ COMMENT ON COLUMN pagevault.stats.bytes_encrypted IS 'bytes encrypted for writin
 COMMENT ON COLUMN pagevault.stats.bytes_decrypted IS 'bytes decrypted after reading';
 COMMENT ON COLUMN pagevault.stats.encrypt_time_ms IS 'time spent on encryption, in milliseconds: cipher, checksum of the encrypted page, and copying where needed, but not I/O. It is elapsed time, so on an overloaded machine it includes waiting for a processor';
 COMMENT ON COLUMN pagevault.stats.decrypt_time_ms IS 'time spent on decryption, in milliseconds';
-COMMENT ON COLUMN pagevault.stats.decrypt_failures IS 'number of reads refused because the key was locked, revoked, lost, or destroyed, and of pages in plaintext, or under a former key, that were not accepted';
+COMMENT ON COLUMN pagevault.stats.decrypt_failures IS 'number of reads refused because the key was locked, revoked, lost, or destroyed, and of pages that were not accepted: not as they were encrypted, in plaintext, or under a former key. Also of pages of free space and visibility maps, which are read as empty without a line in the log; a crash may have torn these';
 
 COMMENT ON FUNCTION pagevault.add_provider(text, text, jsonb) IS 'Adds a key provider. Its options are checked, but no request is sent to it yet. The kinds command and pkcs11 also require superuser or pg_execute_server_program.';
 COMMENT ON FUNCTION pagevault.alter_provider(text, jsonb) IS 'Changes the options of a provider, after checking that every key it wraps can still be unwrapped. Keys of dropped databases are not checked.';
