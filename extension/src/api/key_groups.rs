@@ -16,6 +16,7 @@ use crate::policy::label::KEY_GROUP_NAMES;
 use crate::preload;
 use crate::shmem;
 use crate::shmem::secrets::State;
+use crate::shred;
 
 const NAME: &str = "name of a key group";
 
@@ -46,7 +47,7 @@ fn create_key_group(name: &[u8]) {
 fn drop_key_group(name: &[u8]) {
     let drop = |name: &str| {
         require_key_admin("drop a key group")?;
-        groups::end(groups::require(name)?, &[])
+        shred::key_group::drop_empty(name)
     };
     audited("drop_key_group", name, drop).or_raise();
 }

@@ -75,7 +75,7 @@ pub(crate) fn shred(by: &str, name: &str, confirm: &str) -> Result<Shredded> {
             return Err(partly(&object, &relation::quoted_name(stranger)));
         }
         if groups::require(name)? != group || !locks::keep_labels() {
-            return Err(changing(name));
+            return Err(changing(name, "shredded"));
         }
         memo::forget();
         require_as_labelled(group, name)
@@ -105,6 +105,16 @@ pub(crate) fn shred(by: &str, name: &str, confirm: &str) -> Result<Shredded> {
     })?;
     shredded.key_group = Some(name.to_owned());
     Ok(shredded)
+}
+
+/// Drops a key group that nothing is in. Labels of transactions that have not ended could bring
+/// relations into it, which would not be encrypted then.
+pub(crate) fn drop_empty(name: &str) -> Result<()> {
+    let group = groups::require(name)?;
+    if !locks::keep_labels() {
+        return Err(changing(name, "dropped"));
+    }
+    groups::end(group, &[])
 }
 
 /// Ends a group with nothing but keys of files that are gone. Returns the number of these files.
@@ -175,10 +185,10 @@ fn remove_dropped_files() -> Result<()> {
 }
 
 /// The error if it cannot be said what is in the group.
-fn changing(name: &str) -> Report {
+fn changing(name: &str, change: &str) -> Report {
     Report::new(
         Code::ERRCODE_OBJECT_IN_USE,
-        format!("labels are being changed while key group \"{name}\" is to be shredded"),
+        format!("labels are being changed while key group \"{name}\" is to be {change}"),
     )
     .detail("A transaction that has not ended has changed labels, or the group was changed. Nothing was destroyed.")
     .hint("Try again when it has ended: see pg_locks, and pg_prepared_xacts.")

@@ -259,3 +259,21 @@ fn an_empty_table_is_attached_within_a_transaction() -> Result<()> {
     ensure!(cluster.text(group)? == "acme", "{}", cluster.text(group)?);
     cluster.finish()
 }
+
+/// A label of a transaction that has not ended may bring relations into the group, as soon as it
+/// commits.
+#[test]
+fn a_group_is_not_dropped_while_labels_change() -> Result<()> {
+    let (cluster, _keys) = with_groups(&Settings::default().conf("max_prepared_transactions = 2"))?;
+    cluster.sql("CREATE TABLE t (id int)")?;
+    let label = "SECURITY LABEL FOR pagevault ON TABLE t IS 'encrypted key_group=acme'";
+    cluster.sql(&format!("BEGIN; {label}; PREPARE TRANSACTION 'p'"))?;
+    let error = cluster.error("SELECT pagevault.drop_key_group('acme')")?;
+    ensure!(error.sqlstate == "55006" && error.hint.contains("pg_prepared_xacts"), "{error}");
+    ensure!(error.text().contains("Nothing was destroyed."), "{error}");
+    cluster.sql("COMMIT PREPARED 'p'")?;
+    cluster.sql("SELECT pagevault.wait_for_rekey('t'::regclass)")?;
+    ensure!(cluster.error("SELECT pagevault.drop_key_group('acme')")?.sqlstate == "2BP01");
+    cluster.sql("SELECT pagevault.drop_key_group('umbrella')")?;
+    cluster.finish()
+}
