@@ -3,9 +3,8 @@
 
 use std::ffi::c_void;
 
-use pgrx::pg_guard;
-use pgrx::pg_sys;
 use pgrx::prelude::PgLogLevel;
+use pgrx::{PgSqlErrorCode, pg_guard, pg_sys};
 
 use super::{commit_times, proof};
 use crate::audit::statements;
@@ -13,9 +12,10 @@ use crate::backups;
 use crate::commands::{altered, catalogs, labels, storage};
 use crate::keys::usage::wal_switch;
 use crate::page::names;
+use crate::pg::locks;
 use crate::pg::nesting::{Mark, Notes};
 use crate::pg::process::{self, ProcessLocal};
-use crate::pg::report::OrRaise;
+use crate::pg::report::{OrRaise, Report};
 use crate::policy::pending;
 use crate::writers::{self, Activity};
 
@@ -115,6 +115,10 @@ unsafe extern "C-unwind" fn transaction_event(
         // SAFETY: the guarded function has the callback's own contract.
         unsafe { check_single_user_server() }
     }
+    if event == XACT_EVENT_PRE_PREPARE {
+        // SAFETY: the guarded function has the callback's own contract.
+        unsafe { before_prepare() }
+    }
     match event {
         XACT_EVENT_PRE_COMMIT | XACT_EVENT_PRE_PREPARE
             if pending::any()
@@ -148,6 +152,21 @@ unsafe extern "C-unwind" fn check_single_user_server() {
         && let Err(report) = wal_switch::replace_lost_switch()
     {
         report.send(PgLogLevel::WARNING);
+    }
+}
+
+/// A prepared transaction keeps its locks, across restarts. Changes of keys have taken effect by
+/// now, and a rollback would not undo them.
+#[pg_guard]
+unsafe extern "C-unwind" fn before_prepare() {
+    if locks::holds_key_management() {
+        Report::new(
+            PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
+            "cannot PREPARE a transaction that has called a function that changes keys",
+        )
+        .detail("It would hold up all later changes of keys until it ends. What the function has done stays done.")
+        .hint("Call functions that change keys in a transaction of their own, and commit that.")
+        .raise();
     }
 }
 

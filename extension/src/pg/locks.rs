@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use pgrx::pg_sys;
 
 use super::process::ProcessLocal;
-use super::{exit, externs};
+use super::{compat, exit, externs};
 
 /// Name of our LWLock tranche, as in `pg_stat_activity.wait_event`.
 const TRANCHE: &CStr = c"pagevault";
@@ -223,26 +223,36 @@ pub(super) fn check_layout() -> Result<(), String> {
 /// A heavyweight lock, because a provider may take seconds: waiting can be cancelled, and the lock
 /// is visible in `pg_locks` as a lock on an object of class `pg_extension`.
 pub(crate) fn lock_key_management() {
-    const OBJECT: u32 = u32::from_be_bytes(*b"pvkm");
     // SAFETY: takes a lock on an object ID of ours; the server releases it at the end of the
     // transaction.
     unsafe {
         pg_sys::LockSharedObject(
             pg_sys::ExtensionRelationId,
-            OBJECT.into(),
+            KEY_MANAGEMENT.into(),
             0,
             pg_sys::ExclusiveLock as pg_sys::LOCKMODE,
         );
     }
 }
 
+/// Whether this transaction holds the lock of [`lock_key_management`].
+pub(crate) fn holds_key_management() -> bool {
+    compat::holds_lock(&tag_of(KEY_MANAGEMENT), pg_sys::ExclusiveLock as pg_sys::LOCKMODE)
+}
+
+const KEY_MANAGEMENT: u32 = u32::from_be_bytes(*b"pvkm");
+
 /// Tag of the lock on labels, which are in all databases.
 fn labels_tag() -> pg_sys::LOCKTAG {
-    const LABELS: u32 = u32::from_be_bytes(*b"pvlb");
+    tag_of(u32::from_be_bytes(*b"pvlb"))
+}
+
+/// Tag of a lock on a shared object of ours, as LockSharedObject makes it.
+fn tag_of(object: u32) -> pg_sys::LOCKTAG {
     pg_sys::LOCKTAG {
         locktag_field1: SHARED,
         locktag_field2: pg_sys::ExtensionRelationId.to_u32(),
-        locktag_field3: LABELS,
+        locktag_field3: object,
         locktag_field4: 0,
         locktag_type: pg_sys::LockTagType::LOCKTAG_OBJECT as u8,
         locktag_lockmethodid: pg_sys::DEFAULT_LOCKMETHOD as u8,

@@ -58,6 +58,17 @@ pub(crate) fn local_transaction() -> u32 {
     }
 }
 
+/// Whether this backend holds a lock in this mode (`LockHeldByMe`).
+pub(crate) fn holds_lock(tag: &pg_sys::LOCKTAG, mode: i32) -> bool {
+    // SAFETY: looks into a table of this process, which it has since its start.
+    unsafe {
+        #[cfg(any(feature = "pg15", feature = "pg16"))]
+        return pg_sys::LockHeldByMe(tag, mode);
+        #[cfg(not(any(feature = "pg15", feature = "pg16")))]
+        return pg_sys::LockHeldByMe(tag, mode, false);
+    }
+}
+
 /// The backend number in the names of this session's temporary files
 /// (`ProcNumberForTempRelations`, `BackendIdForTempRelations` before 17).
 pub(crate) fn temporary_backend() -> i32 {

@@ -44,3 +44,21 @@ fn prepared_transactions_keep_their_keys_across_a_crash() -> Result<()> {
     assert_plain(&cluster.family_files("plain")?)?;
     cluster.finish()
 }
+
+/// Changes of keys are final, so a prepared transaction would only keep their lock.
+#[test]
+fn a_transaction_that_may_have_changed_keys_is_not_prepared() -> Result<()> {
+    let settings = Settings::default().conf("max_prepared_transactions = 5");
+    let (cluster, _keys) = Cluster::with_keys(&settings)?;
+    const ROTATE: &str = "SELECT pagevault.rotate_cluster_master_key()";
+    let error = cluster.error(&format!("BEGIN; {ROTATE}; PREPARE TRANSACTION 'keys'"))?;
+    ensure!(error.sqlstate == "0A000" && error.text().contains("cannot PREPARE"), "{error}");
+    ensure!(!error.hint.is_empty(), "{error}");
+    ensure!(cluster.text("SELECT count(*) FROM pg_prepared_xacts")? == "0", "it is prepared");
+    // Of what was rolled back, the lock is not held any more.
+    cluster
+        .sql(&format!("BEGIN; SAVEPOINT s; {ROTATE}; ROLLBACK TO s; PREPARE TRANSACTION 'none'"))?;
+    cluster.sql(&format!("SET lock_timeout = '10s'; {ROTATE}"))?;
+    cluster.sql("COMMIT PREPARED 'none'")?;
+    cluster.finish()
+}
