@@ -1,11 +1,12 @@
-//! Asks for locked keys repeatedly until none is left, then ends.
+//! Asks for locked keys repeatedly until none is left, then ends. In recovery the worker stays:
+//! replay may bring locked keys, and goes on without some of them.
 
 use std::time::Duration;
 
 use pgrx::bgworkers::{BackgroundWorkerBuilder, BgWorkerStartTime};
 
 use crate::keys::provider::unlock;
-use crate::pg::worker;
+use crate::pg::{process, worker};
 
 /// Pause before the first attempt, because server start has just made one, and before a failed
 /// worker is restarted.
@@ -30,9 +31,16 @@ pub(super) fn main() {
     worker::handle_worker_signals();
     let mut pause = INTERVAL;
     loop {
+        // Asked first: of what replay brings before its end, nothing is missed.
+        let in_recovery = process::in_recovery();
         let locked = unlock::all_locked_keys();
         if locked.is_empty() {
-            return;
+            if !in_recovery {
+                return;
+            }
+            worker::wait_in_worker(INTERVAL);
+            pause = INTERVAL;
+            continue;
         }
         if !unlock::are_gone(&locked) {
             worker::wait_in_worker(pause);

@@ -170,7 +170,7 @@ fn torn_pages_must_be_restored() -> Result<()> {
 const LABEL: &str = "SECURITY LABEL FOR pagevault ON TABLE t IS 'encrypted aes-256-xts-auth'";
 
 /// The process of this kind, by its title.
-fn pid_of(cluster: &Cluster, kind: &str) -> Result<Pid> {
+pub(crate) fn pid_of(cluster: &Cluster, kind: &str) -> Result<Pid> {
     let is_it = |pid: &Pid| {
         let title = std::fs::read_to_string(format!("/proc/{}/cmdline", pid.as_raw_nonzero()));
         title.is_ok_and(|title| title.contains(kind))

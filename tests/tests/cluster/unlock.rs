@@ -3,7 +3,10 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
+use pagevault_tests::standby::{standby_of, wait_for};
 use pagevault_tests::{Cluster, Settings, StopMode};
+
+use crate::authenticated::pid_of;
 
 const TABLES: &str = "CREATE TABLE open (id int);
     INSERT INTO open VALUES (1);
@@ -266,4 +269,41 @@ fn a_locked_catalog_stops_only_statements_that_read_it() -> Result<()> {
     cluster.sql("SELECT pagevault.unlock()")?;
     ensure!(cluster.text("SELECT count(*) FROM secret")? == "1000", "rows are missing");
     cluster.finish()
+}
+
+/// Replay brings a key while its provider is away, and goes on without it. Nothing was locked
+/// before, and nothing else asks providers.
+#[test]
+fn a_standby_unlocks_by_itself_what_it_has_replayed() -> Result<()> {
+    let settings = Settings::default().conf("pagevault.revalidate_interval = 0");
+    let (primary, _keys) = Cluster::with_keys(&settings)?;
+    let tenant = primary.key_file("tenant", "main")?;
+    primary.sql(&tenant.add_provider("tenant"))?;
+    primary.sql("SELECT pagevault.create_key_group('tenant')")?;
+    let mut standby = standby_of(&primary, &[])?;
+    standby.allow_log("key group");
+    wait_for(&standby, &primary)?;
+    standby.sql("SELECT pg_wal_replay_pause()")?;
+    standby.eventually("SELECT pg_get_wal_replay_pause_state()", "paused")?;
+    primary.sql(
+        "SELECT pagevault.set_key_group_master_key('tenant', 'tenant', 'main');
+         CREATE SCHEMA s; SECURITY LABEL FOR pagevault ON SCHEMA s IS 'encrypted key_group=tenant';
+         CREATE TABLE s.t AS SELECT 1 AS id",
+    )?;
+    tenant.take_away()?;
+    standby.sql("SELECT pg_wal_replay_resume()")?;
+    wait_for(&standby, &primary)?;
+    let state = "SELECT state FROM pagevault.key_groups";
+    ensure!(standby.text(state)? == "locked", "the test shows nothing");
+    tenant.bring_back()?;
+    standby.eventually(state, "unlocked")?;
+    ensure!(standby.text("SELECT id FROM s.t")? == "1", "a row is missing");
+    // When nothing more can come, its worker ends.
+    standby.promote()?;
+    standby.eventually_that("the worker has ended", || {
+        ensure!(pid_of(&standby, "pagevault unlock").is_err(), "it runs");
+        Ok(())
+    })?;
+    standby.finish()?;
+    primary.finish()
 }

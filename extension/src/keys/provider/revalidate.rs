@@ -94,7 +94,7 @@ enum Verdict {
 pub(crate) fn revalidate(logged: &mut Logged) -> Result<()> {
     let shared = shmem::required()?;
     if !unlock::locked_keys().is_empty() {
-        // On a standby, replay may have added a locked key after the unlock worker had ended.
+        // On a primary, the unlock worker has ended when a crash interrupts the making of a key.
         unlock::unlock_quietly(BY);
     }
     let state = persist::current_cluster_state()?;
