@@ -5,6 +5,15 @@
 //! (`MemoryContextAllocationFailure`, mcxt.c). Rust code cannot be left by an ERROR wherever it
 //! allocates. But where an interrupt may end the process, and no state of ours is in use, FATAL may
 //! end it, too: the session alone.
+//!
+//! Of the startup process, the checkpointer, the background writer, the WAL writer and the
+//! autovacuum launcher, the postmaster takes FATAL (exit code 1) for a crash (`reaper`,
+//! postmaster.c), so the server restarts there as it would after an abort; when the startup process
+//! fails, it may stop.
+//!
+//! Not covered: an ERROR of the server for want of memory, in a process that has none left at all.
+//! pgrx's guard (`pg_guard_ffi_boundary_impl`) copies it into the caller's memory context
+//! (`CopyErrorData`). That raises another ERROR, and so on: PANIC `ERRORDATA_STACK_SIZE exceeded`.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 

@@ -24,6 +24,7 @@ const NOT_OURS: &[&str] = &[
     "canceling statement due to ...",
     "could not fsync file \"pagevault/...\": ...",
     "could not create temporary file \"...\": Operation not supported",
+    "ERRORDATA_STACK_SIZE exceeded",
     "could not open file \"pg_replslot/...\": Operation not supported",
     "Could not open file \"pg_notify/...\": Operation not supported",
 ];
