@@ -5,23 +5,33 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// Why a file was not synced.
+/// Why a file was not changed or synced.
 #[derive(Debug)]
-pub enum SyncError {
-    /// It could not be opened: nothing has happened, and it can be tried again.
+pub enum StorageError {
+    /// The file, or the directory, could not be opened: nothing has happened, and it can be tried
+    /// again.
     Open(io::Error),
-    /// The sync failed: it is unknown what of the content is durable, and syncing again would not
-    /// tell, because the kernel reports what it could not write once.
-    Sync(io::Error),
+    /// Opened, and then it failed: nothing, a part or all of it may have happened. After a sync it
+    /// is unknown what is durable, and syncing again would not tell, because the kernel reports
+    /// what it could not write once.
+    Failed(io::Error),
+}
+
+impl From<StorageError> for io::Error {
+    fn from(error: StorageError) -> io::Error {
+        match error {
+            StorageError::Open(source) | StorageError::Failed(source) => source,
+        }
+    }
 }
 
 /// A flat directory of small files.
 ///
 /// Each operation except [`append`](Storage::append) is durable when it returns `Ok`: it survives a
 /// power failure. An operation that fails or is interrupted may have had no, part or all of its
-/// effect, durably or not. Of bytes that are not durable yet, anything may remain after a power
-/// failure: a part, zeros, garbage. `log` relies on exactly these guarantees; its tests use a fake
-/// that stops at each step.
+/// effect, durably or not; but none after [`StorageError::Open`]. Of bytes that are not durable
+/// yet, anything may remain after a power failure: a part, zeros, garbage. `log` relies on exactly
+/// these guarantees; its tests use a fake that stops at each step.
 ///
 /// Callers exclude each other by a lock of their own. Implementations keep no file open between
 /// calls, because another process may replace it by [`rename`](Storage::rename).
@@ -41,19 +51,19 @@ pub trait Storage {
 
     /// Appends to a file that is `at` bytes long; fails if it has another length. Durable after the
     /// next [`sync_data`](Storage::sync_data): until then a power failure may leave any part of it.
-    fn append(&self, name: &str, at: u64, bytes: &[u8]) -> io::Result<()>;
+    fn append(&self, name: &str, at: u64, bytes: &[u8]) -> Result<(), StorageError>;
 
     /// Truncates a file.
     fn truncate(&self, name: &str, length: u64) -> io::Result<()>;
 
     /// Renames a file, atomically replacing any file of the new name.
-    fn rename(&self, from: &str, to: &str) -> io::Result<()>;
+    fn rename(&self, from: &str, to: &str) -> Result<(), StorageError>;
 
     /// Removes a file; no error if there is none.
     fn remove(&self, name: &str) -> io::Result<()>;
 
     /// Makes the present content durable, whichever process wrote it.
-    fn sync_data(&self, name: &str) -> Result<(), SyncError>;
+    fn sync_data(&self, name: &str) -> Result<(), StorageError>;
 
     /// Makes the present content and the name durable, whichever process wrote them.
     fn sync(&self, name: &str) -> io::Result<()>;
@@ -163,12 +173,15 @@ impl Storage for FileStorage {
         file.sync_all()
     }
 
-    fn append(&self, name: &str, at: u64, bytes: &[u8]) -> io::Result<()> {
-        let file = self.open_to_write(name)?;
-        if file.metadata()?.len() != at {
-            return Err(io::Error::other("file has an unexpected length"));
-        }
-        file.write_all_at(bytes, at)
+    fn append(&self, name: &str, at: u64, bytes: &[u8]) -> Result<(), StorageError> {
+        let file = self.open_to_write(name).map_err(StorageError::Open)?;
+        let write = || {
+            if file.metadata()?.len() != at {
+                return Err(io::Error::other("file has an unexpected length"));
+            }
+            file.write_all_at(bytes, at)
+        };
+        write().map_err(StorageError::Failed)
     }
 
     fn truncate(&self, name: &str, length: u64) -> io::Result<()> {
@@ -180,9 +193,12 @@ impl Storage for FileStorage {
         file.sync_all()
     }
 
-    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
-        fs::rename(self.path(from)?, self.path(to)?)?;
-        self.sync_directory()
+    fn rename(&self, from: &str, to: &str) -> Result<(), StorageError> {
+        let open = || Ok((self.path(from)?, self.path(to)?, File::open(&self.directory)?));
+        // Before the rename: afterwards there would be no way back if it could not be opened.
+        let (from, to, directory) = open().map_err(StorageError::Open)?;
+        let renamed = fs::rename(from, to).and_then(|()| directory.sync_all());
+        renamed.map_err(StorageError::Failed)
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
@@ -193,10 +209,10 @@ impl Storage for FileStorage {
         }
     }
 
-    fn sync_data(&self, name: &str) -> Result<(), SyncError> {
-        let file = self.open_to_write(name).map_err(SyncError::Open)?;
+    fn sync_data(&self, name: &str) -> Result<(), StorageError> {
+        let file = self.open_to_write(name).map_err(StorageError::Open)?;
         // fdatasync: also writes the new length, which is needed to read the data.
-        file.sync_data().map_err(SyncError::Sync)
+        file.sync_data().map_err(StorageError::Failed)
     }
 
     fn sync(&self, name: &str) -> io::Result<()> {

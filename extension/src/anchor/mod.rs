@@ -78,7 +78,7 @@ fn replace_file(name: &str, text: &str) -> io::Result<()> {
     let storage = FileStorage::new(&keystore_dir::path())?;
     let new = format!("{name}.new");
     storage.create(&new, text.as_bytes())?;
-    storage.rename(&new, name)
+    Ok(storage.rename(&new, name)?)
 }
 
 /// This server goes on from a note, and its cluster has one from now on.

@@ -67,7 +67,7 @@ pub(crate) fn put(keystore: &Keystore, name: &str, bytes: &[u8]) -> std::io::Res
     let storage = FileStorage::new(&keystore.data_directory().join(DIRECTORY))?;
     let new = format!("{name}.new");
     storage.create(&new, bytes)?;
-    storage.rename(&new, name)
+    Ok(storage.rename(&new, name)?)
 }
 
 /// Files that are written here must belong to the server's user.

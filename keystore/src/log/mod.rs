@@ -87,7 +87,7 @@ use crate::batch;
 use crate::error::{FormatError, Problem};
 use crate::record::Record;
 use crate::scope::Scope;
-use crate::storage::{Storage, SyncError};
+use crate::storage::{Storage, StorageError};
 
 /// First bytes of each log.
 pub const MAGIC: [u8; 8] = *b"pvkeys\r\n";
@@ -298,11 +298,11 @@ impl<'a, S: Storage> Log<'a, S> {
     /// [`LogError::Missing`] if there is no log, and [`LogError::Io`].
     pub fn sync(&self) -> Result<(), LogError> {
         self.storage.sync_data(&self.name).map_err(|error| match error {
-            SyncError::Open(source) if source.kind() == io::ErrorKind::NotFound => {
+            StorageError::Open(source) if source.kind() == io::ErrorKind::NotFound => {
                 LogError::Missing { name: self.name.clone() }
             }
-            SyncError::Open(source) => self.failed("open", source),
-            SyncError::Sync(source) => self.unsettled("sync", source),
+            StorageError::Open(source) => self.failed("open", source),
+            StorageError::Failed(source) => self.unsettled("sync", source),
         })
     }
 
@@ -351,9 +351,10 @@ impl<'a, S: Storage> Log<'a, S> {
             return Err(LogError::Record(FormatError { offset: end, problem }));
         }
         self.verify()?;
-        if let Err(source) = self.storage.append(&self.name, end, frames) {
-            return Err(self.cut_off_append(end, "write", source));
-        }
+        self.storage.append(&self.name, end, frames).map_err(|error| match error {
+            StorageError::Open(source) => self.failed("open", source),
+            StorageError::Failed(source) => self.cut_off_append(end, "write", source),
+        })?;
         self.position.end = new_end;
         Ok(())
     }
@@ -368,13 +369,15 @@ impl<'a, S: Storage> Log<'a, S> {
         };
         self.position.end -= added;
         match error {
-            SyncError::Open(source) => Err(self.cut_off_append(self.position.end, "open", source)),
+            StorageError::Open(source) => {
+                Err(self.cut_off_append(self.position.end, "open", source))
+            }
             // The kernel reports a failure once and forgets what it could not write, which may be
             // more than this batch.
-            SyncError::Sync(source) if self.position.is_durable() => {
+            StorageError::Failed(source) if self.position.is_durable() => {
                 Err(self.cut_off_append(self.position.end, "sync", source))
             }
-            SyncError::Sync(source) => Err(self.unsettled("sync", source)),
+            StorageError::Failed(source) => Err(self.unsettled("sync", source)),
         }
     }
 
@@ -424,9 +427,10 @@ impl<'a, S: Storage> Log<'a, S> {
             let _ = self.storage.remove(&new);
             return Err(self.failed("write", source));
         }
-        self.storage
-            .rename(&new, &self.name)
-            .map_err(|source| self.unsettled("replace", source))?;
+        self.storage.rename(&new, &self.name).map_err(|error| match error {
+            StorageError::Open(source) => self.failed("replace", source),
+            StorageError::Failed(source) => self.unsettled("replace", source),
+        })?;
         self.position.generation = generation;
         self.position.end = bytes.len() as u64;
         self.position.settled = settled;

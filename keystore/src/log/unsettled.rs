@@ -173,5 +173,5 @@ pub(super) fn keep(
     bytes.extend(batch::mark(settled, Lsn::INVALID));
     let new = format!("{name}.new");
     storage.create(&new, &bytes).map_err(failed("write"))?;
-    storage.rename(&new, &name).map_err(failed("replace"))
+    storage.rename(&new, &name).map_err(|error| failed("replace")(error.into()))
 }

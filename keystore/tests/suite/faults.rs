@@ -265,6 +265,34 @@ fn a_sync_that_fails_while_remains_are_cut_off_settles_nothing() {
     assert!(failures >= 3, "only {failures} steps failed");
 }
 
+/// Nothing is written to a file that cannot be opened: the change is refused, and the server goes
+/// on.
+#[test]
+fn a_change_of_a_log_that_cannot_be_opened_is_refused() {
+    let storage = FaultyStorage::default();
+    let mut known = Known::default();
+    let (first, second) = (vec![data_key(1, 1, 1, 10)], vec![current(1, 1)]);
+    apply(&storage, &Create(first.clone()), &mut known).unwrap();
+    apply(&storage, &Stage(second.clone()), &mut known).unwrap();
+    apply(&storage, &Sync, &mut known).unwrap();
+    storage.close("5.keys");
+    let more = vec![plaintext(2, 1)];
+    for change in [Stage(more.clone()), Mark, Append(more.clone()), Sync] {
+        let error = apply(&storage, &change, &mut known).unwrap_err();
+        assert!(matches!(error, LogError::Io { .. }), "{change:?}: {error}");
+    }
+    // Nor is the log replaced if the directory cannot be opened to make that durable.
+    storage.reopen();
+    storage.close(".");
+    let error = apply(&storage, &Compact(second.clone()), &mut known).unwrap_err();
+    assert!(matches!(error, LogError::Io { .. }), "{error}");
+    storage.reopen();
+    assert_eq!(records(&storage), Some([first.clone(), second.clone()].concat()));
+    for change in [Mark, Stage(more.clone()), Compact([first, second, more].concat())] {
+        apply(&storage, &change, &mut known).unwrap();
+    }
+}
+
 fn any_change() -> impl Strategy<Value = Change> {
     let records = (1..9_u32, 1..9_u16, any::<u8>())
         .prop_map(|(relation, version, fill)| vec![data_key(relation, version, 1, fill)]);

@@ -12,7 +12,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 
-use pagevault_keystore::storage::{Storage, SyncError};
+use pagevault_keystore::storage::{Storage, StorageError};
 
 /// The fault at the chosen step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -94,6 +94,8 @@ struct Disk {
     fault: Option<Fault>,
     hit: bool,
     dead: bool,
+    /// Files that cannot be opened for writing; `.` is the directory.
+    closed: BTreeSet<String>,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -106,6 +108,16 @@ impl FaultyStorage {
     pub(crate) fn arm(&self, fault: Option<Fault>) {
         let mut disk = self.disk.borrow_mut();
         (disk.steps, disk.fault, disk.hit) = (0, fault, false);
+    }
+
+    /// From now on a file, or the directory `.`, cannot be opened for writing.
+    pub(crate) fn close(&self, name: &str) {
+        self.disk.borrow_mut().closed.insert(name.to_owned());
+    }
+
+    /// All can be opened again.
+    pub(crate) fn reopen(&self) {
+        self.disk.borrow_mut().closed.clear();
     }
 
     /// Whether the fault has happened.
@@ -252,6 +264,17 @@ impl Disk {
         self.names.get(name).copied().ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
+    fn open(&self, name: &str) -> io::Result<()> {
+        match self.closed.contains(name) {
+            true => Err(io::ErrorKind::PermissionDenied.into()),
+            false => Ok(()),
+        }
+    }
+
+    fn open_to_write(&self, name: &str) -> io::Result<usize> {
+        self.open(name).and_then(|()| self.inode(name))
+    }
+
     fn write(&mut self, inode: usize, bytes: &[u8]) -> io::Result<()> {
         self.alive()?;
         let (length, result) = match self.step() {
@@ -288,6 +311,7 @@ impl Disk {
     }
 
     fn fsync_directory(&mut self) -> io::Result<()> {
+        self.open(".")?;
         self.whole("fsync directory", |disk| disk.safe_names = disk.names.clone())
     }
 }
@@ -327,30 +351,31 @@ impl Storage for FaultyStorage {
         disk.fsync(inode)
     }
 
-    fn append(&self, name: &str, at: u64, bytes: &[u8]) -> io::Result<()> {
+    fn append(&self, name: &str, at: u64, bytes: &[u8]) -> Result<(), StorageError> {
         let mut disk = self.disk.borrow_mut();
-        let inode = disk.inode(name)?;
+        let inode = disk.open_to_write(name).map_err(StorageError::Open)?;
         if disk.inodes[inode].now.len() as u64 != at {
-            return Err(failed("length check"));
+            return Err(StorageError::Failed(failed("length check")));
         }
-        disk.write(inode, bytes)
+        disk.write(inode, bytes).map_err(StorageError::Failed)
     }
 
     fn truncate(&self, name: &str, length: u64) -> io::Result<()> {
         let mut disk = self.disk.borrow_mut();
-        let inode = disk.inode(name)?;
+        let inode = disk.open_to_write(name)?;
         disk.whole("truncate", |disk| disk.inodes[inode].truncate(length as usize))?;
         disk.fsync(inode)
     }
 
-    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+    fn rename(&self, from: &str, to: &str) -> Result<(), StorageError> {
         let mut disk = self.disk.borrow_mut();
-        let inode = disk.inode(from)?;
-        disk.whole("rename", |disk| {
+        let inode = disk.open(".").and_then(|()| disk.inode(from)).map_err(StorageError::Open)?;
+        let rename = |disk: &mut Disk| {
             disk.names.remove(from);
             disk.names.insert(to.to_owned(), inode);
-        })?;
-        disk.fsync_directory()
+        };
+        let renamed = disk.whole("rename", rename).and_then(|()| disk.fsync_directory());
+        renamed.map_err(StorageError::Failed)
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
@@ -364,15 +389,15 @@ impl Storage for FaultyStorage {
         disk.fsync_directory()
     }
 
-    fn sync_data(&self, name: &str) -> Result<(), SyncError> {
+    fn sync_data(&self, name: &str) -> Result<(), StorageError> {
         let mut disk = self.disk.borrow_mut();
-        let inode = disk.inode(name).map_err(SyncError::Open)?;
-        disk.fsync(inode).map_err(SyncError::Sync)
+        let inode = disk.open_to_write(name).map_err(StorageError::Open)?;
+        disk.fsync(inode).map_err(StorageError::Failed)
     }
 
     fn sync(&self, name: &str) -> io::Result<()> {
         let mut disk = self.disk.borrow_mut();
-        let inode = disk.inode(name)?;
+        let inode = disk.open_to_write(name)?;
         disk.fsync(inode)?;
         disk.fsync_directory()
     }

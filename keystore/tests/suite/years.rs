@@ -19,7 +19,7 @@ use pagevault_keystore::former::{Range, Table};
 use pagevault_keystore::log::{self, Log};
 use pagevault_keystore::record::MAX_WRAPPED_DATA_KEY;
 use pagevault_keystore::state::{FormerVersions, State};
-use pagevault_keystore::storage::{Storage, SyncError};
+use pagevault_keystore::storage::{Storage, StorageError};
 use pagevault_keystore::{
     CheckValue, DataKeyVersion, DatabaseKey, Lsn, Record, Scope, Wrapping, compaction, wal,
     wrappings,
@@ -54,7 +54,7 @@ impl Storage for Memory {
         Ok(())
     }
 
-    fn append(&self, name: &str, at: u64, bytes: &[u8]) -> io::Result<()> {
+    fn append(&self, name: &str, at: u64, bytes: &[u8]) -> Result<(), StorageError> {
         let mut files = self.0.borrow_mut();
         let file = files.get_mut(name).unwrap();
         assert_eq!(file.len() as u64, at);
@@ -67,7 +67,7 @@ impl Storage for Memory {
         Ok(())
     }
 
-    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+    fn rename(&self, from: &str, to: &str) -> Result<(), StorageError> {
         let mut files = self.0.borrow_mut();
         let file = files.remove(from).unwrap();
         files.insert(to.to_owned(), file);
@@ -79,7 +79,7 @@ impl Storage for Memory {
         Ok(())
     }
 
-    fn sync_data(&self, _name: &str) -> Result<(), SyncError> {
+    fn sync_data(&self, _name: &str) -> Result<(), StorageError> {
         Ok(())
     }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::io;
 
 use pagevault_keystore::batch;
-use pagevault_keystore::storage::{Storage, SyncError};
+use pagevault_keystore::storage::{Storage, StorageError};
 
 /// Files of the keystore.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
@@ -113,14 +113,16 @@ impl Storage for Mounted {
         Ok(())
     }
 
-    fn append(&self, name: &str, at: u64, bytes: &[u8]) -> io::Result<()> {
-        self.change(name, |file| {
+    fn append(&self, name: &str, at: u64, bytes: &[u8]) -> Result<(), StorageError> {
+        let append = |file: &mut Bytes| {
             if file.now.len() as u64 != at {
-                return Err(io::Error::other("file has an unexpected length"));
+                let error = io::Error::other("file has an unexpected length");
+                return Err(StorageError::Failed(error));
             }
             file.now.extend_from_slice(bytes);
             Ok(())
-        })?
+        };
+        self.change(name, append).map_err(StorageError::Open)?
     }
 
     fn truncate(&self, name: &str, length: u64) -> io::Result<()> {
@@ -130,9 +132,10 @@ impl Storage for Mounted {
         })
     }
 
-    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+    fn rename(&self, from: &str, to: &str) -> Result<(), StorageError> {
         let mut files = self.0.borrow_mut();
-        let file = files.0.remove(from).ok_or(io::ErrorKind::NotFound)?;
+        let missing = || StorageError::Failed(io::ErrorKind::NotFound.into());
+        let file = files.0.remove(from).ok_or_else(missing)?;
         files.0.insert(to.to_owned(), file);
         Ok(())
     }
@@ -142,8 +145,8 @@ impl Storage for Mounted {
         Ok(())
     }
 
-    fn sync_data(&self, name: &str) -> Result<(), SyncError> {
-        self.sync(name).map_err(SyncError::Open)
+    fn sync_data(&self, name: &str) -> Result<(), StorageError> {
+        self.sync(name).map_err(StorageError::Open)
     }
 
     fn sync(&self, name: &str) -> io::Result<()> {

@@ -1,10 +1,11 @@
 //! WAL is authoritative for keys: no server uses a key that is not in WAL, and no key file is ahead
 //! of WAL. Each crash is also verified by a standby that has followed and by a restored backup.
 
-use std::fs::{self, OpenOptions};
+use std::fs::{self, OpenOptions, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use pagevault_keystore::log::{HEADER, Log, Trust, replay, scopes};
 use pagevault_keystore::storage::FileStorage;
 use pagevault_keystore::{KeyVersion, Lsn, Record, RelFile, Scope, batch};
@@ -404,5 +405,39 @@ fn killed_without_fsync(step: &str, meanwhile: impl FnOnce(&Cluster) -> Result<(
     let keys = "SELECT count(*) || ' ' || max(version) FROM pagevault.data_keys";
     ensure!(standby.text(keys)? == cluster.text(keys)?, "other keys");
     standby.finish()?;
+    cluster.finish()
+}
+
+/// A tool has changed the mode of a key file. Nothing is written then, so the server goes on.
+#[test]
+fn a_key_file_that_may_not_be_written_refuses_changes() -> Result<()> {
+    let (mut cluster, _keys) = cluster()?;
+    cluster.allow_log("key file");
+    cluster.sql("SELECT pagevault.encrypt('t'); CREATE TABLE u (id int)")?;
+    cluster.sql("CHECKPOINT")?;
+    let database = Scope::database(
+        cluster.text("SELECT oid FROM pg_database WHERE datname = current_database()")?.parse()?,
+    );
+    let path = directory(&cluster).join(pagevault_keystore::log::file_name(database));
+    let mode = |mode| fs::set_permissions(&path, Permissions::from_mode(mode));
+    mode(0o400)?;
+    let mut other = cluster.client()?;
+    let error = cluster.error("SELECT pagevault.encrypt('u')")?;
+    ensure!(error.sqlstate == "58030" && error.text().contains("could not open"), "{error}");
+    ensure!(error.text().contains("Nothing was changed."), "{error}");
+    ensure!(error.hint.contains("owner and mode"), "{error}");
+    ensure!(text(&mut other, "SELECT count(*) FROM t")? == "3000", "a session was ended");
+    cluster.sql("CHECKPOINT")?;
+    drop(other);
+    // A start makes durable what an earlier server may not have.
+    cluster.stop(StopMode::Fast)?;
+    let Err(refused) = cluster.start_server() else { bail!("the server has started") };
+    let refused = format!("{refused:#}");
+    ensure!(refused.contains("FATAL") && refused.contains("owner and mode"), "{refused}");
+    mode(0o600)?;
+    cluster.start_server()?;
+    cluster.sql("SELECT pagevault.encrypt('u'); INSERT INTO u VALUES (1)")?;
+    cluster.sql("CHECKPOINT")?;
+    assert_sealed(&cluster.family_files("u")?)?;
     cluster.finish()
 }

@@ -12,6 +12,7 @@
 //! that have pages already) are settled before they are used. Redo of these records:
 //! [`crate::keys::redo`].
 
+use std::io::ErrorKind;
 use std::time::Duration;
 
 use pagevault_cipher::secret::fill_random;
@@ -123,7 +124,12 @@ pub(crate) fn has_keys_of(database: Scope) -> Result<bool> {
 pub(crate) fn keystore_failure(error: &LogError) -> Report {
     let report = match error {
         LogError::Io { source, .. } => {
-            Report::new(code_of(source), format!("{error}")).detail("Nothing was changed.")
+            let report = Report::new(code_of(source), format!("{error}"));
+            let report = report.detail("Nothing was changed.");
+            match source.kind() {
+                ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => report.hint("The server must be able to write its key files: check owner and mode and attributes of the file, and whether its file system is mounted read-only."),
+                _ => report,
+            }
         }
         LogError::Unsettled { source, .. } => {
             Report::new(PgSqlErrorCode::ERRCODE_IO_ERROR, format!("{error}"))
