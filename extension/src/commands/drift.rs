@@ -258,7 +258,7 @@ fn stray_pages(facts: &Facts, wanted: &Decision, refused: &Cell<bool>) -> Result
         counts => counts?,
     };
     let stray = || counts.iter().filter(|count| wanted.is_stray(count.state));
-    refused.set(stray().any(|count| verify::is_refused(facts.file, count.fork, count.state)));
+    refused.set(stray().any(|count| count.is_refused));
     Ok(stray().map(|count| count.pages).sum())
 }
 

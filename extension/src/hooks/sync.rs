@@ -10,8 +10,8 @@ use pagevault_keystore::log::LogError;
 use pgrx::pg_sys;
 
 use super::forward::Forward;
-use crate::keys::store::persist::{self, SyncFailure};
-use crate::keys::store::presence;
+use crate::keys::store::failures::SyncFailure;
+use crate::keys::store::{persist, presence};
 use crate::pg::compat;
 
 /// `mdsyncfiletag`

@@ -15,7 +15,8 @@ use pagevault_keystore::{Record, Scope, log::Contents};
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
-use super::store::persist::{self, keystore_failure, state_of};
+use super::store::failures::{self, keystore_failure};
+use super::store::persist::{self, state_of};
 use super::store::{
     database_keys, escrow, former as former_files, given_up, presence, rewound, unsettled,
 };
@@ -227,7 +228,7 @@ fn refuse_torn(storage: &FileStorage, scope: Scope) -> Result<()> {
         ),
     )
     .detail("The server was shut down cleanly, so this is not an unfinished write. Nothing was changed.")
-    .hint(presence::DAMAGED))
+    .hint(failures::DAMAGED))
 }
 
 /// Rewrites a log. Required after a crash: if an fsync had failed before, the kernel may go on
@@ -398,7 +399,7 @@ fn fill(shared: &Shared, logs: &[Contents]) -> Result<()> {
         shared
             .control
             .set_position(&log.position)
-            .map_err(|control::TooManyLogs| persist::recovery_needs_room("key file"))?;
+            .map_err(|control::TooManyLogs| failures::recovery_needs_room("key file"))?;
         let (applied, without_room) = announce(shared, &log.records);
         persist::apply(&lock, &applied)?;
         left_out.extend(without_room);
@@ -450,7 +451,7 @@ fn announce_needed(shared: &Shared, left_out: &[(Scope, KeyVersion)]) -> Result<
         if shared.secrets.announce(*scope, *version).is_err() {
             database_keys::make_room()?;
             let announced = shared.secrets.announce(*scope, *version);
-            announced.map_err(|secrets::Full| persist::recovery_needs_room("database key"))?;
+            announced.map_err(|secrets::Full| failures::recovery_needs_room("database key"))?;
         }
     }
     Ok(())

@@ -16,9 +16,8 @@ use pgrx::prelude::PgLogLevel;
 
 use super::provider::unlock;
 use super::store::compact::{compact, remove_former_wrappings};
-use super::store::persist::{
-    apply_logged, cluster_state, recovery_needs_room, remember, settle_now, stage,
-};
+use super::store::failures::recovery_needs_room;
+use super::store::persist::{apply_logged, cluster_state, remember, settle_now, stage};
 use super::store::{database_keys, directory, former, given_up};
 use super::usage::{data_keys, destruction, wal};
 use crate::pg::locks::KeystoreLock;

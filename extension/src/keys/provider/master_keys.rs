@@ -21,7 +21,7 @@ use super::operations::{self, Answer, Question};
 use super::proof::{self, Expects};
 use super::revoked;
 use crate::keys::names::check_key_name;
-use crate::keys::store::{compact, database_keys, key_groups, persist};
+use crate::keys::store::{compact, database_keys, failures, key_groups, persist};
 use crate::keys::usage::{data_keys, interim, refused};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result, internal};
@@ -467,7 +467,7 @@ fn write_database_key(record: Record, secret: Secret32) -> Result<()> {
     let secrets = &shmem::required()?.secrets;
     secrets
         .unlock(scope, version, &secret)
-        .map_err(|_| persist::recovery_needs_room("database key"))?;
+        .map_err(|_| failures::recovery_needs_room("database key"))?;
     drop(secret);
     drop(lock);
     wal::flush(end);

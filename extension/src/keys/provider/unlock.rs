@@ -13,7 +13,7 @@ use pgrx::prelude::PgLogLevel;
 use super::gone::is_gone;
 use super::operations::{self, Question};
 use super::revoked;
-use crate::keys::store::{database_keys, directory, key_groups, persist};
+use crate::keys::store::{database_keys, directory, failures, key_groups, persist};
 use crate::keys::usage::interim;
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result};
@@ -168,7 +168,7 @@ fn accept(scope: Scope, version: KeyVersion, key: &Secret32) -> Result<()> {
     let _lock = KeystoreLock::acquire();
     secrets
         .unlock(scope, version, key)
-        .map_err(|_| persist::recovery_needs_room("database key"))?;
+        .map_err(|_| failures::recovery_needs_room("database key"))?;
     match secrets.is(scope, version, key) {
         Some(true) => Ok(()),
         _ => Err(revoked::another_key(scope)),

@@ -8,7 +8,8 @@ use pagevault_keystore::state::State;
 use pagevault_keystore::{Record, Scope, wrappings};
 use pgrx::prelude::PgLogLevel;
 
-use super::persist::{keystore_failure, read, state_of};
+use super::failures::keystore_failure;
+use super::persist::{read, state_of};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Result, internal};
 use crate::pg::{process, wal};

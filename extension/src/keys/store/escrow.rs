@@ -16,7 +16,8 @@ use pagevault_keystore::{Record, Scope, batch};
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
-use super::persist::{self, keystore_failure};
+use super::failures::keystore_failure;
+use super::persist;
 use crate::audit::{self, Operation};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::process::ProcessLocal;

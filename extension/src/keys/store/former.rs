@@ -10,7 +10,7 @@ use pagevault_keystore::{DataKeyVersion, Lsn, Phase, Record, RelFile, Scope};
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
-use super::{compact, persist};
+use super::{compact, failures};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result};
 use crate::pg::{process, relation_files};
@@ -33,7 +33,7 @@ pub(crate) fn require_room(lock: &KeystoreLock, records: &[Record]) -> Result<()
 }
 
 fn no_room() -> Report {
-    persist::recovery_needs_room("range of former files")
+    failures::recovery_needs_room("range of former files")
 }
 
 /// `None` if nothing is about former files.

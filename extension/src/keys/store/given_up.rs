@@ -25,7 +25,8 @@ use pagevault_keystore::{KeyGroup, Lsn, Record, RelFile, Scope, batch};
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
-use super::persist::{self, keystore_failure, state_of};
+use super::failures::keystore_failure;
+use super::persist::{self, state_of};
 use super::{compact, directory};
 use crate::audit::{self, Operation};
 use crate::pg::locks::KeystoreLock;

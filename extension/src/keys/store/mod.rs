@@ -4,6 +4,7 @@ pub(crate) mod compact;
 pub(crate) mod database_keys;
 pub(crate) mod directory;
 pub(crate) mod escrow;
+pub(crate) mod failures;
 pub(crate) mod former;
 pub(crate) mod given_up;
 pub(crate) mod key_groups;

@@ -166,9 +166,6 @@ fn is_missing(scope: Scope, created: Lsn, from: Lsn) -> Report {
 
 const AS_LOST: &str = "remove \"pagevault.files\" as well: what the keys have encrypted is unreadable then, and relations whose labels say encrypted are written in plaintext until pagevault.reconcile() was called for each row of pagevault.drift, in every database. Unreadable catalogs are to be truncated before: pg_statistic, pg_statistic_ext_data and pg_largeobject, whose read errors name the statements.";
 
-/// What to do about a damaged key file.
-pub(crate) const DAMAGED: &str = "Restore the data directory from a backup, with its pagevault/ and WAL. An older pagevault/ alone lacks newer keys.";
-
 fn is_older(log: &Position, required: Lsn, from: Lsn) -> Report {
     let name = log::file_name(log.scope);
     Report::new(

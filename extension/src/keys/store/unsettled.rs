@@ -7,7 +7,8 @@ use pagevault_keystore::storage::FileStorage;
 use pagevault_keystore::{Record, Scope, wal as wal_keys};
 use pgrx::PgSqlErrorCode;
 
-use super::persist::{self, keystore_failure};
+use super::failures::keystore_failure;
+use super::persist;
 use crate::pg::relation_files;
 use crate::pg::report::{Report, Result, internal};
 use crate::{keystore_dir, shmem};

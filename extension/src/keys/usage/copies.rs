@@ -21,6 +21,7 @@ use super::data_keys::{
     wrap_data_key, wrapping_scope,
 };
 use super::{dropped, interim, refused};
+use crate::keys::store::failures;
 use crate::keys::store::persist::{self, append};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::relation_files;
@@ -143,7 +144,7 @@ fn require_room(scope: Scope, records: &[Record]) -> Result<()> {
     let shared = shmem::required()?;
     shared.directory.check(records)?;
     let offset = shared.control.position(scope).map_or(0, |position| position.end);
-    let failed = |error| persist::keystore_failure(&LogError::Record(error));
+    let failed = |error| failures::keystore_failure(&LogError::Record(error));
     let mut end = offset;
     for records in records.chunks(RECORDS_AT_ONCE) {
         end += batch::encode(records).map_err(failed)?.len() as u64;

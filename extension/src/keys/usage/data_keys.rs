@@ -10,6 +10,7 @@ use pagevault_keystore::{KeyGroup, Record, RelFile, Scope, data_key_aad, log, st
 use pgrx::PgSqlErrorCode;
 
 use super::{authenticated, cache, fips, refused, withheld};
+use crate::keys::store::failures;
 use crate::keys::store::persist::{self, append, append_durably};
 use crate::keys::store::{directory, former, key_groups};
 use crate::pg::checkpoint::CheckpointDelay;
@@ -483,5 +484,5 @@ pub(crate) fn logs_wrapped_by(scope: Scope) -> Result<Vec<Scope>> {
     if scope.is_database() {
         return Ok(vec![scope]);
     }
-    log::scopes(&keystore_dir::storage()?).map_err(|e| persist::keystore_failure(&e))
+    log::scopes(&keystore_dir::storage()?).map_err(|e| failures::keystore_failure(&e))
 }
