@@ -8,12 +8,16 @@ use crate::failure::{Failure, unreadable};
 use crate::offline::{DIRECTORY, Keystore};
 use crate::regular::read_if_there;
 
-/// What is wrong with them.
+/// What is wrong with them. What they must have is not known in a base backup
+/// (extension/src/keys/store/presence.rs).
 pub(super) fn faults(keystore: &Keystore, control: Control) -> Result<Vec<String>, Failure> {
     let path = keystore.data_directory().join(presence::NAME);
     let text = read_if_there(&path, presence::LIMIT).map_err(|error| unreadable(&path, &error))?;
     let text = text.unwrap_or_default();
-    let named = presence::parse(&String::from_utf8_lossy(&text));
+    let mut named = presence::parse(&String::from_utf8_lossy(&text));
+    if keystore.data_directory().join("backup_label").exists() {
+        named.clear();
+    }
     let mut faults = Vec::new();
     for (end, torn) in keystore.ends()? {
         let required = presence::required(&named, control.redo, end.scope);

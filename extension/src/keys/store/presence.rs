@@ -86,9 +86,11 @@ pub(crate) fn said() -> Result<BTreeMap<Scope, Named>> {
 
 /// At server start: refuses a key file that is older than the data directory. Keys that are missing
 /// in it would not be missed before something is read: files without pages, and new pages of files
-/// with former keys, would be written in plaintext, or under these.
+/// with former keys, would be written in plaintext, or under these. Not where a base backup is
+/// started: a key file that was rewritten during the copying may lack its last mark, which says how
+/// far it is.
 pub(crate) fn refuse_older(named: &BTreeMap<Scope, Named>, log: &Position) -> Result<()> {
-    if process::is_binary_upgrade() {
+    if process::is_binary_upgrade() || control_file::is_of_backup() {
         return Ok(());
     }
     let from = control_file::replayed_from();
@@ -126,8 +128,8 @@ fn was_dropped(scope: Scope) -> bool {
     gone::is_gone(scope) && relation_files::tablespaces().is_ok_and(are_there)
 }
 
-/// At server start: notes the key files that are there. In a backup, this file may say what key
-/// files have had after they were copied. Replay adds it, but not what later records replace.
+/// At server start: notes the key files that are there. In a base backup, this file may say what
+/// key files have had after they were copied. Replay adds it, but not what later records replace.
 pub(crate) fn note_all(logs: &[Contents]) -> Result<()> {
     if process::is_binary_upgrade() {
         return Ok(());
