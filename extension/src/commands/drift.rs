@@ -1,7 +1,6 @@
 //! Differences between the policy and the actual state: labels decide only about storage created
 //! after them.
 
-use std::cell::Cell;
 use std::fmt;
 
 use pagevault_cipher::CipherId;
@@ -212,11 +211,7 @@ fn is_wanted_encrypted(relation: Oid) -> Result<bool> {
 }
 
 fn drift_of(facts: &Facts, check_files: bool) -> Result<Option<Drift>> {
-    let refused = Cell::new(false);
-    let stray = |wanted: &Decision| match check_files {
-        true => stray_pages(facts, wanted, &refused),
-        false => Ok(0),
-    };
+    let stray = |wanted: &Decision| if check_files { stray_pages(facts, wanted) } else { Ok(0) };
     let mixture = directory::mixture(facts.file);
     let found = policy().drift_of(&described(facts), mixture, stray)?;
     let Some(found) = found else { return Ok(None) };
@@ -240,13 +235,12 @@ fn drift_of(facts: &Facts, check_files: bool) -> Result<Option<Drift>> {
             unfinished: found.unfinished,
             stray_are_plaintext: wanted.is_encrypted(),
         },
-        fix: fix(facts, refused.get())?,
+        fix: fix(facts)?,
     }))
 }
 
-/// Number of pages on disk that are plaintext but should be encrypted, or the reverse; notes if
-/// reads of such a page are refused.
-fn stray_pages(facts: &Facts, wanted: &Decision, refused: &Cell<bool>) -> Result<i64> {
+/// Number of pages on disk that are plaintext but should be encrypted, or the reverse.
+fn stray_pages(facts: &Facts, wanted: &Decision) -> Result<i64> {
     let counts = match verify::count_pages_of(facts) {
         Err(missing) => {
             relation::accept_invalidations();
@@ -257,27 +251,14 @@ fn stray_pages(facts: &Facts, wanted: &Decision, refused: &Cell<bool>) -> Result
         }
         counts => counts?,
     };
-    let stray = || counts.iter().filter(|count| wanted.is_stray(count.state));
-    refused.set(stray().any(|count| count.is_refused));
-    Ok(stray().map(|count| count.pages).sum())
+    Ok(counts.iter().filter(|count| wanted.is_stray(count.state)).map(|count| count.pages).sum())
 }
 
-/// A correction that works online and leaves no label behind. Catalogs have no labels.
-///
-/// Where pages are refused, only decryption reads them, because it is asked to accept them. Its job
-/// must be committed before its end is waited for, so the three statements cannot be run as one.
-fn fix(facts: &Facts, refused: bool) -> Result<ServerText> {
+/// A correction that works online and leaves no label behind. Catalogs have no labels. Where reads
+/// of pages are refused, it fails, and its HINT says what would accept them: whoever runs the fixes
+/// of all relations must not accept forged pages unseen.
+fn fix(facts: &Facts) -> Result<ServerText> {
+    let function: &[u8] = if facts.user_made { b"reconcile" } else { b"encrypt" };
     let name = statement::quoted_literal(&relation::sql_name(&root_of(facts)?));
-    let call = |function: &[u8]| {
-        ServerText::join(&[b"SELECT pagevault.", function, b"(", name.bytes(), b")"])
-    };
-    Ok(match (facts.user_made, refused) {
-        (true, true) => {
-            let [decrypt, wait, encrypt] =
-                [b"decrypt" as &[u8], b"wait_for_rekey", b"encrypt"].map(call);
-            ServerText::join(&[decrypt.bytes(), b"; ", wait.bytes(), b"; ", encrypt.bytes()])
-        }
-        (true, false) => call(b"reconcile"),
-        (false, _) => call(b"encrypt"),
-    })
+    Ok(ServerText::join(&[b"SELECT pagevault.", function, b"(", name.bytes(), b")"]))
 }
