@@ -8,7 +8,7 @@ use pgrx::prelude::PgLogLevel;
 
 use crate::hooks::proof::{self, Unproven};
 use crate::keys::provider::unlock;
-use crate::keys::store::unsettled;
+use crate::keys::store::{presence, unsettled};
 use crate::pg::{process, worker};
 
 /// Pause while keys are locked or the disk is full, and before a failed worker is restarted.
@@ -34,6 +34,7 @@ pub(super) fn main() {
     worker::handle_worker_signals();
     // If no WAL was replayed, no other code does this.
     let forgotten = unsettled::forget();
+    presence::note_settled();
     // Connecting reads shared catalogs.
     while unlock::prevents_connections() {
         worker::wait_in_worker(PAUSE);

@@ -39,8 +39,6 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use pagevault_keystore::Scope;
-use pagevault_keystore::log;
 use pagevault_keystore::wal_segments::parse_name;
 
 pub(crate) use self::pages::fill;
@@ -59,7 +57,7 @@ use self::runs::Run;
 use self::segments::{Histories, Segment};
 use crate::access::Access;
 use crate::failure::{Failure, refuse};
-use crate::offline::{DIRECTORY, DatabaseKeys, Keystore, Locked};
+use crate::offline::{DatabaseKeys, Keystore, Locked};
 use crate::tablespaces::{self, Tablespace};
 
 /// Whether a file of this name belongs to a relation.

@@ -78,6 +78,21 @@ fn an_older_keystore_is_refused() -> Result<()> {
     }
     cluster.sql("INSERT INTO u VALUES (7)")?;
     ensure!(cluster.text("SELECT pagevault.is_encrypted('u')")? == "t", "a key is lost");
+    // A copy of it knows no less, though no key changes there.
+    let mut copy = Cluster::from_files(|target| cluster.base_backup(target))?;
+    copy.without_witness("its keystore is replaced");
+    copy.allow_log("is of an earlier time");
+    let files = copy.data_directory().join("pagevault.files");
+    copy.start_server()?;
+    copy.eventually_that("pagevault.files", || {
+        ensure!(fs::read_to_string(&files)?.contains("5.keys has "), "it is not noted");
+        Ok(())
+    })?;
+    copy.stop(StopMode::Fast)?;
+    let keystore = copy.data_directory().join("pagevault");
+    fs::remove_dir_all(&keystore)?;
+    self::copy(&copy, &older, &keystore)?;
+    ensure!(copy.start_server().is_err(), "the copy starts with older keys");
     cluster.finish()
 }
 

@@ -12,10 +12,12 @@ use pagevault_keystore::{Lsn, RelFile, Scope};
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
+use super::failures::keystore_failure;
 use crate::keys::provider::gone;
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result, code_of};
 use crate::pg::{control_file, process, relation_files};
+use crate::{keystore_dir, shmem};
 
 /// Notes that a scope has a key file, which was created at this address. Durable on return. The
 /// lock is held, as in [`note_has`]: the file may be replaced.
@@ -33,6 +35,29 @@ pub(crate) fn note_has(scope: Scope, logged: Lsn) {
     if let Err(error) = append(&line_of_has(scope, logged)).and_then(|()| condense()) {
         failed(&error).send(PgLogLevel::WARNING);
     }
+}
+
+/// When recovery has ended, or a standby is consistent: notes the same of all key files of which it
+/// is not noted, as after a base backup was started. Checkpoints do it only for those that change.
+pub(crate) fn note_settled() {
+    if !process::fsync() || process::is_binary_upgrade() {
+        return;
+    }
+    if let Err(report) = note_new() {
+        report.send(PgLogLevel::WARNING);
+    }
+}
+
+fn note_new() -> Result<()> {
+    let Some(shared) = shmem::get() else { return Ok(()) };
+    let scopes = log::scopes(&keystore_dir::storage()?).map_err(|e| keystore_failure(&e))?;
+    let _lock = KeystoreLock::acquire();
+    let named = said()?;
+    let settled = scopes.into_iter().filter_map(|scope| shared.control.position(scope));
+    let settled = settled.filter(|log| log.is_settled() && log.logged != Lsn::INVALID);
+    let new = settled.filter(|log| required(&named, Lsn(u64::MAX), log.scope) < Some(log.logged));
+    let lines: String = new.map(|log| line_of_has(log.scope, log.logged)).collect();
+    if lines.is_empty() { Ok(()) } else { append(&lines).map_err(|error| failed(&error)) }
 }
 
 /// Bytes from which the file is condensed.
@@ -130,6 +155,7 @@ fn was_dropped(scope: Scope) -> bool {
 
 /// At server start: notes the key files that are there. In a base backup, this file may say what
 /// key files have had after they were copied. Replay adds it, but not what later records replace.
+/// So it is forgotten, and noted anew later ([`note_settled`]).
 pub(crate) fn note_all(logs: &[Contents]) -> Result<()> {
     if process::is_binary_upgrade() {
         return Ok(());
