@@ -154,6 +154,16 @@ impl<T> ProcessLocal<T> {
     }
 }
 
+impl<T> ProcessLocal<Vec<T>> {
+    /// Whether the list is empty.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        let _in_use = self.acquire();
+        // SAFETY: any other use is refused until `_in_use` is dropped.
+        unsafe { (*self.value.get()).is_empty() }
+    }
+}
+
 #[cold]
 #[inline(never)]
 fn refuse() -> ! {

@@ -143,6 +143,14 @@ impl Pending {
 
 /// Called when the transaction has ended. Raises no error and reads no catalog.
 pub(crate) fn transaction_ended(outcome: &'static str) {
+    let denied = !DENIED.is_empty() || !MORE_DENIED.is_empty();
+    if denied || !PENDING.is_empty() || !CHANGED.is_empty() {
+        write_all(outcome);
+    }
+}
+
+#[cold]
+fn write_all(outcome: &'static str) {
     // In reverse order, as statements are undone.
     for pending in PENDING.take().iter().rev() {
         pending.end(outcome);

@@ -236,7 +236,7 @@ static COMMITTED: ProcessLocal<bool> = ProcessLocal::new(false);
 /// Called when the transaction has ended or is prepared. After a commit, other sessions see its
 /// labels.
 pub(crate) fn transaction_ended(has_committed: bool) {
-    if CHANGED.with(std::mem::take) && has_committed {
+    if CHANGED.take() && has_committed {
         shmem::count_label_change();
         COMMITTED.set(true);
         fault::point("labels.committed");
@@ -247,7 +247,7 @@ pub(crate) fn transaction_ended(has_committed: bool) {
 /// session may read labels with a snapshot of its catalogs from before the commit, and remember
 /// them for the new count.
 pub(crate) fn invalidations_sent() {
-    if COMMITTED.with(std::mem::take) {
+    if COMMITTED.take() {
         shmem::count_label_change();
     }
 }
