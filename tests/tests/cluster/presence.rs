@@ -52,7 +52,7 @@ fn an_older_keystore_is_refused() -> Result<()> {
     };
     cluster.sql(&encrypt("t"))?;
     cluster.stop(StopMode::Fast)?;
-    copy(&cluster, &keystore, &older)?;
+    crate::redo::copy(&keystore, &older)?;
     cluster.start_server()?;
     cluster.sql(&encrypt("u"))?;
     for crash in [false, true] {
@@ -62,7 +62,7 @@ fn an_older_keystore_is_refused() -> Result<()> {
             cluster.stop(StopMode::Fast)?;
         }
         fs::rename(&keystore, &newer)?;
-        copy(&cluster, &older, &keystore)?;
+        crate::redo::copy(&older, &keystore)?;
         ensure!(cluster.start_server().is_err(), "the server starts with older keys");
         let log = cluster.log();
         let last = log.rsplit("FATAL:").next().unwrap_or_default();
@@ -91,7 +91,7 @@ fn an_older_keystore_is_refused() -> Result<()> {
     copy.stop(StopMode::Fast)?;
     let keystore = copy.data_directory().join("pagevault");
     fs::remove_dir_all(&keystore)?;
-    self::copy(&copy, &older, &keystore)?;
+    crate::redo::copy(&older, &keystore)?;
     ensure!(copy.start_server().is_err(), "the copy starts with older keys");
     cluster.finish()
 }
@@ -99,21 +99,6 @@ fn an_older_keystore_is_refused() -> Result<()> {
 /// Otherwise checkpoints do not say what key files have.
 fn durable() -> Settings {
     Settings::default().conf("fsync = on")
-}
-
-fn copy(cluster: &Cluster, from: &Path, to: &Path) -> Result<()> {
-    fs::create_dir(to)?;
-    for entry in fs::read_dir(from)? {
-        let path = entry?.path();
-        let target = to.join(path.file_name().unwrap_or_default());
-        if path.is_dir() {
-            copy(cluster, &path, &target)?;
-        } else {
-            fs::copy(&path, &target)?;
-            cluster.installation().give(&target)?;
-        }
-    }
-    Ok(cluster.installation().give(to)?)
 }
 
 /// The file that says so does not grow for ever, and says less in a backup.
