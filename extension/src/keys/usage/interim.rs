@@ -38,7 +38,7 @@ use crate::keys::store::{directory, persist};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::process::ProcessLocal;
 use crate::pg::report::{Report, Result};
-use crate::pg::{buffers, process, redo_record, relation_files, wal};
+use crate::pg::{buffers, control_file, process, redo_record, relation_files, wal};
 use crate::{fault, keystore_dir, shmem};
 
 /// Makes the key from which interim keys of a group are derived, unless it exists, or the cluster
@@ -345,8 +345,7 @@ pub(crate) fn log_emptied_maps() -> Result<()> {
 /// As of the file system.
 pub(crate) fn start() -> Result<()> {
     let control = &shmem::required()?.control;
-    let is_copy = process::data_directory().join("backup_label").exists();
-    if is_copy && any_root_ever()? {
+    if control_file::is_of_backup() && any_root_ever()? {
         control.interim_was_read();
         make_mark(ANY, None).map_err(|error| unreadable(&error))?;
     }

@@ -30,8 +30,8 @@ use super::PAGE;
 use crate::fault;
 use crate::keys::usage::cache;
 use crate::keys::usage::wal::{self as keys, ServerKeys};
-use crate::pg::process;
 use crate::pg::report::{Report, Result};
+use crate::pg::{control_file, process};
 
 /// The server removes files of this kind itself when it starts (`RemoveTempXlogFiles`, xlog.c).
 const UNFINISHED: &str = "xlogtemp.pagevault";
@@ -68,12 +68,11 @@ impl From<io::Error> for Stopped {
 /// If a segment was replaced and that cannot be made durable. Other failures are warned of, and
 /// leave plaintext, with which the server works.
 pub(crate) fn seal_backup() -> Result<()> {
-    let data_directory = process::data_directory();
-    if keys::active().is_none() || !data_directory.join("backup_label").exists() {
+    if keys::active().is_none() || !control_file::is_of_backup() {
         return Ok(());
     }
     let mut done = Done::default();
-    let sealed = seal_all(&data_directory.join("pg_wal"), &mut done);
+    let sealed = seal_all(&process::data_directory().join("pg_wal"), &mut done);
     // This process forks all others.
     cache::wipe();
     if done.segments > 0 {
